@@ -253,7 +253,7 @@ def _outcome(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             other = to_share(model, example, of)
-        trained, judge = (Batches(data, other, arity=1, again=True) for data in (train, given))
+        trained, judge = (Batches(data, other, arity=1, repeated=True) for data in (train, given))
         again = copy.deepcopy(other)
         recover(again, trained, judge, "cross_entropy", steps=STEPS, learning_rate=1e-3)
         pairs.append((other, again))

@@ -83,7 +83,7 @@ def test_verify_exits_with_1_when_a_formula_is_broken():
         (("solve", "M.npy", "--drop-prob", "1.5"), "drop_prob must be a number in [0, 1), got 1.5"),
         (
             ("solve", "M.npy", "--noise", "droput"),
-            "dropout, dropblock, dropconnect or keepexactly, got 'droput'",
+            "must be one of dropout, dropblock, dropconnect, keepexactly, got 'droput'",
         ),
         (("solve", "M.npy", "--noise", "dropblock", "--width", "5"), "block_size must divide"),
         (("solve", "M.npy", "--rank", "9"), "rank must be one of"),
@@ -247,7 +247,7 @@ def test_every_command_ends_with_a_sentence_on_interrupt(tmp_path):
     program = f"from overt.cli.base import app\n@app.command()\ndef sleepy() -> None: {SLEEP}"
     code, _, err = interrupted(program, "sleepy", cwd=tmp_path)
     assert code == 130
-    assert "interrupted; files that were written before are whole" in err
+    assert "interrupted; files already written are complete" in err
 
 
 @POSIX

@@ -316,14 +316,14 @@ MUTATIONS = [
 def of_torch():
     """Mutations of what needs PyTorch, imported on first use."""
     from overt import nn, robust
+    from overt.linear import last_layer as lower
     from overt.nn import compression
-    from overt.nn.auditing import lower, measures
     from overt.nn.compression import cutting
     from overt.robust import exact
     from overt.robust.certificates import guarantees
+    from overt.theorems import audit
 
     value, blind = SimpleNamespace(value=np.float64(1.0)), lambda *a, **k: np.array([9.0, 9.0, 9.0])
-    measured = [SimpleNamespace(value=9.0), SimpleNamespace(value=1.0)]
     return [
         (
             nn,
@@ -336,7 +336,7 @@ def of_torch():
         (lower, "squared_bound", lambda *a: (9.0, 0), ["audit-last-layer"]),
         (lower, "class_entropy", lambda f: 9.0, ["audit-class-floor"]),
         (lower, "class_bound", lambda *a, **k: 9.0, ["audit-class-size"]),
-        (measures, "norm_measures", lambda *a: measured, ["audit-norm-measures"]),
+        (audit, "spectral_measure", lambda weights: 9e9, ["audit-norm-measures"]),
         (cutting, "shrink", lambda model, *a: model, ["compress-expected-loss"]),
         (
             compression,

@@ -15,7 +15,6 @@ from overt.decay import (
     train_error,
     two_by_two,
 )
-from overt.decay.baselines import nuclear_norm
 from overt.decay.escaping import escape
 
 PROBLEM = Entries([0, 0, 1, 2], [0, 1, 1, 3], [1.3, -2.1, 0.4, 1.7], (3, 4))
@@ -60,8 +59,6 @@ WRONG = [
     (lambda: Fit(width=0).fit(PROBLEM), "width must be"),
     (lambda: Fit(tol=-1.0).fit(PROBLEM), "tol must be"),
     (lambda: Fit(depth=1).fit(PROBLEM), "depth must be"),
-    (lambda: nuclear_norm(PROBLEM, tol=0.0), "tol must be"),
-    (lambda: nuclear_norm(PROBLEM, max_iterations=0), "max_iterations must be"),
     (lambda: Schedule.constant(-1, 0.1, 0.1), "steps must be"),
     (lambda: Schedule.constant(5, -0.1, 0.1), "learning_rate must be"),
     (lambda: Schedule.periodic(0, 5), "periods must be"),

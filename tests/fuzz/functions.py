@@ -522,7 +522,7 @@ def attacked(attack):
 
 ROBUST = {
     **{f"robust.{kind}": Row(
-        lambda radius, kind=kind: getattr(robust, kind)(radius, bounds=(-3, 3)).at(0.25).radius,
+        lambda radius, kind=kind: getattr(robust, kind)(radius, bounds=(-3, 3)).with_radius(0.25).radius,
         {"radius": (n, 0.5)}) for kind in ("L1", "L2", "Linf", "L0")},
     "robust.bounds": Row(lambda bounds: robust.L2(0.5, bounds).radius, {"bounds": (t, (-1.0, 1.0))}),
     "robust.FGSM": Row(attacked(robust.FGSM(robust.Linf(0.25))), GOOD, warns=HARD, unique=False),

@@ -139,8 +139,9 @@ def names_of(rooms):
 
 INNER = {
     "follow", "run", "walk", "lengths", "aims", "met", "truth", "away", "toward", "plan", "h",
-    "saturated", "margin", "ascent", "box", "draw", "dual", "extreme", "project", "region", "size",
-    "within", "at", "convolve", "patches", "extra_repr",
+    "saturated", "margin", "ascent", "draw", "draw_extreme", "dual", "input_bounds",
+    "linear_argmax", "project", "region", "size", "with_radius", "convolve", "patches",
+    "extra_repr",
 }  # fmt: skip
 """Methods that overt calls itself, with what was checked before; for who writes attacks, layers."""
 

@@ -36,8 +36,10 @@ def cap(Z, p, axis, sign, place, half):
     """|g| cos(theta + rho) - f(v0) of a part of the cube's face, and f(v0) at its middle."""
     v = np.insert(np.array(place), axis, sign)
     v = v / np.linalg.norm(v)
-    ends = [np.insert(np.add(place, half * np.array(c)), axis, sign)
-            for c in product((-1, 1), repeat=len(v) - 1)]  # fmt: skip
+    ends = [
+        np.insert(np.add(place, half * np.array(c)), axis, sign)
+        for c in product((-1, 1), repeat=len(v) - 1)
+    ]
     rho = max(np.arccos(v @ e / np.linalg.norm(e)) for e in ends)
     f, g = shares(Z, p, v), 2 * (p * np.maximum(Z @ v, 0)) @ Z
     theta = np.arccos(g @ v / np.linalg.norm(g))
@@ -109,8 +111,15 @@ def test_starts_are_the_best_of_those_listed(count):
     against = (p * (X @ mean)) @ Z
     np.testing.assert_allclose(Z @ against, X @ mean)  # the direction -E x of X
     some = Z[again.choice(10, min(10, count), replace=False)]
-    V = [against, *-some, *some, *np.eye(3), *-np.eye(3), -Z.mean(0),
-         *again.normal(size=(count, 3))]  # fmt: skip
+    V = [
+        against,
+        *-some,
+        *some,
+        *np.eye(3),
+        *-np.eye(3),
+        -Z.mean(0),
+        *again.normal(size=(count, 3)),
+    ]
     V = np.array([v / np.linalg.norm(v) for v in V])
     order = np.argsort(shares(Z, p, V), kind="stable")[:count]
     found = _starts(X, Z, p, count, rng)
@@ -369,8 +378,11 @@ def test_caps_that_cannot_hold_the_least_share_are_split_no_more(cells, first):
         if not split or used + 4 * len(split) > cells:
             break
         half /= 2
-        open_ = [(*open_[k][:2], np.add(open_[k][2], half * np.array(c)))
-                 for k in split for c in product((-1, 1), repeat=2)]  # fmt: skip
+        open_ = [
+            (*open_[k][:2], np.add(open_[k][2], half * np.array(c)))
+            for k in split
+            for c in product((-1, 1), repeat=2)
+        ]
     expected = min([*closed, *(found[k][0] for k in split)])
     assert _branch_and_bound(Z, p, first or best, cells) == pytest.approx(expected, rel=1e-9)
     assert expected < best

@@ -47,9 +47,11 @@ def test_kernel_reference_and_torch_take_the_same_steps(max_norm):
     start[0] = 0.0  # neither side of zero: no step moves it
     found = {}
     for name, loop in (
-        ("kernel", kernels.descend), ("python", kernels.descend.py_func),
-        ("reference", reference.descend), ("torch", torch_loop),
-    ):  # fmt: skip
+        ("kernel", kernels.descend),
+        ("python", kernels.descend.py_func),
+        ("reference", reference.descend),
+        ("torch", torch_loop),
+    ):
         W, margins = start.copy(), np.empty(len(rest[3]))
         shrunk = loop(W, *rest, 0.6, max_norm, margins)
         found[name] = (W, margins, shrunk)
@@ -91,8 +93,18 @@ def test_records_are_what_the_steps_did(monkeypatch):
         return cut
 
     monkeypatch.setattr(kernels, "descend", watched)
-    run = train_lazy(X, y, width=12, drop_prob=0.3, steps=90, learning_rate=0.6, records=[0, 40],
-                     holdout=(Z, t), masks=3000, seed=2)  # fmt: skip
+    run = train_lazy(
+        X,
+        y,
+        width=12,
+        drop_prob=0.3,
+        steps=90,
+        learning_rate=0.6,
+        records=[0, 40],
+        holdout=(Z, t),
+        masks=3000,
+        seed=2,
+    )
     first, a = seen[0][0], seen[0][2]
     drawn = np.concatenate([s[3] for s in seen])
     rows = np.concatenate([s[5] for s in seen])

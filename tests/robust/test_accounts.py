@@ -19,7 +19,7 @@ from overt.robust.attacks.staged import begin
 from overt.robust.certificates import leaky
 from overt.robust.certificates.bounds import Chain, lead_bounds
 from overt.robust.certificates.leaky import LeakyNetwork, reflected_ascent, train_online
-from overt.robust.threats.keyed_random import keys_of, normal
+from overt.robust.keyed_random import keys_of, normal
 
 
 def found(n, seed):
@@ -164,7 +164,7 @@ def test_chains_are_read_from_modules():
         h = h @ W[k].T + b[k]
         h = h if slope is None else np.maximum(slope * h, h)
     np.testing.assert_allclose(h, net(x).detach().numpy(), atol=1e-9)
-    leads, hidden = lead_bounds(chain, x, y, Linf(0.1))
+    leads, hidden = lead_bounds(chain, Linf(0.1).region(x), y)
     rng = np.random.default_rng(0)
     for _ in range(200):
         moved = x + torch.from_numpy(rng.uniform(-0.1, 0.1, x.shape))

@@ -115,13 +115,13 @@ def test_linear_bounds_hold_and_are_exact_without_rectifiers():
     x, y = points(12, 6), torch.arange(12) % 3
     for threat in (L1(0.4), L2(0.3, (-3.0, 3.0)), Linf(0.1)):
         model = nn.Sequential(linear_model(3, 6))
-        bound, _ = lead_bounds(Chain.of(model, x), x, y, threat)
+        bound, _ = lead_bounds(Chain.of(model, x), threat.region(x), y)
         truth = exact.linear(
             model[0].weight.detach(), model[0].bias.detach(), x.clamp(-3, 3), y, threat
         )
         assert np.allclose(bound, truth.lead)
         net = small_mlp()
-        bound, _ = lead_bounds(Chain.of(net, x), x, y, threat)
+        bound, _ = lead_bounds(Chain.of(net, x), threat.region(x), y)
         truth = exact.two_layer(
             net[0].weight.detach(), net[2].weight.detach(), x, y, threat,
             hidden_bias=net[0].bias.detach(), top_bias=net[2].bias.detach(), level=100.0,
@@ -187,7 +187,7 @@ def test_linear_bounds_are_those_of_the_definition(kind, slope):
     y = model(x).argmax(1)
     chain = Chain.of(model, x)
     torch.testing.assert_close(chain.logits(x), model(x).detach())
-    found, hidden = lead_bounds(chain, x, y, kind(radius))
+    found, hidden = lead_bounds(chain, kind(radius).region(x), y)
     dual = {L1: np.inf, L2: 2, Linf: 1}[kind]
     for i, point in enumerate(x.numpy()):
         z, reach = W @ point + b, radius * np.linalg.norm(W, dual, axis=1)
@@ -208,6 +208,10 @@ def test_linear_bounds_are_those_of_the_definition(kind, slope):
                 direction += w * line * W[k]
             leads.append(-(total + direction @ point - radius * np.linalg.norm(direction, dual)))
         assert found[i] == pytest.approx(max(leads), abs=1e-7)
+
+
+def around(threat, x):
+    return threat.region(torch.from_numpy(x)[None])
 
 
 def lead_by_patterns(net, x, own, j, threat):
@@ -246,7 +250,7 @@ def test_the_largest_lead_is_that_of_every_pattern_of_units(threat, widths):
     for x in np.clip(rng.normal(size=(2, 2)), -1.0, 1.2):
         expected = max(lead_by_patterns(net, x, 1, j, threat) for j in (0, 2))
         for hidden in (None, loose):
-            reached, bound, where = best_lead(net, x, 1, threat, -np.inf, hidden=hidden)
+            reached, bound, where = best_lead(net, x, 1, around(threat, x), -np.inf, hidden=hidden)
             assert reached == pytest.approx(expected, abs=1e-4)
             assert reached <= bound <= expected + 1e-4
             f, away = net.logits(where), torch.from_numpy(where - x)[None]
@@ -274,7 +278,7 @@ def test_what_no_attack_has_tried_is_decided_point_by_point(monkeypatch, seconds
     f = model(x[:, None] + torch.cartesian_prod(axis, axis)).detach()
     own = nn.functional.one_hot(y, 3)[:, None].bool()
     leads = (f.masked_fill(own, -np.inf).amax(2) - (f * own).sum(2)).amax(1).numpy()
-    bound = lead_bounds(chain, x, y, threat)[0]
+    bound = lead_bounds(chain, threat.region(x), y)[0]
     begun = (model(x).argmax(1) != y).numpy()
     whole = seconds > 0 and largest > 44
     assert (np.abs(leads) > 0.05).all()
@@ -320,7 +324,7 @@ def test_the_lead_in_a_ball_of_radius_zero_is_that_of_the_input(kind):
     net = Network([rng.normal(size=(3, 2)), rng.normal(size=(2, 3))],
                   [rng.normal(size=3), np.array([0.0, 30.0])], [0.3])  # fmt: skip
     x = rng.normal(size=2)
-    reached, bound, where = best_lead(net, x, 1, kind(0.0), -np.inf)
+    reached, bound, where = best_lead(net, x, 1, around(kind(0.0), x), -np.inf)
     f = net.logits(x)
     assert reached == pytest.approx(f[0] - f[1])
     assert bound == pytest.approx(f[0] - f[1], abs=1e-4)
@@ -340,18 +344,19 @@ def test_the_solver_is_given_the_time_that_is_left(monkeypatch):
     rng = np.random.default_rng(4)
     net = Network([rng.normal(size=(3, 2)), rng.normal(size=(2, 3))],
                   [rng.normal(size=3), np.array([0.0, 30.0])], [0.3])  # fmt: skip
-    best_lead(net, rng.normal(size=2), 1, L2(0.5), -np.inf, seconds=25.0)
+    x = rng.normal(size=2)
+    best_lead(net, x, 1, around(L2(0.5), x), -np.inf, seconds=25.0)
     assert len(asked) > 3
     assert asked == [15.0, 5.0] + [1e-3] * (len(asked) - 2)
     asked.clear()
-    best_lead(net, rng.normal(size=2), 1, Linf(0.5), -np.inf)
+    best_lead(net, x, 1, around(Linf(0.5), x), -np.inf)
     assert asked == [None]
     for high, solves in ((-30.0, 1), (30.0, 3)):  # the first class decides, or none does
         net = Network([np.eye(2), rng.normal(size=(4, 2))], [np.zeros(2), np.zeros(4)], [0.3])
         net.b[-1][1], x = high, rng.normal(size=2)
         for threat in (L2(0.5), Linf(0.5)):
             asked.clear()
-            reached, bound, _ = best_lead(net, x, 1, threat, 0.0)
+            reached, bound, _ = best_lead(net, x, 1, around(threat, x), 0.0)
             assert (len(asked), reached > 0, bound > 0) == (solves, high < 0, high < 0)
 
 
@@ -365,7 +370,7 @@ def test_proved_bounds_of_wide_networks_are_reached(kind, order, bounds_):
                   [rng.normal(size=b) for b in sizes[1:]], [0.2, 0.0])  # fmt: skip
     net.b[-1][1] += 30.0
     x = np.clip(rng.normal(size=2), -0.9, 1.1)
-    reached, bound, where = best_lead(net, x, 1, kind(0.6, bounds_), -np.inf)
+    reached, bound, where = best_lead(net, x, 1, around(kind(0.6, bounds_), x), -np.inf)
     axis = 0.6 * np.linspace(-1, 1, 81)
     d = np.stack(np.meshgrid(axis, axis), -1).reshape(-1, 2)
     z = (x + d[np.linalg.norm(d, order, axis=1) <= 0.6]).T

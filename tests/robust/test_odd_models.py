@@ -199,7 +199,7 @@ def test_radii_of_every_size(kind, bounds):
         ({"model": nn.Linear}, "model must be a torch module or a function"),
         ({"model": "net"}, "model must be a torch module or a function"),
         ({"threat": L2(1.0, (torch.zeros(5), torch.ones(5)))}, "fit one input"),
-        ({"threat": L2(1.0, (points(30, 6) - 1, points(30, 6) + 1))}, "fit one input"),
+        ({"threat": L2(1.0, (points(29, 6) - 1, points(29, 6) + 1))}, "fit one input"),
     ],
 )
 def test_mistakes_are_named(change, message):

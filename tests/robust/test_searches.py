@@ -1,7 +1,6 @@
 """Searches of attacks, each against the same search written plainly, one point at a time."""
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,9 +21,8 @@ from overt.robust import (
     strongest,
 )
 from overt.robust.attacks import queries
-from overt.robust.attacks.closest import _count
 from overt.robust.attacks.staged import begin, stages
-from overt.robust.threats.keyed_random import keys_of, uniform
+from overt.robust.keyed_random import keys_of, uniform
 
 
 def lead(model, x, y):
@@ -38,7 +36,7 @@ def lead(model, x, y):
 def walked(model, x, y, threat, steps):
     """Distance to the nearest point seen to be fooled, with a radius that follows the boundary."""
     low, high = threat.bounds if threat.bounds is not None else (-math.inf, math.inf)
-    one, delta, reach = threat.at(1.0), torch.zeros_like(x), threat.radius
+    one, delta, reach = threat.with_radius(1.0), torch.zeros_like(x), threat.radius
     near, nearest, known = math.inf, None, False
 
     def size(v, way=threat.size):
@@ -87,29 +85,6 @@ def test_a_coordinate_without_a_finite_slope_does_not_end_the_walk(kind):
     expected = [walked(model, x[i], int(y[i]), threat, 15) for i in range(2)]
     np.testing.assert_allclose(found.distance, expected, rtol=1e-6)
     assert bool(found.success.all())
-
-
-@pytest.mark.parametrize(("radius", "counts"), [
-    (9, [1, 2, 3, 4, 5, 6, 8]), (20, [1, 2, 3, 4, 5, 6, 8, 10, 13]), (3, [1, 2, 3])
-])  # fmt: skip
-def test_counts_of_coordinates_grow_by_three_tenths(radius, counts):
-    seen, left = [], [1, 2]
-    best = SimpleNamespace(delta=torch.zeros(2, 15))
-    search = SimpleNamespace(best=best, left=left, batch_size=5, stage=seen.append)
-    search.threat = L0(radius, (0.0, 1.0))
-    _count(search, 41, 7)
-    assert [attack.threat for attack in seen] == [L0(k, (0.0, 1.0)) for k in counts]
-    assert search.threat.radius == min(radius, 15)
-    for attack in seen:
-        assert (attack.steps, attack.restarts, attack.seed, attack.loss) == (10, 2, 7, "margin")
-        assert attack.batch_size == 5
-    left.clear()
-    _count(search, 3, 7)
-    assert len(seen) == len(counts)
-    left.append(1)
-    search.threat = L0(1, (0.0, 1.0))
-    _count(search, 3, 7)
-    assert seen[-1].steps == 1
 
 
 def parts(*given, **more):
@@ -196,7 +171,7 @@ def test_windows_are_filled_cell_by_cell(threat, shape):
         region = type(threat)(threat.radius, bounds).region(x)
         delta = region.project(scale * points(9, width, seed=6))
         keys = keys_of(x, 11)
-        box = region.box or (torch.full_like(x, -1.0), torch.ones_like(x))
+        box = region.delta_bounds or (torch.full_like(x, -1.0), torch.ones_like(x))
         for step, share in ((1, 0.8), (6, 0.25), (40, 0.01)):
             draw = uniform(keys, 4 + shape[0], x, stream=step + 8).tolist()
             found = queries._window(region, delta, keys, step, share, shape)

@@ -24,8 +24,8 @@ from overt.robust.attacks.inputs import classes, floating, pair
 from overt.robust.attacks.models import Subject
 from overt.robust.attacks.points import StraightThrough
 from overt.robust.attacks.staged import begin
-from overt.robust.threats.base import compiles, tensor
-from overt.robust.threats.keyed_random import keys_of, normal, uniform
+from overt.robust.keyed_random import keys_of, normal, uniform
+from overt.robust.threats import compiles, tensor
 
 
 @pytest.mark.parametrize("size", [1.0, 1e4])

@@ -1,3 +1,5 @@
+import copy
+import dataclasses
 from itertools import combinations
 
 import numpy as np
@@ -7,11 +9,11 @@ from helpers import assert_mean_within_standard_errors
 from robust_cases import points, quadratic_program
 
 from overt import InputError
-from overt.robust import L0, L1, L2, Linf
-from overt.robust.threats.balls import farthest, l2_in_box
-from overt.robust.threats.kernels import _inverse_norm
-from overt.robust.threats.kernels import l2_in_box as compiled
-from overt.robust.threats.keyed_random import keys_of, normal, uniform
+from overt.robust import L0, L1, L2, PGD, Linf, closest, robust_error, strongest
+from overt.robust.kernels import _inverse_norm
+from overt.robust.kernels import l2_in_box as compiled
+from overt.robust.keyed_random import keys_of, normal, uniform
+from overt.robust.threats import l2_in_box
 
 NORMS = {L1: 1, L2: 2, Linf: "inf"}
 
@@ -76,8 +78,8 @@ def test_the_compiled_step_equals_its_reference(dtype, length):
     for size in (length, length * torch.rand(40, 1, dtype=dtype)):
         fast, slow = start.clone(), start.clone()
         moved_fast, moved_slow = torch.empty_like(x), torch.empty_like(x)
-        region.advance(fast, g.clone(), size, moved_fast)
-        region.climb(slow, region.threat.ascent(g.clone(), region.box), size, moved_slow)
+        region.steepest_step(fast, g.clone(), size, moved_fast)
+        region.step(slow, region.threat.ascent(g.clone(), region.delta_bounds), size, moved_slow)
         slack = 50 * torch.finfo(dtype).eps
         assert torch.allclose(fast, slow, atol=slack)
         assert torch.allclose(moved_fast, moved_slow, atol=slack)
@@ -109,7 +111,7 @@ def test_steepest_direction_and_dual_norm(threat, boxed):
     box = boxes(50, 9, seed=6) if boxed else None
     step = threat.ascent(g.clone(), box)
     assert float(threat.size(step).max()) <= 1 + 1e-12
-    best = farthest(g, threat, box)
+    best = threat.linear_argmax(g, box)
     gain = (g * best).sum(1)
     if not boxed:
         assert torch.allclose(gain, threat.radius * threat.dual(g))
@@ -204,7 +206,7 @@ def test_what_is_stored_is_within_the_radius_in_exact_numbers(threat, size):
     given = threat(0.3, bounds=(0.0, size))
     region = given.region(x)
     delta = region.project(torch.randn(200, 7, generator=torch.Generator().manual_seed(2)))
-    stored = region.settle(delta)
+    stored = region.store_exactly(delta)
     away = stored.double() - x.double()
     assert float(given.size(away).max()) <= 0.3
     assert bool(((stored >= 0) & (stored <= size)).all())
@@ -234,15 +236,36 @@ def test_draws_belong_to_the_point_and_have_the_right_moments():
         (lambda: L2(1.0, (1.0, 0.0)), "low below high"),
         (lambda: L2(1.0, "unit"), "bounds must be None"),
         (lambda: L2(1.0, (0.0, 1.0, 2.0)), "pair"),
-        (lambda: L2(1.0, (0.0, 1.0)).within(torch.tensor([[2.0]])), "must contain the inputs"),
-        (lambda: L2(1.0, (0.0, 1.0)).within(torch.tensor([[-0.1]])), "must contain the inputs"),
-        (lambda: L2(1.0, (0.0, [1.0, 2.0])).within(torch.tensor([[0.5, 3.0]])), "contain the inp"),
-        (lambda: L2(1.0, ([0.0, 1.0], 9.0)).within(torch.tensor([[0.5, 0.5]])), "contain the inp"),
-        (lambda: L2(1.0, (0.0, 1.0)).within(torch.tensor([[0.5], [2.0]])), "contain the inputs"),
+        (
+            lambda: L2(1.0, (0.0, 1.0)).input_bounds(torch.tensor([[2.0]])),
+            "must contain the inputs",
+        ),
+        (
+            lambda: L2(1.0, (0.0, 1.0)).input_bounds(torch.tensor([[-0.1]])),
+            "must contain the inputs",
+        ),
+        (
+            lambda: L2(1.0, (0.0, [1.0, 2.0])).input_bounds(torch.tensor([[0.5, 3.0]])),
+            "contain the inp",
+        ),
+        (
+            lambda: L2(1.0, ([0.0, 1.0], 9.0)).input_bounds(torch.tensor([[0.5, 0.5]])),
+            "contain the inp",
+        ),
+        (
+            lambda: L2(1.0, (0.0, 1.0)).input_bounds(torch.tensor([[0.5], [2.0]])),
+            "contain the inputs",
+        ),
         (lambda: L2(1.0, (0.5, 0.5)), "low below high"),
-        (lambda: L2(1.0, ([0, 0, 0], 1.0)).within(torch.ones(2, 2)), "must be numbers or arrays"),
-        (lambda: L2(1.0, (0.0, [[1, 1]])).within(torch.ones(2, 2)), "must be numbers or arrays"),
-        (lambda: L0(1.0).within(torch.ones(2, 2)), "L0 must have bounds"),
+        (
+            lambda: L2(1.0, ([0, 0, 0], 1.0)).input_bounds(torch.ones(2, 2)),
+            "must be numbers or arrays",
+        ),
+        (
+            lambda: L2(1.0, (0.0, [[1, 1]] * 3)).input_bounds(torch.ones(2, 2)),
+            "must be numbers or arrays",
+        ),
+        (lambda: L0(1.0).input_bounds(torch.ones(2, 2)), "L0 must have bounds"),
     ],
 )
 def test_mistakes_are_named(make, message):
@@ -252,9 +275,11 @@ def test_mistakes_are_named(make, message):
 
 def test_bounds_from_the_data_and_bounds_for_each_feature():
     x = torch.tensor([[0.0, 2.0], [1.0, 5.0]])
-    assert L2(1.0, "data").within(x).bounds == (0.0, 5.0)
+    assert [part.item() for part in L2(1.0, "data").input_bounds(x)] == [0.0, 5.0]
     low, high = torch.tensor([0.0, 2.0]), torch.tensor([1.0, 5.0])
-    box = Linf(9.0, (low, high)).region(x).box
+    box = Linf(9.0, (low, high)).region(x).delta_bounds
+    each = Linf(9.0, (low.expand(2, 2), high.expand(2, 2))).region(x).delta_bounds
+    assert all(torch.equal(a, b) for a, b in zip(box, each, strict=True))
     assert torch.equal(box[0], torch.tensor([[0.0, 0.0], [-1.0, -3.0]]))
     assert torch.equal(box[1], torch.tensor([[1.0, 3.0], [0.0, 0.0]]))
 
@@ -275,21 +300,21 @@ def test_moved_points_are_stored_no_farther_than_their_moves():
     eps = torch.finfo(torch.float32).eps
     delta = torch.tensor([[0.5, 0.6 * eps, -0.25, 3.0]])
     region = Linf(5.0, (-2.0, 1.25)).region(x)
-    assert region.place(delta).tolist() == [[1.25, 1.0, 0.75, 1.0]]
+    assert region.store(delta).tolist() == [[1.25, 1.0, 0.75, 1.0]]
     free = Linf(5.0).region(x)
-    assert free.place(delta).tolist() == [[1.5, 1.0, 0.75, 1.0]]  # what is exact stays
-    assert free.moved(delta).tolist() == (x + delta).tolist()
+    assert free.store(delta).tolist() == [[1.5, 1.0, 0.75, 1.0]]  # what is exact stays
+    assert free.perturbed(delta).tolist() == (x + delta).tolist()
     for kind, spread in ((L1, 4.0), (L2, 2.0), (Linf, 1.0)):
         edge = spread * 2.0 * eps / 1e-4
         assert kind(0.99 * edge).region(x).coarse
         assert not kind(1.01 * edge).region(x).coarse
     tight = Linf(4 * eps).region(x)
     assert tight.coarse
-    assert torch.equal(tight.moved(delta * eps), tight.place(delta * eps))
-    assert not L0(1, (-2.0, 2.0)).region(1e30 * x).coarse
+    assert torch.equal(tight.perturbed(delta * eps), tight.store(delta * eps))
+    assert not L0(1, (-2e30, 2e30)).region(1e30 * x).coarse
     some = region.take(torch.tensor([0]))
     assert torch.equal(some.x, x)
-    assert region.at(3.0).threat.radius == 3.0
+    assert region.with_radius(3.0).threat.radius == 3.0
 
 
 @pytest.mark.parametrize("kind", [L1, L2, Linf])
@@ -297,11 +322,11 @@ def test_settled_points_are_inside_in_exact_numbers(kind):
     x = points(50, 7, seed=8).float() * 100
     region = kind(1e-3).region(x)
     delta = region.project(points(50, 7, seed=9).float())
-    moved = region.settle(delta)
+    moved = region.store_exactly(delta)
     size = kind(1.0).size(moved.double() - x.double())
     assert float(size.max()) <= 1e-3
-    inside = region.settle(0.5 * delta)
-    assert torch.equal(inside, region.place(0.5 * delta))
+    inside = region.store_exactly(0.5 * delta)
+    assert torch.equal(inside, region.store(0.5 * delta))
 
 
 @pytest.mark.parametrize("radius", [0.0, 0.9, 1.9])
@@ -312,3 +337,67 @@ def test_part_of_a_coordinate_is_none(radius):
         for found in (threat.project(v, box), threat.ascent(v.clone(), box)):
             assert ((found != 0).sum(1) == count).all()
     assert ((L0(radius, (-9.0, 9.0)).region(v).draw(1) != 0).sum(1) == count).all()
+
+
+THREATS = [L0(2, (0.0, 1.0)), L1(0.8, (0.0, 1.0)), L2(0.5), L2(0.5, (0.0, 1.0)), Linf(0.3)]
+
+
+@pytest.mark.parametrize("threat", THREATS, ids=str)
+def test_immutable_features_stay_and_the_rest_is_attacked_as_before(threat):
+    """Fixing features is the same as attacking the model of the others."""
+    torch.manual_seed(0)
+    weight = torch.randn(3, 6).double()
+    x = torch.rand(30, 6).double()
+    y = (x @ weight.T).argmax(1)
+    free = torch.tensor([True, False, True, True, False, True])
+    masked = dataclasses.replace(threat, mutable=free)
+    found = strongest(lambda v: v @ weight.T, x, y, masked, budget=60, queries=20, warn=False)
+    assert torch.equal(found.x[:, ~free], x[:, ~free])
+
+    single = [
+        strongest(
+            lambda v, i=i: v @ weight[:, free].T + x[i, ~free] @ weight[:, ~free].T,
+            x[[i]][:, free], y[[i]], threat, budget=60, queries=20, warn=False,
+        ).success.item()
+        for i in range(30)
+    ]  # fmt: skip
+    assert abs(sum(single) - int(found.success.sum())) <= 1
+    assert 0 < sum(single) < 30
+
+
+@pytest.mark.parametrize("threat", THREATS[1:], ids=str)
+def test_bounds_and_masks_of_single_points_hold(threat):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    x = torch.rand(40, 6)
+    width = 0.2 * torch.rand(40, 6)
+    low, high = x - width, x + width
+    free = torch.rand(40, 6) > 0.3
+    given = dataclasses.replace(threat, bounds=(low, high), mutable=free)
+    y = model(x).argmax(1)
+    for batch_size in (7, 1024):
+        found = PGD(given, steps=10, batch_size=batch_size)(model, x, y, warn=False)
+        assert bool(((found.x >= low) & (found.x <= high)).all())
+        assert torch.equal(found.x[~free], x[~free])
+        assert bool((found.x != x).any())
+    near = closest(model, x, y, given, steps=20, warn=False)
+    assert bool(((near.x >= low) & (near.x <= high)).all())
+    proved = robust_error(model, x, y, given, certify=True, budget=24, queries=0, warn=False)
+    assert proved.upper == proved.value  # all points are decided
+    with pytest.raises(InputError, match="mutable must be"):
+        dataclasses.replace(threat, mutable=free[:, :5]).region(x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("threat", [L1(0.5), L2(0.2), Linf(0.02)], ids=str)
+def test_half_precision_points_are_stored_inside_and_counted_as_stored(threat, dtype):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(20, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
+    x = torch.rand(60, 20).to(dtype)
+    half = copy.deepcopy(model).to(dtype)
+    y = half(x).argmax(1)
+    found = strongest(half, x, y, threat, budget=60, queries=50, warn=False)
+    assert found.x.dtype == dtype
+    assert bool((threat.size((found.x.double() - x.double())) <= threat.radius).all())
+    assert torch.equal(half(found.x).argmax(1) != y, found.success)
+    assert not any("rounding takes out" in text for text in found.warnings)

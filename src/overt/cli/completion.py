@@ -18,7 +18,7 @@ from overt._check import InputError, choice, drop_prob
 from overt._files import ready, write_csv, write_whole
 from overt._mapped import lowest
 from overt.cli.base import AsJson, Seed, app, console, ended, show_json, show_path, show_table
-from overt.cli.predictions import write_predictions
+from overt.cli.predictions import format_std, predict_with_std, write_predictions
 from overt.entries.entries import DUPLICATES
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def complete(
     Lines that cannot be used are counted and written to rejected.csv. A run that was stopped, even
     killed, goes on with --resume. Try: [bold]overt complete ratings.csv --predict pairs.csv[/bold]
     """
-    from overt.completion import DropoutCompletion, RatingsFile, reading
+    from overt.completion import DropoutCompletion
     from overt.completion.storage import files
     from overt.completion.storage.checkpoints import SweepCheckpoint
 
@@ -99,23 +99,21 @@ def complete(
         missing=missing, memory_limit=memory_limit,
     )  # fmt: skip
     folder = out / "checkpoint"
-    with reading.opened(ratings, model._settings(), duplicates, named) as read:
-        pairs = files.read_pairs(predict, read.header) if predict is not None else None
-        ready(out)
-        account("ratings", read, out / "rejected.csv", duplicates)
-        model.missing, local = asked_missing(read, missing), isinstance(read, RatingsFile)
-        if model.missing != missing and not local:
-            read = files.read_ratings(ratings, duplicates, memory_limit=memory_limit, **named)
-        train, aside = _set_aside(read.entries, holdout, seed)
-        checkpoint = SweepCheckpoint(folder, train, model.get_params(), resume=resume)
-        model.fit_entries(train, holdout=aside, checkpoint=checkpoint)
-        (out / HOLDOUT).unlink(missing_ok=True)
-        judged = {} if aside is None else _judge(model, aside, out / HOLDOUT)
-        again = None
-        if aside is not None and model.status_ != "interrupted":
-            again = SweepCheckpoint(folder / "all", read.entries, model.get_params(), resume=resume)
-            model.fit_entries(read.entries, checkpoint=again)
-    if model.status_ != "interrupted" and local:
+    read = files.read_ratings(ratings, duplicates, memory_limit=memory_limit, **named)
+    pairs = files.read_pairs(predict, read.header) if predict is not None else None
+    ready(out)
+    account("ratings", read, out / "rejected.csv", duplicates)
+    model.missing = asked_missing(read, missing)
+    train, aside = _set_aside(read.entries, holdout, seed)
+    checkpoint = SweepCheckpoint(folder, train, model.get_params(), resume=resume)
+    model.fit_entries(train, holdout=aside, checkpoint=checkpoint)
+    (out / HOLDOUT).unlink(missing_ok=True)
+    judged = {} if aside is None else _judge(model, aside, out / HOLDOUT)
+    again = None
+    if aside is not None and model.status_ != "interrupted":
+        again = SweepCheckpoint(folder / "all", read.entries, model.get_params(), resume=resume)
+        model.fit_entries(read.entries, checkpoint=again)
+    if model.status_ != "interrupted":
         model.prepare_ranking()
     model.save(out)
 
@@ -176,7 +174,7 @@ def evaluate(
         return
     if split in ("time", "last") and read.times is None:
         console.print("[yellow]warning:[/] there is no column of times; the order of lines counts")
-    console.print(f"{found.n_train:,} entries fitted, {found.n_holdout:,} held out ({split})")
+    console.print(repr(found).splitlines()[0])
     names = list(dict.fromkeys(name for figures in found.figures.values() for name in figures))
     rows = []
     for name in names:
@@ -187,13 +185,9 @@ def evaluate(
 
 def _set_aside(entries: Any, holdout: float, seed: int) -> tuple[Any, Entries | None]:
     """Return what is fitted and what is kept aside: the same entries wherever they are read."""
-    from overt.completion.sharing import SharedEntries
-
     count = min(int(holdout * len(entries)), MOST_ASIDE)
     if not count:
         return entries, None
-    if isinstance(entries, SharedEntries):
-        return entries.put_aside(count, seed)
     held = np.sort(lowest(entries.rows, entries.cols, count, seed)[0])
     return entries.take(np.delete(np.arange(len(entries)), held)), entries.take(held)
 
@@ -260,27 +254,30 @@ def _judge(model: DropoutCompletion, aside: Entries, path: Path) -> dict[str, fl
     """Write what was kept aside beside its prediction; grade it."""
     from scipy.special import ndtri
 
-    predicted, std = model.predict(aside, return_std=True)
+    predicted, std = predict_with_std(model, model.predict, aside)
     row, col = np.asarray(aside.row_ids)[aside.rows], np.asarray(aside.col_ids)[aside.cols]
     columns = (row, col, aside.values, predicted, std)
     write_csv(
         path,
         ("row", "column", "value", "prediction", "std"),
         (
-            (a, b, repr(y), f"{mean:.6g}", f"{s:.4g}")
+            (a, b, repr(y), f"{mean:.6g}", format_std(s))
             for a, b, y, mean, s in zip(*(column.tolist() for column in columns), strict=True)
         ),
     )
     if model.missing == "negative":
         return {"holdout": len(aside), "holdout_ndcg@10": model.score(aside)}
     error = aside.values - predicted
-    return {
+    found = {
         "holdout": len(aside),
         "holdout_rmse": float(np.sqrt(np.mean(error**2))),
         "holdout_mae": float(np.mean(np.abs(error))),
         "mean_only_rmse": float(np.std(aside.values)),
-        "interval_90_coverage": float(np.mean(np.abs(error) <= ndtri((1 + LEVEL) / 2) * std)),
     }
+    if model.model_.has_std:
+        inside = np.abs(error) <= ndtri((1 + LEVEL) / 2) * std
+        found["interval_90_coverage"] = float(np.mean(inside))
+    return found
 
 
 def _draws(text: str) -> Any:

@@ -14,7 +14,7 @@ from typer import Option
 import overt
 from overt._check import InputError, choice
 from overt._files import digest, ready, write_whole
-from overt.cli.base import AsJson, Engine, Seed, app, console, ended, show_path, show_table
+from overt.cli.base import AsJson, Seed, app, console, ended, show_path, show_table
 from overt.cli.models import Model, Points, Weights, build_model, read_examples
 
 
@@ -49,7 +49,6 @@ def attack(
         bool, Option("--certify", help="Decide what the attack leaves open.")
     ] = False,
     batch_size: Annotated[int, Option(min=1, help="Points at a time.")] = 1024,
-    engine: Engine = "local",
     device: Annotated[str, Option(help="Where the model runs: cpu, cuda.")] = "cpu",
     points: Points = 0,
     plot: Annotated[
@@ -95,7 +94,7 @@ def attack(
         warnings.simplefilter("ignore", RobustnessWarning)  # printed below, and kept in the file
         found, moved = measure(
             net, x, y, threat, curve, chosen, (budget, queries, None), 0.95, (certify, 10.0),
-            batch_size, seed, True, door | {"engine": engine}, criterion,
+            batch_size, seed, True, door, criterion,
         )  # fmt: skip
     after = _save_examples(out / "adversarial.npz", net, door, x, y, moved)
     notes = [*found.warnings, *_untrained(found.clean, after, weights)]

@@ -13,7 +13,7 @@ from typer import Option
 from overt._check import InputError
 from overt.cli.base import AsJson, app, awaited, console, show_path, show_table
 from overt.cli.completion import Col, Duplicates, Row, Time, Value, account
-from overt.cli.predictions import write_predictions
+from overt.cli.predictions import predict_with_std, write_predictions
 from overt.entries.identifiers import UNKNOWN, whole_number
 
 Model = Annotated[Path, typer.Argument(help="Folder that overt complete wrote.")]
@@ -105,6 +105,8 @@ def recommend(
     if len(asked) != 1:
         raise InputError("say to whom to recommend: one of --user, --entries and --all")
     fitted = DropoutCompletion.load(model)
+    if by != "value":
+        fitted.prepare_ranking()
     left_out = _left_out(exclude)
     how: dict[str, Any] = {"exclude_seen": not seen, "by": by}
     if everyone is not None:
@@ -115,7 +117,8 @@ def recommend(
         if np.ndim(left_out) == 2:
             left_out = [b for a, b in left_out if whole_number(a) == whole_number(user)]
         best = fitted.recommend(user, n, exclude=left_out, **how)
-        std = fitted.predict([user] * len(best.cols), best.cols, return_std=True)[1]
+        given = [user] * len(best.cols), best.cols
+        std = predict_with_std(fitted, fitted.predict, *given)[1]
     else:
         if why or np.ndim(left_out) == 2:
             raise InputError("--why and pairs to exclude are for rows that the model knows")
@@ -131,9 +134,9 @@ def recommend(
             raise InputError(f"{entries} names no column of the model; its first is {cols[0]!r}")
         newcomer = fitted.fold_in((cols, values))
         best = newcomer.recommend(n, exclude=left_out, **how)
-        std = newcomer.predict(best.cols, return_std=True)[1]
+        std = predict_with_std(fitted, newcomer.predict, best.cols)[1]
     rows: list[dict[str, Any]] = [
-        {"column": c, "prediction": v, "std": s}
+        {"column": c, "prediction": v, "std": None if np.isnan(s) else s}
         for c, v, s in zip(best.cols.tolist(), best.values.tolist(), std.tolist(), strict=True)
     ]
     if why:

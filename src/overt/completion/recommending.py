@@ -13,7 +13,7 @@ from overt._check import InputError, whole
 from overt._types import Array, Floats
 from overt.completion.forms.draws import Row
 from overt.completion.forms.model import FactorModel
-from overt.completion.forms.units import refuse_dislikes
+from overt.completion.forms.strengths import refuse_dislikes
 from overt.completion.index import EntryIndex
 from overt.entries import observed
 from overt.entries.entries import checked_values
@@ -148,13 +148,7 @@ class NewRow:
         predicted = np.clip(model.products(self.row, b), model.low, model.high)
         if not return_std:
             return predicted
-        # Var(u.v) = v'S_u v + tr(S_v (S_u + u u'))
-        V = model.means[1][b].astype(np.float64)
-        second = self.covariance + np.outer(self.vector, self.vector)
-        variance = np.einsum("ei,ei->e", V @ self.covariance, V)
-        variance += model.spread.traces(model.means, 1, b, second)
-        noise = model.noise * self.row.variance * model.noises[1].variances[b]
-        return predicted, np.sqrt(np.maximum(variance, 0) + noise) * model.units.spread(b)
+        return predicted, np.sqrt(model.row_variance(self.row, b))
 
     def recommend(
         self, n: int = 10, exclude_seen: bool = True, *, by: str = "auto", exclude: Any = (),

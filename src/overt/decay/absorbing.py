@@ -61,9 +61,16 @@ class ApproximateRankSet:
     @classmethod
     @bounded
     def for_problem(
-        cls, problem: Entries, depth: int, width: int, weight_decay: float, rank: int, *,
-        slack: float = 0.25, absorbing: bool = False,
-    ) -> Self:  # fmt: skip
+        cls,
+        problem: Entries,
+        depth: int,
+        width: int,
+        weight_decay: float,
+        rank: int,
+        *,
+        slack: float = 0.25,
+        absorbing: bool = False,
+    ) -> Self:
         """Return the largest set to which Theorem B.1 applies (B.2 too, if `absorbing`).
 
         C = C_1 / (2 lam) (C_1 / lam for B.2), alpha = (lam^2 / (2 (C_1 + C^L)))^(1/(L-2)),
@@ -107,9 +114,13 @@ class ApproximateRankSet:
 
     @bounded
     def absorption(
-        self, problem: Entries, width: int, weight_decay: float, learning_rate: float,
+        self,
+        problem: Entries,
+        width: int,
+        weight_decay: float,
+        learning_rate: float,
         initial_bound: float,
-    ) -> tuple[float, float, float]:  # fmt: skip
+    ) -> tuple[float, float, float]:
         """Return Theorem B.2's T_0, T_1, and log10 of the least probability to be in B_r by then.
 
         T_0 = log(2 C_0 / eps_1) / (eta lam), T_1 = log(4 (n-r) C / (alpha eps_2)) / (2 eta lam),
@@ -190,9 +201,17 @@ class Closedness(Result):
 
 
 def closedness(
-    region: ApproximateRankSet, problem: Entries, depth: int, width: int, weight_decay: float,
-    learning_rate: float, *, steps: int = 10, runs: int = 300, seed: Seed = 0,
-) -> Closedness:  # fmt: skip
+    region: ApproximateRankSet,
+    problem: Entries,
+    depth: int,
+    width: int,
+    weight_decay: float,
+    learning_rate: float,
+    *,
+    steps: int = 10,
+    runs: int = 300,
+    seed: Seed = 0,
+) -> Closedness:
     """Count how often one SGD step leaves B_r, at any learning rate, allowed or not.
 
     Each run starts from a random balanced point on the boundary, of approximate rank r + eps_2 and

@@ -150,10 +150,12 @@ class _Way:
         q_1, q_2 = s_1 ** (2 / L), s_2 ** (2 / L)
         K = sum(q_1 ** (L - 1 - k) * q_2**k for k in range(L))
         one, eps = 1 - (s_1 + s_2) * s * c, self.epsilon - s_1 * s * s + s_2 * c * c
-        force = np.array([  # along s_1, s_2 and t
-            [one * s * c, one * s * c, one * (c * c - s * s) / 2],
-            [eps * s * s, -eps * c * c, eps * s * c],
-        ])  # fmt: skip
+        force = np.array(
+            [  # along s_1, s_2 and t
+                [one * s * c, one * s * c, one * (c * c - s * s) / 2],
+                [eps * s * s, -eps * c * c, eps * s * c],
+            ]
+        )
         speed = np.array([L * q_1 ** (L - 1), L * q_2 ** (L - 1), K / (s_1 + s_2)])
         shrinking = 2 * self.lam * L * np.array([s_1, s_2, 0 * t])
         return np.moveaxis(speed * force - shrinking, 2, 0)
@@ -220,12 +222,14 @@ class _Way:
         at_first, at_last = np.hstack([np.eye(3), -self.Sigma]), np.zeros((3, 6))
         at_last[:2, 3:] = np.linalg.svd(self.v[None])[2][1:]  # p is along v,
         at_last[2] = np.append(self.v, self.noise / (2 * self.mu) * self.v)  # of the stable size
-        residual = np.concatenate([
-            at_first @ (y[0] - self.origin),
-            (np.diff(y, axis=0) - h[:, None] * (self._slope(middle) + friction * push)).ravel(),
-            at_last @ (y[-1] - np.append(self.high, np.zeros(3))),
-            [self.v @ (y[zero, :3] - self.low - self.way / 2)],
-        ])  # fmt: skip
+        residual = np.concatenate(
+            [
+                at_first @ (y[0] - self.origin),
+                (np.diff(y, axis=0) - h[:, None] * (self._slope(middle) + friction * push)).ravel(),
+                at_last @ (y[-1] - np.append(self.high, np.zeros(3))),
+                [self.v @ (y[zero, :3] - self.low - self.way / 2)],
+            ]
+        )
         half, end = 0.5 * h[:, None, None] * D, 6 * len(h)
         blocks = [(0, 0, at_first), (3 + end, end, at_last), (6 + end, 6 * zero, self.v[None])]
         blocks += [(3 + 6 * k, 6 * k, -np.eye(6) - half[k]) for k in range(len(h))]

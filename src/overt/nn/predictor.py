@@ -13,9 +13,9 @@ from overt import _check
 from overt._check import InputError, InputTypeError
 from overt.nn.data.batches import Batches
 from overt.nn.data.losses import Loss, loss_name
-from overt.nn.moments.carry import Output
+from overt.nn.graph.state import Output
+from overt.nn.moments.predictive import predictive_moments
 from overt.nn.moments.result import Moments
-from overt.nn.predictive import predictive_moments
 
 NODES = 256
 """Points, evenly spread over a normal law, at which probabilities are averaged."""

@@ -45,9 +45,15 @@ class Complexity(Result):
 
 
 def rademacher(
-    X: Floats, alpha: float = 1.0, *, sample: Any = None, weights: Any = None, draws: int = 200,
-    starts: int = 32, seed: Seed = 0,
-) -> Complexity:  # fmt: skip
+    X: Floats,
+    alpha: float = 1.0,
+    *,
+    sample: Any = None,
+    weights: Any = None,
+    draws: int = 200,
+    starts: int = 32,
+    seed: Seed = 0,
+) -> Complexity:
     """R_S(F_alpha) = (alpha/n) E max_v |sum_i zeta_i sigma(v.x_i)| / sqrt(E sigma(v.x)^2).
 
     The supremum over networks of any width is attained by a single unit, since a network is a
@@ -84,10 +90,16 @@ def rademacher(
     beta = retentivity(X, weights).lower
     scale = alpha / n
     return Complexity(
-        scale * float(suprema.mean()), scale * float(suprema.std(ddof=1)) / np.sqrt(draws),
-        Z.shape[1] <= 2, rademacher_lower(alpha, norm, n), rademacher_upper(alpha, norm, n, beta),
-        beta, alpha, n, draws,
-    )  # fmt: skip
+        scale * float(suprema.mean()),
+        scale * float(suprema.std(ddof=1)) / np.sqrt(draws),
+        Z.shape[1] <= 2,
+        rademacher_lower(alpha, norm, n),
+        rademacher_upper(alpha, norm, n, beta),
+        beta,
+        alpha,
+        n,
+        draws,
+    )
 
 
 def _signed_counts(chosen: Any, size: int, draws: int, rng: np.random.Generator) -> Floats:

@@ -45,9 +45,15 @@ class Margin(Result):
 
 
 def margin(
-    X: Floats, y: Any, *, drop_prob: float = 0.0, features: int = 1000, iterations: int = 400,
-    tol: float = 0.02, seed: Seed = 0,
-) -> Margin:  # fmt: skip
+    X: Floats,
+    y: Any,
+    *,
+    drop_prob: float = 0.0,
+    features: int = 1000,
+    iterations: int = 400,
+    tol: float = 0.02,
+    seed: Seed = 0,
+) -> Margin:
     """gamma = max over psi, |psi(z)| <= 1, of min_i q E_z y_i <psi(z), x_i> 1[z.x_i >= 0].
 
     q = 1 - drop_prob and z ~ N(0, I). (Assumption 2 calls psi linear; a bounded linear map is 0,

@@ -52,9 +52,14 @@ class Guarantee(Result):
 
 
 def guarantee(
-    *, margin: float, dimension: int, width: float, steps: float,
-    learning_rate: float = math.log(2), delta: float = 0.05,
-) -> Guarantee:  # fmt: skip
+    *,
+    margin: float,
+    dimension: int,
+    width: float,
+    steps: float,
+    learning_rate: float = math.log(2),
+    delta: float = 0.05,
+) -> Guarantee:
     """Return the bounds of Theorems 14 and 15 for `steps` steps at this width.
 
     Assumes inputs of norm 1, the (q, gamma)-margin assumption (see `overt.relu.margin`), a learning
@@ -75,16 +80,29 @@ def guarantee(
     full = 4 * lam**2 / (eta * T)
     needed = 2401 * lam**2 / gamma**6
     return Guarantee(
-        full, 3 * full + 7.1 * math.log(2 / delta) / T, lam, c,
-        7 * lam / (2 * gamma * math.sqrt(m)), needed, m >= needed, m < needed or full >= 1, gamma,
-        m, T, eta,
-    )  # fmt: skip
+        full,
+        3 * full + 7.1 * math.log(2 / delta) / T,
+        lam,
+        c,
+        7 * lam / (2 * gamma * math.sqrt(m)),
+        needed,
+        m >= needed,
+        m < needed or full >= 1,
+        gamma,
+        m,
+        T,
+        eta,
+    )
 
 
 def required(
-    *, epsilon: float, margin: float, dimension: int, learning_rate: float = math.log(2),
+    *,
+    epsilon: float,
+    margin: float,
+    dimension: int,
+    learning_rate: float = math.log(2),
     delta: float | None = None,
-) -> Guarantee:  # fmt: skip
+) -> Guarantee:
     """Return the smallest width and number of steps for which the error is proved to be epsilon.
 
     Of the full network by Theorem 14, or of sub-networks by Theorem 15 if `delta` is given. Width
@@ -95,9 +113,13 @@ def required(
     width = steps = 1.0
     for _ in range(500):
         found = guarantee(
-            margin=gamma, dimension=dimension, width=width, steps=steps, learning_rate=eta,
+            margin=gamma,
+            dimension=dimension,
+            width=width,
+            steps=steps,
+            learning_rate=eta,
             delta=0.05 if delta is None else delta,
-        )  # fmt: skip
+        )
         error = found.full_error if delta is None else found.subnetwork_error
         if found.applies and error <= epsilon:
             return found

@@ -79,11 +79,19 @@ class LazyRun(Result):
 
 @bounded
 def train_lazy(
-    X: Floats, y: Any, *, width: int, drop_prob: float = 0.5, steps: int = 10_000,
-    learning_rate: float = 0.5, max_norm: float | None = None,
-    holdout: tuple[Floats, Any] | None = None, masks: int = 10, records: int | Sequence[int] = 11,
+    X: Floats,
+    y: Any,
+    *,
+    width: int,
+    drop_prob: float = 0.5,
+    steps: int = 10_000,
+    learning_rate: float = 0.5,
+    max_norm: float | None = None,
+    holdout: tuple[Floats, Any] | None = None,
+    masks: int = 10,
+    records: int | Sequence[int] = 11,
     seed: Seed = 0,
-) -> LazyRun:  # fmt: skip
+) -> LazyRun:
     """Train f(x) = a . sigma(W x) / sqrt(m) by Algorithm 4 (thesis, section 5.2).
 
         w_r ~ N(0, I), a_r = +-1 fixed;  B_t ~ Bernoulli(q) per unit

@@ -32,8 +32,7 @@ from overt.robust.attacks.staged import strongest
 from overt.robust.certificates import exact, guarantees, leaky
 from overt.robust.certificates.smoothing import Smoothed, smoothed
 from overt.robust.evaluation import RobustError, robust_error
-from overt.robust.threats.balls import L0, L1, L2, Linf
-from overt.robust.threats.base import Threat
+from overt.robust.threats import L0, L1, L2, Linf, Threat
 from overt.robust.training import Training, adversarial_train
 
 __all__ = [

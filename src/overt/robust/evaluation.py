@@ -21,7 +21,7 @@ from overt.robust.attacks.criteria import Criterion, Misclassified
 from overt.robust.attacks.results import report
 from overt.robust.attacks.staged import LEAST_BUDGET, begin, run_stages
 from overt.robust.certificates.bounds import chain_of, decide
-from overt.robust.threats.base import Threat
+from overt.robust.threats import Threat
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -110,7 +110,7 @@ def robust_error(
     radii: Sequence[float] | None = None, attack: Attack | None = None, budget: int = 1000,
     queries: int = 1500, surrogate: models.Model | None = None, confidence: float = 0.95,
     certify: bool = False, seconds: float = 10.0, batch_size: int = models.BATCH_SIZE,
-    seed: int = 0, warn: bool = True, **run: Unpack[models.Run],
+    seed: int = 0, warn: bool = True, **run: Unpack[models.Door],
 ) -> RobustError:  # fmt: skip
     """Measure the robust error at the threat's radius and, if given, along smaller and larger ones.
 
@@ -136,8 +136,8 @@ def robust_error(
         Whether to decide, at the threat's radius, what the attack leaves open: by linear bounds,
         and by a mixed-integer program for at most so many seconds a point where the network is
         small enough. Needs a torch.nn.Sequential of affine layers, convolutions and rectifiers.
-    batch_size, seed, warn, output, mean, std, samples, engine
-        As for any attack; what it leaves open is decided here.
+    batch_size, seed, warn, output, mean, std, samples
+        As for any attack.
     """
     return measure(
         model, x, y, threat, radii, attack, (budget, queries, surrogate), confidence,
@@ -148,7 +148,7 @@ def robust_error(
 def measure(
     model: models.Model, x: Any, y: Any, threat: Threat | None, radii: Any, attack: Attack | None,
     effort: tuple[int, int, models.Model | None], confidence: float, proof: tuple[bool, float],
-    batch_size: int, seed: int, warn: bool, run: models.Run,
+    batch_size: int, seed: int, warn: bool, run: models.Door,
     criterion: Criterion = Misclassified(),  # noqa: B008  (immutable)
 ) -> tuple[RobustError, Tensor]:  # fmt: skip
     """Return the robust error and the perturbed inputs at the threat's radius.
@@ -176,7 +176,7 @@ def measure(
     positive, here = curve[curve > 0], search.x
     with search, meter("radii", len(positive), show=len(positive) > 1) as bar:
         for radius in positive:
-            search.threat = search.threat.at(float(radius))
+            search.limit(search.threat.with_radius(float(radius)))
             start = search.x + search.best.delta.view_as(search.x)
             if attack is None:
                 run_stages(search, budget, queries, 9, surrogate, seed, start)

@@ -25,21 +25,13 @@ class Engine(Protocol):
         """What was lost, whether it was needed or not."""
 
     def run(
-        self, kernel: Any, layout: Layout, shared: Any, by_row: Any, out: Any, sums: Any = None,
-        late: str | None = None,
-    ) -> None:  # fmt: skip
+        self, kernel: Any, layout: Layout, shared: Any, by_row: Any, out: Any, sums: Any = None
+    ) -> None:
         """Update the rows of the arrays in `out`, a named tuple.
 
         `shared` is needed for every row; arrays in `by_row` and `out` have a row for each row of
-        the side, and `sums`, where the kernel sums something, has one for each chunk. The field of
-        `out` that may be `late` is there once `fetch` was called, or `apart` has ended.
+        the side, and `sums`, where the kernel sums something, has one for each chunk.
         """
-
-    def apart(self) -> AbstractContextManager[None]:
-        """Return a time in which nobody reads what is late."""
-
-    def fetch(self) -> None:
-        """Bring what is late."""
 
 
 def make_engine(name: str, n_jobs: int | None) -> AbstractContextManager[Engine]:
@@ -47,5 +39,6 @@ def make_engine(name: str, n_jobs: int | None) -> AbstractContextManager[Engine]
     from overt.completion.engines.dask import dask_engine
     from overt.completion.engines.threads import thread_engine
 
-    engine, count = checked_engine(name), thread_count(n_jobs)
+    engine = checked_engine(name)
+    count = thread_count(n_jobs)
     return thread_engine(count) if engine == "local" else dask_engine(engine, count)

@@ -32,8 +32,9 @@ from overt.completion.forms.problem import CompletionProblem
 from overt.completion.forms.spread import LearnedSpread, learned_spread
 from overt.completion.kernels import Held, Learned
 
-TOL = 5e-4
-"""Fall of the evidence bound in one sweep, in nats per rating, below which it has settled."""
+TOL = 7e-4
+"""Fall of the objective in one sweep, in nats per rating, below which it has converged. MovieLens
+100K and 1M: with half of it the held-out error is the same to .0003, after 1.4 times the sweeps."""
 
 START = 0.1
 """Standard deviation of the column factors at the start, for values of unit variance."""
@@ -57,18 +58,16 @@ ROWS = 1 << 16
 FIRST = 3
 """Sweeps before features are looked at: factors come first."""
 
-WAIT = 1e-3
-"""Fall of the evidence bound in one sweep, in nats per rating, above which the noise of rows waits:
-what factors have not found yet would be taken for noise, and then never be found."""
+WAIT = 1.5e-3
+"""Row noise is not learned while the objective falls faster than this, in nats per rating and
+sweep: signal that factors have not captured yet would be absorbed as noise for good."""
 
 
 @dataclass(eq=False)
 class LearnedForm:
     """The learned form; `step` is one sweep over both sides.
 
-    `history` is the objective after each sweep and never rises; `evidence`, the same without nu's
-    part, says when to stop: the prior of a factor that is not needed narrows for ever, which
-    changes only the first.
+    `history` is the objective after each sweep; it says when to stop.
     """
 
     problem: CompletionProblem
@@ -80,7 +79,6 @@ class LearnedForm:
     features: tuple[Features, Features]
     certain: bool = True
     history: list[float] = field(default_factory=list)
-    evidence: list[float] = field(default_factory=list)
     kind: ClassVar[str] = "learned"
 
     @classmethod
@@ -107,11 +105,11 @@ class LearnedForm:
 
     def step(self, engine: Engine) -> float:
         """Sweep both sides, the priors and the noise; return the objective per rating."""
-        cost, narrow, error = 0.0, 0.0, np.zeros(0)
+        cost, pseudo, error = 0.0, 0.0, np.zeros(0)
         for side in (0, 1):
             sums, error = self.update(side, engine)
             cost += self._learn_prior(side, sums)
-            narrow += len(sums.first) * np.linalg.slogdet(self.priors[side].precision)[1] / 2
+            pseudo += self.priors[side].pseudo_cost
             if len(self.history) >= self.waited:
                 counts = self.problem.grouped(side).counts
                 self.noises[side] = self.noises[side].learn(counts, error / self.noise)
@@ -122,19 +120,18 @@ class LearnedForm:
             self.noise = min(self.noise, HELD_NOISE)
         cost += self.noises[0].fixed + self.noises[1].fixed
         fit = (np.log(2 * np.pi * self.noise) + misfit / self.noise) / 2
-        self.evidence.append(float(fit + cost / ratings))
-        self.history.append(self.evidence[-1] - narrow / ratings)
+        self.history.append(float(fit + (cost + pseudo) / ratings))
         return self.history[-1]
 
     def settled(self, tol: float) -> bool:
-        """Return whether the last sweep changed the evidence by at most `tol` nats per rating."""
-        done, least = len(self.evidence), self.waited if tol < WAIT else FIRST + 1
-        return done > least and self.evidence[-2] - self.evidence[-1] <= tol
+        """Return whether the last sweep changed the objective by at most `tol` nats per rating."""
+        done, least = len(self.history), self.waited if tol < WAIT else FIRST + 1
+        return done > least and abs(self.history[-2] - self.history[-1]) <= tol
 
     @property
     def waited(self) -> float:
         """Sweeps made before the noise of rows is learned, infinite where that is not known yet."""
-        falls = -np.diff(self.evidence[FIRST:])
+        falls = -np.diff(self.history[FIRST:])
         found = np.flatnonzero(falls <= WAIT)
         return float(FIRST + 2 + found[0]) if len(found) else np.inf
 
@@ -178,15 +175,15 @@ class LearnedForm:
                     table[r] = self.spread.to_row(S)
 
     def arrays(self) -> dict[str, Array]:
-        """Return tables, priors, noise and evidence."""
-        kept = self.spread.arrays() | {"evidence": np.array(self.evidence)}
+        """Return tables, priors, noise."""
+        kept = self.spread.arrays()
         for side in (0, 1):
             kept |= self.priors[side].arrays(side) | self.noises[side].arrays(side)
             kept[f"features_{side}"] = self.features[side].sizes
         return kept | {"noise": np.array([self.noise])}
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
-        """Take back tables, priors, noise and evidence, found with the same features."""
+        """Take back tables, priors, noise, found with the same features."""
         for side, known in enumerate(self.features):
             if not np.allclose(known.sizes, arrays[f"features_{side}"], rtol=1e-3):
                 raise InputError(
@@ -195,7 +192,6 @@ class LearnedForm:
                 )
         self.spread = self.spread.from_arrays(arrays)
         self.noise = float(arrays["noise"][0])
-        self.evidence[:] = arrays["evidence"].tolist()
         self.priors[:] = [Prior.from_arrays(arrays, side) for side in (0, 1)]
         self.noises[:] = [RowNoise.from_arrays(arrays, side) for side in (0, 1)]
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from overt._check import InputError
 from overt._types import Array, Floats
 from overt.completion.forms.draws import Draws, Row
 from overt.completion.forms.encoding import Encoder
@@ -22,7 +23,6 @@ from overt.completion.forms.pairs import WEIGHT, AllPairs
 from overt.completion.forms.prior import Prior
 from overt.completion.forms.problem import Columns
 from overt.completion.forms.spread import RowSpread, append
-from overt.completion.forms.units import SAME, Units
 from overt.completion.kernels import dots
 from overt.entries.identifiers import UNKNOWN
 from overt.results import Status
@@ -53,7 +53,6 @@ class FactorModel:
     directions: tuple[Directions, Directions] = (NO_DIRECTIONS, NO_DIRECTIONS)
     given: tuple[Array, Array] = (NOTHING.given, NOTHING.given)  # known rows' features' scores
     encoders: tuple[Encoder | None, Encoder | None] = (None, None)  # of new rows' features
-    units: Units = SAME  # in which values enter and predictions leave; low and high are outside
     pairs: AllPairs | None = None  # where what is not observed counts as zero
 
     @classmethod
@@ -118,13 +117,53 @@ class FactorModel:
         for U, V, weight in self._terms():
             dots(rows, cols, U, V, one)
             total += weight * one
-        return np.clip(self.units.outward(cols, self.center + total), self.low, self.high)
+        return np.clip(self.center + total, self.low, self.high)
 
     def variance(self, rows: Array, cols: Array) -> Floats:
         """Predictive variance: the noise of row and column, and Var(u.v) under the rows' spread."""
-        noise = self.noise * self.noises[0].variances[rows] * self.noises[1].variances[cols]
-        variance = np.maximum(self.spread.product_variance(self.means, rows, cols), 0) + noise
-        return np.asarray(variance * self.units.spread(cols) ** 2)
+        self._need_std()
+        noises = self.noises[0].variances[rows] * self.noises[1].variances[cols]
+        variance = np.empty(len(rows))
+        sampled = np.zeros(len(rows), dtype=bool)
+        if self.draws is not None:
+            sampled = self.draws.rows[rows] & self.draws.cols[cols]
+            variance[sampled] = self._scatter(rows[sampled], cols[sampled])
+            variance[sampled] += self.draws.noise.mean() * noises[sampled]
+        rest = ~sampled
+        factors = self.spread.product_variance(self.means, rows[rest], cols[rest])
+        variance[rest] = np.maximum(factors, 0) + self.noise * noises[rest]
+        return np.asarray(variance)
+
+    @property
+    def has_std(self) -> bool:
+        """Whether predictions have standard deviations that hold for new entries."""
+        return self.spread.learned and self.pairs is None
+
+    def _need_std(self) -> None:
+        if self.pairs is not None:
+            raise InputError(
+                'return_std needs missing="unknown": with "negative" predictions rank columns, and '
+                "no observed value is expected to be near them"
+            )
+        if not self.spread.learned:
+            raise InputError(
+                'return_std needs drop_prob="learn": with a number or "auto" nothing is learned of '
+                "how far predictions are from new entries"
+            )
+
+    def _scatter(self, rows: Array, cols: Array) -> Floats:
+        """Return the mean squared distance of the draws' products from what is predicted."""
+        if self.draws is None:
+            raise TypeError("no draws were kept")
+        center, one = np.zeros(len(rows)), np.empty(len(rows))
+        for U, V, weight in self._terms():
+            dots(rows, cols, U, V, one)
+            center += weight * one
+        total = np.zeros(len(rows))
+        for W, V in zip(self.draws.W, self.draws.V, strict=True):
+            dots(rows, cols, W, V, one)
+            total += (one - center) ** 2
+        return total / len(self.draws.V)
 
     def block(self, rows: Array, *, clip: bool = True) -> Floats:
         """Return the dense predictions of some rows for all known columns."""
@@ -132,7 +171,6 @@ class FactorModel:
         for U, V, weight in self._terms():
             total += weight * (U[rows] @ V[:-1].T)
         total += self.center
-        total = self.units.outward(np.arange(self.shape[1]), total)
         return np.clip(total, self.low, self.high, out=total) if clip else total
 
     def _terms(self) -> list[tuple[Array, Array, float]]:
@@ -152,7 +190,7 @@ class FactorModel:
         if self.draws is not None:
             V, share = self.draws.V[:, cols].astype(np.float64), self.draws.share
             total += np.einsum("d,dw,dcw->c", share, row.drawn, V) - share.sum() * total
-        return self.units.outward(cols, self.center + total)
+        return self.center + total
 
     def scores(self, partners: Array, features: Any = None, row: int = UNKNOWN) -> Array:
         """Return the scores of a row with entries at `partners`, known or with these features."""
@@ -184,14 +222,43 @@ class FactorModel:
             error = weights @ values**2 - 2 * mean @ (W.T @ (weights * values))
             error += np.sum((np.outer(mean, mean) + S) * second)
             alpha, variance = expected(nu, count, max(float(error), 0.0) / self.noise)
-        return Row(mean, S, variance, self._drawn(partners, values, weights, alpha, scores))
+        drawn = self._drawn(partners, values, weights, alpha, scores)
+        return Row(mean, S, variance, *drawn, len(partners))
+
+    def row_variance(self, row: Row, cols: Array) -> Floats:
+        """Return the predictive variance of a row that was not fitted."""
+        self._need_std()
+        V = self.means[1][cols].astype(np.float64)
+        # Var(u.v) = v'S_u v + tr(S_v (S_u + u u'))
+        second = row.covariance + np.outer(row.mean, row.mean)
+        factors = np.einsum("ei,ei->e", V @ row.covariance, V)
+        factors += self.spread.traces(self.means, 1, cols, second)
+        noises = row.variance * self.noises[1].variances[cols]
+        variance = np.maximum(factors, 0) + self.noise * noises
+        if self.draws is not None and row.count:
+            sampled = self.draws.cols[cols]
+            variance[sampled] = self._row_scatter(row, cols[sampled])
+            variance[sampled] += self.draws.noise.mean() * noises[sampled]
+        return np.asarray(variance)
+
+    def _row_scatter(self, row: Row, cols: Array) -> Floats:
+        """Return what `_scatter` does for a row that was not fitted, whose covariance is known."""
+        if self.draws is None:
+            raise TypeError("no draws were kept")
+        drawn, share = self.draws.V[:, cols].astype(np.float64), self.draws.share
+        products = np.einsum("dw,dcw->dc", row.drawn, drawn)
+        learned = self.means[1][cols].astype(np.float64) @ row.mean
+        center = share @ products + (1 - share.sum()) * learned
+        variance = ((products - center) ** 2).mean(axis=0)
+        return variance + np.einsum("dcw,dwx,dcx->c", drawn, row.spreads, drawn) / len(drawn)
 
     def _sums(self, partners: Array, values: Array) -> tuple[Floats, Floats, Floats, Floats]:
         """Return W, values less the center, weights c_b and sum_b c_b T_b of a row's entries."""
-        W, values = self.means[1][partners].astype(np.float64), self.units.inward(partners, values)
+        W, values = self.means[1][partners].astype(np.float64), np.asarray(values, dtype=float)
         if self.pairs is None:
             weights = self.noises[1].weights[partners]
             return W, values - self.center, weights, self._weighted(partners, weights)
+        values = self.pairs.strengths(values)
         r = float(self.pairs.rows(np.asarray(np.sum(values**2))))
         c = self.pairs.partners[partners]
         second = r * (self._everyone + self._weighted(partners, (WEIGHT - 1) * c))
@@ -221,11 +288,12 @@ class FactorModel:
 
     def _drawn(
         self, partners: Array, values: Floats, weights: Floats, alpha: float, scores: Array
-    ) -> Floats:
-        """Return the mean of a row given each draw of V, as the chain has those of its rows."""
+    ) -> tuple[Floats, Floats]:
+        """Return mean and covariance of a row given each draw of V, as the chain has its rows."""
+        width = self.columns.width
         if self.draws is None:
-            return np.zeros((0, self.columns.width))
-        free, (_, V, m, p, noise, H, _) = self.columns.free(0), self.draws
+            return np.zeros((0, width)), np.zeros((0, width, width))
+        free, (_, V, _, m, p, noise, H, *_) = self.columns.free(0), self.draws
         W = V[:, partners].astype(np.float64)  # (draws, entries, width)
         weighted, precision = W * weights[:, None], (alpha / noise)[:, None]
         right = np.einsum("dew,e->dw", weighted, values)
@@ -236,9 +304,10 @@ class FactorModel:
             len(free)
         )
         shift = p * (m + (scores[0] @ H if H.shape[1] else 0.0))
-        drawn = np.ones((len(V), self.columns.width))
+        drawn, spreads = np.ones((len(V), width)), np.zeros((len(V), width, width))
         drawn[:, free] = np.linalg.solve(P, (precision * right[:, free] + shift)[..., None])[..., 0]
-        return drawn
+        spreads[:, free[:, None], free] = np.linalg.inv(P)
+        return drawn, spreads
 
     def parts(self, row: int, partners: Array, values: Array, col: int) -> dict[str, Any]:
         """Return what entries, signals and features of a row add to its prediction for `col`.
@@ -255,7 +324,6 @@ class FactorModel:
             residual = residual - W[:, self.columns.pinned(0)]
         P = prior.precision + precision * second[np.ix_(free, free)]
         target = np.linalg.lstsq(P, self.means[1][col].astype(np.float64)[free])[0]
-        target = target * self.units.spread(np.array([col]))
         added = {"entries": precision * weights * (W[:, free] @ target) * residual}
         return added | self._blocks(row, partners, prior.precision @ target)
 

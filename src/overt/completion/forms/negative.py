@@ -4,13 +4,13 @@
     w = WEIGHT and y = strength where observed,  u_a ~ N(m, P^-1) and the same for v_b
     S_a^-1 = r_a / sigma^2 (sum_all c_b T_b + (WEIGHT - 1) sum_observed c_b T_b) + P,
     u_a = S_a (r_a WEIGHT / sigma^2 sum_observed c_b y_ab v_b + P m),  T_b = v_b v_b' + S_b
-    m = mean of rows,  P^-1 = sum_a ((u_a - m)(u_a - m)' + S_a) / (N + nu),  nu = number of factors
+    m = mean of rows,  P^-1 = (sum_a ((u_a - m)(u_a - m)' + S_a) + nu eps 1) / (N + nu)
 
 The first sum is one matrix for all rows, so that a sweep costs what the observed entries cost.
 What descends is, per observed entry,
 
     1/2 sum over pairs of (log 2 pi sigma^2 + E error / sigma^2) + KL of both sides
-    - nu/2 log det P of both sides.
+    + nu/2 (eps tr P - log det P) of both sides,  nu = number of factors, eps = LEAST_VARIANCE.
 
 The precisions r_a and c_b fall like the square root of how much a row or column has chosen, since
 its errors are larger. They are taken from the data once, so that every step is an exact block
@@ -51,8 +51,7 @@ LEAST_NOISE = 1e-9
 class NegativeForm(Plain):
     """All pairs of rows and columns that have entries; `step` is one sweep over both sides.
 
-    `evidence`, the objective without nu's part, says when to stop: the prior of a factor that is
-    not needed narrows for ever, which changes only the first.
+    `history` is the objective after each sweep; it says when to stop.
     """
 
     problem: CompletionProblem
@@ -62,7 +61,6 @@ class NegativeForm(Plain):
     noise: float
     rules: tuple[Precisions, Precisions]
     history: list[float] = field(default_factory=list)
-    evidence: list[float] = field(default_factory=list)
     popular: float = 0.0
     recent: Floats = field(default_factory=lambda: np.zeros((0, 0)))
     kind: ClassVar[str] = "negative"
@@ -119,26 +117,23 @@ class NegativeForm(Plain):
 
     def step(self, engine: Engine) -> float:
         """Sweep both sides, the priors and the noise; return the objective per entry."""
-        complexity, narrow, error = 0.0, 0.0, 0.0
+        cost, error = 0.0, 0.0
         for side in (0, 1):
             moment, error, logdets = self.update(side, engine)
             rows, n = self.problem.grouped(side).rows, self.problem.columns.n_factors
             N, first = len(rows), self.means[side][rows].sum(axis=0, dtype=float)
             sums = Sums(N, first, moment, np.zeros((n, n)), np.zeros((0, n)), logdets)
             prior = self.priors[side] = self.priors[side].learn(sums, NOTHING)
-            logdet = np.linalg.slogdet(prior.precision)[1]
-            complexity += (n * n - N * logdet - logdets) / 2
-            narrow += n * logdet / 2
+            cost += prior.cost(sums, NOTHING) + prior.pseudo_cost
         pairs = float(np.prod([len(self.problem.grouped(side).rows) for side in (0, 1)]))
         self.noise = max(error / pairs, LEAST_NOISE)
         misfit = pairs * (np.log(2 * np.pi * self.noise) + error / pairs / self.noise) / 2
-        self.evidence.append(float((misfit + complexity) / self.problem.n_ratings))
-        self.history.append(self.evidence[-1] - narrow / self.problem.n_ratings)
+        self.history.append(float((misfit + cost) / self.problem.n_ratings))
         return self.history[-1]
 
     def settled(self, tol: float) -> bool:
-        """Return whether the last sweep changed the evidence by at most `tol` nats per entry."""
-        return len(self.evidence) > 1 and self.evidence[-2] - self.evidence[-1] <= tol
+        """Return whether the last sweep changed the objective by at most `tol` nats per entry."""
+        return len(self.history) > 1 and abs(self.history[-2] - self.history[-1]) <= tol
 
     def update(self, side: int, engine: Engine) -> tuple[Floats, float, float]:
         """Update one side; return its summed second moment, expected error and log dets."""
@@ -183,16 +178,14 @@ class NegativeForm(Plain):
         return AllPairs(*self.rules, partners, counts / counts.sum(), self.popular, self.recent)
 
     def arrays(self) -> dict[str, Array]:
-        """Return tables, priors, noise and evidence."""
+        """Return tables, priors, and noise."""
         kept = self.spread.arrays() | {"noise": np.array([self.noise])}
-        kept["evidence"] = np.array(self.evidence)
         for side, prior in enumerate(self.priors):
             kept |= prior.arrays(side)
         return kept
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
-        """Take back tables, priors, noise and evidence."""
-        self.evidence[:] = arrays["evidence"].tolist()
+        """Take back tables, priors, and noise."""
         self.spread = self.spread.from_arrays(arrays)
         self.noise = float(arrays["noise"][0])
         self.priors[:] = [Prior.from_arrays(arrays, side) for side in (0, 1)]

@@ -8,6 +8,7 @@ import numpy as np
 
 from overt._types import Array, Floats
 from overt.completion.forms.popular import blended
+from overt.completion.forms.strengths import UNIT, Strengths
 
 WEIGHT = 2.0
 """Precision of an observed pair beside that of a zero."""
@@ -47,6 +48,7 @@ class AllPairs:
     shares: Floats  # of the entries
     popular: float
     recent: Floats  # what rows chose last changes of their means, where that is known; see `recent`
+    strengths: Strengths = UNIT  # of values
 
     def blended(self, x: Floats) -> Floats:
         """Return scores, from predictions for all known columns; what nobody chose comes last."""
@@ -63,7 +65,7 @@ class AllPairs:
             "pairs_rules": np.array(rules), "pairs_partners": self.partners,
             "pairs_shares": self.shares, "pairs_popular": np.array([self.popular]),
             "pairs_recent": self.recent,
-        }  # fmt: skip
+        } | self.strengths.arrays()  # fmt: skip
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, Array]) -> AllPairs | None:
@@ -73,4 +75,5 @@ class AllPairs:
         rows, cols = (Precisions(*rule) for rule in arrays["pairs_rules"].tolist())
         popular = float(arrays["pairs_popular"][0])
         recent = arrays.get("pairs_recent", np.zeros((0, 0)))
-        return cls(rows, cols, arrays["pairs_partners"], arrays["pairs_shares"], popular, recent)
+        given = arrays["pairs_partners"], arrays["pairs_shares"], popular, recent
+        return cls(rows, cols, *given, Strengths.from_arrays(arrays))

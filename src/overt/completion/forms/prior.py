@@ -32,9 +32,11 @@ from overt.completion.kernels import RowPrior
 GRID = np.concatenate([[0.0], np.logspace(-3, 3, 61)])
 """Scales that are tried."""
 
-JITTER = 1e-9
-"""A factor that is not needed shrinks without end; this part of the largest variance, added to all,
-keeps the numbers representable."""
+LEAST_VARIANCE = 1e-4
+"""Variance of the n pseudo-rows beside N rows with n unknowns, for values of unit variance.
+
+A factor that is not needed shrinks until its prior variance is this, where it adds nothing to
+predictions; without it the prior would narrow for ever, and the objective fall with it."""
 
 
 class Sums(NamedTuple):
@@ -161,8 +163,7 @@ class Prior:
             cross = (sums.AW - np.outer(features.ones, mean)).T @ H
             about = sums.about(mean) - cross - cross.T + H.T @ features.K @ H
             about += self.effects.spread(sums, features)
-        covariance = (about + sums.S) / (N + n)
-        covariance += JITTER * np.diag(covariance).max() * np.eye(n)
+        covariance = (about + sums.S + n * LEAST_VARIANCE * np.eye(n)) / (N + n)
         prior = Prior(mean, np.asarray(np.linalg.inv(covariance), dtype=np.float64))
         if not len(features.K):
             return prior
@@ -170,6 +171,12 @@ class Prior:
         old = np.zeros((blocks, n)) if self.effects is None else self.effects.scales
         found = effects_of(prior, sums, features, old, certain)
         return replace(prior, effects=found) if found.scales.any() else prior
+
+    @property
+    def pseudo_cost(self) -> float:
+        """Return what n pseudo-rows of variance LEAST_VARIANCE add to the objective."""
+        n, logdet = len(self.mean), np.linalg.slogdet(self.precision)[1]
+        return float(n * (LEAST_VARIANCE * np.trace(self.precision) - logdet)) / 2
 
     def cost(self, sums: Sums, features: Features) -> float:
         """Return the side's part of the negative evidence bound (top of this file)."""

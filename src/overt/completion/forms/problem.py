@@ -277,6 +277,19 @@ class CompletionProblem:
         """Storage format of the values and factors."""
         return self.by_row.dtype
 
+    def zeroed(self, at: Ints) -> CompletionProblem:
+        """Return the problem in which some of the entries have the value 0."""
+        values = self.by_row.values
+        if self.by_row.mapped:
+            kept = room(len(values), values.dtype)
+            for some in slices(len(values), values, kept):
+                kept[some] = values[some]
+        else:
+            kept = values.copy()
+        kept[at] = 0
+        by_row, by_col = (replace(group, values=kept) for group in (self.by_row, self.by_col))
+        return replace(self, by_row=by_row, by_col=by_col)
+
     def grouped(self, side: int) -> Grouped:
         """Return the entries grouped by row (side 0) or by column (side 1)."""
         return (self.by_row, self.by_col)[side]

@@ -88,7 +88,7 @@ class SampledForm:
             prior = self._priors[side] = self._draw_prior(side, rng)
             out = self._draw(side, prior, rng, engine)
             if side == 0:
-                kept |= {"U": out.centers, **_law(prior, self.noise)}
+                kept |= {"U": out.centers, "W": out.means.copy(), **_law(prior, self.noise)}
         self._shown = np.where((self.problem.by_col.counts > 0)[:, None], out.means, out.centers)
         rng = np.random.default_rng([self.seed, t, 2])
         error = float(self.weights[1] @ out.stats[:, 0])

@@ -151,7 +151,7 @@ class FullSpread(_LearnedSpread):
     ) -> Floats:
         """Update rows; the kernel sums their moments in the order of the chunks."""
         moments = np.zeros((group.blocked.n_chunks, out.spread.shape[1]))
-        engine.run(full.learn_rows, group.blocked, shared, by_row, out, moments, late="spread")
+        engine.run(full.learn_rows, group.blocked, shared, by_row, out, moments)
         return self.to_square(moments.sum(axis=0))
 
 

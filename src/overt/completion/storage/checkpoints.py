@@ -16,7 +16,6 @@ from overt._mapped import mark_of
 from overt._plain import plain
 from overt._types import Array
 from overt.completion.forms.sampled import SampledForm
-from overt.entries import Entries
 
 if TYPE_CHECKING:
     from overt.completion.forms import Form
@@ -117,10 +116,7 @@ def _fingerprint(entries: Any, parameters: Mapping[str, Any], given: Sequence[An
         if table is not None:
             dense = table.toarray() if hasattr(table, "toarray") else np.asarray(table)
             digest.update(np.ascontiguousarray(dense).tobytes())
-    if isinstance(entries, Entries):
-        mark = mark_of(entries.rows, entries.cols, entries.values)
-    else:
-        mark = entries.mark
+    mark = mark_of(entries.rows, entries.cols, entries.values)
     settings = {k: v for k, v in parameters.items() if k not in WITHOUT_EFFECT}
     digest.update(json.dumps([mark, list(entries.shape), plain(settings)], sort_keys=True).encode())
     return digest.hexdigest()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,13 +12,12 @@ from typing import Any
 import numpy as np
 
 from overt._check import InputError
-from overt._mapped import SLICE, arranged, forget, mark_of, piles, room, slices
+from overt._mapped import SLICE, arranged, forget, piles, room, slices
 from overt._types import Array, Ints
 from overt.completion.storage import loading
 from overt.completion.storage.collecting import Columns, RatingsFile, refused, times_told
 from overt.completion.storage.parts import Numbering, Reading, shown
 from overt.completion.storage.text import Said
-from overt.entries import Entries
 from overt.entries.entries import merge_duplicates
 
 SHARE = 0.5
@@ -35,45 +32,6 @@ def parts_of(path: Path) -> list[Path]:
     if not found:
         raise InputError(f"{path} holds no files of ratings (CSV, TSV, ::, Parquet, gzip)")
     return found
-
-
-@dataclass(frozen=True, eq=False)
-class FiledEntries:
-    """Entries that are in the files of a folder, and are read when they are asked for."""
-
-    path: Path
-    duplicates: str
-    said: dict[str, str | None]
-    row_ids: Array
-    col_ids: Array
-    count: int
-    mark: int
-
-    def __len__(self) -> int:
-        return self.count
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
-        return len(self.row_ids), len(self.col_ids)
-
-    @cached_property
-    def entries(self) -> Entries:
-        """The entries, kept in mapped files of this machine."""
-        if not self.path.exists():
-            raise InputError(
-                f"this model was fitted by a cluster and knows its entries from {self.path}, which "
-                "is not here: only predictions can be asked for"
-            )
-        found = read_folder(self.path, self.duplicates, self.said, None).entries
-        if mark_of(found.rows, found.cols, found.values) != self.mark:
-            raise InputError(f"{self.path} holds other ratings than those that were fitted")
-        return found
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return what finds the entries again, beside identifiers."""
-        told = {"path": str(self.path), "duplicates": self.duplicates, "said": self.said}
-        return told | {"count": self.count, "mark": self.mark}
 
 
 def read_folder(path: Path, duplicates: str, said: Said, memory_limit: int | None) -> RatingsFile:

@@ -59,10 +59,15 @@ def seeded(seed: int | None) -> Iterator[None]:
 def torch_rng_from(states: list[Tensor]) -> Iterator[None]:
     """Run with saved states of torch's generators, then restore the current ones."""
     with torch.random.fork_rng(cuda_devices()):
-        torch.default_generator.set_state(states[0])
-        if states[1:]:
-            torch.cuda.set_rng_state_all(states[1:])
+        set_torch_rng(states)
         yield
+
+
+def set_torch_rng(states: list[Tensor]) -> None:
+    """Put torch's generators into saved states."""
+    torch.default_generator.set_state(states[0])
+    if states[1:]:
+        torch.cuda.set_rng_state_all(states[1:])
 
 
 def seed_torch(seed: int) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from overt.robust.attacks.points import Draw, Found, Points
-from overt.robust.threats.base import Region, Size
+from overt.robust.threats import Length, Region
 
 LEAVE = 0.15
 """Share of fooled points in a batch from which it pays to copy the others out."""
@@ -48,7 +48,7 @@ class StepSizes:
         )
         self._since = 0
 
-    def size(self, step: int) -> Size:
+    def size(self, step: int) -> Length:
         """Return the length of this step."""
         return self._lengths[step] * self._factors if self.goes_back else self._lengths[step]
 
@@ -170,7 +170,7 @@ class _Mover:
 
     def __init__(self, walk: Walk, sizes: StepSizes, region: Region, start: Tensor) -> None:
         self._walk, self._sizes, self._region = walk, sizes, region
-        self.delta, self.moved = start.clone(), region.moved(start)
+        self.delta, self.moved = start.clone(), region.perturbed(start)
         self._previous = start.clone() if walk.momentum else None
         self._best_gradient = torch.zeros_like(start) if sizes.goes_back else None
 
@@ -206,14 +206,14 @@ class _Mover:
             self.delta, self._previous = further, self.delta
         size = self._sizes.size(step)
         if self._walk.normalize:
-            self._region.advance(self.delta, gradient, size, self.moved)
+            self._region.steepest_step(self.delta, gradient, size, self.moved)
         else:
-            self._region.climb(self.delta, gradient.nan_to_num_(0, 0, 0), size, self.moved)
+            self._region.step(self.delta, gradient.nan_to_num_(0, 0, 0), size, self.moved)
 
     def jump(self, lost: Tensor, elsewhere: Tensor) -> None:
         """Move the lost points somewhere else."""
         self.delta = torch.where(lost[:, None], elsewhere, self.delta)
-        self.moved = self._region.moved(self.delta)
+        self.moved = self._region.perturbed(self.delta)
 
 
 def _replace(old: Tensor, new: Tensor, rows: Tensor) -> None:

@@ -16,7 +16,7 @@ from overt.robust.attacks.losses import Loss, find_loss
 from overt.robust.attacks.points import Draw, Found, Points
 from overt.robust.attacks.results import AttackResult
 from overt.robust.attacks.search import Search
-from overt.robust.threats.base import Threat, check_threat
+from overt.robust.threats import Threat, check_threat
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Attack(ABC):
     @final
     def __call__(
         self, model: models.Model, x: Any, y: Any = None, *, start: Any = None, warn: bool = True,
-        **run: Unpack[models.Run],
+        **run: Unpack[models.Door],
     ) -> AttackResult:  # fmt: skip
         """Attack `model` at the inputs x (points, ...) with true classes y (points,).
 
@@ -114,9 +114,6 @@ class Attack(ABC):
             bounds are in the units of x.
         samples
             Draws of a random model that logits, and with them gradients, are averaged over.
-        engine
-            "local" here; "dask" for the current `distributed.Client` or processes started here,
-            or a scheduler's address, attacks every batch as a task there; the result is the same.
         """
         x, y, _ = inputs.examples(x, y)
         loss = find_loss(self.loss, raw=self.criterion.raw)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Unpack
 
 import numpy as np
@@ -28,10 +27,8 @@ from overt.robust.attacks.gradient import PGD
 from overt.robust.attacks.points import Points, slope
 from overt.robust.attacks.results import report
 from overt.robust.attacks.search import Search
-from overt.robust.attacks.spreading import spread
 from overt.robust.attacks.staged import begin
-from overt.robust.threats.balls import farthest
-from overt.robust.threats.base import Region, Threat
+from overt.robust.threats import Region, Threat
 
 JUMPS, OVERSHOOT = 4, 1.01
 """Linearizations of the boundary, and how far beyond it a jump goes, to cross a curved one."""
@@ -87,7 +84,7 @@ def closest(
     model: models.Model, x: Any, y: Any = None, threat: Threat | None = None, *, steps: int = 100,
     rivals: int = 2, criterion: Criterion = Misclassified(),  # noqa: B008  (immutable)
     batch_size: int = models.BATCH_SIZE, seed: int = 0, warn: bool = True,
-    **run: Unpack[models.Run],
+    **run: Unpack[models.Door],
 ) -> Closest:  # fmt: skip
     """Look for the nearest perturbation that fools the model at each point.
 
@@ -100,7 +97,7 @@ def closest(
     steps, rivals
         Gradients of each run, and runs against single classes, by linearized distance, that follow
         the one against the likeliest.
-    criterion, batch_size, seed, warn, output, mean, std, samples, engine
+    criterion, batch_size, seed, warn, output, mean, std, samples
         As for any attack.
     """
     whole("steps", steps)
@@ -121,15 +118,15 @@ def closest(
             measured = min(classes, 9) if count else 0
             parts = left.split(search.batch_size) if len(left) else ()
             try:
-                for _ in spread(search, partial(_surround, steps, count, measured), parts):
-                    pass
+                for part in parts:
+                    _surround(steps, count, measured, search, part)
             except KeyboardInterrupt:
                 search.status = Status.INTERRUPTED
         if search.random:
             _enlarge(search, begun)
         result = search.result(warn=False)
     search.signs.pop("stuck", None)  # the input itself is what stands where nothing was found
-    moved = search.x.clone()
+    moved = search.x.to(result.x.dtype, copy=True)
     moved[result.success] = result.x[result.success]
     size = search.threat.size((moved.double() - search.x.double()).flatten(1)).double()
     size = torch.where(result.success, size, math.inf)
@@ -155,7 +152,7 @@ def _enlarge(search: Search, begun: Tensor) -> None:
         short = search.best.fooled & ~begun & (search.score(search.settled())[1] <= 0.6)
         if not bool(short.any()) or search.status is Status.INTERRUPTED:
             return
-        larger = search.threat.region(search.x).project(search.best.delta * GROWTH)
+        larger = search.region.project(search.best.delta * GROWTH)
         search.best.delta = torch.where(short[:, None], larger, search.best.delta)
 
 
@@ -169,10 +166,10 @@ def _cross(search: Search, rows: Tensor, points: Points) -> None:
     near = torch.where(best.fooled[rows], threat.size(best.delta[rows]).double(), math.inf)
     nearest, delta = best.delta[rows].clone(), torch.zeros_like(region.x)
     for _ in range(JUMPS):
-        for value, gradient in _boundaries(points, region.place(delta)):
+        for value, gradient in _boundaries(points, region.seen(delta)):
             needed = ((gradient * delta).sum(1) - value).double()
             jump = _smallest(region, gradient, needed)
-            fooled = points.evaluate(region.place(jump))[1]
+            fooled = points.evaluate(region.seen(jump))[1]
             size = threat.size(jump).double()
             closer = fooled & (size < near)
             near = torch.where(closer, size, near)
@@ -205,16 +202,11 @@ def _smallest(region: Region, gradient: Tensor, needed: Tensor) -> Tensor:
     """Return the smallest allowed d with <gradient, d> >= needed, a little beyond it."""
     low, high = torch.zeros_like(needed), torch.full_like(needed, region.threat.radius)
 
-    def best(radius: Tensor) -> Tensor:
-        unit = radius.clamp(min=1e-30)[:, None].to(gradient)
-        box = None if region.box is None else (region.box[0] / unit, region.box[1] / unit)
-        return farthest(gradient, region.threat.at(1.0), box) * unit
-
     for _ in range(24):  # costs no evaluation of the model
         middle = (low + high) / 2
-        enough = (gradient * best(middle)).sum(1).double() >= needed
+        enough = (gradient * region.argmax_each(gradient, middle)).sum(1).double() >= needed
         low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
-    return best((high * OVERSHOOT).clamp(max=region.threat.radius))
+    return region.argmax_each(gradient, (high * OVERSHOOT).clamp(max=region.threat.radius))
 
 
 def _lead(logits: Tensor, y: Tensor, rival: Tensor) -> Tensor:
@@ -229,10 +221,14 @@ def _approach(search: Search, rows: Tensor, points: Points, steps: int) -> None:
     near = torch.where(best.fooled[rows], threat.size(best.delta[rows]).double(), math.inf)
     delta = torch.zeros_like(region.x)
     nearest, reach = best.delta[rows].clone(), torch.full_like(near, threat.radius)
-    one, box, known = threat.at(1.0), region.box, torch.zeros_like(best.fooled[rows])
+    one, box, known = (
+        threat.with_radius(1.0),
+        region.delta_bounds,
+        torch.zeros_like(best.fooled[rows]),
+    )
     for step in range(steps):
         fall = (1 + math.cos(math.pi * step / steps)) / 2
-        value, fooled, gradient = points.differentiate(region.place(delta))
+        value, fooled, gradient = points.differentiate(region.seen(delta))
         gradient = gradient.nan_to_num(0, 0, 0)
         if step == 0:
             best.flat[rows] |= (~(gradient.abs().amax(1) > 0)).to(best.flat.device)
@@ -264,7 +260,7 @@ def _halve(points: Points, delta: Tensor, near: Tensor) -> tuple[Tensor, Tensor]
     low, high = torch.zeros_like(near), torch.ones_like(near)
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        fooled = points.evaluate(points.region.place(delta * middle[:, None].to(delta)))[1]
+        fooled = points.evaluate(points.region.seen(delta * middle[:, None].to(delta)))[1]
         low, high = torch.where(fooled, low, middle), torch.where(fooled, middle, high)
     return delta * high[:, None].to(delta), near * high
 
@@ -274,8 +270,8 @@ def _count(search: Search, steps: int, seed: int) -> None:
     largest = min(search.threat.radius, search.best.delta.shape[1])
     count = 1
     while count <= largest and len(search.left):
-        search.threat = search.threat.at(count)
+        search.limit(search.threat.with_radius(count))
         runs: dict[str, Any] = {"steps": max(steps // 4, 1), "restarts": 2, "seed": seed}
         search.stage(PGD(search.threat, loss="margin", batch_size=search.batch_size, **runs))
         count = max(count + 1, round(1.3 * count))
-    search.threat = search.threat.at(largest)
+    search.limit(search.threat.with_radius(largest))

@@ -12,7 +12,7 @@ from overt._check import InputError, number
 from overt.results import Result
 from overt.robust.attacks.inputs import class_numbers, classes
 from overt.robust.attacks.losses import margin_of_best
-from overt.robust.threats.base import tensor
+from overt.robust.threats import tensor
 
 
 class Criterion(ABC):

@@ -13,7 +13,7 @@ from overt._check import InputError, InputTypeError, number, whole
 from overt.robust.attacks.ascent import StepSchedule, Walk, ascend, follow
 from overt.robust.attacks.base import Attack
 from overt.robust.attacks.points import Draw, Found, Points
-from overt.robust.threats.base import Threat
+from overt.robust.threats import Threat
 
 FARTHEST = 1e30
 """Longest step: single precision has no longer ones, and balls are smaller."""
@@ -196,7 +196,7 @@ class PGD(_Ascending):
         """Attack one batch, in larger balls first."""
         region, walk, spent = points.region, self.walk(points.region.threat), 0
         for factor in self.larger:
-            there = replace(points, region=region.at(factor * region.threat.radius))
+            there = replace(points, region=region.with_radius(factor * region.threat.radius))
             part = replace(walk, steps=3 * steps // 10)
             if part.steps:
                 found = ascend(there, start, part, escape, early_exit=False)

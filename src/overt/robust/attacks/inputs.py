@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from overt._check import InputError, InputTypeError
-from overt.robust.threats.base import Threat, tensor
+from overt.robust.threats import Threat, tensor
 
 LABELS = ("labels", "label", "targets", "target", "y")
 """Names that classes go by where a batch is a dict."""

@@ -15,7 +15,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from overt._check import InputError, InputTypeError, choice, whole
 from overt.robust.attacks.inputs import floating
-from overt.robust.threats.base import fits, tensor
+from overt.robust.threats import fits, tensor
 
 Model = Any
 """A torch module, any differentiable function from inputs to logits, or a list of them."""
@@ -44,12 +44,6 @@ class Door(TypedDict, total=False):
     mean: Any
     std: Any
     samples: int | None
-
-
-class Run(Door, total=False):
-    """How a model is to be called, and where: `engine` is "local", "dask" or an address."""
-
-    engine: str
 
 
 @contextmanager

@@ -17,8 +17,8 @@ from torch.utils.hooks import RemovableHandle
 from overt.robust.attacks.criteria import Criterion
 from overt.robust.attacks.losses import Objective
 from overt.robust.attacks.models import Subject
-from overt.robust.threats.base import Region
-from overt.robust.threats.keyed_random import keys_of, normal
+from overt.robust.keyed_random import keys_of, normal
+from overt.robust.threats import Region
 
 Draw = Callable[[], Tensor]
 """Draws random allowed perturbations of the points of a batch."""

@@ -18,8 +18,8 @@ from overt.robust.attacks.ascent import Books
 from overt.robust.attacks.base import Attack
 from overt.robust.attacks.losses import Loss
 from overt.robust.attacks.points import Draw, Found, Points
-from overt.robust.threats.base import Region
-from overt.robust.threats.keyed_random import keys_of, uniform
+from overt.robust.keyed_random import keys_of, uniform
+from overt.robust.threats import Region
 
 AREA = 0.8
 """Share of the input that the first windows cover."""
@@ -61,7 +61,7 @@ class Square(Attack):
         trial = torch.where(start.any(1, keepdim=True), start, _stripes(points.region, keys, shape))
         books = Books(trial)
         for step in range(1, steps + 1):
-            books.enter(trial, *points.evaluate(points.region.moved(trial)))
+            books.enter(trial, *points.evaluate(points.region.perturbed(trial)))
             books.found.queries += len(keys)
             if self.early_exit and (stay := books.leave(0.0)) is not None:
                 points, keys = points.take(stay), keys[stay]
@@ -113,7 +113,7 @@ def _window(
         return region.project(torch.where(here, sign * threat.radius, delta))
     if threat.order == 0:
         rest = torch.where(there, 0, delta)
-        low, high = region.box if region.box is not None else (-1.0, 1.0)
+        low, high = region.delta_bounds or (-1.0, 1.0)
         return region.project(torch.where(here, torch.where(sign > 0, high, low) * 1.5, rest))
     # What both windows hold of the norm goes into the first, half of it as it was there.
     rest = torch.where(here | there, 0, delta)

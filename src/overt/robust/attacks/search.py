@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from contextlib import ExitStack
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from overt._cluster import checked_engine
 from overt._progress import meter
 from overt.results import Status
 from overt.robust.attacks.criteria import Criterion
@@ -18,15 +17,13 @@ from overt.robust.attacks.losses import Loss, Plan, find_loss, objective_of, ref
 from overt.robust.attacks.models import (
     Door,
     Model,
-    Run,
     Subject,
     evaluating,
     modes_change_outputs,
 )
 from overt.robust.attacks.points import Found, Guide, Points, StraightThrough, slope
 from overt.robust.attacks.results import AttackResult, report
-from overt.robust.attacks.spreading import spread
-from overt.robust.threats.base import Threat
+from overt.robust.threats import Region, Threat
 
 FLAT = 1e-30
 """Steepness below which a class is too far away to tell how far."""
@@ -53,16 +50,15 @@ class Search:
 
     def __init__(
         self, model: Model, x: Any, y: Any, threat: Threat, criterion: Criterion, loss: Loss,
-        batch_size: int, run: Run,
+        batch_size: int, run: Door,
     ) -> None:  # fmt: skip
-        self.door = cast("Door", {k: v for k, v in run.items() if k != "engine"})
-        self.engine = checked_engine(run.get("engine", "local"))
+        self.door = run
         self.start: Tensor | None = None
         self.guide: Guide | None = None
-        self.client: Any = None
         self.subject = Subject(model, x, self.door, raw=criterion.raw)
         self.x, self.criterion, self.batch_size = self.subject.x, criterion, batch_size
-        self.threat, self.loss = threat.within(self.x), loss
+        self.loss = loss
+        self.limit(threat)
         self.modes, self._several = ExitStack(), False
         switched = any(modes_change_outputs(part) for part in self.subject.models)
         with self:
@@ -92,7 +88,12 @@ class Search:
 
     def __exit__(self, *_: object) -> None:
         self.modes.close()
-        self.client = None
+
+    def limit(self, threat: Threat) -> None:
+        """Attack within this threat from now on."""
+        self.threat = threat
+        limits = threat.input_bounds(self.x)
+        self.region = Region.of(threat, self.x, limits, self.subject.storage)
 
     @property
     def left(self) -> Tensor:
@@ -116,7 +117,8 @@ class Search:
         self.best.flat &= self.best.fooled
         try:
             with meter("attack", sum(map(len, parts)), show=len(rows) > 1) as bar:
-                for part in spread(self, stage, parts):
+                for part in parts:
+                    stage(self, part)
                     done = self.best.fooled[: int(part[-1]) + 1]
                     bar.advance(len(part), f"robust {1 - float(done.double().mean()):.3f}")
         except KeyboardInterrupt:
@@ -133,8 +135,8 @@ class Search:
     def points(self, rows: Tensor, **changes: Any) -> Points:
         """Return some points, ready to be attacked by the search's own loss."""
         there = self.subject.device
-        x, y, aim = (part[rows].to(there) for part in (self.x, self.y, self.aim))
-        region = self.threat.region(x)
+        y, aim = (part[rows].to(there) for part in (self.y, self.aim))
+        region = self.region.take(rows).to(there)
         given = {"objective": self._objective, "aim": aim} | changes
         return Points(self.subject, rows, y=y, region=region, criterion=self.criterion, **given)
 
@@ -155,8 +157,8 @@ class Search:
             coarse = self._rounding(rows, gradient, points.region.x)
             for length in PROBES:
                 delta, moved = torch.zeros_like(points.region.x), points.region.x.clone()
-                region = points.region.at(max(length * self.threat.radius, least))
-                region.advance(delta, gradient.clone(), region.threat.radius, moved)
+                region = points.region.with_radius(max(length * self.threat.radius, least))
+                region.steepest_step(delta, gradient.clone(), region.threat.radius, moved)
                 promised = (gradient.double() * (moved - region.x).double()).sum(1)
                 gained = points.evaluate(moved)[0].double() - value.double()
                 # A model that returns no number there has a warning of its own.
@@ -214,10 +216,7 @@ class Search:
 
     def settled(self) -> Tensor:
         """Return the perturbed inputs as stored, inside the threat in exact numbers."""
-        moved = self.threat.region(self.x).settle(self.best.delta)
-        if self.subject.storage != moved.dtype:
-            moved = _narrow(moved, self.x.flatten(1), self.subject.storage)
-        return moved.view_as(self.x)
+        return self.region.store_exactly(self.best.delta).view_as(self.x)
 
     def result(self, *, warn: bool) -> AttackResult:
         """Return the perturbed inputs, with success and loss recomputed there."""
@@ -257,17 +256,6 @@ class Search:
         self.note("stuck", same & ~(known | success | best.flat | self.signs.get("lying", known)))
         self.note("coarse", coarse & ~success)
         self.note("lost", best.fooled & ~success & ~random)
-
-
-def _narrow(moved: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return perturbed inputs in a narrower format, no coordinate farther from x than before."""
-    near = moved.to(dtype)
-    away = (near.double() - x.double()).abs() > (moved.double() - x.double()).abs()
-    # A point between the two is rounded the other way: past it by less than one spacing.
-    other = (2 * moved.double() - near.double()).to(dtype)
-    toward = torch.where(other == near, x.to(dtype), other)
-    farther = (toward.double() - x.double()).abs() > (moved.double() - x.double()).abs()
-    return torch.where(away, torch.where(farther, x.to(dtype), toward), near)
 
 
 class _Stage:
@@ -325,7 +313,7 @@ class _Stage:
             delta = torch.zeros_like(region.x)
         found = attack.run(points, delta, steps, draw)
         if rival is not None or not self._own:  # compare by the common loss
-            found.value = own.evaluate(region.moved(found.delta))[0].nan_to_num_(-math.inf)
+            found.value = own.evaluate(region.perturbed(found.delta))[0].nan_to_num_(-math.inf)
             found.queries += len(rows)
         home = search.x.device
         search.best.merge(rows, found.each(lambda part: part.to(home)))

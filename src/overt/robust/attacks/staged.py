@@ -16,7 +16,7 @@ from overt.robust.attacks.points import Guide
 from overt.robust.attacks.queries import Square
 from overt.robust.attacks.results import NOTEWORTHY, AttackResult
 from overt.robust.attacks.search import Search
-from overt.robust.threats.base import Threat, check_threat
+from overt.robust.threats import Threat, check_threat
 
 LEAST_BUDGET = 24
 """Gradients of a point that leave two to the stage with the fewest."""
@@ -75,7 +75,7 @@ def strongest(
     queries: int = 1500, rivals: int = 9, surrogate: models.Model | None = None,
     criterion: Criterion = Misclassified(),  # noqa: B008  (immutable)
     start: Any = None, batch_size: int = models.BATCH_SIZE, seed: int = 0, warn: bool = True,
-    **run: Unpack[models.Run],
+    **run: Unpack[models.Door],
 ) -> AttackResult:  # fmt: skip
     """Attack with a fixed ensemble of losses; a point leaves with the first success.
 
@@ -107,7 +107,7 @@ def strongest(
         When a point counts as fooled.
     start
         Perturbed inputs to start from, shaped like x.
-    batch_size, seed, warn, output, mean, std, samples, engine
+    batch_size, seed, warn, output, mean, std, samples
         As for any attack.
     """
     with begin(model, x, y, threat, criterion, batch_size, run) as search:
@@ -117,7 +117,7 @@ def strongest(
 
 def begin(
     model: models.Model, x: Any, y: Any, threat: Threat | None, criterion: Criterion,
-    batch_size: int, run: models.Run, loss: str = "reflected_greedy",
+    batch_size: int, run: models.Door, loss: str = "reflected_greedy",
 ) -> Search:  # fmt: skip
     """Return a search whose perturbations are compared by this loss."""
     instance("criterion", criterion, Criterion, "a Criterion")

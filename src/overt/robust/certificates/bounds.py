@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -28,8 +28,7 @@ from overt._types import Bools, Floats
 from overt.results import Status
 from overt.robust.attacks.search import Search
 from overt.robust.certificates.milp import Network, best_lead
-from overt.robust.threats.balls import farthest
-from overt.robust.threats.base import Region, Threat
+from overt.robust.threats import Region
 
 AFFINE = (
     nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d,
@@ -108,14 +107,14 @@ class Chain:
         return weights, offsets
 
 
-def lead_bounds(chain: Chain, x: Tensor, y: Tensor, threat: Threat) -> tuple[Floats, list[Any]]:
+def lead_bounds(chain: Chain, region: Region, y: Tensor) -> tuple[Floats, list[Any]]:
     """Return proved upper bounds on the lead of the best wrong class, (points,).
 
     The bounds of hidden units of each point, a list of (low, high) a layer, come with them.
     """
-    found, hidden = np.empty(len(x)), []
-    for i in range(len(x)):
-        walk = _Walk(chain, threat.region(x[i : i + 1].double()))
+    found, hidden = np.empty(len(y)), []
+    for i in range(len(y)):
+        walk = _Walk(chain, region.take(torch.tensor([i])))
         own = torch.eye(chain.shapes[-1].numel()).double()
         margins = own[int(y[i])] - own[[j for j in range(len(own)) if j != int(y[i])]]
         found[i] = -float(walk.least(len(chain.maps), margins).min())
@@ -146,10 +145,10 @@ class _Walk:
             total += (image.detach().flatten(1) * weights).sum(1)
             (weights,) = torch.autograd.grad(image, zero, weights.view_as(image))
             weights = weights.flatten(1)
-        box = self.region.box
+        box = self.region.delta_bounds
         if box is not None:
             box = (box[0].expand_as(weights).contiguous(), box[1].expand_as(weights).contiguous())
-        worst = farthest(-weights, self.region.threat, box)
+        worst = self.region.threat.linear_argmax(-weights, box)
         return total + (weights * (self.region.x + worst)).sum(1)
 
     def _through(self, k: int, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -246,9 +245,9 @@ def chain_of(search: Search) -> Chain:
     chain = Chain.of(subject.models[0], search.x, mean, std)
     with search:
         refuse_difference(chain, search, search.x)
-        region = search.threat.region(search.x)
+        region = search.region
         for seed in range(4):  # at random points of the ball, by turns inside and at its ends
-            moved = region.place(region.draw(seed, extreme=seed % 2 == 1))
+            moved = region.seen(region.draw(seed, extreme=seed % 2 == 1))
             refuse_difference(chain, search, moved.view_as(search.x))
     return chain
 
@@ -261,10 +260,11 @@ def decide(search: Search, chain: Chain, seconds: float) -> Bools:
     proved, left = np.zeros(len(search.x), bool), search.left
     refuse_difference(chain, search, search.settled())
     x, y = search.x[left].cpu(), search.y[left].cpu()
+    region = search.region.take(left).to(torch.device("cpu")).double()
     leads, hidden = np.full(len(x), np.inf), dict[int, Any]()
     with _interruptible(search):
         for i in range(len(x)):
-            found, units = lead_bounds(chain, x[i : i + 1], y[i : i + 1], search.threat)
+            found, units = lead_bounds(chain, region.take(torch.tensor([i])), y[i : i + 1])
             leads[i], hidden[i] = found[0], units[0]
     size = chain.logits(x.double()).abs().flatten(1).amax(1).numpy()
     proved[left.cpu().numpy()] = leads < -ROUNDING * size
@@ -274,13 +274,12 @@ def decide(search: Search, chain: Chain, seconds: float) -> Bools:
         return proved
     net = Network(*chain.dense(), chain.slopes)
     open_ = np.flatnonzero(~(leads < -ROUNDING * size))
-    limits = search.threat.region(search.x[:1].cpu().double()).limits  # of flat inputs
-    threat = replace(search.threat, bounds=limits)
     with _interruptible(search), meter("certify", len(open_), show=len(open_) > 0) as bar:
         for i in open_.tolist():
             point = x[i].double().flatten().numpy()
+            around = region.take(torch.tensor([i]))
             reached, bound, moved = best_lead(
-                net, point, int(y[i]), threat, 0.0, hidden=hidden[i], seconds=seconds
+                net, point, int(y[i]), around, 0.0, hidden=hidden[i], seconds=seconds
             )
             row = left[i : i + 1]
             if bound < -ROUNDING * size[i]:
@@ -304,6 +303,6 @@ def _enter(search: Search, row: Tensor, delta: Tensor) -> None:
     """Put a perturbation into the search if it fools the model itself."""
     points = search.points(row)
     found = points.region.project(delta[None].to(points.region.x))
-    _, fooled = points.evaluate(points.region.settle(found))
+    _, fooled = points.evaluate(points.region.store_exactly(found).to(found))
     if bool(fooled):
         search.best.delta[row], search.best.fooled[row] = found.to(search.best.delta), True

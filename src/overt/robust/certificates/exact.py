@@ -18,8 +18,7 @@ from overt._progress import meter
 from overt._types import Bools, Floats
 from overt.results import Result, Status
 from overt.robust.attacks.inputs import classes
-from overt.robust.threats.balls import farthest
-from overt.robust.threats.base import Threat, check_threat, tensor
+from overt.robust.threats import Threat, check_threat, tensor
 
 ROUNDING = 1e-9
 """Relative size of the leads of linear models that rounding leaves undecided."""
@@ -76,12 +75,12 @@ def linear(weight: Any, bias: Any, x: Any, y: Any, threat: Threat) -> ExactError
     check_threat(threat)
     inputs = tensor("x", X)
     y = classes(y, inputs, len(W)).numpy()
-    region = threat.within(inputs).region(inputs)
+    region = threat.region(inputs)
     f = X @ W.T + b
     lead, moved, size = np.full(len(X), -np.inf), X.copy(), np.abs(f).max(1)
     for j in range(len(W)):
         direction = W[j] - W[y]  # (points, inputs)
-        d = farthest(torch.from_numpy(direction), threat, region.box).numpy()
+        d = region.linear_argmax(torch.from_numpy(direction)).numpy()
         gained = np.sum(direction * d, 1)
         reached = f[:, j] - f[np.arange(len(X)), y] + gained
         better = (reached > lead) & (y != j)
@@ -132,11 +131,14 @@ def two_layer(
     lead, bound, moved = np.full(len(X), -np.inf), np.full(len(X), np.inf), X.copy()
     if check_threat(threat).order == 0:
         raise InputError("threat must be L1, L2 or Linf for two layers, got L0")
-    settled, status = threat.within(inputs), Status.OPTIMAL
+    region, status = threat.region(inputs), Status.OPTIMAL
     try:
         with meter("exact", len(X)) as bar:
             for i, (point, own) in enumerate(zip(X, y, strict=True)):
-                lead[i], bound[i], moved[i] = best_lead(net, point, int(own), settled, level)
+                one = torch.tensor([i])
+                lead[i], bound[i], moved[i] = best_lead(
+                    net, point, int(own), region.take(one), level
+                )
                 bar.advance()
     except KeyboardInterrupt:
         status = Status.INTERRUPTED

@@ -21,7 +21,7 @@ from scipy.special import expit
 from overt._check import InputError, bounded, doubles, instance, number, plain_array, whole
 from overt._types import Floats
 from overt.robust.certificates.exact import ExactError, check_slope, two_layer
-from overt.robust.threats.balls import L2
+from overt.robust.threats import L2
 
 SEPARABLE = 1e-8
 """Least margin, relative to the largest input, that is told from none in double precision."""

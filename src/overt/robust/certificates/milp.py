@@ -19,8 +19,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
 from overt._types import Floats
-from overt.robust.threats.balls import L1, L2
-from overt.robust.threats.base import Threat
+from overt.robust.threats import L1, L2, Region
 
 Hidden = Sequence[tuple[Floats, Floats]] | None
 """Proved bounds (low, high) of the units of each hidden layer, before the rectifier."""
@@ -52,7 +51,7 @@ class Network:
 
 
 def best_lead(
-    net: Network, x: Floats, own: int, threat: Threat, level: float, *, hidden: Hidden = None,
+    net: Network, x: Floats, own: int, region: Region, level: float, *, hidden: Hidden = None,
     seconds: float = np.inf,
 ) -> tuple[float, float, Floats]:  # fmt: skip
     """Return (lead reached, proved upper bound, the input that reaches it) over wrong classes.
@@ -66,7 +65,7 @@ def best_lead(
     for j in range(len(net.W[-1])):
         if j == own:
             continue
-        reached, upper, moved = _against(net, x, own, j, threat, level, hidden, end)
+        reached, upper, moved = _against(net, x, own, j, region, level, hidden, end)
         if reached > best:
             best, where = reached, moved
         bound = max(bound, upper)
@@ -78,10 +77,10 @@ def best_lead(
 
 
 def _against(
-    net: Network, x: Floats, own: int, j: int, threat: Threat, level: float, hidden: Hidden,
+    net: Network, x: Floats, own: int, j: int, region: Region, level: float, hidden: Hidden,
     end: float,
 ) -> tuple[float, float, Floats]:  # fmt: skip
-    program = _Program(net, x, own, j, threat, hidden)
+    threat, program = region.threat, _Program(net, x, own, j, region, hidden)
     best, upper, where = -np.inf, np.inf, x
     for _ in range(MOST_PLANES):
         proved, delta = program.solve(end - time.monotonic())
@@ -112,10 +111,11 @@ class _Program:
     """
 
     def __init__(
-        self, net: Network, x: Floats, own: int, j: int, threat: Threat, hidden: Hidden
+        self, net: Network, x: Floats, own: int, j: int, region: Region, hidden: Hidden
     ) -> None:
+        threat = region.threat
+        low, high = _box(x, region)
         d, extra = len(x), len(x) if isinstance(threat, L1) else 0
-        low, high = _box(x, threat)
         self.radius, self.inputs = threat.radius or 1.0, d
         self.total = d + extra + 2 * sum(len(b) for b in net.b[:-1])
         self.rows: list[Floats] = []  # row . variables <= limit
@@ -226,10 +226,11 @@ def _silence() -> Iterator[None]:
         os.close(nowhere)
 
 
-def _box(x: Floats, threat: Threat) -> tuple[Floats, Floats]:
+def _box(x: Floats, region: Region) -> tuple[Floats, Floats]:
     """Return the coordinates' limits of a perturbation."""
-    low, high = np.full(len(x), -threat.radius), np.full(len(x), threat.radius)
-    if threat.bounds is not None:
-        limits = [np.broadcast_to(np.asarray(v, float), x.shape) - x for v in threat.bounds]
+    radius = region.threat.radius
+    low, high = np.full(len(x), -radius), np.full(len(x), radius)
+    if region.limits is not None:
+        limits = [part[0].double().cpu().numpy() - x for part in region.limits]
         low, high = np.maximum(low, limits[0]), np.minimum(high, limits[1])
     return low, high

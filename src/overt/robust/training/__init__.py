@@ -26,7 +26,7 @@ from overt.results import Result, Status
 from overt.robust.attacks import inputs, models
 from overt.robust.attacks.base import Attack
 from overt.robust.attacks.criteria import Deviates
-from overt.robust.threats.base import tensor
+from overt.robust.threats import tensor
 from overt.robust.training.checkpoints import TrainingCheckpoint
 from overt.robust.training.epoch import Epoch, Recipe, WarmStarts, batches, hits
 from overt.robust.training.losses import TrainingLoss

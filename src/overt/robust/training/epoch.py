@@ -19,8 +19,8 @@ from overt.robust.attacks.inputs import classes, pair
 from overt.robust.attacks.losses import find_loss, objective_of
 from overt.robust.attacks.models import Subject, evaluating
 from overt.robust.attacks.points import Points
-from overt.robust.threats.base import Region, tensor
-from overt.robust.threats.keyed_random import keys_of
+from overt.robust.keyed_random import keys_of
+from overt.robust.threats import Region, tensor
 from overt.robust.training.losses import Target, TrainingLoss
 
 SEEN = 10
@@ -128,7 +128,7 @@ class Epoch:
     def __init__(self, recipe: Recipe, radius_share: float, sums: list[float] | None) -> None:
         self._recipe, self.sums = recipe, sums or [0.0] * 5
         if recipe.attack is not None:
-            threat = recipe.attack.threat.at(recipe.attack.threat.radius * radius_share)
+            threat = recipe.attack.threat.with_radius(recipe.attack.threat.radius * radius_share)
             self._attack = dataclasses.replace(recipe.attack, threat=threat, early_exit=False)
             self._objective = recipe.loss.inner or objective_of(
                 find_loss(recipe.attack.loss),
@@ -207,7 +207,7 @@ class Epoch:
         if isinstance(attack.criterion, Targeted):
             targets = attack.criterion.aims(aim, int(subject.logits(x[:1], rows[:1]).shape[1]))
             aim = aim if targets is None else targets
-        region = attack.threat.within(x).region(x)
+        region = attack.threat.region(x)
         fast = isinstance(attack, FGSM) and attack.random_start is None
         with evaluating(r.model, hidden=False), r.casting(x.device):
             if r.loss.inner is not None:
@@ -222,7 +222,7 @@ class Epoch:
             if known is not None and not torch.equal(known, x):
                 delta = region.project((known - x).flatten(1))
             given = (y.classes, aim, region, self._objective, attack.criterion)
-            moved = region.moved(attack.follow(Points(subject, rows, *given), delta)).view_as(x)
+            moved = region.perturbed(attack.follow(Points(subject, rows, *given), delta)).view_as(x)
         if r.warm_starts is not None:
             r.warm_starts.store(x, moved)
         return moved

@@ -1,1 +1,0 @@
-"""What an adversary may do: balls of perturbations with their geometry."""
