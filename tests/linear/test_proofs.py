@@ -283,17 +283,20 @@ def test_false_claims_and_broken_files_are_refused():
 def test_costs_and_thresholds_that_bound_nothing_are_refused():
     tampering = {
         "sliding": [
-            ({"band": 2.0}, "a wrong band"), ({"band": True}, "a wrong band"),
-            ({"band": 1}, "a wrong band"), ({"gamma": "-0x1p-9"}, "below|band"),
+            ({"band": 2.0}, "a wrong band"),
+            ({"band": True}, "a wrong band"),
+            ({"band": 1}, "a wrong band"),
+            ({"gamma": "-0x1p-9"}, "below|band"),
             ({"thresholds": ["-0x1p-9"] * 6}, "wrong thresholds"),
             ({"thresholds": ["0x1p-9"] * 5}, "wrong thresholds"),
             ({"gamma": "0x1p+9"}, "not shown to be below"),
         ],
         "one at a time": [
-            ({"delta": ["-0x1p-9"] * 5}, "wrong costs"), ({"delta": ["0x1p-9"] * 4}, "wrong costs"),
+            ({"delta": ["-0x1p-9"] * 5}, "wrong costs"),
+            ({"delta": ["0x1p-9"] * 4}, "wrong costs"),
             ({"delta": ["0x1p+9"] * 5}, "not shown to be below"),
         ],
-    }  # fmt: skip
+    }
     for name, changes in tampering.items():
         net, weights = CASES[name][0]()
         file = net.certify(*weights, rigorous=True).document

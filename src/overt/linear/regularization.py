@@ -71,10 +71,16 @@ class RegularizationPath(Result):
 
 @target_or_data
 def path(
-    target: Any, width: int | Sequence[int], drop_probs: float | Sequence[float] | None = None, *,
-    block_size: int | Sequence[int] = 1, noise: Noise | Sequence[Noise] | None = None,
-    X: Any = None, Y: Any = None, second_moment: Any = None,
-) -> RegularizationPath:  # fmt: skip
+    target: Any,
+    width: int | Sequence[int],
+    drop_probs: float | Sequence[float] | None = None,
+    *,
+    block_size: int | Sequence[int] = 1,
+    noise: Noise | Sequence[Noise] | None = None,
+    X: Any = None,
+    Y: Any = None,
+    second_moment: Any = None,
+) -> RegularizationPath:
     """Return the exact optimum at each drop probability, block size, width or noise, from one SVD.
 
     Parameters
