@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import overt
 from overt import InputError, MissingExtraError, equalize, noise, penalty, relu, spectral, theorems
 from overt.cli import app
 from overt.completion import bounds
@@ -261,6 +262,12 @@ MUTATIONS = [
     (equalize, "hadamard_equalizer", lambda U: np.eye(U.shape[1]), ["hadamard-equalizer"]),
     (penalty, "shallow", slightly_more(penalty.shallow), ["dropout-step", "dropblock-tight"]),
     (landscape, "_outside", lambda *given: (0.0, given[2]), ["strict-saddle"]),
+    (overt.DeepLinearNetwork, "solve", lambda self: SimpleNamespace(objective=1.0),
+     ["deep-exact-optimum"]),
+    (theorems._oracles, "deep_added_loss", slightly_more(theorems._oracles.deep_added_loss),
+     ["deep-spurious-minimum"]),
+    (theorems.beyond, "rank_jump", lambda widths, drop_prob: 0.9, ["deep-rank-jump"]),
+    (overt.LinearNetwork, "bound", lambda self: 1e9, ["any-noise-bound"]),
     (sharing, "_signs", lambda count, k, seed: np.ones((count, k)), ["dropblock-tight"]),
     (equalize, "importance", lambda U, V, C=None: np.arange(1.0, 4.0), ["per-unit-optimum"]),
     (spectral.SquaredNuclear, "prox", soft_threshold, ["dropconnect-optimum"]),

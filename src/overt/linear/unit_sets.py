@@ -54,7 +54,9 @@ class ProgramOptions:
     max_rays: int = 200
     """Sets on which Z has rank one: what one or two windows leave."""
     max_priced_width: int = 12
-    """Above it no further sets are looked for, as each round repeats the program."""
+    """Above it further sets are looked for once, as each round repeats the program."""
+    max_twice_width: int = 16
+    """Above it no further sets are looked for."""
     max_rounds: int = 3
     """Programs solved, each with the sets that the one before asks for."""
     max_arc: int = 16
@@ -162,7 +164,10 @@ def proposals(Gamma: Floats, s: Floats) -> Iterable[list[Piece]]:
     bases = [(units, np.eye(len(units))) for units in _windows(Gamma)]
     bases += [(units, 1 + np.diag(Gamma)[list(units), None]) for units in _rays(Gamma)]
     yield []
-    for _ in range(OPTIONS.max_rounds if d <= OPTIONS.max_priced_width else 1):
+    rounds = 1
+    if d <= OPTIONS.max_twice_width:
+        rounds = OPTIONS.max_rounds if d <= OPTIONS.max_priced_width else 2
+    for _ in range(rounds):
         pieces, duals = _solve(Gamma + 1, s, bases)
         yield pieces
         found = _priced(*duals, {units for units, _ in bases}, limit=2 * d)
