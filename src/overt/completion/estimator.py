@@ -111,24 +111,56 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
     file_report_: files.FileReport | None
 
     def __init__(
-        self, n_factors: int | None = None, drop_prob: Any = "learn", biases: bool = True,
-        ridge: float = 1e-6, method: str = "alternating", max_sweeps: int | None = None,
-        tol: float | None = None, average: Any = "auto", signals: Any = "auto", clip: Any = "auto",
-        learning_rate: float = 1.0, batch_size: int = 2000, seed: Seed = 0,
-        n_jobs: int | None = None, engine: str = "local", missing: str = "unknown",
-        random_state: Any = None, memory_limit: Any = None,
-    ) -> None:  # fmt: skip
-        self.n_factors, self.drop_prob, self.biases = n_factors, drop_prob, biases
-        self.ridge, self.method, self.max_sweeps, self.tol = ridge, method, max_sweeps, tol
-        self.average, self.signals, self.random_state = average, signals, random_state
-        self.clip, self.learning_rate, self.batch_size = clip, learning_rate, batch_size
-        self.seed, self.n_jobs, self.engine = seed, n_jobs, engine
-        self.missing, self.memory_limit = missing, memory_limit
+        self,
+        n_factors: int | None = None,
+        drop_prob: Any = "learn",
+        biases: bool = True,
+        ridge: float = 1e-6,
+        method: str = "alternating",
+        max_sweeps: int | None = None,
+        tol: float | None = None,
+        average: Any = "auto",
+        signals: Any = "auto",
+        clip: Any = "auto",
+        learning_rate: float = 1.0,
+        batch_size: int = 2000,
+        seed: Seed = 0,
+        n_jobs: int | None = None,
+        engine: str = "local",
+        missing: str = "unknown",
+        random_state: Any = None,
+        memory_limit: Any = None,
+    ) -> None:
+        self.n_factors = n_factors
+        self.drop_prob = drop_prob
+        self.biases = biases
+        self.ridge = ridge
+        self.method = method
+        self.max_sweeps = max_sweeps
+        self.tol = tol
+        self.average = average
+        self.signals = signals
+        self.random_state = random_state
+        self.clip = clip
+        self.learning_rate = learning_rate
+        self.batch_size = batch_size
+        self.seed = seed
+        self.n_jobs = n_jobs
+        self.engine = engine
+        self.missing = missing
+        self.memory_limit = memory_limit
 
     def fit(
-        self, X: Any, y: Any = None, row_features: Any = None, col_features: Any = None,
-        sample_weight: Any = None, *, checkpoint: Path | None = None, resume: bool = False,
-    ) -> Self:  # fmt: skip
+        self,
+        X: Any,
+        y: Any = None,
+        row_features: Any = None,
+        col_features: Any = None,
+        sample_weight: Any = None,
+        *,
+        checkpoint: Path | None = None,
+        resume: bool = False,
+    ) -> Self:
         """Fit to observed entries.
 
         X is `overt.Entries`, scipy sparse (rows x columns; stored zeros are ratings of zero), a
@@ -165,21 +197,33 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
         return self.fit_entries(entries, *tables, checkpoint, resume)
 
     def fit_triplets(
-        self, rows: Any, cols: Any, values: Any, *, shape: tuple[int, int] | None = None,
-        on_sweep: Callable[[int, float], Any] = lambda sweeps, objective: None, **features: Any,
-    ) -> Self:  # fmt: skip
+        self,
+        rows: Any,
+        cols: Any,
+        values: Any,
+        *,
+        shape: tuple[int, int] | None = None,
+        on_sweep: Callable[[int, float], Any] = lambda sweeps, objective: None,
+        **features: Any,
+    ) -> Self:
         """Fit to three arrays; `on_sweep(sweeps done, objective)` may watch; features as in fit."""
         features["on_form"] = lambda form: on_sweep(len(form.history), form.history[-1])
         return self.fit_entries(Entries(rows, cols, values, shape), **features)
 
     def fit_entries(
-        self, entries: Any, row_features: Any = None, col_features: Any = None,
-        checkpoint: Any = None, resume: bool = False, **how: Any,
-    ) -> Self:  # fmt: skip
+        self,
+        entries: Any,
+        row_features: Any = None,
+        col_features: Any = None,
+        checkpoint: Any = None,
+        resume: bool = False,
+        **how: Any,
+    ) -> Self:
         """Fit to Entries; `how` is what `overt.completion.fitting.fit_entries` takes."""
         self.file_report_ = None
         instance("entries", entries, Entries, "overt.Entries")
-        settings, tables = self._settings(), (row_features, col_features)
+        settings = self._settings()
+        tables = (row_features, col_features)
         if settings.missing == "negative":
             refuse_dislikes(entries.values)
             entries = observed_pairs(entries)
@@ -356,7 +400,8 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.estimator_type, tags.regressor_tags = "regressor", RegressorTags()
+        tags.estimator_type = "regressor"
+        tags.regressor_tags = RegressorTags()
         tags.input_tags.sparse = tags.input_tags.allow_nan = True
         return tags
 
