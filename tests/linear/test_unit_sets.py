@@ -1,5 +1,8 @@
 """The bound for any noise over units, against descents, enumeration and closed forms."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -72,3 +75,23 @@ def test_tied_networks_have_the_bound_of_their_eigenvalues():
     best = net.solve()
     untied = overt.LinearNetwork(B @ B.T, 5, noise).bound()
     assert untied * (1 - 1e-6) <= net.bound() <= best.objective * (1 + 1e-12)
+
+
+def test_without_clarabel_the_bound_is_lower_and_valid():
+    code = (
+        "import sys; sys.modules['clarabel'] = None\n"
+        "import numpy as np, overt\n"
+        "noise = overt.DropBlock(0.3, 2, 'sliding')\n"
+        "print(overt.LinearNetwork(np.diag([3.0, 2.0, 1.0]), 6, noise).bound())"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    noise = overt.DropBlock(0.3, 2, "sliding")
+    assert 0 < float(shown.stdout) < overt.LinearNetwork(np.diag([3.0, 2.0, 1.0]), 6, noise).bound()
+
+
+@pytest.mark.parametrize("rank", [0, -1, 1.5, "2", True])
+def test_wrong_ranks_are_refused(rank):
+    net = overt.LinearNetwork(np.eye(2), 2, overt.Dropout(0.5))
+    for method in (net.solve, net.bound):
+        with pytest.raises((ValueError, TypeError), match="rank must be"):
+            method(rank=rank)
