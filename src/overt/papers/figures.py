@@ -31,7 +31,7 @@ Row = dict[str, Any]
 Grid = Mapping[str, Any]
 """The values along each axis of a size."""
 
-Table = tuple[Sequence[str], list[Sequence[Any]]]
+Table = tuple[Sequence[str], Sequence[Sequence[Any]]]
 """Header and lines, as printed in the paper beside what was measured."""
 
 
