@@ -379,12 +379,13 @@ def check_epsilon(rows: list[Row]) -> Findings:
 
 
 def _printed_recovers(rows: list[Row]) -> Finding:
-    """Return whether annealing recovers epsilon = 1 with the printed decay and loss."""
-    errors = [error for row in rows if row["noisy_steps"] for error in row["test_error"]]
+    """Return whether annealing recovers epsilon >= .25 with the printed decay and loss."""
+    chosen = [row for row in rows if row["noisy_steps"] and row["epsilon"] >= 0.25]
+    errors = {row["epsilon"]: row["test_error"] for row in chosen}
     return Finding(
-        "the printed weight decay reproduces the figure under the printed loss",
-        below(mean_interval(errors), RECOVERED),
-        f"mean relative error {np.mean(errors):.3f} after noisy phases at epsilon = 1",
+        "the printed weight decay recovers epsilon >= .25 under the printed loss",
+        together(*(below(mean_interval(row["test_error"]), RECOVERED) for row in chosen)),
+        _means(errors),
         "recovered",
     )
 
@@ -564,7 +565,12 @@ figure(
                 "noisy_steps": [0, 1000, 2000, 5000],
                 "seeds": 40,
             },
-            {"convention": "loss", "epsilon": 1.0, "noisy_steps": [0, 1000, 5000], "seeds": 20},
+            {
+                "convention": "loss",
+                "epsilon": [0.1, 0.25, 1.0],
+                "noisy_steps": [0, 1000, 5000],
+                "seeds": 20,
+            },
         ],
     },
     differs={

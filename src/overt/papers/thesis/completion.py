@@ -17,7 +17,7 @@ from overt._types import Floats
 from overt.entries import Entries
 from overt.papers import descent, oracles
 from overt.papers.evidence import DESCENT, EXACT, MONTE_CARLO, relative, standard_errors
-from overt.papers.figures import Finding, Findings, Params, Row, above, rows_with, values_of
+from overt.papers.figures import Finding, Findings, Params, Row, Table, above, rows_with, values_of
 from overt.papers.records import Residuals, figure, item, statement
 
 
