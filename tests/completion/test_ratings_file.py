@@ -69,7 +69,7 @@ def test_columns_that_were_guessed_are_reported(tmp_path):
 
 def test_a_model_keeps_no_report_of_an_older_file(tmp_path):
     model = quick().fit(write(tmp_path / "r.csv", *lines()))
-    model.fit(np.random.default_rng(0).random((6, 5)))
+    model.fit(np.eye(6))
     assert model.file_report_ is None
 
 

@@ -62,7 +62,6 @@ RANKED = by.fitted(missing="negative").fit(
 NAMED = by.fitted(drop_prob=0.5).fit(
     overt.Entries.from_ids(["a", "b", "c"], ["x", "y", "x"], [1.0, 2.0, 3.0])
 )
-TABLED = DropoutCompletion(n_factors=2, drop_prob=0.5, max_sweeps=2).fit(by.TABLE)
 RULE = decay.Schedule.constant(9, 0.1, 0.01)
 DEEP = decay.DeepLinearCompletion(3, 2, RULE).fit(by.ENTRIES)
 FEW = {"width": 3, "seeds": 1, "records": 3, "schedule": RULE}
@@ -129,8 +128,6 @@ MORE = {
         "completion.DropoutCompletion.predict of names": whole(NAMED.predict, rows=["a"], cols=["x"]),
         "completion.DropoutCompletion.complete whole": whole(by.MODEL.complete, rows=by.ROWS, cols=by.COLS),
         "completion.DropoutCompletion.score whole": whole(by.MODEL.score, X=np.stack([by.ROWS, by.COLS], 1), y=by.VALUES, sample_weight=np.ones(5)),
-        "completion.DropoutCompletion.transform": whole(TABLED.transform, X=by.TABLE),
-        "completion.DropoutCompletion.get_feature_names_out": whole(TABLED.get_feature_names_out),
         "completion.DropoutCompletion.fold_in whole": whole(lambda entries, features: by.MODEL.fold_in(
             entries, features).predict([0]), entries={0: 1.0}, features=None),
         "completion.DropoutCompletion.save": whole(by.MODEL.save, path="model"),

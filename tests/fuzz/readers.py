@@ -219,7 +219,7 @@ def _predictions(path):
 
     model = DropoutCompletion.load(path.parent)
     rows, cols = np.divmod(np.arange(48), 6)
-    return pickle.dumps([model.get_params(), *model.predict(rows, cols, return_std=True)])
+    return pickle.dumps([model.get_params(), model.predict(rows, cols), model.recommend(0, 3).cols])
 
 
 def _checkpoint(folder):

@@ -14,6 +14,15 @@ from overt.completion.storage.collecting import RatingsFile
 from overt.completion.storage.files import read_ratings
 
 __all__ = [
-    "Bound", "DropoutCompletion", "DropoutImputer", "Evaluation", "Explanation", "NewRow",
-    "RatingsFile", "Recommendation", "Recommendations", "evaluate", "read_ratings",
-]  # fmt: skip
+    "Bound",
+    "DropoutCompletion",
+    "DropoutImputer",
+    "Evaluation",
+    "Explanation",
+    "NewRow",
+    "RatingsFile",
+    "Recommendation",
+    "Recommendations",
+    "evaluate",
+    "read_ratings",
+]

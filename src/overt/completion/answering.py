@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -24,11 +23,7 @@ class Answers(ABC):
     """The questions about rows that an estimator with a fitted model can be asked."""
 
     chosen_: FactorModel | None
-
-    @property
-    @abstractmethod
-    def entries_(self) -> Entries:
-        """The entries fitted."""
+    entries_: Entries
 
     @abstractmethod
     def _asked(self, keys: str = "auto") -> tuple[FactorModel, EntryIndex]: ...
@@ -61,13 +56,14 @@ class Answers(ABC):
 
         They are ranked by how likely they are chosen (with missing="negative"), or by that and how
         they are expected to be rated, together: "both"; "value" and "chosen" take one of them. What
-        was chosen comes from a second model of the same entries, fitted when first asked for; where
+        was chosen comes from a second model of the same entries, see `prepare_ranking`; where
         that shows no more than how often columns were chosen, these counts alone are taken.
         `exclude` are columns to leave out, `candidates` those to choose among; those never seen
         are reported by a warning. `keys` says how rows and columns are given and returned, as in
         `predict`.
         """
         _, index = self._asked(keys)
+        index.rows.find_one(row)  # an unknown row is refused first
         ranking = self._ranking(by)
         return recommending.recommend(ranking, index, row, n, exclude_seen, exclude, candidates)
 
@@ -97,12 +93,19 @@ class Answers(ABC):
         lists.write(path, rows)
         return None
 
-    def prepare_ranking(self) -> None:
-        """Fit now what `recommend` needs, which is otherwise fitted when first asked for."""
-        self._ranking()
+    def prepare_ranking(self) -> Self:
+        """Fit the second model that `recommend` needs: of which entries are observed.
+
+        `fit` does so itself where that takes a moment, up to 200,000 entries. A model with
+        missing="negative" needs none.
+        """
+        model, _ = self._asked()
+        if model.pairs is None and self.chosen_ is None:
+            self.chosen_ = fitting.fit_chosen(self._settings(), self.entries_)
+        return self
 
     def _ranking(self, by: str = "auto") -> Ranking:
-        """Return by what to rank; the model of what was chosen is fitted when first needed."""
+        """Return by what to rank; see `prepare_ranking`."""
         model, _ = self._asked()
         choice("by", by, ("auto", "both", "value", "chosen"))
         if model.pairs is not None:
@@ -113,7 +116,10 @@ class Answers(ABC):
         if by == "value":
             return Ranking(by, model, None, middle)
         if self.chosen_ is None:
-            self.chosen_ = fit_chosen(self._settings(), self.entries_)
+            raise InputError(
+                "columns are ranked by a second model, of which entries are observed, and this fit "
+                "left it out: call prepare_ranking() once, or rank by='value'"
+            )
         if by == "auto":  # never below counts where nothing was learned beyond them
             pairs = self.chosen_.pairs
             by = "chosen" if pairs is not None and pairs.popular == 1 else "both"
@@ -160,12 +166,3 @@ def _complete(model: FactorModel, rows: Ints, cols: Ints | None = None) -> Float
             beside = model.predict(some, np.full(len(some), UNKNOWN))
             dense[start : start + step, unseen] = beside[:, None]
     return dense
-
-
-def fit_chosen(settings: Settings, entries: Entries) -> FactorModel:
-    """Fit the model of what was chosen that ranks beside a model of values."""
-    settings = replace(
-        settings, drop_prob="learn", method="alternating", average=0, missing="negative",
-        max_sweeps=None, tol=None, n_factors=settings.chosen_factors(len(entries)),
-    )  # fmt: skip
-    return fitting.fit_entries(settings, entries).model

@@ -10,7 +10,7 @@ import numpy as np
 
 from overt._check import InputError
 from overt._types import Array, Floats, Ints
-from overt.completion.ledger import Ledger
+from overt.completion.kernels import Csr, group
 from overt.entries import Entries
 from overt.entries.entries import find_pairs
 from overt.entries.identifiers import IdentifierIndex, as_index
@@ -22,7 +22,7 @@ class EntryIndex:
     See `overt.entries.identifiers` for the rule that decides between the two.
     """
 
-    def __init__(self, entries: Ledger) -> None:
+    def __init__(self, entries: Entries) -> None:
         self._entries = entries
         self.rows = IdentifierIndex("rows", entries.shape[0], entries.row_ids)
         self.cols = IdentifierIndex("cols", entries.shape[1], entries.col_ids)
@@ -38,18 +38,24 @@ class EntryIndex:
     def entered(self) -> Array:
         """Whether a column has entries, for each."""
         found = np.zeros(self._entries.shape[1], dtype=bool)
-        found[self._entries.entries.cols] = True
+        found[self._entries.cols] = True
         return found
 
     @cached_property
     def value_range(self) -> tuple[float, float]:
         """The least and the largest of the values."""
-        values = self._entries.entries.values
+        values = self._entries.values
         return float(values.min()), float(values.max())
 
     def of_row(self, row: int) -> tuple[Array, Floats]:
         """Return the columns and values observed in a row."""
-        return self._entries.of(0, np.array([row]))[1:]
+        some = slice(self._by_row.indptr[row], self._by_row.indptr[row + 1])
+        return self._by_row.indices[some], self._by_row.values[some]
+
+    @cached_property
+    def _by_row(self) -> Csr:
+        given = self._entries
+        return Csr(*group(given.rows, given.cols, given.values, given.shape[0]))
 
     def find_pairs(self, rows: Any, cols: Any = None) -> tuple[tuple[Ints, Ints], tuple[Any, Any]]:
         """Return the positions of entries (UNKNOWN if never seen), and what users call them."""
