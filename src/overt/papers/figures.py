@@ -139,7 +139,8 @@ class Figure:
     differs
         How each size differs from what was printed, or what was not printed and had to be chosen.
     hours
-        Estimated hours on one core at each size, where they are more than a few minutes.
+        Hours on one core at each size, measured or scaled up from a smaller size; absent where
+        nobody has measured them.
     needs
         Packages that must be installed, with the extra that installs each.
     table

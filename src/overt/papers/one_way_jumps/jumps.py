@@ -498,6 +498,7 @@ figure(
     run=run_paths,
     check=check_paths,
     plot=plot_paths,
+    hours={"paper": 0.04},
     sizes={
         "toy": {
             "seeds": 16,
@@ -526,6 +527,7 @@ figure(
     run=run_depths,
     check=check_depths,
     plot=plot_depths,
+    hours={"paper": 0.03},
     sizes={
         "toy": {
             "depth": [3, 4],
@@ -553,6 +555,7 @@ figure(
     run=run_epsilon,
     check=check_epsilon,
     plot=plot_epsilon,
+    hours={"paper": 0.32},
     sizes={
         "toy": {
             "epsilon": [0.1, 0.25, 1.0],
@@ -590,6 +593,7 @@ figure(
     run=run_periods,
     check=check_periods,
     plot=plot_periods,
+    hours={"paper": 0.03},
     sizes={
         "toy": {
             "seeds": 8,
@@ -618,6 +622,7 @@ figure(
     run=run_minima,
     check=check_minima,
     plot=plot_minima,
+    hours={"paper": 0.01},
     sizes={
         "toy": {
             "depth": 3,

@@ -519,6 +519,7 @@ figure(
     run=run_search,
     check=check_search,
     plot=plot_search,
+    hours={"paper": 0.03},
     sizes={
         "toy": {
             "loss": ["cross-entropy", "reflected, log-softmax", "reflected, pairwise"],
@@ -553,6 +554,7 @@ figure(
     run=run_two_digits,
     check=check_two_digits,
     plot=plot_two_digits,
+    hours={"reduced": 0.54, "paper": 9},
     table=table_two_digits,
     sizes={
         "toy": {
@@ -661,6 +663,7 @@ figure(
     run=run_greedy,
     check=check_greedy,
     plot=plot_greedy,
+    hours={"paper": 0.09},
     sizes={
         "toy": {
             "method": [

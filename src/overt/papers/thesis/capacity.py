@@ -460,6 +460,7 @@ figure(
     run=run,
     check=check,
     plot=plot,
+    hours={"reduced": 0.15, "paper": 30},
     sizes={
         "toy": {
             "run": 0,

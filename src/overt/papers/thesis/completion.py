@@ -440,6 +440,7 @@ figure(
     run=run_curves,
     check=check_curves,
     plot=plot_curves,
+    hours={"reduced": 0.04},
     sizes={
         "toy": {
             "data": "generated",
@@ -490,6 +491,7 @@ figure(
     run=run_table,
     check=check_table,
     plot=plot_table,
+    hours={"reduced": 0.5},
     table=rmse_table,
     sizes={
         "toy": {

@@ -510,6 +510,7 @@ figure(
     run=run_spectra,
     check=check_spectra,
     plot=plot_spectra,
+    hours={"paper": 0.8},
     sizes={
         "toy": {
             "drop_prob": [0.0, 0.2, 0.4, 0.6],
@@ -554,6 +555,7 @@ figure(
     run=run_gaps,
     check=check_gaps,
     plot=plot_gaps,
+    hours={"paper": 1.5},
     sizes={
         "toy": {
             "runs": 3,

@@ -481,6 +481,7 @@ figure(
     run=run_losses,
     check=check_losses,
     plot=plot_losses,
+    hours={"paper": 0.01},
     sizes={
         "toy": {
             "loss": ["0-1", "cross-entropy", "reflected"],
