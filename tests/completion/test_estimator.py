@@ -171,7 +171,7 @@ def test_complete_is_predict_everywhere(fitted):
 
 def test_complete_does_not_depend_on_the_size_of_its_blocks(fitted, monkeypatch):
     whole = fitted.complete()
-    monkeypatch.setattr("overt.completion.recommending.BLOCK", 50 * 7)
+    monkeypatch.setattr("overt.completion.recommend.BLOCK", 50 * 7)
     np.testing.assert_allclose(fitted.complete(), whole, rtol=1e-12)
 
 

@@ -13,29 +13,39 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import RegressorTags
 from sklearn.utils.validation import check_is_fitted
 
-from overt._check import InputError, instance, whole
-from overt._types import Seed
-from overt.completion import fitting, incremental, plotting, recommending, scoring
+from overt._check import InputError, choice, instance, whole
+from overt._types import Floats, Ints, Seed
+from overt.completion import bounds, evaluation, fitting, incremental
 from overt.completion.alignment import with_features
-from overt.completion.answering import Answers
 from overt.completion.engines import make_engine
-from overt.completion.explaining import Explanation, explain
+from overt.completion.forms.implicit import observed_pairs, refuse_dislikes
 from overt.completion.forms.model import FactorModel, Fit
-from overt.completion.forms.strengths import observed_pairs, refuse_dislikes
 from overt.completion.index import EntryIndex
-from overt.completion.recommending import NewRow
+from overt.completion.recommend import (
+    BLOCK,
+    Explanation,
+    Lists,
+    NewRow,
+    Ranking,
+    Recommendation,
+    Recommendations,
+    best_for_row,
+    explain,
+    new_row,
+    similar_columns,
+)
 from overt.completion.settings import RANKING, Settings, fresh_seed
 from overt.completion.storage import checkpoints, files, models
 from overt.completion.tables import read_entries
 from overt.entries import Entries, observed
 from overt.entries.frames import is_frame, is_table
-from overt.entries.identifiers import UNKNOWN, warn_unknown
+from overt.entries.identifiers import UNKNOWN, IdentifierIndex, warn_unknown
 from overt.results import Status
 
 Path = str | os.PathLike[str]
 
 
-class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
+class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
     """Complete a matrix of which some entries are observed.
 
     Entry (a, b) is explained by mean + row bias + column bias + u_a . v_b. `drop_prob`, with which
@@ -109,6 +119,8 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
     """
 
     file_report_: files.FileReport | None
+    chosen_: FactorModel | None
+    entries_: Entries
 
     def __init__(
         self,
@@ -325,7 +337,119 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
         are left out, with a warning. `features` is one row like those of `row_features`, or
         {name: value}. `keys` says how columns are given, as in `predict`.
         """
-        return recommending.fold_in(*self._asked(keys), entries, self._ranking, features)
+        return new_row(*self._asked(keys), entries, self._ranking, features)
+
+    def complete(self, rows: Any = None, cols: Any = None, *, keys: str = "auto") -> Floats:
+        """Return the dense matrix, or some rows and columns of one too large to be had at once.
+
+        Rows and columns are given as in `predict`, or as slices of their order. Those never seen
+        are predicted as `predict` does, with a warning.
+        """
+        model, index = self._asked(keys)
+        a = _find_or_slice(index.rows, rows)
+        return _complete(model, a, None if cols is None else _find_or_slice(index.cols, cols))
+
+    def recommend(
+        self,
+        row: Any,
+        n: int = 10,
+        exclude_seen: bool = True,
+        *,
+        by: str = "auto",
+        exclude: Any = (),
+        candidates: Any = None,
+        keys: str = "auto",
+    ) -> Recommendation:
+        """Return the `n` columns that suit a row best.
+
+        They are ranked by how likely they are chosen (with missing="negative"), or by that and how
+        they are expected to be rated, together: "both"; "value" and "chosen" take one of them. What
+        was chosen comes from a second model of the same entries, see `prepare_ranking`; where
+        that shows no more than how often columns were chosen, these counts alone are taken.
+        `exclude` are columns to leave out, `candidates` those to choose among; those never seen
+        are reported by a warning. `keys` says how rows and columns are given and returned, as in
+        `predict`.
+        """
+        _, index = self._asked(keys)
+        index.rows.find_one(row)  # an unknown row is refused first
+        ranking = self._ranking(by)
+        return best_for_row(ranking, index, row, n, exclude_seen, exclude, candidates)
+
+    def recommend_all(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        n: int = 10,
+        *,
+        rows: Any = None,
+        by: str = "auto",
+        exclude_seen: bool = True,
+        exclude: Any = (),
+        candidates: Any = None,
+        keys: str = "auto",
+    ) -> Recommendations | None:
+        """Recommend to all rows (or those given), as `recommend` does, in blocks.
+
+        With a `path` (.csv or .parquet) lines of row, column, rank, prediction and score are
+        written there; without one they are returned. `exclude` are columns, or an (n, 2) array of
+        (row, column) pairs.
+        """
+        _, index = self._asked(keys)
+        ranking = self._ranking(by)
+        lists = Lists(ranking, index, n, exclude_seen, exclude, candidates)
+        if path is None:
+            return lists.collect(rows)
+        lists.write(path, rows)
+        return None
+
+    def prepare_ranking(self) -> Self:
+        """Fit the second model that `recommend` needs: of which entries are observed.
+
+        `fit` does so itself where that takes a moment, up to 200,000 entries. A model with
+        missing="negative" needs none.
+        """
+        model, _ = self._asked()
+        if model.pairs is None and self.chosen_ is None:
+            self.chosen_ = fitting.fit_chosen(self._settings(), self.entries_)
+        return self
+
+    def _ranking(self, by: str = "auto") -> Ranking:
+        """Return by what to rank; see `prepare_ranking`."""
+        model, _ = self._asked()
+        choice("by", by, ("auto", "both", "value", "chosen"))
+        if model.pairs is not None:
+            if by not in ("auto", "chosen"):
+                raise InputError(f'by={by!r} needs missing="unknown": this model has no values')
+            return Ranking("chosen", model, None, 0.0)
+        middle = float(self.entries_.values.mean())
+        if by == "value":
+            return Ranking(by, model, None, middle)
+        if self.chosen_ is None:
+            raise InputError(
+                "columns are ranked by a second model, of which entries are observed, and this fit "
+                "left it out: call prepare_ranking() once, or rank by='value'"
+            )
+        if by == "auto":  # never below counts where nothing was learned beyond them
+            pairs = self.chosen_.pairs
+            by = "chosen" if pairs is not None and pairs.popular == 1 else "both"
+        return Ranking(by, model, self.chosen_, middle)
+
+    def similar_items(self, col: Any, n: int = 10, *, keys: str = "auto") -> Recommendation:
+        """Return the columns whose predictions go most alike with those of `col` over rows."""
+        return similar_columns(*self._asked(keys), col, n)
+
+    def generalization_bound(
+        self, delta: float = 0.05, constant: float | None = None
+    ) -> bounds.Bound:
+        """Return Theorem 11's bound; `constant` is its K, 1 as printed, by default a proved one."""
+        return bounds.generalization_bound(self._asked()[0], self.entries_, delta, constant)
+
+    def weighted_trace_norm(self) -> float:
+        """|diag(sqrt p) U V' diag(sqrt q)|_*, p and q the observed row and column frequencies."""
+        return bounds.weighted_trace_norm(self._asked()[0], self.entries_)
+
+    def explicit_regularizer(self) -> float:
+        """R = mean over entries of sum_i U_ai^2 V_bi^2, without lam."""
+        return bounds.explicit_regularizer(self._asked()[0], self.entries_)
 
     def partial_fit(self, X: Any, y: Any = None, sweeps: int = 2) -> Self:
         """Take in new entries: rows and columns they touch are solved again, the rest is held.
@@ -369,12 +493,7 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
         row. With missing="negative" the score is nDCG@10 of the entries of X.
         """
         check_is_fitted(self)
-        return scoring.score(self, X, y, sample_weight)
-
-    def plot_path(self) -> Any:
-        """Draw held-out error against drop probability, as tried by drop_prob="auto"."""
-        check_is_fitted(self)
-        return plotting.plot_path(self.path_, self.drop_prob_)
+        return evaluation.score(self, X, y, sample_weight)
 
     def save(self, path: Path) -> None:
         """Write the model into a folder: model.safetensors and model.json."""
@@ -417,3 +536,27 @@ def _ranking_model(settings: Settings, entries: Entries, fit: Fit) -> FactorMode
         return fitting.fit_chosen(replace(settings, engine="local"), entries)
     except KeyboardInterrupt:
         return None
+
+
+def _find_or_slice(side: IdentifierIndex, given: Any) -> Ints:
+    """Return the positions of what users give: None is all of them."""
+    if given is None or isinstance(given, slice):
+        return np.arange(side.count)[given or slice(None)]
+    found = side.find(given)
+    warn_unknown(side.name, given, found, "they get what is known of the other side", 4)
+    return found
+
+
+def _complete(model: FactorModel, rows: Ints, cols: Ints | None = None) -> Floats:
+    """Return the dense predictions of some rows (and columns), filled block by block."""
+    dense = np.empty((len(rows), model.shape[1] if cols is None else len(cols)))
+    unseen = np.zeros(0, np.int64) if cols is None else np.flatnonzero(cols == UNKNOWN)
+    step = max(1, BLOCK // model.shape[1])
+    for start in range(0, len(rows), step):
+        some = rows[start : start + step]
+        block = model.block(some)
+        dense[start : start + step] = block if cols is None else block[:, cols]
+        if len(unseen):  # a block has known columns only
+            beside = model.predict(some, np.full(len(some), UNKNOWN))
+            dense[start : start + step, unseen] = beside[:, None]
+    return dense

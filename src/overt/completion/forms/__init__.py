@@ -18,10 +18,10 @@ from overt.results import Status
 
 if TYPE_CHECKING:
     from overt.completion.engines import Engine
+    from overt.completion.forms.averaged import SampledForm
     from overt.completion.forms.fixed import FixedForm, SGDForm
+    from overt.completion.forms.implicit import NegativeForm
     from overt.completion.forms.learned import LearnedForm
-    from overt.completion.forms.negative import NegativeForm
-    from overt.completion.forms.sampled import SampledForm
 
     PointForm = FixedForm | SGDForm
     Form = PointForm | LearnedForm | NegativeForm | SampledForm

@@ -15,11 +15,11 @@ import numpy as np
 
 from overt._check import InputError
 from overt._types import Array, Floats
-from overt.completion.forms.draws import Draws, Row
+from overt.completion.forms.averaged import Draws, Row
 from overt.completion.forms.encoding import Encoder
 from overt.completion.forms.features import FEATURES, NO_DIRECTIONS, NOTHING, SIGNALS, Directions
+from overt.completion.forms.implicit import WEIGHT, AllPairs
 from overt.completion.forms.noise import RowNoise, expected
-from overt.completion.forms.pairs import WEIGHT, AllPairs
 from overt.completion.forms.prior import Prior
 from overt.completion.forms.problem import Columns
 from overt.completion.forms.spread import RowSpread, append
@@ -29,8 +29,8 @@ from overt.results import Status
 
 if TYPE_CHECKING:
     from overt.completion.forms import PointForm
+    from overt.completion.forms.implicit import NegativeForm
     from overt.completion.forms.learned import LearnedForm
-    from overt.completion.forms.negative import NegativeForm
 
 FOLDS = 8
 """Times that a new row and its share in the noise are solved for in turn."""

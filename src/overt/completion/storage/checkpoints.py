@@ -15,7 +15,7 @@ from overt._files import as_path, read_sealed, ready, write_sealed
 from overt._mapped import mark_of
 from overt._plain import plain
 from overt._types import Array
-from overt.completion.forms.sampled import SampledForm
+from overt.completion.forms.averaged import SampledForm
 
 if TYPE_CHECKING:
     from overt.completion.forms import Form
