@@ -360,7 +360,6 @@ def test_auto_keeps_its_path(ratings):
     model.fit_triplets(ratings.rows, ratings.cols, ratings.values)
     best = model.path_[np.argmin(model.path_[:, 1]), 0]
     assert model.drop_prob_ == best
-    assert len(model.plot_path().axes[0].lines[0].get_xdata()) == len(model.path_)
 
 
 def test_auto_goes_beyond_its_path_where_the_first_is_best():

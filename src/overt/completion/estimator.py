@@ -48,42 +48,60 @@ Path = str | os.PathLike[str]
 class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
     """Complete a matrix of which some entries are observed.
 
-    Entry (a, b) is explained by mean + row bias + column bias + u_a . v_b. `drop_prob`, with which
-    factors would be dropped in training, shrinks them; by default it is learned.
+    Entry (a, b) is predicted by mean + row bias + column bias + u_a . v_b. The factors u and v are
+    shrunk as if they were dropped at random in training; by default the amount is learned.
 
     Parameters
     ----------
     n_factors
-        Width; what is not needed is shrunken away. None is 32 (64 for rankings of 500,000 entries).
+        Number of factors; those that are not needed are shrunk to zero. None takes 32 (at most the
+        smaller side of the matrix), and 64 for missing="negative" with 500,000 entries or more.
     drop_prob
-        "learn" estimates the noise of every factor row, the priors and the residual variance.
-        A number in [0, 1) (or one per factor) minimizes the dropout objective
+        "learn" estimates the uncertainty of every row's factors, the priors and the noise. A number
+        in [0, 1) (or one per factor) minimizes the dropout objective
         mean (y - u.v)^2 + lam mean sum_i U_ai^2 V_bi^2, lam = drop_prob / (1 - drop_prob), exactly.
-        "auto" chooses that number on a held-out slice, then fits everything.
+        "auto" chooses that number on a held-out tenth, then fits all entries. Standard deviations
+        (`return_std`) need "learn".
     biases
-        Whether rows and columns have biases and the mean is taken out.
+        Whether rows and columns have biases and the mean is subtracted.
     ridge
-        Coefficient of |U|^2 + |V|^2 beside the sum of squares (not with "learn").
+        Coefficient of |U|^2 + |V|^2 beside the sum of squares, where drop_prob is not "learn".
     method
-        "alternating" (exact solves), or "sgd", the thesis's algorithm, with `learning_rate` and
-        `batch_size`; a sweep is then an epoch.
-    max_sweeps, tol
-        Stop after so many sweeps (default 100), or when the objective falls by less than `tol` in
-        one: nats per rating with "learn" (default 7e-4), relative otherwise (default 1e-5; SGD
-        always takes all its epochs).
+        "alternating" solves for rows and columns in turn, exactly. "sgd" is the algorithm of the
+        thesis; it needs a number as drop_prob.
+    max_sweeps
+        Stop after this many sweeps over all entries (epochs of SGD). None takes 100.
+    tol
+        Stop when a sweep lowers the objective by less than this. With "learn" in nats per entry
+        (None takes 7e-4), otherwise relative (None takes 1e-5). SGD makes all its epochs.
     average
-        With "learn": average predictions of so many draws; more accurate and slower. "auto" takes
-        60 where that takes seconds (some 100,000 entries) and `max_sweeps` is not given.
+        With "learn": number of posterior samples whose predictions are averaged; more accurate and
+        slower. "auto" takes 60 where that takes seconds (about 100,000 entries) and max_sweeps is
+        None.
     signals
-        With "learn": whether which entries are observed tells what to expect of rows and columns;
-        "auto" asks the evidence.
+        With "learn": whether the pattern of observed entries also predicts rows and columns. "auto"
+        decides by the evidence.
     clip
-        Keep predictions in the range of the values; "auto" where 20 numbers make up most of them.
-    seed, n_jobs, engine, memory_limit
-        Int, Generator, or None for fresh entropy (`random_state` counts where it is given); number
-        of threads (default: all cores; results do not depend on it); "local" or "threads", "dask"
-        for the current `distributed.Client` or processes started here, or a scheduler's address;
-        bytes, or as in "4GB": entries are then kept in mapped files, and factors must fit twice.
+        Whether predictions are kept in the range of the values. "auto" does so for rating scales:
+        values of which 20 different numbers make up nine tenths.
+    learning_rate, batch_size
+        Step size and minibatch size of method="sgd".
+    seed
+        Int, NumPy Generator, or None for fresh entropy.
+    n_jobs
+        Number of threads; None and -1 take all cores. Results do not depend on it.
+    engine
+        "local" for threads; "dask" for the current `distributed.Client`, or processes started here;
+        or the address of a Dask scheduler.
+    missing
+        What an absent entry means. "unknown": nothing is known of it, and values are predicted.
+        "negative": it was not chosen. Values (clicks, counts, ratings, from 0) then say how much a
+        column is wanted, and predictions rank columns between 0 and 1.
+    random_state
+        Another name of `seed`, which it overrides.
+    memory_limit
+        Bytes, or text such as "4GB": entries are then stored in temporary files. Factors and
+        covariances must fit into it twice.
 
     Attributes
     ----------
@@ -92,20 +110,30 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
     row_bias_, col_bias_, mean_
         Biases and mean; zero without `biases`.
     drop_prob_
-        The drop probability used; with "learn", the one whose noise is as large as the learned.
+        The drop probability used; with "learn", the one that adds as much variance as was learned.
     learned_drop_prob_
         With "learn", the same for each factor, most important first.
-    noise_variance_, row_noise_, col_noise_
-        Residual variance, and what multiplies it in each row and column (1 unless learned).
-    objective_, n_sweeps_, average_, status_
-        The objective after each sweep, their number, that of draws averaged, and how the fit ended.
+    noise_variance_
+        Variance of the residuals.
+    row_noise_, col_noise_
+        What multiplies it in each row and column; 1 unless learned.
+    objective_, n_sweeps_
+        The objective after each sweep, and their number.
+    average_
+        Number of posterior samples that are averaged.
+    status_
+        "converged", "finished" (after max_sweeps) or "interrupted".
+    entries_, row_ids_, col_ids_
+        The entries fitted, those of `partial_fit` included, and their identifiers, if any.
     file_report_
         After fitting to a file: lines used, rejected lines with reasons, duplicates, columns;
         None otherwise.
-    path_, faults_
-        With "auto": (drop_prob, held-out RMSE) as tried; what a cluster lost, and did again.
+    path_
+        With "auto": (drop_prob, held-out RMSE) as tried.
+    faults_
+        What a cluster lost and computed again.
     covariance_
-        "full", "diagonal" (where full tables would take more than 2 GiB) or "dropout".
+        "full", "diagonal" (where full covariances would take more than 2 GiB) or "dropout".
 
     Examples
     --------
