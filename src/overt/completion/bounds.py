@@ -1,4 +1,4 @@
-"""What theory says about a fitted model: its regularizer, its norm, its generalization.
+"""Theory of a fitted model: its regularizer, its norm, its generalization.
 
 Everything is computed on the product of the factors (biases and mean apart), in the units of the
 values.
@@ -97,7 +97,7 @@ def generalization_bound(
 ) -> Bound:
     """L(g(UV')) <= Lhat + 8 sqrt((2 K^2 alpha d2 log d2 + log(2/delta)/4)/n) (thesis, Theorem 11).
 
-    Assumes that entries are drawn independently from a product law p(row) q(column) with
+    Assumes that entries are sampled independently from a product law p(row) q(column) with
     p q >= log(d2) / (n sqrt(d2 d0)), and values in [-1, 1]: the values less the biases are scaled
     by their largest size. d2 is the larger side. The theorem bounds the risk by the smallest
     regularizer of the same product, so the balanced factors' value is used where it is smaller.

@@ -82,8 +82,8 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         With "learn": whether the pattern of observed entries also predicts rows and columns. "auto"
         decides by the evidence.
     clip
-        Whether predictions are kept in the range of the values. "auto" does so for rating scales:
-        values of which 20 different numbers make up nine tenths.
+        Whether predictions are clipped to the range of the values. "auto" does so for rating
+        scales: values of which 20 different numbers make up nine tenths.
     learning_rate, batch_size
         Step size and minibatch size of method="sgd".
     seed
@@ -124,7 +124,7 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
     status_
         "converged", "finished" (after max_sweeps) or "interrupted".
     entries_, row_ids_, col_ids_
-        The entries fitted, those of `partial_fit` included, and their identifiers, if any.
+        The entries fitted (with those added by `partial_fit`) and their identifiers, if any.
     file_report_
         After fitting to a file: lines used, rejected lines with reasons, duplicates, columns;
         None otherwise.
@@ -205,17 +205,18 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
 
         X is `overt.Entries`, scipy sparse (rows x columns; stored zeros are ratings of zero), a
         dense array with NaN (or a mask) for missing entries, a data frame of three columns (row,
-        column, value; predictions are then asked for by identifier), the path of a file or folder,
+        column, value; predictions are then queried by identifier), the path of a file or folder,
         or, with `y`, an (n, 2) array of (row, col) pairs, which cross-validation splits: indices,
-        or identifiers if they are strings. An entry given twice counts twice; those of a file or a
-        data frame are averaged, with a warning.
+        or identifiers if they are strings. An entry given twice counts twice; duplicates of a file
+        or a data frame are averaged, with a warning.
 
         With "learn", rows and columns may have features: an array, a sparse matrix or a data frame
         (numbers, categories, missing values) with a row for each, or, where entries have
         identifiers, a pair (identifiers, table) or a data frame whose index holds them.
 
-        `sample_weight` says how often each entry counts (of a matrix: those of each row).
-        `checkpoint` names a folder that keeps every sweep; `resume` goes on from it, on any engine.
+        `sample_weight` says how often each entry counts (of a matrix: the entries of each row).
+        `checkpoint` names a folder in which every sweep is saved; `resume` continues from it, on
+        any engine.
         """
         tables = (row_features, col_features)
         if files.is_path(X):
@@ -362,7 +363,7 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         """Return a new row with these entries, without refitting.
 
         Entries are {column: value}, a sparse row, or a pair (columns, values); columns never seen
-        are left out, with a warning. `features` is one row like those of `row_features`, or
+        are left out, with a warning. `features` is one row as in `row_features`, or
         {name: value}. `keys` says how columns are given, as in `predict`.
         """
         return new_row(*self._asked(keys), entries, self._ranking, features)
@@ -462,7 +463,7 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         return Ranking(by, model, self.chosen_, middle)
 
     def similar_items(self, col: Any, n: int = 10, *, keys: str = "auto") -> Recommendation:
-        """Return the columns whose predictions go most alike with those of `col` over rows."""
+        """Return the columns whose predictions correlate most with those for `col` over rows."""
         return similar_columns(*self._asked(keys), col, n)
 
     def generalization_bound(
@@ -480,7 +481,7 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         return bounds.explicit_regularizer(self._asked()[0], self.entries_)
 
     def partial_fit(self, X: Any, y: Any = None, sweeps: int = 2) -> Self:
-        """Take in new entries: rows and columns they touch are solved again, the rest is held.
+        """Add new entries: rows and columns with new entries are solved again, the rest is fixed.
 
         Once there are a quarter more entries than at the last full fit, there is another one; until
         then `objective_` is empty. A model that averages samples is fitted again at every call:
@@ -527,7 +528,7 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         """Write the model into a folder: model.safetensors and model.json."""
         check_is_fitted(self)
         given = self.get_params()
-        for name in ("seed", "random_state"):  # generators are not kept
+        for name in ("seed", "random_state"):  # generators are not saved
             given[name] = given[name] if isinstance(given[name], (int, np.integer)) else None
         found = (self.drop_prob_, self.learned_drop_prob_, self.path_, self._fitted)
         fit = Fit(self.model_, self.objective_.tolist(), self.status_, *found)
@@ -557,7 +558,7 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
 
 
 def _ranking_model(settings: Settings, entries: Entries, fit: Fit) -> FactorModel | None:
-    """Return the model that ranks, None after Ctrl-C: what was fitted before it is kept."""
+    """Return the model that ranks; None after Ctrl-C, which keeps the model of values."""
     if fit.status is Status.INTERRUPTED:
         return None
     try:

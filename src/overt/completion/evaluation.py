@@ -25,7 +25,7 @@ SPLITS = ("random", "time", "last", "rows")
 
 RANKS = 10
 REACH = 20
-"""nDCG looks at so many columns, recall, reciprocal rank and average precision at so many."""
+"""Columns that nDCG looks at, and that recall, reciprocal rank and average precision look at."""
 
 LIKED = 0.8
 """Strength from which a held-out value is relevant: 4 of 5 stars."""
@@ -39,7 +39,7 @@ SHRINK = 5
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Evaluation(Result):
-    """What was measured on held-out entries.
+    """Figures measured on held-out entries.
 
     Attributes
     ----------
@@ -92,7 +92,7 @@ def evaluate(
     split
         "random" holds out any entries; "time" the latest of all; "last" the latest of each row (at
         least one of two or more); "rows" whole rows, of which half the entries are then given to
-        `fold_in`. Times are those of `overt.Entries`; without them the order is taken.
+        `fold_in`. Times come from `overt.Entries`; without them the order of entries counts.
     holdout
         Share of entries (or rows) that is held out.
     relevant
@@ -260,7 +260,7 @@ def least_relevant(values: Floats) -> float:
 def ranking_figures(
     lists: Ints, rows: Ints, train: Entries, held: Entries, least: float = -np.inf
 ) -> dict[str, tuple[float, float]]:
-    """Return figures of lists, means over rows with a value from `least` on held out."""
+    """Return figures of lists: means over rows with a held-out value of at least `least`."""
     rounding = 1e-9 * abs(least) if np.isfinite(least) else 0.0
     good = held.values >= least - rounding
     at = np.searchsorted(rows, held.rows[good])

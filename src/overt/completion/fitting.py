@@ -36,7 +36,7 @@ MANY_ALIKE = 20
 
 @dataclass
 class _Run:
-    """Who sweeps a form, who is told after each sweep, and where it is kept."""
+    """Engine, progress bar, callback and checkpoint of a running fit."""
 
     engine: Engine
     bar: Meter
@@ -188,7 +188,7 @@ def _fit_negative(
     hidden = implicit.hide(len(entries), settings.seed)
     if len(hidden):
         first = NegativeForm.start(problem.zeroed(hidden), settings.seed)
-        # What popularity is to count shows before all has settled, and the rest settles below.
+        # The weight of popularity shows before convergence; the rest converges below.
         status = descend(first, run.engine, settings.sweeps, 2 * tol, run.bar.advance)
         form = first.over(problem, implicit.choose(first.means, entries, hidden))
         form.history += first.history if status is Status.INTERRUPTED else []

@@ -1,6 +1,6 @@
 """New entries taken into a fitted model: the rows and columns they touch are solved again.
 
-Everything else is held, priors and noise included. Once there are GROWTH times the entries of the
+Everything else is fixed, priors and noise included. Once there are GROWTH times the entries of the
 last full fit, or where the model averages samples, the caller fits again instead. No array of the
 given model is changed, so an error or Ctrl-C on the way leaves it as it was.
 """
@@ -57,7 +57,7 @@ def merge(old: Entries, new: Entries) -> Entries:
 def needs_refit(model: FactorModel, entries: Entries, fitted: int) -> bool:
     """Whether to fit again: there is much more than was fitted, or samples are averaged.
 
-    Samples of other entries cannot be mended, and predictions without them would be those of
+    Samples given other entries cannot be corrected, and predictions without samples come from
     another model.
     """
     return model.draws is not None or len(entries) >= GROWTH * fitted

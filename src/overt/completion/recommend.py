@@ -1,4 +1,4 @@
-"""What a fitted model is asked: recommendations, lists for everyone, explanations, new rows."""
+"""Queries of a fitted model: recommendations, lists for everyone, explanations, new rows."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class NewRow:
         return {"vector": self.vector.tolist(), "covariance": self.covariance.tolist()}
 
     def predict(self, cols: Any, return_std: bool = False) -> Any:
-        """Return the row's predictions for columns, and with `return_std` their spread."""
+        """Return the row's predictions for columns, with `return_std` their standard deviations."""
         b = self.index.cols.find(cols)
         model = self.model
         warn_unknown("columns", cols, b, "they get what is known of the row")
@@ -234,7 +234,7 @@ def new_row(
     ranking: Callable[[str], Ranking],
     features: Any = None,
 ) -> NewRow:
-    """Solve for one new row with all columns held."""
+    """Solve for one new row with all columns fixed."""
     names, values = _row_entries(entries)
     cols = index.cols.find(names)
     numbers = checked_values(values if len(cols) else np.zeros(0))
@@ -353,7 +353,7 @@ class _Lines(NamedTuple):
 
 
 class Lists:
-    """What is recommended to whom, block by block."""
+    """Recommendations for many rows, block by block."""
 
     def __init__(
         self,
@@ -471,7 +471,7 @@ def _known_pairs(index: EntryIndex, exclude: Any) -> dict[int, list[int]]:
 
 
 SHOWN = 10
-"""Entries of an explanation that are printed."""
+"""Entries of an explanation that its text shows."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -480,7 +480,7 @@ class Explanation(Result):
 
     Entries are sorted by the size of their contribution; `signals` is what having entries there,
     and not elsewhere, tells beside their values, and `features` what the row's features do. The
-    baseline is all the rest: mean, biases, prior, draws that were averaged, and what clipping to
+    baseline is all the rest: mean, biases, prior, samples that were averaged, and what clipping to
     the scale took away.
     """
 

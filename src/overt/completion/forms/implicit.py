@@ -7,7 +7,7 @@
     m = mean of rows,  P^-1 = (sum_a ((u_a - m)(u_a - m)' + S_a) + nu eps 1) / (N + nu)
 
 The first sum is one matrix for all rows, so that a sweep costs what the observed entries cost.
-What descends is, per observed entry,
+The objective is, per observed entry,
 
     1/2 sum over pairs of (log 2 pi sigma^2 + E error / sigma^2) + KL of both sides
     + nu/2 (eps tr P - log det P) of both sides,  nu = number of factors, eps = LEAST_VARIANCE.
@@ -28,7 +28,7 @@ mixture beats it by two.
 
 Where times are known, what a row chose last says more of what it chooses next:
 
-    u_a + d_a = u_a + S_a V' (D^-1 + V S_a V')^-1 (y - V u_a),  V and y those of its latest entries
+    u_a + d_a = u_a + S_a V' (D^-1 + V S_a V')^-1 (y - V u_a),  V and y of its latest entries
 
 is the mean of a row that observes these again with precisions
 D = diag(r_a c_b WEIGHT RECENT exp(-age_b / SPAN) / sigma^2), age_b = how many came later.
@@ -100,12 +100,12 @@ class Strengths:
         return replace(entries, values=self(entries.values))
 
     def arrays(self) -> dict[str, Array]:
-        """Return what storage keeps."""
+        """Return the arrays to store."""
         return {"strengths": np.array([self.zero, self.scale, self.log], dtype=float)}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Array]) -> Strengths:
-        """Take back what storage kept."""
+        """Rebuild from stored arrays."""
         zero, scale, log = arrays["strengths"].tolist()
         return cls(zero, scale, bool(log))
 
@@ -148,7 +148,7 @@ def blended(x: Floats, p: Floats, q: float) -> Floats:
 
 
 def hide(count: int, seed: int) -> Ints:
-    """Return which of so many entries are hidden, in order."""
+    """Return the positions of the hidden entries among `count`, in order."""
     size = min(MOST, int(HIDDEN * count))
     return np.sort(np.random.default_rng([seed, 2]).choice(count, size, replace=False))
 
@@ -225,7 +225,7 @@ class Precisions:
 
 @dataclass(frozen=True, eq=False)
 class AllPairs:
-    """What a model needs to solve for a row: precisions r and c, and c of every known column.
+    """Precisions r and c that a model needs to solve for a row, and c of every known column.
 
     Beside it what ranking does with popularity, and with what came last; see `popular`, `recent`.
     """
@@ -248,7 +248,7 @@ class AllPairs:
         return np.where(chosen, scores, np.minimum(scores, lowest - 1e-9 * abs(lowest)))
 
     def arrays(self) -> dict[str, Array]:
-        """Return what storage keeps."""
+        """Return the arrays to store."""
         rules = [[rule.typical, rule.level] for rule in (self.rows, self.cols)]
         return {
             "pairs_rules": np.array(rules),
@@ -260,7 +260,7 @@ class AllPairs:
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, Array]) -> AllPairs | None:
-        """Take back what storage kept, if anything."""
+        """Rebuild from stored arrays, if there are any."""
         if "pairs_rules" not in arrays:
             return None
         rows, cols = (Precisions(*rule) for rule in arrays["pairs_rules"].tolist())
@@ -329,7 +329,7 @@ class NegativeForm(Plain):
         return form
 
     def over(self, problem: CompletionProblem, popular: float) -> NegativeForm:
-        """Return the form of a problem with more entries, to go on from here."""
+        """Return the form of a problem with more entries, continued from here."""
         rows, cols = (Precisions.of(sums) for sums in _sums(problem))
         given = self.means, self.spread, self.priors, self.noise, (rows, cols)
         return NegativeForm(problem, *given, popular=popular)
@@ -416,7 +416,7 @@ class NegativeForm(Plain):
 
     @property
     def pairs(self) -> AllPairs:
-        """What a model needs to solve for a row."""
+        """The part of the form that a model needs to solve for a row."""
         partners = np.where(self.active[1], self.precisions[1], 0.0)
         counts = self.problem.by_col.counts
         return AllPairs(*self.rules, partners, counts / counts.sum(), self.popular, self.recent)
@@ -446,7 +446,7 @@ def _sums(problem: CompletionProblem) -> list[Floats]:
 RECENT = 2.0
 SPAN = 10.0
 LATEST = 30
-"""The latest entry counts so many times more, by a third as much after SPAN; entries looked at."""
+"""Extra weight of the latest entry, entries after which it falls to a third, entries used."""
 
 BLOCK = 256
 """Rows that are solved for at once."""
