@@ -1,98 +1,40 @@
-"""Commands that ask a saved completion model: predict, recommend, update."""
+"""`overt recommend`: the columns that suit a row best."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import typer
 from typer import Option
 
 from overt._check import InputError
-from overt.cli.base import AsJson, app, awaited, console, show_path, show_table
-from overt.cli.completion import Col, Duplicates, Row, Time, Value, account
-from overt.cli.predictions import predict_with_std, write_predictions
+from overt.cli import ratings as shared
+from overt.cli.base import AsJson, app, console, show_json, show_path, show_table
 from overt.entries.identifiers import UNKNOWN, whole_number
-
-Model = Annotated[Path, typer.Argument(help="Folder that overt complete wrote.")]
-
-
-@app.command()
-def predict(
-    model: Model,
-    pairs: Annotated[Path, typer.Argument(help="File of pairs (row, column) to predict.")],
-    out: Annotated[Path, Option(help="CSV file for the predictions.")] = Path("predictions.csv"),
-    row: Row = None,
-    col: Col = None,
-) -> None:
-    """Predict pairs of rows and columns with a saved model.
-
-    Try: [bold]overt predict overt-completion pairs.csv[/bold]
-    """
-    from overt.completion import DropoutCompletion
-    from overt.completion.storage import files
-
-    awaited(out)
-    fitted = DropoutCompletion.load(model)
-    read = files.read_pairs(pairs, (), {"row": row, "col": col})
-    account("pairs", read, out.with_name(out.stem + "-rejected.csv"))
-    write_predictions(fitted, read, out)
-
-
-@app.command()
-def update(
-    model: Model,
-    ratings: Annotated[Path, typer.Argument(help="New ratings or clicks.")],
-    out: Annotated[Path | None, Option(help="Another folder for the updated model.")] = None,
-    duplicates: Duplicates = "last",
-    row: Row = None,
-    col: Col = None,
-    value: Value = None,
-    at: Time = None,
-) -> None:
-    """Take new ratings into a saved model, without fitting it anew.
-
-    Known entries are replaced; new rows and columns may appear. Try: [bold]overt update
-    overt-completion today.csv[/bold]
-    """
-    from overt.completion import DropoutCompletion
-    from overt.completion.storage import files
-
-    fitted = DropoutCompletion.load(model)
-    read = files.read_ratings(ratings, duplicates, row=row, col=col, value=value, time=at)
-    if read.clicks and fitted.missing == "unknown":
-        raise InputError(f"{ratings} has no values, and the model is one of values")
-    account("ratings", read, None, duplicates)
-    before = fitted.entries_.shape
-    fitted.partial_fit(read.entries)
-    fitted.prepare_ranking()
-    fitted.save(model if out is None else out)
-    new = [after - old for after, old in zip(fitted.entries_.shape, before, strict=True)]
-    console.print(
-        f"{len(fitted.entries_):,} entries; {new[0]:,} new rows and {new[1]:,} new columns"
-    )
-    show_path("model", model if out is None else out)
 
 
 @app.command()
 def recommend(
-    model: Model,
+    model: shared.Model,
     user: Annotated[str | None, Option(help="Identifier of the row.")] = None,
-    n: Annotated[int, Option("--n", "-n", min=1, help="How many.")] = 10,
+    n: Annotated[int, Option("--n", "-n", min=1, help="Length of the list.")] = 10,
     everyone: Annotated[
-        Path | None, Option("--all", help="Lists for all rows to a .csv or .parquet file.")
+        Path | None, Option("--all", help="Write lists for all rows to this .csv or .parquet file.")
     ] = None,
     entries: Annotated[
-        Path | None, Option(help="A newcomer's file: column, value (or columns alone).")
+        Path | None,
+        Option(help="File with the entries of a new row: column,value; or columns alone."),
     ] = None,
     seen: Annotated[bool, Option("--seen", help="Include columns already rated.")] = False,
     exclude: Annotated[
         Path | None, Option(help="File of columns, or of pairs (row, column), to leave out.")
     ] = None,
-    by: Annotated[str, Option(help="auto, both, value or chosen.")] = "auto",
-    why: Annotated[bool, Option("--why", help="Name the entries behind each.")] = False,
+    by: Annotated[
+        str,
+        Option(help="Rank by value (predicted), chosen (probability of choosing), both, or auto."),
+    ] = "auto",
+    why: Annotated[bool, Option("--why", help="Name the known entries behind each.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """List the columns that suit a row best: one row, a newcomer, or everyone.
@@ -111,14 +53,17 @@ def recommend(
     how: dict[str, Any] = {"exclude_seen": not seen, "by": by}
     if everyone is not None:
         fitted.recommend_all(everyone, n, exclude=left_out, **how)
-        show_path("recommendations", everyone)
+        if as_json:
+            show_json({"recommendations": str(everyone)}, indent=1)
+        else:
+            show_path("recommendations", everyone)
         return
     if user is not None:
         if np.ndim(left_out) == 2:
             left_out = [b for a, b in left_out if whole_number(a) == whole_number(user)]
         best = fitted.recommend(user, n, exclude=left_out, **how)
         given = [user] * len(best.cols), best.cols
-        std = predict_with_std(fitted, fitted.predict, *given)[1]
+        std = shared.predict_with_std(fitted, fitted.predict, *given)[1]
     else:
         if why or np.ndim(left_out) == 2:
             raise InputError("--why and pairs to exclude are for rows that the model knows")
@@ -134,21 +79,21 @@ def recommend(
             raise InputError(f"{entries} names no column of the model; its first is {cols[0]!r}")
         newcomer = fitted.fold_in((cols, values))
         best = newcomer.recommend(n, exclude=left_out, **how)
-        std = predict_with_std(fitted, newcomer.predict, best.cols)[1]
+        std = shared.predict_with_std(fitted, newcomer.predict, best.cols)[1]
     rows: list[dict[str, Any]] = [
         {"column": c, "prediction": v, "std": None if np.isnan(s) else s}
         for c, v, s in zip(best.cols.tolist(), best.values.tolist(), std.tolist(), strict=True)
     ]
     if why:
         for line in rows:
-            told = fitted.explain(user, line["column"])
-            line["because"] = told.cols[told.contributions > 0][:3].tolist()
+            explained = fitted.explain(user, line["column"])
+            line["because"] = explained.cols[explained.contributions > 0][:3].tolist()
     if as_json:
-        typer.echo(json.dumps(rows, indent=1))
+        show_json(rows, indent=1)
         return
     console.print(f"by {best.by}")
     for line in rows:
-        line["column"] = str(line["column"])  # text stands to the left
+        line["column"] = str(line["column"])  # text is aligned to the left
         if why:
             line["because"] = ", ".join(map(str, line["because"]))
     header = ("column", "prediction", "std", "because of")[: 4 if why else 3]
