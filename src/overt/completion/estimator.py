@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from overt._check import InputError, choice, instance, whole
 from overt._types import Floats, Ints, Seed
-from overt.completion import bounds, evaluation, fitting, incremental
+from overt.completion import bounds, evaluation, fitting, incremental, ratings_file
 from overt.completion.alignment import with_features
 from overt.completion.engines import make_engine
 from overt.completion.forms.implicit import observed_pairs, refuse_dislikes
@@ -35,7 +35,7 @@ from overt.completion.recommend import (
     similar_columns,
 )
 from overt.completion.settings import RANKING, Settings, fresh_seed
-from overt.completion.storage import checkpoints, files, models
+from overt.completion.storage import checkpoints, models
 from overt.completion.tables import read_entries
 from overt.entries import Entries, observed
 from overt.entries.frames import is_frame, is_table
@@ -146,7 +146,7 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
     True
     """
 
-    file_report_: files.FileReport | None
+    file_report_: ratings_file.FileReport | None
     chosen_: FactorModel | None
     entries_: Entries
 
@@ -219,11 +219,11 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         any engine.
         """
         tables = (row_features, col_features)
-        if files.is_path(X):
+        if ratings_file.is_path(X):
             if y is not None:
                 raise InputError("a file holds the values itself: leave out y")
-            read = files.read_ratings(X, memory_limit=self.memory_limit)
-            report = files.report(X, read)
+            read = ratings_file.read_ratings(X, memory_limit=self.memory_limit)
+            report = ratings_file.report(X, read)
             entries = read.entries
             if sample_weight is not None:
                 entries = entries.repeated(sample_weight)

@@ -21,7 +21,7 @@ from overt.completion.forms.averaged import Row
 from overt.completion.forms.implicit import refuse_dislikes
 from overt.completion.forms.model import FactorModel
 from overt.completion.index import EntryIndex
-from overt.completion.storage import loading
+from overt.completion.ratings_file import duckdb
 from overt.entries import observed, pairs
 from overt.entries.entries import checked_values
 from overt.entries.identifiers import UNKNOWN, describe_unknown, warn_unknown
@@ -403,8 +403,7 @@ class Lists:
         text.detach()
 
     def _write_parquet(self, path: Path, places: Ints) -> None:
-        duckdb = loading.duckdb()
-        with duckdb.connect() as db, replacing(path) as temporary:
+        with duckdb().connect() as db, replacing(path) as temporary:
             for number, block in enumerate(self._blocks(places)):
                 columns = zip(HEADER, self._named(block), strict=True)
                 words = {n: c.astype(object) if c.dtype.kind == "U" else c for n, c in columns}
@@ -415,7 +414,7 @@ class Lists:
             target = os.fspath(temporary).replace("'", "''")
             try:
                 db.execute(f"copy lists to '{target}' (format parquet)")
-            except duckdb.IOException as error:
+            except duckdb().IOException as error:
                 raise OSError(FULL if FULL in str(error) else str(error)[:200]) from None
 
     def _named(self, block: _Lines) -> tuple[Any, Any, Any, Any, Any]:

@@ -235,6 +235,7 @@ class SavedState:
         self.modules = list(model.modules())
         self._vars: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._containers: list[tuple[Any, Any]] = []
+        self._empty: list[Any] = []  # most containers of a module are hooks that nobody uses
         self._tensors: list[tuple[Tensor, Tensor, int]] = []
         self._generators: list[tuple[Any, Any]] = []
         self._scripted: list[tuple[nn.Module, bool]] = []
@@ -266,6 +267,9 @@ class SavedState:
         """Save one object; return the objects that it holds."""
         if isinstance(value, Tensor):
             self._tensors.append((value, value.detach().clone(), value._version))
+            return ()
+        if isinstance(value, (list, deque, set, dict)) and not value:
+            self._empty.append(value)
             return ()
         if isinstance(value, (list, deque, set)):
             self._containers.append((value, copy.copy(value)))
@@ -330,6 +334,9 @@ class SavedState:
         for own, saved in self._vars:
             own.clear()
             own.update(saved)
+        for value in self._empty:
+            if value:
+                value.clear()
         for value, saved in self._containers:
             _restore_container(value, saved)
         for tensor, saved, version in self._tensors:

@@ -26,7 +26,7 @@ _EXACT = """
     reflection_pad2d relu repeat replication_pad2d roll rsub scatter scatter_add select
     select_scatter sigmoid silu sin slice slice_scatter softplus split split_with_sizes sqrt squeeze
     stack sub sum t tanh trace transpose tril triu unbind unfold unsqueeze upsample_nearest2d view
-    where
+    where zero
 """
 EXACT_OPERATIONS = frozenset(_EXACT.split())
 """Operations whose results may be called exact; for others the label is withdrawn.
