@@ -7,8 +7,8 @@ from importlib import import_module
 from overt.cli.base import app, main
 
 COMMANDS = (
-    "audit", "certify", "completion", "compress", "explore", "impute", "jumps", "reproducing",
-    "robust", "serving", "solve", "theory", "tour", "train",
+    "audit", "certify", "complete", "compress", "evaluate", "explore", "impute", "jumps", "predict",
+    "recommend", "reproducing", "robust", "solve", "theory", "tour", "train", "update",
 )  # fmt: skip
 for _name in COMMANDS:
     import_module(f"overt.cli.{_name}")  # registers its commands

@@ -109,7 +109,9 @@ def generalization_bound(
     delta = number("delta", delta, exclusive=True)
     if delta >= 1:
         raise InputError(f"delta must be below 1, got {delta}")
-    rows, cols, n = entries.rows, entries.cols, len(entries)
+    rows = entries.rows
+    cols = entries.cols
+    n = len(entries)
     U, V = factors(model)
     product = np.einsum("ei,ei->e", U[rows], V[cols])
     offset = np.full(n, model.center)

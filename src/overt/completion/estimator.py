@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from overt._check import InputError, instance, whole
 from overt._types import Seed
-from overt.completion import fitting, incremental, plotting, recommending, scoring
+from overt.completion import fitting, incremental, plotting, ratings_file, recommending, scoring
 from overt.completion.alignment import with_features
 from overt.completion.answering import Answers
 from overt.completion.engines import make_engine
@@ -25,7 +25,7 @@ from overt.completion.forms.strengths import observed_pairs, refuse_dislikes
 from overt.completion.index import EntryIndex
 from overt.completion.recommending import NewRow
 from overt.completion.settings import RANKING, Settings, fresh_seed
-from overt.completion.storage import checkpoints, files, models
+from overt.completion.storage import checkpoints, models
 from overt.completion.tables import read_entries
 from overt.entries import Entries, observed
 from overt.entries.frames import is_frame, is_table
@@ -108,27 +108,59 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
     True
     """
 
-    file_report_: files.FileReport | None
+    file_report_: ratings_file.FileReport | None
 
     def __init__(
-        self, n_factors: int | None = None, drop_prob: Any = "learn", biases: bool = True,
-        ridge: float = 1e-6, method: str = "alternating", max_sweeps: int | None = None,
-        tol: float | None = None, average: Any = "auto", signals: Any = "auto", clip: Any = "auto",
-        learning_rate: float = 1.0, batch_size: int = 2000, seed: Seed = 0,
-        n_jobs: int | None = None, engine: str = "local", missing: str = "unknown",
-        random_state: Any = None, memory_limit: Any = None,
-    ) -> None:  # fmt: skip
-        self.n_factors, self.drop_prob, self.biases = n_factors, drop_prob, biases
-        self.ridge, self.method, self.max_sweeps, self.tol = ridge, method, max_sweeps, tol
-        self.average, self.signals, self.random_state = average, signals, random_state
-        self.clip, self.learning_rate, self.batch_size = clip, learning_rate, batch_size
-        self.seed, self.n_jobs, self.engine = seed, n_jobs, engine
-        self.missing, self.memory_limit = missing, memory_limit
+        self,
+        n_factors: int | None = None,
+        drop_prob: Any = "learn",
+        biases: bool = True,
+        ridge: float = 1e-6,
+        method: str = "alternating",
+        max_sweeps: int | None = None,
+        tol: float | None = None,
+        average: Any = "auto",
+        signals: Any = "auto",
+        clip: Any = "auto",
+        learning_rate: float = 1.0,
+        batch_size: int = 2000,
+        seed: Seed = 0,
+        n_jobs: int | None = None,
+        engine: str = "local",
+        missing: str = "unknown",
+        random_state: Any = None,
+        memory_limit: Any = None,
+    ) -> None:
+        self.n_factors = n_factors
+        self.drop_prob = drop_prob
+        self.biases = biases
+        self.ridge = ridge
+        self.method = method
+        self.max_sweeps = max_sweeps
+        self.tol = tol
+        self.average = average
+        self.signals = signals
+        self.random_state = random_state
+        self.clip = clip
+        self.learning_rate = learning_rate
+        self.batch_size = batch_size
+        self.seed = seed
+        self.n_jobs = n_jobs
+        self.engine = engine
+        self.missing = missing
+        self.memory_limit = memory_limit
 
     def fit(
-        self, X: Any, y: Any = None, row_features: Any = None, col_features: Any = None,
-        sample_weight: Any = None, *, checkpoint: Path | None = None, resume: bool = False,
-    ) -> Self:  # fmt: skip
+        self,
+        X: Any,
+        y: Any = None,
+        row_features: Any = None,
+        col_features: Any = None,
+        sample_weight: Any = None,
+        *,
+        checkpoint: Path | None = None,
+        resume: bool = False,
+    ) -> Self:
         """Fit to observed entries.
 
         X is `overt.Entries`, scipy sparse (rows x columns; stored zeros are ratings of zero), a
@@ -146,11 +178,11 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
         `checkpoint` names a folder that keeps every sweep; `resume` goes on from it, on any engine.
         """
         tables = (row_features, col_features)
-        if files.is_path(X):
+        if ratings_file.is_path(X):
             if y is not None:
                 raise InputError("a file holds the values itself: leave out y")
-            read = files.read_ratings(X, memory_limit=self.memory_limit)
-            report = files.report(X, read)
+            read = ratings_file.read_ratings(X, memory_limit=self.memory_limit)
+            report = ratings_file.report(X, read)
             entries = read.entries
             if sample_weight is not None:
                 entries = entries.repeated(sample_weight)
@@ -165,21 +197,33 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
         return self.fit_entries(entries, *tables, checkpoint, resume)
 
     def fit_triplets(
-        self, rows: Any, cols: Any, values: Any, *, shape: tuple[int, int] | None = None,
-        on_sweep: Callable[[int, float], Any] = lambda sweeps, objective: None, **features: Any,
-    ) -> Self:  # fmt: skip
+        self,
+        rows: Any,
+        cols: Any,
+        values: Any,
+        *,
+        shape: tuple[int, int] | None = None,
+        on_sweep: Callable[[int, float], Any] = lambda sweeps, objective: None,
+        **features: Any,
+    ) -> Self:
         """Fit to three arrays; `on_sweep(sweeps done, objective)` may watch; features as in fit."""
         features["on_form"] = lambda form: on_sweep(len(form.history), form.history[-1])
         return self.fit_entries(Entries(rows, cols, values, shape), **features)
 
     def fit_entries(
-        self, entries: Any, row_features: Any = None, col_features: Any = None,
-        checkpoint: Any = None, resume: bool = False, **how: Any,
-    ) -> Self:  # fmt: skip
+        self,
+        entries: Any,
+        row_features: Any = None,
+        col_features: Any = None,
+        checkpoint: Any = None,
+        resume: bool = False,
+        **how: Any,
+    ) -> Self:
         """Fit to Entries; `how` is what `overt.completion.fitting.fit_entries` takes."""
         self.file_report_ = None
         instance("entries", entries, Entries, "overt.Entries")
-        settings, tables = self._settings(), (row_features, col_features)
+        settings = self._settings()
+        tables = (row_features, col_features)
         if settings.missing == "negative":
             refuse_dislikes(entries.values)
             entries = observed_pairs(entries)
@@ -356,7 +400,8 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.estimator_type, tags.regressor_tags = "regressor", RegressorTags()
+        tags.estimator_type = "regressor"
+        tags.regressor_tags = RegressorTags()
         tags.input_tags.sparse = tags.input_tags.allow_nan = True
         return tags
 

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 SPLITS = ("random", "time", "last", "rows")
 
-RANKS, REACH = 10, 20
+RANKS = 10
+REACH = 20
 """nDCG looks at so many columns, recall, reciprocal rank and average precision at so many."""
 
 LIKED = 0.8
@@ -131,7 +132,8 @@ def divide(
     """Return what is fitted, what is judged and, of whole rows, what is given of them."""
     choice("split", split, SPLITS)
     holdout = number("holdout", holdout, exclusive=True)
-    rng, count = np.random.default_rng([whole("seed", seed, 0), 2]), len(entries)
+    rng = np.random.default_rng([whole("seed", seed, 0), 2])
+    count = len(entries)
     times = np.arange(count, dtype=float) if entries.times is None else entries.times
     if split in ("random", "time"):
         order = rng.permutation(count) if split == "random" else np.argsort(-times)
@@ -199,22 +201,27 @@ class Answers:
     @classmethod
     def of_rows(cls, fitted: DropoutCompletion, train: Entries, held: Entries) -> Answers:
         """Ask about rows that were fitted."""
-        predicted, std = fitted.model_.predict(held.rows, held.cols), None
+        predicted = fitted.model_.predict(held.rows, held.cols)
+        std = None
         if fitted.model_.has_std:
             std = np.sqrt(fitted.model_.variance(held.rows, held.cols))
-        ranking, rows = fitted._ranking(), np.unique(held.rows)
+        ranking = fitted._ranking()
+        rows = np.unique(held.rows)
         lists = best_columns(lambda some: ranking.of_rows(some)[1], train, rows)
         return cls(predicted, std, rows, lists)
 
     @classmethod
     def of_new_rows(cls, fitted: DropoutCompletion, given: Entries, held: Entries) -> Answers:
         """Fold in what is given of rows, and ask about them."""
-        predicted, rows = np.empty(len(held)), np.unique(held.rows)
+        predicted = np.empty(len(held))
+        rows = np.unique(held.rows)
         std = np.empty(len(held)) if fitted.model_.has_std else None
         lists = np.full((len(rows), REACH), -1)
-        name, index = fitted.index_.cols.labels, fitted.index_
+        name = fitted.index_.cols.labels
+        index = fitted.index_
         for i, row in enumerate(rows):
-            mine, asked = given.rows == row, held.rows == row
+            mine = given.rows == row
+            asked = held.rows == row
             new = fitted.fold_in((name(given.cols[mine]), given.values[mine]))
             if std is None:
                 predicted[asked] = new.predict(name(held.cols[asked]))
@@ -261,7 +268,9 @@ def ranking_figures(
     judged = counts > 0
     if not judged.any():
         return {}
-    hits, counts, lists = hits[judged].astype(float), counts[judged], lists[judged]
+    hits = hits[judged].astype(float)
+    counts = counts[judged]
+    lists = lists[judged]
     discount = 1 / np.log2(np.arange(2, RANKS + 2))
     ideal = np.cumsum(discount)[np.minimum(counts, RANKS) - 1]
     ranks = np.arange(1, REACH + 1)

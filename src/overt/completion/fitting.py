@@ -68,10 +68,14 @@ class _Run:
 
 
 def fit_entries(
-    settings: Settings, entries: Any, *, on_form: Callable[[Form], None] | None = None,
-    holdout: Entries | None = None, checkpoint: SweepCheckpoint | None = None,
+    settings: Settings,
+    entries: Any,
+    *,
+    on_form: Callable[[Form], None] | None = None,
+    holdout: Entries | None = None,
+    checkpoint: SweepCheckpoint | None = None,
     given: tuple[Any, Any] = (None, None),
-) -> Fit:  # fmt: skip
+) -> Fit:
     """Fit the form that the settings name; see `DropoutCompletion`.
 
     `on_form` gets the form after each sweep; `holdout` is only looked at; `given` are features of
@@ -108,10 +112,14 @@ def _limits(settings: Settings, entries: Any) -> tuple[float, float]:
 
 
 def _fit_standard(
-    settings: Settings, entries: Any, limits: tuple[float, float], given: tuple[Any, Any],
-    on_form: Callable[[Form], None] | None, holdout: Entries | None,
+    settings: Settings,
+    entries: Any,
+    limits: tuple[float, float],
+    given: tuple[Any, Any],
+    on_form: Callable[[Form], None] | None,
+    holdout: Entries | None,
     checkpoint: SweepCheckpoint | None,
-) -> Fit:  # fmt: skip
+) -> Fit:
     """Fit to values in the units of the model."""
     negatives = settings.missing == "negative"
     n_factors = settings.factors(len(entries))
@@ -119,9 +127,11 @@ def _fit_standard(
         # More factors than the smaller side has rows can only fit noise.
         n_factors = min(n_factors, *entries.shape)
     how: dict[str, Any] = {
-        "n_factors": n_factors, "biases": settings.biases and not negatives,
-        "standard": settings.learned and not negatives, "precise": settings.ill_posed,
-    }  # fmt: skip
+        "n_factors": n_factors,
+        "biases": settings.biases and not negatives,
+        "standard": settings.learned and not negatives,
+        "precise": settings.ill_posed,
+    }
     problem = CompletionProblem.build(entries, mapped=settings.mapped, **how)
     place = make_engine(settings.engine, settings.n_jobs)
     average = 0 if negatives else settings.draws(len(entries), entries.shape)
@@ -141,11 +151,16 @@ def _fit_standard(
 
 
 def _fit_learned(
-    settings: Settings, problem: CompletionProblem, limits: tuple[float, float], run: _Run,
-    given: tuple[Any, Any], average: int,
-) -> Fit:  # fmt: skip
+    settings: Settings,
+    problem: CompletionProblem,
+    limits: tuple[float, float],
+    run: _Run,
+    given: tuple[Any, Any],
+    average: int,
+) -> Fit:
     groups = (problem.by_row, problem.by_col)
-    signals, certain = settings.signals is not False, settings.signals is True
+    signals = settings.signals is not False
+    certain = settings.signals is True
     known = features.of_sides(groups, given, signals, problem.dtype, settings.seed, run.engine)
     form = LearnedForm.start(problem, settings.seed, None, known, certain)
     status = run.descend(form, settings.sweeps, settings.tol_or(learned.TOL))
@@ -161,11 +176,16 @@ def _fit_learned(
 
 
 def _fit_negative(
-    settings: Settings, entries: Entries, problem: CompletionProblem,
-    limits: tuple[float, float], run: _Run,
-) -> Fit:  # fmt: skip
+    settings: Settings,
+    entries: Entries,
+    problem: CompletionProblem,
+    limits: tuple[float, float],
+    run: _Run,
+) -> Fit:
     """Settle without some entries first, which tell what popularity is to count, then with all."""
-    tol, form, status = settings.tol_or(negative.TOL), None, Status.FINISHED
+    tol = settings.tol_or(negative.TOL)
+    form = None
+    status = Status.FINISHED
     hidden = popular.hide(len(entries), settings.seed)
     if len(hidden):
         first = NegativeForm.start(problem.zeroed(hidden), settings.seed)
@@ -185,9 +205,12 @@ def _fit_negative(
 
 
 def _fit_point(
-    settings: Settings, problem: CompletionProblem, limits: tuple[float, float], run: _Run,
+    settings: Settings,
+    problem: CompletionProblem,
+    limits: tuple[float, float],
+    run: _Run,
     path: Floats | None,
-) -> Fit:  # fmt: skip
+) -> Fit:
     given = (problem, settings.drop_prob, settings.ridge, settings.seed)
     form: PointForm
     if settings.method == "sgd":

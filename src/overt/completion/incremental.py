@@ -122,7 +122,8 @@ class _Touched:
     @classmethod
     def of(cls, entries: Entries, side: int, keys: Ints) -> _Touched:
         rows = np.unique(np.asarray(keys))
-        mine, others = entries.rows, entries.cols
+        mine = entries.rows
+        others = entries.cols
         if side == 1:
             mine, others = others, mine
         at = np.flatnonzero(np.isin(mine, rows))
@@ -152,10 +153,12 @@ def _form(
     model: FactorModel, side: int, touched: _Touched, ridge: float
 ) -> LearnedForm | FixedForm:
     """Return the form of the touched rows of a side and the partners of their entries alone."""
-    dtype, width = model.means[0].dtype, model.columns.width
+    dtype = model.means[0].dtype
+    width = model.columns.width
     values = (touched.values - model.center).astype(dtype)
     partners, others = np.unique(touched.others, return_inverse=True)
-    rows, cols = touched.keys, others
+    rows = touched.keys
+    cols = others
     picks = (touched.rows, partners)
     if side == 1:
         rows, cols = cols, rows
@@ -188,7 +191,8 @@ def _extend_pairs(
     model: FactorModel, entries: Entries, new: Entries, sweeps: int, engine: Engine
 ) -> FactorModel:
     """Solve for the touched rows and columns of a model in which every pair counts."""
-    pairs, spread = model.pairs, model.spread
+    pairs = model.pairs
+    spread = model.spread
     if pairs is None or not isinstance(spread, FullSpread):
         raise TypeError("a model in which every pair counts has full covariances")
     entries = pairs.strengths.enter(entries)

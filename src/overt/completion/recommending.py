@@ -143,7 +143,8 @@ class NewRow:
 
     def predict(self, cols: Any, return_std: bool = False) -> Any:
         """Return the row's predictions for columns, and with `return_std` their spread."""
-        b, model = self.index.cols.find(cols), self.model
+        b = self.index.cols.find(cols)
+        model = self.model
         warn_unknown("columns", cols, b, "they get what is known of the row")
         predicted = np.clip(model.products(self.row, b), model.low, model.high)
         if not return_std:
@@ -151,12 +152,19 @@ class NewRow:
         return predicted, np.sqrt(model.row_variance(self.row, b))
 
     def recommend(
-        self, n: int = 10, exclude_seen: bool = True, *, by: str = "auto", exclude: Any = (),
+        self,
+        n: int = 10,
+        exclude_seen: bool = True,
+        *,
+        by: str = "auto",
+        exclude: Any = (),
         candidates: Any = None,
-    ) -> Recommendation:  # fmt: skip
+    ) -> Recommendation:
         """Return the columns that suit the row best, as `DropoutCompletion.recommend` does."""
-        ranking, every = self.ranking(by), np.arange(self.model.shape[1])
-        values, chosen = self.model.products(self.row, every), None
+        ranking = self.ranking(by)
+        every = np.arange(self.model.shape[1])
+        values = self.model.products(self.row, every)
+        chosen = None
         if ranking.chosen is not None:
             row = ranking.chosen.fold(self.seen, self.values)
             chosen = ranking.chosen.products(row, every)
@@ -167,9 +175,14 @@ class NewRow:
 
 
 def recommend(
-    ranking: Ranking, index: EntryIndex, row: Any, n: int, exclude_seen: bool, exclude: Any,
+    ranking: Ranking,
+    index: EntryIndex,
+    row: Any,
+    n: int,
+    exclude_seen: bool,
+    exclude: Any,
     candidates: Any,
-) -> Recommendation:  # fmt: skip
+) -> Recommendation:
     """Return the columns that suit a row best."""
     a = index.rows.find_one(row)
     values, scores = ranking.of_rows(np.array([a]))
@@ -185,7 +198,8 @@ def similar(model: FactorModel, index: EntryIndex, col: Any, n: int) -> Recommen
     v_i'C v_j / sqrt(E[v_i'C v_i] E[v_j'C v_j]) with C the rows' covariance: the expectation over
     what is not known of a column makes those with few entries less alike than they look.
     """
-    b, V = index.cols.find_one(col), model.factors(1)
+    b = index.cols.find_one(col)
+    V = model.factors(1)
     if not index.entered[b]:
         raise InputError(f"col {col!r} has no entries: nothing says what it is similar to")
     k = V.shape[1]
@@ -207,16 +221,20 @@ def similar(model: FactorModel, index: EntryIndex, col: Any, n: int) -> Recommen
 
 
 def fold_in(
-    model: FactorModel, index: EntryIndex, entries: Any, ranking: Callable[[str], Ranking],
+    model: FactorModel,
+    index: EntryIndex,
+    entries: Any,
+    ranking: Callable[[str], Ranking],
     features: Any = None,
-) -> NewRow:  # fmt: skip
+) -> NewRow:
     """Solve for one new row with all columns held."""
     names, values = _row_entries(entries)
     cols = index.cols.find(names)
     numbers = checked_values(values if len(cols) else np.zeros(0))
     if cols.shape != numbers.shape:
         raise InputError("entries must have one finite value for each column")
-    known, encoder = cols != UNKNOWN, model.encoders[0]
+    known = cols != UNKNOWN
+    encoder = model.encoders[0]
     warn_unknown("columns", names, cols, "they are left out", 4)
     _check_range(model, index, numbers[known])
     if features is not None:

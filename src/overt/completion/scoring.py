@@ -29,7 +29,8 @@ MAX_CHANGED = 0.25
 
 def score(fitted: DropoutCompletion, X: Any, y: Any, sample_weight: Any) -> float:
     """Return the negative root mean squared error of entries, or nDCG@10 of what was chosen."""
-    given, model = observed(X, y), fitted.model_
+    given = observed(X, y)
+    model = fitted.model_
     if model.pairs is not None and sample_weight is not None:
         raise InputError('with missing="negative" the score ranks, and takes no sample_weight')
     matrix = y is None and not isinstance(X, Entries) and (is_table(X) or not is_frame(X))
@@ -78,7 +79,8 @@ def ndcg(fitted: DropoutCompletion, held: Entries) -> float:
     train, (m, n) = fitted.entries_, fitted.entries_.shape
     held = observed_pairs(held.take(np.flatnonzero((held.rows < m) & (held.cols < n))))
     kept = ~np.isin(train.rows * n + train.cols, held.rows * n + held.cols)
-    known, ranking = Known(train.rows[kept], train.cols[kept], (m, n)), fitted._ranking()
+    known = Known(train.rows[kept], train.cols[kept], (m, n))
+    ranking = fitted._ranking()
     rows = np.unique(held.rows)
     lists = best_columns(lambda some: ranking.of_rows(some)[1], known, rows)
     found = ranking_figures(lists, rows, train, held, least_relevant(held.values))

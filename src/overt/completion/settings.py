@@ -19,17 +19,23 @@ LEAST = 0.01
 SWEEPS = 100
 """Number of sweeps after which to stop, where nothing else is said."""
 
-FACTORS, WIDE, MANY = 32, 64, 500_000
+FACTORS = 32
+WIDE = 64
+MANY = 500_000
 """Width of the factors where nothing else is said; rankings of so many entries gain by more."""
 
-DRAWS, LEAST_DRAWS, ENOUGH, WORK = 60, 20, 1000, 2e10
+DRAWS = 60
+LEAST_DRAWS = 20
+ENOUGH = 1000
+WORK = 2e10
 """Draws of average="auto", the least of them, from so many entries, in so many multiplications."""
 
 RANKING = 200_000
 """Entries up to which `fit` also fits the model that ranks: half a second for 100,000, a tenth or
 less of the fit with its averaged samples."""
 
-STEPS, SHARE = 20, 0.9
+STEPS = 20
+SHARE = 0.9
 """So many different numbers that make up this share of the values are a rating scale."""
 
 SAMPLE = 50_000

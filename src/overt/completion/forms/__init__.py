@@ -28,9 +28,12 @@ if TYPE_CHECKING:
 
 
 def descend(
-    form: Form, engine: Engine, max_sweeps: int, tol: float,
+    form: Form,
+    engine: Engine,
+    max_sweeps: int,
+    tol: float,
     on_sweep: Callable[[], None] = lambda: None,
-) -> Status:  # fmt: skip
+) -> Status:
     """Sweep until the form has settled or `max_sweeps` were made."""
     try:
         while True:

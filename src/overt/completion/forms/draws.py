@@ -12,7 +12,8 @@ from overt._types import Array, Bools, Floats
 from overt.completion.forms.problem import CompletionProblem
 from overt.completion.kernels import dots
 
-PAIRS, BATCHES = 4000, 10
+PAIRS = 4000
+BATCHES = 10
 """Pairs on which draws are compared with the learned means, and parts whose averages are."""
 
 
@@ -35,9 +36,11 @@ class Draws(NamedTuple):
 
     @classmethod
     def stacked(
-        cls, draws: Sequence[Mapping[str, Array]], problem: CompletionProblem,
+        cls,
+        draws: Sequence[Mapping[str, Array]],
+        problem: CompletionProblem,
         means: Sequence[Array],
-    ) -> Draws:  # fmt: skip
+    ) -> Draws:
         """Bring draws back to the units of the values; a row never seen is at its prior mean."""
         columns, U, V = problem.columns, *problem.columns.units(problem.scale)
         share = np.full(len(draws), together(draws, problem, means) / len(draws))
@@ -51,11 +54,16 @@ class Draws(NamedTuple):
         right = np.concatenate([stack.pop("V"), np.array(unseen)[:, None]], axis=1)
         noise = stack["noise"][:, 0] * problem.scale**2
         return cls(
-            (left * U).astype(problem.dtype), (right * V).astype(problem.dtype),
+            (left * U).astype(problem.dtype),
+            (right * V).astype(problem.dtype),
             (drawn * U).astype(problem.dtype),
-            stack["mean"] * u, stack["precision"] / u**2, noise, stack["H"] * u, share,
+            stack["mean"] * u,
+            stack["precision"] / u**2,
+            noise,
+            stack["H"] * u,
+            share,
             *(np.append(group.counts > 0, False) for group in (problem.by_row, problem.by_col)),
-        )  # fmt: skip
+        )
 
 
 def together(

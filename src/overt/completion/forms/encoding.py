@@ -59,7 +59,8 @@ class Column:
             except (TypeError, ValueError):
                 raise InputError(f"column {self.name!r} of the features must be numeric") from None
             return out
-        names, places = values[known].astype(str), np.array(self.categories)
+        names = values[known].astype(str)
+        places = np.array(self.categories)
         out[known] = (names[:, None] == places) - np.array(self.means)
         out[known] *= np.isin(names, places)[:, None]
         return out

@@ -42,7 +42,8 @@ START = 0.1
 BIAS_PRECISION = 5.0
 """Precision of the biases' prior at the start."""
 
-HELD_SWEEPS, HELD_NOISE = 2, 0.5
+HELD_SWEEPS = 2
+HELD_NOISE = 0.5
 """The noise starts at half the variance of the values and does not rise in the first sweeps: it
 would be overestimated before the factors have found anything, and sparse data would lose them."""
 
@@ -83,9 +84,13 @@ class LearnedForm:
 
     @classmethod
     def start(
-        cls, problem: CompletionProblem, seed: int, spread: type[LearnedSpread] | None = None,
-        features: tuple[Features, Features] | None = None, certain: bool = True,
-    ) -> LearnedForm:  # fmt: skip
+        cls,
+        problem: CompletionProblem,
+        seed: int,
+        spread: type[LearnedSpread] | None = None,
+        features: tuple[Features, Features] | None = None,
+        certain: bool = True,
+    ) -> LearnedForm:
         """Return the form before the first sweep, with the spread that memory allows if None.
 
         Signals that are not `certain` must raise the evidence to be used.
@@ -94,7 +99,8 @@ class LearnedForm:
         tables = (spread or learned_spread(problem)).start(problem)
         tables.add_means(1, means[1])
         n = len(problem.columns.free(0))
-        precision, narrow = np.eye(n), np.eye(n) / START**2
+        precision = np.eye(n)
+        narrow = np.eye(n) / START**2
         if problem.columns.biases:
             precision[-1, -1] = narrow[-1, -1] = BIAS_PRECISION
         priors = [Prior(np.zeros(n), precision), Prior(np.zeros(n), narrow)]
@@ -105,7 +111,9 @@ class LearnedForm:
 
     def step(self, engine: Engine) -> float:
         """Sweep both sides, the priors and the noise; return the objective per rating."""
-        cost, pseudo, error = 0.0, 0.0, np.zeros(0)
+        cost = 0.0
+        pseudo = 0.0
+        error = np.zeros(0)
         for side in (0, 1):
             sums, error = self.update(side, engine)
             cost += self._learn_prior(side, sums)
@@ -125,7 +133,8 @@ class LearnedForm:
 
     def settled(self, tol: float) -> bool:
         """Return whether the last sweep changed the objective by at most `tol` nats per rating."""
-        done, least = len(self.history), self.waited if tol < WAIT else FIRST + 1
+        done = len(self.history)
+        least = self.waited if tol < WAIT else FIRST + 1
         return done > least and abs(self.history[-2] - self.history[-1]) <= tol
 
     @property
@@ -137,8 +146,12 @@ class LearnedForm:
 
     def update(self, side: int, engine: Engine) -> tuple[Sums, Floats]:
         """Update one side; return sums over its rows, and the rows' expected errors."""
-        problem, tables, columns = self.problem, self.spread.tables, self.problem.columns
-        group, prior, features = problem.grouped(side), self.priors[side], self.features[side]
+        problem = self.problem
+        tables = self.spread.tables
+        columns = self.problem.columns
+        group = problem.grouped(side)
+        prior = self.priors[side]
+        features = self.features[side]
         held = Held(self.means[1 - side], tables[1 - side], self.noises[1 - side].weights)
         shifts = prior.means(features.scores) @ prior.precision
         precisions = self.noises[side].weights / self.noise
@@ -149,13 +162,15 @@ class LearnedForm:
         W = self.means[side][:, free].astype(np.float64)
         W[group.counts == 0] = 0
         second = W.T @ W
-        S, AW = moment[np.ix_(free, free)] - second, features.scores.T @ W
+        S = moment[np.ix_(free, free)] - second
+        AW = features.scores.T @ W
         sums = Sums(len(group.rows), W.sum(axis=0), second, S, AW, float(out.stats[:, 1].sum()))
         return sums, out.stats[:, 0]
 
     def _learn_prior(self, side: int, sums: Sums) -> float:
         """Update the prior of a side; return its part of the negative evidence bound."""
-        features, prior = self.features[side], self.priors[side]
+        features = self.features[side]
+        prior = self.priors[side]
         if len(self.history) < FIRST:
             features = NOTHING
         self.priors[side] = prior.learn(sums, features, self.certain)
@@ -165,7 +180,8 @@ class LearnedForm:
         """Leave covariances in the tables; give rows without entries their prior."""
         for side, (w, table) in enumerate(zip(self.means, self.spread.tables, strict=True)):
             self.spread.add_means(side, w, -1)
-            prior, features = self.priors[side], self.features[side]
+            prior = self.priors[side]
+            features = self.features[side]
             empty = np.flatnonzero(self.problem.grouped(side).counts == 0)
             for some in np.array_split(empty, -(-len(empty) // COLD)) if len(empty) else ():
                 scores = features.scores[some]
@@ -217,10 +233,12 @@ def equivalent_drop_prob(form: LearnedForm) -> tuple[float, Floats]:
     ratings, in the basis that makes both priors diagonal. The form is finished.
     """
     k = form.problem.columns.n_factors
-    ratio, size = np.ones(k), np.ones(k)
+    ratio = np.ones(k)
+    size = np.ones(k)
     for side, basis in enumerate(balanced(form)):
         counts = form.problem.grouped(side).counts.astype(float)
-        squares, packed = np.zeros(k), np.zeros(form.spread.tables[side].shape[1])
+        squares = np.zeros(k)
+        packed = np.zeros(form.spread.tables[side].shape[1])
         for start in range(0, len(counts), ROWS):
             some = slice(start, start + ROWS)
             W = form.means[side][some, :k].astype(np.float64) @ basis

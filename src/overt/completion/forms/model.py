@@ -57,12 +57,17 @@ class FactorModel:
 
     @classmethod
     def from_form(
-        cls, form: PointForm | LearnedForm | NegativeForm, limits: tuple[float, float],
+        cls,
+        form: PointForm | LearnedForm | NegativeForm,
+        limits: tuple[float, float],
         draws: Sequence[Mapping[str, Array]] = (),
-    ) -> FactorModel:  # fmt: skip
+    ) -> FactorModel:
         """Bring a finished form, and draws of its factors, back to the units of the values."""
-        problem, columns = form.problem, form.problem.columns
-        means, priors, covariances = [], [], []
+        problem = form.problem
+        columns = form.problem.columns
+        means = []
+        priors = []
+        covariances = []
         for side, units in enumerate(columns.units(problem.scale)):
             prior = form.priors[side].scaled(units[columns.free(side)])
             priors.append(prior)
@@ -73,15 +78,23 @@ class FactorModel:
             covariances.append(S)
         (left, right), (U, V) = (noise.with_unseen() for noise in form.noises), form.features
         return cls(
-            columns, problem.center, form.noise * problem.scale**2, (means[0], means[1]),
-            form.spread.packaged(columns, problem.scale, covariances), (priors[0], priors[1]),
-            (left, right), *limits, Draws.stacked(draws, problem, form.means) if draws else None,
-            (U.directions, V.directions), (U.given, V.given),
-        )  # fmt: skip
+            columns,
+            problem.center,
+            form.noise * problem.scale**2,
+            (means[0], means[1]),
+            form.spread.packaged(columns, problem.scale, covariances),
+            (priors[0], priors[1]),
+            (left, right),
+            *limits,
+            Draws.stacked(draws, problem, form.means) if draws else None,
+            (U.directions, V.directions),
+            (U.given, V.given),
+        )
 
     def after(self, last: FactorModel) -> FactorModel:
         """Return this model, whose features were the scores of `last`, for the features of that."""
-        pairs, found = zip(self.directions, last.directions, strict=True), []
+        pairs = zip(self.directions, last.directions, strict=True)
+        found = []
         for mine, theirs in pairs:
             parts = dict(mine.parts)
             if FEATURES in parts:
@@ -99,13 +112,18 @@ class FactorModel:
         (U, V), k, (m, n) = (w[:-1] for w in self.means), self.columns.n_factors, self.shape
         biases = self.columns.biases
         return {
-            "U": U[:, :k], "V": V[:, :k], "mean": self.center, "noise_variance": self.noise,
+            "U": U[:, :k],
+            "V": V[:, :k],
+            "mean": self.center,
+            "noise_variance": self.noise,
             "row_bias": U[:, k] if biases else np.zeros(m),
             "col_bias": V[:, k + 1] if biases else np.zeros(n),
-            "row_noise": self.noises[0].variances[:-1], "col_noise": self.noises[1].variances[:-1],
-            "covariance": self.spread.name, "n_features_in": n,
+            "row_noise": self.noises[0].variances[:-1],
+            "col_noise": self.noises[1].variances[:-1],
+            "covariance": self.spread.name,
+            "n_features_in": n,
             "average": 0 if self.draws is None else len(self.draws.U),
-        }  # fmt: skip
+        }
 
     def factors(self, side: int) -> Floats:
         """Return the factors of one side's known rows, without biases."""
@@ -113,7 +131,8 @@ class FactorModel:
 
     def predict(self, rows: Array, cols: Array) -> Floats:
         """center + u_a . v_b, within the scale's ends."""
-        total, one = np.zeros(len(rows)), np.empty(len(rows))
+        total = np.zeros(len(rows))
+        one = np.empty(len(rows))
         for U, V, weight in self._terms():
             dots(rows, cols, U, V, one)
             total += weight * one
@@ -155,7 +174,8 @@ class FactorModel:
         """Return the mean squared distance of the draws' products from what is predicted."""
         if self.draws is None:
             raise TypeError("no draws were kept")
-        center, one = np.zeros(len(rows)), np.empty(len(rows))
+        center = np.zeros(len(rows))
+        one = np.empty(len(rows))
         for U, V, weight in self._terms():
             dots(rows, cols, U, V, one)
             center += weight * one
@@ -181,20 +201,24 @@ class FactorModel:
         """
         if self.draws is None:
             return [(*self.means, 1.0)]
-        U, V, share = self.draws.U, self.draws.V, self.draws.share
+        U = self.draws.U
+        V = self.draws.V
+        share = self.draws.share
         return [(*self.means, 1 - share.sum()), *zip(U, V, share, strict=True)]
 
     def products(self, row: Row, cols: Array) -> Floats:
         """center + u . v for a row that was not fitted, as `predict` has it before clipping."""
         total = self.means[1][cols].astype(np.float64) @ row.mean
         if self.draws is not None:
-            V, share = self.draws.V[:, cols].astype(np.float64), self.draws.share
+            V = self.draws.V[:, cols].astype(np.float64)
+            share = self.draws.share
             total += np.einsum("d,dw,dcw->c", share, row.drawn, V) - share.sum() * total
         return self.center + total
 
     def scores(self, partners: Array, features: Any = None, row: int = UNKNOWN) -> Array:
         """Return the scores of a row with entries at `partners`, known or with these features."""
-        directions, known = self.directions[0], {}
+        directions = self.directions[0]
+        known = {}
         if len(partners) and SIGNALS in directions.parts:
             found = np.unique(partners)
             known[SIGNALS] = directions.parts[SIGNALS][found].sum(axis=0)[None] / len(found) ** 0.5
@@ -208,11 +232,16 @@ class FactorModel:
 
         The row and its share in the noise are solved for in turn.
         """
-        prior, scores = self.priors[0], self.scores(partners, features)
-        nu, learned = self.noises[0].nu, self.spread.learned
+        prior = self.priors[0]
+        scores = self.scores(partners, features)
+        nu = self.noises[0].nu
+        learned = self.spread.learned
         W, values, weights, second = self._sums(partners, values)
-        alpha, variance, count = 1.0, self.noises[0].unseen, float(len(partners))
-        center, spread = prior.means(scores)[0], prior.covariances(scores)[0] if learned else 0.0
+        alpha = 1.0
+        variance = self.noises[0].unseen
+        count = float(len(partners))
+        center = prior.means(scores)[0]
+        spread = prior.covariances(scores)[0] if learned else 0.0
         mean, S = self.columns.filled(0, center, spread)
         for _ in range(FOLDS if np.isfinite(nu) else 1) if len(partners) else ():
             precision = alpha / self.noise if learned else 1.0
@@ -245,7 +274,8 @@ class FactorModel:
         """Return what `_scatter` does for a row that was not fitted, whose covariance is known."""
         if self.draws is None:
             raise TypeError("no draws were kept")
-        drawn, share = self.draws.V[:, cols].astype(np.float64), self.draws.share
+        drawn = self.draws.V[:, cols].astype(np.float64)
+        share = self.draws.share
         products = np.einsum("dw,dcw->dc", row.drawn, drawn)
         learned = self.means[1][cols].astype(np.float64) @ row.mean
         center = share @ products + (1 - share.sum()) * learned
@@ -254,7 +284,8 @@ class FactorModel:
 
     def _sums(self, partners: Array, values: Array) -> tuple[Floats, Floats, Floats, Floats]:
         """Return W, values less the center, weights c_b and sum_b c_b T_b of a row's entries."""
-        W, values = self.means[1][partners].astype(np.float64), np.asarray(values, dtype=float)
+        W = self.means[1][partners].astype(np.float64)
+        values = np.asarray(values, dtype=float)
         if self.pairs is None:
             weights = self.noises[1].weights[partners]
             return W, values - self.center, weights, self._weighted(partners, weights)
@@ -276,11 +307,18 @@ class FactorModel:
         return (W.T * weights) @ W + self.spread.total(self.means, 1, partners, weights)
 
     def _solve(
-        self, W: Floats, values: Floats, weights: Floats, second: Floats, precision: float,
-        P: Floats, shift: Floats,
-    ) -> tuple[Floats, Floats]:  # fmt: skip
+        self,
+        W: Floats,
+        values: Floats,
+        weights: Floats,
+        second: Floats,
+        precision: float,
+        P: Floats,
+        shift: Floats,
+    ) -> tuple[Floats, Floats]:
         """Prec = precision sum c_b T_b + P; w = Prec^-1 (its sum (y_b v_b - T_b[:, pinned]))."""
-        free, right = self.columns.free(0), W.T @ (weights * values)
+        free = self.columns.free(0)
+        right = W.T @ (weights * values)
         if self.columns.biases:
             right = right - second[:, self.columns.pinned(0)]
         P = P + precision * second[np.ix_(free, free)]
@@ -295,7 +333,8 @@ class FactorModel:
             return np.zeros((0, width)), np.zeros((0, width, width))
         free, (_, V, _, m, p, noise, H, *_) = self.columns.free(0), self.draws
         W = V[:, partners].astype(np.float64)  # (draws, entries, width)
-        weighted, precision = W * weights[:, None], (alpha / noise)[:, None]
+        weighted = W * weights[:, None]
+        precision = (alpha / noise)[:, None]
         right = np.einsum("dew,e->dw", weighted, values)
         second = weighted.transpose(0, 2, 1) @ W
         if self.columns.biases:
@@ -304,7 +343,8 @@ class FactorModel:
             len(free)
         )
         shift = p * (m + (scores[0] @ H if H.shape[1] else 0.0))
-        drawn, spreads = np.ones((len(V), width)), np.zeros((len(V), width, width))
+        drawn = np.ones((len(V), width))
+        spreads = np.zeros((len(V), width, width))
         drawn[:, free] = np.linalg.solve(P, (precision * right[:, free] + shift)[..., None])[..., 0]
         spreads[:, free[:, None], free] = np.linalg.inv(P)
         return drawn, spreads
@@ -317,7 +357,8 @@ class FactorModel:
         precision c_b v_col' Prec^-1 v_b (y_b - center - bias_b), and a block g_j
         v_col' Prec^-1 P g_j.
         """
-        free, prior = self.columns.free(0), self.priors[0]
+        free = self.columns.free(0)
+        prior = self.priors[0]
         W, residual, weights, second = self._sums(partners, values)
         precision = self.noises[0].weights[row] / self.noise if self.spread.learned else 1.0
         if self.columns.biases:
@@ -329,11 +370,13 @@ class FactorModel:
 
     def _blocks(self, row: int, partners: Array, target: Floats) -> dict[str, float]:
         """Return target'g_j of each block j of a row's features."""
-        effects, directions = self.priors[0].effects, self.directions[0]
+        effects = self.priors[0].effects
+        directions = self.directions[0]
         added = dict.fromkeys((SIGNALS, FEATURES), 0.0)
         if effects is None:
             return added
-        scores, H = self.scores(partners, row=row), effects.H @ target
+        scores = self.scores(partners, row=row)
+        H = effects.H @ target
         for member, name in zip(directions.members, directions.parts, strict=True):
             added[name] = float((scores[0] * member) @ H)
         return added

@@ -75,7 +75,8 @@ class NegativeForm(Plain):
     @classmethod
     def start(cls, problem: CompletionProblem, seed: int) -> NegativeForm:
         """Return the form before the first sweep, near the leading singular vectors."""
-        k, pairs = problem.columns.n_factors, float(np.prod(problem.shape))
+        k = problem.columns.n_factors
+        pairs = float(np.prod(problem.shape))
         size = full_bytes(problem)
         if size > FULL_BYTES:
             raise InputError(
@@ -87,7 +88,8 @@ class NegativeForm(Plain):
         priors = [Prior(np.zeros(k), np.eye(k)), Prior(np.zeros(k), 100 * np.eye(k))]
         means = [np.zeros((count, k), problem.dtype) for count in problem.shape]
         form = cls(problem, means, FullSpread.start(problem), priors, mean, (rules[0], rules[1]))
-        V, rng = form._leading(seed), np.random.default_rng([seed, 0])
+        V = form._leading(seed)
+        rng = np.random.default_rng([seed, 0])
         means[1][:] = rng.normal(0, 0.1 * mean**0.25, means[1].shape)
         means[1][:, : V.shape[1]] = V
         form.spread.add_means(1, means[1])
@@ -112,16 +114,20 @@ class NegativeForm(Plain):
             from sklearn.utils.extmath import randomized_svd
 
             _, s, R = randomized_svd(X, self.means[0].shape[1], n_iter=2, random_state=seed)
-        s, R = s[: self.means[0].shape[1]], R[: self.means[0].shape[1]]
+        s = s[: self.means[0].shape[1]]
+        R = R[: self.means[0].shape[1]]
         return np.asarray((R.T * np.sqrt(s)) * (n / m) ** 0.25 / np.sqrt(c)[:, None])
 
     def step(self, engine: Engine) -> float:
         """Sweep both sides, the priors and the noise; return the objective per entry."""
-        cost, error = 0.0, 0.0
+        cost = 0.0
+        error = 0.0
         for side in (0, 1):
             moment, error, logdets = self.update(side, engine)
-            rows, n = self.problem.grouped(side).rows, self.problem.columns.n_factors
-            N, first = len(rows), self.means[side][rows].sum(axis=0, dtype=float)
+            rows = self.problem.grouped(side).rows
+            n = self.problem.columns.n_factors
+            N = len(rows)
+            first = self.means[side][rows].sum(axis=0, dtype=float)
             sums = Sums(N, first, moment, np.zeros((n, n)), np.zeros((0, n)), logdets)
             prior = self.priors[side] = self.priors[side].learn(sums, NOTHING)
             cost += prior.cost(sums, NOTHING) + prior.pseudo_cost
@@ -137,8 +143,11 @@ class NegativeForm(Plain):
 
     def update(self, side: int, engine: Engine) -> tuple[Floats, float, float]:
         """Update one side; return its summed second moment, expected error and log dets."""
-        problem, tables, other = self.problem, self.spread.tables, 1 - side
-        group, prior = problem.grouped(side), self.priors[side]
+        problem = self.problem
+        tables = self.spread.tables
+        other = 1 - side
+        group = problem.grouped(side)
+        prior = self.priors[side]
         c = np.where(self.active[other], self.precisions[other], 0)
         shift = prior.precision @ prior.mean
         everyone = weighted_sum(c, tables[other])
@@ -157,24 +166,26 @@ class NegativeForm(Plain):
         A column without entries gets what a column that nobody chose is: zeros everywhere.
         """
         for side, (w, table) in enumerate(zip(self.means, self.spread.tables, strict=True)):
-            empty, prior = self.problem.grouped(side).counts == 0, self.priors[side]
-            mean, S = prior.mean, prior.covariance
+            empty = self.problem.grouped(side).counts == 0
+            prior = self.priors[side]
+            mean = prior.mean
+            S = prior.covariance
             if side == 1:
-                U, r = self.means[0].astype(np.float64), self.precisions[0]
+                U = self.means[0].astype(np.float64)
+                r = self.precisions[0]
                 everyone = (U.T * r) @ U + unpack(weighted_sum(r, self.spread.tables[0]))
                 scale = self.precisions[1].max() / self.noise
                 S = np.linalg.inv(prior.precision + scale * everyone)
                 mean = S @ prior.precision @ prior.mean
             self.spread.add_means(side, w, -1)
-            w[empty], table[empty] = mean, pack(S)
+            w[empty] = mean
+            table[empty] = pack(S)
 
     @property
     def pairs(self) -> AllPairs:
         """What a model needs to solve for a row."""
-        partners, counts = (
-            np.where(self.active[1], self.precisions[1], 0.0),
-            self.problem.by_col.counts,
-        )
+        partners = np.where(self.active[1], self.precisions[1], 0.0)
+        counts = self.problem.by_col.counts
         return AllPairs(*self.rules, partners, counts / counts.sum(), self.popular, self.recent)
 
     def arrays(self) -> dict[str, Array]:

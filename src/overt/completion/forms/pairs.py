@@ -52,7 +52,8 @@ class AllPairs:
 
     def blended(self, x: Floats) -> Floats:
         """Return scores, from predictions for all known columns; what nobody chose comes last."""
-        scores, chosen = blended(x, self.shares, self.popular), self.shares > 0
+        scores = blended(x, self.shares, self.popular)
+        chosen = self.shares > 0
         if chosen.all() or not chosen.any():
             return scores
         lowest = scores[..., chosen].min(axis=-1, keepdims=True)
@@ -62,10 +63,12 @@ class AllPairs:
         """Return what storage keeps."""
         rules = [[rule.typical, rule.level] for rule in (self.rows, self.cols)]
         return {
-            "pairs_rules": np.array(rules), "pairs_partners": self.partners,
-            "pairs_shares": self.shares, "pairs_popular": np.array([self.popular]),
+            "pairs_rules": np.array(rules),
+            "pairs_partners": self.partners,
+            "pairs_shares": self.shares,
+            "pairs_popular": np.array([self.popular]),
             "pairs_recent": self.recent,
-        } | self.strengths.arrays()  # fmt: skip
+        } | self.strengths.arrays()
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, Array]) -> AllPairs | None:

@@ -17,7 +17,8 @@ from overt.entries import Entries
 MIXED = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Values of q that are tried."""
 
-HIDDEN, MOST = 0.2, 2000
+HIDDEN = 0.2
+MOST = 2000
 """Share of the entries that is hidden, and how many at most."""
 
 ERRORS = 2.0
@@ -74,7 +75,8 @@ def _rank(scores: Floats, score: float) -> float:
 
 def _by_row(entries: Entries, at: Ints, rows: Ints) -> list[Ints]:
     """Return the columns that some of the entries have in each of some rows."""
-    keys, cols = np.asarray(entries.rows)[at], np.asarray(entries.cols)[at]
+    keys = np.asarray(entries.rows)[at]
+    cols = np.asarray(entries.cols)[at]
     order = np.argsort(keys, kind="stable")
     ends = np.searchsorted(keys[order], [rows, rows + 1])
     return [cols[order[start:end]] for start, end in ends.T]

@@ -26,7 +26,8 @@ class Product(NamedTuple):
 @njit(**OPTIONS)
 def multiply(rows: Array, csr: Csr, right: Right, out: Product) -> None:
     """out_a = sum of M_b over the b that row a has entries at, however often."""
-    M, total = right.rows, np.empty(right.rows.shape[1])
+    M = right.rows
+    total = np.empty(right.rows.shape[1])
     met = np.full(len(M), -1)
     for r in rows:
         total[:] = 0

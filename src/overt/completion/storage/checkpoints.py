@@ -33,10 +33,16 @@ class SweepCheckpoint:
     """
 
     def __init__(
-        self, folder: Path, entries: Any, parameters: Mapping[str, Any], *, resume: bool,
+        self,
+        folder: Path,
+        entries: Any,
+        parameters: Mapping[str, Any],
+        *,
+        resume: bool,
         given: Sequence[Any] = (),
-    ) -> None:  # fmt: skip
-        self._folder, self._resume = folder, resume
+    ) -> None:
+        self._folder = folder
+        self._resume = resume
         self._fingerprint = _fingerprint(entries, parameters, given)
         ready(folder)
         if not resume:
@@ -89,9 +95,12 @@ class SweepCheckpoint:
 
 
 def opened(
-    checkpoint: Any, entries: Any, parameters: Mapping[str, Any], given: Sequence[Any],
+    checkpoint: Any,
+    entries: Any,
+    parameters: Mapping[str, Any],
+    given: Sequence[Any],
     resume: bool,
-) -> SweepCheckpoint | None:  # fmt: skip
+) -> SweepCheckpoint | None:
     """Return the checkpoint in a folder, or the one that is given; None where there is none."""
     if checkpoint is None and resume:
         raise InputError("resume needs the folder of a checkpoint")

@@ -41,16 +41,20 @@ from overt.results import Status
 FORMAT = 4
 """Raised whenever arrays are added: a model of another format is refused, not guessed at."""
 KIND = "overt completion model"
-ARRAYS, NEW, HEADER = "model.safetensors", "model.new.safetensors", "model.json"
+ARRAYS = "model.safetensors"
+NEW = "model.new.safetensors"
+HEADER = "model.json"
 CHOSEN = "chosen."
 """Prefix of what belongs to the model of what was chosen."""
 
 
 def save(
-    path: str | os.PathLike[str], parameters: Mapping[str, Any],
-    entries: Entries, fit: Fit,
+    path: str | os.PathLike[str],
+    parameters: Mapping[str, Any],
+    entries: Entries,
+    fit: Fit,
     chosen: FactorModel | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Write parameters, entries, a fit and a model of what was chosen, each file in one step.
 
     New arrays lie beside the old ones until model.json names them: a kill between the steps leaves
@@ -70,13 +74,18 @@ def save(
     if chosen is not None:
         arrays |= {CHOSEN + name: array for name, array in _arrays(chosen).items()}
     header = {
-        "format": FORMAT, "kind": KIND, "parameters": plain(dict(parameters)),
-        "model": _plain(fit.model), "chosen": None if chosen is None else _plain(chosen),
-        "drop_prob": plain(fit.drop_prob), "fitted": fit.fitted, "status": str(fit.status),
+        "format": FORMAT,
+        "kind": KIND,
+        "parameters": plain(dict(parameters)),
+        "model": _plain(fit.model),
+        "chosen": None if chosen is None else _plain(chosen),
+        "drop_prob": plain(fit.drop_prob),
+        "fitted": fit.fitted,
+        "status": str(fit.status),
         "shape": list(entries.shape),
         "row_ids": None if entries.row_ids is None else entries.row_ids.tolist(),
         "col_ids": None if entries.col_ids is None else entries.col_ids.tolist(),
-    }  # fmt: skip
+    }
     with alone(folder):
         if (folder / NEW).exists():  # a kill came before the last step, and model.json may name it
             with suppress(Exception):
@@ -124,11 +133,15 @@ def load(
 def _plain(model: FactorModel) -> dict[str, Any]:
     """Return what is no array of a model."""
     return {
-        "n_factors": model.columns.n_factors, "biases": bool(model.columns.biases),
-        "center": model.center, "noise": model.noise, "spread": model.spread.name,
-        "low": plain(model.low), "high": plain(model.high),
+        "n_factors": model.columns.n_factors,
+        "biases": bool(model.columns.biases),
+        "center": model.center,
+        "noise": model.noise,
+        "spread": model.spread.name,
+        "low": plain(model.low),
+        "high": plain(model.high),
         "encoders": [None if e is None else e.to_dict() for e in model.encoders],
-    }  # fmt: skip
+    }
 
 
 def _arrays(model: FactorModel) -> dict[str, Any]:
@@ -148,9 +161,11 @@ def _model(told: dict[str, Any], arrays: dict[str, Any]) -> FactorModel:
     left, right = map(Encoder.from_dict, told["encoders"])
     draws = (arrays[f"draws_{name}"] for name in Draws._fields) if "draws_U" in arrays else None
     pairs = {
-        "priors": Prior.from_arrays, "noises": RowNoise.from_arrays,
-        "directions": Directions.from_arrays, "given": _given,
-    }  # fmt: skip
+        "priors": Prior.from_arrays,
+        "noises": RowNoise.from_arrays,
+        "directions": Directions.from_arrays,
+        "given": _given,
+    }
     return FactorModel(
         columns=Columns(told["n_factors"], told["biases"]),
         center=told["center"],
@@ -184,10 +199,14 @@ def _given(arrays: Mapping[str, Any], side: int) -> Any:
 
 def _fit(header: dict[str, Any], arrays: dict[str, Any]) -> Fit:
     return Fit(
-        _model(header["model"], arrays), arrays["objective"].tolist(), Status(header["status"]),
-        header["drop_prob"], arrays.get("learned_drop_prob_"), arrays.get("path_"),
+        _model(header["model"], arrays),
+        arrays["objective"].tolist(),
+        Status(header["status"]),
+        header["drop_prob"],
+        arrays.get("learned_drop_prob_"),
+        arrays.get("path_"),
         header["fitted"],
-    )  # fmt: skip
+    )
 
 
 def _chosen(header: dict[str, Any], arrays: dict[str, Any]) -> FactorModel | None:
