@@ -25,7 +25,7 @@ TORCH = {"nn", "relu", "robust"}  # may share what they need of PyTorch
 # Modules that each main use imports. Lower a limit when a redesign reaches it; never raise one.
 CLOSURES = {
     "LinearNetwork": 45,
-    "DropoutCompletion": 78,
+    "DropoutCompletion": 51,
     "DropoutImputer": 11,
     "predictive_moments": 29,
     "mc_moments": 17,
@@ -36,7 +36,7 @@ CLOSURES = {
     "robust_error": 29,
     "adversarial_train": 27,
     "minima": 28,
-    "simulate": 21,
+    "simulate": 20,
 }
 
 WORDS = {  # what is not said -> what is, and the room that may

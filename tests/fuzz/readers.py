@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from fuzz.hostile import limits
 from fuzz.mutations import mutate
 
@@ -312,6 +313,24 @@ def _proved(path):
     return said.getvalue()
 
 
+def _compressed(folder):
+    from overt.nn import compress, save_compressed
+
+    save_compressed(compress(_net(), 0.5, torch.ones(2, 3), by="flow")[0], folder / "s.safetensors")
+    return folder / "s.safetensors"
+
+
+def _loaded(path):
+    from overt.nn import load_compressed
+
+    return repr(load_compressed(path, _net()).state_dict())
+
+
+def _net():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(3, 6), torch.nn.ReLU(), torch.nn.Linear(6, 2))
+
+
 READERS = {
     "npy": Reader(_npy, _matrix),
     "npz": Reader(_npz, _matrix),
@@ -333,6 +352,7 @@ READERS = {
     "training checkpoint": Reader(_training, _train, True),
     "rows of figures": Reader(_rows, _reproduced, True),
     "proof": Reader(_proof, _proved, True),
+    "compressed network": Reader(_compressed, _loaded, True),
 }
 
 

@@ -8,6 +8,7 @@ import pytest
 from overt import decay, equalize, noise, penalty, relu, spectral
 from overt.completion import bounds
 from overt.papers import items, verify
+from overt.papers.thesis import capacity, training
 
 BOUNDS = [name for name, item in items().items() if item.how == "bound evaluated"]
 
@@ -169,12 +170,12 @@ MUTATIONS = [
         "penalty-bounds-no-norm",
     ),
     (relu, "risk_bound", lambda *a, **k: NOTHING, "relu-generalization"),
-    (relu, "retentivity", lambda X: QUARTER, "relu-symmetrized"),
-    (relu, "margin", lambda *a, **k: QUARTER, "relu-margin"),
+    (capacity, "retentivity", lambda X: QUARTER, "relu-symmetrized"),
+    (training, "data_margin", lambda *a, **k: QUARTER, "relu-margin"),
     (
-        relu,
+        training,
         "required",
-        lambda **k: relu.guarantee(margin=0.3, dimension=2, width=1, steps=1),
+        lambda **k: training.guarantee(margin=0.3, dimension=2, width=1, steps=1),
         "dropout-iterations",
     ),
     (bounds, "rademacher_constant", lambda shape: 1.5, "completion-bound"),

@@ -94,8 +94,8 @@ def compress_expected_loss(scale: int, rng: np.random.Generator) -> Residuals:
     squared loss $|y - f|^2 + (d - k) / (k (d - 1)) (d \sum_i |u_i|^2 a_i^2 - |\sum_i u_i
     a_i|^2)$.
     """
-    from overt.nn.compression.cutting import Cut, shrink
-    from overt.nn.compression.structure import structure_of
+    from overt.nn.compression.graph import build_graph
+    from overt.nn.compression.remove_units import Cut, shrink
     from overt.nn.data.batches import Inputs
 
     (torch, seq), d, k = oracles.seeded_torch(rng), 6 + scale, 3
@@ -103,7 +103,7 @@ def compress_expected_loss(scale: int, rng: np.random.Generator) -> Residuals:
         torch.nn.Linear(4, d), torch.nn.ReLU(), torch.nn.Dropout(0.5), torch.nn.Linear(d, 3)
     )
     x, y = torch.randn(8, 4).double(), torch.randn(8, 3).double()
-    found = structure_of(model, Inputs((x,)))
+    found = build_graph(model, Inputs((x,)))
     (group,) = found.groups
     losses = []
     for chosen in combinations(range(d), k):

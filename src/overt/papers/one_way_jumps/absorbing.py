@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from overt._types import Floats
-from overt.decay import ApproximateRankSet, Schedule, balanced, layers, minima, simulate, two_by_two
+from overt.decay import Schedule, balanced, layers, minima, simulate, two_by_two
 from overt.papers.one_way_jumps.networks import (
     largest_norm,
     network,
@@ -16,6 +16,7 @@ from overt.papers.one_way_jumps.networks import (
     soft_rank,
 )
 from overt.papers.oracles import chain
+from overt.papers.rank_sets import ApproximateRankSet
 from overt.papers.records import Residuals, item, statement
 
 

@@ -26,6 +26,8 @@ from overt.papers.figures import (
     values_of,
 )
 from overt.papers.records import Residuals, figure, item, statement
+from overt.papers.relu_complexity import rademacher
+from overt.papers.relu_retention import retentivity
 
 
 @statement("Proposition 6", "4.3", how="sampled")
@@ -89,7 +91,7 @@ def _complexities(scale: int, rng: np.random.Generator) -> list[Any]:
         X = rng.normal(size=(16 * scale, 2)) + skew
         X[0] = -X[1:].mean(0)
         sample = rng.integers(0, len(X), 10)
-        found += [relu.rademacher(X, 2.0, sample=s, draws=400, seed=rng) for s in (None, sample)]
+        found += [rademacher(X, 2.0, sample=s, draws=400, seed=rng) for s in (None, sample)]
     return found
 
 
@@ -153,7 +155,7 @@ def relu_generalization(scale: int, rng: np.random.Generator) -> Residuals:
     """
     points = rng.normal(size=(12, 2))
     y = rng.choice((-1.0, 1.0), 12)
-    C, beta, alpha = points.T @ points / 12, relu.retentivity(points).lower, 1.5
+    C, beta, alpha = points.T @ points / 12, retentivity(points).lower, 1.5
     angles = np.linspace(0, 2 * np.pi, 400, endpoint=False)
     units = np.maximum(points @ np.stack([np.cos(angles), np.sin(angles)]), 0)
     units *= alpha / np.sqrt(np.mean(units**2, axis=0))
@@ -190,9 +192,9 @@ def relu_symmetrized(scale: int, rng: np.random.Generator) -> Residuals:
     null = -math.inf
     for d in (2, 3, 5):
         X = np.abs(rng.normal(size=(20 * scale, d)))
-        null = max(null, 0.5 - relu.retentivity(X).upper)
+        null = max(null, 0.5 - retentivity(X).upper)
         both = np.concatenate([X, -X])
-        yield 0.5 - relu.retentivity(both).lower
+        yield 0.5 - retentivity(both).lower
         yield float(np.abs(both.T @ both / len(both) - X.T @ X / len(X)).max())
         net = relu.TwoLayer(rng.normal(size=(1, 6)), rng.normal(size=(d, 6)))
         y = rng.choice((-1.0, 1.0), len(X))

@@ -12,6 +12,8 @@ from overt import relu
 from overt._intervals import clopper_pearson
 from overt.papers.evidence import Evidence
 from overt.papers.records import Residuals, item, statement
+from overt.papers.relu_margins import margin as data_margin
+from overt.papers.relu_requirements import guarantee, required
 from overt.relu import reference
 
 
@@ -33,7 +35,7 @@ def relu_margin(scale: int, rng: np.random.Generator) -> Residuals:
     for angle in (0.3, 1.0, 2.0):
         X = np.array([[1.0, 0.0], [math.cos(angle), math.sin(angle)]])
         exact = 0.5 * (angle + (math.pi - angle) * math.sin(angle / 2)) / (2 * math.pi)
-        found = relu.margin(X, [1, -1], drop_prob=0.5, features=2000 * scale, tol=1e-4, seed=rng)
+        found = data_margin(X, [1, -1], drop_prob=0.5, features=2000 * scale, tol=1e-4, seed=rng)
         yield max(found.lower - exact, exact - found.upper, 0.0)
         printed = max(printed, exact)
         wrong = 2 * exact  # as if no unit were dropped
@@ -63,7 +65,7 @@ def dropout_iterations(scale: int, rng: np.random.Generator) -> Residuals:
     confidence, complexity = 2 / (3 - math.e), 4 * math.log(2) / (3 - math.e)
     yield max(0.0, confidence - 7.1, complexity - 12)
     for gamma, delta in product((0.03, 0.3), (None, 0.05)):
-        found = relu.required(epsilon=0.1, margin=gamma, dimension=50, delta=delta)
+        found = required(epsilon=0.1, margin=gamma, dimension=50, delta=delta)
         yield (found.full_error if delta is None else found.subnetwork_error) - 0.1
         yield found.needed_width / found.width - 1
         # Lemma 13 keeps every row within c: it may move by gamma^2 / 14 only.
@@ -72,8 +74,8 @@ def dropout_iterations(scale: int, rng: np.random.Generator) -> Residuals:
         "constants of the proof, and the conditions at the smallest width and steps; null: a tenth "
         "of the steps"
     )
-    few = relu.required(epsilon=0.1, margin=0.3, dimension=50)
-    fewer = relu.guarantee(margin=0.3, dimension=50, width=few.width, steps=few.steps // 10)
+    few = required(epsilon=0.1, margin=0.3, dimension=50)
+    fewer = guarantee(margin=0.3, dimension=50, width=few.width, steps=few.steps // 10)
     return 1e-9, detail, confidence - 6, fewer.full_error - 0.1
 
 
@@ -92,7 +94,7 @@ def dropout_training(scale: int, rng: np.random.Generator) -> Residuals:
     """
     steps, drop_prob = 1_000_000, 0.1
     margin = (1 - drop_prob) * (1 + math.sin(math.pi / 4)) / 4
-    found = relu.guarantee(margin=margin, dimension=2, width=64, steps=steps)
+    found = guarantee(margin=margin, dimension=2, width=64, steps=steps)
     run = relu.train_lazy(
         np.eye(2),
         [1.0, -1.0],

@@ -9,9 +9,9 @@ import numpy as np
 
 from overt._check import InputError, generator, number, whole
 from overt._types import Floats, Seed
-from overt.relu import plane
+from overt.papers import relu_plane as plane
+from overt.papers.relu_retention import points, probabilities, retentivity, whiten
 from overt.relu.bounds import rademacher_lower, rademacher_upper
-from overt.relu.retention import points, probabilities, retentivity, whiten
 from overt.results import Result
 
 

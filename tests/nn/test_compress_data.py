@@ -1,4 +1,4 @@
-"""What users reported of `compress`, one test each."""
+"""`compress` with targets: the loss it uses, the labels it finds, and recovery."""
 
 import pytest
 import torch

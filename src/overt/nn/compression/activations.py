@@ -1,4 +1,4 @@
-"""Moments of what layers take in or give out, over data or an example."""
+"""Moments of the inputs or outputs of layers, over data or an example."""
 
 from __future__ import annotations
 
@@ -99,9 +99,12 @@ class Moments:
 
 
 def collect(
-    model: nn.Module, names: Mapping[str, int] | Iterable[str], batches: Iterable[Batch], *,
+    model: nn.Module,
+    names: Mapping[str, int] | Iterable[str],
+    batches: Iterable[Batch],
+    *,
     outputs: bool,
-) -> dict[str, Moments]:  # fmt: skip
+) -> dict[str, Moments]:
     """Run batches through the model; return moments of the named layers' inputs or outputs.
 
     Features are the last axis of linear layers and the channels of the others; with a number n

@@ -13,7 +13,7 @@ import numpy as np
 
 from overt._check import InputError, doubles, generator, whole
 from overt._types import Floats, Seed
-from overt.relu import plane
+from overt.papers import relu_plane as plane
 from overt.results import Result
 
 TOLERANCE = 1e-6

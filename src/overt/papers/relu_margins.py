@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from overt import _check
-from overt._check import InputError, doubles, generator, number, plain_array, whole
+from overt._check import InputError, doubles, generator, number, whole
 from overt._progress import meter
 from overt._types import Floats, Seed
+from overt.relu.training import labels
 from overt.results import Result, Status
 
 FRESH = 20
@@ -79,17 +80,6 @@ def margin(
     p, value, floor, status = _minimize(G, signed, whole("iterations", iterations), tol)
     lower, upper = _fresh(rng, X, signed, p, count)
     return Margin(q * lower, q * upper, q * (value - floor), p, 1 - q, count, status)
-
-
-def labels(y: Any, n: int) -> Floats:
-    """Return y as n numbers, each -1 or 1."""
-    values = plain_array("y", y)
-    if values.shape != (n,):
-        raise InputError(f"y must be {n} labels, each -1 or 1, got shape {values.shape}")
-    if values.dtype.kind not in "biuf" or not np.isin(values, (-1, 1)).all():
-        seen = ", ".join(dict.fromkeys(repr(v) for v in values.tolist()))
-        raise InputError(f"y must be {n} labels, each -1 or 1, got {seen:.60}")
-    return values.astype(np.float64)
 
 
 def unit_rows(X: Floats) -> None:
