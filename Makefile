@@ -44,7 +44,7 @@ check: $(READY)
 	@$(MAKE) --no-print-directory docs
 
 proofs: $(READY)
-	@$(BIN)/python -c "from overt.theorems._symbolic import main; main()"
+	@$(BIN)/python -c "from overt.papers.symbolic import main; main()"
 
 bench: $(READY)
 	@$(BIN)/python -m benchmarks

@@ -323,7 +323,7 @@ def _timed(call) -> float:  # type: ignore[no-untyped-def]
 
 def against_sgd() -> Table:
     """How long SGD takes to come within 1 per cent of the alternating solver's objective."""
-    from overt.experiments.thesis_completion import run_curves, sgd_time, time_ratio
+    from overt.papers.thesis.completion import run_curves, sgd_time, time_ratio
 
     table = Table(
         "Completion: alternating minimization against SGD with dropout, one thread",

@@ -30,9 +30,9 @@ import rooms
 import typer
 
 import overt
-from overt import theorems
 from overt.cli import app, main
 from overt.cli.base import console
+from overt.papers import items, records
 
 ROOT = Path(__file__).parents[1]
 # The changelog is history: what it names need not be there any more.
@@ -144,7 +144,7 @@ def elsewhere(tmp_path, monkeypatch):
     """An empty folder to work in, and a registry of statements that examples may add to."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "agg")
-    monkeypatch.setattr(theorems.base, "_registry", theorems.registered())
+    monkeypatch.setattr(records, "_registry", items())
 
 
 MODULES = {name: module for name, module in rooms.modules().items() if ">>>" in module.text}
@@ -273,4 +273,4 @@ def test_nearly_all_blocks_are_run():
 @pytest.mark.parametrize("page", sorted((ROOT / "docs" / "theory").glob("*.md")), ids=name)
 def test_theory_names_statements_that_exist(page):
     named = re.findall(r"`overt verify ([a-z0-9\s-]+)`", page.read_text(encoding="utf-8"))
-    assert set(" ".join(named).split()) <= theorems.registered().keys()
+    assert set(" ".join(named).split()) <= items().keys()

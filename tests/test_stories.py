@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from overt import stories, theorems
+from overt import stories
 from overt._html import Page
+from overt.papers import items
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -94,11 +95,11 @@ def test_the_readme_shows_lines_of_the_stories():
 
 
 def test_the_readme_counts_what_there_is():
-    registered = theorems.registered().values()
-    corrected = sum(theorem.correction is not None for theorem in registered)
+    statements = [item for item in items().values() if item.check]
+    corrected = sum(bool(item.printed) for item in statements)
     checker = ROOT / "src/overt/linear/checker.py"
     lines = len(checker.read_text(encoding="utf-8").splitlines())
-    assert f"**{len(registered)} statements of the papers**" in README
+    assert f"**{len(statements)} statements of the papers**" in README
     assert f"**{corrected} of them had to be corrected**" in README
     assert f"stand-alone checker of {lines} lines" in README
 

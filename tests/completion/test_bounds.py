@@ -58,7 +58,7 @@ def test_bad_delta_is_said(model):
 
 def test_the_default_constant_is_proved_and_no_smaller_one_is_assumed(model, monkeypatch):
     from overt.completion import bounds
-    from overt.theorems import verify
+    from overt.papers import verify
 
     assert model[0].generalization_bound().constant == bounds.rademacher_constant((60, 40))
     sizes = [bounds.rademacher_constant((d, d)) for d in (2, 10, 1000, 10**9)]

@@ -19,7 +19,7 @@ import overt
 from overt import datasets
 from overt.cli.base import app
 from overt.completion import DropoutCompletion, read_ratings
-from overt.completion.storage import files
+from overt.completion import ratings_file as files
 from overt.completion.storage.checkpoints import SweepCheckpoint
 
 import overt.cli  # isort: skip

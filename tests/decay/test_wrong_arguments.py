@@ -15,7 +15,7 @@ from overt.decay import (
     train_error,
     two_by_two,
 )
-from overt.decay.escaping import escape
+from overt.papers.escape_times import escape
 
 PROBLEM = Entries([0, 0, 1, 2], [0, 1, 1, 3], [1.3, -2.1, 0.4, 1.7], (3, 4))
 Fit = DeepLinearCompletion

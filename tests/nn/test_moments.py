@@ -162,6 +162,7 @@ EXACT = {
     "to": lambda x, n: n.dropout(x).to(torch.float64),
     "residual": lambda x, n: (h := n.dropout(x)) + h @ a(x)[:, :3],
     "residual, dropout": lambda x, n: (h := n.dropout(x)) + n.dropout(h @ a(x)[:, :3]),
+    "zero": lambda x, n: zeroed(n.dropout(x)),
     "rand >= p": lambda x, n: x * n.compare("ge", 2, 3, p=0.3) / 0.7,
     "rand > p": lambda x, n: torch.where(n.compare("gt", 2, 3, p=0.3), x, b(x)),
     "rand < p": lambda x, n: x.masked_fill(n.compare("lt", 2, 3, p=0.3), 0.5),
@@ -181,6 +182,12 @@ def written_through_a_view(h):
     part = h.view(2, 3, 1)[:, 0]
     part.mul_(2)
     part.add_(1)
+    return h
+
+
+def zeroed(h):
+    h = h * 2
+    h[:, 1].zero_()
     return h
 
 

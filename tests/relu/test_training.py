@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from overt import InputError, Status
-from overt.relu import guarantee, kernels, margin, margins, reference, required, train_lazy
-from overt.relu.margins import _answer, _gates, _minimize
+from overt.papers import relu_margins as margins
+from overt.papers.relu_margins import _answer, _gates, _minimize, margin
+from overt.papers.relu_requirements import guarantee, required
+from overt.relu import kernels, reference, train_lazy
 
 
 def problem(rng, n=20, d=5):

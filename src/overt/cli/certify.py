@@ -23,7 +23,8 @@ def certify(
     block_size: networks.BlockSize = 2,
     keep: networks.Keep = 10,
     second_moment: Annotated[
-        Path | None, Option(help="Second moment of the inputs, inputs x inputs; the identity by default.")
+        Path | None,
+        Option(help="Second moment of the inputs, inputs x inputs; the identity by default."),
     ] = None,
     x: networks.X = None,
     y: networks.Y = None,

@@ -84,8 +84,7 @@ def complete(
     and written to rejected.csv. A run that was stopped or killed continues with --resume.
     Try: [bold]overt complete ratings.csv --predict pairs.csv[/bold]
     """
-    from overt.completion import DropoutCompletion
-    from overt.completion.storage import files
+    from overt.completion import DropoutCompletion, ratings_file
     from overt.completion.storage.checkpoints import SweepCheckpoint
 
     start = time.perf_counter()
@@ -103,8 +102,8 @@ def complete(
         memory_limit=memory_limit,
     )
     columns = {"row": row, "col": col, "value": value, "time": at}
-    read = files.read_ratings(ratings, duplicates, memory_limit=memory_limit, **columns)
-    pairs = files.read_pairs(predict, read.header) if predict is not None else None
+    read = ratings_file.read_ratings(ratings, duplicates, memory_limit=memory_limit, **columns)
+    pairs = ratings_file.read_pairs(predict, read.header) if predict is not None else None
     ready(out)
     shared.report_lines("ratings", read, out / "rejected.csv", duplicates, screen)
     model.missing = shared.meaning_of_missing(read, missing, screen)

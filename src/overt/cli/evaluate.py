@@ -38,12 +38,11 @@ def evaluate(
 
     Try: [bold]overt evaluate ratings.csv --split last[/bold]
     """
-    from overt.completion import DropoutCompletion
+    from overt.completion import DropoutCompletion, ratings_file
     from overt.completion import evaluate as judge
-    from overt.completion.storage import files
 
     choice("--duplicates", duplicates, DUPLICATES)
-    read = files.read_ratings(ratings, duplicates, row=row, col=col, value=value, time=at)
+    read = ratings_file.read_ratings(ratings, duplicates, row=row, col=col, value=value, time=at)
     missing = shared.meaning_of_missing(read, missing, errors if as_json else console)
     model = DropoutCompletion(factors, n_jobs=n_jobs, seed=seed, missing=missing)
     found = judge(model, read.entries, split=split, holdout=holdout, seed=seed)

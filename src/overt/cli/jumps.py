@@ -161,7 +161,7 @@ def _median(found: Jumps) -> float | None:
 
 def _draw(found: Jumps, path: Path) -> None:
     from overt._figures import canvas, write_figure
-    from overt.experiments.jumps import ratio_panel, summary, survival_panel
+    from overt.papers.one_way_jumps.jumps import ratio_panel, summary, survival_panel
 
     (figure, (ratio, share)), row = canvas(6.4, 5.6, 2, 1, sharex=True), summary(found, shown=20)
     ratio_panel(ratio, row, found.threshold)

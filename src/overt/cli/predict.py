@@ -24,12 +24,11 @@ def predict(
 
     Try: [bold]overt predict overt-completion pairs.csv[/bold]
     """
-    from overt.completion import DropoutCompletion
-    from overt.completion.storage import files
+    from overt.completion import DropoutCompletion, ratings_file
 
     awaited(out)
     fitted = DropoutCompletion.load(model)
-    read = files.read_pairs(pairs, (), {"row": row, "col": col})
+    read = ratings_file.read_pairs(pairs, (), {"row": row, "col": col})
     rejected = out.with_name(out.stem + "-rejected.csv")
     shared.report_lines("pairs", read, rejected, screen=errors if as_json else console)
     unknown = shared.write_predictions(fitted, read, out)

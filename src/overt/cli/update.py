@@ -29,11 +29,10 @@ def update(
     Known entries are replaced; new rows and columns may appear.
     Try: [bold]overt update overt-completion today.csv[/bold]
     """
-    from overt.completion import DropoutCompletion
-    from overt.completion.storage import files
+    from overt.completion import DropoutCompletion, ratings_file
 
     fitted = DropoutCompletion.load(model)
-    read = files.read_ratings(ratings, duplicates, row=row, col=col, value=value, time=at)
+    read = ratings_file.read_ratings(ratings, duplicates, row=row, col=col, value=value, time=at)
     if read.clicks and fitted.missing == "unknown":
         raise InputError(f"{ratings} has no values, and the model is one of values")
     shared.report_lines("ratings", read, None, duplicates, errors if as_json else console)

@@ -154,11 +154,8 @@ class DropoutImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
         self._table = Z
         self._missing = missing
 
-        choice = choose_prior_rows(Z, missing)
-        self.prior_rows_ = choice.prior_rows
-        self._width = choice.width
-        self._shrinkage = choice.shrinkage
-        model = GaussianRows(choice.parameters)
+        self.prior_rows_, start = choose_prior_rows(Z, missing)
+        model = GaussianRows(start)
         self.status_ = model.learn(Z.copy(), missing, self.prior_rows_, self.max_sweeps, self.tol)
         if self.status_ is not Status.CONVERGED:
             warnings.warn(
@@ -169,6 +166,7 @@ class DropoutImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
                 stacklevel=2,
             )
         self._model = model
+        self._width, self._shrinkage = calibrate(Z, missing, model, self.prior_rows_)
         self._neighbors = Neighbors.learn(Z, missing, model)
         self.neighbor_weights_ = self._neighbors.weights
         original = np.argsort(self._cols)
@@ -382,20 +380,10 @@ def is_positive_definite(matrix: Floats) -> bool:
     return True
 
 
-@dataclass(frozen=True, eq=False)
-class PriorChoice:
-    """The strength of the prior, and what leave-one-out errors say about its predictions."""
-
-    prior_rows: float
-    width: float  # factor of standard deviations
-    shrinkage: Floats  # factor of predictions, per column
-    parameters: Floats  # mean and covariance of the folds' models: where to start
-
-
 def choose_prior_rows(
     Z: Floats, missing: Array, options: GaussianOptions = GAUSSIAN
-) -> PriorChoice:
-    """Return the nu with the least leave-one-out error.
+) -> tuple[float, Floats]:
+    """Return the nu with the least leave-one-out error, and parameters to start from.
 
     Rows are in canonical order, which is unrelated to their contents, so that the first rows are a
     random sample and every third row a random part.
@@ -404,35 +392,81 @@ def choose_prior_rows(
     missing = missing[: options.max_rows]
     observed = ~missing
     n = Z.shape[1]
-    best = PriorChoice(1.0, 1.0, np.ones(n), GaussianRows.start(n).parameters)
+    nu = 1.0
+    parameters = GaussianRows.start(n).parameters
     if len(Z) < 2 or not observed.any():
-        return best
-    many = len(Z) >= options.many_rows
-    folds = options.folds_of_many_rows if many else options.folds_of_few_rows
-    fold = np.arange(len(Z)) % folds
-    models = [GaussianRows.start(n) for _ in range(min(folds, len(Z)))]
+        return nu, parameters
+    models = [GaussianRows.start(n) for _ in range(fold_count(len(Z)))]
     least_error = np.inf
     worse = 0
-    for nu in options.prior_rows:
-        residuals = np.zeros(Z.shape)
-        std = np.ones(Z.shape)
-        for k, model in enumerate(models):  # each starts where the last nu ended
-            own = fold == k
-            model.learn(Z[~own], missing[~own], nu, options.sweeps, options.tol)
-            residuals[own], std[own] = model.residuals(Z[own], missing[own])
+    for candidate in options.prior_rows:  # each model starts where the last candidate ended
+        residuals, _ = residuals_of_folds(Z, missing, models, candidate)
         error = float(np.mean(residuals[observed] ** 2))
         if error < least_error * (1 - options.min_gain):
             least_error = error
-            width = calibration((residuals / std)[observed])
-            shrinkage = column_shrinkage(Z, residuals, observed)
+            nu = candidate
             parameters = np.mean([model.parameters for model in models], axis=0)
-            best = PriorChoice(nu, width, shrinkage, parameters)
             worse = 0
         else:
             worse += 1
             if worse == 2:
                 break
-    return best
+    return nu, parameters
+
+
+def calibrate(
+    Z: Floats,
+    missing: Array,
+    model: GaussianRows,
+    nu: float,
+    options: GaussianOptions = GAUSSIAN,
+) -> tuple[float, Floats]:
+    """Return the factor of standard deviations, and a factor of predictions per column.
+
+    Both come from leave-one-out errors of rows that a copy of the model was not fitted to. The
+    copies have the prior's share of the model, or their standard deviations would be wider.
+    """
+    if len(Z) < 2 or missing.all():
+        return 1.0, np.ones(Z.shape[1])
+    folds = fold_count(len(Z))
+    # As many parts as hold `max_rows` rows are enough.
+    count = min(folds, -(-options.max_rows * folds // len(Z)))
+    models = [GaussianRows(model.parameters) for _ in range(count)]
+    residuals, std = residuals_of_folds(Z, missing, models, nu * (1 - 1 / folds), folds)
+    observed = ~missing
+    observed[np.arange(len(Z)) % folds >= count] = False
+    if not observed.any():
+        return 1.0, np.ones(Z.shape[1])
+    width = calibration((residuals / std)[observed])
+    return width, column_shrinkage(Z, residuals, observed)
+
+
+def fold_count(rows: int, options: GaussianOptions = GAUSSIAN) -> int:
+    """Return the number of parts of which each is predicted from the others."""
+    many = rows >= options.many_rows
+    return min(options.folds_of_many_rows if many else options.folds_of_few_rows, rows)
+
+
+def residuals_of_folds(
+    Z: Floats,
+    missing: Array,
+    models: list[GaussianRows],
+    nu: float,
+    folds: int | None = None,
+    options: GaussianOptions = GAUSSIAN,
+) -> tuple[Floats, Floats]:
+    """Return leave-one-out residuals and their std, for each model those of its own fold.
+
+    Model k goes on learning from the rows outside fold k.
+    """
+    residuals = np.zeros(Z.shape)
+    std = np.ones(Z.shape)
+    fold = np.arange(len(Z)) % (folds or len(models))
+    for k, model in enumerate(models):
+        own = fold == k
+        model.learn(Z[~own], missing[~own], nu, options.sweeps, options.tol)
+        residuals[own], std[own] = model.residuals(Z[own], missing[own])
+    return residuals, std
 
 
 def column_shrinkage(

@@ -3,11 +3,12 @@
 >>> from overt.decay import minima, two_by_two
 >>> [m.rank for m in minima(two_by_two(0.25), depth=3, weight_decay=1e-3)]
 [0, 1, 2]
+
+The sets that SGD does not leave, and how long it stays at a minimum, are in
+`overt.papers.rank_sets` and `overt.papers.escape_times`.
 """
 
-from overt.decay.absorbing import ApproximateRankSet, Closedness, closedness
 from overt.decay.completion import DeepLinearCompletion
-from overt.decay.escaping import Escape, escape
 from overt.decay.family import two_by_two
 from overt.decay.fully_observed import RankThresholds, rank_thresholds
 from overt.decay.jumping import Jumps, find_jumps, jumps, survival, sweep
@@ -24,10 +25,7 @@ from overt.decay.schedule import Phase, Schedule, effective
 from overt.decay.simulation import Runs, entry_draws, initial_weights, simulate
 
 __all__ = [
-    "ApproximateRankSet",
-    "Closedness",
     "DeepLinearCompletion",
-    "Escape",
     "FittingRank",
     "Jumps",
     "Minima",
@@ -37,10 +35,8 @@ __all__ = [
     "Runs",
     "Schedule",
     "balanced",
-    "closedness",
     "effective",
     "entry_draws",
-    "escape",
     "existence",
     "find_jumps",
     "initial_weights",

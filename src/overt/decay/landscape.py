@@ -106,7 +106,8 @@ class Minimum(Result):
         form (as matrices, near this one), and this is one of them.
     verified
         Whether the factorized loss of full width has a vanishing gradient, no negative curvature
-        and no flat direction there, but those of the symmetry and of the set of minima.
+        and no flat direction there, but those of the symmetry and of the set of minima. A closed
+        form is a minimum by proof, even where rounding hides it (numbers of very different size).
     gradient, curvature
         Largest gradient entry, and smallest eigenvalue of the second derivative beyond those zeros.
         The curvature is NaN for a closed form with more than 1500 weights, which is proved only.

@@ -20,7 +20,7 @@ except ModuleNotFoundError as error:
     raise MissingExtraError("torch", "torch") from None
 
 from overt.nn.auditing import AuditReport, audit
-from overt.nn.compression import Compression, compress
+from overt.nn.compression import Compression, compress, load_compressed, save_compressed
 from overt.nn.coverage import Calibration, calibration
 from overt.nn.layers import schedules
 from overt.nn.layers.base import advance
@@ -56,8 +56,10 @@ __all__ = [
     "calibration",
     "compress",
     "explicit_penalty",
+    "load_compressed",
     "mc_moments",
     "predictive_moments",
+    "save_compressed",
     "schedules",
     "without_noise",
 ]

@@ -70,12 +70,12 @@ print(checked.stdout.strip())
 # independent computation, and where a formula had to be corrected, the printed form as well. Ten
 # of these:
 
-from overt import theorems
+from overt import papers
 
 CORRECTED = ["shallow-optimum", "dropout-norm", "ksupport-value", "dropconnect", "sliding-keep"]
-CORRECTED += ["hadamard-equalizer", "dropblock-optimum", "deep-scaling", "algorithm-3"]
+CORRECTED += ["hadamard-equalizer", "dropblock-optimum", "deep-scaling", "solver-shrinkage"]
 CORRECTED += ["completion-bound"]
-for verdict in theorems.verify(CORRECTED):
+for verdict in papers.verify(CORRECTED):
     print(f"{verdict.id} ({verdict.source})\n  {verdict.claim}")
     print(f"  Correction: {verdict.correction}")
     print(f"  Error: {verdict.residual:.1e}; as printed: {verdict.printed_residual:.1e}\n")

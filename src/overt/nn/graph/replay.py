@@ -42,7 +42,15 @@ def _batch_norm(x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, *rest: A
     return aten.native_batch_norm.default(x, weight, bias, mean, var, *rest)
 
 
+def _fill(x: Tensor, value: Any) -> Tensor:
+    # Batched gradients of the operation itself print a warning from C++.
+    return torch.zeros_like(x) + value
+
+
 RERUN_AS = {
+    aten.fill.Scalar: _fill,
+    aten.fill.Tensor: _fill,
+    aten.zero.default: torch.zeros_like,
     aten.native_batch_norm.default: _batch_norm,
     aten._embedding_bag_forward_only.default: aten._embedding_bag.default,  # has a gradient
     aten.view.default: torch.reshape,
@@ -57,11 +65,17 @@ RERUN_AS = {
 
 def map_tree(tree: Any, function: Callable[[Any], Any]) -> Any:
     """Apply a function to all leaves of nested arguments."""
-    if isinstance(tree, (list, tuple)):
-        return type(tree)([map_tree(item, function) for item in tree])
     if isinstance(tree, dict):
         return {name: map_tree(item, function) for name, item in tree.items()}
-    return function(tree)
+    if not isinstance(tree, (list, tuple)):
+        return function(tree)
+    # Most arguments are flat: a call for each leaf would double the time.
+    return type(tree)(
+        [
+            map_tree(item, function) if isinstance(item, (list, tuple, dict)) else function(item)
+            for item in tree
+        ]
+    )
 
 
 def store_results(made: dict[int, Any], recorded: Any, out: Any) -> None:

@@ -28,13 +28,16 @@ class RowLayout(NamedTuple):
 
 def output_variances(
     dev: Tensor, sources: list[Source], *, graph: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Return the variance of each output, and what the rests of non-linear functions add to it.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the variance of each output, the part of it that is rests, and what is left out.
 
-    Both are in the shape of the deviation; with `graph` they can be differentiated.
+    Rests are what linear maps leave of non-linear functions; second-order effects of softmax and
+    normalization are left out. All are in the shape of the deviation; with `graph` they can be
+    differentiated.
     """
-    total, rest = _second_moments(_by_rows(dev), sources, graph=graph)
-    return total.T.reshape(dev.shape), rest.T.reshape(dev.shape)
+    found = _second_moments(_by_rows(dev), sources, graph=graph)
+    total, rest, doubt = (part.T.reshape(dev.shape) for part in found)
+    return total, rest, doubt
 
 
 def output_covariances(dev: Tensor, sources: list[Source], *, graph: bool = False) -> Tensor:
@@ -42,7 +45,7 @@ def output_covariances(dev: Tensor, sources: list[Source], *, graph: bool = Fals
     y = _by_rows(dev)
     rows, outputs = y.shape
     total = y.new_zeros((rows, outputs, outputs))
-    own, shared = _split_by_rows(y, sources)
+    own, shared = _split_by_rows(y, [source for source in sources if not source.doubt])
     weights = torch.eye(outputs, dtype=y.dtype, device=y.device)
     for _, g, scaled in _pairs(y, own, shared, weights, graph):
         total = total + torch.einsum("kri,lri->rkl", g, scaled)
@@ -63,24 +66,25 @@ def _by_rows(dev: Tensor) -> Tensor:
         return dev.reshape(len(dev), -1) if dev.ndim else dev.reshape(1, 1)
 
 
-def _second_moments(y: Tensor, sources: list[Source], *, graph: bool) -> tuple[Tensor, Tensor]:
-    """Return variances (outputs, rows) from all sources, and from those that are rests."""
+def _second_moments(y: Tensor, sources: list[Source], *, graph: bool) -> list[Tensor]:
+    """Return variances (outputs, rows) from all sources, from rests alone, and from doubts."""
     rows, outputs = y.shape
     own, shared = _split_by_rows(y, sources)
     size = sum(s.step.numel() for s, _ in own) + rows * sum(s.step.numel() for s, _ in shared)
     weights = torch.eye(outputs, dtype=y.dtype, device=y.device)
-    totals = []
-    rests = []
+    parts = []
     for part in weights.split(max(1, MAX_ENTRIES // max(size, 1))):
-        total = rest = y.new_zeros(len(part), rows)
+        total = rest = doubt = y.new_zeros(len(part), rows)
         for source, g, scaled in _pairs(y, own, shared, part, graph):
             square = (g * scaled).sum(2)
+            if source.doubt:
+                doubt = doubt + square
+                continue
             total = total + square
             if source.rest:
                 rest = rest + square
-        totals.append(total)
-        rests.append(rest)
-    return torch.cat(totals), torch.cat(rests)
+        parts.append((total, rest, doubt))
+    return [torch.cat(kind) for kind in zip(*parts, strict=True)]
 
 
 Located = list[tuple[Source, RowLayout | None]]

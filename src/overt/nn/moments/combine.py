@@ -45,8 +45,8 @@ class ErrorModel:
     """Per standard deviation that the mean moves from the output without noise."""
     std_rest: float = 0.15
     """Per share of the variance that linear maps leave out."""
-    std_curvature: float = 0.05
-    """Per relative standard deviation of what a softmax or a norm divides by."""
+    std_doubt: float = 2.5
+    """Per share of the variance that second-order effects of softmax and norms would add."""
     std_coarse: float = 0.2
     """Where one number decides on a whole row."""
     unknown: float = 3.0
@@ -54,6 +54,9 @@ class ErrorModel:
 
 
 ERRORS = ErrorModel()
+
+UNEVEN = 2.0
+"""Factor on the squared bias that samples show on average, because outputs differ in theirs."""
 
 SIGNIFICANT = 3.0
 """Standard errors of the estimated squared bias from which on samples are used."""
@@ -65,7 +68,7 @@ def estimate_errors(found: PropagatedOutput, clean: Tensor) -> tuple[Tensor, Ten
     `clean` is the output without noise.
     """
     mean = found.mean.detach()
-    variance, rest = (t.detach() for t in found.variances)
+    variance, rest, doubt = (t.detach() for t in found.variances)
     sd = variance.clamp(min=0).sqrt()
     rounding = 8 * torch.finfo(mean.dtype).eps * (mean.abs() + sd)
     if found.exact:
@@ -81,9 +84,24 @@ def estimate_errors(found: PropagatedOutput, clean: Tensor) -> tuple[Tensor, Ten
     of_mean = of_mean + ERRORS.mean_shared * run.shared_products + ERRORS.mean_coarse * coarse
     of_std = ERRORS.std_least + ERRORS.std_shift * shift
     of_std = of_std + ERRORS.std_rest * rest / variance.clamp(min=tiny)
-    of_std = of_std + ERRORS.std_curvature * run.curvature + ERRORS.std_coarse * coarse
+    of_std = of_std + ERRORS.std_doubt * doubt / variance.clamp(min=tiny)
+    of_std = of_std + ERRORS.std_coarse * coarse
     factor = ERRORS.unknown if run.unknown else 1.0
     return factor * of_mean * sd + rounding, factor * of_std * sd + rounding
+
+
+def contradicts(found: Moments, sample: Tensor) -> bool:
+    """Whether the one sample that a recording is lies too far from the propagated moments.
+
+    Its squared distance in standard deviations is 1 on average; rows count as independent.
+    """
+    sd = found.std
+    rows = len(sd) if sd.ndim else 1
+    distance = ((sample - found.mean) / sd.clamp(min=torch.finfo(sd.dtype).tiny)) ** 2
+    distance = torch.where(sd > 0, distance, 1.0).reshape(rows, -1).mean(1).double()
+    scatter = float(distance.std()) if rows > 1 else 0.0
+    least = math.sqrt(2 / min(3, max(1, sd.numel() // rows)))
+    return float(distance.mean()) > 1 + SIGNIFICANT * max(scatter, least) / math.sqrt(rows)
 
 
 def combine_with_samples(found: Moments, sums: SampleSums) -> Moments:
@@ -169,12 +187,12 @@ def _weigh(d: Tensor, groups: Tensor, bias: Tensor, s: Tensor) -> tuple[Tensor, 
     before = float((bias * bias).mean())
     significant = squared > SIGNIFICANT * chance
     # What the bias may be at most, given the samples.
-    most = max(squared, 0.0) + 2 * chance
+    most = UNEVEN * (max(squared, 0.0) + 2 * chance)
     scale = most / max(before, 1e-300)
     if not significant:
         # Samples can confirm that the bias is small, and say no more than that it may be larger.
         return torch.zeros_like(d), bias * math.sqrt(min(scale, 1.0))
-    bias = bias * math.sqrt(squared / max(before, 1e-300))
+    bias = bias * math.sqrt(UNEVEN * squared / max(before, 1e-300))
     weight = bias**2 / (bias**2 + s**2)
     left = (bias * s / (bias**2 + s**2).sqrt()).clamp(min=0)
     return weight * d, left

@@ -29,7 +29,7 @@ _ONE_TO_ONE = """view _unsafe_view reshape permute transpose t squeeze unsqueeze
     split_with_sizes unsafe_split unbind cat stack clone _to_copy alias detach lift_fresh flip roll
     constant_pad_nd slice_scatter select_scatter copy fill masked_fill diagonal tril triu
     pixel_shuffle pixel_unshuffle channel_shuffle _reshape_alias narrow contiguous lift_fresh_copy
-    chunk where masked_scatter view_as movedim"""
+    chunk where masked_scatter view_as movedim zero"""
 _REPEATING = """expand repeat index index_select gather upsample_nearest1d upsample_nearest2d
     upsample_nearest3d unfold as_strided im2col reflection_pad1d reflection_pad2d replication_pad1d
     replication_pad2d index_put index_copy scatter diag_embed embedding as_strided_scatter
@@ -40,6 +40,13 @@ ONE_TO_ONE = frozenset(_ONE_TO_ONE.split())
 """Operations that use each random entry at most once, so that independent entries stay so."""
 ADDING = frozenset(_ADDING.split())
 """Operations that add entries: the variance of a sum is a sum only of independent entries'."""
+
+
+def _is_number(argument: Any) -> bool:
+    """Whether an argument is a number, a list of numbers, or nothing."""
+    if isinstance(argument, (list, tuple)):
+        return not argument or isinstance(argument[0], int)
+    return argument is None or isinstance(argument, (int, float))
 
 
 @cache
@@ -62,7 +69,13 @@ def linear(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
     fill = _fill_position(func)
     function = RERUN_AS.get(func, func)
 
+    alone = not kwargs and fill is None and isinstance(args[0], Value)
+    alone = alone and all(_is_number(arg) for arg in args[1:])
+
     def apply_to(part: str) -> Any:
+        if alone:  # views and the like: nothing else to replace
+            return function(getattr(args[0].found, part), *args[1:])
+
         def pick(leaf: Any) -> Any:
             if isinstance(leaf, Value):
                 return getattr(leaf.found, part)
@@ -232,7 +245,7 @@ def product(run: Propagation, f: Callable[[Any, Any], Tensor], a: Any, b: Any) -
         both = f(x.var, y.var)
         var = both + f(x.mean**2, y.var) + f(x.var, y.mean**2)
     if not disjoint:
-        _note_shared(run, f, x, y, var)
+        mean = _with_shared_noise(run, f, x, y, mean, var)
     separate = [one.independent and one.mean.shape == mean.shape for one in (x, y)]
     exact = flags["exact"] and flags["known"] and disjoint
     exact &= any(separate) if entrywise else x.independent and y.independent
@@ -265,8 +278,30 @@ def _with_known_variance(run: Propagation, x: RandomTensor) -> RandomTensor:
     units = x.mean.numel() / (len(x.mean) if x.mean.ndim else 1)
     if run.sampled or x.known or not x.exact or units > SETTINGS.max_units:
         return x
-    var, _ = output_variances(x.dev, run.sources, graph=run.grad)
+    var, _, _ = output_variances(x.dev, run.sources, graph=run.grad)
     return replace(x, var=var, known=True)
+
+
+def _with_shared_noise(
+    run: Propagation,
+    f: Callable[[Any, Any], Tensor],
+    x: RandomTensor,
+    y: RandomTensor,
+    mean: Tensor,
+    var: Tensor,
+) -> Tensor:
+    """Return the mean of a product whose factors share noise, with E f(t_x, t_y) if it is known."""
+    index = run.shared_count
+    run.shared_count += 1
+    if run.cross is not None:
+        run.cross.append(f(x.dev, y.dev).detach())
+    if run.corrections is None:
+        _note_shared(run, f, x, y, var)
+        return mean
+    value, error = run.corrections[index]
+    sd = var.clamp(min=torch.finfo(var.dtype).tiny).sqrt()
+    run.note_shared_product((error / sd).clamp(max=9.9).mean()[None])
+    return mean + value
 
 
 def _note_shared(

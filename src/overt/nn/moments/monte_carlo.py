@@ -62,15 +62,25 @@ class SampleSums:
         self.count += len(z)
         self.low = min(self.low, float(y.amin()))
         self.high = max(self.high, float(y.amax()))
-        for part in z.split(self.group_size):
-            self.groups.append((len(part), part.sum(0), (part * part).sum(0)))
-        while len(self.groups) > MAX_GROUPS:
-            self._merge_groups()
+        self._add_to_groups(z)
         self._third = self._third + (z**3).sum(0)
         self._fourth = self._fourth + (z**4).sum(0)
         if self._covariance:
             flat = z.reshape(len(z), len(z[0]) if z[0].ndim else 1, -1)
             self._products = self._products + torch.einsum("nrk,nrl->rkl", flat, flat)
+
+    def _add_to_groups(self, z: Tensor) -> None:
+        """Fill groups up; only the last one may be incomplete."""
+        while len(z):
+            if not self.groups or self.groups[-1][0] >= self.group_size:
+                self.groups.append((0, torch.zeros_like(z[0]), torch.zeros_like(z[0])))
+            count, first, second = self.groups[-1]
+            part = z[: self.group_size - count]
+            z = z[len(part) :]
+            sums = (first + part.sum(0), second + (part * part).sum(0))
+            self.groups[-1] = (count + len(part), *sums)
+            if len(self.groups) > MAX_GROUPS:
+                self._merge_groups()
 
     def _merge_groups(self) -> None:
         self.group_size *= 2

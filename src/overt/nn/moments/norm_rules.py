@@ -55,13 +55,16 @@ def softmax(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
     q = run.fixed(p)
     dev = torch.where(finite, x.dev, 0.0)
     dev = dev - (q * dev).sum(dim, keepdim=True)
+    # Relative to its value, an entry is exp(a) with a of variance u; a^2 / 2 is left out.
+    u = (single + ppv).clamp(min=0).detach()
     if func.overloadpacket is aten._log_softmax:
         mean = torch.log_softmax(x.mean, dim) - (pv - ppv) / 2
         var = single + ppv
+        dev = run.doubt(dev, ((pv - ppv) ** 2).detach().expand(u.shape) / 2)
     else:
         mean = p + p * (single - pv + 2 * ppv) / 2
         var = p * p * (single + ppv)
-        dev = q * dev
+        dev = run.doubt(q * dev, (p * u).detach() ** 2 / 2)
     return Value(x.approximated(mean=mean, var=var.clamp(min=0), dev=dev, independent=False))
 
 
@@ -109,6 +112,8 @@ def standardize(
         with torch.no_grad():  # how much the mean square fluctuates, relative to itself
             fluctuation = (average(4 * m * m * v + 2 * v * v) / d).clamp(min=0).sqrt() / square
             run.note_curvature(fluctuation.mean()[None] / 2)
+            left_out = fluctuation**2 * (var + u * u * fluctuation**2) / 4
+        dev = run.doubt(dev, left_out)
     return Value(x.approximated(mean=u, var=var, dev=dev, independent=False))
 
 

@@ -20,12 +20,11 @@ from overt.nn.graph.state import (
     seed_all,
     untouched,
 )
-from overt.nn.moments.combine import combine_with_samples, estimate_errors
+from overt.nn.moments.combine import combine_with_samples, contradicts, estimate_errors
 from overt.nn.moments.monte_carlo import SampleSums
-from overt.nn.moments.propagate import propagate
+from overt.nn.moments.propagate import propagate_with_corrections
 from overt.nn.moments.result import Moments
 from overt.nn.moments.rules import decompose
-from overt.nn.moments.values import Propagation
 
 
 @dataclass(frozen=True)
@@ -36,8 +35,8 @@ class SamplingPlan:
     """Where a model cannot be propagated: standard deviations are then 3 or 4 per cent off."""
     most: int = 12_800
     """The most that `tol` may cost."""
-    first: int = 40
-    """Samples that check doubtful moments before more are taken."""
+    first: int = 100
+    """Samples that check doubtful moments: more are taken only if these contradict them."""
     doubtful: float = 0.3
     """Error estimate, in standard deviations, above which samples are taken: below it 40 samples
     would be no better, and cost as much as propagating."""
@@ -88,9 +87,9 @@ def predictive_moments(
         Sample until the error estimates of mean and standard deviation are at most this many
         standard deviations in 90 of 100 outputs; the result's `reached` says what they are.
     draws
-        How many samples to take, 0 for none; or with `tol` the most (12,800). By default up to 400
-        where the error estimate is above .3 standard deviations, or the model cannot be
-        propagated.
+        How many samples to take, 0 for none; or with `tol` the most (12,800). By default 400 where
+        the model cannot be propagated; 100 where the error estimate is above .3 standard
+        deviations, and up to 400 if these contradict what was propagated.
     seed
         Of the samples: the same seed gives the same result.
     differentiable
@@ -150,7 +149,7 @@ class _Call:
 
     def propagate(self, recording: Recording, grad: bool) -> Moments:
         """Return the propagated moments of a recording."""
-        found = propagate(recording, Propagation(grad=grad))
+        found = propagate_with_corrections(recording, grad)
         if not found.finite:
             raise UnsupportedError("moments leave the range of numbers")
         clean = recording.output
@@ -186,7 +185,8 @@ class _Call:
     ) -> Moments:
         """Return propagated moments, corrected by samples where they are asked for or needed."""
         goal = PLAN.doubtful if tol is None else tol
-        if draws is None and _within(found, goal):
+        contradicted = contradicts(found, recording.output)
+        if draws is None and _within(found, goal) and not (contradicted and tol is None):
             return found
         sums = SampleSums(shift=found.mean)
         if draws is not None and tol is None:
@@ -197,6 +197,8 @@ class _Call:
         self._add(sums, recording, min(most, PLAN.first))
         result = combine_with_samples(found, sums)
         while not _within(result, goal) and sums.count < most:
+            if tol is None and _unchanged(result, found):
+                break
             self._add(sums, recording, min(sums.count, most - sums.count))
             result = combine_with_samples(found, sums)
         return result
@@ -216,6 +218,12 @@ class _Call:
             raise InputError(f"model cannot be sampled: {error}") from error
         if self.saved.interrupts.pending:
             raise KeyboardInterrupt
+
+
+def _unchanged(result: Moments, found: Moments) -> bool:
+    """Whether samples did not contradict what was propagated; there is rounding in between."""
+    pairs = ((result.mean, found.mean), (result.std, found.std))
+    return all(torch.allclose(a, b, rtol=1e-5, atol=0.0) for a, b in pairs)
 
 
 def _within(found: Moments, tol: float) -> bool:

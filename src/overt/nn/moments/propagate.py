@@ -15,7 +15,7 @@ from overt.nn.moments.backward import output_covariances, output_variances, vari
 from overt.nn.moments.pointwise_rules import is_pointwise
 from overt.nn.moments.registry import find_values
 from overt.nn.moments.rules import HALF_PRECISION, apply_rule
-from overt.nn.moments.values import Propagation, RandomTensor, Value
+from overt.nn.moments.values import SETTINGS, Propagation, RandomTensor, Value
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,11 +36,11 @@ class PropagatedOutput:
         return self.output.mean if self.run.grad else self.output.mean.detach()
 
     @cached_property
-    def variances(self) -> tuple[Tensor, Tensor]:
-        """The variance of each output, and what the rests of non-linear functions add to it."""
+    def variances(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The variance of each output, the part of it that is rests, and what is left out."""
         if self.output.known:
             var = self.output.var if self.run.grad else self.output.var.detach()
-            return var, torch.zeros_like(var)
+            return var, torch.zeros_like(var), torch.zeros_like(var)
         return self._differentiated(output_variances)
 
     def covariances(self) -> Tensor:
@@ -80,6 +80,29 @@ def propagate(recording: Recording, run: Propagation | None = None) -> Propagate
     return PropagatedOutput(found, run)
 
 
+def propagate_with_corrections(recording: Recording, grad: bool = False) -> PropagatedOutput:
+    """Propagate; where it is cheap, products of factors that share noise have the right mean.
+
+    The covariance of the factors comes from a few random directions.
+    """
+    found = propagate(recording, Propagation(grad=grad))
+    calls = sum(call.noisy for call in recording.calls)
+    if not found.run.shared_count or calls > SETTINGS.max_direction_calls:
+        return found
+    count = SETTINGS.directions
+    passes = []
+    with torch.no_grad():
+        for _ in range(count):
+            run = Propagation(sampled=True, cross=[])
+            interpret(recording, run)
+            passes.append(run.cross)
+    corrections = []
+    for values in zip(*passes, strict=True):
+        samples = torch.stack(values)
+        corrections.append((samples.mean(0), samples.std(0) / count**0.5))
+    return propagate(recording, Propagation(grad=grad, corrections=corrections))
+
+
 def interpret(recording: Recording, run: Propagation) -> RandomTensor | Tensor:
     """Apply the rules in the recorded order; return a tensor if nothing random reaches the output.
 
@@ -108,7 +131,7 @@ def interpret(recording: Recording, run: Propagation) -> RandomTensor | Tensor:
         is_off = isinstance(leaf, Value) and not leaf.root.noises
         return leaf.moments(run).mean if is_off else leaf
 
-    with torch.enable_grad():
+    with torch.set_grad_enabled(run.grad or not run.sampled):
         for call in recording.calls:
             if not call.noisy and not run.grad:
                 continue

@@ -43,6 +43,10 @@ class Settings:
     """Roots of one function; a grid over four would have 81 points or more."""
     signs: int = 16
     """Random signs that estimate the variances of a linear map that has no rule."""
+    directions: int = 16
+    """Random directions that estimate the covariance of factors of a product."""
+    max_direction_calls: int = 40
+    """Random operations of a recording up to which these directions are cheap: 10 to 20 ms."""
     local_samples: int = 32
     """Samples of an operation without a rule."""
     local_slopes: int = 4
@@ -145,13 +149,15 @@ class RandomTensor:
 class Source:
     """Independent deviations of mean 0, or those of a mask with a covariance.
 
-    `rest`: what a linear map leaves of the variance of a function, not noise itself.
+    `rest`: what a linear map leaves of the variance of a function, not noise itself. `doubt`: a
+    second-order effect that is left out of the variance, and counts in its error estimate only.
     """
 
     step: Tensor
     var: Tensor
     covariance: Any = None
     rest: bool = False
+    doubt: bool = False
 
     def times(self, g: Tensor) -> Tensor:
         """Return Cov @ g for gradients g of shape (n, *step.shape)."""
@@ -166,7 +172,9 @@ class Propagation:
 
     Noises that are `off` are at their means, those that are `sampled_noises` are drawn, the rest
     is propagated. With `sampled` the deviation is one draw in a random direction; with `grad` the
-    certain part of the network has gradients.
+    certain part of the network has gradients. A product f(x, y) of factors that share noise leaves
+    E f(t_x, t_y) out of its mean: a sampled pass appends f(t_x, t_y) to `cross`, and their means
+    with standard errors are the `corrections` of another pass.
     """
 
     sampled: bool = False
@@ -175,6 +183,9 @@ class Propagation:
     sampled_noises: Collection[str] = ()
     sources: list[Source] = field(default_factory=list)
     unknown: dict[str, None] = field(default_factory=dict)
+    cross: list[Tensor] | None = None
+    corrections: list[tuple[Tensor, Tensor]] | None = None
+    shared_count: int = 0
     shared_products: float = 0.0
     curvature: float = 0.0
     draws: int = 0
@@ -189,6 +200,14 @@ class Propagation:
         step = torch.zeros(var.shape, dtype=var.dtype, device=var.device, requires_grad=True)
         self.sources.append(Source(step, var.detach() if not self.grad else var, covariance, rest))
         return step
+
+    def doubt(self, dev: Tensor, var: Tensor) -> Tensor:
+        """Return a deviation in which a second-order effect of this variance is left out."""
+        if self.sampled:
+            return dev
+        step = torch.zeros(var.shape, dtype=var.dtype, device=var.device, requires_grad=True)
+        self.sources.append(Source(step, var.detach(), doubt=True))
+        return dev + step
 
     def variance_mode(self) -> Any:
         """In a training step, variances inside the network have no gradients."""
