@@ -10,12 +10,23 @@ from robust_cases import blobs, linear_model, points, small_mlp
 from torch import nn
 
 from overt import InputError
-from overt.robust import L0, L1, L2, PGD, Linf, Targeted, closest, exact, robust_error, strongest
-from overt.robust.attacks.criteria import Misclassified
-from overt.robust.attacks.staged import begin
+from overt.robust import (
+    L0,
+    L1,
+    L2,
+    PGD,
+    Linf,
+    Targeted,
+    exact,
+    minimum_distance,
+    robust_error,
+    strongest,
+)
+from overt.robust.attack.base import AttackState
 from overt.robust.certificates import bounds, milp
 from overt.robust.certificates.bounds import Chain, lead_bounds
 from overt.robust.certificates.milp import Network, best_lead
+from overt.robust.losses import Misclassified
 
 KINDS = [L1, L2, Linf]
 
@@ -30,7 +41,7 @@ def test_the_nearest_point_of_a_linear_model_is_its_closed_form(kind):
         steep = kind(1.0).dual(model.weight.detach()[j] - model.weight.detach()[y])
         distances.append(torch.where(y == j, torch.inf, gap / steep))
     truth = torch.stack(distances).amin(0)
-    found = closest(model, x, y, kind(50.0), steps=60)
+    found = minimum_distance(model, x, y, kind(50.0), steps=60)
     assert bool(found.success.all())
     assert torch.equal(model(found.x).argmax(1) != y, found.success)  # the proof
     size = kind(1.0).size(found.x - x)
@@ -50,7 +61,7 @@ def test_the_nearest_points_agree_with_the_curve_of_attacks(kind):
     y[:3] = (y[:3] + 1) % 3
     radius = {L1: 1.5, L2: 0.8, Linf: 0.3}[kind]
     threat = kind(radius, (-3.0, 3.0))
-    found = closest(model, x, y, threat)
+    found = minimum_distance(model, x, y, threat)
     assert found.distance[:3].tolist() == [0, 0, 0]
     assert torch.equal(found.distance.isinf(), ~found.success)
     assert float(found.distance[found.success].max()) <= radius
@@ -69,7 +80,7 @@ def test_counts_of_coordinates():
         short = f.gather(1, y[:, None]) - f[:, j : j + 1] - gain.cumsum(1)
         gaps.append(torch.where((y == j)[:, None], torch.inf, short))
     needed = (torch.stack(gaps).amin(0) >= 0).sum(1) + 1
-    found = closest(model, x, y, L0(8, (-2.0, 2.0)), steps=40)
+    found = minimum_distance(model, x, y, L0(8, (-2.0, 2.0)), steps=40)
     reachable = needed <= 8
     assert torch.equal(found.success, reachable)
     assert bool((found.distance[reachable] >= needed[reachable]).all())
@@ -139,7 +150,15 @@ def test_convolutions_and_normalization_are_certified():
     scaled = {"mean": 0.4, "std": 0.3, "warn": False}
     plain = model((x - 0.4) / 0.3).detach().double()
     y = (plain[:, 0] > 0).long()
-    search = begin(model, x, y, Linf(0.02), Misclassified(), 10, {"mean": 0.4, "std": 0.3})
+    search = AttackState(
+        model,
+        x,
+        y,
+        Linf(0.02),
+        criterion=Misclassified(),
+        batch_size=10,
+        options={"mean": 0.4, "std": 0.3},
+    )
     chain = bounds.chain_of(search)
     both = torch.cat([0 * plain, plain], 1)
     torch.testing.assert_close(chain.logits(x.double()), both, atol=1e-5, rtol=0)
@@ -269,10 +288,10 @@ def test_what_no_attack_has_tried_is_decided_point_by_point(monkeypatch, seconds
     y = model(x).argmax(1)
     y[::6] = (y[::6] + 1) % 3  # fooled to begin with
     monkeypatch.setattr(bounds, "LARGEST", largest)
-    search = begin(model, x, y, threat, Misclassified(), 7, {})
+    search = AttackState(model, x, y, threat, criterion=Misclassified(), batch_size=7, options={})
     with search:
         chain = bounds.chain_of(search)
-        proved, moved = bounds.decide(search, chain, seconds), search.settled()
+        proved, moved = bounds.decide(search, chain, seconds), search.stored()
     assert chain.entries() == 45
     axis = threat.radius * torch.linspace(-1, 1, 61).double()
     f = model(x[:, None] + torch.cartesian_prod(axis, axis)).detach()
@@ -299,11 +318,19 @@ def test_bounds_of_channels_are_those_of_their_features():
     high = torch.tensor([1.0, 1.2])
     found = []
     for limit in (high.view(2, 1, 1), high.view(2, 1, 1).expand(2, 3, 3)):
-        search = begin(model, x, y, Linf(0.25, (0.0, limit)), Misclassified(), 7, {})
+        search = AttackState(
+            model,
+            x,
+            y,
+            Linf(0.25, (0.0, limit)),
+            criterion=Misclassified(),
+            batch_size=7,
+            options={},
+        )
         with search:
             proved = bounds.decide(search, bounds.chain_of(search), np.inf)
         assert (proved | search.best.fooled.numpy()).all()
-        assert bool(((search.settled() >= 0) & (search.settled() <= limit)).all())
+        assert bool(((search.stored() >= 0) & (search.stored() <= limit)).all())
         found.append((proved.tolist(), search.best.delta.tolist()))
     assert found[0] == found[1]
     assert 0 < sum(found[0][0]) < 6

@@ -68,9 +68,19 @@ def attack(
     run = {
         name: str(value) if isinstance(value, Path) else value for name, value in locals().items()
     }
-    from overt.robust import L0, L1, L2, LOSSES, PGD, Linf, Misclassified, Targeted
-    from overt.robust.attacks.results import RobustnessWarning
-    from overt.robust.evaluation import measure
+    from overt.robust import (
+        L0,
+        L1,
+        L2,
+        LOSSES,
+        PGD,
+        Linf,
+        Misclassified,
+        RobustnessWarning,
+        Targeted,
+    )
+    from overt.robust.attack.base import AttackState
+    from overt.robust.evaluate import Evaluation
 
     kinds: dict[str, Any] = {"l0": L0, "l1": L1, "l2": L2, "linf": Linf}
     kind = kinds[choice("norm", norm.lower(), tuple(kinds))]
@@ -87,16 +97,21 @@ def attack(
         steps = max(budget // restarts, 1)
         chosen = PGD(threat, steps=steps, loss=loss, restarts=restarts, criterion=criterion,
                      batch_size=batch_size, seed=seed)  # fmt: skip
-    door: Any = {"mean": _list("mean", mean), "std": _list("std", std), "samples": samples,
-                 "outputs": outputs}  # fmt: skip
+    options: Any = {
+        "mean": _list("mean", mean),
+        "std": _list("std", std),
+        "samples": samples,
+        "outputs": outputs,
+    }
     ready(out)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RobustnessWarning)  # printed below, and kept in the file
-        found, moved = measure(
-            net, x, y, threat, curve, chosen, (budget, queries, None), 0.95, (certify, 10.0),
-            batch_size, seed, True, door, criterion,
-        )  # fmt: skip
-    after = _save_examples(out / "adversarial.npz", net, door, x, y, moved)
+        state = AttackState(
+            net, x, y, threat, criterion=criterion, batch_size=batch_size, options=options
+        )
+        evaluation = Evaluation(budget, queries, attack=chosen, certify=certify, seed=seed)
+        found, moved = evaluation.measure(state, curve)
+    after = _save_examples(out / "adversarial.npz", net, options, x, y, moved)
     notes = [*found.warnings, *_untrained(found.clean, after, weights)]
     facts = {
         "overt": overt.__version__,
@@ -191,15 +206,15 @@ def _number(name: str, text: str) -> float:
         raise InputError(f"{name} must hold numbers, got {text!r}") from None
 
 
-def _save_examples(path: Path, net: Any, door: Any, x: Any, y: Any, moved: Any) -> Any:
+def _save_examples(path: Path, net: Any, options: Any, x: Any, y: Any, moved: Any) -> Any:
     """Write clean and perturbed inputs with classes; return the logits of the perturbed ones."""
     import numpy as np
 
-    from overt.robust.attacks.models import Subject, evaluating
+    from overt.robust.models import ModelAdapter, evaluation_mode
 
-    with evaluating(net):
-        subjects = [Subject(net, v, door) for v in (x, moved)]
-        before, after = (s.all_logits(s.x, 256).cpu() for s in subjects)
+    with evaluation_mode(net):
+        adapters = [ModelAdapter(net, v, options) for v in (x, moved)]
+        before, after = (a.all_logits(a.x, 256).cpu() for a in adapters)
     arrays = {"x": x, "y": y, "adversarial": moved.cpu().numpy(),
               "clean_class": before.argmax(1).numpy(),
               "adversarial_class": after.argmax(1).numpy()}  # fmt: skip

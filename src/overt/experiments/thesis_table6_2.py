@@ -33,7 +33,7 @@ def run(params: Params, seed: int) -> dict[str, Any]:
     from torch.utils.data import DataLoader, TensorDataset
 
     from overt.experiments import small
-    from overt.robust import PGD, Constant, Linf, adversarial_train
+    from overt.robust import PGD, Linf, adversarial_train
 
     data = small.load(params["data"])
     if len(data.x_test) < params["points"]:
@@ -52,7 +52,7 @@ def run(params: Params, seed: int) -> dict[str, Any]:
             optimizer, lambda step: min(2 * step / total, 2 - 2 * step / total)
         )
         attack = PGD(threat, steps=params["steps"], loss=LOSSES[params["method"]],
-                     schedule=Constant(), momentum=0.0, random_start=True)  # fmt: skip
+                     schedule="constant", momentum=0.0, random_start=True)  # fmt: skip
         adversarial_train(
             model, loader, attack,
             epochs=epochs, optimizer=optimizer, scheduler=scheduler, step_scheduler_each="batch",

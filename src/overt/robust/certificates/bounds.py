@@ -26,7 +26,7 @@ from overt._check import InputError
 from overt._progress import meter
 from overt._types import Bools, Floats
 from overt.results import Status
-from overt.robust.attacks.search import Search
+from overt.robust.attack.base import AttackState
 from overt.robust.certificates.milp import Network, best_lead
 from overt.robust.threats import Region
 
@@ -201,15 +201,15 @@ def _refuse_unmodelled(module: nn.Module) -> None:
         raise InputError(f"certify needs plain tensors as weights of {kind.__name__}")
 
 
-def refuse_difference(chain: Chain, search: Search, x: Tensor) -> None:
+def refuse_difference(chain: Chain, state: AttackState, x: Tensor) -> None:
     """Compare the modelled logits with the model's at some inputs; refuse any difference."""
     modelled = chain.logits(x.cpu().double())
-    given = search.subject.all_logits(x, search.batch_size).cpu().double()
+    given = state.adapter.all_logits(x, state.batch_size).cpu().double()
     scale = float(modelled.abs().max())
-    rounding = 1e4 * torch.finfo(search.x.dtype).eps * max(scale, 1e-30)
+    rounding = 1e4 * torch.finfo(state.x.dtype).eps * max(scale, 1e-30)
     # A model of lower precision computes with coarser numbers than those that are compared.
-    weight = next(iter(search.subject.models[0].parameters()), search.x)
-    rounding *= torch.finfo(weight.dtype).eps / torch.finfo(search.x.dtype).eps
+    weight = next(iter(state.adapter.models[0].parameters()), state.x)
+    rounding *= torch.finfo(weight.dtype).eps / torch.finfo(state.x.dtype).eps
     apart = float((modelled - given).abs().max())
     if not apart <= rounding:
         raise InputError(
@@ -226,55 +226,55 @@ def _leaves(model: nn.Module) -> Iterator[nn.Module]:
         yield model
 
 
-def chain_of(search: Search) -> Chain:
-    """Return the model of a search as a chain, or say why there is none."""
-    subject = search.subject
-    plain = len(subject.models) == 1 and isinstance(subject.models[0], nn.Module)
-    if not plain or subject.context or search.targeted or search.criterion.raw or search.random:
+def chain_of(state: AttackState) -> Chain:
+    """Return the model of a state as a chain, or say why there is none."""
+    adapter = state.adapter
+    plain = len(adapter.models) == 1 and isinstance(adapter.models[0], nn.Module)
+    if not plain or adapter.context or state.targeted or state.criterion.regression or state.random:
         raise InputError(
             "certify needs one torch.nn.Sequential with one input, classes, and any wrong class "
             "counting as success"
         )
-    if search.threat.order == 0:
+    if state.threat.order == 0:
         raise InputError("certify must be given L1, L2 or Linf, got L0")
-    if subject.transforms_outputs:
+    if adapter.transforms_outputs:
         raise InputError(
             "certify does not model output=, nor probabilities: pass a model that returns logits"
         )
-    mean, std = subject.scale or (None, None)
-    chain = Chain.of(subject.models[0], search.x, mean, std)
-    with search:
-        refuse_difference(chain, search, search.x)
-        region = search.region
+    mean, std = adapter.scale or (None, None)
+    chain = Chain.of(adapter.models[0], state.x, mean, std)
+    with state:
+        refuse_difference(chain, state, state.x)
+        region = state.region
         for seed in range(4):  # at random points of the ball, by turns inside and at its ends
             moved = region.seen(region.draw(seed, extreme=seed % 2 == 1))
-            refuse_difference(chain, search, moved.view_as(search.x))
+            refuse_difference(chain, state, moved.view_as(state.x))
     return chain
 
 
-def decide(search: Search, chain: Chain, seconds: float) -> Bools:
-    """Return which points are proved robust at the search's radius, (points,).
+def decide(state: AttackState, chain: Chain, seconds: float) -> Bools:
+    """Return which points are proved robust at the state's radius, (points,).
 
-    Points that the program fools, confirmed by the model itself, are entered into the search.
+    Points that the program fools, confirmed by the model itself, are entered into the state.
     """
-    proved, left = np.zeros(len(search.x), bool), search.left
-    refuse_difference(chain, search, search.settled())
-    x, y = search.x[left].cpu(), search.y[left].cpu()
-    region = search.region.take(left).to(torch.device("cpu")).double()
+    proved, left = np.zeros(len(state.x), bool), state.left
+    refuse_difference(chain, state, state.stored())
+    x, y = state.x[left].cpu(), state.y[left].cpu()
+    region = state.region.take(left).to(torch.device("cpu")).double()
     leads, hidden = np.full(len(x), np.inf), dict[int, Any]()
-    with _interruptible(search):
+    with _interruptible(state):
         for i in range(len(x)):
             found, units = lead_bounds(chain, region.take(torch.tensor([i])), y[i : i + 1])
             leads[i], hidden[i] = found[0], units[0]
     size = chain.logits(x.double()).abs().flatten(1).amax(1).numpy()
     proved[left.cpu().numpy()] = leads < -ROUNDING * size
-    interrupted = search.status is Status.INTERRUPTED
+    interrupted = state.status is Status.INTERRUPTED
     exact = not chain.slopes  # linear bounds are
     if seconds == 0 or exact or interrupted or chain.entries() > LARGEST:
         return proved
     net = Network(*chain.dense(), chain.slopes)
     open_ = np.flatnonzero(~(leads < -ROUNDING * size))
-    with _interruptible(search), meter("certify", len(open_), show=len(open_) > 0) as bar:
+    with _interruptible(state), meter("certify", len(open_), show=len(open_) > 0) as bar:
         for i in open_.tolist():
             point = x[i].double().flatten().numpy()
             around = region.take(torch.tensor([i]))
@@ -285,24 +285,24 @@ def decide(search: Search, chain: Chain, seconds: float) -> Bools:
             if bound < -ROUNDING * size[i]:
                 proved[int(row)] = True
             elif reached >= 0:
-                _enter(search, row, torch.from_numpy(moved - point))
+                _enter(state, row, torch.from_numpy(moved - point))
             bar.advance()
     return proved
 
 
 @contextmanager
-def _interruptible(search: Search) -> Iterator[None]:
+def _interruptible(state: AttackState) -> Iterator[None]:
     """Keep what was decided when Ctrl-C comes."""
     try:
         yield
     except KeyboardInterrupt:
-        search.status = Status.INTERRUPTED
+        state.status = Status.INTERRUPTED
 
 
-def _enter(search: Search, row: Tensor, delta: Tensor) -> None:
-    """Put a perturbation into the search if it fools the model itself."""
-    points = search.points(row)
+def _enter(state: AttackState, row: Tensor, delta: Tensor) -> None:
+    """Put a perturbation into the state if it fools the model itself."""
+    points = state.batch(row)
     found = points.region.project(delta[None].to(points.region.x))
     _, fooled = points.evaluate(points.region.store_exactly(found).to(found))
     if bool(fooled):
-        search.best.delta[row], search.best.fooled[row] = found.to(search.best.delta), True
+        state.best.delta[row], state.best.fooled[row] = found.to(state.best.delta), True

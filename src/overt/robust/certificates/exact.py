@@ -17,7 +17,7 @@ from overt._check import InputError, doubles, matrix, number
 from overt._progress import meter
 from overt._types import Bools, Floats
 from overt.results import Result, Status
-from overt.robust.attacks.inputs import classes
+from overt.robust.models import classes
 from overt.robust.threats import Threat, check_threat, tensor
 
 ROUNDING = 1e-9
