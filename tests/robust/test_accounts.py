@@ -13,7 +13,6 @@ from overt import InputError
 from overt.robust import L1, L2, PGD, Linf, RobustnessWarning, exact
 from overt.robust.attack import results
 from overt.robust.certificates import leaky
-from overt.robust.certificates.bounds import Chain, lead_bounds
 from overt.robust.certificates.leaky import LeakyNetwork, reflected_ascent, train_online
 from overt.robust.models import examples, pair
 
@@ -47,46 +46,6 @@ def test_warnings_name_the_line_that_called():
     with pytest.warns(RobustnessWarning) as seen:
         PGD(Linf(0.1), steps=1)(lambda v: 0 * model(v), points(3, 2), [0, 0, 0])
     assert {w.filename for w in seen} == {__file__}
-
-
-def test_chains_are_read_from_modules():
-    torch.manual_seed(0)
-    net = nn.Sequential(
-        nn.Flatten(), nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.LeakyReLU(0.2)),
-        nn.Dropout(), nn.Linear(5, 3), nn.ReLU(), nn.Identity(), nn.Linear(3, 3),
-    ).double().eval()  # fmt: skip
-    x = points(5, 4).view(5, 2, 2)
-    y = net(x).argmax(1)
-    chain = Chain.of(net, x)
-    assert chain.slopes == (0.2, 0.0)
-    torch.testing.assert_close(chain.logits(x), net(x).detach())
-    W, b = chain.dense()
-    assert [w.shape for w in W] == [(5, 4), (3, 5), (3, 3)]
-    h = x.flatten(1).numpy()
-    for k, slope in enumerate([*chain.slopes, None]):
-        h = h @ W[k].T + b[k]
-        h = h if slope is None else np.maximum(slope * h, h)
-    np.testing.assert_allclose(h, net(x).detach().numpy(), atol=1e-9)
-    leads, hidden = lead_bounds(chain, Linf(0.1).region(x), y)
-    rng = np.random.default_rng(0)
-    for _ in range(200):
-        moved = x + torch.from_numpy(rng.uniform(-0.1, 0.1, x.shape))
-        f = net(moved).detach()
-        lead = f.scatter(1, y[:, None], -torch.inf).amax(1) - f.gather(1, y[:, None])[:, 0]
-        assert bool((lead <= torch.from_numpy(np.asarray(leads)) + 1e-9).all())
-    for i, layers in enumerate(hidden):
-        first = x[i].flatten().numpy() @ W[0].T + b[0]
-        low, high = layers[0]
-        reach = 0.1 * np.abs(W[0]).sum(1)
-        np.testing.assert_allclose(low, first - reach, atol=1e-9)
-        np.testing.assert_allclose(high, first + reach, atol=1e-9)
-    scaled = Chain.of(net, x, torch.tensor(0.3), torch.tensor(2.0))
-    torch.testing.assert_close(scaled.logits(x), net((x - 0.3) / 2).detach())
-    one = Chain.of(nn.Sequential(nn.Flatten(), nn.Linear(4, 1)).double(), x)
-    logit = one.maps[0][1](x.flatten(1)).detach()
-    torch.testing.assert_close(one.logits(x), torch.cat([0 * logit, logit], 1))
-    with pytest.raises(InputError, match=r"affine layers, convolutions and rectifiers.* got Tanh"):
-        Chain.of(nn.Sequential(nn.Linear(2, 2), nn.Tanh()), x)
 
 
 @pytest.mark.parametrize("bounds", [None, (-1.0, 1.2)])

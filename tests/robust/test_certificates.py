@@ -142,7 +142,7 @@ def test_the_solver_leaves_the_output_open(capfd):
 
 
 def test_points_that_ctrl_c_left_out_are_undecided(monkeypatch):
-    from overt.robust.certificates import milp
+    from overt.robust.certify import milp
 
     best_lead, calls = milp.best_lead, iter(range(9))
 

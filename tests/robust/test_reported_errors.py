@@ -87,10 +87,8 @@ def batch_statistics():
 
 
 NOT_MODELLED = {
-    "a residual block": lambda: nn.Sequential(*net()[:2], Residual(nn.Linear(12, 12)), net()[2]),
     "a forward of its own": lambda: Trigger(*net()),
     "a subclass of Linear": lambda: nn.Sequential(Cubed(8, 12), nn.ReLU(), nn.Linear(12, 3)),
-    "a subclass of ReLU": lambda: net(activation=Steep()),
     "a hook on a layer": lambda: hooked(0),
     "a hook on a rectifier": lambda: hooked(1),
     "a hook on the network": outer_hook,
@@ -107,6 +105,27 @@ def test_a_network_that_was_not_modelled_was_certified(name):
     y = model(x).argmax(1)
     with pytest.raises(InputError, match="certify"):
         robust_error(model, x, y, Linf(0.05), certify=True, attack=Square(Linf(0.05), queries=1))
+
+
+MODELLED = {
+    "a residual block": lambda: nn.Sequential(*net()[:2], Residual(nn.Linear(12, 12)), net()[2]),
+    "a subclass of ReLU": lambda: net(activation=Steep()),
+}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", MODELLED)
+def test_certified_points_of_subclasses_were_fooled(name, seed):
+    model = MODELLED[name]().eval()
+    torch.manual_seed(seed)
+    x = torch.rand(60, 8)
+    y = model(x).argmax(1)
+    threat = Linf(0.03)
+    found = robust_error(model, x, y, threat, certify=True, attack=Square(threat, queries=1))
+    fooled = strongest(model, x, y, threat).success.numpy()
+    assert found.proved.any()
+    assert not (found.proved & fooled).any()
+    assert found.value == pytest.approx(found.upper)
 
 
 def test_what_output_makes_of_the_logits_was_not_certified():

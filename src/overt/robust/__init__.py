@@ -28,8 +28,9 @@ from overt.robust.attack.hopskipjump import HopSkipJump
 from overt.robust.attack.pgd import BIM, FGSM, PGD
 from overt.robust.attack.results import AttackResult, RobustnessWarning, Stage
 from overt.robust.attack.square import Square
-from overt.robust.certificates import exact, guarantees, leaky
-from overt.robust.certificates.smoothing import Smoothed, smoothed
+from overt.robust.certificates import guarantees, leaky
+from overt.robust.certify import exact
+from overt.robust.certify.smoothing import Smoothed, smoothed
 from overt.robust.evaluate import RobustError, robust_error
 from overt.robust.losses import (
     LOSSES,

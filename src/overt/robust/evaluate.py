@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Unpack
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from overt._check import InputError, InputTypeError, number, whole
@@ -18,7 +19,8 @@ from overt.results import Result, Status
 from overt.robust.attack.base import Attack, AttackState
 from overt.robust.attack.ensemble import MIN_BUDGET, run_ensemble
 from overt.robust.attack.results import Stage, report, stage_table
-from overt.robust.certificates.bounds import chain_of, decide
+from overt.robust.certify.bounds import compare, decide, read_network
+from overt.robust.certify.network import ReluNetwork
 from overt.robust.losses import Criterion, Misclassified
 from overt.robust.models import BATCH_SIZE, Model, ModelOptions
 from overt.robust.threats import Threat
@@ -213,7 +215,7 @@ class Evaluation:
         threat = state.threat
         further = () if radii is None else np.ravel(radii)
         curve = np.unique([number("radii", r) for r in (*further, threat.radius)])
-        chain = chain_of(state) if self.certify else None
+        network = _network(state) if self.certify else None
         proved = np.zeros(len(state.x), bool)
         # A point of the target class is right, and not an error, when it is predicted.
         counts = (state.y != state.target).cpu().numpy() if state.targeted else True
@@ -227,8 +229,8 @@ class Evaluation:
             for radius in positive:
                 state.set_radius(float(radius))
                 self._attack(state)
-                if chain is not None and radius == threat.radius:
-                    proved = decide(state, chain, float(self.seconds))
+                if network is not None and radius == threat.radius:
+                    proved = _decide(state, network, float(self.seconds))
                 moved = state.stored()
                 rate = state.success_rate(moved)[1]
                 if radius == threat.radius:
@@ -272,6 +274,37 @@ class Evaluation:
         else:
             state.flag_saturation(self.attack)
             state.run(self.attack, start=start)
+
+
+def _network(state: AttackState) -> ReluNetwork:
+    """Return the state's model as a network to certify, or say why there is none."""
+    if state.targeted or state.criterion.regression or state.random:
+        raise InputError("certify needs a model that is not random, and any wrong class to count")
+    with state:
+        return read_network(state.adapter, state.region, state.batch_size)
+
+
+def _decide(state: AttackState, network: ReluNetwork, seconds: float) -> Bools:
+    """Decide the points that are left; enter perturbations that fool the model itself."""
+    compare(network, state.adapter, state.stored().to(state.x), state.batch_size)
+    left = state.left
+    before = int(state.best.fooled.sum())
+    region = state.region.take(left).to(torch.device("cpu")).double()
+    decision = decide(network, region, state.y[left].cpu(), seconds)
+    for i, delta in decision.witnesses.items():
+        row = left[i : i + 1]
+        batch = state.batch(row)
+        found = batch.region.project(delta[None].to(batch.region.x))
+        _, fooled = batch.evaluate(batch.region.store_exactly(found).to(found))
+        if bool(fooled):
+            state.best.delta[row] = found.to(state.best.delta)
+            state.best.fooled[row] = True
+    if decision.status is Status.INTERRUPTED:
+        state.status = decision.status
+    state.record("certificate", before, state.best.gradients, state.best.queries)
+    proved = np.zeros(len(state.x), bool)
+    proved[left.cpu().numpy()] = decision.proved
+    return proved
 
 
 def _numbers(values: Tensor) -> Floats:

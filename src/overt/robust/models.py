@@ -199,9 +199,9 @@ class ModelAdapter:
         return torch.finfo(self._format).eps
 
     @property
-    def transforms_outputs(self) -> bool:
-        """Whether something is made of the model's outputs before they count as logits."""
-        return self.output is not None or self._outputs == "probabilities"
+    def probabilities(self) -> bool:
+        """Whether the model returns probabilities."""
+        return self._outputs == "probabilities"
 
     def _call(self, model: Any, x: Tensor, context: list[Tensor]) -> Tensor:
         """Return what one model gives for a batch, as (points, columns)."""
