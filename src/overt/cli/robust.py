@@ -9,24 +9,35 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer import Option
+from typer import Argument, Option
 
 import overt
 from overt._check import InputError, choice
 from overt._files import digest, ready, write_whole
 from overt.cli.base import AsJson, Seed, app, console, ended, show_path, show_table
-from overt.cli.models import Model, Points, Weights, build_model, read_examples
+from overt.cli.models import Points, Weights, load_model, read_examples
 
 
 @app.command()
 def attack(
-    model: Model,
-    data: Annotated[Path, Option(help="npz file with inputs x and classes y.")],
+    model: Annotated[
+        str,
+        Argument(
+            metavar="MODEL",
+            help="FILE.py:FUNCTION that builds the model, or a TorchScript or pickled .pt file.",
+        ),
+    ],
+    data: Annotated[
+        Path, Option(help="npz file with inputs and classes: x and y, or x_test and y_test.")
+    ],
     norm: Annotated[str, Option(help="l0, l1, l2 or linf.")] = "l2",
     radius: Annotated[str, Option(help="Largest size of a perturbation: 0.5, 8/255.")] = "1",
     radii: Annotated[str, Option(help="More radii for a curve, separated by commas.")] = "",
     bounds: Annotated[str, Option(help="LOW,HIGH of valid inputs, or data, or none.")] = "none",
     weights: Weights = None,
+    trust_pickle: Annotated[
+        bool, Option("--trust-pickle", help="Load a whole model, which runs code of the file.")
+    ] = False,
     scale: Annotated[
         float | None, Option(help="Divide inputs by this first: 255 for bytes.")
     ] = None,
@@ -56,6 +67,9 @@ def attack(
     ] = False,
     out: Annotated[Path, Option(help="Folder for what is written.")] = Path("overt-results"),
     as_json: AsJson = False,
+    per_point: Annotated[
+        bool, Option("--per-point", help="Print the results of single points in --json, too.")
+    ] = False,
     seed: Seed = 0,
 ) -> None:
     """Measure a model's robust error under L0, L1, L2 or Linf perturbations.
@@ -86,7 +100,7 @@ def attack(
     kind = kinds[choice("norm", norm.lower(), tuple(kinds))]
     threat = kind(_number("radius", radius), _bounds(bounds))
     choice("loss", loss, ("strongest", *LOSSES))
-    net = _on(build_model(model, weights), device)
+    net = _on(load_model(model, weights, trust_pickle=trust_pickle), device)
     x, y = _scaled(*read_examples(data, points), scale)
     curve = [_number("radii", part) for part in radii.split(",") if part.strip()]
     if plot and not curve and kind is not L0:
@@ -122,7 +136,8 @@ def attack(
     write_whole(out / "attack.json", json.dumps({**stored, "checksum": digest(stored)}))
     pictures = _draw(out, found, x, y, moved, after) if plot else []
     if as_json:
-        typer.echo(json.dumps(stored))
+        lists = () if per_point else ("smallest", "proved")
+        typer.echo(json.dumps({name: v for name, v in stored.items() if name not in lists}))
     else:
         _show(found, notes, certify)
         for what, path in (("result", "attack.json"), ("examples", "adversarial.npz"), *pictures):
@@ -145,6 +160,7 @@ def _show(found: Any, notes: list[str], certify: bool) -> None:
         + (f", at most {found.upper:.4f}" if certify else "")
         + f" ({found.gradients:,} gradients, {found.queries:,} queries)."
     )
+    console.print(found.table(), highlight=False)
     for note in notes:
         console.print(f"[yellow]warning:[/] {note}", highlight=False)
 

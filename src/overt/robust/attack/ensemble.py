@@ -39,6 +39,12 @@ class EnsembleConfig:
     honest_queries: int = 10  # the inverse of the share of queries where gradients are honest
     masked_budget: int = 4  # the inverse of the share of the budget for masked gradients
     smoothing: tuple[tuple[float, int], ...] = ((0.5, 4), (0.1, 4))  # size in radii, samples
+    other_budget: int = 3  # the inverse of a surrogate's share of the budget
+    smoothed_budget: int = 6  # the same of each smoothing of masked gradients
+    # First steps in radii, and the inverse of the share of the budget of each. An MNIST network
+    # behind ripples .05 sin(300 v) has a robust accuracy of .81 without them, and of .37 with them.
+    short_steps: tuple[float, ...] = (0.3, 0.1)
+    short_budget: int = 8
 
 
 CONFIG = EnsembleConfig()
@@ -128,6 +134,8 @@ def run_ensemble(
         for name, attack in attacks:
             state.run(attack, start=start, name=name)
             bar.advance(note=state.progress)
+        if not honest:
+            given += _short_steps(state, budget, common)
         given += _other_gradients(state, surrogate, honest, budget, common)
         bar.advance(note=state.progress)
         unused = max(budget - given, 0) if queries else 0
@@ -211,11 +219,21 @@ def _other_gradients(
             sources.append(("smoothed gradients", smooth))
     spent = 0
     for name, source in sources:
-        steps = min(max(budget // (3 * source.evaluations), 2), 100)
+        share = CONFIG.other_budget if honest else CONFIG.smoothed_budget
+        steps = min(max(budget // (share * source.evaluations), 2), 100)
         attack = PGD(state.threat, steps=steps, momentum=0.75, **common)
         state.run(attack, source=source, name=name)
         spent += steps * source.evaluations
     return spent
+
+
+def _short_steps(state: AttackState, budget: int, common: dict[str, Any]) -> int:
+    """Take short steps, over which gradients that ripple are right; return what was spent."""
+    steps = max(budget // CONFIG.short_budget, 2)
+    for length in CONFIG.short_steps:
+        attack = PGD(state.threat, steps=steps, step_size=length * state.threat.radius, **common)
+        state.run(attack, name=f"steps of {length:g} radii")
+    return steps * len(CONFIG.short_steps)
 
 
 def search_without_gradients(

@@ -22,13 +22,15 @@ from overt.robust.models import ModelAdapter
 
 @dataclass(frozen=True)
 class GradientTestConfig:
-    """Tuned so that rippled inputs are noticed and no network of the benchmarks is suspected.
+    """Tuned so that rippled inputs are noticed and no network without a mask is suspected.
 
-    Ripples are v + a sin(f v), a from .02 to .05 and f from 100 to 500, at a radius of .06.
+    At each of 7 ripples v + a sin(f v) of an MNIST network, a from .02 to .05 and f from 100 to
+    500, at least 59 % of the points break their promise at a radius of .06. At 34 pairs of a
+    network without a mask and a threat at most 2 % do.
     """
 
     step_lengths: tuple[float, ...] = (0.01, 0.1, 1.0)  # in radii
-    min_kept: float = 0.2  # share of its promise that a step must gain
+    min_kept: float = 0.4  # share of its promise that a step must gain
     max_doubtful: float = 0.1  # share of the points from which no gradient is believed
     rounding: float = 64  # machine epsilons of the largest logit that a loss may be off by
 
