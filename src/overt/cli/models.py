@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Annotated, Any
@@ -73,7 +74,8 @@ def load_model(text: str, weights: Path | None = None, *, trust_pickle: bool = F
     import torch
 
     if _is_torchscript(path):
-        with reading(path, "cannot be read as TorchScript"):
+        with reading(path, "cannot be read as TorchScript"), warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # the file is there all the same
             return torch.jit.load(path, map_location="cpu")
     if not trust_pickle:
         raise InputError(
