@@ -10,7 +10,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 .PHONY: help tour test check proofs bench docs fuzz clean
 
 help:
-	@echo "make tour   set up, check the theorems, write an HTML report"
+	@echo "make tour   set up, run four short scripts, write one HTML page"
 	@echo "make test   set up, run the whole test suite"
 	@echo "make check  ruff, strict mypy, documentation build"
 	@echo "make proofs prove the polynomial identities symbolically"
@@ -44,7 +44,7 @@ check: $(READY)
 	@$(MAKE) --no-print-directory docs
 
 proofs: $(READY)
-	@$(BIN)/python -c "from overt.theorems._symbolic import main; main()"
+	@$(BIN)/python -c "from overt.papers.symbolic import main; main()"
 
 bench: $(READY)
 	@$(BIN)/python -m benchmarks

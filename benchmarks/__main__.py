@@ -10,7 +10,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from overt.experiments.runner import machine_facts
+from overt.papers.rows import machine_facts
 
 MODULES = (
     "foundation",

@@ -8,11 +8,19 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks._baselines import nuclear_norm, small_initialization
 from benchmarks.harness import Table, seconds, verdict
 from overt import Entries
-from overt.decay import DeepLinearCompletion, Schedule, jumps, simulate, test_error, two_by_two
-from overt.decay.baselines import nuclear_norm, small_initialization
-from overt.decay.sgd import entry_draws, initial_weights
+from overt.decay import (
+    DeepLinearCompletion,
+    Schedule,
+    entry_draws,
+    initial_weights,
+    jumps,
+    simulate,
+    test_error,
+    two_by_two,
+)
 
 NOISY = Schedule.of([(500, 0.03, 0.1), (49_500, 0.2, 0.1)], convention="pytorch")
 

@@ -1,6 +1,6 @@
 """PyTorch: DropBlock against max-pooled seeds, the penalty against sampling, one pass against many.
 
-torchvision's algorithm is written out in overt.experiments.nn_realized, so that both sides run on
+torchvision's algorithm is written out in overt.papers.beyond.noises, so that both sides run on
 the same tensor in the same process.
 """
 
@@ -16,7 +16,6 @@ from torch.nn import functional
 
 from benchmarks.equal_time import equal_time
 from benchmarks.harness import Table, seconds, verdict
-from overt.experiments.nn_realized import seed_mask
 from overt.nn import (
     DropBlock2d,
     audit,
@@ -25,6 +24,7 @@ from overt.nn import (
     predictive_moments,
     without_noise,
 )
+from overt.papers.beyond.noises import seed_mask
 
 
 def run() -> list[Table]:

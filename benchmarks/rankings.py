@@ -15,8 +15,8 @@ import numpy as np
 from benchmarks.harness import Table, verdict
 from overt import datasets
 from overt.completion import DropoutCompletion
-from overt.completion.evaluation import best_columns, divide, ranking_figures, relevant
-from overt.completion.forms.units import strengths
+from overt.completion.evaluation import best_columns, divide, least_relevant, ranking_figures
+from overt.completion.forms.strengths import Strengths
 from overt.entries import Entries
 
 SHOWN = ("ndcg@10", "recall@20", "mrr", "map", "columns_shown")
@@ -32,6 +32,7 @@ def compare(size: str, split: str) -> Table:
     entries = datasets.movielens(size)
     train, held, _ = divide(entries, split, 0.1, 0)
     rows = np.unique(held.rows)
+    least = least_relevant(entries.values)
     table = Table(
         f"Rankings: MovieLens {size.upper()}, {_names[split]}",
         ("who", "setting", *SHOWN, "CPU seconds"),
@@ -41,19 +42,19 @@ def compare(size: str, split: str) -> Table:
     for name, setting in (("overt", {"missing": "negative"}), ("overt, values and choices", {})):
         start = time.process_time()
         model = DropoutCompletion(n_jobs=1, **setting).fit_entries(train)
-        ranking = model._ranking()
+        ranking = model.prepare_ranking()._ranking()
         cpu = time.process_time() - start
         lists = best_columns(lambda some, by=ranking: by.of_rows(some)[1], train, rows)
-        figures = ranking_figures(lists, rows, entries, train, held)
+        figures = ranking_figures(lists, rows, train, held, least)
         found[name] = figures, cpu
         factors = (ranking.chosen or ranking.model).columns.n_factors
         _add(table, name, f"defaults, {factors} factors", figures, cpu)
     counts = np.bincount(train.cols, minlength=train.shape[1])
     lists = best_columns(lambda some: np.tile(counts, (len(some), 1)), train, rows)
-    _add(table, "popularity", "", ranking_figures(lists, rows, entries, train, held), None)
+    _add(table, "popularity", "", ranking_figures(lists, rows, train, held, least), None)
     told, peers = _peers(entries, train, split)
     for name, lists in peers.items():
-        figures = ranking_figures(lists[rows], rows, entries, train, held)
+        figures = ranking_figures(lists[rows], rows, train, held, least)
         found[name] = figures, told[name]["cpu"]
         _add(table, name, told[name]["setting"], figures, told[name]["cpu"])
     _bars(table, found, told, factors)
@@ -77,10 +78,10 @@ def _peers(entries: Entries, train: Entries, split: str):  # type: ignore[no-unt
     validation = np.isin(keys, aside.rows * width + aside.cols)
     with tempfile.TemporaryDirectory() as folder:
         given, out = Path(folder) / "split.npz", Path(folder) / "lists.npz"
-        values = strengths(entries.values).inward(train.cols, train.values)
+        values = Strengths.of(entries.values)(train.values)
         np.savez(
             given, rows=train.rows, cols=train.cols, values=values, slice=validation,
-            good=relevant(entries, train), shape=train.shape,
+            good=train.values >= least_relevant(entries.values), shape=train.shape,
         )  # fmt: skip
         script = str(Path(__file__).with_name("_rankers.py"))
         command = [os.environ.get("OVERT_PEERS", sys.executable), script, str(given), str(out)]

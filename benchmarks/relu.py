@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from benchmarks.harness import Table, seconds, verdict
-from overt.relu import kernels, retentivity
+from overt.papers.relu_retention import retentivity
+from overt.relu import kernels
 
 STEPS = 200
 

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.capacity import predicted
 from benchmarks.harness import Table, verdict
 
 FACTORS, SWEEPS = 32, 2
@@ -112,7 +111,6 @@ from pathlib import Path
 from dask import config
 from distributed import Client, LocalCluster
 from overt.completion import DropoutCompletion, read_ratings
-from overt.completion.reading import opened
 def memory(name):
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * int(next(line for line in lines if line.startswith(name)).split()[1])
@@ -121,16 +119,17 @@ def spent(client):
     return mine | client.run(time.process_time) if client else mine
 def fit(folder, factors, sweeps, client):
     engine = "dask" if client else "threads"
-    marks, how = [], {"tol": 0, "n_jobs": 2, "signals": False, "engine": engine}
+    marks, how = [], {"tol": 0, "n_jobs": 2, "signals": False, "engine": engine,
+                      "memory_limit": "1GB"}
     model = DropoutCompletion(factors, max_sweeps=sweeps, **how)
     start, before = time.perf_counter(), spent(client)
     def mark(form):
         marks.append((time.perf_counter(), sum(spent(client).values())))
-    with opened(folder, model._settings()) as read:
-        reading = sum(spent(client).values()) - sum(before.values())
-        model.fit_entries(read.entries, on_form=mark)
+    read = read_ratings(folder, memory_limit="1GB")
+    reading = sum(spent(client).values()) - sum(before.values())
+    model.fit_entries(read.entries, on_form=mark)
     wall, cpu = ((b - a) / (sweeps - 1) for a, b in zip(marks[0], marks[-1]))
-    return {"ratings": len(model._growing.ledger), "wall": wall, "cpu": cpu, "reading": reading,
+    return {"ratings": len(read.entries), "wall": wall, "cpu": cpu, "reading": reading,
             "objective": float(model.objective_[-1])}
 if __name__ == "__main__":
     folder, (factors, sweeps, turns, both) = sys.argv[1], map(int, sys.argv[2:6])
@@ -170,7 +169,7 @@ def on_workers(folder: Path, turns: int = 1, both: bool = True) -> dict[str, Any
 def shared(sizes: Sequence[float] = (1e6, 1e7, 2e7), compared: float = 2e7) -> Table:
     """Measure what two workers take beside two threads, and what the client holds."""
     table = Table(
-        f"A folder that two workers read: {FACTORS} factors, signals left out",
+        f"A folder fitted by two workers: {FACTORS} factors, signals left out",
         ("ratings", "client's memory beyond its start, MB", "a sweep, CPU s (all processes)",
          "two threads", "ratio", "wall s", "two threads", "ratio", "largest difference"),
     )  # fmt: skip
@@ -235,4 +234,4 @@ def endurance() -> Table:
 
 
 def run() -> list[Table]:
-    return [endurance(), capacity(), shared(), predicted()]
+    return [endurance(), capacity(), shared()]

@@ -24,8 +24,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.harness import Table, verdict
 from overt.nn import audit, compress
-from overt.nn.compression.measuring import recover
-from overt.nn.given.batches import Batches
+from overt.nn.compression.measure import recover
+from overt.nn.data.batches import Batches
 
 TRAIN, TEST, SEEDS, KEEP, STEPS, TURNS = 1500, 1000, 3, 0.25, 60, 7
 
@@ -253,7 +253,7 @@ def _outcome(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             other = to_share(model, example, of)
-        trained, judge = (Batches(data, other, arity=1, again=True) for data in (train, given))
+        trained, judge = (Batches(data, other, arity=1, repeated=True) for data in (train, given))
         again = copy.deepcopy(other)
         recover(again, trained, judge, "cross_entropy", steps=STEPS, learning_rate=1e-3)
         pairs.append((other, again))

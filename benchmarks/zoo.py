@@ -25,8 +25,6 @@ from overt.nn import predictive_moments
 
 SAMPLES, MOST, LONG = 2000, 64_000, 5.0  # up to so many samples where they take so many seconds
 COPIES = 16
-AGAIN, WAIT = 12, 1.5  # how often a cost is measured, within so many seconds
-BUDGETS = (5, 15, 50, 100, 400)
 
 
 def available() -> tuple[list[str], list[str]]:
@@ -128,16 +126,6 @@ class Prices:
     def moments(self, **options: Any) -> Any:
         return predictive_moments(self.model, self.inputs, output=self.output, **options)
 
-    def spent(self, passes: int) -> tuple[list[Any], float]:
-        """Return what so many passes buy of overt, several times if drawn, and what that cost."""
-        start = time.process_time()
-        found, costs = [], []
-        while not found or (len(found) < AGAIN and time.process_time() - start < WAIT):
-            before = time.process_time()
-            found.append(self.moments(passes=passes))
-            costs.append(time.process_time() - before)
-        return found, min(costs)
-
 
 class Reference:
     """Thousands of samples, what is off them, and the error of as many samples as are bought."""
@@ -151,24 +139,20 @@ class Reference:
         """Root mean square of both errors, in standard deviations, of n samples."""
         return float(((1 + (self.kurtosis - 1) / 4) / n).mean().sqrt())
 
-    def of(self, found: list[Any]) -> float:
+    def of(self, found: Any) -> float:
         """The same for moments, less what the reference's own error adds."""
-        off = []
-        for one in found:
-            m, s = (t.double().reshape(self.sd.shape) for t in (one.mean, one.std))
-            off.append((s / self.sd - 1) ** 2 + ((m - self.mean) / self.sd) ** 2)
-        both = torch.stack(off).mean() - self.of_samples(self.n) ** 2
+        m, s = (t.double().reshape(self.sd.shape) for t in (found.mean, found.std))
+        off = (s / self.sd - 1) ** 2 + ((m - self.mean) / self.sd) ** 2
+        both = off.mean() - self.of_samples(self.n) ** 2
         return float(both.clamp(min=0).sqrt())
 
 
 def measured(name: str) -> dict[str, Any]:
-    """Compare mean, standard deviation and stated errors with samples, and errors at a cost."""
+    """Compare mean, standard deviation and error estimates with samples, and errors at a cost."""
     with torch.no_grad():
         known, prices = Reference(name), Prices(name)
         found = prices.moments()
         default = cpu(prices.moments, 2)
-        prices.moments(passes=5)  # measures prices
-        sweep = {passes: prices.spent(passes) for passes in BUDGETS}
     n, mean, sd, kurtosis = known.n, known.mean, known.sd, known.kurtosis
     m, s, em, es = (
         t.double().reshape(sd.shape)
@@ -178,25 +162,17 @@ def measured(name: str) -> dict[str, Any]:
     near_m = (m - mean).abs() <= (em**2 + 4 * sd**2 / n).sqrt()
     near_s = (s - sd).abs() <= (es**2 + sd**2 * (kurtosis - 1) / n).sqrt()
     ratio, off = float((s / sd).median()), float(((m - mean).abs() / sd).median())
-
-    def against(result: Any, cost: float, passes: float = 0.0) -> float:
-        """Samples may cost as much as was to be spent, or as was in fact if that is more."""
-        theirs = known.of_samples(prices.bought(max(cost, passes * prices.one)))
-        return known.of(result) / theirs
-
     return {
-        "ratio": ratio, "off": off, "right": abs(ratio - 1) <= 0.05 and off <= 0.1,
+        "ratio": ratio,
+        "off": off,
+        "right": abs(ratio - 1) <= 0.05 and off <= 0.1,
         "covered": float(torch.stack([near_m, near_s]).double().mean()),
-        "method": found.method, "named": bool(found.drawn or found.linearized),
-        "first": prices.first / prices.one, "passes": default / prices.one,
-        "default": against([found], default),
-        "sweep": {
-            n: (against(*one, n), one[0][0].method != "sampled") for n, one in sweep.items()
-        },
-        "spent": {n: one[1] / prices.one for n, one in sweep.items()},
-        "draws": {n: one[0][0].draws for n, one in sweep.items()},
-        "bought": {n: prices.bought(n * prices.one) for n in BUDGETS},
-    }  # fmt: skip
+        "method": found.method,
+        "named": bool(found.drawn or found.linearized),
+        "first": prices.first / prices.one,
+        "passes": default / prices.one,
+        "against": known.of(found) / known.of_samples(prices.bought(default)),
+    }
 
 
 def tried(name: str) -> Any:
@@ -227,11 +203,7 @@ def run() -> list[Table]:
 def kept(file: Path) -> dict[str, Any]:
     """Return what a file of results holds."""
     lines = file.read_text().splitlines() if file.is_file() else []
-    found = dict(map(json.loads, lines))
-    for one in found.values():
-        if isinstance(one, dict):
-            one["sweep"] = {int(n): pair for n, pair in one["sweep"].items()}
-    return found
+    return dict(map(json.loads, lines))
 
 
 def main(path: str, part: str = "1/1") -> None:
@@ -250,47 +222,40 @@ def tables(found: dict[str, Any], notes: list[str]) -> list[Table]:
         ("network", "sd / sampled", "mean off, sd", "errors cover", "how", "status"),
     )
     price = Table(
-        "The zoo: error over that of as dear samples in one batch, at the cost of so many passes",
-        ("network", "first call", "default costs", "default", *map(str, BUDGETS)),
+        "The zoo: cost in passes, and error over that of samples in one batch that cost as much",
+        ("network", "first call", "later calls", "error / samples'"),
     )
     for name, one in found.items():
         if isinstance(one, str):
             accuracy.rows.append((name, *[""] * 4, one))
             continue
-        status = "right" if one["right"] else "named" if one["named"] else "stated"
+        status = "right" if one["right"] else "named" if one["named"] else "estimated"
         cells = tuple(one[key] for key in ("ratio", "off", "covered", "method"))
         accuracy.rows.append((name, *cells, status))
-        ratios = (f"{r:.2f}{'' if carried else ' s'}" for r, carried in one["sweep"].values())
-        price.rows.append((name, one["first"], one["passes"], one["default"], *ratios))
+        price.rows.append((name, one["first"], one["passes"], one["against"]))
     ran = {name: one for name, one in found.items() if not isinstance(one, str)}
     accuracy.notes = [*summary(ran), *notes]
     price.notes = [
         "A pass is one of the model on the same rows, noise on; the first two columns count them. "
-        "Costs are those of second and later calls. The samples in one batch are as many as the "
-        "time of so many passes buys (or what was spent in fact, if that is more): often five "
-        "times as many as the passes. s: samples alone.\n"
-    ]
-    return [accuracy, price, frontier(ran)]
-
-
-def frontier(found: dict[str, Any]) -> Table:
-    table = Table(
-        "The zoo's frontier: networks on which the error is at most that of as dear samples",
-        ("passes", "networks", "carried on", "at most theirs", "at most half", "median ratio"),
-    )
-    columns = {str(b): [one["sweep"][b] for one in found.values()] for b in BUDGETS}
-    columns["default"] = [(one["default"], True) for one in found.values()]
-    for label, pairs in columns.items():
-        ratios = sorted(r for r, _ in pairs)
-        counts = (sum(r <= part for r in ratios) for part in (1.0, 0.5))
-        carried = sum(carried for _, carried in pairs)
-        table.rows.append((label, len(ratios), carried, *counts, ratios[len(ratios) // 2]))
-    table.notes = [
         "The error is the root mean square of the errors of means and standard deviations, in "
-        f"standard deviations, over up to {AGAIN} calls. Samples cost what repeating rows, a pass "
-        "and both moments do, and are charged their expected error. One thread, CPU time."
+        "standard deviations. Samples cost what repeating rows, a pass and both moments do, and "
+        "are charged their expected error. One thread, CPU time.\n",
+        *cost_summary(ran),
     ]
-    return table
+    return [accuracy, price]
+
+
+def cost_summary(found: dict[str, Any]) -> list[str]:
+    if not found:
+        return []
+    middle = len(found) // 2
+    first, later, against = (
+        sorted(one[key] for one in found.values())[middle] for key in ("first", "passes", "against")
+    )
+    return [
+        f"Medians: first call {first:.1f} passes, later calls {later:.1f}, error {against:.2f} of "
+        "samples'.\n"
+    ]
 
 
 def summary(found: dict[str, Any]) -> list[str]:
@@ -302,7 +267,7 @@ def summary(found: dict[str, Any]) -> list[str]:
             covered = sum(one["covered"] for one in group.values()) / len(group)
             notes.append(
                 f"{label}: {right} of {len(group)} right (sd within 5 per cent, mean within .1 sd "
-                f"in the median over outputs); stated errors cover {covered:.2f} of outputs.\n"
+                f"in the median over outputs); error estimates cover {covered:.2f} of outputs.\n"
             )
     return notes
 

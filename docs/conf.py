@@ -39,7 +39,7 @@ extensions = [
     "registry",
     "source",
 ]
-exclude_patterns = ["_build", "_ext", "examples", "lectures", "stories"]
+exclude_patterns = ["_build", "_ext", "examples", "lectures"]
 
 # Formulas are written in TeX between dollars and become MathML while the pages are built, so the
 # site needs neither scripts from elsewhere nor a TeX installation.
@@ -75,12 +75,25 @@ def styled(gallery_conf: object, fname: str) -> None:
     mpl.rcParams.update(style())
 
 
+class GalleryOrder:
+    """Sort key of the files in a gallery: stories in the order of the tour, others by name."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def __call__(self, filename: str) -> tuple[int, str]:
+        from overt.stories import STORIES
+
+        name = Path(filename).stem
+        return (STORIES.index(name) if name in STORIES else 0), filename
+
+
 sphinx_gallery_conf = {
     "reset_modules": ("conf.styled",),
     "capture_repr": (),  # what an example prints, and no stray objects
-    "examples_dirs": ["stories", "lectures", "examples"],
+    "examples_dirs": ["../src/overt/stories", "lectures", "examples"],
     "gallery_dirs": ["auto_stories", "auto_lectures", "auto_examples"],
-    "filename_pattern": r"/plot_",
+    "filename_pattern": r"/(plot_|stories/)",
     "download_all_examples": False,
     "remove_config_comments": True,
     "show_memory": False,
@@ -91,7 +104,7 @@ sphinx_gallery_conf = {
     "subsection_order": [
         f"examples/{room}" for room in ("linear", "completion", "networks", "robustness", "decay")
     ],
-    "within_subsection_order": "FileNameSortKey",
+    "within_subsection_order": "conf.GalleryOrder",
     "plot_gallery": "True",
 }
 

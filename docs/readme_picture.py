@@ -1,32 +1,43 @@
-"""Draw the picture of the README into docs/_static/readme.png."""
+"""Draw the pictures of the README and the first page of the documentation into docs/_static."""
 
 from pathlib import Path
 
+import matplotlib as mpl
+
+mpl.use("agg")
+import matplotlib.pyplot as plt
 import numpy as np
 
 import overt
-from overt._figures import BLUE, GREEN, ORANGE, subplots
-from overt.decay import Schedule, simulate, two_by_two
+from overt import stories
+from overt._figures import style
 
+STATIC = Path(__file__).parent / "_static"
+FIGURES = {"matrix": 0, "network": 1, "attack": 0}  # which figure of a story stands for it
+
+mpl.rcParams.update(style())
 rng = np.random.default_rng(0)
 M = rng.standard_normal((30, 5)) @ rng.standard_normal((5, 20)) / 5
-figure, axes = subplots(1, 3, (3.9, 3.0))
-path, descent, jumps = axes[0]
-
-drop_probs = np.linspace(0, 0.97, 80)
-path.plot(drop_probs, overt.path(M, 10, drop_probs).spectrum[:, :5], color=BLUE)
-path.set(title="what noise leaves", xlabel="drop probability", ylabel="optimal singular values")
 
 net = overt.LinearNetwork(M, 10, overt.Dropout(0.5))
 run = net.train(40_000, lambda t: 2e-3 / (1 + t / 6000), seeds=8)
-descent.loglog(np.maximum(run.steps, 1), run.objective.T, color=BLUE, lw=0.8)
-descent.axhline(net.solve().objective, color=ORANGE, ls="--", label="exact optimum")
-descent.set(title="where training goes", xlabel="step", ylabel="objective")
-descent.legend()
+figure, axes = plt.subplots(figsize=(7.5, 3.2), layout="constrained")
+axes.loglog(np.maximum(run.steps, 1), run.objective.T, color="C0", lw=0.8)
+axes.plot([], [], color="C0", label="SGD with dropout, 8 starts")
+axes.axhline(net.solve().objective, color="C1", ls="--", label="exact minimum, computed")
+axes.set(xlabel="step", ylabel="expected loss")
+axes.legend()
+figure.savefig(STATIC / "readme.png", dpi=110)
 
-plan = Schedule.of([(500, 0.03, 0.1), (7000, 0.2, 0.1)], convention="pytorch")
-runs = simulate(two_by_two(0.25), depth=3, width=50, schedule=plan, seeds=10, records=75)
-jumps.plot(runs.steps, runs.singular_values[:, :, 1].T, color=GREEN, lw=0.8)
-jumps.set(title="rank that is lost for good", xlabel="step", ylabel="second singular value")
+figure, axes = plt.subplots(figsize=(6.5, 3.4), layout="constrained")
+drop_probs = np.linspace(0, 0.97, 80)
+axes.plot(drop_probs, overt.path(M, 10, drop_probs).spectrum[:, :5], color="C0")
+axes.set(xlabel="drop probability", ylabel="singular values of the optimum")
+figure.savefig(STATIC / "story-theorist.png", dpi=80)
 
-figure.savefig(Path(__file__).parent / "_static" / "readme.png", dpi=110)
+for name, index in FIGURES.items():
+    plt.close("all")
+    names = {"__name__": "__main__"}
+    for _, code in stories.read_story(name)[2]:
+        exec(compile(code, name, "exec"), names)  # noqa: S102
+    plt.figure(plt.get_fignums()[index]).savefig(STATIC / f"story-{name}.png", dpi=80)

@@ -25,18 +25,18 @@ TORCH = {"nn", "relu", "robust"}  # may share what they need of PyTorch
 # Modules that each main use imports. Lower a limit when a redesign reaches it; never raise one.
 CLOSURES = {
     "LinearNetwork": 45,
-    "DropoutCompletion": 78,
+    "DropoutCompletion": 69,
     "DropoutImputer": 11,
-    "predictive_moments": 47,
-    "mc_moments": 45,
-    "without_noise": 51,
+    "predictive_moments": 29,
+    "mc_moments": 17,
+    "without_noise": 28,
     "audit": 55,
     "compress": 44,
     "PGD": 18,
     "robust_error": 27,
     "adversarial_train": 22,
     "minima": 28,
-    "simulate": 21,
+    "simulate": 20,
 }
 
 WORDS = {  # what is not said -> what is, and the room that may
@@ -49,7 +49,7 @@ WORDS = {  # what is not said -> what is, and the room that may
     "loader": ("data", None),
     "criterion": ("loss", "robust"),
     "loss_fn": ("loss", None),
-    "tolerance": ("tol", "theorems"),
+    "tolerance": ("tol", "papers"),
 }
 # A noise and the layer of PyTorch that draws it are one thing.
 HOMONYMS = {"Dropout"}
@@ -263,7 +263,7 @@ def test_the_library_does_not_speak_of_options():
     """It is used from Python; the command line translates."""
     found = []
     for module in HOUSE.values():
-        if rooms.room(module.name) not in ("cli", "tour"):
+        if rooms.room(module.name) not in ("cli", "stories"):
             for node in ast.walk(module.tree):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):
                     found += [

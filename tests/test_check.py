@@ -3,6 +3,8 @@
 import math
 
 import numpy as np
+import pandas
+import polars
 import pytest
 import torch
 
@@ -19,6 +21,7 @@ from overt import (
     spectral,
 )
 from overt._check import InputTypeError
+from overt.noise import Noise
 from overt.spectral import KSupport, Schatten, SquaredNuclear, WeightedTrace
 
 NAN, INF = math.nan, math.inf
@@ -132,7 +135,7 @@ BAD_ENTRIES = {
     "none-list": (lambda shape: np.full(shape, None).tolist(), ""),
     "text": (lambda shape: "abc", "NumPy array", "str"),
     "none": (lambda shape: None, "NumPy array", "NoneType"),
-    "masked": (lambda shape: np.ma.ones(shape), "NumPy array", "MaskedArray"),
+    "masked": (lambda shape: np.ma.masked_all(shape), "NumPy array", "MaskedArray"),
     "wrong-ndim": (lambda shape: np.ones((*shape, 2)), "dimension", "2)"),
     "number": (lambda shape: 1.5, "NumPy array", "float"),
     "torch-nan": (lambda shape: torch.full(shape, NAN), "finite", "NaN"),
@@ -574,3 +577,74 @@ def test_lists_tuples_arrays_and_tensors_are_good_spectra(make):
 @pytest.mark.parametrize("make", [list, np.array, torch.tensor], ids=lambda m: m.__name__)
 def test_whole_numbers_are_good_matrices_whatever_holds_them(make):
     assert float(penalty.shallow(make([[1, 2]]), make([[3, 1]]), HALF)) == 13.0
+
+
+class Broken(Noise):
+    """A noise of one's own with an error in it, on numbers of ordinary size."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def mean(self, width):
+        return np.ones(width)
+
+    def characteristic(self, width):
+        raise self.error
+
+    def sample(self, width, size=1, seed=None):
+        return np.ones((size, width))
+
+    @property
+    def independent(self):
+        return False
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ZeroDivisionError("division by zero"), np.linalg.LinAlgError("ours"), FloatingPointError("f")],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_of_the_code_is_not_blamed_on_the_numbers(error):
+    with pytest.raises(type(error)) as caught:
+        penalty.shallow(U, V, Broken(error))
+    assert caught.value is error
+
+
+def test_numbers_that_overflow_are_named_with_their_cause():
+    error = refuse(lambda: penalty.shallow(1e200 * U, 1e200 * V, HALF), "divide them by a constant")
+    assert isinstance(error.__cause__, FloatingPointError)
+
+
+class ArrayLike:
+    """An object of another library that NumPy can read."""
+
+    def __init__(self, numbers):
+        self.numbers = np.asarray(numbers)
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array(self.numbers, dtype=dtype)
+
+
+LIBRARIES = {
+    "pandas": (pandas.DataFrame, pandas.Series),
+    "polars": (polars.DataFrame, polars.Series),
+    "unmasked": (np.ma.asarray, np.ma.asarray),
+    "array protocol": (ArrayLike, ArrayLike),
+}
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_what_holds_numbers_is_taken_like_an_array(library):
+    frame, series = LIBRARIES[library]
+    assert penalty.shallow(frame(U), frame(V), HALF) == penalty.shallow(U, V, HALF)
+    assert SquaredNuclear().value(series(S)) == SquaredNuclear().value(S)
+    found = overt.LinearNetwork(target=frame(U), width=3, noise=HALF).solve()
+    assert found.objective == overt.LinearNetwork(target=U, width=3, noise=HALF).solve().objective
+    assert np.array_equal(equalize.equalizer(frame(U)), equalize.equalizer(U))
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_what_a_series_lacks_is_refused(library):
+    series = LIBRARIES[library][1]
+    refuse(lambda: SquaredNuclear().value(series([1.0, None, 2.0])), "s must be finite", "1 NaN")
+    refuse(lambda: SquaredNuclear().value(series(["a", "b"])), "s must", "numbers")

@@ -49,7 +49,7 @@ def test_verify_prints_a_table_or_json():
     shown = overt_command("verify", "path-norm", "dropconnect")
     assert shown.returncode == 0
     assert "2 of 2 statements hold" in shown.stdout
-    assert "1 are corrected, at 1 places of the papers: the form printed" in " ".join(
+    assert "1 statement corrects its paper; the paper's own form was tested too" in " ".join(
         shown.stdout.split()
     )
     verdicts = json.loads(overt_command("verify", "dropconnect", "--json", "--seed", 3).stdout)
@@ -75,15 +75,15 @@ def test_verify_exits_with_1_when_a_formula_is_broken():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("verify", "no-such-theorem"), "unknown theorem no-such-theorem"),
+        (("verify", "no-such-theorem"), "unknown item no-such-theorem"),
         (("verify", "--size", "huge"), "size must be one of"),
-        (("reproduce", "no-such-figure"), "unknown experiment"),
+        (("reproduce", "no-such-figure"), "unknown figure"),
         (("solve", "missing.npy"), "missing.npy does not exist"),
         (("solve", "M.xyz"), "must end in one of"),
         (("solve", "M.npy", "--drop-prob", "1.5"), "drop_prob must be a number in [0, 1), got 1.5"),
         (
             ("solve", "M.npy", "--noise", "droput"),
-            "dropout, dropblock, dropconnect or keepexactly, got 'droput'",
+            "must be one of dropout, dropblock, dropconnect, keepexactly, got 'droput'",
         ),
         (("solve", "M.npy", "--noise", "dropblock", "--width", "5"), "block_size must divide"),
         (("solve", "M.npy", "--rank", "9"), "rank must be one of"),
@@ -214,9 +214,10 @@ def test_interrupted_training_is_kept(tmp_path, target):
 def test_interrupted_verify_shows_what_was_checked(tmp_path, swallowed):
     check = f"    try: {SLEEP}\n    except KeyboardInterrupt: return Evidence(0.0, 1.0, 'half')\n"
     program = (
-        "from overt.theorems import theorem\nfrom overt.theorems.base import Evidence\n"
-        "@theorem('sleepy', source='none', claim='none')\n"
-        "def _(scale, rng):\n" + (check if swallowed else f"    {SLEEP}\n")
+        "from overt.papers import Evidence, statement\n"
+        "@statement()\n"
+        "def sleepy(scale, rng):\n"
+        "    'Sleep.\\n\\nIt sleeps.'\n" + (check if swallowed else f"    {SLEEP}\n")
     )
     code, out, err = interrupted(program, "verify", "path-norm", "sleepy", cwd=tmp_path)
     assert code == 130
@@ -227,13 +228,13 @@ def test_interrupted_verify_shows_what_was_checked(tmp_path, swallowed):
 @POSIX
 def test_interrupted_reproduce_says_where_the_rows_are(tmp_path):
     program = (
-        "from overt import experiments\n"
+        "from overt.papers import figure\n"
         "def run(params, seed):\n"
         f"    if params['x']: {SLEEP}\n"
         "    return {'square': 0}\n"
-        "grids = {'toy': {'x': [0, 1]}}\n"
-        "found = experiments.Experiment('sleepy', '', '', '', grids, run, None, None)\n"
-        "experiments.find = lambda name: found"
+        "sizes = {'toy': {'x': [0, 1]}}\n"
+        "page = 'Sleep.\\n\\nIt sleeps.'\n"
+        "figure('sleepy', '', '', page, run=run, check=None, plot=None, sizes=sizes)"
     )
     code, _, err = interrupted(program, "reproduce", "sleepy", "--out", tmp_path, cwd=tmp_path)
     assert code == 130
@@ -247,7 +248,7 @@ def test_every_command_ends_with_a_sentence_on_interrupt(tmp_path):
     program = f"from overt.cli.base import app\n@app.command()\ndef sleepy() -> None: {SLEEP}"
     code, _, err = interrupted(program, "sleepy", cwd=tmp_path)
     assert code == 130
-    assert "interrupted; files that were written before are whole" in err
+    assert "interrupted; files already written are complete" in err
 
 
 @POSIX

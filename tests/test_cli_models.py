@@ -247,3 +247,18 @@ def test_interrupted_commands_on_models_say_what_was_kept(
     found = CliRunner().invoke(app, [command, "net.py:build", "--data", "data.npz", *options])
     assert found.exit_code == 130
     assert "interrupted; " in found.output
+
+
+def test_weights_whose_bytes_changed_are_refused(folder):
+    """torch.load reads them without a word."""
+    path = folder / "w.pt"
+    torch.save(build_model("net.py:build").state_dict(), path)
+    content = bytearray(path.read_bytes())
+    name = content.index(b"data/0")
+    place = content.index(b"FB", name)  # padding ends where the numbers of the tensor start
+    while content[place : place + 1] in (b"F", b"B", b"Z"):
+        place += 1
+    content[place + 8] ^= 1
+    path.write_bytes(bytes(content))
+    with pytest.raises(InputError, match=r"w\.pt was changed or damaged"):
+        build_model("net.py:build", path)

@@ -19,7 +19,6 @@ import doctest
 import importlib
 import io
 import re
-import runpy
 import shlex
 import sys
 import textwrap
@@ -31,9 +30,9 @@ import rooms
 import typer
 
 import overt
-from overt import theorems
 from overt.cli import app, main
 from overt.cli.base import console
+from overt.papers import items, records
 
 ROOT = Path(__file__).parents[1]
 # The changelog is history: what it names need not be there any more.
@@ -145,7 +144,7 @@ def elsewhere(tmp_path, monkeypatch):
     """An empty folder to work in, and a registry of statements that examples may add to."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "agg")
-    monkeypatch.setattr(theorems.base, "_registry", theorems.registered())
+    monkeypatch.setattr(records, "_registry", items())
 
 
 MODULES = {name: module for name, module in rooms.modules().items() if ">>>" in module.text}
@@ -219,7 +218,7 @@ def test_names_in_pages_exist(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links_lead_to_files_that_hold_what_they_name(page):
-    """[`Entries.split`](../src/overt/entries.py) needs the file, the class and the method."""
+    """[`Entries.split`](../src/overt/entries/entries.py) needs file, class and method."""
     missing = []
     for text, target in LINK.findall(page.read_text(encoding="utf-8")):
         path = page.parent / target
@@ -274,20 +273,4 @@ def test_nearly_all_blocks_are_run():
 @pytest.mark.parametrize("page", sorted((ROOT / "docs" / "theory").glob("*.md")), ids=name)
 def test_theory_names_statements_that_exist(page):
     named = re.findall(r"`overt verify ([a-z0-9\s-]+)`", page.read_text(encoding="utf-8"))
-    assert set(" ".join(named).split()) <= theorems.registered().keys()
-
-
-STORIES = sorted((ROOT / "docs/stories").glob("plot_*.py"))
-
-
-@pytest.mark.parametrize("story", STORIES, ids=lambda path: path.stem)
-def test_the_story_of_each_kind_of_user_runs(story, capsys):
-    """The pages show the stories as notebooks, each with pictures and what it prints."""
-    plt = pytest.importorskip("matplotlib.pyplot")
-    if "torch" in story.read_text(encoding="utf-8"):
-        pytest.importorskip("torch")
-    plt.switch_backend("agg")
-    runpy.run_path(str(story))
-    assert plt.get_fignums()
-    assert capsys.readouterr().out
-    plt.close("all")
+    assert set(" ".join(named).split()) <= items().keys()

@@ -1,10 +1,11 @@
-"""Calls on processes and clusters: all answered, lost ones repeated elsewhere, errors told."""
+"""Calls on processes and clusters: all are answered, failed ones repeated, errors raised."""
 
 import numpy as np
 import pytest
 
-from overt import Dropout, InputError, decay
+from overt import Dropout, Entries, InputError, decay
 from overt._mapping import mapped
+from overt.completion import DropoutCompletion
 from overt.linear import LinearNetwork, inverse_decay
 
 seen = []
@@ -38,21 +39,23 @@ def test_calls_are_made_here_in_order():
     assert list(mapped(half, [(1,), (4,)])) == [(0, 0.5), (1, 2.0)]
 
 
-def test_a_failed_call_is_repeated_elsewhere_and_told(client):
+def test_calls_on_processes_are_all_answered():
+    assert dict(mapped(half, [(1,), (4,), (3,)], n_jobs=2)) == {0: 0.5, 1: 2.0, 2: 1.5}
+    with pytest.raises(InputError, match="3 is wrong"):
+        list(mapped(wrong, [(3,), (3,)], n_jobs=2))
+
+
+def test_a_failed_call_is_repeated(client):
     seen.clear()
-    with pytest.warns(UserWarning, match="task 1 failed on inproc.*disk of this machine"):
-        found = dict(mapped(unlucky, [(1,), (2,), (3,)], "dask"))
-    assert found == {0: 0.5, 1: 1.0, 2: 1.5}
+    assert dict(mapped(unlucky, [(1,), (2,), (3,)], "dask")) == {0: 0.5, 1: 1.0, 2: 1.5}
     assert seen.count(2) == 2
 
 
-def test_a_worker_that_left_is_told(client):
+def test_a_worker_that_left_loses_nothing(client):
     results = mapped(half, [(1,), (2,), (3,)], "dask")
     found = dict([next(results)])
-    address = client.cluster.workers[0].address
     client.sync(client.cluster.workers[0].close, nanny=False)
-    with pytest.warns(UserWarning, match=f"workers left: {address}; others did their tasks"):
-        found |= dict(results)
+    found |= dict(results)
     assert found == {0: 0.5, 1: 1.0, 2: 1.5}
 
 
@@ -65,7 +68,7 @@ def test_a_call_that_fails_everywhere_is_raised(client):
     def broken():
         raise OSError("always")
 
-    with pytest.warns(UserWarning, match="repeated"), pytest.raises(OSError, match="always"):
+    with pytest.raises(OSError, match="always"):
         list(mapped(broken, [()], "dask"))
 
 
@@ -96,3 +99,30 @@ def test_simulated_runs_are_those_of_one_process(client, own):
         decay.simulate(problem, 3, 3, schedule, engine=e, **how) for e in ("local", "dask")
     )
     assert here == there
+
+
+def test_all_cores_are_minus_one_everywhere():
+    """And None; results do not depend on how many there are."""
+    net = LinearNetwork(target=np.eye(3), width=3, noise=Dropout(0.5))
+    runs = [net.train(steps=20, learning_rate=0.01, seeds=2, n_jobs=n) for n in (-1, None, 1)]
+    assert np.array_equal(runs[0].objective, runs[2].objective)
+    assert np.array_equal(runs[1].objective, runs[2].objective)
+    problem = Entries([0, 0, 1], [0, 1, 1], [1.0, 2.0, 3.0])
+    schedule = decay.Schedule.annealing(10, 10)
+    given = {"depth": 3, "width": 4, "schedule": schedule, "seeds": 2}
+    found = [decay.simulate(problem, n_jobs=n, **given).singular_values for n in (-1, 1)]
+    assert np.array_equal(*found)
+    fits = [
+        DropoutCompletion(1, max_sweeps=2, n_jobs=n).fit(problem).complete() for n in (-1, None, 1)
+    ]
+    assert np.array_equal(fits[0], fits[2])
+    assert np.array_equal(fits[1], fits[2])
+
+
+@pytest.mark.parametrize("n_jobs", [0, -2, 1.5, "all"])
+def test_a_number_of_jobs_that_means_nothing_is_refused(n_jobs):
+    net = LinearNetwork(target=np.eye(3), width=3, noise=Dropout(0.5))
+    with pytest.raises(InputError, match="n_jobs must be"):
+        net.train(steps=20, learning_rate=0.01, seeds=2, n_jobs=n_jobs)
+    with pytest.raises(InputError, match="n_jobs must be"):
+        DropoutCompletion(1, n_jobs=n_jobs).fit(np.eye(3))

@@ -286,5 +286,5 @@ def test_networks_print_what_they_are():
         "TiedAutoencoder(3 -> 2 -> 3, Dropout(drop_prob=0.5))"
     )
     assert repr(overt.DeepLinearNetwork(M, [4, 5], 0.5)) == (
-        "DeepLinearNetwork(3 -> 4 -> 5 -> 2, drop_prob=[0.5, 0.5])"
+        "DeepLinearNetwork(3 -> 4 -> 5 -> 2, [Dropout(drop_prob=0.5), Dropout(drop_prob=0.5)])"
     )

@@ -1,16 +1,16 @@
 """Directives that write what the library says about itself, so that pages cannot go stale.
 
-`statements` lists every executable statement, `corrections` those that differ from print, with what
+`statements` lists every executable statement, `corrections` those that correct a paper, with what
 `overt verify` measures while the pages are built; `statement-files` says where each is checked,
-`experiments` lists the figures, `papers` all items of the papers, and `command-line` shows the help
-of every command.
+`figures` lists the figures, `papers` all items of the papers with labels computed from docs/record,
+and `command-line` shows the help of every command.
 """
 
 from __future__ import annotations
 
-import csv
 import inspect
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -30,41 +30,27 @@ from sphinx.util.docutils import SphinxDirective
 from threadpoolctl import threadpool_limits
 
 import overt
-from overt import experiments, theorems
-from overt.theorems._latex import tex
+from overt.papers import PAPERS, Item, Verdict, items, verify
+from overt.papers.overview import figures_of, labels
 
 PACKAGE = Path(overt.__file__).parent
-PAPERS = (
-    "Implicit bias of dropout",
-    "Structured dropout",
-    "Thesis",
-    "One-way jumps",
-    "overt",
-    "Others",
-)
 
 
 @cache
-def verdicts() -> dict[str, theorems.Verdict]:
+def verdicts() -> dict[str, Verdict]:
     """Check every statement once per build."""
     with threadpool_limits(1):
-        found = {verdict.id: verdict for verdict in theorems.verify()}
+        found = {verdict.id: verdict for verdict in verify()}
     failed = [verdict for verdict in found.values() if verdict.verdict != "holds"]
     if failed:
         raise ExtensionError(f"statements that do not hold: {failed}")
     return found
 
 
-def _paper(verdict: theorems.Verdict) -> str:
-    """Return the source that a statement names first."""
-    source = verdict.source.lower()
-    named = [paper for paper in PAPERS if paper.lower() in source]
-    return min(named, key=lambda paper: source.index(paper.lower()), default="Others")
-
-
-def _place(verdict: theorems.Verdict) -> str:
-    """Return where in its source a statement stands."""
-    return verdict.source.partition(", ")[2] or verdict.source
+def _checked_items(paper: str) -> list[tuple[Item, Verdict]]:
+    """Return the statements of a paper with their verdicts."""
+    found = [item for item in items().values() if item.paper == paper and item.check]
+    return [(item, verdicts()[item.id]) for item in found]
 
 
 class Generated(SphinxDirective):
@@ -78,27 +64,24 @@ class Generated(SphinxDirective):
 
 
 class Statements(Generated):
-    """All statements, by source."""
+    """All statements, by paper."""
 
-    folder = "theorems"
+    folder = "papers"
 
     def run(self) -> list[nodes.Node]:
         self.depend()
         content: list[nodes.Node] = []
-        for paper in PAPERS:
-            chosen = [v for v in verdicts().values() if _paper(v) == paper]
-            if not chosen:
-                continue
+        for paper, about in PAPERS.items():
             section = nodes.section(ids=[nodes.make_id(f"statements-{paper}")])
-            section += nodes.title(text="New here" if paper == "overt" else paper)
+            section += nodes.title(text=about.name)
             rows = [
                 (
-                    _checked(self, v.id),
-                    [_stated(v.claim), *_formula(v), *_assumption(v)],
-                    "" if paper == "overt" else _place(v),
-                    f"{v.residual:.1e} ≤ {v.tolerance:.0e}" + (" *" if v.correction else ""),
+                    _checked(self, item),
+                    [*_stated(item.tex or item.claim), *_assumption(item)],
+                    item.label,
+                    f"{v.residual:.1e} ≤ {v.tolerance:.0e}" + (" *" if item.printed else ""),
                 )
-                for v in chosen
+                for item, v in _checked_items(paper)
             ]
             header = ("id", "statement", "where", "residual")
             section += table(header, rows, (18, 52, 15, 15))
@@ -109,47 +92,48 @@ class Statements(Generated):
 class StatementFiles(Generated):
     """Which file checks which statement."""
 
-    folder = "theorems"
+    folder = "papers"
 
     def run(self) -> list[nodes.Node]:
         self.depend()
         files: dict[str, nodes.paragraph] = {}
-        for statement in theorems.registered().values():
-            path = statement.check.__code__.co_filename
-            ids = files.setdefault(path, nodes.paragraph())
+        for item in items().values():
+            if item.check is None:
+                continue
+            ids = files.setdefault(item.module, nodes.paragraph())
             ids += [nodes.Text(", ")] * bool(ids.children)
-            ids += _checked(self, statement.id).children
-        rows = [(_code(Path(path).name), ids) for path, ids in files.items()]
-        return [table(("file", "statements"), rows, (20, 80))]
+            ids += _checked(self, item).children
+        rows = [(_code(module.removeprefix("overt.papers.")), ids) for module, ids in files.items()]
+        return [table(("module", "statements"), rows, (24, 76))]
 
 
 class Corrections(Generated):
     """The statements whose printed form does not hold, one section each."""
 
-    folder = "theorems"
+    folder = "papers"
 
     def run(self) -> list[nodes.Node]:
         self.depend()
         content: list[nodes.Node] = []
-        for paper in PAPERS:
-            chosen = [v for v in verdicts().values() if v.correction and _paper(v) == paper]
+        for paper, about in PAPERS.items():
+            chosen = [(item, v) for item, v in _checked_items(paper) if item.printed]
             if not chosen:
                 continue
             section = nodes.section(ids=[nodes.make_id(f"corrections-{paper}")])
-            section += nodes.title(text=paper)
+            section += nodes.title(text=about.name)
             rows = [
                 (
-                    [_text(_place(v)), _code(v.id)],
-                    [_stated(v.claim), *_formula(v), *_assumption(v)],
-                    _stated(v.correction or ""),
+                    [_text(item.label), _code(item.id)],
+                    [*_stated(item.tex or item.claim), *_assumption(item)],
+                    _text(item.printed),
                     [
                         _text(f"right: {v.residual:.1e}"),
-                        _text(f"as printed: {v.printed_residual:.2g}"),
+                        *_printed_residual(v),
                         _text(f"limit: {v.tolerance:.0e}"),
                         _text(v.detail),
                     ],
                 )
-                for v in chosen
+                for item, v in chosen
             ]
             header = ("where", "what is right", "what is printed", "evidence")
             section += table(header, rows, (20, 28, 28, 24))
@@ -157,67 +141,83 @@ class Corrections(Generated):
         return content
 
 
+def _printed_residual(verdict: Verdict) -> list[nodes.Node]:
+    if verdict.printed_residual is None:
+        return []
+    return [_text(f"as printed: {verdict.printed_residual:.2g}")]
+
+
 class Count(Generated):
     """One sentence: how many statements there are, and how many are corrected."""
 
-    folder = "theorems"
+    folder = "papers"
 
     def run(self) -> list[nodes.Node]:
         self.depend()
-        corrected = sum(v.correction is not None for v in verdicts().values())
-        places = theorems.distinct(verdicts().values())
+        corrected = sum(bool(items()[name].printed) for name in verdicts())
         return [
             _text(
-                f"There are {len(verdicts())} executable statements; {corrected} of them, about "
-                f"{places} places of the papers, differ from what is printed. All held when this "
-                "page was built."
+                f"{len(verdicts())} statements can be run. {corrected} of them correct the papers. "
+                "All held when this page was built."
             )
         ]
 
 
-class Experiments(Generated):
+class Figures(Generated):
     """All figures and tables that can be reproduced."""
 
-    folder = "experiments"
+    folder = "papers"
 
     def run(self) -> list[nodes.Node]:
         self.depend()
-        chosen = [experiments.find(name) for name in experiments.IDS]
-        rows = [(_code(e.id), e.source, e.claim) for e in chosen]
+        rows = [(_code(f.id), f.source, f.claim) for f in figures_of(items().values())]
         return [table(("id", "source", "claim"), rows, (18, 30, 52))]
 
 
 class Papers(Generated):
-    """Every item of the papers with its status, from docs/record/papers.tsv."""
+    """Every item of the papers with the label that docs/record supports."""
+
+    folder = "papers"
 
     def run(self) -> list[nodes.Node]:
-        path = Path(self.env.srcdir) / "record" / "papers.tsv"
-        self.env.note_dependency(str(path))
-        with path.open(encoding="utf-8") as file:
-            items = list(csv.DictReader(file, delimiter="\t", restval=""))
-        counts = Counter(item["status"] for item in items)
-        summary = ", ".join(f"{count} {status}" for status, count in counts.most_common())
-        content: list[nodes.Node] = [_text(f"{len(items)} items: {summary}.")]
-        for paper in dict.fromkeys(item["paper"] for item in items):
+        self.depend()
+        record = Path(self.env.srcdir) / "record"
+        for path in (*record.glob("*.jsonl"), *record.glob("*.json")):
+            self.env.note_dependency(str(path))
+        known = items()
+        found = labels(known, record)
+        counts = Counter(label.verdict for label in found.values())
+        summary = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
+        content: list[nodes.Node] = [_text(f"{len(known)} items: {summary}.")]
+        for paper, about in PAPERS.items():
             section = nodes.section(ids=[nodes.make_id(f"papers-{paper}")])
-            section += nodes.title(text=paper)
+            section += nodes.title(text=about.name)
             rows = [
-                (i["item"], i["what"], i["status"], self.checks(i["checks"]), i["note"])
-                for i in items
-                if i["paper"] == paper
+                (
+                    item.label or item.id,
+                    item.title,
+                    str(found[item.id]) + (", corrected" if item.printed else ""),
+                    self.checks(item),
+                    _remark(item),
+                )
+                for item in known.values()
+                if item.paper == paper
             ]
-            header = ("item", "what", "status", "check", "remark")
-            section += table(header, rows, (14, 26, 10, 24, 26))
+            header = ("item", "what", "label", "check", "remark")
+            section += table(header, rows, (14, 22, 16, 22, 26))
             content.append(section)
         return content
 
-    def checks(self, names: str) -> list[nodes.Node]:
+    def checks(self, item: Item) -> list[nodes.Node]:
         """Return links to the checks: of a statement to its code, of a figure to its id."""
-        known = theorems.registered()
-        return [
-            _checked(self, name) if name in known else _code(name)
-            for name in filter(None, names.split(","))
-        ]
+        own = [item.id] if item.check or item.figure else []
+        deciding = [items()[name] for name in (*own, *item.by)]
+        return [_checked(self, one) if one.check else _code(one.id) for one in deciding]
+
+
+def _remark(item: Item) -> list[nodes.Node]:
+    remarks = {"In print: ": item.printed, "Open: ": item.open}
+    return [_text(name + text) for name, text in remarks.items() if text]
 
 
 class CommandLine(Generated):
@@ -285,31 +285,30 @@ def _literal(command: str, output: str) -> nodes.Node:
     return block
 
 
-def _formula(verdict: theorems.Verdict) -> list[nodes.Node]:
-    tex = theorems.registered()[verdict.id].formula
-    return [nodes.paragraph("", "", nodes.math(tex, tex), classes=["claim"])] if tex else []
-
-
-def _assumption(verdict: theorems.Verdict) -> list[nodes.Node]:
-    if verdict.assumes == "nothing":
+def _assumption(item: Item) -> list[nodes.Node]:
+    if not item.assumes:
         return []
-    assumes = _stated(verdict.assumes).children
-    return [nodes.paragraph("", "", nodes.emphasis(text="Assumes: "), *assumes)]
+    return [nodes.paragraph("", "", nodes.emphasis(text="Assumes: "), nodes.Text(item.assumes))]
 
 
-def _checked(directive: SphinxDirective, name: str) -> nodes.paragraph:
+def _checked(directive: SphinxDirective, item: Item) -> nodes.paragraph:
     """Return a statement's id, which leads to its check."""
-    code = theorems.registered()[name].check.__code__
-    there = link(directive.env.docname, name, code.co_filename, code.co_firstlineno)
+    code = item.check.__code__
+    there = link(directive.env.docname, item.id, code.co_filename, code.co_firstlineno)
     return nodes.paragraph("", "", there)
 
 
-def _stated(text: str) -> nodes.paragraph:
-    """Return a statement with its formulas set as formulas."""
-    parts = tex(text).split("$")
-    math = [nodes.math(text=p) if i % 2 else nodes.Text(p.replace("\\_", "_"))
-            for i, p in enumerate(parts)]  # fmt: skip
-    return nodes.paragraph("", "", *math)
+def _stated(text: str) -> list[nodes.Node]:
+    r"""Return a statement with its formulas, between dollars or \[ and \], set as formulas."""
+    prose, *displayed = re.split(r"\\\[(.*?)\\\]", text)
+    parts = prose.split("$")
+    inline = [
+        nodes.math(text=part) if number % 2 else nodes.Text(part.replace("\\_", "_"))
+        for number, part in enumerate(parts)
+    ]
+    formulas = [part for part in displayed if part.strip()]
+    below = [nodes.paragraph("", "", nodes.math(f, f), classes=["claim"]) for f in formulas]
+    return [nodes.paragraph("", "", *inline), *below]
 
 
 def _text(text: str) -> nodes.paragraph:
@@ -355,7 +354,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
         "corrections": Corrections,
         "statement-count": Count,
         "statement-files": StatementFiles,
-        "experiments": Experiments,
+        "figures": Figures,
         "papers": Papers,
         "command-line": CommandLine,
         "public-names": PublicNames,

@@ -22,7 +22,7 @@ LINE = ("noise", "penalty", "spectral", "equalize", "linear")
 # Applications stand on the rest and not on each other; linear is the first of them.
 APPLICATIONS = ("linear", "completion", "decay", "relu", "nn", "robust")
 # Guests may import everything that comes before them, and nothing before them imports them.
-GUESTS = ("theorems", "experiments", "explorer", "tour", "cli", "__main__")
+GUESTS = ("papers", "stories", "explorer", "cli", "__main__")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Graph = Mapping[str, set[str]]

@@ -1,7 +1,7 @@
 """Links to source files open the file as a page, at the line of the name in the link.
 
-In [`Entries.split`](../src/overt/entries.py) that is the line where the method is defined. The
-same link works where Markdown is shown from the repository.
+In [`Entries.split`](../src/overt/entries/entries.py) that is the line where the method is defined.
+The same link works where Markdown is shown from the repository.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 6. Networks that people use
 ===========================
 
-Non-linear networks: what stays exact, what is carried approximately, what cannot be beaten, and
+Non-linear networks: what stays exact, what is propagated approximately, what cannot be beaten, and
 why an attack must climb another loss than training descends.
 """
 
@@ -37,13 +37,13 @@ deep = torch.nn.Sequential(
     torch.nn.Linear(4, 64), torch.nn.GELU(), torch.nn.Dropout(0.3),
     torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Dropout(0.3), torch.nn.Linear(64, 1),
 )  # fmt: skip
-carried = predictive_moments(deep, x)
+propagated = predictive_moments(deep, x)
 many = mc_moments(deep, x, n=2000, seed=0)
 figure, left = plt.subplots(figsize=(6.5, 3.4), layout="constrained")
-left.loglog(many.variance.sqrt(), carried.variance.sqrt().detach(), ".", ms=4)
+left.loglog(many.variance.sqrt(), propagated.variance.sqrt().detach(), ".", ms=4)
 ends = [float(many.variance.min().sqrt()), float(many.variance.max().sqrt())]
 left.plot(ends, ends, color="0.7", zorder=0)
-left.set(xlabel="sampled standard deviation", ylabel="carried")
+left.set(xlabel="sampled standard deviation", ylabel="propagated")
 
 # %%
 # **Attacks.** Training descends an upper bound of the error; an attack that climbs it is blind

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, wraps
 from importlib import import_module
@@ -19,12 +19,22 @@ from overt._errors import MissingExtraError as MissingExtraError
 from overt._errors import unknown as unknown
 from overt._types import Array, Floats, Seed
 
+LARGE_NUMBER = 1e15
+"""Numbers beyond this, or below its inverse, may overflow in products of a few layers."""
+
+MAX_PARTS = 100
+"""Parts of a list in which extreme numbers are looked for."""
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 def bounded(function: Callable[P, T]) -> Callable[P, T]:
-    """Answer numbers whose squares or products overflow with a sentence, not with inf or NaN."""
+    """Answer numbers whose squares or products overflow with a sentence, not with inf or NaN.
+
+    Numbers are blamed only if some are extreme. Any other failure is an error of the code below,
+    and is raised as it is.
+    """
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -33,20 +43,54 @@ def bounded(function: Callable[P, T]) -> Callable[P, T]:
                 found = function(*args, **kwargs)
             if _finite(found):
                 return found
-        except (ArithmeticError, np.linalg.LinAlgError):
-            pass
+            reason: Exception | None = None
+        except ZeroDivisionError:
+            raise
+        except (ArithmeticError, np.linalg.LinAlgError) as error:
+            if not _extreme((args, kwargs)):
+                raise
+            reason = error
         except (MemoryError, RuntimeError) as error:  # the second is torch's
             if "not implemented for" in str(error):  # a format that linear algebra lacks
                 raise InputTypeError(f"arrays must be float32 or float64: {error}") from None
             if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
                 raise
             raise InputError(f"there is too little memory for it: {error}") from None
+        name = function.__name__.strip("_")
+        if reason is None and not _extreme((args, kwargs)):
+            raise ArithmeticError(
+                f"{name} computed NaN or infinite numbers from numbers of ordinary size; this is "
+                "an error of overt, or of a function that was given to it"
+            )
         raise InputError(
-            f"{function.__name__.strip('_')} got numbers so large, or so different in size, that "
-            "their products leave the range of floating point; divide them by a constant"
-        )
+            f"{name} got numbers so large, or so different in size, that their products leave the "
+            "range of floating point; divide them by a constant"
+        ) from reason
 
     return call
+
+
+def _extreme(value: Any, depth: int = 6) -> bool:
+    """Whether some number in arguments, or in attributes of objects, is very large or small."""
+    if depth == 0 or value is None or isinstance(value, (str, bytes, np.random.Generator)):
+        return False
+    if isinstance(value, Mapping):
+        value = tuple(value.values())
+    if isinstance(value, (list, tuple)):
+        return any(_extreme(part, depth - 1) for part in value[:MAX_PARTS])
+    if isinstance(value, numbers.Real) or is_array_api_obj(value):
+        return _extreme_array(value)
+    return _extreme(getattr(value, "__dict__", None), depth - 1)
+
+
+def _extreme_array(value: Any) -> bool:
+    try:
+        sizes = np.abs(np.asarray(plain_array("value", value), dtype=float))
+    except (TypeError, ValueError):
+        return False
+    sizes = sizes[sizes > 0]
+    ordinary = (sizes < LARGE_NUMBER) & (sizes > 1 / LARGE_NUMBER)
+    return not bool(ordinary.all())
 
 
 def _finite(found: Any) -> bool:
@@ -74,8 +118,10 @@ def _numpy_namespace() -> Any:
 def floating(name: str, value: Any, *, ndim: int | None = None) -> Array:
     """Return `value` as a finite, non-empty, real floating-point array.
 
-    Lists, and arrays and tensors of whole numbers, are converted to float64.
+    Lists, arrays and tensors of whole numbers, series and data frames are converted to float64.
     """
+    if type(value) is not np.ndarray:
+        value = _from_library(name, value)
     if isinstance(value, (list, tuple)):
         try:
             entries = np.asarray(value)
@@ -86,8 +132,8 @@ def floating(name: str, value: Any, *, ndim: int | None = None) -> Array:
         value = _float64(entries)
     if type(value) is not np.ndarray and not _dense(value):
         raise InputTypeError(
-            f"{name} must be a dense NumPy array, a PyTorch tensor or a list of numbers, "
-            f"got {type(value).__name__}"
+            f"{name} must be a dense NumPy array, a PyTorch tensor, a list of numbers, a series or "
+            f"a data frame, got {type(value).__name__}"
         )
     if isinstance(value, (np.ndarray, np.generic)):
         value = np.asarray(value)  # no subclass, no scalar
@@ -109,6 +155,35 @@ def floating(name: str, value: Any, *, ndim: int | None = None) -> Array:
     if not bool(xp.all(finite)):
         count = int(xp.sum(xp.astype(~finite, xp.int64)))
         raise InputError(f"{name} must be finite, got {count} NaN or infinite value(s)")
+    return value
+
+
+def _from_library(name: str, value: Any) -> Any:
+    """Return a series, a data frame, or an object with `__array__` as an array of NumPy.
+
+    Anything else is returned as it is. Null is NaN.
+    """
+    if isinstance(value, (list, tuple, numbers.Number, str)) or is_array_api_obj(value):
+        unmasked = isinstance(value, np.ma.MaskedArray) and not np.ma.is_masked(value)
+        return value.data if unmasked else value
+    if hasattr(value, "tocoo"):
+        return value
+    if hasattr(value, "__dataframe__") or hasattr(value, "to_numpy"):
+        import narwhals
+
+        # Columns with the same name, which narwhals refuses, are as good as others here.
+        with suppress(narwhals.exceptions.NarwhalsError):
+            found = narwhals.from_native(value, pass_through=True, allow_series=True)
+            if isinstance(found, (narwhals.DataFrame, narwhals.Series)):
+                value = found.to_numpy()
+    if not isinstance(value, np.ndarray) and not hasattr(value, "__array__"):
+        return value
+    value = plain_array(name, value)
+    if value.dtype.kind == "O":  # columns of different types
+        try:
+            value = value.astype(np.float64)
+        except (TypeError, ValueError) as error:
+            raise InputTypeError(f"{name} must hold numbers only: {error}") from None
     return value
 
 
@@ -249,6 +324,11 @@ def widths(value: Any) -> list[int]:
     return found
 
 
+def optional_whole(name: str, value: Any) -> int | None:
+    """Return a whole number that is at least 1, or None."""
+    return None if value is None else whole(name, value)
+
+
 def whole(name: str, value: Any, minimum: int = 1, maximum: float = 2**63 - 1) -> int:
     """Return a whole number that is at least `minimum`."""
     wrong = isinstance(value, (bool, np.bool_, np.timedelta64))
@@ -294,3 +374,14 @@ def generator(seed: Seed) -> np.random.Generator:
     if seed is None or isinstance(seed, np.random.Generator):
         return np.random.default_rng(seed)
     return np.random.default_rng(whole("seed", seed, minimum=0, maximum=np.inf))
+
+
+def seed_number(seed: Seed, random_state: Any = None) -> int:
+    """Return a whole number from a seed, or from scikit-learn's `random_state` if there is one."""
+    if isinstance(random_state, np.random.RandomState):
+        return int(random_state.randint(1 << 31))
+    name = "seed" if random_state is None else "random_state"
+    given = seed if random_state is None else random_state
+    if given is None or isinstance(given, np.random.Generator):
+        return int(generator(given).integers(1 << 31))
+    return whole(name, given, minimum=0)

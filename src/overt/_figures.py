@@ -1,4 +1,4 @@
-"""One style for every picture: in the library, the experiments, the tour and the pages.
+"""One style for every picture: in the library, the experiments, the stories and the pages.
 
 The colors are told apart by the color-blind and, by their lightness, in gray.
 """

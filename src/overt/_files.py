@@ -13,6 +13,7 @@ import io
 import json
 import math
 import os
+import stat
 import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -133,6 +134,9 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
                 out.write((Path(aside) / path.name).read_bytes())
             return
         try:
+            if path.is_file():  # the new file is as private as the old one, from its first byte
+                temporary.touch(mode=0o600)
+                temporary.chmod(stat.S_IMODE(path.stat().st_mode))
             yield temporary
             temporary.replace(path)
         except BaseException:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -13,9 +14,14 @@ from typing import Any
 from overt._files import write_whole
 
 _STYLE = """
-:root { --ink: #1c2733; --quiet: #5b6b7b; --line: #dde4ea; --accent: #1f6f8b; --bad: #b3261e; }
+:root { color-scheme: light dark; --paper: #fff; --shade: #f5f7f9; --ink: #1c2733;
+        --quiet: #5b6b7b; --line: #dde4ea; --accent: #1f6f8b; --bad: #b3261e; }
+@media (prefers-color-scheme: dark) {
+  :root { --paper: #14191f; --shade: #1e262e; --ink: #e3e8ed; --quiet: #a3b0bd;
+          --line: #35414d; --accent: #6cc0dc; --bad: #ff8a80; }
+}
 * { box-sizing: border-box; }
-body { font: 16px/1.55 system-ui, sans-serif; color: var(--ink); background: #fff;
+body { font: 16px/1.55 system-ui, sans-serif; color: var(--ink); background: var(--paper);
        max-width: 62rem; margin: 0 auto; padding: 2rem 1.25rem 4rem; }
 h1 { font-size: 2rem; line-height: 1.2; margin: 0 0 .5rem; }
 h2 { margin: 2.75rem 0 .5rem; padding-top: 1rem; border-top: 1px solid var(--line); }
@@ -30,11 +36,15 @@ th, td { padding: .35rem .7rem .35rem 0; border-bottom: 1px solid var(--line);
 td.word { white-space: nowrap; }
 .holds { color: var(--accent); font-weight: 600; } .fails { color: var(--bad); font-weight: 600; }
 .note { color: var(--quiet); font-size: .92em; }
-figure { margin: 1.25rem 0; } figure img { max-width: 100%; height: auto; }
+figure { margin: 1.25rem 0; }
+figure img { max-width: 100%; height: auto; background: #fff; border-radius: 6px; }
 figcaption { color: var(--quiet); font-size: .88rem; max-width: 46rem; }
-pre { background: #f5f7f9; padding: .8rem 1rem; overflow-x: auto; border-radius: 6px;
+pre { background: var(--shade); padding: .8rem 1rem; overflow-x: auto; border-radius: 6px;
       font-size: .86rem; }
 code { font-family: ui-monospace, monospace; }
+.output { background: none; border-left: 3px solid var(--line); border-radius: 0;
+          white-space: pre-wrap; overflow-wrap: anywhere; }
+.highlights { font-weight: 600; max-width: 46rem; }
 nav ol { columns: 22rem; column-gap: 3rem; padding-left: 1.6rem; } nav a { color: var(--accent); }
 summary { cursor: pointer; color: var(--accent); }
 footer { margin-top: 3rem; color: var(--quiet); font-size: .85rem; }
@@ -51,6 +61,12 @@ class Page:
         self._title, self._lead = title, lead
         self._sections: list[str] = []
         self._body: list[str] = []
+        self._highlights = ""
+
+    def highlights(self, results: Sequence[str]) -> None:
+        """Set the results that stand above everything else."""
+        items = "".join(f"<li>{escape(result)}</li>" for result in results)
+        self._highlights = f'<ul class="highlights">{items}</ul>'
 
     def section(self, title: str) -> None:
         """Start a section."""
@@ -63,9 +79,23 @@ class Page:
             f'<p class="note">{escape(text)}</p>' if note else f"<p>{escape(text)}</p>"
         )
 
+    def markup(self, text: str) -> None:
+        """Add a paragraph in which **bold** and ``code`` are marked as in reStructuredText."""
+        marked = re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", escape(text))
+        marked = re.sub("``(.+?)``", r"<code>\1</code>", marked)
+        self._body.append(f"<p>{marked}</p>")
+
     def code(self, text: str) -> None:
-        """Add a block of code or terminal output."""
-        self._body.append(f"<pre><code>{escape(text)}</code></pre>")
+        """Add a block of code."""
+        self._body.append(f"<pre tabindex=0><code>{escape(text)}</code></pre>")
+
+    def output(self, text: str) -> None:
+        """Add a block of terminal output."""
+        self._body.append(f'<pre class="output" tabindex=0><code>{escape(text)}</code></pre>')
+
+    def picture(self, figure: Any, description: str) -> None:
+        """Add a matplotlib figure without a caption; the description is for screen readers."""
+        self._body.append(f"<figure>{_image(figure, description)}</figure>")
 
     def table(self, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         """Add a table; numbers are aligned, and the words holds and fails colored."""
@@ -88,12 +118,8 @@ class Page:
 
     def figure(self, figure: Any, caption: str) -> None:
         """Add a matplotlib figure as an embedded picture."""
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", dpi=150, bbox_inches="tight")
-        data = base64.b64encode(buffer.getvalue()).decode()
         self._body.append(
-            f'<figure><img alt="{escape(caption, quote=True)}" src="data:image/png;base64,{data}">'
-            f"<figcaption>{escape(caption)}</figcaption></figure>"
+            f"<figure>{_image(figure, caption)}<figcaption>{escape(caption)}</figcaption></figure>"
         )
 
     def write(self, path: str | os.PathLike[str], footer: str = "") -> Path:
@@ -110,9 +136,16 @@ class Page:
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
             f"<title>{escape(self._title)}</title><style>{_STYLE}</style></head><body>"
             f'<h1>{escape(self._title)}</h1><p class="lead">{escape(self._lead)}</p>'
-            f"<nav><ol>{links}</ol></nav>{''.join(self._body)}<footer>{escape(footer)}</footer>"
+            f"{self._highlights}<nav><ol>{links}</ol></nav>{''.join(self._body)}<footer>{escape(footer)}</footer>"
             "</body></html>",
         )
+
+
+def _image(figure: Any, description: str) -> str:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=150, bbox_inches="tight")
+    data = base64.b64encode(buffer.getvalue()).decode()
+    return f'<img alt="{escape(description, quote=True)}" src="data:image/png;base64,{data}">'
 
 
 def _heading(name: str, cells: Sequence[str]) -> str:

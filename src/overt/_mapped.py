@@ -1,4 +1,4 @@
-"""Arrays larger than memory: in files without a name, mapped, gone when nobody holds them."""
+"""Memory-mapped arrays in temporary files, deleted when the last reference is dropped."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import mmap
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -52,34 +51,6 @@ def room(count: int, dtype: Any) -> Array:
                 why = f"{error.strerror} for temporary files; TMPDIR names another folder"
                 raise OSError(error.errno, why, tempfile.gettempdir()) from None
         return np.asarray(np.memmap(file, dtype=dtype, mode="w+", shape=(count,)))[:size]
-
-
-class Pile:
-    """An array on disk that grows at its end."""
-
-    def __init__(self, file: Any, dtype: Any) -> None:
-        self._file, self._dtype = file, np.dtype(dtype)
-
-    def add(self, array: Array) -> None:
-        """Put an array after all others."""
-        self._file.write(np.ascontiguousarray(array, self._dtype).data)
-
-    def array(self) -> Array:
-        """Return what was put together; nothing can be added any more."""
-        count = self._file.tell() // self._dtype.itemsize
-        self._file.write(bytes(self._dtype.itemsize))  # nothing cannot be mapped
-        self._file.flush()
-        return np.asarray(np.memmap(self._file, self._dtype, "r+"))[:count]
-
-
-@contextmanager
-def piles(dtypes: Sequence[Any]) -> Iterator[list[Pile]]:
-    """Yield piles; arrays that they return stay."""
-    with ExitStack() as stack:
-        yield [
-            Pile(stack.enter_context(tempfile.TemporaryFile(prefix="overt-")), dtype)
-            for dtype in dtypes
-        ]
 
 
 def slices(count: int, *arrays: Array) -> Iterator[slice]:

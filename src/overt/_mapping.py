@@ -1,12 +1,11 @@
-"""Many calls of one function, on processes of this machine or on a cluster; lost ones are repeated.
+"""Many calls of one function, on processes of this machine or on a Dask cluster.
 
-What is called, and what it is given, must be what processes can be sent.
+Functions and their arguments must be picklable.
 """
 
 from __future__ import annotations
 
 import multiprocessing
-import os
 import pickle
 import warnings
 from collections.abc import Callable, Generator, Sequence
@@ -18,22 +17,28 @@ from typing import Any
 import numpy as np
 
 from overt._check import InputError, InputTypeError, MissingExtraError, plain_array, whole
-from overt._cluster import ClusterLostError, await_workers, checked_engine, connected
+from overt._cluster import ClusterLostError, checked_engine, connected
 from overt.results import Status
 
-TRIES = 3
-"""Times that a call is made, on different workers where there are others."""
+ALL_CORES = -1
+"""As `n_jobs`: one thread or process for each core."""
+
+RETRIES = 2
+"""Times that Dask repeats a call that failed for any reason but its input."""
 
 
 def mapped(
-    function: Callable[..., Any], tasks: Sequence[Sequence[Any]], engine: str = "local",
+    function: Callable[..., Any],
+    tasks: Sequence[Sequence[Any]],
+    engine: str = "local",
     n_jobs: int = 1,
-) -> Generator[tuple[int, Any]]:  # fmt: skip
+) -> Generator[tuple[int, Any]]:
     """Yield (number of the task, function(*task)) as they are done.
 
-    "local" are `n_jobs` processes; "dask" or an address is a cluster, where a call that fails for
-    whatever but its input is made again elsewhere, with a warning.
+    "local" means `n_jobs` processes; "dask" or an address is a cluster, where calls that fail for
+    any reason but their input are repeated.
     """
+    n_jobs = thread_count(n_jobs)
     if checked_engine(engine) != "local":
         yield from _on_cluster(function, tasks, engine, n_jobs)
     elif n_jobs == 1 or len(tasks) < 2:
@@ -44,7 +49,7 @@ def mapped(
 
 
 def seed_numbers(seeds: Any) -> list[int]:
-    """Return the numbers of runs: so many, from 0 on, or those that are listed."""
+    """Return the numbers of runs: 0, 1, ... for a count, or those that are listed."""
     if not isinstance(seeds, (Sequence, np.ndarray)) or getattr(seeds, "ndim", 1) == 0:
         return list(range(whole("seeds", seeds)))
     if len(seeds) == 0:
@@ -53,14 +58,19 @@ def seed_numbers(seeds: Any) -> list[int]:
 
 
 def thread_count(n_jobs: int | None) -> int:
-    """Return the number of threads: one per core for None or -1."""
-    if n_jobs is None or (isinstance(n_jobs, (int, np.integer)) and n_jobs == -1):
-        return os.cpu_count() or 1
+    """Return the number of threads or processes: all cores that may be used for None and -1."""
+    if n_jobs is None or n_jobs == ALL_CORES:
+        # Imported on first use: it takes as long to load as all of overt.
+        from joblib import effective_n_jobs  # type: ignore[import-untyped]
+
+        return int(effective_n_jobs(ALL_CORES))
+    if isinstance(n_jobs, int) and n_jobs < 1:
+        raise InputError(f"n_jobs must be at least 1, or -1 for all cores, got {n_jobs}")
     return whole("n_jobs", n_jobs)
 
 
 def record_steps(records: Any, steps: int, spaced: Callable[[int], Any]) -> list[int]:
-    """Return the steps to record, rising: so many, as `spaced`, or those that are listed."""
+    """Return the steps to record, in order: spaced(count) for a count, or those listed."""
     given = plain_array("records", records)
     if given.ndim:
         chosen = {whole("records", step, minimum=0) for step in given}
@@ -72,12 +82,15 @@ def record_steps(records: Any, steps: int, spaced: Callable[[int], Any]) -> list
 
 
 def mapped_seeds(
-    run: Callable[..., Any], tasks: Sequence[Sequence[Any]], engine: str, n_jobs: int,
+    run: Callable[..., Any],
+    tasks: Sequence[Sequence[Any]],
+    engine: str,
+    n_jobs: int,
     alike: Sequence[str],
-) -> Any:  # fmt: skip
+) -> Any:
     """Return run(*task) of all tasks as one result, where each is the result of a single seed.
 
-    Arrays have the seeds as their first axis, but for those that are `alike` in all.
+    Arrays have the seeds as their first axis, except the fields `alike` in all results.
     """
     parts = [part for _, part in sorted(mapped(run, tasks, engine, n_jobs), key=itemgetter(0))]
     given: dict[str, Any] = {}
@@ -98,7 +111,8 @@ def _on_processes(
     function: Callable[..., Any], tasks: Sequence[Sequence[Any]], n_jobs: int
 ) -> Generator[tuple[int, Any]]:
     # A fresh interpreter for each: forking a process that has started threads can hang.
-    context, others = multiprocessing.get_context("spawn"), multiprocessing.active_children()
+    context = multiprocessing.get_context("spawn")
+    others = multiprocessing.active_children()
     with ProcessPoolExecutor(min(n_jobs, len(tasks)), mp_context=context) as pool:
         futures = {pool.submit(function, *task): number for number, task in enumerate(tasks)}
         try:
@@ -115,56 +129,28 @@ def _on_cluster(
     function: Callable[..., Any], tasks: Sequence[Sequence[Any]], engine: str, n_jobs: int
 ) -> Generator[tuple[int, Any]]:
     with connected(engine, n_jobs) as client:
-        from distributed import as_completed as finished
+        import distributed
 
-        def submit(number: int, *avoid: str) -> Any:
-            others = [worker for worker in client.nthreads() if worker not in avoid]
-            how = {"workers": others, "allow_other_workers": True} if avoid and others else {}
-            return client.submit(_told, sent, tasks[number], pure=False, **how)
-
-        sent, known = _sent(client, function), set(client.nthreads())
-        tried = dict.fromkeys(range(len(tasks)), 1)
-        running = {submit(number): number for number in tried}
-        waiting = finished(list(running))
+        packed = _send(client, function)
+        futures = {}
+        for number, task in enumerate(tasks):
+            future = client.submit(_call, packed, task, pure=False, retries=RETRIES)
+            futures[future] = number
         try:
-            for future in waiting:
-                number = running.pop(future)
-                place, result, error = _outcome(future)
-                if error is None:
-                    yield number, result
-                    continue
-                if isinstance(error, (InputError, MissingExtraError)) or tried[number] >= TRIES:
+            for future in distributed.as_completed(list(futures)):
+                result, error = future.result()
+                if error is not None:
                     raise error
-                warnings.warn(
-                    f"task {number} failed on {place or 'a worker that was lost'} and is repeated "
-                    f"elsewhere ({type(error).__name__}: {error})",
-                    stacklevel=2,
-                )
-                tried[number] += 1
-                await_workers(client)
-                again = submit(number, place)
-                running[again] = number
-                waiting.add(again)
-            if gone := known - set(client.nthreads()):
-                names = ", ".join(sorted(gone))
-                warnings.warn(f"workers left: {names}; others did their tasks", stacklevel=2)
+                yield futures[future], result
+        except (distributed.CancelledError, distributed.KilledWorker) as error:
+            raise ClusterLostError(f"the cluster lost its workers: {error}") from None
         finally:
-            if running and client.status == "running":
-                client.cancel(list(running))
+            if client.status == "running":
+                client.cancel(list(futures))
 
 
-def _outcome(future: Any) -> tuple[str, Any, Exception | None]:
-    """Return where a call was made, what it returned, and what it raised."""
-    try:
-        found: tuple[str, Any, Exception | None] = future.result()
-    except Exception as error:
-        lost = ClusterLostError(f"its worker was lost: {error}")
-        return "", None, lost
-    return found
-
-
-def _sent(client: Any, function: Callable[..., Any]) -> Any:
-    """Return a function, packed, as a future: sent once, and again where its worker was lost."""
+def _send(client: Any, function: Callable[..., Any]) -> Any:
+    """Return a pickled function as a future: sent once, and again if its worker is lost."""
     from distributed.protocol.pickle import dumps
 
     try:
@@ -179,17 +165,18 @@ def _sent(client: Any, function: Callable[..., Any]) -> Any:
         return client.submit(bytes, packed, pure=False)
 
 
-def _told(packed: bytes, task: Sequence[Any]) -> tuple[str, Any, Exception | None]:
-    """Call a function on a worker, and tell which it is."""
-    from distributed import get_worker
-
-    place = get_worker().address
+def _call(packed: bytes, task: Sequence[Any]) -> tuple[Any, Exception | None]:
+    """Call a function on a worker; an error of the input is returned, so that Dask tries once."""
     try:
         function = pickle.loads(packed)  # noqa: S301 - by our own client
     except Exception as error:
-        said = f"the workers need what the client has imported, {place} lacks it: {error}"
-        return place, None, InputError(said)
+        from distributed import get_worker
+
+        worker = get_worker().address
+        return None, InputError(
+            f"the workers need what the client has imported, {worker} lacks it: {error}"
+        )
     try:
-        return place, function(*task), None
-    except Exception as error:
-        return place, None, error
+        return function(*task), None
+    except (InputError, MissingExtraError) as error:
+        return None, error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from enum import StrEnum
 from itertools import count, takewhile
 from typing import Any, get_args, get_origin, get_type_hints
@@ -37,7 +37,7 @@ def restored(cls: Any, stored: dict[str, Any]) -> Any:
         if f.name not in stored and f"{f.name}_1" in stored:
             parts = takewhile(stored.__contains__, (f"{f.name}_{i}" for i in count(1)))
             values[f.name] = tuple(stored[part] for part in parts)
-        else:
+        elif f.name in stored or f.default is MISSING:  # files of older versions lack new fields
             values[f.name] = _as(hints[f.name], stored[f.name])
     return cls(**values)
 

@@ -188,6 +188,30 @@ class Certificate(Result):
 
 
 @dataclass(frozen=True, repr=False, eq=False)
+class RankCertificate(Result):
+    """Between which ranks the map of every global optimum lies.
+
+    Attributes
+    ----------
+    least, most
+        Every optimum has at least and at most this rank; they are equal but for ties.
+    bound_below
+        A lower bound on the objective of every network of rank below `least`; None if that is 0.
+    """
+
+    least: int
+    most: int
+    bound_below: float | None = None
+
+    @property
+    def statement(self) -> str:
+        """The certificate in words."""
+        if self.least == self.most:
+            return f"Every optimum has rank {self.least}."
+        return f"Every optimum has rank {self.least} to {self.most}."
+
+
+@dataclass(frozen=True, repr=False, eq=False)
 class Solution(Result):
     """Factors of a two-layer linear network x -> U V'x, with what is known about them."""
 
@@ -197,6 +221,7 @@ class Solution(Result):
     rank: int
     status: Status
     certificate: Certificate
+    rank_certificate: RankCertificate | None = None
 
     @property
     def product(self) -> Floats:
@@ -216,13 +241,19 @@ class Solution(Result):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class DeepSolution(Result):
-    """Weights [W_1, ..., W_(k+1)] of a deep linear network, with what is known about them."""
+    """Weights [W_1, ..., W_(k+1)] of a deep linear network, with what is known about them.
+
+    `shares` (hidden layers x directions), where the optimum is exact, says which share of a layer's
+    units carries which direction.
+    """
 
     weights: tuple[Floats, ...]
     objective: float
     rank: int
     status: Status
     certificate: Certificate
+    rank_certificate: RankCertificate | None = None
+    shares: Floats | None = None
 
     @property
     def product(self) -> Floats:

@@ -1,6 +1,5 @@
 """Columns of files by name, by role, by number; clicks, times, identifiers."""
 
-import pickle
 from datetime import UTC, datetime
 
 import numpy as np
@@ -124,39 +123,6 @@ def test_relations_of_a_database_are_frames():
     assert overt.Entries.from_frame(relation).shape == (3, 6)
 
 
-def test_columns_of_a_table_have_units_of_their_own():
-    """Low rank in units from 1e-3 to 1e3: as good as in one unit, and observed entries stay."""
-
-    rng = np.random.default_rng(0)
-    plain = rng.standard_normal((80, 2)) @ rng.standard_normal((2, 12))
-    plain += 0.05 * rng.standard_normal(plain.shape)
-    scale, missing = np.logspace(-3, 3, 12), rng.random(plain.shape) < 0.2
-    model = DropoutCompletion(4).fit(np.where(missing, np.nan, 5 * scale + plain * scale))
-    assert model.model_.units.kind == "columns"
-    error = (model.complete() - 5 * scale - plain * scale) / scale / plain.std(axis=0)
-    assert np.sqrt(np.mean(error[missing] ** 2)) < 0.3
-    predicted, std = model.predict(*np.nonzero(missing), return_std=True)
-    truth = (5 * scale + plain * scale)[missing]
-    assert 0.8 < np.mean(np.abs(predicted - truth) <= 1.645 * std) < 0.99
-    row = model.fold_in((np.arange(12), (5 * scale + plain * scale)[0]))
-    np.testing.assert_allclose(row.predict(np.arange(12)) / scale, 5 + plain[0], atol=0.5)
-    stars = DropoutCompletion(2, max_sweeps=3).fit(np.where(missing, np.nan, 3 + (plain > 0)))
-    assert stars.model_.units.kind == "same"
-
-
-def test_a_tables_test_rows_are_new_rows():
-    """Cross-validation of a dense table does not compare test row k with training row k."""
-    from sklearn.base import is_regressor
-    from sklearn.model_selection import cross_val_score
-
-    rng = np.random.default_rng(0)
-    table = rng.standard_normal((40, 1)) @ rng.standard_normal((1, 8)) * 3
-    table += 0.1 * rng.standard_normal(table.shape)
-    model = DropoutCompletion(2)
-    assert is_regressor(model)
-    assert cross_val_score(model, table, cv=2).min() > -0.5 * table.std()
-
-
 def test_values_that_are_all_the_same_are_told():
 
     with pytest.warns(UserWarning, match="all 30 values are 1"):
@@ -201,26 +167,6 @@ def test_nothing_known_in_a_database_is_not_a_number():
     ):
         with pytest.raises(overt.InputError, match=message):
             overt.Entries.from_frame(duckdb.sql(f"select * from {lines} where {told}"))  # noqa: S608
-
-
-def test_indices_of_entries_know_their_identifiers():
-    """The same answers by identifiers and by rows and cols of Entries, also some of them."""
-    rng = np.random.default_rng(0)
-    rows, cols = rng.integers(5, 25, (2, 150))
-    entries = overt.Entries.from_ids(rows, cols, rng.random(150))
-    model = DropoutCompletion(2, max_sweeps=3).fit(entries)
-    expected = model.predict(rows, cols)
-    some = pickle.loads(pickle.dumps(entries.take(np.arange(9))))  # noqa: S301
-    assert np.array_equal(model.predict(entries.rows, entries.cols), expected)
-    assert np.array_equal(model.predict(some.rows[2:], some.cols[2:]), expected[2:9])
-    assert np.array_equal(model.predict(entries.rows + 5, cols), model.predict(rows, cols))
-    by_index = DropoutCompletion(2, max_sweeps=3).fit_triplets(
-        entries.rows, entries.cols, rng.random(150)
-    )
-    assert by_index.row_ids_ is None
-    assert len(by_index.predict(entries.rows, entries.cols)) == 150
-    with pytest.warns(UserWarning, match="no row or column of the 2 pairs"):
-        model.predict([900, 901], [900, 901])
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def test_bad_features_are_said(features, match):
 
 def test_features_in_the_wrong_place_are_said():
     rng = np.random.default_rng(0)
-    X, F = rng.normal(size=(6, 5)), rng.normal(size=(6, 2))
+    X, F = Entries.from_matrix(rng.normal(size=(6, 5))), rng.normal(size=(6, 2))
     with pytest.raises(overt.InputError, match="learn"):
         DropoutCompletion(2, 0.2).fit(X, row_features=F)
     with pytest.raises(overt.InputError, match="fitted with row_features"):

@@ -11,8 +11,6 @@ from overt import MissingExtraError
 from overt._check import InputError
 from overt._cluster import ClusterLostError
 from overt.completion import DropoutCompletion
-from overt.completion.engines.dask import DaskEngine
-from overt.completion.forms.learned import LearnedForm
 from overt.datasets import generate_ratings
 
 
@@ -62,11 +60,9 @@ def test_a_cluster_finds_the_same_factors(form, ratings, client):
     np.testing.assert_array_equal(there.U_, here.U_)
     np.testing.assert_array_equal(there.V_, here.V_)
     np.testing.assert_array_equal(there.objective_, here.objective_)
-    for mine, theirs in zip(
-        there.predict(*given[:2], return_std=True),
-        here.predict(*given[:2], return_std=True),
-        strict=True,
-    ):
+    learned = form in ("learned", "drawn")
+    both = [m.predict(*given[:2], return_std=learned) for m in (there, here)]
+    for mine, theirs in zip(*both, strict=True):
         np.testing.assert_array_equal(mine, theirs)
 
 
@@ -105,49 +101,42 @@ def test_a_missing_extra_is_named(ratings, monkeypatch):
         DropoutCompletion(engine="dask").fit(ratings.to_sparse())
 
 
-@pytest.mark.parametrize(
-    ("sweep", "half", "tall"),
-    [(2, 0, True), (2, 1, False), (4, None, True), (4, None, False)],
-)
-def test_a_lost_worker_loses_no_fit(ratings, client, monkeypatch, sweep, half, tall):
-    given = (ratings.rows, ratings.cols) if tall else (ratings.cols, ratings.rows)
-    settings = {"n_factors": 4, "max_sweeps": 4, "tol": 0, "signals": False}
-    here = DropoutCompletion(**settings).fit_triplets(*given, ratings.values)
-    monkeypatch.setattr("overt.completion.engines.dask.LARGE", 1)  # the larger tables stay
-    learn, fetch, fetched = LearnedForm._learn_prior, DaskEngine.fetch, []
+@pytest.mark.parametrize("form", FORMS)
+def test_a_lost_worker_loses_no_fit(form, ratings, client):
+    settings = {"n_factors": 4, "tol": 0, **{"max_sweeps": 4} | FORMS[form]}
+    here = DropoutCompletion(**settings).fit(ratings)
+    lost = []
 
-    def lose(sweeps):
-        if sweeps == sweep and not fetched:
-            fetched.append(sweep)
+    def lose(_):
+        if not lost:
+            lost.append(client.cluster.workers[0].address)
             client.sync(client.cluster.workers[0].close, nanny=False)
 
-    def learned(form, side, sums):
-        if side == half:
-            lose(len(form.history) + 1)
-        return learn(form, side, sums)
-
-    def brought(engine):
-        assert engine._late is not None
-        fetched.append("late")
-        if sweep == 4:  # all copies are lost: those of before the other side's last update count
-            client.cancel(list(engine._late.parts.values()))
-        fetch(engine)
-
-    monkeypatch.setattr(LearnedForm, "_learn_prior", learned)
-    monkeypatch.setattr(DaskEngine, "fetch", brought)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # where the others had what it had, nothing was lost
-        there = DropoutCompletion(engine="dask", **settings).fit_triplets(
-            *given, ratings.values, on_sweep=lambda *told: lose(told[0] if half is None else None)
-        )
-    assert fetched == [sweep, "late"]
+        warnings.simplefilter("ignore")
+        there = DropoutCompletion(engine="dask", **settings).fit_entries(ratings, on_form=lose)
     np.testing.assert_array_equal(there.U_, here.U_)
-    for mine, theirs in zip(
-        *(m.predict(*given, return_std=True) for m in (there, here)), strict=True
-    ):
+    learned = here.drop_prob == "learn"
+    both = [model.predict(ratings, return_std=learned) for model in (there, here)]
+    for mine, theirs in zip(*both, strict=True):
         np.testing.assert_array_equal(mine, theirs)
-    assert there.faults_
+    assert any(lost[0] in fault for fault in there.faults_)
     assert not here.faults_
+
+
+def test_a_folder_is_fitted_by_a_cluster_as_by_threads(ratings, client, tmp_path):
+    folder = tmp_path / "ratings"
+    folder.mkdir()
+    for part in range(3):
+        some = ratings.take(np.arange(part, len(ratings), 3))
+        lines = zip(some.rows.tolist(), some.cols.tolist(), some.values.tolist(), strict=True)
+        text = "\n".join(["user,item,rating", *(f"{a},{b},{y!r}" for a, b, y in lines), ""])
+        (folder / f"{part}.csv").write_text(text)
+    settings = {"n_factors": 3, "max_sweeps": 3, "memory_limit": "1GB"}
+    here = DropoutCompletion(**settings).fit(folder)
+    there = DropoutCompletion(engine="dask", **settings).fit(folder)
+    np.testing.assert_array_equal(there.U_, here.U_)
+    assert there.file_report_.used == len(ratings)
 
 
 def test_a_lost_worker_is_told(ratings, client):
@@ -229,32 +218,3 @@ def test_a_script_that_starts_processes_while_it_is_imported_is_told(ratings, mo
     monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
     with pytest.raises(InputError, match="__main__"):
         DropoutCompletion(engine="dask").fit(ratings)
-
-
-@pytest.mark.parametrize("change", ["exchanged", "last"])
-def test_factors_that_changed_are_sent_again(change):
-    from overt.completion.engines.shares import mark_of
-
-    factors = np.random.default_rng(0).random((5001, 5)).astype(np.float32)
-    before = mark_of(factors)
-    if change == "exchanged":
-        factors[[0, 4000]] = factors[[4000, 0]]
-    else:
-        factors[-1, -1] += 1
-    assert mark_of(factors) != before
-
-
-def test_workers_use_memory_again_once_nobody_reads_it():
-    from overt.completion.engines import remote
-
-    remote.release()
-    first, other = remote._room((3, 4), np.float32), remote._room((3, 4), np.float32)
-    assert not np.shares_memory(first, other)
-    part, place = first[1:], first.__array_interface__["data"]
-    del first
-    assert remote._room((3, 4), np.float32).__array_interface__["data"] != place  # a part is read
-    del part
-    assert remote._room((3, 4), np.float32).__array_interface__["data"] == place
-    assert remote._room((3, 4), np.float64).dtype == np.float64
-    remote.release()
-    assert not remote._spare

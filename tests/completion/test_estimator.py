@@ -70,7 +70,9 @@ def test_identifiers_come_back():
     )
     model = DropoutCompletion(1, max_sweeps=3).fit(frame)
     assert set(model.recommend("bob", 2).cols) == {"y", "z"}
-    assert np.isfinite(model.predict(["ann", "nobody"], ["z", "nothing"])).all()
+    found, known = model.predict(["ann", "nobody"], ["z", "nothing"], return_known=True)
+    assert np.isfinite(found).all()
+    assert known.tolist() == [True, False]
     with pytest.raises(overt.InputError, match="'dora' was not among those fitted"):
         model.recommend("dora")
 
@@ -89,19 +91,24 @@ def test_identifiers_as_data_frames_hold_them():
     assert model.row_ids_.tolist() == ["ann", "bob", "cid"]
     assert model.col_ids_.tolist() == ["7", "x", "y"]
     given = np.array(["ann", "zoe"], dtype=object)
-    expected = model.predict(given, ["7", "x"])
-    assert np.array_equal(model.predict(["ann", "zoe"], np.array([7, "x"], dtype=object)), expected)
+    expected, known = model.predict(given, ["7", "x"], return_known=True)
+    mixed = np.array([7, "x"], dtype=object)
+    found, _ = model.predict(["ann", "zoe"], mixed, return_known=True)
+    assert np.array_equal(found, expected)
+    assert known.tolist() == [True, False]
     pairs = np.column_stack([TEXT["who"], TEXT["what"]])
     assert model.score(TEXT) == model.score(pairs, TEXT["value"])
     model = DropoutCompletion(1, max_sweeps=3).fit(NUMBERS)
     assert model.row_ids_.tolist() == [5, 70]
     unknown = model.predict([-1], [9])
-    assert np.array_equal(model.predict(["70", "abc", "070"], [9] * 3)[1:], [*unknown, *unknown])
+    found, known = model.predict(["70", "abc", "070"], [9] * 3, return_known=True)
+    assert known.tolist() == [True, False, False]
+    assert np.array_equal(found[1:], [*unknown, *unknown])
     assert model.predict(["70"], ["9"]) == model.predict([70], [9])
 
 
 def test_partial_fit_knows_identifiers(monkeypatch):
-    monkeypatch.setattr("overt.completion.fitting.GROWTH", 10)
+    monkeypatch.setattr("overt.completion.incremental.GROWTH", 10)
     model = DropoutCompletion(1, max_sweeps=3).fit(TEXT)
     held = model.predict(["cid"], ["7"])
     new = Frame(who=["aaa", "ann"], what=["x", "new"], value=[5.0, 4.0])
@@ -241,10 +248,12 @@ def test_fold_in_agrees_with_a_converged_row(ratings):
         chosen = ratings.rows == 4
         row = model.fold_in(dict(zip(ratings.cols[chosen], ratings.values[chosen], strict=True)))
         cols = np.arange(50)
-        found, std = row.predict(cols, return_std=True)
-        expected, expected_std = model.predict(np.full(50, 4), cols, return_std=True)
-        np.testing.assert_allclose(found, expected, atol=2e-3)
-        np.testing.assert_allclose(std, expected_std, rtol=2e-2)
+        expected = model.predict(np.full(50, 4), cols)
+        np.testing.assert_allclose(row.predict(cols), expected, atol=2e-3)
+        if not kwargs:
+            std = row.predict(cols, return_std=True)[1]
+            expected_std = model.predict(np.full(50, 4), cols, return_std=True)[1]
+            np.testing.assert_allclose(std, expected_std, rtol=2e-2)
         assert not set(row.recommend(5).cols) & set(ratings.cols[chosen])
 
 
@@ -286,11 +295,9 @@ def test_saved_models_are_the_same_bit_for_bit(fitted, tmp_path):
     fitted.save(tmp_path / "model")
     loaded = DropoutCompletion.load(tmp_path / "model")
     rows, cols = (x.ravel() for x in np.indices((80, 50)))
-    for found, expected in zip(
-        loaded.predict(rows, cols, return_std=True),
-        fitted.predict(rows, cols, return_std=True),
-        strict=True,
-    ):
+    assert np.array_equal(loaded.predict(rows, cols), fitted.predict(rows, cols))
+    if fitted.drop_prob == "learn":
+        found, expected = (m.predict(rows, cols, return_std=True)[1] for m in (loaded, fitted))
         assert np.array_equal(found, expected)
     assert loaded.get_params() == fitted.get_params()
     assert loaded.explain(3, 4).to_dict() == fitted.explain(3, 4).to_dict()
@@ -303,8 +310,8 @@ def test_saved_models_are_the_same_bit_for_bit(fitted, tmp_path):
     ("name", "content", "match"),
     [
         ("model.json", b"[]", "no readable"),
-        ("model.json", b'{"format": 3}', "no readable"),
-        ("model.json", b'{"format": 2}', "has format 2; this version reads 3"),
+        ("model.json", b'{"format": 4}', "no readable"),
+        ("model.json", b'{"format": 3}', "has format 3; this version reads 4: fit the model again"),
         ("model.safetensors", b"damaged", "cannot be read"),
         ("model.safetensors", None, "different models"),
     ],
@@ -320,16 +327,13 @@ def test_damaged_and_mixed_models_are_refused(ratings, tmp_path, name, content, 
         DropoutCompletion.load(tmp_path)
 
 
-def test_partial_fit_keeps_what_auto_chose_and_says_that_draws_are_gone(ratings):
+def test_partial_fit_keeps_what_auto_chose(ratings):
     more = (np.array([[0, 1]]), np.array([3.0]))
     model = DropoutCompletion(3, "auto", max_sweeps=10).fit(ratings.to_sparse())
     chosen, path = model.drop_prob_, model.path_
     model.partial_fit(*more)
     assert model.drop_prob_ == chosen
     assert model.path_ is path
-    averaged = DropoutCompletion(3, average=2, max_sweeps=5).fit(ratings.to_sparse())
-    with pytest.warns(UserWarning, match="draws"):
-        averaged.partial_fit(*more)
 
 
 def test_score_and_grid_search(ratings):
@@ -345,7 +349,8 @@ def test_score_and_grid_search(ratings):
 
 
 def test_unseen_rows_get_the_column_biases(fitted):
-    found = fitted.predict([-1, 80, 5000], [3, 3, 3])
+    with pytest.warns(UserWarning, match=r"2 of 3 rows were never seen \(80, 5000\)"):
+        found = fitted.predict([-1, 80, 5000], [3, 3, 3])
     assert np.isfinite(found).all()
     assert np.ptp(found) == 0
 
@@ -360,7 +365,7 @@ def test_auto_keeps_its_path(ratings):
 
 def test_auto_goes_beyond_its_path_where_the_first_is_best():
     rng = np.random.default_rng(0)
-    noise = rng.normal(size=(30, 20))
+    noise = overt.Entries.from_matrix(rng.normal(size=(30, 20)))
     model = DropoutCompletion(4, "auto", max_sweeps=10).fit(noise)
     assert model.drop_prob_ > 0.7
     assert np.all(np.diff(model.path_[:, 0]) < 0)
@@ -446,9 +451,9 @@ def test_constant_and_tiny_data():
     ):
         for drop_prob in ("learn", 0.0, 0.5):
             model = DropoutCompletion(3, drop_prob, max_sweeps=5).fit_triplets(rows, cols, values)
-            predicted, std = model.predict(rows, cols, return_std=True)
-            np.testing.assert_allclose(predicted, values, atol=1e-3)
-            assert np.isfinite(std).all()
+            np.testing.assert_allclose(model.predict(rows, cols), values, atol=1e-3)
+            if drop_prob == "learn":
+                assert np.isfinite(model.predict(rows, cols, return_std=True)[1]).all()
 
 
 # With targets y, X holds (row, column) pairs; without, X is the matrix itself.
@@ -533,25 +538,6 @@ def test_what_scikit_learn_users_look_for(ratings):
     for wrong in (often[1:], often + 0.5, -often, 0 * often):
         with pytest.raises(overt.InputError, match="sample_weight must be 1600 whole numbers"):
             clone(seeded).fit(pairs, ratings.values, sample_weight=wrong)
-
-
-def test_transform_fills_rows_whatever_their_place():
-    rng = np.random.default_rng(0)
-    table = 5 + rng.standard_normal((60, 1)) @ rng.standard_normal((1, 8))
-    table += 0.05 * rng.standard_normal(table.shape)
-    given = np.where(rng.random(table.shape) < 0.2, np.nan, table)
-    model = DropoutCompletion(2, clip=False).fit(given)
-    filled = model.transform(given[::-1])
-    assert np.array_equal(filled[~np.isnan(given[::-1])], given[::-1][~np.isnan(given[::-1])])
-    assert np.sqrt(np.mean((filled - table[::-1])[np.isnan(given[::-1])] ** 2)) < 0.3
-    np.testing.assert_allclose(model.fit_transform(given)[::-1], filled, atol=0.05)
-    assert model.get_feature_names_out().tolist() == [f"x{i}" for i in range(8)]
-    weighted = DropoutCompletion(2, clip=False).fit(given, sample_weight=1 * (np.arange(60) < 40))
-    assert weighted.transform(given).shape == given.shape
-    with pytest.raises(overt.InputError, match="expecting 8 features"):
-        model.transform(given[:, :5])
-    with pytest.raises(overt.InputError, match="not a frame of entries"):
-        model.transform(TEXT)
 
 
 def test_draws_are_averaged_where_that_takes_seconds(ratings):

@@ -42,7 +42,7 @@ def test_figures_are_their_definitions():
     entries = overt.Entries([0, 0, 1, 1, 0], [1, 2, 0, 3, 0], np.ones(5), (2, 30))
     train, held = entries.take(np.array([4])), entries.take(np.arange(4))
     lists = np.array([[1, 5, 2, *range(6, 23)], [4, 0, *range(5, 23)]])
-    found = ranking_figures(lists, np.array([0, 1]), entries, train, held)
+    found = ranking_figures(lists, np.array([0, 1]), train, held)
     ideal = 1 + 1 / np.log2(3)
     first, second = (1 + 1 / 2) / ideal, (1 / np.log2(3)) / ideal
     assert found["ndcg@10"][0] == pytest.approx((first + second) / 2)
@@ -82,3 +82,15 @@ def test_what_cannot_be_divided_is_refused(ratings):
         divide(ratings.take(np.arange(3)), "random", 0.1, 0)
     with pytest.raises(overt.InputError, match="too few rows"):
         divide(overt.Entries([0, 0], [0, 1], [1.0, 2.0]), "rows", 0.1, 0)
+
+
+def test_what_counts_as_relevant_is_said(ratings):
+    """Only 4 of 5 stars and more counted, and nothing said so."""
+    model = DropoutCompletion(3, max_sweeps=4, missing="negative")
+    found = evaluate(model, ratings)
+    assert found.relevant == 4
+    assert "values of at least 4" in repr(found)
+    every = evaluate(model, ratings, relevant=0)
+    assert every.figures["popularity"]["recall@20"] != found.figures["popularity"]["recall@20"]
+    clicks = overt.Entries(ratings.rows, ratings.cols, np.ones(len(ratings)), ratings.shape)
+    assert "every entry" in repr(evaluate(model, clicks))

@@ -101,7 +101,8 @@ def test_mistakes_are_told(tmp_path):
     DropoutCompletion(2, max_sweeps=2).fit(np.eye(4) + 1).save(model)
     (tmp_path / "empty.csv").write_text("")
     (tmp_path / "words.csv").write_text("a,b\nc,d\n")
-    (tmp_path / "strange.csv").write_text("77\n78\n")
+    (tmp_path / "alone.csv").write_text("1\n2\n")
+    (tmp_path / "strange.csv").write_text("77,1\n78,2\n")
     by_grade = [f"{i % 5},{i % 7},{i},{i + 100}" for i in range(200)]
     (tmp_path / "grades.csv").write_text("\n".join(["grade,thing,who,when", *by_grade]))
     for arguments, message in (
@@ -109,6 +110,7 @@ def test_mistakes_are_told(tmp_path):
         (["recommend", model, "--user", "x"], "whole number"),
         (["recommend", model, "--user", "1", "--exclude", tmp_path / "none"], "no file"),
         (["recommend", model, "--entries", tmp_path / "empty.csv"], "empty"),
+        (["recommend", model, "--entries", tmp_path / "alone.csv"], "has columns alone"),
         (["recommend", model, "--entries", tmp_path / "strange.csv"], "names no column"),
         (["update", model, tmp_path / "words.csv"], "no values"),
         (["complete", tmp_path / "grades.csv"], "duplicates of"),

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from overt.completion.kernels import (
-    BLOCK,
     NOT_PINNED,
     Blocks,
     Csr,
@@ -19,7 +18,7 @@ from overt.completion.kernels import (
     group,
     reference,
 )
-from overt.completion.kernels.full import pack, unpack
+from overt.completion.kernels.full import BLOCK, pack, unpack
 
 N_ROWS = 7
 

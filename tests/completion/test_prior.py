@@ -18,6 +18,7 @@ from overt.completion.forms.learned import FIRST, LearnedForm
 from overt.completion.forms.noise import NUS, RowNoise, _cost, expected
 from overt.completion.forms.prior import (
     GRID,
+    LEAST_VARIANCE,
     Prior,
     Sums,
     draw_effects,
@@ -138,7 +139,8 @@ def test_a_step_of_a_prior_with_features_is_one_of_em():
     more = np.array([[V[c, d] * np.trace(R[c] @ R[d]) for d in range(n)] for c in range(n)])
     more += np.diag([np.trace(C @ features.K) for C in effects.C])
     residual = W - A @ effects.H - mean
-    covariance = (residual.T @ residual + X @ more @ X.T) / (N + n)
+    pseudo = n * LEAST_VARIANCE * np.eye(n)
+    covariance = (residual.T @ residual + X @ more @ X.T + pseudo) / (N + n)
     found = with_effects.learn(sums, features)
     np.testing.assert_allclose(found.mean, mean)
     np.testing.assert_allclose(found.covariance, covariance, rtol=1e-6, atol=1e-8)
@@ -341,7 +343,7 @@ def test_noise_of_rows_waits_for_the_factors(monkeypatch):
     errors = []
     for nus in (NUS, NUS[-1:]):
         monkeypatch.setattr("overt.completion.forms.noise.NUS", nus)
-        model = DropoutCompletion(6, clip=False, scale=False).fit(train)
+        model = DropoutCompletion(6, clip=False).fit(train)
         found = model.predict(*np.nonzero(np.isnan(train)))
         errors.append(np.sqrt(np.mean((found - truth[np.isnan(train)]) ** 2)))
     assert errors[0] < errors[1]
@@ -364,13 +366,17 @@ def test_draws_count_as_their_noise_allows():
 
 def test_fold_in_agrees_with_predict_after_averaging():
     train, _ = preferences(6)
-    model = DropoutCompletion(4, average=20, clip=False, tol=1e-6).fit(train)
+    model = DropoutCompletion(4, average=40, clip=False, tol=1e-6).fit(train)
     here, cols = train.rows == 5, np.arange(train.shape[1])
     row = model.fold_in((train.cols[here], train.values[here]))
     expected, spread = model.predict(np.full(len(cols), 5), cols, return_std=True)
     found, std = row.predict(cols, return_std=True)
-    np.testing.assert_allclose(found, expected, atol=0.02)
-    np.testing.assert_allclose(std, spread, rtol=0.05)
+    np.testing.assert_allclose(found, expected, atol=1e-3)
+    # Of a known row the variance is that of 40 samples, of a new one it is known for each sample.
+    noise = model.noise_variance_ * model.row_noise_[5] * model.col_noise_
+    factors = std**2 - 0.9 * noise
+    assert np.all(factors > 0)
+    assert np.all(np.abs(spread**2 - std**2) <= 5 * np.sqrt(2 / 40) * factors)
 
 
 def test_models_with_signals_and_draws_are_kept(tmp_path):

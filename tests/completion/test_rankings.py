@@ -1,7 +1,6 @@
 """Rankings: every pair counts, those not observed as zeros."""
 
 import csv
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,9 +12,10 @@ from overt.completion.engines import make_engine
 from overt.completion.forms import popular
 from overt.completion.forms.negative import NegativeForm
 from overt.completion.forms.pairs import WEIGHT
+from overt.completion.forms.prior import LEAST_VARIANCE
 from overt.completion.forms.problem import CompletionProblem
 from overt.completion.forms.recent import RECENT, SPAN
-from overt.completion.forms.units import strengths
+from overt.completion.forms.strengths import Strengths
 from overt.completion.kernels.full import unpack
 from overt.completion.recommending import top
 
@@ -94,7 +94,8 @@ def test_the_objective_is_the_bound_and_never_rises(table):
         about = np.einsum("ai,aj->aij", W - prior.mean, W - prior.mean) + S
         logdet = np.linalg.slogdet(prior.precision)[1]
         bound += (np.sum(about * prior.precision) - len(W) * (logdet + n)) / 2
-        bound -= np.linalg.slogdet(S)[1].sum() / 2 + n * logdet / 2
+        bound -= np.linalg.slogdet(S)[1].sum() / 2
+        bound += n * (LEAST_VARIANCE * np.trace(prior.precision) - logdet) / 2
     assert form.history[-1] * len(entries) == pytest.approx(bound, rel=1e-6)
 
 
@@ -156,6 +157,33 @@ def test_mere_popularity_is_ranked_by_counts(rows, tmp_path):
     assert model.model_.pairs.shares.sum() == pytest.approx(1)
 
 
+def test_memory_limit_does_not_change_a_ranking():
+    """Counts were not mixed in, in silence, where entries were kept on disk."""
+    rng = np.random.default_rng(0)
+    shown = (rng.random((120, 60)) < rng.permutation(0.8 / np.sqrt(1 + np.arange(60)))) * 1.0
+    X = scipy.sparse.csr_array(shown)
+    plain, limited = (
+        DropoutCompletion(missing="negative", memory_limit=limit).fit(X) for limit in (None, "1GB")
+    )
+    for row in range(20):
+        assert plain.recommend(row).cols.tolist() == limited.recommend(row).cols.tolist()
+
+
+def test_a_query_never_fits_a_second_model(monkeypatch):
+    rng = np.random.default_rng(0)
+    at = rng.choice(90 * 40, 600, replace=False)
+    entries = overt.Entries(at // 40, at % 40, rng.integers(1, 6, 600), (90, 40))
+    monkeypatch.setattr("overt.completion.estimator.RANKING", 500)
+    model = DropoutCompletion(3, average=0).fit(entries)
+    for ask in (model, model.fold_in({1: 5.0})):
+        with pytest.raises(overt.InputError, match=r"call prepare_ranking\(\) once"):
+            ask.recommend(*([3] if ask is model else []))
+    assert model.recommend(3, by="value").by == "predicted value"
+    small = DropoutCompletion(3, average=0).fit(entries.take(np.arange(400)))
+    small.partial_fit(entries.take(np.arange(400, 420)))
+    assert small.recommend(3).by == model.prepare_ranking().recommend(3).by
+
+
 def test_a_model_of_values_is_not_below_counts_either():
     rng = np.random.default_rng(0)
     shown = (rng.random((120, 60)) < rng.permutation(0.8 / np.sqrt(1 + np.arange(60)))) * 1.0
@@ -174,22 +202,23 @@ def test_popularity_counts_where_hidden_entries_say_so():
     low, high = np.ones((30, 1)), np.ones((30, 1))
     low[7], high[7] = 0.5, 2.0
     # All else is known: where a hidden entry stands is told by the other hidden one of its row.
-    assert popular.choose([np.ones((40, 1)), low], entries, hidden) == popular.MIXED[-1]
+    at = np.flatnonzero(hidden)
+    assert popular.choose([np.ones((40, 1)), low], entries, at) == popular.MIXED[-1]
     few = entries.take(np.flatnonzero((entries.cols % 2 == 0) | hidden))
-    hidden = few.cols == 7
-    assert popular.choose([np.ones((40, 1)), high], few, hidden) == 0
+    at = np.flatnonzero(few.cols == 7)
+    assert popular.choose([np.ones((40, 1)), high], few, at) == 0
     x = np.array([[2.0, -1, 2]])
     assert popular.blended(x, np.array([0.5, 0.25, 0.25]), 0.5).tolist() == [[2.0, 0.0, 1.5]]
 
 
 def test_strengths_of_stars_clicks_and_counts():
-    stars = strengths(np.array([1.0, 2, 3, 4, 5, 5]))
-    np.testing.assert_allclose(stars.inward(np.zeros(3, int), [1, 3, 5]), [0.2, 0.6, 1.0])
-    assert strengths(np.ones(4)).inward(np.zeros(1, int), [1.0]) == 1
-    assert strengths(np.array([0.0, 7, 7])).inward(np.zeros(1, int), [7.0]) == 1
-    counts = strengths(np.array([1.0] * 90 + [100.0] * 10))
+    stars = Strengths.of(np.array([1.0, 2, 3, 4, 5, 5]))
+    np.testing.assert_allclose(stars([1, 3, 5]), [0.2, 0.6, 1.0])
+    assert Strengths.of(np.ones(4))([1.0]) == 1
+    assert Strengths.of(np.array([0.0, 7, 7]))([7.0]) == 1
+    counts = Strengths.of(np.array([1.0] * 90 + [100.0] * 10))
     assert counts.log
-    assert counts.inward(np.zeros(2, int), [1, 1e9]).tolist() == [pytest.approx(0.2), 1]
+    assert counts([1, 1e9]).tolist() == [pytest.approx(0.2), 1]
 
 
 def test_zeros_that_are_stored_are_absent(table):
@@ -213,8 +242,11 @@ def test_questions_agree(chosen, table, tmp_path):
     assert np.array_equal(again.complete(), chosen.complete())
     assert again.recommend(7) == chosen.recommend(7)
     assert "how likely it is chosen" in repr(chosen.recommend(7))
-    values, std = chosen.predict([0, 1], [2, 3], return_std=True)
-    assert ((values >= 0) & (values <= 1) & (std > 0)).all()
+    values = chosen.predict([0, 1], [2, 3])
+    assert ((values >= 0) & (values <= 1)).all()
+    for asked in (chosen, row):
+        with pytest.raises(overt.InputError, match='return_std needs missing="unknown"'):
+            asked.predict([0, 1], **({"cols": [2, 3]} if asked is chosen else {}), return_std=True)
 
 
 def test_an_explanation_is_the_derivative(chosen, table):
@@ -299,9 +331,9 @@ def test_lists_for_everyone_as_parquet(chosen, tmp_path, monkeypatch):
 
 def test_what_is_ranked_by_is_said_and_can_be_chosen(table, tmp_path):
     model = DropoutCompletion(3, max_sweeps=5).fit(scipy.sparse.csr_array(table))
-    assert model.chosen_ is None
+    before = dict(vars(model))
     best = model.recommend(3, 5)
-    assert model.chosen_ is not None
+    assert vars(model) == before  # a query fits nothing
     assert "chosen and how it is expected to be rated" in best.by
     np.testing.assert_allclose(best.values, model.predict([3] * 5, best.cols))
     assert np.all(np.diff(best.scores) <= 0)
@@ -326,11 +358,6 @@ def test_too_many_rows_for_covariances_are_told(table, monkeypatch):
     monkeypatch.setattr("overt.completion.forms.negative.FULL_BYTES", 1000)
     with pytest.raises(overt.InputError, match="fewer factors"):
         DropoutCompletion(4, missing="negative").fit(table)
-
-
-def test_units_grow_with_columns():
-    units = replace(strengths(np.arange(1.0, 4)), center=np.arange(4.0), scale=np.ones(4))
-    assert units.grown(5).center.tolist() == [0, 1, 2, 3, 3, 3]
 
 
 def test_an_interrupt_before_popularity_is_asked_keeps_what_was_learned(monkeypatch):
@@ -363,13 +390,14 @@ def test_zeros_of_a_dense_table_are_recommended(table):
     assert len(model.entries_) == X.sum()
     assert set(model.recommend(0, 1).cols % 4) == {0}
     assert model.score(scipy.sparse.csr_array(X)) > 0.9  # its own rows, by what was fitted
-    assert model.score(X[:7]) > 0.5  # new rows, half of them given
+    with pytest.raises(overt.InputError, match="the 40 rows that were fitted, got 7"):
+        model.score(X[:7])
     model.partial_fit(np.array([[1, 1]]), [0.0])  # not chosen any more
     assert 1 in model.recommend(1, 12).cols
 
 
 def test_nothing_known_of_a_new_row_is_told(chosen):
-    with pytest.warns(UserWarning, match="none of the 1 columns given"):
+    with pytest.warns(UserWarning, match=r"never seen \(1000000\); they are left out"):
         chosen.fold_in({10**6: 1.0})
 
 
@@ -392,8 +420,8 @@ def test_what_came_last_is_observed_again(table, tmp_path):
         mine = np.flatnonzero(rows == a)
         age = np.array([np.count_nonzero(times[mine] > times[e]) for e in mine])
         mine, age = (x[np.argsort(age, kind="stable")][:30] for x in (mine, age))
-        values = model.model_.units.inward(cols[mine], table[a, cols[mine]])
-        squares = np.sum(model.model_.units.inward(cols, table[a][table[a] > 0]) ** 2)
+        values = pairs.strengths(table[a, cols[mine]])
+        squares = np.sum(pairs.strengths(table[a][table[a] > 0]) ** 2)
         D = pairs.rows(squares) * pairs.partners[cols[mine]] * WEIGHT / model.noise_variance_
         D = D * RECENT * np.exp(-age / SPAN)
         P = np.linalg.inv(unpack(model.model_.spread.tables[0][a]))

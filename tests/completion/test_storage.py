@@ -19,10 +19,10 @@ import overt
 from overt import datasets
 from overt.cli.base import app
 from overt.completion import DropoutCompletion, read_ratings
-from overt.completion.storage import files
+from overt.completion import ratings_file as files
 from overt.completion.storage.checkpoints import SweepCheckpoint
 
-import overt.cli.completion  # isort: skip
+import overt.cli  # isort: skip
 
 pytest.importorskip("duckdb")
 pytest.importorskip("safetensors")
@@ -335,7 +335,7 @@ def test_kill_leaves_nothing_unreadable(tmp_path):
     ratings = datasets.generate_ratings(300, 200, 12_000, seed=0)[0]
     path, out = tmp_path / "r.csv", tmp_path / "out"
     path.write_text("\n".join(lines(ratings)) + "\n")
-    code = "import overt.cli.completion; from overt.cli.base import main; main()"
+    code = "import overt.cli; from overt.cli.base import main; main()"
     command = [
         sys.executable,
         "-c",

@@ -5,7 +5,7 @@ import pkgutil
 
 import pytest
 
-ROOMS = ("overt.cli", "overt.decay", "overt.experiments", "overt.relu", "overt.tour")
+ROOMS = ("overt.cli", "overt.decay", "overt.papers", "overt.relu")
 
 
 @pytest.mark.parametrize("room", ROOMS)

@@ -1,18 +1,16 @@
 """The completion estimator, and what it is compared with."""
 
+import cvxpy as cp
 import numpy as np
 import pytest
 import scipy.sparse as sp
 from sklearn.base import clone
+from sklearn.model_selection import KFold, cross_val_score
 
 from overt import Entries, InputError, datasets
 from overt.completion import DropoutCompletion
 from overt.decay import DeepLinearCompletion, Schedule, layers
-from overt.decay.annealing import AnnealedPath, curvature
-from overt.decay.baselines import nuclear_norm, small_initialization
-from overt.decay.schedule import Phase
-from overt.decay.search import random_starts
-from overt.decay.sgd import Weights
+from overt.decay.completion import AnnealedPath
 from overt.results import Status
 
 
@@ -41,13 +39,13 @@ def test_finds_the_rank_and_the_matrix(rank, share):
 
 
 def test_needs_fewer_entries_than_the_nuclear_norm():
-    errors = []
-    for seed in range(3):
-        problem = matrix(30, 1, 0.16, seed)
-        completed = fit(problem).complete(), nuclear_norm(problem)
-        errors.append([layers.test_error(problem, A) for A in completed])
-    deep, convex = np.median(errors, axis=0)
-    assert deep < 0.01 < convex
+    """Minimizing the nuclear norm by a convex solver misses a matrix that depth completes."""
+    problem = matrix(20, 1, 0.25, seed=1)
+    A = cp.Variable(problem.shape)
+    fits = [A[problem.rows, problem.cols] == problem.values]
+    cp.Problem(cp.Minimize(cp.normNuc(A)), fits).solve(solver=cp.CLARABEL)
+    assert layers.test_error(problem, fit(problem).complete()) < 0.01
+    assert layers.test_error(problem, A.value) > 0.05
 
 
 class Frame:
@@ -78,6 +76,57 @@ def test_forms_of_input_agree():
         np.testing.assert_allclose(model.predict([0, 5], [3, 19]), expected[[0, 5], [3, 19]])
     model = DeepLinearCompletion(seed=3).fit_triplets(rows, cols, values)
     np.testing.assert_array_equal(model.complete(), expected)
+
+
+def test_predicts_what_it_was_fitted_on():
+    """It was fitted to pairs and values, but could neither predict pairs nor be scored."""
+    problem = matrix(20, 1, 0.4, seed=1)
+    pairs = np.stack([problem.rows, problem.cols], axis=1)
+    model = DeepLinearCompletion(seed=3).fit(pairs, problem.values)
+    expected = model.predict(problem.rows, problem.cols)
+    np.testing.assert_array_equal(model.predict(pairs), expected)
+    np.testing.assert_array_equal(model.predict(pairs.tolist()), expected)
+    np.testing.assert_array_equal(model.predict(problem), expected)
+    error = np.sqrt(np.mean((expected - problem.values) ** 2))
+    assert model.score(pairs, problem.values) == pytest.approx(-error)
+    assert model.score(problem) == pytest.approx(-error)
+    first = np.eye(len(problem))[0]
+    off = abs(expected[0] - problem.values[0])
+    assert model.score(problem, sample_weight=first) == pytest.approx(-off)
+    with pytest.raises(InputError, match=r"\(n, 2\)"):
+        model.predict([0, 1, 2])
+
+
+def test_scikit_learn_validates_it():
+    problem = matrix(20, 1, 0.6, seed=1)
+    pairs = np.stack([problem.rows, problem.cols], axis=1)
+    parts = KFold(2, shuffle=True, random_state=0)
+    model = DeepLinearCompletion(width=2)
+    scores = cross_val_score(model, pairs, problem.values, cv=parts)
+    assert np.all(scores > -0.1 * problem.values.std())
+    r2 = cross_val_score(model, pairs, problem.values, cv=parts, scoring="r2")
+    assert np.all(r2 > 0.99)
+    same = [DeepLinearCompletion(width=2, random_state=5), DeepLinearCompletion(width=2, seed=5)]
+    first, second = (model.fit(problem).complete() for model in same)
+    np.testing.assert_array_equal(first, second)
+
+
+def test_pandas_frames_and_series():
+    pandas = pytest.importorskip("pandas")
+    problem = matrix(12, 1, 0.8, seed=2)
+    names = np.array([f"user {i}" for i in range(12)])
+    frame = pandas.DataFrame(
+        {"user": names[problem.rows], "item": problem.cols, "rating": problem.values}
+    )
+    model = DeepLinearCompletion().fit(frame)
+    entries = Entries.from_ids(names[problem.rows], problem.cols, problem.values)
+    expected = DeepLinearCompletion().fit(entries).predict(entries)
+    np.testing.assert_array_equal(model.predict(frame["user"], frame["item"]), expected)
+    np.testing.assert_array_equal(model.predict(frame[["user", "item"]]), expected)
+    np.testing.assert_array_equal(model.predict(entries), expected)
+    of_pairs = DeepLinearCompletion().fit(frame[["user", "item"]], frame["rating"])
+    np.testing.assert_array_equal(of_pairs.predict(frame[["user", "item"]]), expected)
+    assert of_pairs.score(frame[["user", "item"]], frame["rating"]) == model.score(frame)
 
 
 def test_generated_ratings_are_fitted():
@@ -160,35 +209,11 @@ def test_interrupt_before_anything_is_kept_goes_through(monkeypatch):
         fit(matrix(10, 1, 0.5, seed=0))
 
 
-def test_a_path_counts_the_rank_of_its_product_and_hands_out_copies():
-    rng, problem = np.random.default_rng(0), matrix(8, 2, 0.8, seed=0)
-    path = AnnealedPath(problem, 3, 5, rng, lambda *_: None)
-    first, middle, last = (rng.standard_normal(shape) for shape in [(5, 8), (5, 5), (8, 5)])
-    P = np.linalg.qr(rng.standard_normal((5, 5)))[0]
-    first = P[:, :2] @ P[:, :2].T @ first  # two directions, of which the middle takes one
-    path._state = Weights([first, middle - middle @ np.outer(P[:, 0], P[:, 0]), last])
-    assert path.rank() == np.linalg.matrix_rank(layers.product(path.weights())) == 1
-    for W in path.weights():
-        W[:] = 0
-    assert all(W.any() for W in path.weights())
-    path.run(Phase(50, 0.01, 0.5))
-    np.testing.assert_array_equal(path._state.F, path.weights()[0].T)
-
-
 def test_width_is_at_most_that_of_the_matrix():
     A = np.random.default_rng(0).standard_normal((6, 4))
     for width, expected in ((None, 4), (50, 4), (3, 3)):
         model = fit(A, schedule=Schedule.constant(10, 1e-3, 0.1), width=width)
         assert [W.shape for W in model.weights_] == [(expected, 4), (expected,) * 2, (6, expected)]
-
-
-@pytest.mark.parametrize("depth", [2, 3])
-def test_random_starts_have_the_size_of_the_data_a_third_and_thrice(depth):
-    problem = matrix(40, 2, 0.5, seed=0)
-    rng, size = np.random.default_rng(0), np.sqrt(np.mean(problem.values**2))
-    made = [layers.product(W) for W in random_starts(problem, depth, 30, 4, rng)]
-    found = [np.sqrt(np.mean(A**2)) / size for A in made]
-    assert found == pytest.approx([1 / 3, 1, 3, 1 / 3], rel=0.25)
 
 
 BAD = {
@@ -216,28 +241,13 @@ def test_bad_entries():
     fitted = fit(matrix(10, 1, 0.6, seed=0))
     with pytest.raises(InputError, match="rows"):
         fitted.predict([10], [0])
-    rows, cols = np.array([[0, 1, 2], [3, 4, 5]]), np.array([[5, 4, 3], [2, 1, 0]])
-    np.testing.assert_allclose(fitted.predict(rows, cols), fitted.complete()[rows, cols])
 
 
-def test_nuclear_norm_against_a_convex_solver():
-    cp = pytest.importorskip("cvxpy")
-    problem = matrix(8, 2, 0.5, seed=0)
-    X = cp.Variable(problem.shape)
-    seen = [X[problem.rows, problem.cols] == problem.values]
-    best = cp.Problem(cp.Minimize(cp.normNuc(X)), seen).solve(solver="CLARABEL")
-    found = nuclear_norm(problem, tol=1e-8, max_iterations=20_000)
-    assert np.linalg.norm(found, "nuc") == pytest.approx(best, rel=1e-5)
-    assert np.abs(found[problem.rows, problem.cols] - problem.values).max() < 1e-12
-
-
-def test_small_initialization_recovers_an_easy_matrix():
-    problem = matrix(30, 1, 0.5, seed=0)
-    assert layers.test_error(problem, small_initialization(problem, width=10)) < 0.01
-
-
-def test_small_initialization_takes_a_tenth_of_the_inverse_curvature():
-    problem = matrix(10, 1, 0.5, seed=0)
-    rates = None, 0.1 / curvature(problem.shape, 3)
-    found = [small_initialization(problem, width=4, epochs=20, learning_rate=r) for r in rates]
-    np.testing.assert_array_equal(*found)
+def test_names_and_indices_are_asked_explicitly():
+    problem = matrix(12, 1, 0.8, seed=2)
+    entries = Entries.from_ids([f"u{a}" for a in problem.rows], problem.cols, problem.values)
+    named = DeepLinearCompletion(width=2).fit(entries)
+    by_index = named.predict(entries.rows, entries.cols, keys="index")
+    np.testing.assert_array_equal(named.predict(entries), by_index)
+    with pytest.raises(InputError, match="must be among those fitted"):
+        named.predict([-1], [0], keys="index")

@@ -1,7 +1,7 @@
-"""Jumps, the sets that SGD does not leave, statements, experiments, command and tour."""
+"""Jumps, the sets that SGD does not leave, and the command."""
 
 import json
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,13 +9,9 @@ from scipy.stats import binom
 from typer.testing import CliRunner
 
 from overt import Entries, InputError
-from overt._html import Page
 from overt.decay import (
-    ApproximateRankSet,
     Schedule,
     balanced,
-    closedness,
-    escape,
     find_jumps,
     jumps,
     layers,
@@ -24,8 +20,9 @@ from overt.decay import (
     sweep,
     two_by_two,
 )
-from overt.decay.annealing import curvature, decays
-from overt.decay.records import last_crossing
+from overt.decay.simulation import last_crossing
+from overt.papers.escape_times import escape
+from overt.papers.rank_sets import ApproximateRankSet, closedness
 
 FIGURE_2 = Schedule.of([(500, 0.03, 0.1), (4500, 0.25, 0.1)], convention="pytorch")
 
@@ -84,13 +81,15 @@ def test_return_is_counted():
 def test_jumps_are_counted_by_hand():
     """Five runs: two jump, one collapses, one stays, one diverges; errors start at 4."""
     runs = simulate(two_by_two(0.3), 3, 4, Schedule.constant(40, 0.1, 0.01), 5, records=5)
-    s = np.array([
-        [[2, 1], [2, 0.01], [2, 0.01], [2, 0.01], [2.1e-3, 1e-5]],
-        [[2, 1], [2, 1], [2, 1], [2, 0.03], [2, 0.03]],
-        [[2, 1], [1, 0.5], [0.1, 0.001], [1e-3, 1e-6], [1.9e-3, 1e-7]],
-        [[2, 1], [2, 1], [2, 1], [2, 1], [2, 0.1]],
-        [[2, 1], [2, 1], [np.nan, np.nan], [np.nan, np.nan], [np.nan, np.nan]],
-    ])  # fmt: skip
+    s = np.array(
+        [
+            [[2, 1], [2, 0.01], [2, 0.01], [2, 0.01], [2.1e-3, 1e-5]],
+            [[2, 1], [2, 1], [2, 1], [2, 0.03], [2, 0.03]],
+            [[2, 1], [1, 0.5], [0.1, 0.001], [1e-3, 1e-6], [1.9e-3, 1e-7]],
+            [[2, 1], [2, 1], [2, 1], [2, 1], [2, 0.1]],
+            [[2, 1], [2, 1], [np.nan, np.nan], [np.nan, np.nan], [np.nan, np.nan]],
+        ]
+    )
     error = np.where(np.isnan(s[..., 0]), np.nan, 4.0)
     fake = type(runs)(**{**vars(runs), "singular_values": s, "train_error": error})
     found = find_jumps(fake, confidence=0.8)
@@ -103,24 +102,10 @@ def test_jumps_are_counted_by_hand():
     assert binom.cdf(1, 4, found.upper[-1]) == pytest.approx(0.1)
     with pytest.raises(InputError, match="at least 0"):
         found.share(-1)
-    never = type(runs)(**{**vars(runs), "singular_values": s[[3, 3, 0, 3, 3]],
-                          "train_error": error[[0] * 5]})  # fmt: skip
+    never = type(runs)(
+        **{**vars(runs), "singular_values": s[[3, 3, 0, 3, 3]], "train_error": error[[0] * 5]}
+    )
     assert find_jumps(never).median == np.inf
-
-
-@pytest.mark.parametrize("depth", [2, 3, 5])
-def test_rates_and_decays_of_annealing_follow_from_equal_singular_values(depth):
-    """Curvature of an entry in the end layers at rank 2; decay at which rank 1 pays no more."""
-    rng, (m, n) = np.random.default_rng(0), (8, 6)
-    left, right = (np.linalg.qr(rng.standard_normal((k, 2)))[0] for k in (m, n))
-    A = np.sqrt(m * n / 2) * left @ right.T
-    weights = balanced(A, depth, 2)
-    inner, outer = layers.product(weights[:-1]), layers.product(weights[1:])
-    mean = np.mean(np.sum(inner**2, axis=0)) + np.mean(np.sum(outer**2, axis=1))
-    assert curvature((m, n), depth) == pytest.approx(mean, rel=1e-9)
-    ladder = decays((m, n), depth)
-    assert ladder[-1] * depth * np.sqrt(m * n) ** (2 / depth) == pytest.approx(0.5)
-    np.testing.assert_allclose(np.divide(ladder[1:], ladder[:-1]), 2)
 
 
 def test_sweep_rows():
@@ -128,16 +113,22 @@ def test_sweep_rows():
     options = {"seed": 3, "records": 9}
     for schedule in (None, lambda rate: Schedule.constant(40, rate, 0.01)):
         plan = schedule(0.2) if schedule else Schedule.of(rates, convention="pytorch")
-        rows = sweep((3, 4), (0.5, 0.1), (0.2,), steps=300, seeds=4, width=10, schedule=schedule,
-                     **options)  # fmt: skip
+        rows = sweep(
+            (3, 4), (0.5, 0.1), (0.2,), steps=300, seeds=4, width=10, schedule=schedule, **options
+        )
         at = [(depth, epsilon) for depth in (3, 4) for epsilon in (0.5, 0.1)]
         for (depth, epsilon), row in zip(at, rows, strict=True):
             found = jumps(two_by_two(epsilon), depth, 10, plan, 4, **options)
             assert row == {
-                "depth": depth, "epsilon": epsilon, "learning_rate": 0.2, "diverged": 0,
-                "jumped": found.share(plan.steps), "low": 1 - found.upper[-1],
-                "high": 1 - found.lower[-1], "median": found.median,
-            }  # fmt: skip
+                "depth": depth,
+                "epsilon": epsilon,
+                "learning_rate": 0.2,
+                "diverged": 0,
+                "jumped": found.share(plan.steps),
+                "low": 1 - found.upper[-1],
+                "high": 1 - found.lower[-1],
+                "median": found.median,
+            }
 
 
 def test_set_constants_follow_the_theorem():
@@ -185,12 +176,16 @@ def test_constants_of_other_depths_and_ranks(L, rank):
         assert region.alpha == pytest.approx(alpha)
         assert region.balance == pytest.approx(e1, rel=1e-9, abs=0)
         D = made * C ** (L - 1) + lam**2 * C
-        assert region.learning_rates(problem, L, n, wd) == pytest.approx({
-            "bound": C1 / (4 * D),
-            "balance": 2 * lam * e1 / (4 * (C1 + C**L) * C ** (L - 1) + lam**2 * e1),
-            "rank": lam * alpha * e2 / (32 * n * (rank + 1) * D),
-            "overshoot": 2 * (rank + 1) / lam,
-        }, rel=1e-9, abs=0)  # fmt: skip
+        assert region.learning_rates(problem, L, n, wd) == pytest.approx(
+            {
+                "bound": C1 / (4 * D),
+                "balance": 2 * lam * e1 / (4 * (C1 + C**L) * C ** (L - 1) + lam**2 * e1),
+                "rank": lam * alpha * e2 / (32 * n * (rank + 1) * D),
+                "overshoot": 2 * (rank + 1) / lam,
+            },
+            rel=1e-9,
+            abs=0,
+        )
         T0, T1, chance = region.absorption(problem, n, wd, eta, C0)
         assert pytest.approx(np.log(2 * C0 / e1) / (eta * lam)) == T0
         assert pytest.approx(np.log(4 * (n - rank) * C / (alpha * e2)) / (2 * eta * lam)) == T1
@@ -259,17 +254,8 @@ def test_bad_jump_options(options):
         find_jumps(runs, **options)
 
 
-def test_statements_hold():
-    import overt.theorems.decay  # noqa: F401  (registers its statements)
-    from overt.theorems.base import registered, verify
-
-    ids = [name for name in registered() if name.startswith("decay-")]
-    assert len(ids) >= 13
-    assert {v.id: v.verdict for v in verify(ids)} == dict.fromkeys(ids, "holds")
-
-
 def command(*arguments):
-    import overt.cli.decay  # noqa: F401  (registers its command)
+    import overt.cli.jumps  # noqa: F401  (registers its command)
     from overt.cli.base import app
 
     return CliRunner().invoke(app, ["jumps", *map(str, arguments)])
@@ -299,14 +285,6 @@ def test_command_prints_json():
 def test_command_refuses_a_strange_file(tmp_path):
     result = command(*SMALL, "--out", tmp_path / "runs.csv")
     assert isinstance(result.exception, InputError)
-
-
-def test_tour_chapter(tmp_path):
-    from overt.tour.decay import chapter
-
-    page = Page("title", "lead")
-    assert chapter(page, Path(tmp_path), 0)
-    assert "never back" in page.write(tmp_path / "page.html").read_text()
 
 
 def weights_along(found, problem, depth, lam):
@@ -361,7 +339,7 @@ def test_drawing_as_the_escape_says_takes_the_weights_to_the_saddle(epsilon, dep
 def test_action_changes_with_the_decay_as_an_optimal_one_does():
     """dS/dlam = int p . dA'/dlam dt with p = dS/dA: only if no nearby way is cheaper."""
     from overt.decay import family
-    from overt.decay.escaping import _follow, _Way
+    from overt.papers.escape_times import _follow, _Way
 
     lam, h, largest = 0.025, 1e-5, family.existence(0.25, 3, 2)
     low, high = (escape(two_by_two(0.25), 3, lam + d).action for d in (-h, h))
@@ -384,10 +362,18 @@ def test_least_action():
     np.testing.assert_allclose(found.shares.sum(axis=1), 1)
     start, schedule = balanced(found.minimum, 3, 2), {0.6: 8000, 0.4: 45_000}
     means = {
-        rate: jumps(two_by_two(0.25), 3, 2, Schedule.constant(steps, rate, 0.025), 40,
-                    init=start, records=range(0, steps + 1, steps // 90), progress=False)
+        rate: jumps(
+            two_by_two(0.25),
+            3,
+            2,
+            Schedule.constant(steps, rate, 0.025),
+            40,
+            init=start,
+            records=range(0, steps + 1, steps // 90),
+            progress=False,
+        )
         for rate, steps in schedule.items()
-    }  # fmt: skip
+    }
     logs = [np.log(rate * m.jump_step[m.jump_step >= 0].mean()) for rate, m in means.items()]
     assert all(m.jumped >= 38 for m in means.values())
     slope, error = (logs[1] - logs[0]) / (1 / 0.4 - 1 / 0.6), np.sqrt(2 / 40) / (1 / 0.4 - 1 / 0.6)
@@ -404,3 +390,40 @@ def test_escape_refuses_what_it_does_not_know():
     ):
         with pytest.raises(InputError):
             call()
+
+
+def test_shuffled_sgd_does_not_jump():
+    """At the rate of Figure 1: 97 of 100 runs jump with replacement, none shuffled."""
+    problem = two_by_two(0.25)
+    schedule = Schedule.of([(500, 0.03, 0.1), (20_000, 0.2, 0.1)], convention="pytorch")
+    common = {"width": 10, "schedule": schedule, "seeds": 30, "records": 101}
+    assert jumps(problem, 3, **common).jumped >= 24
+    with pytest.warns(UserWarning, match="shuffled"):
+        shuffled = jumps(problem, 3, sampling="shuffled", **common)
+    assert shuffled.jumped == 0
+    assert np.all(shuffled.runs.ratio[:, -1] > 0.3)
+
+
+def test_runs_that_return_or_never_jump():
+    """Runs made by hand: one jumps, one is always low, one returns, one stays up, one diverges."""
+    nan = np.nan
+    ratio = np.array(
+        [
+            [0.5, 0.4, 0.01, 0.02],
+            [0.01, 0.02, 0.01, 0.03],
+            [0.5, 0.01, 0.5, 0.1],
+            [0.5, 0.5, 0.5, 0.2],
+            [0.5, 0.01, nan, nan],
+        ]
+    )
+    made = simulate(two_by_two(0.5), 3, 2, Schedule.constant(30, 0.01, 0.1), seeds=5, records=4)
+    runs = replace(
+        made,
+        singular_values=np.stack([np.where(np.isnan(ratio), nan, 1.0), ratio], axis=-1),
+        train_error=np.where(np.isnan(ratio), nan, 1.0),
+    )
+    found = find_jumps(runs, threshold=0.1, floor=0.05, confidence=0.9)
+    assert found.jump_step.tolist() == [10, 0, -1, -1, -1]
+    assert (found.below, found.returned) == (4, 1)
+    assert found.surviving.tolist() == [0.75, 0.5, 0.5, 0.5]
+    assert np.all((found.lower < found.surviving) & (found.surviving < found.upper))

@@ -70,7 +70,7 @@ def saving(folder: Path, count: int, seed: int = 0) -> list[str]:
 
 
 def resuming(folder: Path, count: int, seed: int = 0) -> list[str]:
-    """Kill fits, trainings and experiments, and resume them; return what came out different."""
+    """Kill fits, trainings and figures, and resume them; return what came out different."""
     rng, faults = np.random.default_rng(seed), []
     for kind, (start, finish) in RESUMED.items():
         whole = folder / kind / "whole"
@@ -118,10 +118,10 @@ def _train(folder: Path) -> bytes:
 
 
 def _run(folder: Path) -> list[Any]:
-    from overt.experiments import run
+    from overt.papers import run
 
-    rows = run(readers._experiment(), out=folder)
+    rows = run(readers._figure(), out=folder)
     return [[row["n"], row["v"]] for row in rows]
 
 
-RESUMED = {"fit": (_fit, _fit), "training": (_train, _train), "experiment": (_run, _run)}
+RESUMED = {"fit": (_fit, _fit), "training": (_train, _train), "figure": (_run, _run)}

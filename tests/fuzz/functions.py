@@ -17,9 +17,8 @@ from overt import decay, equalize, penalty, relu, robust, spectral
 from overt import nn as noisy
 from overt.completion import DropoutCompletion, DropoutImputer, evaluate, read_ratings
 from overt.datasets import generate_ratings, movielens
-from overt.experiments import find
 from overt.linear import DeepLinearNetwork, LinearNetwork, TiedAutoencoder, inverse_decay
-from overt.theorems import verify
+from overt.papers import find, verify
 
 RNG = np.random.default_rng(0)
 
@@ -78,14 +77,13 @@ DEEP.fit(ENTRIES)
 RUNS = decay.simulate(
     SMALL, 3, 4, decay.Schedule.constant(20, 0.1, 0.01), 2, records=5, n_jobs=1, progress=False
 )
-REGION = decay.ApproximateRankSet(1, 0.1, 0.1, 0.1, 2.0)
 LAYERS = decay.balanced(np.array([[1.0, 0.5], [0.5, 0.25]]), 3, 2)
 WIDE = relu.TwoLayer(W2[:1], grid(3, 3))
 
 
-def methods(make, shown, **kinds):
+def methods(make, shown, warns="$.", **kinds):
     """A row for each method of one object."""
-    return {f"{shown}.{k}": Row(getattr(make, k), v) for k, v in kinds.items()}
+    return {f"{shown}.{k}": Row(getattr(make, k), v, warns=warns) for k, v in kinds.items()}
 
 
 def noise_rows(shown, noise, width=2):
@@ -282,7 +280,7 @@ ENTRY = {
         "chosen": (i, np.array([0, 2]))}, unique=False),
 }  # fmt: skip
 
-KEPT = "all .* values|did not converge|were not seen|nothing to predict|interrupted"
+KEPT = "all .* values|did not converge|.*were never seen|.*lies outside of|nothing to predict|interrupted"
 COMPLETION = {
     "completion.DropoutCompletion": Row(fit, {
         "values": (a, VALUES), "n_factors": (w, 2), "drop_prob": (p, 0.5), "ridge": (n, 0.01),
@@ -299,14 +297,14 @@ COMPLETION = {
             drop_prob=0.5 if str(method) == "sgd" else "learn").fit(ENTRIES).predict([0], [0]),
         {"method": ("word", "alternating"), "engine": ("word", "local"),
          "missing": ("word", "unknown"), "signals": (t, False), "clip": (t, "auto")}, warns=KEPT),
-    **methods(MODEL, "completion.DropoutCompletion",
+    **methods(MODEL, "completion.DropoutCompletion", KEPT,
               predict={"rows": (i, ROWS), "cols": (i, COLS)}, complete={"rows": (i, ROWS)},
               explain={"row": (w, 1), "col": (w, 1)}, recommend={"row": (w, 1), "n": (w, 2)},
               similar_items={"col": (w, 1), "n": (w, 2)},
               score={"X": (a, np.where(A > 1, np.nan, A))}),
     "completion.DropoutCompletion.fold_in": Row(
         lambda cols, values: MODEL.fold_in((cols, values)).predict([0, 1]),
-        {"cols": (i, COLS[:3]), "values": (a, VALUES[:3])}, warns="none of the"),
+        {"cols": (i, COLS[:3]), "values": (a, VALUES[:3])}, warns=KEPT),
     "completion.DropoutCompletion.partial_fit": Row(
         lambda X, sweeps: fitted(drop_prob=0.5).fit(ENTRIES).partial_fit(
             X, sweeps=sweeps).predict([0], [0]),
@@ -335,12 +333,14 @@ COMPLETION = {
 }  # fmt: skip
 
 SMALLEST = {"problem": (t, SMALL), "depth": (w, 3)}
+WHOLE = overt.Entries.from_matrix(np.diag([2.0, 1.0]))
 DECAY = {
     "decay.minima": Row(lambda problem, depth, weight_decay, starts, seed: [
         m.loss for m in decay.minima(problem, depth, weight_decay, starts=starts, seed=seed)],
         SMALLEST | {"weight_decay": (n, 0.01), "starts": (c, 1), "seed": (s, 0)}, unique=False),
     "decay.existence": Row(decay.existence, SMALLEST | {"rank": (w, 1), "tol": (n, 0.1)}),
-    "decay.escape": Row(decay.escape, {"problem": (t, SMALL), "depth": (t, 3)} | {"weight_decay": (n, 0.02)}, infinite=True),
+    "decay.rank_thresholds": Row(lambda problem, depth: decay.rank_thresholds(problem, depth).exists, {
+        "problem": (t, WHOLE), "depth": (w, 3)}),
     "decay.smallest_fitting_rank": Row(decay.smallest_fitting_rank, {
         "problem": (t, SMALL), "starts": (c, 1), "seed": (s, 0)}),
     "decay.simulate": Row(
@@ -357,11 +357,6 @@ DECAY = {
         runs, rank=rank, threshold=threshold, floor=floor, confidence=confidence).surviving, {
         "runs": (t, RUNS), "rank": (w, 1), "threshold": (n, 0.05), "floor": (n, 0.02),
         "confidence": (p, 0.9)}),
-    "decay.closedness": Row(lambda depth, width, weight_decay, learning_rate, steps, runs:
-        decay.closedness(REGION, SMALL, depth, width, weight_decay, learning_rate, steps=steps,
-                         runs=runs), {
-        "depth": (w, 3), "width": (w, 2), "weight_decay": (n, 0.01), "learning_rate": (n, 0.01),
-        "steps": (c, 2), "runs": (c, 2)}, infinite=True),
     "decay.survival": Row(decay.survival, {
         "jump_step": (i, np.array([3, 5, -1])), "steps": (i, np.array([0, 4, 8])),
         "confidence": (p, 0.5)}, infinite=True),
@@ -373,7 +368,8 @@ DECAY = {
     "decay.effective": Row(decay.effective, {
         "learning_rate": (n, 0.1), "weight_decay": (n, 0.01), "convention": ("word", "loss")}),
     "decay.entry_draws": Row(decay.entry_draws, {
-        "problem": (t, SMALL), "steps": (c, 5), "seed": (s, 0), "run": (c, 0)}),
+        "problem": (t, SMALL), "steps": (c, 5), "seed": (s, 0), "run": (c, 0),
+        "sampling": ("word", "shuffled")}),
     "decay.initial_weights": Row(decay.initial_weights, SMALLEST | {
         "width": (w, 3), "init": (n, 1.0), "seed": (s, 0), "run": (c, 0)}),
     "decay.test_error": Row(decay.test_error, {"entries": (t, SMALL), "A": (a, D2)}, infinite=True),
@@ -388,12 +384,6 @@ DECAY = {
     "decay.Schedule.constant": Row(lambda steps, learning_rate, weight_decay: decay.Schedule.constant(
         steps, learning_rate, weight_decay).steps, {
         "steps": (w, 5), "learning_rate": (n, 0.1), "weight_decay": (n, 0.01)}),
-    "decay.ApproximateRankSet": Row(
-        lambda rank, balance, slack, alpha, bound: decay.ApproximateRankSet(
-            rank, balance, slack, alpha, bound).measure(LAYERS),
-        {"rank": (w, 1), "balance": (n, 0.1), "slack": (n, 0.1), "alpha": (n, 0.1), "bound": (n, 2.0)}),
-    **methods(REGION, "decay.ApproximateRankSet", **{
-        k: {"weights": ("weights", LAYERS)} for k in ("measure", "contains", "violations")}),
     "decay.DeepLinearCompletion": Row(lambda depth, width, restarts, holdout, tol, seed:
         decay.DeepLinearCompletion(depth, width, decay.Schedule.constant(9, 0.1, 0.01), restarts,
             holdout, tol, seed).fit(ENTRIES).predict([0], [0]), {
@@ -410,9 +400,6 @@ RELU = {
     "relu.flows": Row(relu.flows, {"U": (a, W2), "activations": (a, X)}),
     "relu.positive_norm": Row(relu.positive_norm, {"X": (a, X), "second_moment": (a, C)},
                               infinite=True),
-    "relu.rademacher": Row(relu.rademacher, {
-        "X": (a, X), "alpha": (n, 1.0), "draws": (c, 2), "starts": (c, 2), "seed": (s, 0)},
-        unique=False, infinite=True),
     "relu.rademacher_upper": Row(relu.rademacher_upper, BOUND | {"retentivity": (n, 0.25)},
                                  infinite=True),
     "relu.rademacher_lower": Row(relu.rademacher_lower, BOUND, infinite=True),
@@ -420,20 +407,8 @@ RELU = {
         "empirical": (n, 0.5), "retentivity": (n, 0.25), "delta": (n, 0.05)}, infinite=True),
     "relu.symmetrized_bound": Row(relu.symmetrized_bound, BOUND | {
         "empirical": (n, 0.5), "delta": (n, 0.05)}, infinite=True),
-    "relu.retained_share": Row(relu.retained_share, {"X": (a, X), "v": (a, S), "weights": (a, np.ones(6))}, infinite=True),
-    "relu.retentivity": Row(relu.retentivity, {
-        "X": (a, X), "weights": (a, np.ones(6)), "starts": (c, 2), "cells": (c, 100), "seed": (s, 0)},
-        unique=False),
-    "relu.symmetrize": Row(relu.symmetrize, {"X": (a, X), "seed": (s, 0)}),
-    "relu.margin": Row(relu.margin, {
-        "X": (a, UNIT), "y": (a, SIGNS), "drop_prob": (p, 0.5), "features": (c, 20),
-        "iterations": (c, 3), "tol": (n, 0.02), "seed": (s, 0)}, unique=False),
-    "relu.guarantee": Row(relu.guarantee, {
-        "margin": (n, 0.5), "dimension": (w, 3), "width": (n, 100.0), "steps": (n, 10.0),
-        "learning_rate": (n, 0.5), "delta": (n, 0.05)}, infinite=True),
-    "relu.required": Row(relu.required, {
-        "epsilon": (n, 0.25), "margin": (n, 0.5), "dimension": (w, 3), "learning_rate": (n, 0.5),
-        "delta": (n, 0.05)}, infinite=True),
+    "relu.one_output_optimum": Row(lambda y, width, drop_prob: relu.one_output_optimum(
+        y, width, drop_prob).objective, {"y": (a, S), "width": (w, 3), "drop_prob": (p, 0.5)}),
     "relu.escaping_weights": Row(lambda size: relu.escaping_weights(size)[1:], {"size": (n, 1.0)}),
     "relu.train_lazy": Row(relu.train_lazy, {
         "X": (a, UNIT), "y": (a, SIGNS), "width": (w, 4), "drop_prob": (p, 0.5), "steps": (c, 4),
@@ -575,17 +550,17 @@ ROBUST = {
 
 
 GUESTS = {
-    "theorems.verify": Row(lambda ids, size, seed: [v.residual for v in verify(
+    "papers.verify": Row(lambda ids, size, seed: [v.residual for v in verify(
         ids, size=size, seed=seed)], {
         "ids": (t, ("none",)), "size": ("word", "small"), "seed": (s, 0)}),
-    "experiments.find": Row(lambda experiment_id: find(experiment_id).id, {
-        "experiment_id": ("word", "none")}),
+    "papers.find": Row(lambda item_id: find(item_id).id, {
+        "item_id": ("word", "none")}),
 }  # fmt: skip
 
 ROOMS = {
     "noise": NOISE, "penalty": PENALTY, "spectral": SPECTRAL, "equalize": EQUALIZE,
     "linear": LINEAR, "entries": ENTRY, "completion": COMPLETION, "decay": DECAY, "relu": RELU,
-    "nn": NETWORKS, "robust": ROBUST, "theorems and experiments": GUESTS,
+    "nn": NETWORKS, "robust": ROBUST, "papers": GUESTS,
 }  # fmt: skip
 
 EXCLUDED = {
@@ -595,17 +570,19 @@ EXCLUDED = {
     "completion.NewRow": "made by fold_in", "completion.RatingsFile": "made by read_ratings",
     "decay.FittingRank": "made by smallest_fitting_rank", "decay.Minima": "made by minima",
     "nn.WithoutNoise": "made by without_noise",
+    "nn.load_compressed": "a reader of files", "nn.save_compressed": "a writer of files",
     "noise.Noise": "abstract", "spectral.SpectralNorm": "abstract", "robust.Attack": "abstract",
     "robust.Criterion": "abstract", "robust.Loss": "abstract", "robust.Threat": "abstract",
     "robust.LOSSES": "a table", "robust.RobustnessWarning": "a warning",
     "robust.Misclassified": "takes no argument",
-    "theorems.SIZES": "a table", "theorems.Evidence": "made by checks",
-    "theorems.Theorem": "made by theorem", "theorems.Verdict": "made by verify",
-    "theorems.distinct": "counts verdicts", "theorems.registered": "takes no argument",
-    "theorems.theorem": "a decorator for who writes statements",
-    "experiments.IDS": "a table", "experiments.Experiment": "for who writes experiments",
-    "experiments.Finding": "made by checks", "experiments.report": "of rows that run made",
-    "experiments.run": "what it reads back is damaged in readers.py",
+    "papers.PAPERS": "a table", "papers.Evidence": "made by checks",
+    "papers.Item": "made by statement", "papers.Verdict": "made by verify",
+    "papers.items": "takes no argument", "papers.bibtex": "of the list of papers",
+    "papers.statement": "a decorator for who writes statements",
+    "papers.item": "for who writes records", "papers.figure": "for who writes figures",
+    "papers.Figure": "made by figure", "papers.Finding": "made by checks",
+    "papers.report": "of rows that run made",
+    "papers.run": "what it reads back is damaged in readers.py",
     "datasets.available": "takes no argument", "datasets.data_folder": "of an environment variable",
     "explorer.explore": "serves until it is stopped",
     "explorer.PAGES": "a table",

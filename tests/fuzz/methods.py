@@ -50,6 +50,12 @@ def whole(call, fixed=None, shown=lambda found: found, **good):
                warns=".", network=good.get("network"))  # fmt: skip
 
 
+def conformal(loss="mse"):
+    """Return a predictor with scores of six rows."""
+    y = torch.zeros(6, 2) if loss == "mse" else torch.zeros(6, dtype=torch.long)
+    return noisy.Predictive(by.net(), loss=loss).conformalize((by.BATCH, y))
+
+
 def fitted(call, **good):
     """A row for settings of an estimator, which are looked at when it is fitted."""
     return whole(call, shown=lambda model: model.fit(by.ENTRIES).predict([0, 1], [0, 1]), **good)
@@ -62,8 +68,8 @@ RANKED = by.fitted(missing="negative").fit(
 NAMED = by.fitted(drop_prob=0.5).fit(
     overt.Entries.from_ids(["a", "b", "c"], ["x", "y", "x"], [1.0, 2.0, 3.0])
 )
-TABLED = DropoutCompletion(n_factors=2, drop_prob=0.5, max_sweeps=2).fit(by.TABLE)
 RULE = decay.Schedule.constant(9, 0.1, 0.01)
+DEEP = decay.DeepLinearCompletion(3, 2, RULE).fit(by.ENTRIES)
 FEW = {"width": 3, "seeds": 1, "records": 3, "schedule": RULE}
 JUMPS = decay.find_jumps(by.RUNS)
 LAZY = relu.train_lazy(by.UNIT, by.SIGNS, width=4, steps=4, records=2)
@@ -128,8 +134,6 @@ MORE = {
         "completion.DropoutCompletion.predict of names": whole(NAMED.predict, rows=["a"], cols=["x"]),
         "completion.DropoutCompletion.complete whole": whole(by.MODEL.complete, rows=by.ROWS, cols=by.COLS),
         "completion.DropoutCompletion.score whole": whole(by.MODEL.score, X=np.stack([by.ROWS, by.COLS], 1), y=by.VALUES, sample_weight=np.ones(5)),
-        "completion.DropoutCompletion.transform": whole(TABLED.transform, X=by.TABLE),
-        "completion.DropoutCompletion.get_feature_names_out": whole(TABLED.get_feature_names_out),
         "completion.DropoutCompletion.fold_in whole": whole(lambda entries, features: by.MODEL.fold_in(
             entries, features).predict([0]), entries={0: 1.0}, features=None),
         "completion.DropoutCompletion.save": whole(by.MODEL.save, path="model"),
@@ -156,18 +160,12 @@ MORE = {
         "decay.minima whole": whole(decay.minima, problem=by.SMALL, weight_decay=0.01, starts=1, shown=list),
         "decay.jumps whole": whole(decay.jumps, {"n_jobs": 1, "progress": False}, problem=by.SMALL, width=3, seeds=1, schedule=RULE),
         "decay.sweep whole": whole(decay.sweep, {"n_jobs": 1}, steps=5, seeds=1, width=3),
-        "decay.ApproximateRankSet.for_problem": whole(decay.ApproximateRankSet.for_problem, rank=1, **SMALL),
-        "decay.ApproximateRankSet.learning_rates": whole(by.REGION.learning_rates, **SMALL),
-        "decay.ApproximateRankSet.absorption": whole(by.REGION.absorption, problem=by.SMALL, width=2, weight_decay=0.01,
-            learning_rate=0.01, initial_bound=1.0),
-        "decay.ApproximateRankSet.boundary_point": whole(by.REGION.boundary_point, shape=(2, 2), depth=3, width=2,
-            rng=np.random.default_rng(0)),
         "decay.DeepLinearCompletion whole": fitted(decay.DeepLinearCompletion, width=2, schedule=RULE),
         "decay.DeepLinearCompletion.fit": whole(lambda X, y: decay.DeepLinearCompletion(3, 2, RULE).fit(X, y).predict([0], [0]),
             X=by.ENTRIES, y=None),
+        "decay.DeepLinearCompletion.score": whole(DEEP.score, X=np.stack([by.ROWS, by.COLS], 1), y=by.VALUES),
         "decay.DeepLinearCompletion.fit_triplets": whole(lambda rows, cols, values: decay.DeepLinearCompletion(
             3, 2, RULE).fit_triplets(rows, cols, values).predict([0], [0]), rows=by.ROWS, cols=by.COLS, values=by.VALUES),
-        "decay.Escape.log_time": whole(decay.escape(by.SMALL, 3, 0.02).log_time, learning_rate=0.1),
         "decay.Jumps.share": whole(JUMPS.share, step=3),
         "decay.Runs.jumps_to": whole(by.RUNS.jumps_to, rank=1),
         **{f"decay.Schedule.{name}": whole(getattr(decay.Schedule, name), shown=lambda s: s.steps, **good)
@@ -178,7 +176,6 @@ MORE = {
     "relu": {
         "relu.LazyRun.predict": whole(LAZY.predict, X=by.UNIT),
         "relu.train_lazy whole": whole(relu.train_lazy, X=by.UNIT, y=by.SIGNS, width=4, steps=4, masks=2, records=2),
-        "relu.margin whole": whole(relu.margin, X=by.UNIT, y=by.SIGNS, features=20, iterations=3),
     },
     "nn": {
         **{f"nn.{kind}.{method}": whole(getattr(layer, method), **good) for kind, layer, method, good in (
@@ -194,6 +191,9 @@ MORE = {
         "nn.Predictive whole": whole(noisy.Predictive, shown=lambda one: one.mean(X), model=by.NET),
         "nn.Predictive.forward": whole(by.PREDICTIVE.forward, x=X, network=by.NET),
         "nn.Predictive.probabilities": whole(by.PREDICTIVE.probabilities, x=X, network=by.NET),
+        "nn.Predictive.conformalize": whole(lambda data: noisy.Predictive(by.net()).conformalize(data).scores, data=(X, torch.zeros(6, 2))),
+        "nn.Predictive.conformal_interval": whole(conformal().conformal_interval, x=X, level=0.5, network=by.NET),
+        "nn.Predictive.conformal_set": whole(conformal("cross_entropy").conformal_set, x=X, level=0.5, network=by.NET),
         "nn.Predictive.recalibrate": whole(lambda data: noisy.Predictive(by.net()).recalibrate(data), data=(X, torch.zeros(6, 2))),
         "nn.explicit_penalty whole": whole(noisy.explicit_penalty, model=by.NET, x=X, y=torch.zeros(6, 2), loss="mse"),
         "nn.explicit_penalty of classes": whole(noisy.explicit_penalty, model=by.NET, x=X, y=Y, loss="cross_entropy"),
@@ -208,9 +208,6 @@ MORE = {
         "nn.DropConnectLinear whole": whole(noisy.DropConnectLinear, {"dtype": None}, lambda one: one.weight.shape, in_features=3, out_features=2),
         "nn.DropConnectConv2d whole": whole(noisy.DropConnectConv2d, {"dtype": None}, lambda one: one.weight.shape, in_channels=2,
             out_channels=2, kernel_size=3),
-        **{f"nn.schedules.{kind}": whole(getattr(noisy.schedules, kind), shown=lambda one: one(2), **good)
-           for kind, good in (("Annealed", {"start": 0.5, "steps": 4}), ("Curriculum", {"end": 0.25, "steps": 4.0}),
-                              ("WidthAdjusted", {"drop_prob": 0.5, "width": 4}))},
     },
     "robust": {
         **{f"robust.{kind} whole": whole(getattr(robust, kind), shown=lambda one: one.with_radius(0.25).radius, radius=0.5,

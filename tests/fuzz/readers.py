@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from fuzz.hostile import limits
 from fuzz.mutations import mutate
 
@@ -219,7 +220,7 @@ def _predictions(path):
 
     model = DropoutCompletion.load(path.parent)
     rows, cols = np.divmod(np.arange(48), 6)
-    return pickle.dumps([model.get_params(), *model.predict(rows, cols, return_std=True)])
+    return pickle.dumps([model.get_params(), model.predict(rows, cols), model.recommend(0, 3).cols])
 
 
 def _checkpoint(folder):
@@ -262,27 +263,32 @@ def _training(folder):
     return folder / "training.safetensors"
 
 
-def _experiment():
-    from overt.experiments import Experiment
+def _figure():
+    from overt.papers import Figure
 
-    return Experiment(
-        "fuzz", "t", "s", "c", {"toy": {"n": (1, 2, 3)}}, lambda p, seed: {"v": p["n"] / 3},
-        lambda rows: [], lambda rows: None,
-    )  # fmt: skip
+    return Figure(
+        id="fuzz",
+        title="t",
+        claim="c",
+        sizes={"toy": {"n": [1, 2, 3]}},
+        run=lambda p, seed: {"v": p["n"] / 3},
+        check=lambda rows: [],
+        plot=lambda rows: None,
+    )
 
 
 def _rows(folder):
-    from overt.experiments import run
+    from overt.papers import run
 
-    run(_experiment(), out=folder)
+    run(_figure(), out=folder)
     return folder / "fuzz.jsonl"
 
 
 def _reproduced(path):
-    from overt.experiments import run
+    from overt.papers import run
 
     data = path.read_bytes()
-    rows = run(_experiment(), out=path.parent)
+    rows = run(_figure(), out=path.parent)
     path.write_bytes(data)
     return [[row["n"], row["v"]] for row in rows]
 
@@ -307,6 +313,24 @@ def _proved(path):
     return said.getvalue()
 
 
+def _compressed(folder):
+    from overt.nn import compress, save_compressed
+
+    save_compressed(compress(_net(), 0.5, torch.ones(2, 3), by="flow")[0], folder / "s.safetensors")
+    return folder / "s.safetensors"
+
+
+def _loaded(path):
+    from overt.nn import load_compressed
+
+    return repr(load_compressed(path, _net()).state_dict())
+
+
+def _net():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(3, 6), torch.nn.ReLU(), torch.nn.Linear(6, 2))
+
+
 READERS = {
     "npy": Reader(_npy, _matrix),
     "npz": Reader(_npz, _matrix),
@@ -326,8 +350,9 @@ READERS = {
     "model.safetensors": Reader(_model("model.safetensors"), _predictions, True),
     "completion checkpoint": Reader(_checkpoint, _resumed, True),
     "training checkpoint": Reader(_training, _train, True),
-    "rows of experiments": Reader(_rows, _reproduced, True),
+    "rows of figures": Reader(_rows, _reproduced, True),
     "proof": Reader(_proof, _proved, True),
+    "compressed network": Reader(_compressed, _loaded, True),
 }
 
 

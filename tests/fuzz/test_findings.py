@@ -75,8 +75,6 @@ REFUSED = {
     "no step": lambda: decay.find_jumps(RUNS).share(None),
     "no phase": lambda: decay.Schedule.annealing(noisy=3.5),
     "no cuts": lambda: RULE.pieces(torch.tensor(2)),
-    "no problem": lambda: decay.ApproximateRankSet.for_problem(3.5, 3, 2, 0.01, 1),
-    "no labels": lambda: relu.margin(np.eye(2), None),
     "endless width": lambda: relu.train_lazy(np.eye(2), [1, -1], width=10**12),
     "huge covariance": lambda: nn.CovarianceDropout([1.0, 0.5], np.eye(2) * 1e154),
     "tiny mean": lambda: nn.CovarianceDropout([1e-300, 0.5], np.eye(2)),
@@ -111,7 +109,9 @@ def test_what_was_found_is_refused_with_a_sentence(name):
 
 def test_small_unsigned_indices_are_not_wrapped():
     asked = np.array([1, 200], np.uint8)
-    assert np.array_equal(MODEL.predict(asked, asked), MODEL.predict([1, 200], [1, 200]))
+    given, known = MODEL.predict(asked, asked, return_known=True)
+    assert known.tolist() == [True, False]
+    assert np.array_equal(given, MODEL.predict([1, 200], [1, 200], return_known=True)[0])
     assert np.array_equal(MODEL.complete(np.array([1], np.uint8)), MODEL.complete([1]))
 
 

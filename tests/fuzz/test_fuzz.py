@@ -93,7 +93,7 @@ def test_archives_that_unpack_to_gigabytes_are_refused(tmp_path, monkeypatch):
 
 MODULES = ("overt", "overt.linear", "overt.completion", "overt.decay", "overt.nn", "overt.robust",
            "overt.relu", "overt.spectral", "overt.penalty", "overt.equalize", "overt.noise",
-           "overt.datasets", "overt.theorems", "overt.experiments", "overt.explorer")  # fmt: skip
+           "overt.datasets", "overt.papers", "overt.explorer")  # fmt: skip
 
 
 def exported():
@@ -168,9 +168,9 @@ def test_every_public_method_is_called(rooms):
 
 
 ROOMS = ("noise", "penalty", "spectral", "equalize", "linear", "entries", "completion", "decay",
-         "relu", "nn", "robust", "theorems and experiments")  # fmt: skip
+         "relu", "nn", "robust", "papers")  # fmt: skip
 DEAR = ("linear", "completion", "decay", "nn", "robust")
-SLOWEST = {"decay.escape", "decay.minima", "overt.LinearNetwork.floor", "nn.audit"}
+SLOWEST = {"decay.minima", "overt.LinearNetwork.floor", "nn.audit"}
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -180,4 +180,4 @@ def test_hostile_arguments_give_the_right_value_or_a_sentence(rooms, room, tmp_p
     count = int(os.environ.get("OVERT_FUZZ", "1" if room in DEAR else "4"))
     found = [f"{name}: {fault}" for name, row in rooms[room].items() if name not in SLOWEST
              for _ in range(count) if (fault := assault(row, rng))]  # fmt: skip
-    assert found == []
+    assert found == [], "\n".join(found)

@@ -130,7 +130,7 @@ def test_bad_problems_are_refused(arguments, message):
         ("noise", lambda: overt.LinearNetwork(np.eye(2), 2)),
         ("width", lambda: overt.LinearNetwork(X=np.eye(2), Y=np.eye(2), noise=DROPOUT)),
         ("noise", lambda: overt.TiedAutoencoder(X=np.eye(2), width=2)),
-        ("drop_prob", lambda: overt.DeepLinearNetwork(np.eye(2), widths=(2,))),
+        ("widths", lambda: overt.DeepLinearNetwork(np.eye(2), drop_prob=0.5)),
         ("width", lambda: overt.path(np.eye(2), drop_probs=[0.5])),
         ("width", lambda: overt.drop_prob_for_rank(np.eye(2), rank=1)),
     ],
@@ -145,7 +145,8 @@ def test_required_arguments_are_required_in_the_signature(missing, call):
 )
 def test_signatures_show_what_is_required(named):
     shown = list(inspect.signature(named).parameters.values())
-    required = 2 if named is overt.path else 3  # a path goes over probabilities or over noises
+    # A path and a deep network take probabilities or noises.
+    required = 2 if named in (overt.path, overt.DeepLinearNetwork) else 3
     assert [p.default for p in shown[:required]] == [inspect.Parameter.empty] * required
     assert shown[0].name == "target"
     assert all(p.default in (None, 0.0, 1) for p in shown[required:])

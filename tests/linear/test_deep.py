@@ -1,6 +1,7 @@
-"""Deep linear networks: exact under the gap condition, an honest bound elsewhere."""
+"""Deep linear networks: exact for exchangeable noises, an honest bound for any other."""
 
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
@@ -119,6 +120,120 @@ def test_the_smallest_spurious_minimum_is_not_the_optimum():
     assert best.objective == pytest.approx(1.002591, abs=5e-7)
 
 
+D, K, B = overt.Dropout, overt.KeepExactly, overt.DropBlock
+
+
+def random_covariance(d, seed=0):
+    A = np.random.default_rng(seed).standard_normal((d, 2 * d))
+    return overt.CovarianceNoise(np.ones(d), A @ A.T / (2 * d))
+
+
+MIXTURES = {
+    "Gaussian and keep two": ((4, 3), [D(0.3, gaussian=True), K(2)], "optimal"),
+    "three kinds": ((4, 3, 5), [K(3), D(0.2), D(0.4)], "optimal"),
+    "keep one": ((3, 4), [K(1), D(0.3)], "optimal"),
+    "one rate per unit": ((3, 4), [D((0.1, 0.4, 0.6)), D(0.3)], None),
+    "a unit without noise": ((3, 4), [D((0.0, 0.4, 0.6)), D(0.3)], None),
+    "blocks": ((8, 4), [B(0.4, 2), D(0.3)], None),
+    "any covariance": ((4, 3), [random_covariance(4), D(0.3)], "lower_bound"),
+}
+
+
+def enumerated(net, weights, noises, X):
+    """E over all masks of the squared error, for noises given as (probability, multipliers)."""
+    total = 0.0
+    for chosen in product(*noises):
+        A = np.eye(X.shape[1])
+        for W, (_, mask) in zip(weights[:-1], chosen, strict=True):
+            A = np.asarray(mask)[:, None] * (W @ A)
+        total += np.prod([p for p, _ in chosen]) * np.sum((X - weights[-1] @ A) ** 2)
+    return total
+
+
+def test_a_noise_per_layer_is_averaged_over_all_masks():
+    rng = np.random.default_rng(0)
+    M = rng.standard_normal((2, 3))
+    net = overt.DeepLinearNetwork(M, (3, 2), noise=[K(2), D((0.5, 0.2))])
+    weights = [rng.standard_normal(shape) for shape in net.shapes]
+    two = [(1 / 3, np.array(z) * 1.5) for z in ((1, 1, 0), (1, 0, 1), (0, 1, 1))]
+    drop = [
+        (0.5 * (0.8 if b else 0.2), np.array([2 * a, 1.25 * b])) for a, b in product((0, 1), (0, 1))
+    ]
+    assert net.objective(weights) == pytest.approx(enumerated(net, weights, [two, drop], M))
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_no_descent_is_below_the_bound_of_a_mixture(name):
+    widths, noises, status = MIXTURES[name]
+    M = np.random.default_rng(1).standard_normal((3, 4))
+    net = overt.DeepLinearNetwork(M, widths, noise=noises, second_moment=correlated(4))
+    best = net.solve()
+    found = descend(net, restarts=6)
+    assert best.certificate.lower_bound <= found * (1 + 1e-9)
+    assert best.objective <= found * (1 + 1e-7)
+    assert status is None or best.status == status
+    again = net.certify(best.weights)
+    assert again.objective == pytest.approx(best.objective, rel=1e-12)
+
+
+@pytest.mark.parametrize("noise", [D(0.4), D((0.1, 0.3, 0.4, 0.5, 0.6)), K(3), B(0.4, 5)])
+def test_one_layer_of_any_noise_is_the_shallow_network(noise):
+    M = np.random.default_rng(0).standard_normal((4, 3))
+    deep = overt.DeepLinearNetwork(M, (5,), noise=noise).solve()
+    shallow = overt.LinearNetwork(M, 5, noise).solve()
+    assert deep.objective == pytest.approx(shallow.objective, rel=1e-9)
+    assert deep.certificate.lower_bound <= shallow.objective * (1 + 1e-12)
+
+
+def test_shares_are_those_of_the_units():
+    net = overt.DeepLinearNetwork(np.diag([1.0, 0.9]), (2, 2), 1 / 3)
+    best = net.solve()
+    np.testing.assert_allclose(best.shares.sum(axis=1), 1)
+    np.testing.assert_allclose(best.shares[:, 0], 0.552703, atol=1e-6)
+    lambdas = best.shares / (best.shares + 0.25)
+    np.testing.assert_allclose(best.spectrum, [1.0, 0.9] * np.prod(lambdas, axis=0), rtol=1e-10)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_every_rank_certificate_survives_descents(seed):
+    rng = np.random.default_rng(seed)
+    M = rng.standard_normal((4, 6))
+    net = overt.DeepLinearNetwork(M, (5, 3), 0.6, second_moment=correlated(6, seed))
+    best = net.solve()
+    ranks = best.rank_certificate
+    assert (ranks.least, ranks.most) == (best.rank, best.rank)
+    assert ranks.statement == f"Every optimum has rank {best.rank}."
+    assert ranks.bound_below > best.objective
+    for rank in range(1, 4):
+        limited = net.solve(rank=rank)
+        assert np.linalg.matrix_rank(limited.product, tol=1e-9) <= rank
+        assert limited.status == "optimal"
+        assert net.bound(rank=rank) <= limited.objective * (1 + 1e-12)
+        assert (limited.objective > best.objective * (1 + 1e-9)) == (rank < best.rank)
+
+
+def test_narrow_layers_cannot_beat_the_bound_of_their_rank():
+    M = np.diag([1.0, 0.9, 0.8])
+    wide = overt.DeepLinearNetwork(M, (6, 6), 0.1)
+    narrow = overt.DeepLinearNetwork(M, (6, 2, 6), (0.1, 0.0, 0.1))  # rank two, no more noise
+    assert wide.bound(rank=2) == pytest.approx(narrow.solve().objective, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"noise": [D(0.5)]}, overt.InputError),
+        ({"noise": [D(0.5), overt.DropConnect(0.5)]}, TypeError),
+        ({"noise": [D(0.5), None]}, TypeError),
+        ({"noise": D(0.5), "drop_prob": 0.5}, overt.InputError),
+        ({}, overt.InputError),
+    ],
+)
+def test_wrong_noises_of_layers_are_refused(arguments, error):
+    with pytest.raises(error, match="noise"):
+        overt.DeepLinearNetwork(np.eye(2), (2, 2), **arguments)
+
+
 def test_one_hidden_layer_is_the_shallow_network():
     M = np.random.default_rng(0).standard_normal((4, 3))
     deep = overt.DeepLinearNetwork(M, (5,), 0.4).solve()
@@ -199,9 +314,9 @@ def test_every_sample_of_a_batch_has_a_mask_of_its_own():
     net = overt.DeepLinearNetwork(rng.standard_normal((2, 3)), (6, 5), 0.5)
     weights = [rng.standard_normal(shape) for shape in net.shapes]
     x, y = np.tile(rng.standard_normal((2, 1, 3)), (1, 4000, 1))  # one sample, many times
-    gradients = net.effect._sampled_gradients(weights, x, y[:, :2], np.random.default_rng(1))
+    gradients = net.effect.sampled_gradients(weights, x, y[:, :2], np.random.default_rng(1))
     kept = [np.abs(gradients[i]).sum(axis=axis) > 0 for i, axis in ((1, 0), (2, 0), (0, 1))]
     assert all(units.all() for units in kept)  # one mask for all would leave units without gradient
-    whole = net.effect._sampled_gradients(weights, x, y[:, :2], np.random.default_rng(2))
+    whole = net.effect.sampled_gradients(weights, x, y[:, :2], np.random.default_rng(2))
     for one, other in zip(gradients, whole, strict=True):
         assert np.linalg.norm(one - other) < 0.3 * np.linalg.norm(one)

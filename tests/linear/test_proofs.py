@@ -83,6 +83,8 @@ CASES = {  # a network at its optimum, and the relative gap that must be proved
     "sliding": (lambda: shallow(M, 6, overt.DropBlock(0.4, 2, "sliding")), 0.5),
     "tied, kept": (lambda: tied(ROOT + 3 * np.eye(6), 6, overt.KeepExactly(4)), 1e-10),
     "deep": (lambda: deep(np.diag([4.0, 1.0, 0.5]), (3, 4), (0.5, 0.4)), 1e-25),
+    "deep, rank two": (lambda: deep(np.diag([1.0, 0.9, 0.3]), (4, 3), (1 / 3, 0.2)), 1e-13),
+    "deep, three layers": (lambda: deep(np.diag([1.0, 0.8, 0.7]), (9, 8, 7), 0.1), 1e-13),
     "deep data": (lambda: deep(X=X, Y=Y[:, :1], widths=(3, 3), drop_prob=0.5), 1e-20),
 }
 
@@ -205,7 +207,16 @@ def changed(value):
 
 @pytest.mark.parametrize(
     "name",
-    ["dropout", "correlated", "dependent data", "deep", "tied", "sliding", "one at a time"],
+    [
+        "dropout",
+        "correlated",
+        "dependent data",
+        "deep",
+        "deep, rank two",
+        "tied",
+        "sliding",
+        "one at a time",
+    ],
 )
 def test_every_tampered_file_is_refused(name):
     net, weights = CASES[name][0]()

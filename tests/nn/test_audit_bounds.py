@@ -13,8 +13,8 @@ from torch import nn
 
 import overt
 from overt import nn as onn
-from overt.nn import explicit_penalty
-from overt.nn.auditing import audit, lower
+from overt.linear import last_layer as lower
+from overt.nn import audit, explicit_penalty
 
 K, D = 3, 6
 

@@ -1,10 +1,6 @@
 """compress by units: every network of the zoo against itself with units masked, dead, or saved."""
 
 import copy
-import io
-import warnings
-from itertools import combinations
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,13 +11,9 @@ from torch import nn
 from torch.nn import functional
 
 from overt import InputError
-from overt.nn import DropConnectConv2d, DropConnectLinear, Dropout
-from overt.nn.compression import compress, narrowing
-from overt.nn.compression.cutting import Cut, shrink
-from overt.nn.compression.shapes import moved
-from overt.nn.compression.structure import structure_of
-from overt.nn.compression.units import Carried, Wiring
-from overt.nn.given.batches import Inputs
+from overt.nn import Dropout, compress
+from overt.nn.compression.graph import build_graph
+from overt.nn.data.batches import Inputs
 
 NAMES = list(ZOO)
 
@@ -63,73 +55,23 @@ def test_what_shrinks_and_what_does_not_is_said(name):
 def test_removing_units_that_nothing_reads_changes_nothing(name):
     """An oracle apart from the cut: the network itself, with half of the units' readers at zero."""
     model, inputs = build(name)
-    found = structure_of(model, Inputs(inputs))
+    graph = build_graph(model, Inputs(inputs))
+    found = graph.dependencies
     rng = np.random.default_rng(0)
-    dead = np.zeros(len(found.wiring.units), dtype=bool)
-    for group in found.groups:
+    dead = np.zeros(len(found.units), dtype=bool)
+    for group in graph.groups:
         dead[rng.choice(group.units, len(group.units) // 2, replace=False)] = True
-    dead = dead[found.wiring.units.classes(np.arange(len(dead)))]
+    dead = dead[found.units.classes(np.arange(len(dead)))]
     with torch.no_grad():
-        for read in found.wiring.reads:
-            weight = model.get_submodule(read.name).weight
-            weight.index_fill_(read.axis, torch.from_numpy(np.flatnonzero(dead[read.ids])), 0.0)
+        for reader in found.readers:
+            weight = model.get_submodule(reader.name).weight
+            unread = torch.from_numpy(np.flatnonzero(dead[reader.ids]))
+            weight.index_fill_(reader.axis, unread, 0.0)
         expected = model(*inputs)
     small, report = compress(model, 0.5, example_of(inputs), by="flow", of="units")
     torch.testing.assert_close(small(*inputs), expected)
     if report.changes:
         assert report.output_change < 1e-5
-
-
-def run_recipe(model, recipe):
-    names = {"model": model, "nn": nn, "torch": torch}
-    for line in recipe:
-        exec(line, names)  # noqa: S102
-    return names["model"]
-
-
-@pytest.mark.parametrize("by", ["flow", "mask", "spectrum"])
-@pytest.mark.parametrize("name", NAMES)
-def test_the_state_loads_with_plain_torch(name, by):
-    """A new model, the report's torch statements, and load_state_dict give the same network."""
-    model, inputs = build(name)
-    loader = batches(inputs, classes=11 if name == "tied" else 3)
-    loss = "auto"
-    if name == "autoencoder":
-        loader, loss = [(*inputs, *inputs)], "mse"
-    small, report = compress(model, 0.4, example_of(inputs), loader, by, draws=2, loss=loss)
-    file = io.BytesIO()
-    torch.save(small.state_dict(), file)
-    file.seek(0)
-    fresh = run_recipe(build(name, seed=1)[0], report.recipe)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        fresh.load_state_dict(torch.load(file, weights_only=True))
-    torch.testing.assert_close(fresh.eval()(*inputs), small(*inputs))
-    shared = lambda net: len({id(p) for p in net.parameters()})  # noqa: E731
-    assert shared(fresh) == shared(small)
-
-
-class OwnNorm(nn.BatchNorm2d):
-    """Adds an activation, as timm's do."""
-
-    def forward(self, x):
-        return torch.relu(super().forward(x))
-
-
-def test_recipes_keep_classes_and_do_without_dropconnect():
-    def build(linear=nn.Linear, convolution=nn.Conv2d):
-        same = nn.Conv2d(8, 8, 3, padding="same", padding_mode="circular", bias=False)
-        return nn.Sequential(
-            convolution(1, 8, 3, padding=1), OwnNorm(8), same, nn.Flatten(), linear(8 * 36, 16),
-            nn.ReLU(), nn.Linear(16, 3),
-        )  # fmt: skip
-
-    model = build(DropConnectLinear, DropConnectConv2d).eval()
-    small, report = compress(model, 0.5, x := torch.randn(4, 1, 6, 6), by="flow")
-    plain = run_recipe(build(), report.recipe).eval()
-    state = small.state_dict()
-    plain.load_state_dict({key: state[key] for key in plain.state_dict()})
-    assert torch.allclose(plain(x), small(x), atol=1e-5)
 
 
 @pytest.mark.parametrize("noise", [nn.Dropout(0.5), Dropout(0.5), "functional"])
@@ -175,22 +117,6 @@ def test_the_best_mask_of_all_is_kept():
     assert report.after.loss == pytest.approx(min(losses), rel=1e-5)
     assert report.losses.min() == pytest.approx(min(losses), rel=1e-5)
     assert set(np.round(report.losses, 5)) <= set(np.round(losses, 5))
-
-
-def test_the_expected_sub_network_is_the_network():
-    """Averaged over all masks, survivors scaled by all / kept give the network's own output."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 2)).eval()
-    x = torch.randn(3, 4)
-    found = structure_of(model, Inputs((x,)))
-    (group,) = found.groups
-    assert group.drops == {"2"}
-    cuts = [
-        Cut({group: group.units[list(kept)]}, scaled=True) for kept in combinations(range(6), 2)
-    ]
-    outputs = torch.stack([shrink(model, found, cut)(x) for cut in cuts])
-    assert len(outputs) == 15
-    torch.testing.assert_close(outputs.mean(0), model(x))
 
 
 def test_only_layers_on_which_dropout_acts_lose_units_by_mask():
@@ -279,7 +205,7 @@ def test_shares_by_layer():
         ({"data": []}, "at least one batch"),
         ({"data": [(torch.randn(3, 5),)]}, "pairs"),
         ({"data": torch.randn(3, 5)}, "data must be a pair of arrays or give batches"),
-        ({"data": [("a", "b")]}, "a tuple of str, str"),
+        ({"data": [("a", "b")]}, "targets must be a tensor, got str"),
         ({"example": torch.randn(2, 7)}, r"example: the model cannot be run.*\(2, 7\)"),
         ({"example": [1.0]}, "example must be a tensor"),
         ({"example": torch.zeros(0, 5)}, "at least one"),
@@ -347,7 +273,20 @@ def test_modes_randomness_and_seeds():
     assert not np.array_equal(report.losses, other.losses)
 
 
-def test_recovery_keeps_the_best_state_and_interruptions_keep_what_there_is(monkeypatch):
+class Interrupting:
+    """Cross-entropy during whose n-th call Ctrl-C is pressed."""
+
+    def __init__(self, n):
+        self.left = n
+
+    def __call__(self, output, y):
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+        return functional.cross_entropy(output, y)
+
+
+def test_recovery_keeps_the_best_state_and_interruptions_keep_what_there_is():
     torch.manual_seed(0)
     x = torch.randn(300, 5)
     y = (x @ torch.randn(5, 3)).argmax(1)
@@ -358,23 +297,16 @@ def test_recovery_keeps_the_best_state_and_interruptions_keep_what_there_is(monk
     assert recovered.after.loss == pytest.approx(recovered.recovery.min(), rel=1e-5)
     wild = compress(model, 0.5, x, loader, "flow", recover=4, learning_rate=1e4)[1]
     assert wild.after.loss <= plain.after.loss * (1 + 1e-6)
-    calls = []
-    true_score = narrowing.score
-
-    def interrupted_score(*arguments):
-        calls.append(0)
-        if len(calls) == 5:  # the first judges the whole network
-            raise KeyboardInterrupt
-        return true_score(*arguments)
-
-    monkeypatch.setattr(narrowing, "score", interrupted_score)
-    small, report = compress(model, 0.5, x, loader, "mask", draws=20)
-    assert report.status == "interrupted"
-    assert len(report.losses) == 3
-    assert small(x).shape == (300, 3)
-    calls[:] = [0, 0, 0]
-    with pytest.raises(KeyboardInterrupt):
-        compress(model, 0.5, x, loader, "mask", draws=20)
+    for calls, judged in ((5, 3), (2, 0)):  # the first call judges the whole network
+        loss = Interrupting(calls)
+        if not judged:
+            with pytest.raises(KeyboardInterrupt):
+                compress(model, 0.5, x, loader, "mask", draws=20, loss=loss)
+            continue
+        small, report = compress(model, 0.5, x, loader, "mask", draws=20, loss=loss)
+        assert report.status == "interrupted"
+        assert len(report.losses) == judged
+        assert small(x).shape == (300, 3)
 
 
 def test_regression_and_other_losses():
@@ -563,10 +495,10 @@ NEEDING = [nn.Softmax(1), nn.PixelShuffle(1), nn.LocalResponseNorm(2)]
 @pytest.mark.parametrize("layer", [*PASSING, *NEEDING], ids=str)
 def test_channels_pass_through_every_layer_that_keeps_them_apart(layer):
     model = nn.Sequential(nn.Conv2d(2, 6, 3), layer, nn.Conv2d(6, 4, 1)).eval()
-    found = structure_of(model, Inputs((torch.randn(3, 2, 8, 8),)))
-    assert bool(found.groups) == (layer not in NEEDING)
+    _, report = compress(model, 0.5, torch.randn(3, 2, 8, 8), by="flow", of="units")
+    assert bool(report.changes) == (layer not in NEEDING)
     if layer in NEEDING:
-        assert "needs all its units" in found.skipped["0"]
+        assert "needs all its units" in dict(report.skipped)["0"]
 
 
 def test_the_report_speaks():
@@ -588,47 +520,6 @@ def test_the_report_speaks():
     assert plain["before"]["multiply_adds"] == 5 * 16 + 16 * 12 + 12 * 3
     assert plain["changes"][0]["layers"] == ["0"]
     assert report.speedup > 0
-
-
-@pytest.mark.parametrize(
-    ("before", "axes", "after", "places"),
-    [
-        ((2, 3, 4, 5), (1,), (2, 60), (1,)),
-        ((2, 3, 1, 1), (1,), (2, 3), (1,)),
-        ((1, 3, 4), (1,), (12,), (0,)),
-        ((2, 4, 3), (2,), (8, 3), (1,)),
-        ((2, 4, 3), (2,), (2, 12), (1,)),
-        ((2, 6), (1,), (2, 3, 2), (1, 2)),
-        ((2, 5, 24), (2,), (2, 5, 3, 2, 4), (2, 3, 4)),
-        ((2, 3, 5, 4), (1, 3), (2, 3, 20), (1, 2)),
-        ((2, 5, 3, 4), (2, 3), (2, 5, 12), (2,)),
-        ((2, 5, 3, 4), (2,), (10, 12), (1,)),
-        ((2, 6), (1,), (2, 6, 1), (1,)),
-        ((2, 6), (1,), (3, 4), None),
-        ((2, 1), (1,), (2,), None),
-    ],
-)
-def test_reshapes(before, axes, after, places):
-    """An oracle that knows nothing of axes: the number of its unit at every entry."""
-    shape = [before[a] for a in axes]
-    ids = np.arange(10, 10 + np.prod(shape)).reshape(shape)
-    value = SimpleNamespace(shape=before)
-    op = SimpleNamespace(
-        name="reshape", function=torch.reshape, args=(value, after), kwargs={}, inputs=[value],
-        output=SimpleNamespace(shape=after), module="",
-    )  # fmt: skip
-    x = Carried(axes, ids, named=(None,) * len(axes))
-    wiring = Wiring()
-    wiring.units.fresh(10 + ids.size)
-    found = moved(op, x, before, wiring, nn.Identity())
-    if places is None:
-        assert isinstance(found, str)
-        return
-    assert found[0].axes == places
-    spread = np.expand_dims(ids, [a for a in range(len(before)) if a not in axes])
-    everywhere = np.broadcast_to(spread, before).reshape(after)
-    along = np.expand_dims(found[0].ids, [a for a in range(len(after)) if a not in places])
-    assert np.array_equal(everywhere, np.broadcast_to(along, after))
 
 
 class Conv1D(nn.Module):

@@ -1,4 +1,4 @@
-"""overt compress as a user meets it, and the tour's chapter and statements on compression."""
+"""overt compress as a user meets it, and the statements on compression."""
 
 import importlib.util
 import json
@@ -12,9 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 import overt.cli.compress  # noqa: F401  (registers the command)
-from overt._html import Page
 from overt.cli.base import app
-from overt.tour.compress import chapter
 
 NET = """
 import torch
@@ -104,21 +102,6 @@ def test_mistakes_end_with_one_sentence(folder, arguments, message):
     shown = command(folder, *arguments)
     assert shown.exit_code != 0
     assert message in str(shown.exception)
-
-
-def test_tour_chapter(tmp_path):
-    page = Page("tour", "lead")
-    assert chapter(page, tmp_path, 0)
-    assert "sub-network" in page.write(tmp_path / "report.html").read_text()
-
-
-def test_theorems_hold():
-    import overt.theorems.compress  # noqa: F401
-    from overt.theorems.base import registered, verify
-
-    names = [name for name in registered() if name.startswith("compress-")]
-    assert len(names) == 3
-    assert [v.detail for v in verify(names) if v.verdict != "holds"] == []
 
 
 def test_loading_program_names_its_file(folder):

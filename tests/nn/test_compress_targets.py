@@ -1,6 +1,5 @@
 """compress: what keep is a share of is met, heads go as wholes, and mistakes are named."""
 
-import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from overt import InputError
-from overt.nn import compress
+from overt.nn import compress, load_compressed, save_compressed
 
 
 class Heads(nn.Module):
@@ -70,7 +69,7 @@ KINDS = ("separate", "by hand", "einsum", "fused", "grouped queries", "torch")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_whole_heads_are_removed(kind):
+def test_whole_heads_are_removed(kind, tmp_path):
     torch.manual_seed(0)
     model, x = Heads(kind).eval(), torch.randn(3, 5, 16)
     small, report = compress(model, 0.5, x, by="flow", of="units")
@@ -79,12 +78,9 @@ def test_whole_heads_are_removed(kind):
     groups = 2 if kind == "grouped queries" else 4
     assert (change.before, change.after) == (groups, groups // 2)
     assert small(x).shape == (3, 3)
-    fresh = Heads(kind)
-    names = {"model": fresh, "nn": nn, "torch": torch}
-    for line in report.recipe:
-        exec(line, names)  # noqa: S102
-    fresh.load_state_dict(small.state_dict())
-    torch.testing.assert_close(fresh.eval()(x), small(x))
+    save_compressed(small, tmp_path / "small.safetensors")
+    loaded = load_compressed(tmp_path / "small.safetensors", Heads(kind))
+    torch.testing.assert_close(loaded(x), small(x))
 
 
 def test_a_head_that_says_nothing_goes_first_and_nothing_changes():
@@ -148,11 +144,7 @@ def test_keep_is_met_whatever_data_is_given(of, by, with_data):
         assert getattr(report.before, of) == counted[0]
 
 
-def test_latency_is_measured_and_what_is_not_met_is_said():
-    model = nn.Sequential(nn.Linear(64, 2048), nn.ReLU(), nn.Linear(2048, 64), nn.Linear(64, 64))
-    _, report = compress(model, 0.5, torch.randn(128, 64), by="flow", of="latency")
-    assert report.reached < 0.9
-    assert report.after.parameters < 0.7 * report.before.parameters
+def test_what_is_not_met_is_said():
     _, report = compress(nn.Sequential(nn.Linear(9, 9)), 0.01, torch.randn(2, 9), by="flow")
     assert (report.met, report.reached) == (False, 1.0)
     assert "keep=0.01 of the parameters is not reached, 1 is left" in report.shortfall
@@ -320,20 +312,14 @@ def test_shared_weights_are_counted_and_cut_once():
     assert np.isclose(report.reached, 0.3, rtol=0.05)
 
 
-def test_what_takes_time_is_measured_when_it_is_read_in_evaluation_mode():
-    """Two copies of one report agree with torch's own count, and no running statistic moves."""
-    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+def test_sizes_are_torchs_count_and_measuring_changes_nothing():
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)).train()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
     small, report = compress(model, 0.5, x := torch.randn(4, 6), by="flow")
-    assert not {"latency", "multiply_adds"} & vars(report.after).keys()
-    small.train()
-    before = {k: v.clone() for k, v in small.state_dict().items()}
-    twin = copy.deepcopy(report)
-    assert report.before.latency > 0 < report.after.latency
-    assert all(torch.equal(before[k], v) for k, v in small.state_dict().items())
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
     assert small.training
-    assert "_later" not in vars(twin.after)
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        small.eval()(x)
-    assert report.after.multiply_adds == twin.after.multiply_adds == counter.get_total_flops() // 8
-    with pytest.raises(AttributeError, match="no attribute 'speed'"):
-        _ = report.after.speed
+    for net, size in ((model, report.before), (small, report.after)):
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            net.eval()(x)
+        assert size.multiply_adds == counter.get_total_flops() // 8
+        assert size.latency > 0

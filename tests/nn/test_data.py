@@ -1,4 +1,6 @@
-"""The one door for examples, and the one for losses."""
+"""Data in every form, and losses by every name."""
+
+from collections import UserDict
 
 import numpy as np
 import pytest
@@ -8,9 +10,12 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from overt import InputError
-from overt.nn.given.batches import ROWS, Batches, Inputs, running
-from overt.nn.given.losses import LOSSES, Targets, checked_loss, loss_name, mean_loss
+from overt.nn import Predictive, audit, compress
+from overt.nn.data.batches import LABELS, ROWS, Batches, Inputs, name_failing_inputs, split_batch
+from overt.nn.data.losses import LOSSES, Targets, check_loss, guess_loss, loss_name, mean_loss
+from overt.robust import L2, robust_error
 
+torch.manual_seed(0)
 X, Y = torch.randn(600, 4), torch.arange(600) % 3
 NET = nn.Linear(4, 3)
 
@@ -34,6 +39,12 @@ SAME = {
     "nested": [((X,), Y)],
     "loader": DataLoader(TensorDataset(X, Y), batch_size=64),
     "generator": ((x, y) for x, y in zip(X.split(50), Y.split(50), strict=True)),
+    "whole-mapping": {"x": X, "labels": Y},
+    "mappings": [{"image": X, "label": Y}],
+    "own-mapping": [UserDict(features=X, target=Y)],
+    "loader-of-mappings": DataLoader(
+        [{"x": x, "labels": y} for x, y in zip(X, Y, strict=True)], batch_size=64
+    ),
 }
 
 
@@ -92,8 +103,8 @@ def test_numbers_take_the_models_format():
         ([(X, Y[:5])], "batch 1 of data has 600 inputs but 5 targets"),
         ([(X, Y), (X,)], "batch 2 of data must be a pair"),
         ([(X, Y, Y)], "a tuple of Tensor, Tensor, Tensor"),
-        ([{"x": X, "y": Y}], "a dict with 'x', 'y'"),
-        ([(X, "y")], "a tuple of Tensor, str"),
+        ([{"x": X, "z": Y}], "a dict with 'x', 'z'"),
+        ([(X, "y")], "targets must be a tensor, got str"),
         ([((X, "b"), Y)], "must be a tensor, a tuple of tensors or a dict"),
         ([(X, np.array(["a"] * 600))], "must hold numbers"),
         ([(X[:0], Y[:0])], "at least one row"),
@@ -108,30 +119,30 @@ def test_what_is_no_data_is_named(data, message):
 
 def test_data_that_is_used_again_is_no_iterator():
     with pytest.raises(InputError, match="must not be an iterator"):
-        Batches(iter([(X, Y)]), NET, again=True)
-    (batch,) = Batches([X], NET, alone=True)
+        Batches(iter([(X, Y)]), NET, repeated=True)
+    (batch,) = Batches([X], NET, unlabeled=True)
     assert batch.y is None
 
 
 def test_models_that_do_not_run_are_explained():
     inputs = Inputs.of(X[:, :2], "example")
     message = r"here: .* shape \(600, 2\) and type torch.float32"
-    with pytest.raises(InputError, match=message), running(inputs, "here"):
+    with pytest.raises(InputError, match=message), name_failing_inputs(inputs, "here"):
         inputs.run(NET)
 
 
 def test_losses_are_recognized():
-    assert [checked_loss(name) for name in LOSSES] == list(LOSSES)
-    assert checked_loss(nn.MSELoss()) == checked_loss(functional.mse_loss) == "mse"
+    assert [check_loss(name) for name in LOSSES] == list(LOSSES)
+    assert check_loss(nn.MSELoss()) == check_loss(functional.mse_loss) == "mse"
     assert loss_name(nn.CrossEntropyLoss()) == "cross_entropy"
     smooth = nn.CrossEntropyLoss(label_smoothing=0.1)
-    assert checked_loss(smooth) is smooth
+    assert check_loss(smooth) is smooth
     with pytest.raises(InputError, match="default settings"):
         loss_name(smooth)
     with pytest.raises(InputError, match=r"loss must be one of 'squared'.*got int"):
-        checked_loss(3)
+        check_loss(3)
     with pytest.raises(InputError, match="loss must be one of"):
-        checked_loss("auto")
+        check_loss("auto")
 
 
 F = torch.randn(8, 3)
@@ -155,14 +166,109 @@ def test_the_mean_is_the_mean_of_the_rows(name):
     assert torch.equal(targets.first(2).rows, HOT[:2].double())
 
 
-@pytest.mark.parametrize("classes", [True, False])
-def test_auto_goes_by_the_targets(classes):
-    y = CLASSES if classes else F**2
-    expected = functional.cross_entropy(F, y) if classes else functional.mse_loss(F, y)
-    torch.testing.assert_close(mean_loss(F, y, "auto"), expected)
-    one = (CLASSES == 1).long()
-    expected = functional.binary_cross_entropy_with_logits(F[:, 0], one.float())
-    torch.testing.assert_close(mean_loss(F[:, :1], one, "auto"), expected)
+BITS = (CLASSES == 1).long()
+GUESSES = {
+    "classes": (CLASSES, F, "cross_entropy"),
+    "classes of pixels": (torch.zeros(8, 4, 4, dtype=torch.long), torch.zeros(8, 3, 4, 4),
+                          "cross_entropy"),
+    "one-hot": (HOT.float(), F, "cross_entropy"),
+    "several of several": (torch.ones(8, 3), F, "logistic"),
+    "whole one-hot": (HOT, F, "logistic"),
+    "bits": (BITS, F[:, :1], "logistic"),
+    "bits stored as fractions": (BITS.float(), F[:, :1], "logistic"),
+    "bits for a flat output": (BITS.float(), F[:, 0], "logistic"),
+    "numbers": (F**2, F, "mse"),
+    "one number": (F[:, 1:2], F[:, :1], "mse"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GUESSES)
+def test_the_loss_is_guessed_from_the_targets(name):
+    y, output, expected = GUESSES[name]
+    assert guess_loss(y, output) == expected
+    assert float(mean_loss(output, y, expected)) >= 0
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_targets_of_a_mapping_go_by_several_names(label):
+    inputs, y = split_batch({"a": X, "b": X, label: Y})
+    assert list(inputs) == ["a", "b"]
+    assert y is Y
+    assert split_batch({"features": X, label: Y})[0] is X
+    assert list(split_batch({"input": X, label: Y}, NET)[0]) == ["input"]
+
+
+def test_a_cache_among_the_inputs_is_not_changed():
+    class Cached(nn.Module):
+        def forward(self, x, cache):
+            cache.append(x)
+            return x * len(cache)
+
+    cache = [X]
+    inputs = Inputs.of({"x": X, "cache": cache}, "example")
+    for _ in range(3):
+        torch.testing.assert_close(inputs.run(Cached()), 2 * X)
+    assert len(cache) == 1
+
+
+class Net(nn.Module):
+    """A classifier whose argument has the name of an entry of the mappings."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 3))
+
+    def forward(self, x, scale=None):
+        return self.layers(x if scale is None else x * scale)
+
+
+SCALE = torch.full((600, 1), 0.5)
+LOADERS = {
+    "pairs": [(X, Y)],
+    "dicts": [{"x": X, "labels": Y}],
+    "own mappings": [UserDict(x=X, labels=Y)],
+    "unknown names": [{"image": X, "target": Y}],
+    "several": [{"x": X, "scale": SCALE, "y": Y}],
+    "DataLoader": DataLoader(
+        [{"x": x, "labels": y} for x, y in zip(X, Y, strict=True)], batch_size=100
+    ),
+}
+
+
+def accuracy_by(function, data, net):
+    """The accuracy that a public function reports on data."""
+    match function:
+        case "audit":
+            return audit(net, data, "cross_entropy").accuracy
+        case "compress":
+            example = {"x": X[:2], "scale": SCALE[:2]} if data is LOADERS["several"] else X[:2]
+            return compress(net, 0.5, example, data, by="flow")[1].before.accuracy
+        case "robust_error":
+            return 1 - robust_error(net, data, L2(0.1), budget=24, queries=0).clean
+    found = Predictive(net, loss="cross_entropy").recalibrate(data)
+    return (found.probabilities(data).argmax(1) == Y).double().mean()
+
+
+def plain_accuracy(net, x):
+    with torch.no_grad():
+        return float((net(x).argmax(1) == Y).double().mean())
+
+
+def noisy_accuracy(net, x):
+    """That of the mean probabilities, from the tensor itself."""
+    found = Predictive(net, loss="cross_entropy").recalibrate((x, Y))
+    return float((found.probabilities(x).argmax(1) == Y).double().mean())
+
+
+@pytest.mark.parametrize("name", LOADERS)
+@pytest.mark.parametrize("function", ["audit", "compress", "robust_error", "Predictive"])
+def test_every_function_takes_every_loader(function, name):
+    net = Net().eval()
+    scaled = X * SCALE if name == "several" else X
+    reference = noisy_accuracy if function == "Predictive" else plain_accuracy
+    expected = reference(net, scaled)
+    assert float(accuracy_by(function, LOADERS[name], net)) == pytest.approx(expected, abs=1e-9)
 
 
 def absolute(output, y):

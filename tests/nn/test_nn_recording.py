@@ -2,7 +2,6 @@
 
 import random
 from dataclasses import dataclass
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,10 +11,9 @@ from torch.nn import functional
 
 from overt import InputError
 from overt.nn import Dropout
-from overt.nn.moments.carry import hidden_randomness
+from overt.nn.data.models import modes
+from overt.nn.data.rng import python_rng_states, repeat_pass, torch_rng_bytes
 from overt.nn.recording import operations
-from overt.nn.recording.generators import generator_state, other_states, repeated
-from overt.nn.recording.modes import modes
 from overt.nn.recording.recorder import record
 from overt.nn.recording.watching import Extent, is_noise, watch
 
@@ -152,36 +150,8 @@ def test_passes_from_the_same_states_tell_a_generator_of_its_own_from_all_else()
 
     own = np.random.default_rng(0)
     known = Own(lambda: random.random() + np.random.random() + torch.rand(()))  # noqa: NPY002, S311
-    hidden, states = Own(own.random), (generator_state(), other_states())
+    hidden, states = Own(own.random), (torch_rng_bytes(), python_rng_states())
     for model in (known, hidden):
-        moves = repeated(model, lambda m=model: [m(torch.ones(2, 3))], 2)[1]
+        moves = repeat_pass(model, lambda m=model: [m(torch.ones(2, 3))], 2)[1]
         assert moves is (model is hidden)
-    assert states == (generator_state(), other_states())
-
-
-UNSEEN = [  # (entries of the mean, what a pass is off by, deviations; whether that is far)
-    ([0.0, 0.0], [0.5, 0.5], [0.0048, 0.0048], True),  # .5 > 100 x .0048 + .01 x .5
-    ([0.0, 0.0], [0.5, 0.5], [0.00497, 0.00497], False),
-    ([0.0, 0.0], [-0.5, 0.5], [0.0048, 1.0], True),  # one entry is enough
-    ([0.0, 0.0], [0.5, 0.0], [0.00494, 0.0], True),  # .01 of the root of the mean square
-    ([0.0, 0.0], [0.5, 0.0], [0.00499, 0.0], False),
-    ([0.0, 0.0], [0.0099, 0.0], [0.0, 0.0], False),  # within .01 + .01 |mean|
-    ([0.0, 0.0], [0.0101, 0.0], [0.0, 0.0], True),
-    ([3.0, 0.0], [0.0399, 0.0], [0.0, 0.0], False),
-    ([3.0, 0.0], [0.0401, 0.0], [0.0, 0.0], True),
-]
-
-
-@pytest.mark.parametrize(("mean", "away", "deviation", "far"), UNSEEN)
-def test_a_pass_far_from_what_was_carried_has_noise_that_was_not_seen(mean, away, deviation, far):
-    mean, away, deviation = (
-        torch.tensor([v], dtype=torch.float64) for v in (mean, away, deviation)
-    )
-    one = SimpleNamespace(
-        output=SimpleNamespace(mean=mean, variance=deviation**2, known=True), drawn=()
-    )
-    assert hidden_randomness(nn.Identity(), mean + away, None, one) == far
-    one.output.known = False
-    assert not hidden_randomness(nn.Identity(), mean + away, None, one)
-    one.output.known, one.drawn = True, ("noise",)
-    assert not hidden_randomness(nn.Identity(), mean + away, None, one)
+    assert states == (torch_rng_bytes(), python_rng_states())

@@ -18,9 +18,6 @@ from overt.nn import (
     predictive_moments,
     without_noise,
 )
-from overt.nn.moments.copies import draws_apart, rows_apart
-from overt.nn.recording.recorder import record
-from overt.nn.recording.watching import called
 
 SE = 5.0
 
@@ -36,18 +33,6 @@ class Written(nn.Module):
 
     def forward(self, *args):
         return self.run(self, *args)
-
-
-def sampled(model, x, passes=600):
-    """Return outputs of so many passes of a model in training mode, (passes, rows, outputs)."""
-    torch.manual_seed(7)
-    random.seed(7)
-    np.random.seed(7)  # noqa: NPY002
-    model.train()
-    with torch.no_grad():
-        found = torch.stack([called(model, x) for _ in range(passes)])
-    model.eval()
-    return found.double()
 
 
 def mixed(self, x):
@@ -73,39 +58,11 @@ def cut(self, x):
     return self.c(torch.relu(self.a(x)))
 
 
-@pytest.mark.parametrize("run", [mixed, kept, cut])
-def test_the_loss_without_noise_is_that_of_evaluation_mode(run):
-    torch.manual_seed(0)
-    model, x, y = Written(run), torch.randn(4, 6), torch.randn(4, 3)
-    found = explicit_penalty(model, x, y)
-    losses = (sampled(model, x) - y).square().sum(2).mean(1)
-    plain = (model(x) - y).square().sum(1).mean()
-    error = np.hypot(found.error, float(losses.std()) / len(losses) ** 0.5)
-    assert abs(float(found.value.detach() - losses.mean() + plain.detach())) <= SE * error
-    assert found.value.requires_grad
-
-
 def mapped(self, x):
     def row(x):
         return self.c(functional.dropout(torch.relu(self.a(x)), 0.3, self.training))
 
     return torch.vmap(row, randomness="different")(x)
-
-
-def test_dropout_inside_vmap_is_drawn_and_what_cannot_follow_rows_says_so():
-    torch.manual_seed(0)
-    model, x, y = Written(mapped), torch.randn(4, 6), torch.randn(4, 3)
-    found, seen = predictive_moments(model, x), sampled(model, x)
-    assert found.drawn == ("dropout",)
-    near(found, seen)
-    value = explicit_penalty(model, x)
-    error = np.hypot(value.error, 0.1 * float(seen.var(0).sum(1).mean()))
-    assert abs(float(value.value.detach() - seen.var(0).sum(1).mean())) <= SE * error
-    net = without_noise(model).train()
-    assert (net(x).sum() + net.penalty).requires_grad
-    for call in (lambda: audit(model, (x, y), "squared"), lambda: compress(model, 0.5, x)):
-        with pytest.raises(InputError, match=r"must not use torch\.func's transforms"):
-            call()
 
 
 def near(found, seen):
@@ -131,7 +88,6 @@ class Failing(nn.Module):
 
 CALLS = {
     "predictive_moments": predictive_moments,
-    "passes": lambda model, x: predictive_moments(model, x, passes=20),
     "mc_moments": mc_moments,
     "explicit_penalty": explicit_penalty,
     "without_noise": lambda model, x: without_noise(model).train()(x),
@@ -165,49 +121,15 @@ def cast(self, x):
         return self.c(functional.dropout(torch.tanh(self.b(h)), 0.3, self.training)).float()
 
 
-def test_autocast_inside_a_model_is_carried():
-    torch.manual_seed(0)
-    model, x = Written(cast, b=nn.Linear(12, 12)), torch.randn(4, 6)
-    seen = sampled(model, x)
-    with torch.no_grad():
-        for _ in range(2):
-            found = predictive_moments(model, x)
-            assert (found.drawn, found.draws) == ((), 0)
-            near(found, seen)
-    value, total = explicit_penalty(model, x).value, seen.var(0).sum(1).mean()
-    value.backward()
-    assert abs(float(value.detach() / total) - 1) <= 0.1
-    assert float(model.a.weight.grad.abs().sum()) > 0
-
-
 def packed(self, x, lengths):
     given = pack_padded_sequence(self.d(x), lengths, batch_first=True, enforce_sorted=False)
     h, _ = self.r(given)
     return self.c(pad_packed_sequence(h, batch_first=True)[0][:, 0])
 
 
-def test_packed_sequences_are_recorded():
-    model = Written(packed, d=nn.Dropout(0.3), r=nn.LSTM(6, 12, batch_first=True))
-    x = torch.randn(3, 4, 6), torch.tensor([4, 2, 3])
-    found = record(model, x, leaves=lambda _, module: isinstance(module, nn.LSTM))
-    (call,) = (op for op in found.operations if op.leaf is model.r)
-    assert call.inputs[0].shape == (9, 6)
-    assert found.output.shape == (3, 3)
-
-
 def leaves_early(self, x):
     h = functional.dropout(torch.relu(self.a(x)), 0.4, self.training)
     return self.c(h) if h.mean() > self.bound else self.c(torch.tanh(h)) - 1
-
-
-@pytest.mark.parametrize("bound", [0.25, -1.0])
-def test_a_decision_on_noise_is_one_for_all_rows(bound):
-    torch.manual_seed(0)
-    model, x = Written(leaves_early, bound=bound), torch.randn(4, 6)
-    with torch.no_grad():
-        near(mc_moments(model, x, 400, seed=0), sampled(model, x, 2000))
-        apart = draws_apart(model, x, None)
-    assert apart == (bound < 0)
 
 
 def nodes(self, x):
@@ -220,19 +142,6 @@ def one_number(self, x):
 
 
 AUDITED = {"nodes": (nodes, 4), "one number": (one_number, 4), "one row": (one_number, 1)}
-
-
-@pytest.mark.parametrize("name", AUDITED)
-def test_audits_of_rows_that_meet_of_one_row_and_of_one_number(name):
-    torch.manual_seed(0)
-    run, rows = AUDITED[name]
-    model, x = Written(run), torch.randn(rows, 6)
-    y = torch.randn_like(model.eval()(x))
-    found = audit(model, (x, y), "squared", passes=400)
-    losses = (sampled(model, x) - y).square().reshape(600, rows, -1).sum(2).mean(1)
-    assert found.objective_error > 0
-    error = np.hypot(found.objective_error, float(losses.std()) / 600**0.5)
-    assert abs(found.objective - float(losses.mean())) <= SE * error
 
 
 def test_a_penalty_is_not_exact_where_noise_decides_what_runs():
@@ -287,30 +196,11 @@ def routed(self, x):
     return self.c(torch.relu(self.a(x)) * gates.repeat(1, 3))
 
 
-def test_where_the_largest_entries_are_is_random_too():
-    torch.manual_seed(0)
-    model, x = Written(routed, g=nn.Linear(6, 4)), torch.randn(4, 6)
-    seen = sampled(model, x, 2000)
-    with torch.no_grad():
-        found = predictive_moments(model, x)
-    assert (found.method, found.drawn) == ("sampled", ("randn_like",))
-    near(found, seen)
-    value, total = explicit_penalty(model, x), float(seen.var(0).sum(1).mean())
-    assert value.drawn == ("randn_like",)
-    assert abs(float(value.value.detach()) - total) <= SE * np.hypot(value.error, 0.05 * total)
-
-
 def widest(self, x):
     h = functional.dropout(self.a(x)[:, None].expand(-1, 12, -1), 0.3, self.training)
     if self.training and torch.rand(()) < 0.5:
         h = 1.1 * h
     return self.c(h.max(2).values)
-
-
-def test_samples_contradict_what_is_carried_beside_what_is_drawn():
-    torch.manual_seed(0)
-    with pytest.warns(UserWarning, match="over 128 samples"):
-        assert explicit_penalty(Written(widest), torch.randn(4, 6)).drawn == ("rand",)
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -324,12 +214,3 @@ def scaled(self, x):
     if self.training:
         x = x + x.std(0) * torch.randn_like(x)
     return self.c(torch.relu(self.a(x)))
-
-
-def test_noise_that_is_as_large_as_rows_differ_is_sampled_pass_by_pass():
-    torch.manual_seed(0)
-    model, x = Written(scaled), torch.randn(4, 6)
-    with torch.no_grad():
-        near(mc_moments(model, x, 1000, seed=0), sampled(model, x, 2000))
-        assert not rows_apart(model, x, None)
-        assert rows_apart(Written(one_number), x, None)

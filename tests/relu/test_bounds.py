@@ -10,6 +10,9 @@ import torch
 from scipy.optimize import minimize
 
 from overt import CovarianceNoise, DropBlock, Dropout, InputError
+from overt.papers.relu_complexity import rademacher
+from overt.papers.relu_plane import largest_correlation
+from overt.papers.relu_retention import retained_share, retentivity, symmetrize, whiten
 from overt.relu import (
     TwoLayer,
     capacity,
@@ -17,17 +20,11 @@ from overt.relu import (
     escaping_weights,
     flows,
     positive_norm,
-    rademacher,
     rademacher_lower,
     rademacher_upper,
-    retained_share,
-    retentivity,
     risk_bound,
-    symmetrize,
     symmetrized_bound,
 )
-from overt.relu.plane import largest_correlation
-from overt.relu.retention import whiten
 
 UNIT = TwoLayer([[1.0]], [[1.0]])
 

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from overt import InputError, Status
-from overt.relu import guarantee, kernels, margin, margins, reference, required, train_lazy
-from overt.relu.margins import _answer, _gates, _minimize
+from overt.papers import relu_margins as margins
+from overt.papers.relu_margins import _answer, _gates, _minimize, margin
+from overt.papers.relu_requirements import guarantee, required
+from overt.relu import kernels, reference, train_lazy
 
 
 def problem(rng, n=20, d=5):
@@ -47,9 +49,11 @@ def test_kernel_reference_and_torch_take_the_same_steps(max_norm):
     start[0] = 0.0  # neither side of zero: no step moves it
     found = {}
     for name, loop in (
-        ("kernel", kernels.descend), ("python", kernels.descend.py_func),
-        ("reference", reference.descend), ("torch", torch_loop),
-    ):  # fmt: skip
+        ("kernel", kernels.descend),
+        ("python", kernels.descend.py_func),
+        ("reference", reference.descend),
+        ("torch", torch_loop),
+    ):
         W, margins = start.copy(), np.empty(len(rest[3]))
         shrunk = loop(W, *rest, 0.6, max_norm, margins)
         found[name] = (W, margins, shrunk)
@@ -91,8 +95,18 @@ def test_records_are_what_the_steps_did(monkeypatch):
         return cut
 
     monkeypatch.setattr(kernels, "descend", watched)
-    run = train_lazy(X, y, width=12, drop_prob=0.3, steps=90, learning_rate=0.6, records=[0, 40],
-                     holdout=(Z, t), masks=3000, seed=2)  # fmt: skip
+    run = train_lazy(
+        X,
+        y,
+        width=12,
+        drop_prob=0.3,
+        steps=90,
+        learning_rate=0.6,
+        records=[0, 40],
+        holdout=(Z, t),
+        masks=3000,
+        seed=2,
+    )
     first, a = seen[0][0], seen[0][2]
     drawn = np.concatenate([s[3] for s in seen])
     rows = np.concatenate([s[5] for s in seen])

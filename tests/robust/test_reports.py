@@ -1,4 +1,4 @@
-"""The tour's chapter and the command."""
+"""The command."""
 
 import json
 

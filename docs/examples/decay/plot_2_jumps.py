@@ -3,7 +3,7 @@ Jumps that go one way
 =====================
 
 With a large learning rate SGD is noisy enough to leave the minimum of rank 2 for that of rank 1,
-and it does not come back.
+and it does not come back. Runs that use every entry once per pass, in shuffled order, do not jump.
 """
 
 import matplotlib.pyplot as plt
@@ -18,7 +18,10 @@ for values in runs.singular_values:
     left.plot(runs.steps, values[:, 1] / values[:, 0], lw=0.8)
 left.axhline(0.05, ls="--", color="0.5")
 left.set(xlabel="step", ylabel="second singular value / first")
-jumped = (runs.jump_step >= 0) & (runs.jump_step < runs.steps[-1])
-share = [(~jumped | (runs.jump_step > step)).mean() for step in runs.steps]
-right.step(runs.steps, share, where="post")
+for sampling in ("replacement", "shuffled"):
+    runs = simulate(two_by_two(0.25), 3, 50, schedule, seeds=12, records=171, sampling=sampling)
+    never = runs.jump_step < 0
+    share = [(never | (runs.jump_step > step)).mean() for step in runs.steps]
+    right.step(runs.steps, share, where="post", label=sampling)
+right.legend(title="sampling")
 right.set(xlabel="step", ylabel="share that has not jumped", ylim=(0, 1.02))

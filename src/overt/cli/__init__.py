@@ -1,4 +1,4 @@
-"""The command line: `overt --help` is the place to start. One file per group of commands."""
+"""The command line: `overt --help` is the place to start. One file per command."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from importlib import import_module
 
 from overt.cli.base import app, main
 
-for _group in (
-    "audit", "completion", "compress", "decay", "explore", "linear", "reproducing",
-    "robust", "serving", "theory",
-):  # fmt: skip
-    import_module(f"overt.cli.{_group}")  # registers its commands
+COMMANDS = (
+    "audit", "certify", "complete", "compress", "evaluate", "explore", "impute", "jumps", "predict",
+    "recommend", "reproducing", "robust", "solve", "theory", "tour", "train", "update",
+)  # fmt: skip
+for _name in COMMANDS:
+    import_module(f"overt.cli.{_name}")  # registers its commands
 
 __all__ = ["app", "main"]

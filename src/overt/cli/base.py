@@ -40,26 +40,28 @@ class _Commands(TyperGroup):
     """All commands; Ctrl-C is seen here, before the command-line library ends in silence."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
-        with keeping("nothing had begun"):
+        with keeping("nothing was started"):
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: Any) -> Any:
-        with keeping("files that were written before are whole"):
+        with keeping("files already written are complete"):
             return super().invoke(ctx)
 
 
 app = typer.Typer(
     cls=_Commands,
     help="The regularizers hidden in training noise, written down, solved and certified.\n\n"
-    "Start with [bold]overt tour[/bold], which writes a report of what overt can do.",
+    "Start with [bold]overt tour[/bold], which writes a page that shows what overt does.",
     no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )  # fmt: skip
 console, errors = Console(), Console(stderr=True, highlight=False, soft_wrap=True)
 
 AsJson = Annotated[bool, Option("--json", help="Print JSON instead of a table.")]
-Seed = Annotated[int, Option(min=0, help="Seed of every random draw.")]
-Engine = Annotated[str, Option(help="local, dask, or a scheduler: tcp://...")]
+Seed = Annotated[int, Option(min=0, help="Seed for everything random.")]
+Engine = Annotated[
+    str, Option(help="local; dask for the current Dask client; or a scheduler, tcp://host:port.")
+]
 
 
 def main() -> None:
@@ -67,7 +69,7 @@ def main() -> None:
     warned = "[yellow]warning:[/] "
     warnings.showwarning = lambda text, *_, **__: errors.print(warned + escape(str(text)))
     try:
-        with keeping("nothing had begun"):
+        with keeping("nothing was started"):
             app()
     except (InputError, MissingExtraError) as error:
         fail(str(error), 2)

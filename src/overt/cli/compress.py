@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +11,7 @@ import typer
 from rich.markup import escape
 from typer import Option
 
-from overt._check import InputError, MissingExtraError
+from overt._check import InputError
 from overt._files import ready, write_whole
 from overt.cli.base import AsJson, Seed, app, console, ended, show_path, show_table
 from overt.cli.models import Model, Points, Weights, build_model, read_examples
@@ -28,7 +29,7 @@ def compress(
         str, Option(help="Share that stays, in (0, 1], or LAYER=SHARE,LAYER=SHARE.")
     ] = "0.5",
     of: Annotated[
-        str, Option(help="Share of what: parameters, multiply_adds, latency or units.")
+        str, Option(help="Share of what: parameters, multiply_adds or units.")
     ] = "parameters",
     by: Annotated[str, Option(help="auto, mask, flow or spectrum.")] = "auto",
     draws: Annotated[int, Option(min=1, help="Sub-networks that mask tries.")] = 32,
@@ -46,20 +47,15 @@ def compress(
     as_json: AsJson = False,
     seed: Seed = 0,
 ) -> None:
-    """Make a trained network smaller: sub-networks that dropout draws, units with flow, low rank.
+    """Make a trained network smaller: sub-networks of dropout, units with flow, low rank.
 
-    Half of the points choose, the other half are kept for the numbers in the report. Writes
+    Half of the points choose the network, the other half give the numbers in the report. Writes
     compressed.safetensors, compress.json and load.py, which needs torch and safetensors only.
 
     Try: [bold]overt compress net.py:build_model --data unseen.npz --weights w.pt --keep .5[/bold]
     """
     from overt.nn.compression import compress as run
-    from overt.nn.compression import loading
-
-    try:
-        from safetensors.torch import save
-    except ModuleNotFoundError:
-        raise MissingExtraError("safetensors", "torch") from None
+    from overt.nn.compression import save_compressed
 
     net = build_model(model, weights)
     choosing, testing = _halves(*read_examples(data, points))
@@ -72,15 +68,10 @@ def compress(
         of=of, draws=draws, loss=loss, holdout=testing, recover=recover, train=training,
         learning_rate=learning_rate, seed=seed,
     )  # fmt: skip
-    state = {
-        name: tensor.detach().contiguous().clone() for name, tensor in small.state_dict().items()
-    }
-    write_whole(out / "compressed.safetensors", save(state))
+    save_compressed(small, out / "compressed.safetensors")
     report.save(out / "compress.json")
     source, _, function = model.rpartition(":")
-    program = loading(report.recipe, _importing(Path(source).resolve(), function),
-                      "compressed.safetensors")  # fmt: skip
-    write_whole(out / "load.py", program)
+    write_whole(out / "load.py", _loading_program(Path(source).resolve(), function))
     if as_json:
         typer.echo(json.dumps(report.to_dict()))
     else:
@@ -99,6 +90,10 @@ def _show(report: Any, out: Path) -> None:
     if before.accuracy is not None:
         rows.append(("accuracy", f"{before.accuracy:.4f}", f"{after.accuracy:.4f}"))
     show_table(("", "before", "after"), rows)
+    if report.loss_guessed and report.loss is not None:
+        console.print(
+            f"the loss, {report.loss}, is guessed from the targets; --loss chooses another"
+        )
     changes: list[tuple[Any, ...]] = [
         (" + ".join(c.layers), f"{c.kind} {c.before} to {c.after}") for c in report.changes
     ]
@@ -140,9 +135,19 @@ def _keep(text: str) -> Any:
         ) from None
 
 
-def _importing(path: Path, function: str) -> str:
-    """Return statements that import the function which builds the model, as `build`."""
-    return (
-        f"import sys\n\nsys.path.append({str(path.parent)!r})\n"
-        f"from {path.stem} import {function} as build  # noqa: E402"
-    )
+def _loading_program(path: Path, function: str) -> str:
+    """Return a program with a function load() that returns the smaller network, without overt."""
+    from overt.nn.compression import loader
+
+    return f'''{inspect.getsource(loader)}
+
+def load():
+    """Return the smaller network, in evaluation mode."""
+    import sys
+    from pathlib import Path
+
+    sys.path.append({str(path.parent)!r})
+    from {path.stem} import {function} as build
+
+    return load_into(build(), *read_file(Path(__file__).with_name("compressed.safetensors")))
+'''

@@ -1,4 +1,4 @@
-"""`overt tour`, a report of what overt does; `overt explore`, a page on which theory answers."""
+"""`overt explore`: panels in the browser that show what noise does to a network."""
 
 from __future__ import annotations
 
@@ -7,21 +7,7 @@ from typing import Annotated
 
 from typer import Option
 
-from overt.cli.base import Seed, app, console, fail, keeping, show_path
-
-
-@app.command()
-def tour(
-    out: Annotated[Path, Option(help="Folder for the report.")] = Path("overt-tour"), seed: Seed = 0
-) -> None:
-    """Run overt's main jobs on bundled data and write one HTML report."""
-    from overt.tour import tour as run_tour
-
-    with keeping("the report is written at its end, so there is none"):
-        path, held = run_tour(out, seed=seed)
-    show_path("report", path)
-    if not held:
-        fail("some claims did not hold; the report says which", 1)
+from overt.cli.base import app, console, show_path
 
 
 @app.command()

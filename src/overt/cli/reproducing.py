@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
@@ -11,7 +11,8 @@ from overt._check import InputError
 from overt.cli.base import Engine, app, console, fail, keeping, show_path, show_table
 
 if TYPE_CHECKING:
-    from overt.experiments import Experiment
+    from overt.papers import Figure
+    from overt.papers.figures import Row
 
 
 @app.command()
@@ -19,15 +20,23 @@ def reproduce(
     what: Annotated[
         list[str] | None, Argument(metavar="ID", help="Which one; all; page; or compare OLD NEW.")
     ] = None,
-    list_all: Annotated[bool, Option("--list", help="List what can be reproduced.")] = False,
+    list_all: Annotated[
+        bool, Option("--list", help="List figures, their sizes, hours and data.")
+    ] = False,
     size: Annotated[
         str, Option(help="toy (seconds), reduced, or paper (as printed); see --list.")
     ] = "toy",
-    n_jobs: Annotated[int, Option(min=1, help="Number of processes.")] = 1,
+    n_jobs: Annotated[int, Option(min=-1, help="Number of processes (-1: all cores).")] = 1,
     engine: Engine = "local",
     out: Annotated[Path, Option(help="Folder for rows, pictures and summaries.")] = Path(
         "overt-results"
     ),
+    picture_format: Annotated[
+        str, Option("--format", help="Format of the picture: png, pdf or svg.")
+    ] = "png",
+    download: Annotated[
+        bool, Option("--download", help="Fetch MNIST or MovieLens into OVERT_DATA if absent.")
+    ] = False,
     as_markdown: Annotated[
         bool, Option("--markdown", help="The page as index.md with its pictures.")
     ] = False,
@@ -41,81 +50,129 @@ def reproduce(
     """
     match what or []:
         case _ if list_all or not what:
-            lines = [(e.id, ", ".join(e.grids), e.source, e.claim) for e in _known()]
-            show_table(("id", "sizes", "source", "claim"), lines)
+            _list_figures()
         case ["all"]:
             _reproduce_all(size, n_jobs, out, engine)
         case ["page"]:
             _write_page(out, {}, as_markdown)
         case ["compare", old, new]:
-            from overt.experiments.record import compare
+            from overt.papers.overview import compare
 
-            changed = list(compare(_known(), old, new))
+            changed = list(compare(_figures(), old, new))
             show_table(("id", "claim", "before", "now"), changed)
             console.print(f"{len(changed)} claims changed.")
         case [name]:
-            _reproduce(name, size, n_jobs, out, engine)
+            figure = _figure(name)
+            if download:
+                _download(figure, size)
+            rows = _rows(figure, size, n_jobs, out, engine)
+            _report(figure, size, rows, out, picture_format)
         case _:
             raise InputError(
-                f"one experiment at a time, or all, page, compare OLD NEW; got {' '.join(what)}"
+                f"one figure at a time, or all, page, compare OLD NEW; got {' '.join(what)}"
             )
 
 
-def _known() -> list[Experiment]:
-    from overt import experiments
+def _figures() -> list[Figure]:
+    from overt.papers import items
+    from overt.papers.overview import figures_of
 
-    return [experiments.find(name) for name in experiments.IDS]
+    return figures_of(items().values())
 
 
-def _reproduce(name: str, size: str, n_jobs: int, out: Path, engine: str) -> None:
-    from overt import experiments
+def _figure(name: str) -> Figure:
+    from overt._check import unknown
+    from overt.papers import find
+
+    figures = {figure.id: figure for figure in _figures()}
+    if name not in figures:
+        raise unknown("figure", name, figures)
+    figure = find(name).figure
+    assert figure is not None  # noqa: S101
+    return figure
+
+
+def _list_figures() -> None:
+    lines = []
+    for figure in _figures():
+        for size in figure.sizes:
+            hours = figure.hours.get(size, 0.0)
+            lines.append(
+                (
+                    figure.id,
+                    size,
+                    f"{hours:g} h" if hours else "minutes",
+                    figure.data(size) or "none",
+                    figure.source,
+                )
+            )
+    show_table(("id", "size", "one core", "data", "source"), lines)
+
+
+def _download(figure: Figure, size: str) -> None:
+    from overt.papers.downloads import fetch
+
+    for name in filter(None, figure.data(size).split(", ")):
+        show_path(name, fetch(name))
+
+
+def _rows(
+    figure: Figure, size: str, n_jobs: int, out: Path, engine: str
+) -> list[dict[str, object]]:
     from overt._progress import meter
+    from overt.papers import run
 
-    experiment = experiments.find(name)
-    stored = f"rows that were finished are in {out / experiment.id}.jsonl; the same command goes on"
-    with keeping(stored), meter(experiment.id, 1) as bar:
-        where: dict[str, Any] = {"n_jobs": n_jobs, "engine": engine}
-        rows = experiments.run(experiment, size=size, out=out, on_row=bar.reach, **where)
-    findings, picture = experiments.report(experiment, size, rows, out)
+    stored = f"rows already computed are in {out / figure.id}.jsonl; the same command resumes"
+    with keeping(stored), meter(figure.id, 1) as bar:
+        return run(figure, size=size, n_jobs=n_jobs, out=out, on_row=bar.reach, engine=engine)
+
+
+def _report(figure: Figure, size: str, rows: list[Row], out: Path, picture_format: str) -> None:
+    from overt.papers import report
+
+    findings, picture = report(figure, size, rows, out, picture_format)
     show_table(
         ("claim", "verdict", "measured", "reported"),
         [(f.claim, f.verdict, f.measured, f.reported) for f in findings],
     )
-    if size in experiment.differs:
-        console.print(f"Differs from print: {experiment.differs[size]}.", soft_wrap=True)
+    if figure.table:
+        header, lines = figure.table(rows)
+        show_table(header, lines)
+    if size in figure.differs:
+        console.print(f"Differs from the paper: {figure.differs[size]}.", soft_wrap=True)
     show_path("picture", picture)
     if any(f.verdict == "fails" for f in findings):
-        fail(f"{experiment.id}: a claim did not hold", 1)
+        fail(f"{figure.id}: a claim did not hold", 1)
 
 
 def _reproduce_all(size: str, n_jobs: int, out: Path, engine: str) -> None:
     from overt._check import choice
     from overt._progress import meter
-    from overt.experiments.base import SIZES
-    from overt.experiments.record import run_all
+    from overt.papers.figures import SIZES
+    from overt.papers.overview import run_all
 
     choice("size", size, SIZES)
-    stored = f"rows that were finished are in {out}; the same command goes on"
+    stored = f"rows already computed are in {out}; the same command resumes"
     with keeping(stored), meter("all", 1) as bar:
 
-        def tell(done: int, total: int, name: str) -> None:
+        def show_progress(done: int, total: int, name: str) -> None:
             bar.reach(done, total)
             bar.advance(0, note=name)
 
-        absent = run_all(_known(), size, out, n_jobs=n_jobs, on_row=tell, engine=engine)
+        absent = run_all(_figures(), size, out, n_jobs=n_jobs, on_row=show_progress, engine=engine)
     _write_page(out, absent)
 
 
 def _write_page(out: Path, absent: dict[str, str], as_markdown: bool = False) -> None:
-    from overt.experiments.record import entries, write_markdown, write_page
+    from overt.papers.overview import measured, write_markdown, write_page
 
-    held = list(entries(_known(), out))
-    show_table(("id", "size", "claims"), [(e.experiment.id, e.size, e.counts) for e in held])
+    found = list(measured(_figures(), out))
+    show_table(("id", "size", "claims"), [(m.figure.id, m.size, m.counts) for m in found])
     for name, reason in absent.items():
         console.print(f"{name} was not run: {reason}", soft_wrap=True)
     command = "overt reproduce {id} --size {size}"
     if as_markdown:
-        path = write_markdown(_known(), out)
+        path = write_markdown(_figures(), out)
     else:
-        path = write_page(_known(), out, absent, command)
+        path = write_page(_figures(), out, absent, command)
     show_path("page", path)

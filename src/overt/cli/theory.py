@@ -1,126 +1,189 @@
-"""`overt verify`: the papers' statements, run on this machine."""
+"""`overt verify` and `overt cite`: the papers' statements, checked on this machine, and cited."""
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 from typer import Argument, Option
 
-from overt.cli.base import AsJson, Seed, app, console, ended, fail, show_json, show_table
+from overt.cli.base import AsJson, Seed, app, console, ended, fail, show_json, show_path, show_table
 
 if TYPE_CHECKING:
-    from overt.theorems.base import Theorem, Verdict
+    from overt.papers import Item, Verdict
 
 
 @app.command()
 def verify(
-    ids: Annotated[list[str] | None, Argument(help="Statements to check; all by default.")] = None,
+    ids: Annotated[
+        list[str] | None,
+        Argument(help="Ids of statements, or Python files with your own; all by default."),
+    ] = None,
     as_json: AsJson = False,
     seed: Seed = 0,
+    seeds: Annotated[int, Option(min=1, help="Number of seeds, counted from --seed.")] = 1,
     size: Annotated[str, Option(help="small, medium or large problems.")] = "small",
     list_all: Annotated[bool, Option("--list", help="List the statements.")] = False,
     card: Annotated[bool, Option("--card", help="Show all that is known of each.")] = False,
     as_latex: Annotated[bool, Option("--latex", help="Print them as LaTeX.")] = False,
     as_bibtex: Annotated[bool, Option("--bibtex", help="Print their papers.")] = False,
+    out: Annotated[
+        Path | None, Option(help="Folder in which to store the worst verdict of each.")
+    ] = None,
 ) -> None:
     """Check the papers' statements against independent oracles.
 
-    For a corrected statement the printed form is measured too, and must fail. The exit code is 1 if
-    any statement does not hold, or one that was named could not be run. Try: [bold]overt verify
-    --list[/bold], [bold]overt verify path-norm --card[/bold]; --latex and --bibtex print
-    and check nothing.
+    The paper's own form of a corrected statement, and the null of a bound, are measured too and
+    must fail. The exit code is 1 if any statement does not hold, or one that was named could not be
+    run. Try: [bold]overt verify --list[/bold], [bold]overt verify path-norm --card[/bold],
+    [bold]overt verify my_file.py[/bold]; --latex and --bibtex print and check nothing.
     """
-    from overt import theorems
     from overt._progress import meter, reraising_interrupts
+    from overt.papers import verify as check
 
+    chosen = _chosen(ids or [])
     if list_all:
-        known = theorems.registered().values()
-        show_table(("id", "source", "checked", "claim"),
-                   [(t.id, t.source, t.kind, t.claim) for t in known])  # fmt: skip
+        lines = [(item.id, item.source, item.how, item.claim) for item in chosen]
+        show_table(("id", "source", "checked", "claim"), lines)
         return
-    chosen, verdicts = ids or list(theorems.registered()), []
-    checks = theorems.verify(chosen, size=size, seed=seed)
     if as_latex or as_bibtex:
-        _print_sources([theorems.registered()[name] for name in chosen], as_latex, as_bibtex)
+        _print_sources(chosen, as_latex, as_bibtex)
         return
+    verdicts: list[Verdict] = []
     status = "finished"
     try:
-        with meter("verify", len(chosen), show=not as_json) as bar:
-            for _ in chosen:
-                with reraising_interrupts():
-                    verdict = next(checks)
-                verdicts.append(verdict)
-                bar.advance(note=verdict.id)
+        with meter("verify", len(chosen) * seeds, show=not as_json) as bar:
+            for number in range(seed, seed + seeds):
+                checks = check(chosen, size=size, seed=number)
+                for _ in chosen:
+                    with reraising_interrupts():
+                        verdict = next(checks)
+                    verdicts.append(verdict)
+                    bar.advance(note=verdict.id)
     except KeyboardInterrupt:
         status = "interrupted"
     if as_json:
         show_json(verdicts, indent=1)
     elif card:
         for verdict in verdicts:
-            _show_card(verdict, theorems.registered()[verdict.id].kind)
+            _show_card(verdict)
     else:
         _show_verdicts(verdicts)
-    ended(status, f"{len(verdicts)} of {len(chosen)} were checked")
+    ended(status, f"{len(verdicts)} of {len(chosen) * seeds} were checked")
+    if out is not None:
+        _store(verdicts, size, out)
     # What was named must be confirmed; of all statements those of missing extras may be absent.
-    passing = ("holds",) if ids else ("holds", "skipped")
-    failed = [v.id for v in verdicts if v.verdict not in passing]
+    passing = ("holds",) if ids else ("holds", "not run")
+    failed = dict.fromkeys(v.id for v in verdicts if v.verdict not in passing)
     if failed:
         fail(f"not confirmed: {', '.join(failed)}", 1)
 
 
-def _print_sources(statements: list[Theorem], as_latex: bool, as_bibtex: bool) -> None:
-    from overt.theorems._bibtex import bibtex
-    from overt.theorems._latex import latex
+@app.command()
+def cite(
+    ids: Annotated[
+        list[str] | None, Argument(help="Items whose papers to cite; overt and all by default.")
+    ] = None,
+) -> None:
+    """Print BibTeX entries of overt and of the papers that it runs.
 
-    parts = [latex(statement) for statement in statements] if as_latex else []
-    typer.echo("\n\n".join([*parts, *([bibtex(statements)] if as_bibtex else [])]))
+    Try: [bold]overt cite[/bold], or [bold]overt cite path-norm[/bold] for the paper of one item.
+    """
+    from overt.papers import bibtex, find
+
+    typer.echo(bibtex({find(name).paper for name in ids} if ids else None))
+
+
+def _chosen(ids: list[str]) -> list[Item]:
+    """Return the statements with these ids and in these Python files; all if none is named."""
+    from overt.papers import find, items
+    from overt.papers.verification import deciding, statements_in
+
+    if not ids:
+        return [item for item in items().values() if item.check]
+    chosen: dict[str, Item] = {}
+    for given in ids:
+        found = statements_in(given) if given.endswith(".py") else deciding(find(given))
+        chosen |= {item.id: item for item in found}
+    return list(chosen.values())
+
+
+def _print_sources(items: list[Item], as_latex: bool, as_bibtex: bool) -> None:
+    from overt.papers import bibtex
+
+    parts = [item.to_latex() for item in items] if as_latex else []
+    if as_bibtex:
+        parts.append(bibtex({item.paper for item in items}))
+    typer.echo("\n\n".join(parts))
+
+
+def _store(verdicts: list[Verdict], size: str, folder: Path) -> None:
+    from overt._files import ready
+    from overt.papers.overview import read_verdicts, summarize, write_verdicts
+
+    ready(folder)
+    date = time.strftime("%Y-%m-%d", time.gmtime())
+    stored = read_verdicts(folder) | summarize(verdicts, size, date)
+    show_path("verdicts", write_verdicts(stored, folder))
 
 
 def _show_verdicts(verdicts: list[Verdict]) -> None:
     show_table(
-        ("statement", "residual", "tolerance", "printed", "verdict", "seconds"),
+        ("statement", "residual", "tolerance", "paper's form", "null", "verdict", "seconds"),
         [
-            (f"{v.id}: {v.claim if v.residual is not None else v.detail}", v.residual, v.tolerance,
-             v.printed_residual, v.verdict, v.seconds)
+            (
+                f"{v.id}: {v.claim if v.residual is not None else v.detail}",
+                v.residual,
+                v.tolerance,
+                v.printed_residual,
+                v.null_residual,
+                v.verdict,
+                v.seconds,
+            )
             for v in verdicts
         ],
-    )  # fmt: skip
+    )
     held = sum(v.verdict == "holds" for v in verdicts)
     console.print(f"{held} of {len(verdicts)} statements hold.")
-    skipped = [v for v in verdicts if v.verdict == "skipped"]
-    if skipped:
-        console.print(f"{len(skipped)} were skipped: {skipped[0].detail}")
-    corrected = sum(v.correction is not None for v in verdicts)
+    absent = [v for v in verdicts if v.verdict == "not run"]
+    if absent:
+        console.print(f"{len(absent)} were not run: {absent[0].detail}")
+    corrected = sum(v.printed_residual is not None for v in verdicts)
     if corrected:
-        from overt.theorems import distinct
-
+        noun = "statement corrects its" if corrected == 1 else "statements correct their"
         console.print(
-            f"{corrected} are corrected, at {distinct(verdicts)} places of the papers: the form "
-            "printed there was measured too, and must not hold."
+            f"{corrected} {noun} paper; the paper's own form was tested too and must fail."
         )
 
 
-def _show_card(verdict: Verdict, kind: str) -> None:
+def _show_card(verdict: Verdict) -> None:
     """Print a statement: source, claim, assumptions, correction, oracle, verdict."""
-    residual, printed, tolerance = verdict.residual, verdict.printed_residual, verdict.tolerance
-    found = None if residual is None else f"residual {residual:.3g}, tolerance {tolerance:g}"
-    as_printed = None
-    if printed is not None and tolerance is not None:
-        held = "holds too" if printed <= tolerance else "does not hold"
-        as_printed = f"residual {printed:.3g}: {held}"
+    from overt.papers.records import HOW
+
+    residual, tolerance = verdict.residual, verdict.tolerance
+    found = "" if residual is None else f" (residual {residual:.3g}, tolerance {tolerance:g})"
     lines = {
         "source": verdict.source,
         "claim": verdict.claim,
         "assumes": verdict.assumes,
         "correction": verdict.correction,
-        "as printed": as_printed,
+        "as printed": _compared(verdict.printed_residual, tolerance),
+        "null": _compared(verdict.null_residual, tolerance),
         "oracle": verdict.detail,
-        "verdict": f"{verdict.verdict}" + (f" ({found})" if found else ""),
-        "checked": kind,
+        "verdict": verdict.verdict + found,
+        "checked": f"{verdict.how}: {HOW[verdict.how]}",
     }
     console.print(f"[bold]{verdict.id}[/]")
     for name, text in lines.items():
-        if text is not None:
+        if text:
             console.print(f"  {name:<11}{escape(text)}", soft_wrap=True, highlight=False)
+
+
+def _compared(residual: float | None, tolerance: float | None) -> str:
+    if residual is None or tolerance is None:
+        return ""
+    outcome = "holds too" if residual <= tolerance else "does not hold"
+    return f"residual {residual:.3g}: {outcome}"

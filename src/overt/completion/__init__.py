@@ -9,11 +9,19 @@ from overt.completion.evaluation import Evaluation, evaluate
 from overt.completion.explaining import Explanation
 from overt.completion.imputer import DropoutImputer
 from overt.completion.listing import Recommendations
+from overt.completion.ratings_file import RatingsFile, read_ratings
 from overt.completion.recommending import NewRow, Recommendation
-from overt.completion.storage.collecting import RatingsFile
-from overt.completion.storage.files import read_ratings
 
 __all__ = [
-    "Bound", "DropoutCompletion", "DropoutImputer", "Evaluation", "Explanation", "NewRow",
-    "RatingsFile", "Recommendation", "Recommendations", "evaluate", "read_ratings",
-]  # fmt: skip
+    "Bound",
+    "DropoutCompletion",
+    "DropoutImputer",
+    "Evaluation",
+    "Explanation",
+    "NewRow",
+    "RatingsFile",
+    "Recommendation",
+    "Recommendations",
+    "evaluate",
+    "read_ratings",
+]

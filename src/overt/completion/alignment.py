@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from overt._check import InputError
-from overt._identifiers import identifiers, index
 from overt._types import Array
 from overt.completion.forms.encoding import Encoder
 from overt.entries import Entries
+from overt.entries.frames import is_frame, read_frame
+from overt.entries.identifiers import UNKNOWN, IdentifierIndex, as_identifiers, as_index
 
 
 def with_features(
@@ -48,13 +49,13 @@ def with_features(
 def _identified(name: str, table: Any) -> tuple[Array | None, Any]:
     """Return the identifiers of a table's rows, None where they are indices, and the table."""
     if isinstance(table, tuple) and len(table) == 2:
-        return identifiers(f"identifiers of {name}", table[0]), table[1]
-    index = getattr(table, "index", None)
-    if index is None or callable(index) or not hasattr(table, "columns"):
+        return as_identifiers(f"identifiers of {name}", table[0]), table[1]
+    index = read_frame(table).index if is_frame(table) else None
+    if index is None:
         return None, table
-    ids = identifiers(f"the index of {name}", np.asarray(index))
-    plain = ids.dtype.kind in "iu" and np.array_equal(ids, np.arange(len(ids)))
-    return (None if plain else ids), table
+    ids = as_identifiers(f"the index of {name}", np.asarray(index))
+    counts_up = ids.dtype.kind == "i" and np.array_equal(ids, np.arange(len(ids)))
+    return (None if counts_up else ids), table
 
 
 def _places(
@@ -67,28 +68,22 @@ def _places(
     if known is None:
         if ids is None and count < size:
             raise InputError(f"{name} must have a row for each of {size} indices, got {count}")
-        at = np.arange(count) if ids is None else index(f"identifiers of {name}", ids)
-        if len(np.unique(at)) < len(at):
-            raise InputError(f"{name} must have different identifiers")
+        at = np.arange(count) if ids is None else as_index(f"identifiers of {name}", ids)
+        all_ids = None
         size = max(size, int(at.max(initial=-1)) + 1)
-        order = np.full(size, -1)
-        order[at] = np.arange(count)
-        return order, _sized(entries, side, size)
-    if ids is None:
+    elif ids is None:
         raise InputError(
             f"entries have identifiers, so {name} must be a pair (identifiers, table), or a data "
             "frame whose index holds them"
         )
-    written, mine = ids.astype(str), known.astype(str)
-    if len(np.unique(written)) < len(written):
+    else:
+        at, all_ids = IdentifierIndex(name, size, known).extend(ids)
+        size = len(all_ids)
+    if len(np.unique(at)) < len(at):
         raise InputError(f"{name} must have different identifiers")
-    where = {key: place for place, key in enumerate(written.tolist())}
-    order = np.array([where.pop(key, -1) for key in mine.tolist()], dtype=int)
-    more = np.array(sorted(where.values()), dtype=int)
-    names = ids if known.dtype.kind == ids.dtype.kind else written
-    all_ids = np.concatenate([known if names is ids else mine, names[more]])
-    order = np.concatenate([order, more])
-    return order, _sized(entries, side, len(order), all_ids)
+    order = np.full(size, UNKNOWN)
+    order[at] = np.arange(count)
+    return order, _sized(entries, side, size, all_ids)
 
 
 def _sized(entries: Entries, side: int, count: int, ids: Array | None = None) -> Entries:

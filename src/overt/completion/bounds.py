@@ -12,6 +12,7 @@ import numpy as np
 
 from overt import penalty
 from overt._check import InputError, number
+from overt._types import Floats
 from overt.completion.forms.model import FactorModel
 from overt.entries import Entries
 from overt.results import Result
@@ -65,16 +66,26 @@ def rademacher_constant(shape: tuple[int, int]) -> float:
     return float(np.sqrt(2 * L) + L / 3)
 
 
+def factors(model: FactorModel) -> tuple[Floats, Floats]:
+    """Return U and V, whose product is in the units of the values."""
+    if model.pairs is not None:
+        raise InputError(
+            'with missing="negative" a model predicts choices, not values: what theory says is of '
+            'values (missing="unknown")'
+        )
+    return model.factors(0), model.factors(1)
+
+
 def explicit_regularizer(model: FactorModel, entries: Entries) -> float:
     """R = mean over entries of sum_i U_ai^2 V_bi^2 (thesis, Proposition 3, without lam)."""
-    U, V = model.factors(0), model.factors(1)
+    U, V = factors(model)
     # penalty.completion has the factor lam, which is 1 at drop_prob 1/2.
     return float(penalty.completion(U, V, entries.rows, entries.cols, 0.5))
 
 
 def weighted_trace_norm(model: FactorModel, entries: Entries) -> float:
     """|diag(sqrt p) U V' diag(sqrt q)|_* from QR factors of the two sides."""
-    U, V = model.factors(0), model.factors(1)
+    U, V = factors(model)
     p = np.bincount(entries.rows, minlength=len(U)) / len(entries)
     q = np.bincount(entries.cols, minlength=len(V)) / len(entries)
     left = np.linalg.qr(np.sqrt(p)[:, None] * U).R
@@ -98,13 +109,16 @@ def generalization_bound(
     delta = number("delta", delta, exclusive=True)
     if delta >= 1:
         raise InputError(f"delta must be below 1, got {delta}")
-    rows, cols, n = entries.rows, entries.cols, len(entries)
-    U, V = model.factors(0), model.factors(1)
+    rows = entries.rows
+    cols = entries.cols
+    n = len(entries)
+    U, V = factors(model)
     product = np.einsum("ei,ei->e", U[rows], V[cols])
-    target = entries.values - model.center
+    offset = np.full(n, model.center)
     if model.columns.biases:
         k = model.columns.n_factors
-        target = target - model.means[0][rows, k] - model.means[1][cols, k + 1]
+        offset = offset + model.means[0][rows, k] + model.means[1][cols, k + 1]
+    target = entries.values - offset
     scale = float(np.abs(target).max()) or 1.0
     clipped = np.clip(product, -scale, scale)
     alpha = min(

@@ -38,7 +38,8 @@ def choose_drop_prob(
 ) -> tuple[Settings, Floats]:
     """Try a path of drop probabilities, each warm-started, on a held-out tenth."""
     order = np.random.default_rng([settings.seed, 1]).permutation(len(entries))
-    held, kept = np.sort(order[: len(entries) // 10]), np.sort(order[len(entries) // 10 :])
+    held = np.sort(order[: len(entries) // 10])
+    kept = np.sort(order[len(entries) // 10 :])
     if not len(held):
         raise InputError(f'drop_prob="auto" needs at least 10 entries, got {len(entries)}')
     holdout = entries.take(held)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
@@ -13,31 +13,29 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import RegressorTags
 from sklearn.utils.validation import check_is_fitted
 
-from overt._check import instance
-from overt._frames import is_table
+from overt._check import InputError, instance, whole
 from overt._types import Seed
-from overt.completion import fitting, plotting, reading, recommending, scoring
+from overt.completion import fitting, incremental, plotting, ratings_file, recommending, scoring
 from overt.completion.alignment import with_features
 from overt.completion.answering import Answers
+from overt.completion.engines import make_engine
 from overt.completion.explaining import Explanation, explain
-from overt.completion.filling import Fills
-from overt.completion.forms.model import UNKNOWN, FactorModel, Fit
-from overt.completion.forms.units import chosen
-from overt.completion.growing import Growing
+from overt.completion.forms.model import FactorModel, Fit
+from overt.completion.forms.strengths import observed_pairs, refuse_dislikes
 from overt.completion.index import EntryIndex
-from overt.completion.ledger import Ledger
 from overt.completion.recommending import NewRow
-from overt.completion.settings import Settings, fresh_seed
-from overt.completion.sharing import SharedEntries
+from overt.completion.settings import RANKING, Settings, fresh_seed
 from overt.completion.storage import checkpoints, models
-from overt.completion.storage.files import is_path
+from overt.completion.tables import read_entries
 from overt.entries import Entries, observed
+from overt.entries.frames import is_frame, is_table
+from overt.entries.identifiers import UNKNOWN, warn_unknown
 from overt.results import Status
 
 Path = str | os.PathLike[str]
 
 
-class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
+class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
     """Complete a matrix of which some entries are observed.
 
     Entry (a, b) is explained by mean + row bias + column bias + u_a . v_b. `drop_prob`, with which
@@ -61,7 +59,7 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         `batch_size`; a sweep is then an epoch.
     max_sweeps, tol
         Stop after so many sweeps (default 100), or when the objective falls by less than `tol` in
-        one: nats per rating with "learn" (default 5e-4), relative otherwise (default 1e-5; SGD
+        one: nats per rating with "learn" (default 7e-4), relative otherwise (default 1e-5; SGD
         always takes all its epochs).
     average
         With "learn": average predictions of so many draws; more accurate and slower. "auto" takes
@@ -91,8 +89,9 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         Residual variance, and what multiplies it in each row and column (1 unless learned).
     objective_, n_sweeps_, average_, status_
         The objective after each sweep, their number, that of draws averaged, and how the fit ended.
-    drift_
-        Root mean square change of predictions if rows held by `partial_fit` were solved again.
+    file_report_
+        After fitting to a file: lines used, rejected lines with reasons, duplicates, columns;
+        None otherwise.
     path_, faults_
         With "auto": (drop_prob, held-out RMSE) as tried; what a cluster lost, and did again.
     covariance_
@@ -109,32 +108,67 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
     True
     """
 
+    file_report_: ratings_file.FileReport | None
+
     def __init__(
-        self, n_factors: int | None = None, drop_prob: Any = "learn", biases: bool = True,
-        ridge: float = 1e-6, method: str = "alternating", max_sweeps: int | None = None,
-        tol: float | None = None, average: Any = "auto", signals: Any = "auto", clip: Any = "auto",
-        learning_rate: float = 1.0, batch_size: int = 2000, seed: Seed = 0,
-        n_jobs: int | None = None, engine: str = "local", missing: str = "unknown",
-        scale: Any = "auto", random_state: Any = None, memory_limit: Any = None,
-    ) -> None:  # fmt: skip
-        self.n_factors, self.drop_prob, self.biases = n_factors, drop_prob, biases
-        self.ridge, self.method, self.max_sweeps, self.tol = ridge, method, max_sweeps, tol
-        self.average, self.signals, self.random_state = average, signals, random_state
-        self.clip, self.learning_rate, self.batch_size = clip, learning_rate, batch_size
-        self.seed, self.n_jobs, self.engine = seed, n_jobs, engine
-        self.missing, self.scale, self.memory_limit = missing, scale, memory_limit
+        self,
+        n_factors: int | None = None,
+        drop_prob: Any = "learn",
+        biases: bool = True,
+        ridge: float = 1e-6,
+        method: str = "alternating",
+        max_sweeps: int | None = None,
+        tol: float | None = None,
+        average: Any = "auto",
+        signals: Any = "auto",
+        clip: Any = "auto",
+        learning_rate: float = 1.0,
+        batch_size: int = 2000,
+        seed: Seed = 0,
+        n_jobs: int | None = None,
+        engine: str = "local",
+        missing: str = "unknown",
+        random_state: Any = None,
+        memory_limit: Any = None,
+    ) -> None:
+        self.n_factors = n_factors
+        self.drop_prob = drop_prob
+        self.biases = biases
+        self.ridge = ridge
+        self.method = method
+        self.max_sweeps = max_sweeps
+        self.tol = tol
+        self.average = average
+        self.signals = signals
+        self.random_state = random_state
+        self.clip = clip
+        self.learning_rate = learning_rate
+        self.batch_size = batch_size
+        self.seed = seed
+        self.n_jobs = n_jobs
+        self.engine = engine
+        self.missing = missing
+        self.memory_limit = memory_limit
 
     def fit(
-        self, X: Any, y: Any = None, row_features: Any = None, col_features: Any = None,
-        sample_weight: Any = None, *, checkpoint: Path | None = None, resume: bool = False,
-    ) -> Self:  # fmt: skip
+        self,
+        X: Any,
+        y: Any = None,
+        row_features: Any = None,
+        col_features: Any = None,
+        sample_weight: Any = None,
+        *,
+        checkpoint: Path | None = None,
+        resume: bool = False,
+    ) -> Self:
         """Fit to observed entries.
 
         X is `overt.Entries`, scipy sparse (rows x columns; stored zeros are ratings of zero), a
         dense array with NaN (or a mask) for missing entries, a data frame of three columns (row,
         column, value; predictions are then asked for by identifier), the path of a file or folder,
         or, with `y`, an (n, 2) array of (row, col) pairs, which cross-validation splits: indices,
-        or identifiers if they are strings. An entry given twice counts twice (in files, its mean).
+        or identifiers if they are strings. An entry given twice counts twice; those of a file or a
+        data frame are averaged, with a warning.
 
         With "learn", rows and columns may have features: an array, a sparse matrix or a data frame
         (numbers, categories, missing values) with a row for each, or, where entries have
@@ -144,114 +178,188 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         `checkpoint` names a folder that keeps every sweep; `resume` goes on from it, on any engine.
         """
         tables = (row_features, col_features)
-        plain = all(given is None for given in (sample_weight, *tables))
-        if is_path(X):
-            with reading.opened(X, self._settings(), shared=plain) as read:
-                X = read.entries
-                if plain:
-                    return self.fit_entries(X, *tables, checkpoint, resume)
+        if ratings_file.is_path(X):
+            if y is not None:
+                raise InputError("a file holds the values itself: leave out y")
+            read = ratings_file.read_ratings(X, memory_limit=self.memory_limit)
+            report = ratings_file.report(X, read)
+            entries = read.entries
+            if sample_weight is not None:
+                entries = entries.repeated(sample_weight)
+            self.fit_entries(entries, *tables, checkpoint, resume)
+            self.file_report_ = report
+            return self
         matrix = y is None and not isinstance(X, Entries)
-        entries, table = observed(X, y), matrix and is_table(X)
+        entries = read_entries(X, y, self.missing)
         if sample_weight is not None:
-            entries = entries.repeated(sample_weight, by_row=matrix and entries.row_ids is None)
-        return self.fit_entries(entries, *tables, checkpoint, resume, table=table)
+            by_row = matrix and (is_table(X) or not is_frame(X))
+            entries = entries.repeated(sample_weight, by_row=by_row)
+        return self.fit_entries(entries, *tables, checkpoint, resume)
 
     def fit_triplets(
-        self, rows: Any, cols: Any, values: Any, *, shape: tuple[int, int] | None = None,
-        on_sweep: Callable[[int, float], Any] = lambda sweeps, objective: None, **features: Any,
-    ) -> Self:  # fmt: skip
+        self,
+        rows: Any,
+        cols: Any,
+        values: Any,
+        *,
+        shape: tuple[int, int] | None = None,
+        on_sweep: Callable[[int, float], Any] = lambda sweeps, objective: None,
+        **features: Any,
+    ) -> Self:
         """Fit to three arrays; `on_sweep(sweeps done, objective)` may watch; features as in fit."""
         features["on_form"] = lambda form: on_sweep(len(form.history), form.history[-1])
         return self.fit_entries(Entries(rows, cols, values, shape), **features)
 
     def fit_entries(
-        self, entries: Any, row_features: Any = None, col_features: Any = None,
-        checkpoint: Any = None, resume: bool = False, **how: Any,
-    ) -> Self:  # fmt: skip
+        self,
+        entries: Any,
+        row_features: Any = None,
+        col_features: Any = None,
+        checkpoint: Any = None,
+        resume: bool = False,
+        **how: Any,
+    ) -> Self:
         """Fit to Entries; `how` is what `overt.completion.fitting.fit_entries` takes."""
-        if not isinstance(entries, SharedEntries):
-            instance("entries", entries, Entries, "overt.Entries")
-        settings, tables = self._settings(), (row_features, col_features)
-        entries = chosen(entries) if settings.missing == "negative" else entries
+        self.file_report_ = None
+        instance("entries", entries, Entries, "overt.Entries")
+        settings = self._settings()
+        tables = (row_features, col_features)
+        if settings.missing == "negative":
+            refuse_dislikes(entries.values)
+            entries = observed_pairs(entries)
         entries, given, encoders = with_features(entries, tables, allowed=settings.learned)
         kept = checkpoints.opened(checkpoint, entries, self.get_params(), given, resume)
         fit = fitting.fit_entries(settings, entries, given=given, checkpoint=kept, **how)
-        entries = entries if isinstance(entries, Entries) else entries.filed
-        return self._adopt(entries, replace(fit, model=replace(fit.model, encoders=encoders)))
-
-    @property
-    def entries_(self) -> Entries:
-        """The entries fitted, those of `partial_fit` included."""
-        return self._growing.ledger.entries
+        chosen = None
+        if fit.model.pairs is None and len(entries) <= RANKING:
+            chosen = _ranking_model(settings, entries, fit)
+        fit = replace(fit, model=replace(fit.model, encoders=encoders))
+        return self._adopt(entries, fit, chosen)
 
     def _settings(self) -> Settings:
         given = self.get_params()
         return Settings(**given | {"seed": fresh_seed(self.seed, given.pop("random_state"))})
 
-    def _adopt(self, entries: Any, fit: Fit) -> Self:
+    def _adopt(self, entries: Any, fit: Fit, chosen: FactorModel | None) -> Self:
         """Take over a fit of these entries."""
-        fitted = fit.fitted or len(entries)
-        self._growing = Growing(fit.model, Ledger(entries), self.ridge, fitted)
-        self.drop_prob_, self.learned_drop_prob_ = fit.drop_prob, fit.learned_drop_prob
-        self.objective_, self.n_sweeps_ = np.asarray(fit.objective), len(fit.objective)
-        self.status_, self.path_, self.faults_ = fit.status, fit.path, fit.faults
-        return self._show()
+        found = {
+            "_fitted": fit.fitted or len(entries),
+            "drop_prob_": fit.drop_prob,
+            "learned_drop_prob_": fit.learned_drop_prob,
+            "path_": fit.path,
+            "faults_": fit.faults,
+        }
+        given = fit.model, chosen, entries, fit.objective, fit.status
+        return self._show(*given, found)
 
-    def _show(self) -> Self:
-        """Take over the model as it has grown."""
-        growing = self._growing
-        self.model_, self.index_ = growing.model, EntryIndex(growing.ledger)
-        self.drift_, self.chosen_ = growing.drift, None
-        self.row_ids_, self.col_ids_ = growing.ledger.row_ids, growing.ledger.col_ids
-        self.__dict__ |= {f"{name}_": value for name, value in growing.model.shown().items()}
+    def _show(
+        self,
+        model: FactorModel,
+        chosen: FactorModel | None,
+        entries: Entries,
+        objective: Sequence[float],
+        status: Status,
+        found: Mapping[str, Any] = MappingProxyType({}),
+    ) -> Self:
+        """Take over a model and the entries it knows, all at once: Ctrl-C cannot part them."""
+        shown = {f"{name}_": value for name, value in model.shown().items()}
+        shown |= found
+        shown |= {
+            "entries_": entries,
+            "model_": model,
+            "index_": EntryIndex(entries),
+            "row_ids_": entries.row_ids,
+            "col_ids_": entries.col_ids,
+            "chosen_": chosen,
+            "objective_": np.asarray(objective, dtype=float),
+            "n_sweeps_": len(objective),
+            "status_": status,
+        }
+        self.__dict__.update(shown)
         return self
 
-    def predict(self, rows: Any, cols: Any = None, return_std: bool = False) -> Any:
-        """Return predictions for entries (rows[i], cols[i]); with `return_std` also their spread.
+    def predict(
+        self,
+        rows: Any,
+        cols: Any = None,
+        return_std: bool = False,
+        *,
+        keys: str = "auto",
+        return_known: bool = False,
+    ) -> Any:
+        """Return predictions for entries (rows[i], cols[i]).
 
-        `rows` alone may be Entries, or an (n, 2) array of pairs; a model of identifiers is asked by
-        these, or by `rows` and `cols` of Entries. What was never seen (an index of -1 or beyond the
-        fitted shape) gets what is known of the other side. The standard deviation is that of a new
-        observation: residual noise and uncertainty of the factors.
+        `rows` alone may be Entries, or an (n, 2) array or frame of pairs. A model that was fitted
+        with identifiers is asked by identifiers, any other by indices from 0; keys="id" and
+        keys="index" say which explicitly. Entries mean what they say, identifiers or indices.
+
+        A row or column that was never seen (an unknown identifier, an index of -1 or beyond the
+        fitted shape) gets what is known of the other side, with a warning. `return_known` returns
+        a mask of entries whose row and column are both known instead of the warning. `return_std`
+        returns the standard deviation of a new observation: residual noise and uncertainty of the
+        factors. Results come in the order (predictions, std, known).
         """
-        model, index = self._asked()
-        a, b = index.places(rows, cols)
-        if len(a) > 1 and max(a.max(), b.max()) == UNKNOWN:
-            warnings.warn(f"no row or column of the {len(a)} pairs was fitted", stacklevel=2)
-        predicted = model.predict(a, b)
-        return (predicted, np.sqrt(model.variance(a, b))) if return_std else predicted
+        model, index = self._asked(keys)
+        (a, b), (row_labels, col_labels) = index.find_pairs(rows, cols)
+        if not return_known:
+            then = "they get what is known of the other side"
+            if keys == "auto" and index.rows.ids is not None:
+                then += '; if you gave indices, pass keys="index"'
+            warn_unknown("rows", row_labels, a, then)
+            warn_unknown("columns", col_labels, b, then)
+        results = [model.predict(a, b)]
+        if return_std:
+            results.append(np.sqrt(model.variance(a, b)))
+        if return_known:
+            results.append((a != UNKNOWN) & (b != UNKNOWN))
+        return results[0] if len(results) == 1 else tuple(results)
 
-    def explain(self, row: Any, col: Any) -> Explanation:
+    def explain(self, row: Any, col: Any, *, keys: str = "auto") -> Explanation:
         """Return which of the row's observed entries drive its prediction for `col`."""
-        return explain(*self._asked(), row, col)
+        return explain(*self._asked(keys), row, col)
 
-    def fold_in(self, entries: Any, features: Any = None) -> NewRow:
+    def fold_in(self, entries: Any, features: Any = None, *, keys: str = "auto") -> NewRow:
         """Return a new row with these entries, without refitting.
 
         Entries are {column: value}, a sparse row, or a pair (columns, values); columns never seen
-        are left out. `features` is one row like those of `row_features`, or {name: value}.
+        are left out, with a warning. `features` is one row like those of `row_features`, or
+        {name: value}. `keys` says how columns are given, as in `predict`.
         """
-        return recommending.fold_in(*self._asked(), entries, self._ranking, features)
+        return recommending.fold_in(*self._asked(keys), entries, self._ranking, features)
 
     def partial_fit(self, X: Any, y: Any = None, sweeps: int = 2) -> Self:
         """Take in new entries: rows and columns they touch are solved again, the rest is held.
 
-        Priors and noise are estimated anew from sums that are kept; `drift_` says how far held rows
-        are behind. Once there are a quarter more entries than at the last full fit there is another
-        one. Until then `objective_` is empty, and `average_` 0: draws are given up, with a warning.
+        Once there are a quarter more entries than at the last full fit, there is another one; until
+        then `objective_` is empty. A model that averages samples is fitted again at every call:
+        average=0 makes calls quick. An error or Ctrl-C leaves the model as it was.
 
         An entry that was known is replaced. New rows and columns may appear. The first call fits.
         Rows and columns are given as they were to `fit`: by index, or by identifier.
         """
         if not hasattr(self, "model_"):
             return self.fit(X, y)
+        whole("sweeps", sweeps)
         new = self.index_.aligned(observed(X, y), named=y is not None)
+        if self.missing == "negative":
+            refuse_dislikes(new.values)
+        entries = incremental.merge(self.entries_, new)
+        if self.model_.pairs is not None:
+            entries = observed_pairs(entries)
         settings = self._settings().fitted(self.drop_prob_)
-        fit = fitting.grow(settings, self._growing, new, sweeps)
-        if fit is not None:
-            return self._adopt(self.entries_, replace(fit, path=self.path_))
-        self.objective_, self.n_sweeps_, self.status_ = np.zeros(0), 0, Status.FINISHED
-        return self._show()
+        if incremental.needs_refit(self.model_, entries, self._fitted):
+            fit = fitting.refit(settings, self.model_, entries)
+            chosen = None
+            if self.chosen_ is not None:
+                chosen = fitting.fit_chosen(settings, entries)
+            return self._adopt(entries, replace(fit, path=self.path_), chosen)
+        with make_engine(settings.engine, settings.n_jobs) as engine:
+            given = (entries, new, self.ridge, sweeps, engine)
+            model = incremental.extend(self.model_, *given)
+            chosen = self.chosen_
+            if chosen is not None:
+                chosen = incremental.extend(chosen, *given)
+        return self._show(model, chosen, entries, [], Status.FINISHED)
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Return the negative root mean squared error on the entries of X (as in `fit`).
@@ -274,27 +382,38 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         given = self.get_params()
         for name in ("seed", "random_state"):  # generators are not kept
             given[name] = given[name] if isinstance(given[name], (int, np.integer)) else None
-        found = (self.drop_prob_, self.learned_drop_prob_, self.path_, self._growing.fitted)
+        found = (self.drop_prob_, self.learned_drop_prob_, self.path_, self._fitted)
         fit = Fit(self.model_, self.objective_.tolist(), self.status_, *found)
-        models.save(path, given, self._growing.ledger.kept, fit, self.chosen_)
+        models.save(path, given, self.entries_, fit, self.chosen_)
 
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read a model that `save` wrote; its predictions are the same bit for bit."""
         parameters, entries, fit, chosen = models.load(path)
-        model = cls(**parameters)._adopt(entries, fit)
-        model.chosen_ = chosen
+        model = cls(**parameters)._adopt(entries, fit, chosen)
+        model.file_report_ = None
         return model
 
-    def _asked(self) -> tuple[FactorModel, EntryIndex]:
+    def _asked(self, keys: str = "auto") -> tuple[FactorModel, EntryIndex]:
         check_is_fitted(self)
-        return self.model_, self.index_
+        return self.model_, self.index_.by(keys)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.estimator_type, tags.regressor_tags = "regressor", RegressorTags()
+        tags.estimator_type = "regressor"
+        tags.regressor_tags = RegressorTags()
         tags.input_tags.sparse = tags.input_tags.allow_nan = True
         return tags
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "model_")
+
+
+def _ranking_model(settings: Settings, entries: Entries, fit: Fit) -> FactorModel | None:
+    """Return the model that ranks, None after Ctrl-C: what was fitted before it is kept."""
+    if fit.status is Status.INTERRUPTED:
+        return None
+    try:
+        return fitting.fit_chosen(replace(settings, engine="local"), entries)
+    except KeyboardInterrupt:
+        return None

@@ -10,9 +10,10 @@ import numpy as np
 
 from overt._check import InputError, InputTypeError, choice, number, whole
 from overt._types import Array, Floats, Ints
-from overt.completion.forms.units import strengths
+from overt.completion.forms.strengths import Strengths
 from overt.completion.recommending import BLOCK, top
-from overt.entries import Entries, observed
+from overt.completion.tables import read_entries
+from overt.entries import Entries
 from overt.results import Result
 
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 
 SPLITS = ("random", "time", "last", "rows")
 
-RANKS, REACH = 10, 20
+RANKS = 10
+REACH = 20
 """nDCG looks at so many columns, recall, reciprocal rank and average precision at so many."""
 
 LIKED = 0.8
@@ -45,15 +47,21 @@ class Evaluation(Result):
         Entries that were fitted, and that were judged.
     figures
         {who: {measure: (figure, its standard error)}}; the model first, then the baselines.
+    relevant
+        The value from which a held-out entry counts as relevant for lists; None: every entry does.
     """
 
     split: str
     n_train: int
     n_holdout: int
     figures: dict[str, dict[str, tuple[float, float]]]
+    relevant: float | None = None
 
     def __repr__(self) -> str:
-        head = f"{self.n_train} entries fitted, {self.n_holdout} held out ({self.split})"
+        head = f"{self.n_train} entries fitted, {self.n_holdout} held out ({self.split}); "
+        head += "lists are judged by "
+        least = self.relevant
+        head += "every entry" if least is None else f"values of at least {least:g}"
         names = list(dict.fromkeys(name for found in self.figures.values() for name in found))
         lines = [head, " ".join([f"{'':12}", *(f"{name:>16}" for name in names)])]
         for who, found in self.figures.items():
@@ -63,9 +71,14 @@ class Evaluation(Result):
 
 
 def evaluate(
-    model: DropoutCompletion, data: Any, *, split: str = "random", holdout: float = 0.1,
+    model: DropoutCompletion,
+    data: Any,
+    *,
+    split: str = "random",
+    holdout: float = 0.1,
     seed: int = 0,
-) -> Evaluation:  # fmt: skip
+    relevant: float | None = None,
+) -> Evaluation:
     """Hold entries out, fit a copy of the model to the others, and judge it beside baselines.
 
     Parameters
@@ -80,30 +93,37 @@ def evaluate(
         `fold_in`. Times are those of `overt.Entries`; without them the order is taken.
     holdout
         Share of entries (or rows) that is held out.
+    relevant
+        Lists are judged by held-out entries with at least this value. None takes 4 of 5 stars
+        (four fifths of the way from nothing to the largest value), and every entry of counts and
+        clicks.
     """
     from sklearn.base import clone
 
     if isinstance(model, type) or not hasattr(model, "fit_entries"):
         raise InputTypeError(f"model must be a DropoutCompletion, got {model!r:.60}")
-    entries = observed(data)
+    entries = read_entries(data, None, model.missing)
     train, held, given = divide(entries, split, holdout, seed)
-    fitted = clone(model).fit_entries(train)
+    fitted = clone(model).fit_entries(train).prepare_ranking()
     if given is None:
         answers = Answers.of_rows(fitted, train, held)
     else:
         answers = Answers.of_new_rows(fitted, given, held)
     values = fitted.model_.pairs is None
-    found = {"model": answers.figures(entries, train, held, values)}
+    least = least_relevant(entries.values)
+    if relevant is not None:
+        least = number("relevant", relevant, minimum=-np.inf)
+    found = {"model": answers.figures(train, held, values, least)}
     known = train if given is None else given
     counts = np.bincount(train.cols, minlength=train.shape[1])
     lists = best_columns(lambda rows: np.tile(counts, (len(rows), 1)), known, answers.rows)
-    found["popularity"] = ranking_figures(lists, answers.rows, entries, train, held)
+    found["popularity"] = ranking_figures(lists, answers.rows, train, held, least)
     if values:
         rows, cols = _biases(train, known)
         predicted = train.values.mean() + rows[held.rows] + cols[held.cols]
         found["biases"] = _errors(held.values, predicted, None)
         found["mean"] = _errors(held.values, np.full(len(held), train.values.mean()), None)
-    return Evaluation(split, len(train), len(held), found)
+    return Evaluation(split, len(train), len(held), found, least if np.isfinite(least) else None)
 
 
 def divide(
@@ -112,7 +132,8 @@ def divide(
     """Return what is fitted, what is judged and, of whole rows, what is given of them."""
     choice("split", split, SPLITS)
     holdout = number("holdout", holdout, exclusive=True)
-    rng, count = np.random.default_rng([whole("seed", seed, 0), 2]), len(entries)
+    rng = np.random.default_rng([whole("seed", seed, 0), 2])
+    count = len(entries)
     times = np.arange(count, dtype=float) if entries.times is None else entries.times
     if split in ("random", "time"):
         order = rng.permutation(count) if split == "random" else np.argsort(-times)
@@ -173,41 +194,49 @@ class Answers:
     """A model's predictions for held-out entries, and its lists for their rows."""
 
     predicted: Floats
-    std: Floats
+    std: Floats | None
     rows: Ints
     lists: Ints
 
     @classmethod
     def of_rows(cls, fitted: DropoutCompletion, train: Entries, held: Entries) -> Answers:
         """Ask about rows that were fitted."""
-        predicted, std = (
-            fitted.model_.predict(held.rows, held.cols),
-            np.sqrt(fitted.model_.variance(held.rows, held.cols)),
-        )
-        ranking, rows = fitted._ranking(), np.unique(held.rows)
+        predicted = fitted.model_.predict(held.rows, held.cols)
+        std = None
+        if fitted.model_.has_std:
+            std = np.sqrt(fitted.model_.variance(held.rows, held.cols))
+        ranking = fitted._ranking()
+        rows = np.unique(held.rows)
         lists = best_columns(lambda some: ranking.of_rows(some)[1], train, rows)
         return cls(predicted, std, rows, lists)
 
     @classmethod
     def of_new_rows(cls, fitted: DropoutCompletion, given: Entries, held: Entries) -> Answers:
         """Fold in what is given of rows, and ask about them."""
-        predicted, std, rows = np.empty(len(held)), np.empty(len(held)), np.unique(held.rows)
+        predicted = np.empty(len(held))
+        rows = np.unique(held.rows)
+        std = np.empty(len(held)) if fitted.model_.has_std else None
         lists = np.full((len(rows), REACH), -1)
-        name, index = fitted.index_.col_names, fitted.index_
+        name = fitted.index_.cols.labels
+        index = fitted.index_
         for i, row in enumerate(rows):
-            mine, asked = given.rows == row, held.rows == row
+            mine = given.rows == row
+            asked = held.rows == row
             new = fitted.fold_in((name(given.cols[mine]), given.values[mine]))
-            predicted[asked], std[asked] = new.predict(name(held.cols[asked]), return_std=True)
-            best = index.cols(new.recommend(REACH).cols)
+            if std is None:
+                predicted[asked] = new.predict(name(held.cols[asked]))
+            else:
+                predicted[asked], std[asked] = new.predict(name(held.cols[asked]), return_std=True)
+            best = index.cols.find(new.recommend(REACH).cols)
             lists[i, : len(best)] = best
         return cls(predicted, std, rows, lists)
 
     def figures(
-        self, entries: Entries, train: Entries, held: Entries, values: bool
+        self, train: Entries, held: Entries, values: bool, least: float
     ) -> dict[str, tuple[float, float]]:
         """Return the figures of what was answered."""
         found = _errors(held.values, self.predicted, self.std) if values else {}
-        return found | ranking_figures(self.lists, self.rows, entries, train, held)
+        return found | ranking_figures(self.lists, self.rows, train, held, least)
 
 
 def _errors(y: Floats, predicted: Floats, std: Floats | None) -> dict[str, tuple[float, float]]:
@@ -218,19 +247,20 @@ def _errors(y: Floats, predicted: Floats, std: Floats | None) -> dict[str, tuple
     return found if std is None else found | {"coverage_90": _mean(np.abs(error) <= COVERS * std)}
 
 
-def relevant(entries: Entries, held: Entries) -> Array:
-    """Return which held-out entries are liked: strength of 4 of 5 stars; of clicks, every one."""
-    units = strengths(entries.values)
-    if units.log or np.ptp(entries.values) == 0:
-        return np.ones(len(held), dtype=bool)
-    return units.inward(held.cols, held.values) >= LIKED - 1e-9
+def least_relevant(values: Floats) -> float:
+    """Return the value from which entries are liked: 4 of 5 stars; of clicks and counts, any."""
+    strengths = Strengths.of(values)
+    if strengths.log or np.ptp(values) == 0:
+        return -np.inf
+    return strengths.zero + LIKED * strengths.scale
 
 
 def ranking_figures(
-    lists: Ints, rows: Ints, entries: Entries, train: Entries, held: Entries
+    lists: Ints, rows: Ints, train: Entries, held: Entries, least: float = -np.inf
 ) -> dict[str, tuple[float, float]]:
-    """Return figures of lists, means over rows with something relevant held out."""
-    good = relevant(entries, held)
+    """Return figures of lists, means over rows with a value from `least` on held out."""
+    rounding = 1e-9 * abs(least) if np.isfinite(least) else 0.0
+    good = held.values >= least - rounding
     at = np.searchsorted(rows, held.rows[good])
     counts = np.bincount(at, minlength=len(rows))
     wanted = set(zip(at.tolist(), held.cols[good].tolist(), strict=True))
@@ -238,7 +268,9 @@ def ranking_figures(
     judged = counts > 0
     if not judged.any():
         return {}
-    hits, counts, lists = hits[judged].astype(float), counts[judged], lists[judged]
+    hits = hits[judged].astype(float)
+    counts = counts[judged]
+    lists = lists[judged]
     discount = 1 / np.log2(np.arange(2, RANKS + 2))
     ideal = np.cumsum(discount)[np.minimum(counts, RANKS) - 1]
     ranks = np.arange(1, REACH + 1)

@@ -45,12 +45,13 @@ class Explanation(Result):
 
 def explain(model: FactorModel, index: EntryIndex, row: Any, col: Any) -> Explanation:
     """Take a prediction apart into a baseline and what each entry of the row adds."""
-    a, b = index.row(row), index.col(col)
+    a = index.rows.find_one(row)
+    b = index.cols.find_one(col)
     cols, values = index.of_row(a)
     parts = model.parts(a, cols, values, b)
     added, signals, features = (parts[name] for name in ("entries", "signals", "features"))
     prediction = float(model.predict(np.array([a]), np.array([b]))[0])
     order = np.argsort(-np.abs(added), kind="stable")
     baseline = prediction - float(added.sum()) - signals - features
-    names = index.col_names(cols[order])
+    names = index.cols.labels(cols[order])
     return Explanation(prediction, baseline, signals, features, names, values[order], added[order])

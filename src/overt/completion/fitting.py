@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from overt._check import whole
 from overt._cluster import ClusterLostError
 from overt._progress import Meter, meter
 from overt._types import Array, Floats
+from overt.completion import incremental
 from overt.completion.choosing import choose_drop_prob, rmse
 from overt.completion.engines import Engine, make_engine
 from overt.completion.forms import descend, features, fixed, learned, negative, popular, recent
@@ -23,12 +22,8 @@ from overt.completion.forms.model import FactorModel, Fit
 from overt.completion.forms.negative import NegativeForm
 from overt.completion.forms.problem import CompletionProblem
 from overt.completion.forms.sampled import BURN_IN, SampledForm
-from overt.completion.forms.spread import FullSpread
-from overt.completion.forms.units import SAME, Units, choose, chosen
-from overt.completion.growing import GROWTH, Growing
-from overt.completion.ledger import Ledger
+from overt.completion.forms.strengths import Strengths
 from overt.completion.settings import Settings
-from overt.completion.sharing import SharedEntries
 from overt.entries import Entries
 from overt.results import Status
 
@@ -69,27 +64,33 @@ class _Run:
         if self.on_form is not None:
             self.on_form(form)
         if self.checkpoint is not None:
-            self.engine.fetch()
             self.checkpoint.write(form)
 
 
 def fit_entries(
-    settings: Settings, entries: Any, *, on_form: Callable[[Form], None] | None = None,
-    holdout: Entries | None = None, checkpoint: SweepCheckpoint | None = None,
-    given: tuple[Any, Any] = (None, None), table: bool = False,
-) -> Fit:  # fmt: skip
+    settings: Settings,
+    entries: Any,
+    *,
+    on_form: Callable[[Form], None] | None = None,
+    holdout: Entries | None = None,
+    checkpoint: SweepCheckpoint | None = None,
+    given: tuple[Any, Any] = (None, None),
+) -> Fit:
     """Fit the form that the settings name; see `DropoutCompletion`.
 
     `on_form` gets the form after each sweep; `holdout` is only looked at; `given` are features of
-    the rows and of the columns, as numbers; the columns of a `table` may have units of their own.
+    the rows and of the columns, as numbers.
     """
-    shared = isinstance(entries, SharedEntries)
-    units = SAME if shared else choose(settings.missing, settings.scale, entries, table)
-    limits = _limits(settings, entries, units)
-    entries = units.enter(entries)
-    holdout = None if holdout is None else units.enter(holdout)
+    strengths = None
+    if settings.missing == "negative":
+        strengths = Strengths.of(entries.values)
+        entries = strengths.enter(entries)
+        holdout = None if holdout is None else strengths.enter(holdout)
+    limits = _limits(settings, entries)
     fit = _fit_standard(settings, entries, limits, given, on_form, holdout, checkpoint)
-    model = replace(fit.model, units=units)
+    model = fit.model
+    if model.pairs is not None and strengths is not None:
+        model = replace(model, pairs=replace(model.pairs, strengths=strengths))
     y = entries.values
     if model.spread.learned and model.pairs is None and np.ptp(y) == 0:
         # Values that are all the same say nothing of their noise beyond their number.
@@ -104,32 +105,35 @@ def fit_entries(
     return replace(fit, model=model)
 
 
-def _limits(settings: Settings, entries: Any, units: Units) -> tuple[float, float]:
-    if units.kind == "strength":
+def _limits(settings: Settings, entries: Any) -> tuple[float, float]:
+    if settings.missing == "negative":
         return (0.0, 1.0) if settings.clip else (-np.inf, np.inf)
-    if units.kind == "columns" and settings.clip == "auto":
-        return -np.inf, np.inf
-    often = entries.told.values[1] if isinstance(entries, SharedEntries) else None
-    return settings.limits(entries.values, often)
+    return settings.limits(entries.values)
 
 
 def _fit_standard(
-    settings: Settings, entries: Any, limits: tuple[float, float], given: tuple[Any, Any],
-    on_form: Callable[[Form], None] | None, holdout: Entries | None,
+    settings: Settings,
+    entries: Any,
+    limits: tuple[float, float],
+    given: tuple[Any, Any],
+    on_form: Callable[[Form], None] | None,
+    holdout: Entries | None,
     checkpoint: SweepCheckpoint | None,
-) -> Fit:  # fmt: skip
+) -> Fit:
     """Fit to values in the units of the model."""
     negatives = settings.missing == "negative"
+    n_factors = settings.factors(len(entries))
+    if settings.learned and settings.n_factors is None:
+        # More factors than the smaller side has rows can only fit noise.
+        n_factors = min(n_factors, *entries.shape)
     how: dict[str, Any] = {
-        "n_factors": settings.factors(len(entries)), "biases": settings.biases and not negatives,
-        "standard": settings.learned and not negatives, "precise": settings.ill_posed,
-    }  # fmt: skip
-    place: AbstractContextManager[Engine]
-    if isinstance(entries, SharedEntries):
-        problem, place = entries.problem(**how), nullcontext(entries.engine)
-    else:
-        problem = CompletionProblem.build(entries, mapped=settings.mapped, **how)
-        place = make_engine(settings.engine, settings.n_jobs)
+        "n_factors": n_factors,
+        "biases": settings.biases and not negatives,
+        "standard": settings.learned and not negatives,
+        "precise": settings.ill_posed,
+    }
+    problem = CompletionProblem.build(entries, mapped=settings.mapped, **how)
+    place = make_engine(settings.engine, settings.n_jobs)
     average = 0 if negatives else settings.draws(len(entries), entries.shape)
     total = settings.sweeps + average
     with place as engine, meter("sweeps", total) as bar:
@@ -147,11 +151,16 @@ def _fit_standard(
 
 
 def _fit_learned(
-    settings: Settings, problem: CompletionProblem, limits: tuple[float, float], run: _Run,
-    given: tuple[Any, Any], average: int,
-) -> Fit:  # fmt: skip
+    settings: Settings,
+    problem: CompletionProblem,
+    limits: tuple[float, float],
+    run: _Run,
+    given: tuple[Any, Any],
+    average: int,
+) -> Fit:
     groups = (problem.by_row, problem.by_col)
-    signals, certain = settings.signals is not False, settings.signals is True
+    signals = settings.signals is not False
+    certain = settings.signals is True
     known = features.of_sides(groups, given, signals, problem.dtype, settings.seed, run.engine)
     form = LearnedForm.start(problem, settings.seed, None, known, certain)
     status = run.descend(form, settings.sweeps, settings.tol_or(learned.TOL))
@@ -167,16 +176,19 @@ def _fit_learned(
 
 
 def _fit_negative(
-    settings: Settings, entries: Entries, problem: CompletionProblem,
-    limits: tuple[float, float], run: _Run,
-) -> Fit:  # fmt: skip
+    settings: Settings,
+    entries: Entries,
+    problem: CompletionProblem,
+    limits: tuple[float, float],
+    run: _Run,
+) -> Fit:
     """Settle without some entries first, which tell what popularity is to count, then with all."""
-    tol, form, status = settings.tol_or(negative.TOL), None, Status.FINISHED
+    tol = settings.tol_or(negative.TOL)
+    form = None
+    status = Status.FINISHED
     hidden = popular.hide(len(entries), settings.seed)
-    if hidden.any() and not settings.mapped:
-        kept = entries.take(np.flatnonzero(~hidden))
-        few = CompletionProblem.build(kept, problem.columns.n_factors, biases=False, standard=False)
-        first = NegativeForm.start(few, settings.seed)
+    if len(hidden):
+        first = NegativeForm.start(problem.zeroed(hidden), settings.seed)
         # What popularity is to count shows before all has settled, and the rest settles below.
         status = descend(first, run.engine, settings.sweeps, 2 * tol, run.bar.advance)
         form = first.over(problem, popular.choose(first.means, entries, hidden))
@@ -193,9 +205,12 @@ def _fit_negative(
 
 
 def _fit_point(
-    settings: Settings, problem: CompletionProblem, limits: tuple[float, float], run: _Run,
+    settings: Settings,
+    problem: CompletionProblem,
+    limits: tuple[float, float],
+    run: _Run,
     path: Floats | None,
-) -> Fit:  # fmt: skip
+) -> Fit:
     given = (problem, settings.drop_prob, settings.ridge, settings.seed)
     form: PointForm
     if settings.method == "sgd":
@@ -208,72 +223,29 @@ def _fit_point(
     return Fit(model, form.history, status, settings.drop_prob, None, path)
 
 
-def grow(settings: Settings, growing: Growing, new: Entries, sweeps: int) -> Fit | None:
-    """Take in new entries, by a full fit (which is returned) once they are many.
-
-    `settings` has the drop probability that was fitted.
-    """
-    whole("sweeps", sweeps)
-    model = growing.model
-    if model.pairs is not None:
-        growing.ledger.add(new)
-        growing.ledger = Ledger(chosen(growing.ledger.entries))  # without what was unchosen
-        return _grow_pairs(settings, growing, new, sweeps)
-    if len(growing.ledger) + len(new) < GROWTH * growing.fitted:
-        if model.draws is not None:
-            warnings.warn(
-                f"partial_fit gives up the {len(model.draws.U)} draws that were averaged; fit "
-                "again to draw anew",
-                stacklevel=3,
-            )
-        with make_engine(settings.engine, settings.n_jobs) as engine:
-            growing.take(new, engine, sweeps)
-        return None
-    growing.ledger.add(new)
-    entries, table = growing.ledger.entries, model.units.kind == "columns"
-    given = [scores if scores.shape[1] else None for scores in growing.features(entries.shape)]
-    fit = fit_entries(settings, entries, given=(given[0], given[1]), table=table)
-    return replace(fit, model=fit.model.after(model))
-
-
-def _grow_pairs(settings: Settings, growing: Growing, new: Entries, sweeps: int) -> Fit:
-    """Solve again for the touched rows of a model in which every pair counts."""
-    growing.make_room()
-    model, spread = growing.model, growing.model.spread
-    entries = model.units.enter(growing.ledger.entries)
-    problem = CompletionProblem.build(
-        entries, model.columns.n_factors, biases=False, standard=False
+def fit_chosen(settings: Settings, entries: Entries) -> FactorModel:
+    """Fit the model of which entries are observed, which ranks beside a model of values."""
+    settings = replace(
+        settings,
+        drop_prob="learn",
+        method="alternating",
+        average=0,
+        missing="negative",
+        max_sweeps=None,
+        tol=None,
+        n_factors=settings.chosen_factors(len(entries)),
     )
-    means = [w[:-1].astype(problem.dtype) for w in model.means]
-    picks = [np.arange(len(w)) for w in means]
-    if model.pairs is None or not isinstance(spread, FullSpread):
-        raise TypeError("a model in which every pair counts has full covariances")
-    spread = spread.taken(picks, problem.dtype)
-    for side, w in enumerate(means):
-        spread.add_means(side, w)
-    rules = model.pairs.rows, model.pairs.cols
-    given = problem, means, spread, list(model.priors), model.noise, rules
-    form = NegativeForm(*given, popular=model.pairs.popular)
-    form.problem = replace(
-        problem,
-        by_row=problem.by_row.only(np.unique(new.rows)),
-        by_col=problem.by_col.only(np.unique(new.cols)),
-    )
-    with make_engine(settings.engine, settings.n_jobs) as engine:
-        for _ in range(sweeps):
-            for side in (0, 1):
-                if len(form.problem.grouped(side).rows):  # none, where all that is new is zero
-                    form.update(side, engine)
-    form.problem = problem
-    form.finish()
-    if len(model.pairs.recent):
-        if entries.times is not None:
-            form.recent = recent.shifts(form, entries, entries.times)
-        else:  # rows that have nothing new keep what was learned
-            form.recent = np.zeros((entries.shape[0], model.pairs.recent.shape[1]))
-            old = np.setdiff1d(np.arange(len(model.pairs.recent)), new.rows)
-            form.recent[old] = model.pairs.recent[old]
-    found = equivalent_drop_prob(form)  # type: ignore[arg-type]
-    updated = FactorModel.from_form(form, (model.low, model.high))
-    updated = replace(updated, units=model.units, pairs=form.pairs)
-    return Fit(updated, form.history, Status.FINISHED, *found, fitted=growing.fitted)
+    fit = fit_entries(settings, entries)
+    if fit.status is Status.INTERRUPTED:
+        raise KeyboardInterrupt
+    return fit.model
+
+
+def refit(settings: Settings, last: FactorModel, entries: Entries) -> Fit:
+    """Fit again, with more entries than the last model had; features are those it knows."""
+    scores = incremental.given_scores(last, entries.shape)
+    left, right = (known if known.shape[1] else None for known in scores)
+    fit = fit_entries(settings, entries, given=(left, right))
+    if fit.status is Status.INTERRUPTED:
+        raise KeyboardInterrupt
+    return replace(fit, model=fit.model.after(last))

@@ -16,14 +16,15 @@ from overt._check import InputError, plain_array, whole
 from overt._files import as_path, ready, replacing, write_whole
 from overt._progress import meter
 from overt._types import Array, Floats, Ints
-from overt.completion.forms.model import UNKNOWN
 from overt.completion.index import EntryIndex
+from overt.completion.ratings_file import duckdb
 from overt.completion.recommending import BLOCK, BY, Ranking, column_mask, top
-from overt.completion.storage import loading
 from overt.entries import pairs
+from overt.entries.identifiers import UNKNOWN, describe_unknown, warn_unknown
 from overt.results import Result
 
-HEADER, FULL = ("row", "column", "rank", "prediction", "score"), "No space left on device"
+HEADER = ("row", "column", "rank", "prediction", "score")
+FULL = "No space left on device"
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -50,10 +51,17 @@ class Lists:
     """What is recommended to whom, block by block."""
 
     def __init__(
-        self, ranking: Ranking, index: EntryIndex, n: int, exclude_seen: bool, exclude: Any,
+        self,
+        ranking: Ranking,
+        index: EntryIndex,
+        n: int,
+        exclude_seen: bool,
+        exclude: Any,
         candidates: Any,
-    ) -> None:  # fmt: skip
-        self._ranking, self._index, self._seen = ranking, index, exclude_seen
+    ) -> None:
+        self._ranking = ranking
+        self._index = index
+        self._seen = exclude_seen
         self._n = whole("n", n)
         paired = plain_array("exclude", exclude).ndim == 2 and len(exclude)
         self._pairs = _known_pairs(index, exclude) if paired else None
@@ -67,7 +75,8 @@ class Lists:
 
     def write(self, path: str | os.PathLike[str], rows: Any = None) -> None:
         """Write all lists to a CSV or Parquet file, which appears when it is whole."""
-        path, places = as_path("path", path), self._places(rows)
+        path = as_path("path", path)
+        places = self._places(rows)
         if path.suffix.lower() not in (".csv", ".parquet"):
             raise InputError(f"recommendations go to a .csv or a .parquet file, got {path}")
         if path.is_dir():
@@ -89,8 +98,7 @@ class Lists:
         text.detach()
 
     def _write_parquet(self, path: Path, places: Ints) -> None:
-        duckdb = loading.duckdb()
-        with duckdb.connect() as db, replacing(path) as temporary:
+        with duckdb().connect() as db, replacing(path) as temporary:
             for number, block in enumerate(self._blocks(places)):
                 columns = zip(HEADER, self._named(block), strict=True)
                 words = {n: c.astype(object) if c.dtype.kind == "U" else c for n, c in columns}
@@ -101,24 +109,27 @@ class Lists:
             target = os.fspath(temporary).replace("'", "''")
             try:
                 db.execute(f"copy lists to '{target}' (format parquet)")
-            except duckdb.IOException as error:
+            except duckdb().IOException as error:
                 raise OSError(FULL if FULL in str(error) else str(error)[:200]) from None
 
     def _named(self, block: _Lines) -> tuple[Any, Any, Any, Any, Any]:
-        return self._index.row_names(block.rows), self._index.col_names(block.cols), *block[2:]
+        rows = self._index.rows.labels(block.rows)
+        cols = self._index.cols.labels(block.cols)
+        return rows, cols, *block[2:]
 
     def _places(self, rows: Any) -> Ints:
         if rows is None:
             return np.arange(self._ranking.model.shape[0])
-        places = self._index.rows(rows)
-        if np.any(places == UNKNOWN):
-            count = int(np.count_nonzero(places == UNKNOWN))
-            raise InputError(f"rows must have been fitted, got {count} that were not")
+        places = self._index.rows.find(rows)
+        unknown = describe_unknown("rows", rows, places)
+        if unknown:
+            raise InputError(f"rows must have been fitted, but {unknown}")
         return places
 
     def _blocks(self, places: Ints) -> Iterator[_Lines]:
         step = max(1, BLOCK // max(1, self._ranking.model.shape[1]))
-        low, high = self._ranking.model.low, self._ranking.model.high
+        low = self._ranking.model.low
+        high = self._ranking.model.high
         with meter("rows", len(places)) as bar:
             for start in range(0, max(len(places), 1), step):
                 rows = places[start : start + step]
@@ -141,9 +152,13 @@ class Lists:
 
 
 def _known_pairs(index: EntryIndex, exclude: Any) -> dict[int, list[int]]:
-    a, b = pairs("exclude", exclude)
+    row_labels, col_labels = pairs("exclude", exclude)
+    rows = index.rows.find(row_labels, "exclude")
+    cols = index.cols.find(col_labels, "exclude")
+    warn_unknown("rows to exclude", row_labels, rows, "nothing is excluded for them", 5)
+    warn_unknown("columns to exclude", col_labels, cols, "nothing is excluded for them", 5)
     found: dict[int, list[int]] = {}
-    for row, col in zip(index.rows(a).tolist(), index.cols(b).tolist(), strict=True):
+    for row, col in zip(rows.tolist(), cols.tolist(), strict=True):
         if UNKNOWN not in (row, col):
             found.setdefault(row, []).append(col)
     return found

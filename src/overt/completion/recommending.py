@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 
 from overt._check import InputError, whole
-from overt._observed import checked_values
 from overt._types import Array, Floats
 from overt.completion.forms.draws import Row
-from overt.completion.forms.model import UNKNOWN, FactorModel
+from overt.completion.forms.model import FactorModel
+from overt.completion.forms.strengths import refuse_dislikes
 from overt.completion.index import EntryIndex
 from overt.entries import observed
+from overt.entries.entries import checked_values
+from overt.entries.identifiers import UNKNOWN, warn_unknown
 from overt.results import Result
 
 BLOCK = 1 << 22
@@ -141,25 +143,28 @@ class NewRow:
 
     def predict(self, cols: Any, return_std: bool = False) -> Any:
         """Return the row's predictions for columns, and with `return_std` their spread."""
-        b, model = self.index.cols(cols), self.model
+        b = self.index.cols.find(cols)
+        model = self.model
+        warn_unknown("columns", cols, b, "they get what is known of the row")
         predicted = np.clip(model.products(self.row, b), model.low, model.high)
         if not return_std:
             return predicted
-        # Var(u.v) = v'S_u v + tr(S_v (S_u + u u'))
-        V = model.means[1][b].astype(np.float64)
-        second = self.covariance + np.outer(self.vector, self.vector)
-        variance = np.einsum("ei,ei->e", V @ self.covariance, V)
-        variance += model.spread.traces(model.means, 1, b, second)
-        noise = model.noise * self.row.variance * model.noises[1].variances[b]
-        return predicted, np.sqrt(np.maximum(variance, 0) + noise) * model.units.spread(b)
+        return predicted, np.sqrt(model.row_variance(self.row, b))
 
     def recommend(
-        self, n: int = 10, exclude_seen: bool = True, *, by: str = "auto", exclude: Any = (),
+        self,
+        n: int = 10,
+        exclude_seen: bool = True,
+        *,
+        by: str = "auto",
+        exclude: Any = (),
         candidates: Any = None,
-    ) -> Recommendation:  # fmt: skip
+    ) -> Recommendation:
         """Return the columns that suit the row best, as `DropoutCompletion.recommend` does."""
-        ranking, every = self.ranking(by), np.arange(self.model.shape[1])
-        values, chosen = self.model.products(self.row, every), None
+        ranking = self.ranking(by)
+        every = np.arange(self.model.shape[1])
+        values = self.model.products(self.row, every)
+        chosen = None
         if ranking.chosen is not None:
             row = ranking.chosen.fold(self.seen, self.values)
             chosen = ranking.chosen.products(row, every)
@@ -170,11 +175,16 @@ class NewRow:
 
 
 def recommend(
-    ranking: Ranking, index: EntryIndex, row: Any, n: int, exclude_seen: bool, exclude: Any,
+    ranking: Ranking,
+    index: EntryIndex,
+    row: Any,
+    n: int,
+    exclude_seen: bool,
+    exclude: Any,
     candidates: Any,
-) -> Recommendation:  # fmt: skip
+) -> Recommendation:
     """Return the columns that suit a row best."""
-    a = index.row(row)
+    a = index.rows.find_one(row)
     values, scores = ranking.of_rows(np.array([a]))
     open_to = column_mask(index, exclude, candidates)
     if exclude_seen:
@@ -188,7 +198,8 @@ def similar(model: FactorModel, index: EntryIndex, col: Any, n: int) -> Recommen
     v_i'C v_j / sqrt(E[v_i'C v_i] E[v_j'C v_j]) with C the rows' covariance: the expectation over
     what is not known of a column makes those with few entries less alike than they look.
     """
-    b, V = index.col(col), model.factors(1)
+    b = index.cols.find_one(col)
+    V = model.factors(1)
     if not index.entered[b]:
         raise InputError(f"col {col!r} has no entries: nothing says what it is similar to")
     k = V.shape[1]
@@ -210,22 +221,22 @@ def similar(model: FactorModel, index: EntryIndex, col: Any, n: int) -> Recommen
 
 
 def fold_in(
-    model: FactorModel, index: EntryIndex, entries: Any, ranking: Callable[[str], Ranking],
+    model: FactorModel,
+    index: EntryIndex,
+    entries: Any,
+    ranking: Callable[[str], Ranking],
     features: Any = None,
-) -> NewRow:  # fmt: skip
+) -> NewRow:
     """Solve for one new row with all columns held."""
     names, values = _row_entries(entries)
-    cols = index.cols(names)
+    cols = index.cols.find(names)
     numbers = checked_values(values if len(cols) else np.zeros(0))
     if cols.shape != numbers.shape:
         raise InputError("entries must have one finite value for each column")
-    known, encoder = cols != UNKNOWN, model.encoders[0]
-    if len(cols) and not known.any():
-        warnings.warn(
-            f"none of the {len(cols)} columns given, such as {names[0]!r:.60}, was fitted: the new "
-            "row is one of which nothing is known",
-            stacklevel=3,
-        )
+    known = cols != UNKNOWN
+    encoder = model.encoders[0]
+    warn_unknown("columns", names, cols, "they are left out", 4)
+    _check_range(model, index, numbers[known])
     if features is not None:
         if encoder is None:
             raise InputError("features need a model that was fitted with row_features")
@@ -234,6 +245,23 @@ def fold_in(
             raise InputError(f"features must be those of one row, got {features.shape[0]}")
     row = model.fold(cols[known], numbers[known], features)
     return NewRow(row, model, index, cols[known], numbers[known], ranking)
+
+
+def _check_range(model: FactorModel, index: EntryIndex, values: Floats) -> None:
+    """Warn of values off the scale of those fitted; refuse dislikes where likes were fitted."""
+    if model.pairs is not None:
+        refuse_dislikes(values)
+        return
+    low, high = index.value_range
+    # Values on a scale such as 1 to 5 never leave it; others may, but hardly by its whole width.
+    slack = 0.0 if np.isfinite(model.low) and np.isfinite(model.high) else high - low
+    outside = (values < low - slack) | (values > high + slack)
+    if outside.any():
+        warnings.warn(
+            f"the value {values[outside][0]:g} lies outside of the fitted values, which are from "
+            f"{low:g} to {high:g}: the new row may be in other units",
+            stacklevel=4,
+        )
 
 
 def _row_entries(entries: Any) -> tuple[Any, Any]:
@@ -257,16 +285,18 @@ def _row_entries(entries: Any) -> tuple[Any, Any]:
 
 
 def column_mask(index: EntryIndex, exclude: Any, candidates: Any) -> Array:
-    """Return for each column whether it may be recommended."""
+    """Return for each column whether it may be recommended; warn of columns never seen."""
     count = len(index.entered)
     chosen = np.ones(count, dtype=bool)
     if candidates is not None:
-        at = index.cols(candidates)
+        at = index.cols.find(candidates, "candidates")
         if not np.any(at != UNKNOWN):
             raise InputError("none of the candidates is a column that was fitted")
+        warn_unknown("candidates", candidates, at, "they are not recommended", 5)
         chosen[:] = False
         chosen[at[at != UNKNOWN]] = True
-    at = index.cols(exclude)
+    at = index.cols.find(exclude, "exclude")
+    warn_unknown("columns to exclude", exclude, at, "nothing is excluded for them", 5)
     chosen[at[at != UNKNOWN]] = False
     return chosen
 
@@ -277,7 +307,7 @@ def _best(
     best = top(np.where(open_to, scores, -np.inf), whole("n", n))
     found = np.clip(values[best], ranking.model.low, ranking.model.high)
     values = values[best] if ranking.by == "similarity" else found
-    return Recommendation(index.col_names(best), values, scores[best], BY[ranking.by])
+    return Recommendation(index.cols.labels(best), values, scores[best], BY[ranking.by])
 
 
 def top(scores: Floats, n: int) -> Array:

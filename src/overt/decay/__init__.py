@@ -3,24 +3,51 @@
 >>> from overt.decay import minima, two_by_two
 >>> [m.rank for m in minima(two_by_two(0.25), depth=3, weight_decay=1e-3)]
 [0, 1, 2]
+
+The sets that SGD does not leave, and how long it stays at a minimum, are in
+`overt.papers.rank_sets` and `overt.papers.escape_times`.
 """
 
-from overt.decay.absorbing import ApproximateRankSet, Closedness, closedness
 from overt.decay.completion import DeepLinearCompletion
-from overt.decay.escaping import Escape, escape
 from overt.decay.family import two_by_two
+from overt.decay.fully_observed import RankThresholds, rank_thresholds
 from overt.decay.jumping import Jumps, find_jumps, jumps, survival, sweep
-from overt.decay.landscape import Minima, existence, minima, smallest_fitting_rank
+from overt.decay.landscape import (
+    FittingRank,
+    Minima,
+    Minimum,
+    existence,
+    minima,
+    smallest_fitting_rank,
+)
 from overt.decay.layers import balanced, test_error, train_error
-from overt.decay.records import Runs
 from overt.decay.schedule import Phase, Schedule, effective
-from overt.decay.sgd import entry_draws, initial_weights, simulate
-from overt.decay.verification import FittingRank, Minimum
+from overt.decay.simulation import Runs, entry_draws, initial_weights, simulate
 
 __all__ = [
-    "ApproximateRankSet", "Closedness", "DeepLinearCompletion", "Escape", "FittingRank", "Jumps",
-    "Minima", "Minimum", "Phase", "Runs", "Schedule", "balanced", "closedness", "effective",
-    "entry_draws", "escape", "existence", "find_jumps", "initial_weights", "jumps", "minima",
-    "simulate", "smallest_fitting_rank", "survival", "sweep", "test_error", "train_error",
+    "DeepLinearCompletion",
+    "FittingRank",
+    "Jumps",
+    "Minima",
+    "Minimum",
+    "Phase",
+    "RankThresholds",
+    "Runs",
+    "Schedule",
+    "balanced",
+    "effective",
+    "entry_draws",
+    "existence",
+    "find_jumps",
+    "initial_weights",
+    "jumps",
+    "minima",
+    "rank_thresholds",
+    "simulate",
+    "smallest_fitting_rank",
+    "survival",
+    "sweep",
+    "test_error",
+    "train_error",
     "two_by_two",
-]  # fmt: skip
+]

@@ -1,31 +1,65 @@
-"""Matrix completion by a deep linear network: noise sheds rank, quiet fits what is left."""
+"""Matrix completion by a deep linear network: noise sheds rank, quiet phases fit what is left."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from copy import copy
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator
+from sklearn.utils import RegressorTags
 from sklearn.utils.validation import check_is_fitted
 
-from overt._check import InputError, generator, number, plain_array, whole
-from overt._identifiers import identifiers, index
+from overt._check import InputError, generator, number, seed_number, whole
+from overt._intervals import weighted_error
 from overt._progress import meter
-from overt._types import Array, Floats, Ints, Seed
+from overt._types import Floats, Ints, Seed
 from overt.decay import layers
-from overt.decay.annealing import AnnealedPath, Candidate
 from overt.decay.schedule import Schedule
+from overt.decay.simulation import Weights
 from overt.entries import Entries, observed
+from overt.entries.entries import find_pairs
+from overt.entries.identifiers import UNKNOWN, IdentifierIndex, describe_unknown
 from overt.results import Status
+
+
+@dataclass(frozen=True)
+class AnnealingOptions:
+    """How the annealed path runs; tuned on random matrices of rank 1 to 3 with noise of 0 to .3."""
+
+    doublings: int = 9  # of the weight decay, up to where even rank 1 does not pay
+    min_noisy_passes: int = 60  # over the entries, in one noisy phase
+    max_noisy_passes: int = 400
+    memories: float = 3.0  # noisy phases last this many times 1 / (2 eta lam), decay's memory
+    warm_up_passes: int = 20
+    quiet_passes: int = 150  # in each of the two quiet phases
+    quiet_shares: tuple[float, ...] = (1 / 30, 1 / 1000)  # of the weight decay, in quiet phases
+    shed: float = 0.01  # singular values below this share of the largest are shed
+    max_width: int = 20
+    steps_per_call: int = 200_000  # between two looks at Ctrl-C
+
+
+OPTIONS = AnnealingOptions()
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A quiet fit that branched off the noisy path: its weight decay, rank and errors.
+
+    Errors are mean squares relative to the mean square of the values.
+    """
+
+    weight_decay: float
+    rank: int
+    train_error: float
+    holdout_error: float
+
 
 Fitted = tuple[Candidate, list[Floats]]
 """A candidate with its layers."""
-
-Start = Callable[[Entries], AnnealedPath]
-"""Random weights for these entries."""
 
 
 class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
@@ -55,7 +89,8 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         A rank is good enough if its held-out mean squared error is at most (1 + tol) times the
         best one plus a thousandth of tol times the values' mean square.
     seed
-        Of the weights, the entries' order and the held-out entries.
+        Of the weights, the entries' order and the held-out entries; `random_state`, as in
+        scikit-learn, is used instead where it is given.
     progress
         Show a bar if this is a terminal.
 
@@ -75,10 +110,17 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
     """
 
     def __init__(
-        self, depth: int = 3, width: int | None = None, schedule: str | Schedule = "annealing",
-        restarts: int = 1, holdout: float = 0.1, tol: float = 0.1, seed: Seed = 0,
+        self,
+        depth: int = 3,
+        width: int | None = None,
+        schedule: str | Schedule = "annealing",
+        restarts: int = 1,
+        holdout: float = 0.1,
+        tol: float = 0.1,
+        seed: Seed = 0,
         progress: bool = False,
-    ) -> None:  # fmt: skip
+        random_state: Any = None,
+    ) -> None:
         self.depth = depth
         self.width = width
         self.schedule = schedule
@@ -87,6 +129,7 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         self.tol = tol
         self.seed = seed
         self.progress = progress
+        self.random_state = random_state
 
     def fit(self, X: Any, y: Any = None) -> Self:
         """Fit to observed entries.
@@ -96,21 +139,27 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         are then asked for by identifier), or, with `y`, an (n, 2) array of (row, col) pairs.
         """
         entries = observed(X, y)
-        depth = whole("depth", self.depth, 3, layers.DEEPEST)
-        width = min(*entries.shape, 20 if self.width is None else whole("width", self.width))
+        depth = whole("depth", self.depth, 3, layers.MAX_DEPTH)
+        width = OPTIONS.max_width if self.width is None else whole("width", self.width)
+        width = min(width, *entries.shape)
         whole("restarts", self.restarts)
-        tol, holdout = number("tol", self.tol), number("holdout", self.holdout)
+        tol = number("tol", self.tol)
+        holdout = number("holdout", self.holdout)
         if not 0 < holdout < 1:
             raise InputError(f"holdout must be between 0 and 1, got {self.holdout!r}")
+        if not isinstance(self.schedule, Schedule) and self.schedule != "annealing":
+            raise InputError(f"schedule must be 'annealing' or a Schedule, got {self.schedule!r}")
         scale = float(np.sqrt(np.mean(entries.values**2)))
         if scale == 0:
             raise InputError("values must not all be 0: there is nothing to fit")
-        rng = generator(self.seed)
+        rng = generator(seed_number(self.seed, self.random_state))
         unit = replace(entries, values=entries.values / scale)
-        self.row_ids_, self.col_ids_ = entries.row_ids, entries.col_ids
+        self.row_ids_ = entries.row_ids
+        self.col_ids_ = entries.col_ids
         self.path_: list[Candidate] = []
-        self.status_, self.n_steps_ = Status.FINISHED, 0
-        kept: list[Fitted] = []
+        self.status_ = Status.FINISHED
+        self.n_steps_ = 0
+        found: list[Fitted] = []
         try:
             with meter("fit", 1, show=self.progress) as bar:
 
@@ -120,24 +169,23 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
 
                 start = partial(AnnealedPath, depth=depth, width=width, rng=rng, count=count)
                 if isinstance(self.schedule, Schedule):
-                    self._follow(self.schedule, unit, start, kept)
-                elif isinstance(self.schedule, str) and self.schedule == "annealing":
-                    self._anneal(unit, *_split(unit, holdout, rng), start, tol, kept)
+                    self._follow(self.schedule, unit, start, found)
                 else:
-                    raise InputError(
-                        f"schedule must be 'annealing' or a Schedule, got {self.schedule!r}"
-                    )
+                    train, judge = _split(unit, holdout, rng)
+                    self._anneal(unit, train, judge, start, found)
         except KeyboardInterrupt:
-            if not kept:
+            if not found:
                 raise
             self.status_ = Status.INTERRUPTED
-        best, weights = _choose(kept, tol, by="train_error")
+        best, weights = _choose(found, tol, by="train_error")
+        self.rank_ = best.rank
         self.weight_decay_ = best.weight_decay
         self.weights_ = [W * scale ** (1 / depth) for W in weights]
-        A, rank = layers.product(self.weights_), max(best.rank, 1)
-        U, s, Vt = np.linalg.svd(A, full_matrices=False)
-        self.rank_ = best.rank
-        self.U_, self.V_ = U[:, :rank] * np.sqrt(s[:rank]), Vt[:rank].T * np.sqrt(s[:rank])
+        rank = max(best.rank, 1)
+        U, s, Vt = np.linalg.svd(layers.product(self.weights_), full_matrices=False)
+        root = np.sqrt(s[:rank])
+        self.U_ = U[:, :rank] * root
+        self.V_ = Vt[:rank].T * root
         return self
 
     def fit_triplets(
@@ -146,64 +194,215 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         """Fit to entries given as three arrays."""
         return self.fit(Entries(rows, cols, values, shape))
 
-    def predict(self, rows: Any, cols: Any) -> Floats:
-        """Return the completed matrix's entries (rows[n], cols[n])."""
-        check_is_fitted(self)
-        a = _places("rows", rows, self.row_ids_, len(self.U_))
-        b = _places("cols", cols, self.col_ids_, len(self.V_))
-        if a.shape != b.shape:
-            raise InputError(f"rows and cols must have the same length, got {a.size} and {b.size}")
+    def predict(self, rows: Any, cols: Any = None, *, keys: str = "auto") -> Floats:
+        """Return the completed matrix's entries (rows[n], cols[n]).
+
+        `rows` alone may be Entries, or an (n, 2) array or frame of pairs, as in `fit`. A model that
+        was fitted with identifiers is asked by identifiers, any other by indices from 0;
+        keys="id" and keys="index" say which explicitly. Rows and columns that were never seen are
+        refused: nothing is known of them.
+        """
+        row_index, col_index = self._sides(keys)
+        (a, b), (row_labels, col_labels) = find_pairs(row_index, col_index, rows, cols)
+        _refuse_unknown("rows", row_labels, a)
+        _refuse_unknown("cols", col_labels, b)
         return np.asarray(np.sum(self.U_[a] * self.V_[b], axis=-1))
 
-    def complete(self, rows: Any = None) -> Floats:
+    def complete(self, rows: Any = None, *, keys: str = "auto") -> Floats:
         """Return the dense matrix U_ V_', or some rows of it."""
-        check_is_fitted(self)
+        row_index, _ = self._sides(keys)
         if rows is None:
             return np.asarray(self.U_ @ self.V_.T)
-        places = _places(
-            "rows", np.atleast_1d(plain_array("rows", rows)), self.row_ids_, len(self.U_)
-        )
-        return np.asarray(self.U_[places] @ self.V_.T)
+        positions = row_index.find(rows)
+        _refuse_unknown("rows", rows, positions)
+        return np.asarray(self.U_[positions] @ self.V_.T)
+
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
+        """Return the negative root mean squared error on the entries of X (as in `fit`)."""
+        entries = observed(X, y)
+        error = self.predict(entries if y is None else X) - entries.values
+        return -weighted_error(error, sample_weight)
+
+    def _sides(self, keys: str) -> tuple[IdentifierIndex, IdentifierIndex]:
+        check_is_fitted(self)
+        row_index = IdentifierIndex("rows", len(self.U_), self.row_ids_)
+        col_index = IdentifierIndex("cols", len(self.V_), self.col_ids_)
+        return row_index.by(keys), col_index.by(keys)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.estimator_type = "regressor"
+        tags.regressor_tags = RegressorTags()
+        tags.input_tags.sparse = True
+        tags.input_tags.allow_nan = True
+        return tags
 
     def _follow(
-        self, schedule: Schedule, problem: Entries, start: Start, kept: list[Fitted]
+        self,
+        schedule: Schedule,
+        problem: Entries,
+        start: Callable[[Entries], AnnealedPath],
+        found: list[Fitted],
     ) -> None:
         """Run a given schedule as it is."""
         for _ in range(self.restarts):
             path = start(problem)
             for phase in schedule.phases:
-                path.run(phase)
-            kept.append((path.candidate(0.0, problem, problem), path.weights()))
+                rate = phase.learning_rate
+                path.descend(phase.steps, rate, phase.weight_decay, "scheduled", halve=False)
+            found.append((path.candidate(0.0, problem, problem), path.weights()))
 
     def _anneal(
-        self, problem: Entries, train: Entries, judge: Entries, start: Start, tol: float,
-        kept: list[Fitted],
-    ) -> None:  # fmt: skip
+        self,
+        problem: Entries,
+        train: Entries,
+        judge: Entries,
+        start: Callable[[Entries], AnnealedPath],
+        found: list[Fitted],
+    ) -> None:
         """Find the rank on a part of the entries, then fit it to all of them."""
         path = start(train)
-        found: list[Fitted] = []
+        candidates: list[Fitted] = []
         for lam in path.decays:
             path.shed(lam)
             rank = path.rank()
             if rank == 0:
                 break
-            if found and found[-1][0].rank == rank:
+            if candidates and candidates[-1][0].rank == rank:
                 continue
             branch = path.branch()
             branch.settle(lam)
-            found.append((branch.candidate(lam, train, judge), branch.weights()))
-            self.path_.append(found[-1][0])
-        if not found:
+            candidate = branch.candidate(lam, train, judge)
+            candidates.append((candidate, branch.weights()))
+            self.path_.append(candidate)
+        if not candidates:
             path.settle(path.decays[0])
-            found.append((path.candidate(0.0, train, judge), path.weights()))
-        best, weights = _choose(found, tol, by="holdout_error")
-        kept.append((best, weights))
-        full = []
+            candidates.append((path.candidate(0.0, train, judge), path.weights()))
+        best, weights = _choose(candidates, self.tol, by="holdout_error")
+        found.append((best, weights))  # in case of Ctrl-C
+        complete = []
         for _ in range(self.restarts):
             path, lam = _shed_to(best, start(problem))
             path.settle(lam)
-            full.append((path.candidate(lam, problem, problem), path.weights()))
-        kept[:] = full
+            complete.append((path.candidate(lam, problem, problem), path.weights()))
+        found[:] = complete
+
+
+class AnnealedPath:
+    """SGD's weights on a problem; rates follow from the problem's size and halve on divergence.
+
+    `count` is called with the number of steps that were taken, and what they were for.
+    """
+
+    def __init__(
+        self,
+        problem: Entries,
+        depth: int,
+        width: int,
+        rng: np.random.Generator,
+        count: Callable[[int, str], None],
+    ) -> None:
+        self._problem = problem
+        self._depth = depth
+        self._rng = rng
+        self._count = count
+        shapes = layers.shapes(problem.shape, depth, width)
+        self._state = Weights([rng.standard_normal(shape) / np.sqrt(width) for shape in shapes])
+        self._rate = 0.5 / curvature(problem.shape, depth)
+        self._is_new = True
+        self.decays = decay_ladder(problem.shape, depth)
+
+    def branch(self) -> AnnealedPath:
+        """Return an independent copy."""
+        other = copy(self)
+        other._state = self._state.copy()
+        return other
+
+    def weights(self) -> list[Floats]:
+        """Return the layers [W_1, ..., W_L]."""
+        return [W.copy() for W in self._state.layers()]
+
+    def rank(self) -> int:
+        """Return how many singular values of the product have not been shed."""
+        # The product's spectrum is that of a width x width core between orthonormal bases.
+        core: Any = np.linalg.qr(self._state.G, mode="r")
+        right: Any = np.linalg.qr(self._state.F, mode="r")
+        for W in self._state.M[::-1]:
+            core = core @ W
+        s = np.linalg.svd(core @ right.T, compute_uv=False)
+        return int(np.sum(s > max(OPTIONS.shed * s[0], 1e-3)))
+
+    def candidate(self, lam: float, train: Entries, judge: Entries) -> Candidate:
+        """Grade the present weights."""
+        A = layers.product(self.weights())
+        train_error = layers.train_error(train, A)
+        return Candidate(lam, self.rank(), train_error, layers.train_error(judge, A))
+
+    def shed(self, lam: float) -> None:
+        """Run the noisy phase at this weight decay."""
+        n = len(self._problem)
+        if self._is_new:
+            self.descend(OPTIONS.warm_up_passes * n, self._rate / 5, lam, "warm-up")
+            self._is_new = False
+        steps = OPTIONS.memories / (2 * self._rate * lam)
+        steps = np.clip(steps, OPTIONS.min_noisy_passes * n, OPTIONS.max_noisy_passes * n)
+        self.descend(int(steps), self._rate, lam, f"decay {lam:.2g}")
+
+    def truncate(self, rank: int) -> None:
+        """Keep the product's largest `rank` singular values, in balanced layers."""
+        A = layers.product(self.weights())
+        width = self._state.F.shape[1]
+        self._state = Weights(layers.balanced(A, self._depth, width, rank))
+
+    def settle(self, lam: float) -> None:
+        """Drop what is all but shed, then run the quiet phases that follow a noisy one."""
+        self.truncate(self.rank())
+        for share in OPTIONS.quiet_shares:
+            steps = OPTIONS.quiet_passes * len(self._problem)
+            self.descend(steps, self._rate / 3, lam * share, f"rank {self.rank()}")
+
+    def descend(
+        self, steps: int, rate: float, lam: float, note: str, *, halve: bool = True
+    ) -> None:
+        """Take steps; where the iterates diverge, go back and halve the rate."""
+        while steps > 0:
+            size = min(steps, OPTIONS.steps_per_call)
+            before = self._state.copy()
+            order = self._rng.integers(len(self._problem), size=size)
+            taken = self._state.descend(self._problem, order, rate, lam)
+            self._state.fold()
+            self._count(taken, note)
+            if taken == size:
+                steps -= size
+                continue
+            if not halve or rate < 1e-12:
+                raise InputError(
+                    "the iterates grew without bound: schedule's learning_rate is too large "
+                    f"for values of unit size, got {rate:g}"
+                )
+            self._state = before
+            self._rate /= 2
+            rate /= 2
+
+
+def curvature(shape: tuple[int, int], depth: int) -> float:
+    """Typical curvature of one entry's loss: (mn/r)^((L-1)/L) r (1/m + 1/n), at rank r = 2.
+
+    For unit entries and r equal singular values s = sqrt(mn/r), row i of the last balanced layer
+    has |G_i|^2 = s^(2/L) r/m, the middle ones have norm s^(1/L), and the end layers dominate.
+    """
+    m, n = shape
+    return float((m * n / 2) ** ((depth - 1) / depth) * 2 * (1 / m + 1 / n))
+
+
+def decay_ladder(shape: tuple[int, int], depth: int) -> list[float]:
+    """Weight decays that double up to the one at which rank 1 costs what it explains.
+
+    lam L s^(2/L) = C(0) = 1/2 for unit entries, s = sqrt(mn).
+    """
+    m, n = shape
+    top = 0.5 / (depth * (m * n) ** (1 / depth))
+    return [float(top * 2.0**-k) for k in range(OPTIONS.doublings, -1, -1)]
 
 
 def _shed_to(best: Candidate, path: AnnealedPath) -> tuple[AnnealedPath, float]:
@@ -223,9 +422,10 @@ def _shed_to(best: Candidate, path: AnnealedPath) -> tuple[AnnealedPath, float]:
 
 def _choose(found: list[Fitted], tol: float, by: str) -> Fitted:
     """Return the lowest rank whose error is within `tol` of the least one."""
-    least = min(getattr(candidate, by) for candidate, _ in found)
-    good = [pair for pair in found if getattr(pair[0], by) <= (1 + tol) * least + 1e-3 * tol]
-    return min(good, key=lambda pair: (pair[0].rank, getattr(pair[0], by)))
+    errors = [getattr(candidate, by) for candidate, _ in found]
+    limit = (1 + tol) * min(errors) + 1e-3 * tol
+    good = [k for k, error in enumerate(errors) if error <= limit]
+    return found[min(good, key=lambda k: (found[k][0].rank, errors[k]))]
 
 
 def _split(problem: Entries, holdout: float, rng: np.random.Generator) -> tuple[Entries, Entries]:
@@ -237,19 +437,7 @@ def _split(problem: Entries, holdout: float, rng: np.random.Generator) -> tuple[
     return problem.take(np.sort(order[count:])), problem.take(np.sort(order[:count]))
 
 
-def _places(name: str, given: Any, ids: Array | None, count: int) -> Ints:
-    """Return the indices of rows or columns that were fitted, from identifiers if there are any."""
-    places = plain_array(name, given)
-    if ids is not None:
-        names = identifiers(name, places.ravel())
-        if "U" in (names.dtype.kind, ids.dtype.kind):  # compared as they are written
-            names, ids = names.astype(str), ids.astype(str)
-        order = np.argsort(ids)
-        at = order[np.minimum(np.searchsorted(ids, names, sorter=order), count - 1)]
-        strange = names[ids[at] != names]
-        if len(strange):
-            raise InputError(f"{name} must be among those fitted, got {strange[0]!r}")
-        return at.reshape(places.shape)
-    if places.dtype.kind in "fiu" and places.size and (places.min() < 0 or places.max() >= count):
-        raise InputError(f"{name} must lie in 0..{count - 1}, got up to {places.max()}")
-    return index(name, places.ravel()).reshape(places.shape)
+def _refuse_unknown(name: str, labels: Any, positions: Ints) -> None:
+    if np.any(positions == UNKNOWN):
+        unknown = describe_unknown(name, labels, positions) or "got -1"
+        raise InputError(f"{name} must be among those fitted: {unknown}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -15,9 +16,8 @@ from overt._figures import subplots
 from overt._intervals import clopper_pearson
 from overt._types import Floats, Ints, Seed
 from overt.decay.family import two_by_two
-from overt.decay.records import JUMP_RATIO, NEVER, Runs, spectral_ratio
 from overt.decay.schedule import Schedule
-from overt.decay.sgd import simulate
+from overt.decay.simulation import JUMP_RATIO, NEVER, Runs, simulate, spectral_ratio
 from overt.entries import Entries
 from overt.results import Result, Status
 
@@ -97,19 +97,40 @@ class Jumps(Result):
 
 
 def jumps(
-    problem: Entries, depth: int = 3, width: int = 100, schedule: Schedule | None = None,
-    seeds: int | Sequence[int] = 40, *, rank: int = 1, threshold: float = JUMP_RATIO,
-    floor: float = FLOOR, confidence: float = 0.95, **options: Any,
-) -> Jumps:  # fmt: skip
-    """Simulate and find the jumps to `rank`; other options are those of `simulate`."""
+    problem: Entries,
+    depth: int = 3,
+    width: int = 100,
+    schedule: Schedule | None = None,
+    seeds: int | Sequence[int] = 40,
+    *,
+    rank: int = 1,
+    threshold: float = JUMP_RATIO,
+    floor: float = FLOOR,
+    confidence: float = 0.95,
+    **options: Any,
+) -> Jumps:
+    """Simulate and find the jumps to `rank`; other options are those of `simulate`.
+
+    Runs with sampling="shuffled" are not expected to jump, and a warning says so.
+    """
+    if options.get("sampling") == "shuffled":
+        warnings.warn(
+            'sampling="shuffled" uses every entry once per pass: at small learning rates such runs '
+            'never leave a minimum. The jumps of the paper need sampling="replacement".',
+            stacklevel=2,
+        )
     runs = simulate(problem, depth, width, schedule, seeds, **{"balance": False, **options})
     return find_jumps(runs, rank=rank, threshold=threshold, floor=floor, confidence=confidence)
 
 
 def find_jumps(
-    runs: Runs, *, rank: int = 1, threshold: float = JUMP_RATIO, floor: float = FLOOR,
+    runs: Runs,
+    *,
+    rank: int = 1,
+    threshold: float = JUMP_RATIO,
+    floor: float = FLOOR,
     confidence: float = 0.95,
-) -> Jumps:  # fmt: skip
+) -> Jumps:
     """Find the jumps in runs that were simulated before."""
     if not isinstance(runs, Runs):
         raise InputTypeError(f"runs must be what simulate returns, got {type(runs).__name__}")
@@ -127,9 +148,23 @@ def find_jumps(
     median = float(np.median(times)) if len(times) else float("nan")
     collapsed = int(np.sum(runs.singular_values[finished, -1, 0] < COLLAPSED * size))
     return Jumps(
-        jump_step, runs.steps, surviving, lower, upper, sum(came_back), sum(below), collapsed,
-        len(jump_step), rank, threshold, floor, confidence, median, runs, runs.status,
-    )  # fmt: skip
+        jump_step,
+        runs.steps,
+        surviving,
+        lower,
+        upper,
+        sum(came_back),
+        sum(below),
+        collapsed,
+        len(jump_step),
+        rank,
+        threshold,
+        floor,
+        confidence,
+        median,
+        runs,
+        runs.status,
+    )
 
 
 def survival(
@@ -162,11 +197,17 @@ def _visits(ratio: Floats, threshold: float, floor: float) -> tuple[bool, bool]:
 
 
 def sweep(
-    depths: Iterable[int] = (3,), epsilons: Iterable[float] = (0.25,),
-    learning_rates: Iterable[float] = (0.2,), *,
-    schedule: Callable[[float], Schedule] | None = None, steps: int = 5000, seeds: int = 40,
-    width: int = 100, seed: Seed = 0, **options: Any,
-) -> list[dict[str, Any]]:  # fmt: skip
+    depths: Iterable[int] = (3,),
+    epsilons: Iterable[float] = (0.25,),
+    learning_rates: Iterable[float] = (0.2,),
+    *,
+    schedule: Callable[[float], Schedule] | None = None,
+    steps: int = 5000,
+    seeds: int = 40,
+    width: int = 100,
+    seed: Seed = 0,
+    **options: Any,
+) -> list[dict[str, Any]]:
     """Return one row per (depth, epsilon, learning rate) on [[1, *], [epsilon, 1]].
 
     A row holds the share that jumped, its 95 per cent interval and the median jump step.

@@ -2,35 +2,135 @@
 
 [One-way jumps] Theorem 3.1: they are the products of the local minima of the factorized loss
 C(W_L ... W_1) + lam |theta|^2. A rank-r minimum is a minimum of the network of width r, which is
-small and smooth; so it is found there (`search.py`), and verified in the network of full width,
-where its second derivative must have no negative direction, and no flat one but those of the
-symmetry W_(l+1) Q', Q W_l and those along which minima of the same loss go on.
+small and smooth; so it is searched there, and verified in the network of full width, where its
+second derivative must have no negative direction, and no flat one but those of the symmetry
+W_(l+1) Q', Q W_l and those along which minima of the same loss continue.
+
+If every entry is observed once, all minima are known in closed form (`fully_observed`).
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 
 from overt._check import InputError, generator, number, whole
-from overt._figures import COLORS, subplots
 from overt._types import Floats, Seed
-from overt.decay import family, layers
-from overt.decay.search import Search, descend, numerical_rank, polish, random_starts
-from overt.decay.verification import FittingRank, Minimum, verify
+from overt.decay import family, fully_observed, layers
 from overt.entries import Entries
+from overt.results import Result
 
-LARGEST = 1500
+MAX_WEIGHTS = 1500
 """Most weights of the full-width network for which second derivatives are formed."""
 
-STRONGEST = 1e100
+MAX_WEIGHT_DECAY = 1e100
 """Weight decay beyond which squares of what it multiplies leave the range of floating point."""
 
-_FIT = 1e-10  # C(A) below this fraction of C(0) is a fit
-_BLOCKS = 10  # most rows or columns of which all subsets are tried for a bound on the rank
+KINDS = {-1: "underestimating", 0: "exact", 1: "overestimating"}
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """Tolerances for values of about size 1, and how long a search lasts."""
+
+    rank: float = 1e-6  # singular values below this share of the largest count as 0
+    smallest_value: float = 1e-9  # and those below this
+    gradient: float = 1e-8  # where a descent ends
+    stationary: float = 1e-9  # largest gradient entry at a verified minimum
+    flat: float = 1e-7  # curvatures below this share of the largest count as 0
+    near: float = 1e-4  # relative distance at which the end of a descent is a known minimum
+    same: float = 1e-5  # the same after Newton steps
+    same_loss: float = 1e-7  # relative difference of losses within a continuum of minima
+    fit: float = 1e-10  # C(A) below this share of C(0) is a fit
+    # Every fourth descent raises the decay from a small one, which finds other minima.
+    ladder_every: int = 4
+    # As many minima expected unseen round to none: where the search stops.
+    max_expected_unseen: float = 0.5
+    max_rounds: int = 6  # of `starts` descents each, at which the search gives up
+    max_block: int = 10  # rows or columns of which all subsets are tried for a bound on the rank
+
+
+OPTIONS = SearchOptions()
+
+
+class FittingRank(int):
+    """The smallest rank for which descent fits, with what is known for certain about it.
+
+    Attributes
+    ----------
+    at_least
+        Rank of a block that is observed whole: no matrix of smaller rank fits.
+    """
+
+    at_least: int
+
+    def __new__(cls, rank: int, at_least: int = 0) -> FittingRank:
+        """Make the whole number `rank` with its lower bound."""
+        self = super().__new__(cls, rank)
+        self.at_least = at_least
+        return self
+
+    @property
+    def proved(self) -> bool:
+        """Whether the bound is attained; otherwise that no smaller rank fits is a guess."""
+        return self.at_least == self
+
+    def __repr__(self) -> str:
+        """Show a guess as a guess."""
+        if self.proved:
+            return f"{int(self)} (proved)"
+        return f"{int(self)} (a guess: at least {self.at_least}, and descent fits nothing smaller)"
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Minimum(Result):
+    """A local minimum of the regularized loss.
+
+    Attributes
+    ----------
+    rank, matrix
+        The minimum.
+    loss, cost
+        C(A) + lam L sum s^(2/L), and C(A) alone.
+    kind
+        "underestimating", "exact" or "overestimating": its rank against the smallest rank that
+        fits the observed entries.
+    kind_proved
+        Whether that is more than a guess (`FittingRank`).
+    isolated, dimension
+        False if minima of the same loss continue from it; then `dimension` is that of the set they
+        form (as matrices, near this one), and this is one of them.
+    verified
+        Whether the factorized loss of full width has a vanishing gradient, no negative curvature
+        and no flat direction there, but those of the symmetry and of the set of minima. A closed
+        form is a minimum by proof, even where rounding hides it (numbers of very different size).
+    gradient, curvature
+        Largest gradient entry, and smallest eigenvalue of the second derivative beyond those zeros.
+        The curvature is NaN for a closed form with more than 1500 weights, which is proved only.
+    imbalance
+        max_l |W_l W_l' - W_(l+1)' W_(l+1)|; 0 at critical points.
+    proof
+        "closed form" if every entry is observed or if it lies on the explicit curve of the 2 x 2
+        family, "origin" for rank 0 (a minimum for every lam > 0 if L > 2), otherwise "numeric".
+    """
+
+    rank: int
+    matrix: Floats
+    loss: float
+    cost: float
+    kind: str
+    kind_proved: bool
+    isolated: bool
+    dimension: int
+    verified: bool
+    gradient: float
+    curvature: float
+    imbalance: float
+    proof: str
 
 
 class Minima(list[Minimum]):
@@ -41,7 +141,8 @@ class Minima(list[Minimum]):
     starts, unseen
         For each rank, how many descents were started in the network of that width, and the
         estimated chance w (w+1) / (n (n-1)) that one more would end where none of these n, which
-        ended in w places, has (Boender and Rinnooy Kan 1983; starts as independent draws).
+        ended in w places, has (Boender and Rinnooy Kan 1983; starts as independent draws). Both
+        are 0 where the minima are known in closed form.
     """
 
     starts: dict[int, int]
@@ -49,31 +150,46 @@ class Minima(list[Minimum]):
 
     def plot(self) -> Any:
         """Draw the loss of each minimum over its rank, and its singular values."""
+        from overt._figures import COLORS, subplots
+
         figure, axes = subplots(1, 2)
-        for k, kind in enumerate(dict.fromkeys(m.kind for m in self)):
-            chosen = [m for m in self if m.kind == kind]
-            axes[0][0].scatter([m.rank for m in chosen], [m.loss for m in chosen], label=kind)
-            for m in chosen:
+        left, right = axes[0]
+        for color, kind in zip(COLORS, dict.fromkeys(m.kind for m in self), strict=False):
+            of_kind = [m for m in self if m.kind == kind]
+            ranks = [m.rank for m in of_kind]
+            left.scatter(ranks, [m.loss for m in of_kind], label=kind, color=color)
+            for m in of_kind:
                 s = np.linalg.svd(m.matrix, compute_uv=False)
-                axes[0][1].plot(range(1, len(s) + 1), s, marker="o", ms=4, color=COLORS[k])
-        axes[0][0].set(xlabel="rank", ylabel="loss", xticks=sorted({m.rank for m in self}))
-        axes[0][1].set(xlabel="index", ylabel="singular value")
-        axes[0][1].xaxis.get_major_locator().set_params(integer=True)
+                right.plot(range(1, len(s) + 1), s, marker="o", ms=4, color=color)
+        left.set(xlabel="rank", ylabel="loss", xticks=sorted({m.rank for m in self}))
+        right.set(xlabel="index", ylabel="singular value")
+        right.xaxis.get_major_locator().set_params(integer=True)
         if self:
-            axes[0][0].legend()
+            left.legend()
         return figure
 
 
 def minima(
-    problem: Entries, depth: int = 3, weight_decay: float = 1e-3, *, starts: int = 192,
-    seed: Seed = 0, fitting_rank: int | None = None, every: bool = False,
-) -> Minima:  # fmt: skip
+    problem: Entries,
+    depth: int = 3,
+    weight_decay: float = 1e-3,
+    *,
+    starts: int = 192,
+    seed: Seed = 0,
+    fitting_rank: int | None = None,
+    every: bool = False,
+) -> Minima:
     """Return the lowest local minimum of each rank that has one, by rank.
+
+    If every entry is observed once, these are all minima, in closed form and for any size. In all
+    other cases what is returned is verified, but that nothing is missing is not proved, except for
+    the symmetric minima of the 2 x 2 family: `unseen` of the list estimates it, for each rank.
 
     Parameters
     ----------
     problem
-        Observed entries; the full-width network must have at most 1500 weights.
+        Observed entries; if some are missing, the full-width network must have at most 1500
+        weights.
     depth
         Number of layers L, at least 2. With L = 2 the problem is convex in A: all minima are equal.
     weight_decay
@@ -90,14 +206,17 @@ def minima(
         Return all minima found, by rank and then by loss. A rank can have several: the 2 x 2
         family has a second one of rank 1, with a negative missing entry, which never fits. Of
         minima that form a continuum one is returned for each loss and dimension.
-
-    What is returned is verified; that nothing is missing is not proved, except for the symmetric
-    minima of the 2 x 2 family: `unseen` of the list estimates it, for each rank.
     """
-    depth, lam = _checked(problem, depth), number("weight_decay", weight_decay, exclusive=True)
-    if lam > STRONGEST:
-        raise InputError(f"weight_decay must be at most {STRONGEST:g}, got {lam:g}")
-    rng, starts = generator(seed), whole("starts", starts)
+    layers.check_entries(problem)
+    depth = whole("depth", depth, 2, layers.MAX_DEPTH)
+    lam = number("weight_decay", weight_decay, exclusive=True)
+    if lam > MAX_WEIGHT_DECAY:
+        raise InputError(f"weight_decay must be at most {MAX_WEIGHT_DECAY:g}, got {lam:g}")
+    starts = whole("starts", starts)
+    rng = generator(seed)
+    observed = fully_observed.observed_matrix(problem)
+    if observed is None:
+        _refuse_large(problem, depth)
     if fitting_rank is None:
         known = smallest_fitting_rank(problem, seed=rng)
     else:
@@ -106,43 +225,62 @@ def minima(
     problem, unit = _in_units(problem)
     # A = c B and weights c^(1/L) phi: the loss is c^2 (C(B) + lam c^(2/L - 2) |phi|^2).
     lam *= unit ** (2 / depth - 2)
-    epsilon = family.epsilon_of(problem) if depth > 2 else None
     ranks = range(1, min(problem.shape) + 1)
-    exact = [] if epsilon is None else [
-        A for rank in ranks for A in family.critical_points(epsilon, depth, lam, rank)
-    ]  # fmt: skip
-
-    def grade(A: Floats, proof: str) -> Minimum:
-        return verify(problem, A, depth, lam, known, proof)
-
-    search = Search(problem, depth, lam, grade)
-    search.add(np.zeros(problem.shape), "origin")
-    for A in exact:
-        search.add(A, "closed form")
-    for rank in ranks:
-        search.run(rank, starts, rng)
-    found = sorted((m for m in search.found if m.verified), key=lambda m: (m.rank, m.loss))
-    found = [_with_units(m, depth, unit) for m in found]
-    result = Minima(m for k, m in enumerate(found) if every or not k or m.rank != found[k - 1].rank)
-    result.starts, result.unseen = search.starts, search.unseen
+    search = Search(problem, depth, lam, known)
+    if observed is not None:
+        for rung in fully_observed.ladder(observed / unit, depth, lam):
+            m = verify(problem, rung.matrix, depth, lam, known, "closed form", rung.rank)
+            m = replace(m, isolated=rung.dimension == 0, dimension=rung.dimension)
+            search.found.append(m)
+        search.starts = dict.fromkeys(ranks, 0)
+        search.unseen = dict.fromkeys(ranks, 0.0)
+        found = search.found
+    else:
+        search.add(np.zeros(problem.shape), "origin")
+        epsilon = family.epsilon_of(problem) if depth > 2 else None
+        if epsilon is not None:
+            for rank in ranks:
+                for A in family.critical_points(epsilon, depth, lam, rank):
+                    search.add(A, "closed form")
+        for rank in ranks:
+            search.run(rank, starts, rng)
+        found = [m for m in search.found if m.verified]
+    result = Minima()
+    for m in sorted(found, key=lambda m: (m.rank, m.loss)):
+        if every or not result or m.rank != result[-1].rank:
+            result.append(_with_units(m, depth, unit))
+    result.starts = search.starts
+    result.unseen = search.unseen
     return result
 
 
 def existence(
-    problem: Entries, depth: int, rank: int, *, smallest: float = 1e-4, tol: float = 1e-4,
-    starts: int = 64, seed: Seed = 0,
-) -> float:  # fmt: skip
+    problem: Entries,
+    depth: int,
+    rank: int,
+    *,
+    smallest: float = 1e-4,
+    tol: float = 1e-4,
+    starts: int = 64,
+    seed: Seed = 0,
+) -> float:
     """Return the largest lam up to which a minimum of this rank was followed; 0 if there is none.
 
-    Exact for the 2 x 2 family. Otherwise the minima at lam = `smallest` are followed upwards until
-    they vanish, to a relative `tol`; minima that appear only at larger lam are not seen.
+    Exact for the 2 x 2 family, and if every entry is observed once. Otherwise the minima at
+    lam = `smallest` are followed upwards until they vanish, to a relative `tol`; minima that appear
+    only at larger lam are not seen.
     """
-    depth, rank = _checked(problem, depth), whole("rank", rank)
+    layers.check_entries(problem)
+    depth = whole("depth", depth, 2, layers.MAX_DEPTH)
+    rank = whole("rank", rank)
     if rank > min(problem.shape):
         raise InputError(f"rank must be at most {min(problem.shape)}, got {rank}")
+    if fully_observed.observed_matrix(problem) is not None:
+        return _exact_existence(problem, depth, rank)
     epsilon = family.epsilon_of(problem) if depth > 2 else None
     if epsilon is not None:
         return family.existence(epsilon, depth, rank)
+    _refuse_large(problem, depth)
     problem, unit = _in_units(problem)
     factor = unit ** (2 / depth - 2)
     lam = number("smallest", smallest, exclusive=True) * factor
@@ -160,20 +298,257 @@ def smallest_fitting_rank(problem: Entries, *, starts: int = 8, seed: Seed = 0) 
     from descents that did not fit, and `.proved` and the printed form say so.
     """
     layers.check_entries(problem)
-    problem, _ = _in_units(problem)
-    rng, scale = generator(seed), layers.cost(problem, np.zeros(problem.shape))
     starts = whole("starts", starts)
+    rng = generator(seed)
+    problem, _ = _in_units(problem)
+    scale = layers.cost(problem, np.zeros(problem.shape))
     if scale == 0:
         return FittingRank(0, 0)
+    observed = fully_observed.observed_matrix(problem)
+    if observed is not None:
+        rank = int(np.linalg.matrix_rank(observed, rtol=OPTIONS.smallest_value))
+        return FittingRank(rank, rank)
     least = _block_rank(problem)
     for rank in range(least, min(problem.shape)):
         for start in random_starts(problem, 2, rank, starts, rng):
             weights = start
             for lam in (1e-3, 1e-5, 1e-7, 1e-9, 0.0):
                 weights = descend(problem, weights, lam * scale, 1e-8 * min(1.0, scale))
-            if layers.cost(problem, layers.product(weights)) <= _FIT * scale:
+            if layers.cost(problem, layers.product(weights)) <= OPTIONS.fit * scale:
                 return FittingRank(rank, least)
     return FittingRank(min(problem.shape), least)
+
+
+class Search:
+    """Collects minima from descents in networks of width r."""
+
+    def __init__(self, problem: Entries, depth: int, lam: float, known: FittingRank) -> None:
+        self._problem = problem
+        self._depth = depth
+        self._lam = lam
+        self._fitting_rank = known
+        self._size = float(np.sqrt(np.mean(problem.values**2))) or 1.0
+        self.found: list[Minimum] = []
+        self.starts: dict[int, int] = {}
+        self.unseen: dict[int, float] = {}
+
+    def add(self, A: Floats, proof: str) -> int:
+        """Verify a critical point unless it is known; return its number."""
+        known = self._find(A, OPTIONS.same)
+        if known is not None:
+            return known
+        new = verify(self._problem, A, self._depth, self._lam, self._fitting_rank, proof)
+        if not new.isolated:  # one minimum of each continuum is enough
+            for k, m in enumerate(self.found):
+                if self._continues(m, new.rank, new.loss) and m.dimension == new.dimension:
+                    return k
+        self.found.append(new)
+        return len(self.found) - 1
+
+    def run(self, width: int, starts: int, rng: np.random.Generator) -> None:
+        """Descend in the network of this width until hardly a minimum should be missing.
+
+        n draws of w places: w (n-1) / (n-w-2) places are expected in all, and another draw is new
+        with probability w (w+1) / (n (n-1)) (Boender and Rinnooy Kan 1983).
+        """
+        places: set[int] = set()
+        n = 0
+        for _ in range(OPTIONS.max_rounds):
+            for start in random_starts(self._problem, self._depth, width, starts, rng):
+                on_ladder = n % OPTIONS.ladder_every == OPTIONS.ladder_every - 1
+                places.add(self._end(start, on_ladder))
+                n += 1
+            w = len(places)
+            if n > w + 2 and w * (n - 1) / (n - w - 2) <= w + OPTIONS.max_expected_unseen:
+                break
+        self.starts[width] = n
+        self.unseen[width] = 1.0 if n < 2 else min(1.0, w * (w + 1) / (n * (n - 1)))
+
+    def _end(self, weights: layers.Layers, on_ladder: bool) -> int:
+        """Return the number of the minimum where a descent ends."""
+        tol = OPTIONS.gradient * min(1.0, self._size)
+        first = min(self._lam, 1e-4 * self._size)
+        decays = [self._lam]
+        if on_ladder and first < self._lam:
+            count = 2 + int(4 * np.log10(self._lam / first))
+            decays = np.geomspace(first, self._lam, count).tolist()
+        for lam in decays:
+            weights = descend(self._problem, weights, lam, tol)
+        A = layers.product(weights)
+        known = self._find(A, OPTIONS.near)
+        if known is not None:
+            return known
+        rank = numerical_rank(A)
+        loss = layers.loss(self._problem, weights, self._lam)
+        for k, m in enumerate(self.found):
+            if self._continues(m, rank, loss):
+                return k
+        balanced = layers.balanced(A, self._depth, max(rank, 1), rank)
+        polished = polish(self._problem, balanced, self._lam)
+        return self.add(layers.product(polished), "numeric")
+
+    def _find(self, A: Floats, tol: float) -> int | None:
+        """Return the number of the minimum at A, if it is known."""
+        for k, m in enumerate(self.found):
+            size = np.linalg.norm(m.matrix) or self._size
+            if np.linalg.norm(A - m.matrix) <= tol * size:
+                return k
+        return None
+
+    @staticmethod
+    def _continues(m: Minimum, rank: int, loss: float) -> bool:
+        """Whether a point of this rank and loss lies on the continuum of minima around m."""
+        same_loss = abs(loss - m.loss) <= OPTIONS.same_loss * m.loss
+        return not m.isolated and m.rank == rank and same_loss
+
+
+def descend(
+    problem: Entries, weights: layers.Layers, lam: float, tol: float = OPTIONS.gradient
+) -> list[Floats]:
+    """Return where L-BFGS from these weights ends."""
+    from overt.decay.descent import lbfgs
+
+    shapes = [(W.shape[0], W.shape[1]) for W in weights]
+    sizes = np.array([shapes[0][1], *(m for m, _ in shapes)])
+    # One memory layout, so that one kernel is compiled.
+    rows, cols, values = map(np.ascontiguousarray, (problem.rows, problem.cols, problem.values))
+    theta, _ = lbfgs(layers.flatten(weights), sizes, rows, cols, values, float(lam), tol, 4000)
+    return layers.unflatten(theta, shapes)
+
+
+def polish(problem: Entries, weights: layers.Layers, lam: float) -> list[Floats]:
+    """Take Newton steps, in the least-norm sense across the symmetry's flat directions."""
+    shapes = [(W.shape[0], W.shape[1]) for W in weights]
+    theta = layers.flatten(weights)
+    for _ in range(8):
+        W = layers.unflatten(theta, shapes)
+        g = layers.flatten(layers.gradient(problem, W, lam))
+        if np.abs(g).max() < 1e-14:
+            break
+        values, vectors = np.linalg.eigh(layers.hessian(problem, W, lam))
+        if values[0] < -1e-6 * values[-1]:
+            break  # a Newton step from here may go to a saddle
+        inverse = np.where(values > 1e-9 * values[-1], 1 / np.maximum(values, 1e-300), 0)
+        candidate = theta - vectors @ (inverse * (vectors.T @ g))
+        after = layers.gradient(problem, layers.unflatten(candidate, shapes), lam)
+        if np.abs(layers.flatten(after)).max() >= np.abs(g).max():
+            break
+        theta = candidate
+    return layers.unflatten(theta, shapes)
+
+
+def random_starts(
+    problem: Entries, depth: int, rank: int, starts: int, rng: np.random.Generator
+) -> Iterator[list[Floats]]:
+    """Yield weights whose products have about the data's size, a third of it, or three times it."""
+    size = (float(np.sqrt(np.mean(problem.values**2))) or 1.0) ** (1 / depth)
+    shapes = layers.shapes(problem.shape, depth, rank)
+    for k in range(starts):
+        scale = size * 3.0 ** ((k % 3 - 1) / depth) / rank ** (0.5 - 0.5 / depth)
+        yield [scale * rng.standard_normal(shape) for shape in shapes]
+
+
+def numerical_rank(A: Floats) -> int:
+    """Count the singular values above a millionth of the largest."""
+    s = np.linalg.svd(A, compute_uv=False)
+    return int(np.sum(s > max(OPTIONS.rank * s[0], OPTIONS.smallest_value)))
+
+
+def verify(
+    problem: Entries,
+    A: Floats,
+    depth: int,
+    lam: float,
+    known: FittingRank,
+    proof: str,
+    rank: int | None = None,
+) -> Minimum:
+    """Grade a candidate in the network of full width, from the problem's data alone."""
+    rank = numerical_rank(A) if rank is None else rank
+    width = min(problem.shape)
+    weights = layers.balanced(A, depth, width, rank)
+    gradient = float(np.abs(layers.flatten(layers.gradient(problem, weights, lam))).max())
+    largest = max(1.0, float(np.abs(problem.values).max()))
+    verified = gradient <= OPTIONS.stationary * largest
+    curvature = np.nan
+    dimension = 0
+    if _weight_count(problem, depth) <= MAX_WEIGHTS:
+        H = layers.hessian(problem, weights, lam)
+        eigenvalues = np.linalg.eigvalsh(H)
+        flat = int(np.sum(np.abs(eigenvalues) <= OPTIONS.flat * eigenvalues[-1]))
+        # Each hidden layer's r directions can turn inside the width: a Stiefel manifold per layer.
+        symmetry = (depth - 1) * (rank * width - rank * (rank + 1) // 2)
+        dimension = max(0, flat - symmetry)
+        by_size = np.argsort(np.abs(eigenvalues))
+        curvature = float(eigenvalues[by_size[symmetry + dimension :]].min())
+        verified = verified and curvature > 0
+        if verified and dimension:
+            verified = _is_continuum(problem, weights, lam, H, dimension)
+    cost = layers.cost(problem, A)
+    # Without the zeros, whose rounding errors the power would make large.
+    s = np.linalg.svd(A, compute_uv=False)[:rank]
+    return Minimum(
+        rank=rank,
+        matrix=A,
+        loss=cost + lam * depth * float(np.sum(s ** (2 / depth))),
+        cost=cost,
+        kind=KINDS[int(np.sign(rank - known))],
+        kind_proved=known.proved or rank < known.at_least or rank > known,
+        isolated=dimension == 0,
+        dimension=dimension,
+        verified=bool(verified),
+        gradient=gradient,
+        curvature=curvature,
+        imbalance=layers.imbalance(weights),
+        proof=proof,
+    )
+
+
+def _is_continuum(
+    problem: Entries, weights: layers.Layers, lam: float, H: Floats, dimension: int
+) -> bool:
+    """Return whether minima of the same loss continue in all flat directions beyond the symmetry's.
+
+    From a step h in a random one, Newton steps must lead to a critical point of the same loss by a
+    way of order h^2; a direction that is flat to second order only takes them back all of h.
+    """
+    theta = layers.flatten(weights)
+    shapes = [(len(W), W.shape[1]) for W in weights]
+    values, vectors = np.linalg.eigh(H)
+    U, sizes, _ = np.linalg.svd(_symmetry_tangents(weights), full_matrices=False)
+    symmetry = U[:, sizes > 1e-8]
+    flat = vectors[:, np.argsort(np.abs(values))]
+    flat = flat[:, : dimension + symmetry.shape[1]]
+    beyond = np.linalg.svd(flat - symmetry @ (symmetry.T @ flat))[0][:, :dimension]
+    rng = np.random.default_rng(0)
+    before = layers.loss(problem, weights, lam)
+    h = 1e-2 * float(np.linalg.norm(theta))
+    for _ in range(2):
+        direction = beyond @ rng.standard_normal(dimension)
+        start = theta + h * direction / np.linalg.norm(direction)
+        after = polish(problem, layers.unflatten(start, shapes), lam)
+        gradient = np.abs(layers.flatten(layers.gradient(problem, after, lam))).max()
+        rise = abs(layers.loss(problem, after, lam) - before)
+        way = np.linalg.norm(layers.flatten(after) - start)
+        if gradient > OPTIONS.stationary or rise > 1e-9 * before or way > 0.1 * h:
+            return False
+    return True
+
+
+def _symmetry_tangents(weights: layers.Layers) -> Floats:
+    """Return the tangents of the symmetry, K W_l and -W_(l+1) K for antisymmetric K, as columns."""
+    columns = [np.zeros(sum(W.size for W in weights))]
+    for layer in range(len(weights) - 1):
+        W = weights[layer]
+        after = weights[layer + 1]
+        for p, q in combinations(range(len(W)), 2):
+            change = [np.zeros_like(V) for V in weights]
+            change[layer][p] = W[q]
+            change[layer][q] = -W[p]
+            change[layer + 1][:, q] = -after[:, p]
+            change[layer + 1][:, p] = after[:, q]
+            columns.append(layers.flatten(change))
+    return np.stack(columns, axis=1)
 
 
 def _in_units(problem: Entries) -> tuple[Entries, float]:
@@ -208,7 +583,8 @@ def _block_rank(problem: Entries) -> int:
     A = np.full(problem.shape, np.nan)
     A[problem.rows, problem.cols] = problem.values
     A = A if len(A) <= A.shape[1] else A.T
-    best, sizes = 1, range(2, len(A) + 1) if len(A) <= _BLOCKS else (2, len(A))
+    best = 1
+    sizes = range(2, len(A) + 1) if len(A) <= OPTIONS.max_block else (2, len(A))
     for size in sizes:
         for rows in combinations(range(len(A)), size):
             block = A[list(rows)]
@@ -218,6 +594,14 @@ def _block_rank(problem: Entries) -> int:
     return best
 
 
+def _exact_existence(problem: Entries, depth: int, rank: int) -> float:
+    found = fully_observed.rank_thresholds(problem, depth)
+    s = np.append(found.singular_values, 0)
+    if depth == 2 and s[rank - 1] == s[rank]:
+        return 0.0  # equal singular values are shrunk to 0 at the same time
+    return float(found.exists[rank - 1])
+
+
 def _follow(problem: Entries, depth: int, A: Floats, rank: int, low: float, tol: float) -> float:
     """Return the largest lam to which the minimum A, known at lam = low, can be followed."""
     growth = 0.1
@@ -225,21 +609,25 @@ def _follow(problem: Entries, depth: int, A: Floats, rank: int, low: float, tol:
         lam = low * (1 + growth)
         # Newton steps stay near the branch; descent may leap over the barrier beside it.
         B = layers.product(polish(problem, layers.balanced(A, depth, rank, rank), lam))
-        known = FittingRank(rank)
-        if numerical_rank(B) == rank and verify(problem, B, depth, lam, known, "").verified:
-            low, A, growth = lam, B, min(2 * growth, 0.2)
+        same_rank = numerical_rank(B) == rank
+        if same_rank and verify(problem, B, depth, lam, FittingRank(rank), "").verified:
+            low = lam
+            A = B
+            growth = min(2 * growth, 0.2)
         else:
             growth /= 2
     return low
 
 
-def _checked(problem: Entries, depth: int) -> int:
-    layers.check_entries(problem)
-    depth, width = whole("depth", depth, 2, layers.DEEPEST), min(problem.shape)
-    count = sum(m * n for m, n in layers.shapes(problem.shape, depth, width))
-    if count > LARGEST:
+def _refuse_large(problem: Entries, depth: int) -> None:
+    count = _weight_count(problem, depth)
+    if count > MAX_WEIGHTS:
         raise InputError(
             f"problem is too large to verify minima: {problem.shape} at depth {depth} has {count} "
-            f"weights, at most {LARGEST} are accepted"
+            f"weights, at most {MAX_WEIGHTS} are accepted"
         )
-    return depth
+
+
+def _weight_count(problem: Entries, depth: int) -> int:
+    shapes = layers.shapes(problem.shape, depth, min(problem.shape))
+    return sum(m * n for m, n in shapes)

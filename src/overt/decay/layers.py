@@ -20,7 +20,7 @@ from overt.entries import Entries
 Layers = Sequence[Floats]
 """[W_1, ..., W_L], each outputs x inputs."""
 
-DEEPEST = 10_000
+MAX_DEPTH = 10_000
 """Most layers of a network."""
 
 
@@ -46,7 +46,7 @@ def balanced(
 
     Singular values beyond `rank` are dropped: the root would turn their rounding into weights.
     """
-    depth, A = whole("depth", depth, 2, DEEPEST), doubles("A", A, ndim=2)
+    depth, A = whole("depth", depth, 2, MAX_DEPTH), doubles("A", A, ndim=2)
     U, s, Vt = np.linalg.svd(A, full_matrices=False)
     width = len(s) if width is None else whole("width", width)
     n = min(width, len(s)) if rank is None else rank

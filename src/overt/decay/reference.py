@@ -8,9 +8,17 @@ from overt._types import Floats, Ints
 
 
 def descend(
-    F: Floats, M: Floats, G: Floats, scale: Floats, rows: Ints, cols: Ints, values: Floats,
-    draws: Ints, learning_rate: float, weight_decay: float,
-) -> int:  # fmt: skip
+    F: Floats,
+    M: Floats,
+    G: Floats,
+    scale: Floats,
+    rows: Ints,
+    cols: Ints,
+    values: Floats,
+    draws: Ints,
+    learning_rate: float,
+    weight_decay: float,
+) -> int:
     """Step theta <- (1 - 2 eta lam) theta - (eta/2) grad (A_ij - y)^2 for each draw, in place.
 
     A_ij = G[i] M[-1] ... M[0] F[j]': F (inputs x width) is the first layer transposed, M (layers x

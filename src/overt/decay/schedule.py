@@ -100,11 +100,15 @@ class Schedule:
 
     @classmethod
     def annealing(
-        cls, noisy_steps: int = 5000, quiet_steps: int = 5000, *,
+        cls,
+        noisy_steps: int = 5000,
+        quiet_steps: int = 5000,
+        *,
         warm_up: tuple[int, float, float] | None = (500, 0.03, 0.1),
-        noisy: tuple[float, float] = (0.2, 0.1), quiet: tuple[float, float] = (0.02, 0.001),
+        noisy: tuple[float, float] = (0.2, 0.1),
+        quiet: tuple[float, float] = (0.02, 0.001),
         convention: str = "pytorch",
-    ) -> Self:  # fmt: skip
+    ) -> Self:
         """Warm up, then jump in a noisy phase, then fit in a quiet one ([One-way jumps] Fig 1).
 
         `noisy` and `quiet` are (learning_rate, weight_decay); `warm_up` is (steps, learning_rate,
@@ -116,11 +120,15 @@ class Schedule:
 
     @classmethod
     def periodic(
-        cls, periods: int = 5, steps: int = 1000, *,
+        cls,
+        periods: int = 5,
+        steps: int = 1000,
+        *,
         warm_up: tuple[int, float, float] | None = (500, 0.03, 0.1),
-        noisy: tuple[float, float] = (0.4, 0.1), quiet: tuple[float, float] = (0.1, 0.001),
+        noisy: tuple[float, float] = (0.4, 0.1),
+        quiet: tuple[float, float] = (0.1, 0.001),
         convention: str = "pytorch",
-    ) -> Self:  # fmt: skip
+    ) -> Self:
         """Alternate quiet and noisy phases of `steps` steps each ([One-way jumps] Fig 4)."""
         cycle = [(steps, *_pair("quiet", quiet)), (steps, *_pair("noisy", noisy))]
         start = [] if warm_up is None else [warm_up]

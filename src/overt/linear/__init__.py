@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from overt.linear.deep import DeepLinearNetwork
-from overt.linear.regularization import RegularizationPath, drop_prob_for_rank, path
+from overt.linear.regularization import RegularizationPath, drop_prob_for_rank, path, rank_jump
 from overt.linear.shallow import LinearNetwork
 from overt.linear.tied import TiedAutoencoder
 from overt.linear.training import inverse_decay
 
 __all__ = [
-    "DeepLinearNetwork", "LinearNetwork", "RegularizationPath", "TiedAutoencoder",
-    "drop_prob_for_rank", "inverse_decay", "path",
-]  # fmt: skip
+    "DeepLinearNetwork",
+    "LinearNetwork",
+    "RegularizationPath",
+    "TiedAutoencoder",
+    "drop_prob_for_rank",
+    "inverse_decay",
+    "path",
+    "rank_jump",
+]

@@ -57,6 +57,12 @@ def root_above(x: Fraction) -> Fraction:
     return Fraction(isqrt(scaled - 1) + 1 if scaled else 0, 1 << bits)
 
 
+def root_below(x: Fraction) -> Fraction:
+    """Return a number that is at most the square root of x >= 0, to 400 bits."""
+    bits = 400 + max(0, (x.denominator.bit_length() - x.numerator.bit_length()) // 2 + 1)
+    return Fraction(isqrt((x.numerator << 2 * bits) // x.denominator), 1 << bits)
+
+
 class Matrix:
     """A matrix of integers times a power of two."""
 
@@ -133,6 +139,26 @@ def dominated(D: Matrix, Z: Matrix) -> bool:
     S = Z.T @ (D @ Z)
     dominant = all(2 * row[i] > sum(map(abs, row)) for i, row in enumerate(S.rows))
     return dominant and Z.shape == S.shape
+
+
+def _tangent(
+    s2: Fraction, point: list[Fraction], mu: list[Fraction], beta: list[Fraction]
+) -> Fraction:
+    """Return at least s^2 F(x) - mu.x for all shares x in C: a tangent plane at a point of C."""
+    pairs = list(zip(point, beta, strict=True))
+    inside = min(point) > 0 and sum(b / (b + 2 * x) for x, b in pairs) <= 1
+    require(inside, "a point of tangency outside C")
+    gain = s2 * prod(x / (x + b) for x, b in pairs)
+    bound = gain - sum(map(mul, mu, point))
+    roots = Fraction(0)
+    for (x, b), m in zip(pairs, mu, strict=True):
+        slope = gain * b / (x * (x + b)) - m
+        if slope >= 0:
+            bound += slope * (1 - x)
+        else:  # the least of -slope.x over C is (sum of roots)^2 - sum of -slope b / 2
+            bound -= slope * (x + b / 2)
+            roots += root_below(-slope * b / 2)
+    return bound - roots * roots
 
 
 class Problem:
@@ -243,6 +269,8 @@ class Problem:
         """Return at least |M|^2 less any objective, for a map with singular values below s."""
         if self.Gamma is not None and self.witness.get("gamma") is None:
             return sum((x * x for x in s), Fraction(0))
+        if "shares" in self.witness:
+            return self._deep_gain([x * x for x in s])
         delta, gamma, band = self.costs() if self.Gamma is None else self.below(self.Gamma)
         if band is None and gamma <= -1:
             require(min(delta) > 0, "a cost without noise")
@@ -260,6 +288,34 @@ class Problem:
         pairs = list(zip(g, sorted(delta), strict=True))
         require(all(y == 0 for y, c in pairs if c == 0), "a cost without noise")
         return used / (1 + gamma) + sum((y * y / c for y, c in pairs if c), Fraction(0))
+
+    def _deep_gain(self, s2: list[Fraction]) -> Fraction:
+        """Return at least the maximum over shares of sum_p s_p^2 F(pi_p), by dual points.
+
+        With two or more active directions all of them lie in C, where F is concave.
+        """
+        require(self.network == "deep", "shares without a deep network")
+        layers = zip(self.strengths, self.weights, strict=False)
+        beta = [lam / W.shape[0] for lam, W in layers if lam]
+        require(len(beta) > 1, "shares without two noisy layers")
+        best = s2[0] / prod(1 + b for b in beta)
+        bounds: dict[int, Fraction] = {}
+        for dual in self.witness["shares"]:
+            mu = [number(text) for text in dual["multipliers"]]
+            points = [[number(text) for text in row] for row in dual["points"]]
+            fits = len(mu) == len(beta) and all(len(row) == len(beta) for row in points)
+            require(fits and min(mu) >= 0, "shares that do not fit the layers")
+            gain = sum(mu, Fraction(0))
+            for q, (x, row) in enumerate(zip(s2, points, strict=False), 1):
+                gain += _tangent(x, row, mu, beta)
+                bounds[q] = min(gain, bounds.get(q, gain))
+        for q in range(2, len(s2) + 1):
+            # C is convex: with q directions in C their mean shares, 1/q, lie in C too.
+            if sum(b / (b + Fraction(2, q)) for b in beta) >= 1:
+                break
+            require(q in bounds, "a rank without a bound")
+            best = max(best, bounds[q])
+        return best
 
     def costs(self) -> tuple[list[Fraction], Fraction, int | None]:
         """Return (delta, gamma, band): the penalty is at least sum_i delta_i x_i^2 + gamma |A|^2.

@@ -7,11 +7,12 @@ from typing import Any, Literal, overload
 
 import numpy as np
 
-from overt import _check, spectral
-from overt._check import InputError, bounded
+from overt import _check
+from overt._check import InputError, InputTypeError, bounded
 from overt._types import Floats
 from overt.linear import grading
-from overt.linear.arguments import regression, target_or_data
+from overt.linear.arguments import regression, require_consistent, target_or_data
+from overt.linear.deep_landscape import DeepLandscape, deep_landscape
 from overt.linear.layers import DeepNoise
 from overt.linear.proofs import Proof, prove
 from overt.linear.training import Rate, train
@@ -32,7 +33,9 @@ class DeepLinearNetwork:
     widths
         Widths of the hidden layers.
     drop_prob
-        One probability, or one per hidden layer.
+        One probability, or one per hidden layer: the short form of noise=[Dropout(...), ...].
+    noise
+        In place of drop_prob: a noise over units, or one per hidden layer.
     X, Y
         Data in place of a target, samples x features.
     second_moment
@@ -51,20 +54,28 @@ class DeepLinearNetwork:
 
     @target_or_data
     def __init__(
-        self, target: Any, widths: Sequence[int], drop_prob: Any, *, X: Any = None, Y: Any = None,
-        second_moment: Any = None, input_noise: Noise | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        target: Any,
+        widths: Sequence[int],
+        drop_prob: Any = None,
+        *,
+        noise: Noise | Sequence[Noise] | None = None,
+        X: Any = None,
+        Y: Any = None,
+        second_moment: Any = None,
+        input_noise: Noise | None = None,
+    ) -> None:
         self.widths = tuple(_check.widths(widths))
-        self.nu = spectral.nu(self.widths, drop_prob)
-        self.drop_probs = _check.drop_probs(drop_prob, len(self.widths))
+        self.noise = _noises(self.widths, drop_prob, noise)
         task = regression(target, X, Y, second_moment, input_noise).dense("train a deep network")
-        self.effect = DeepNoise(task, self.widths, self.drop_probs)
+        self.effect = DeepNoise(task, self.widths, self.noise)
         self.shapes = self.effect.shapes
+        self.nu = self.effect.nu
 
     def __repr__(self) -> str:
         task = self.effect.regression
         sizes = " -> ".join(map(str, (task.inputs, *self.widths, task.outputs)))
-        return f"DeepLinearNetwork({sizes}, drop_prob={list(map(float, self.drop_probs))})"
+        return f"DeepLinearNetwork({sizes}, {list(self.noise)})"
 
     @bounded
     def penalty(self, weights: Sequence[Any]) -> float:
@@ -84,7 +95,7 @@ class DeepLinearNetwork:
         """Return how far the weights are from the global optimum; with `rigorous`, as a proof."""
         layers = self._checked(weights)
         if rigorous:
-            return prove("deep", Dropout(self.drop_probs), layers, self.effect)
+            return prove("deep", self.noise, layers, self.effect)
         return grading.certificate(self.effect, *layers)
 
     @property
@@ -94,14 +105,34 @@ class DeepLinearNetwork:
         second = s[1] if len(s) > 1 else 0.0
         return bool(self.nu * (s[0] - second) >= second)
 
-    def solve(self) -> DeepSolution:
-        """Return optimal weights, and a certificate of their gap to a dual bound.
+    def bound(self, rank: int | None = None) -> float:
+        """Return a lower bound on the objective of all weights, or of maps of this rank or less."""
+        return self.effect.limited(_check.optional_whole("rank", rank)).relaxation.bound
 
-        The least objective is |s|^2 - max sum_p s_p^2 prod_l pi^l_p / (pi^l_p + lam_l / d_l) over
-        shares pi^l in the simplex, one for each hidden layer; see the page on optima for a proof.
+    def solve(self, rank: int | None = None) -> DeepSolution:
+        """Return the best weights that are known, and a certificate of their gap to a dual bound.
+
+        With independent or exchangeable noise on every layer they are optimal: the least objective
+        is |s|^2 - max sum_p s_p^2 prod_l pi^l_p / (pi^l_p + lam_l / d_l) over shares pi^l in the
+        simplex, one for each hidden layer; see the page on optima for a proof. With other noises
+        the certificate's gap is to a bound composed from the layers'. `rank` limits the rank of
+        the map.
         """
-        weights = self.effect.best_weights()
-        return DeepSolution(tuple(weights), *grading.grade(self.effect, *weights))
+        effect = self.effect.limited(_check.optional_whole("rank", rank))
+        weights = effect.best_weights()
+        exact = effect.exchangeable and len(effect.values) > 0
+        shares = effect.layer_shares() if exact else None
+        return DeepSolution(tuple(weights), *grading.grade(effect, *weights), shares)
+
+    def landscape(self) -> DeepLandscape:
+        """Return the local minima that theory knows, one for each rank that has one.
+
+        Where two or more layers are noisy, the best network of a rank is a local minimum over all
+        weights if its shares lie where the objective is strictly convex in them; rank one always
+        does. All but the best of these minima are spurious. With one hidden layer there are no
+        spurious minima: the landscape is then the optimum alone.
+        """
+        return deep_landscape(self.effect)
 
     def train(
         self, steps: int = 5_000, learning_rate: Rate = 1e-2, seeds: int | Sequence[int] = 1, *,
@@ -127,3 +158,24 @@ class DeepLinearNetwork:
         if shapes != self.shapes:
             raise InputError(f"weights must have the shapes {self.shapes}, got {shapes}")
         return layers
+
+
+def _noises(widths: tuple[int, ...], drop_prob: Any, noise: Any) -> tuple[Noise, ...]:
+    """Return a noise for every hidden layer."""
+    if (drop_prob is None) == (noise is None):
+        raise InputError("give either drop_prob or noise (one, or one per hidden layer)")
+    if noise is None:
+        return tuple(Dropout(p) for p in _check.drop_probs(drop_prob, len(widths)))
+    found = tuple(noise) if isinstance(noise, (list, tuple)) else (noise,) * len(widths)
+    if len(found) != len(widths):
+        raise InputError(
+            f"noise must be one noise or {len(widths)} (one per hidden layer), got {len(found)}"
+        )
+    for layer, (chosen, width) in enumerate(zip(found, widths, strict=True)):
+        if not isinstance(chosen, Noise) or chosen.masks != "units":
+            raise InputTypeError(
+                f"noise[{layer}] must mask the units of a hidden layer, such as "
+                f"overt.Dropout(0.5), got {chosen!r}"
+            )
+        require_consistent(chosen, width)
+    return found

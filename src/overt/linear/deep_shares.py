@@ -15,13 +15,20 @@ maximum of concave programs, one for each number q of active directions. Its dua
 
     V_q <= sum_l mu_l + sum_{p <= q} max over C of (s_p^2 F(pi) - mu.pi),
 
-bounds all q at once for any mu. Bounds here are on the objective, |s|^2 - V_q, as sums of terms
-s_p^2 (1 - F(pi_p)) in which nothing cancels.
+bounds all q at once for any mu. Each maximum is bounded by a tangent plane of the concave F, so a
+bound is valid whatever mu and the points of tangency are; rounding is all that is not proved here.
+Bounds are on the objective, |s|^2 - V_q, as sums of terms s_p^2 (1 - F(pi_p)) in which nothing
+cancels.
+
+A layer whose noise is exchangeable, Gamma = a I + b 1 1' with b > -1, has pi / ((1 + b) pi + a/d):
+beta = a / ((1 + b) d), and a factor 1 / (1 + b) of F.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -32,10 +39,19 @@ ROUNDING = 1e-12
 
 MAX_NEWTON_STEPS = 100
 
+MAX_SHORT_STEPS = 5
+"""Steps below a tenth of Newton's after which the maximum is taken to be on the boundary of C."""
+
+BOUNDARY_STEPS = 6
+"""Updates of s^2 F on the boundary of C; each gains about two digits."""
+
+BISECTIONS = 50
+"""Halvings of the interval of a multiplier: 15 digits."""
+
 
 @dataclass(frozen=True, eq=False)
 class DualPoint:
-    """Multipliers mu (layers), and per direction the shares pi (directions x layers) inside C."""
+    """Multipliers mu (layers), and points of tangency pi (directions x layers) in C."""
 
     mu: Floats
     pi: Floats
@@ -77,19 +93,22 @@ class BestShares:
         return np.flatnonzero(self.bounds <= self.objective * (1 + tol))
 
 
-def best_shares(s: Floats, beta: Floats) -> BestShares:
-    """Return the globally best shares for decreasing s > 0 and beta > 0, one per noisy layer."""
+def best_shares(s: Floats, beta: Floats, factor: float = 1.0) -> BestShares:
+    """Return the globally best shares for decreasing s > 0 and beta > 0, one per noisy layer.
+
+    `factor` multiplies F: the product of 1 / (1 + b) over the layers.
+    """
     beta = np.asarray(beta, dtype=float)
     largest = float(s[0])
     s2 = (s / largest) ** 2
     # Shares that underflow belong to directions that are not active.
     with np.errstate(all="ignore"):
         if len(beta) == 0:
-            found = _without_noise(s2)
+            found = _without_noise(s2, factor)
         elif len(beta) == 1:
-            found = _one_layer(s2, float(beta[0]))
+            found = _one_layer(s2, beta, factor)
         else:
-            found = _several_layers(s2, beta)
+            found = _several_layers(s2, beta, factor)
     unit = largest**2
     duals = tuple(DualPoint(unit * dual.mu, dual.pi) for dual in found.duals)
     return BestShares(unit * found.objective, found.shares, unit * found.bounds, duals)
@@ -110,10 +129,10 @@ def water_fill(s2: Floats, beta: float) -> Floats:
     return pi / pi.sum()
 
 
-def noise_cost(pi: Floats, beta: Floats) -> Floats:
-    """Return 1 - F(pi) for shares (directions x layers); 1 where a share is zero."""
+def noise_cost(pi: Floats, beta: Floats, factor: float = 1.0) -> Floats:
+    """Return 1 - factor F(pi) for shares (directions x layers); 1 where a share is zero."""
     with np.errstate(divide="ignore"):
-        return np.asarray(-np.expm1(-np.sum(np.log1p(beta / pi), axis=1)))
+        return np.asarray(-np.expm1(np.log(factor) - np.sum(np.log1p(beta / pi), axis=1)))
 
 
 def rank_cap(beta: Floats, limit: int) -> int:
@@ -123,56 +142,61 @@ def rank_cap(beta: Floats, limit: int) -> int:
     return 1 + int(np.sum(inside))  # the sum increases with the rank
 
 
-def _without_noise(s2: Floats) -> BestShares:
-    rest = np.append(np.cumsum(s2[::-1])[::-1], 0.0)
-    return BestShares(0.0, np.full((1, len(s2)), 1 / len(s2)), rest)
+def _without_noise(s2: Floats, factor: float) -> BestShares:
+    kept = np.arange(len(s2) + 1)[:, None] > np.arange(len(s2))
+    bounds = np.sum(np.where(kept, s2 * (1 - factor), s2), axis=1)
+    return BestShares(float(bounds[-1]), np.full((1, len(s2)), 1 / len(s2)), bounds)
 
 
-def _one_layer(s2: Floats, beta: float) -> BestShares:
+def _one_layer(s2: Floats, beta: Floats, factor: float) -> BestShares:
     """Return the closed form of shallow dropout; for q directions the first q values alone."""
-    pi = water_fill(s2, beta)
-    objective = _objective(s2, pi[:, None], np.array([beta]))
+    pi = water_fill(s2, float(beta[0]))
+    objective = _objective(s2, pi[:, None], beta, factor)
     active = int(np.sum(pi > 0))
     # The objective is strictly convex in the map: fewer or more directions are worse.
     bounds = np.full(len(s2) + 1, np.inf)
     bounds[0] = np.sum(s2)
     for q in range(1, active):
-        pi_q = np.append(water_fill(s2[:q], beta), np.zeros(len(s2) - q))
-        bounds[q] = _objective(s2, pi_q[:, None], np.array([beta]))
+        pi_q = np.append(water_fill(s2[:q], float(beta[0])), np.zeros(len(s2) - q))
+        bounds[q] = _objective(s2, pi_q[:, None], beta, factor)
     bounds[active] = objective
     return BestShares(objective, pi[None], bounds)
 
 
-def _several_layers(s2: Floats, beta: Floats) -> BestShares:
+def _several_layers(s2: Floats, beta: Floats, factor: float) -> BestShares:
     """Return the best of the concave programs whose bound does not exclude them."""
     count = len(s2)
     layers = len(beta)
     cap = rank_cap(beta, count)
     best_pi = np.zeros((count, layers))
     best_pi[0] = 1.0
-    best = _objective(s2, best_pi, beta)
+    best = _objective(s2, best_pi, beta, factor)
     bounds = np.full(count + 1, np.inf)
     bounds[0] = np.sum(s2)
     bounds[1] = best
     bounds[2 : cap + 1] = 0.0
     duals: list[DualPoint] = []
-    mu, rank = _first_guess(s2, beta, cap)
+    gain2 = factor * s2
+    mu, rank = _first_guess(gain2, beta, cap)
     solved: set[int] = set()
     while cap > 1:
         solved.add(rank)
-        pi, mu = _solve_rank(s2[:rank], beta, mu)
-        duals.append(_dual_point(s2[:cap], beta, mu))
-        bounds[2 : cap + 1] = np.maximum(bounds[2 : cap + 1], dual_bounds(s2, beta, duals[-1]))
-        if pi is None:
-            # The program's maximum lies on the boundary of C, where no global maximum lies.
-            bounds[rank] = np.inf
-        else:
+        pi, mu = _solve_rank(gain2[:rank], beta, mu)
+        if pi is not None:
             candidate = np.zeros((count, layers))
             candidate[:rank] = pi / pi.sum(axis=0)
-            objective = _objective(s2, candidate, beta)
+            objective = _objective(s2, candidate, beta, factor)
             if objective < best:
                 best = objective
                 best_pi = candidate
+        duals.append(DualPoint(mu, _best_in_c(gain2[:cap], mu, beta)))
+        found = dual_bounds(s2, beta, duals[-1], factor)
+        if pi is None and found[rank - 2] < best * (1 + ROUNDING):
+            # The maximum lies on the boundary of C, where no global maximum lies.
+            mu = _boundary_multipliers(gain2[:rank], beta)
+            duals.append(DualPoint(mu, _best_in_c(gain2[:cap], mu, beta)))
+            found = np.maximum(found, dual_bounds(s2, beta, duals[-1], factor))
+        bounds[2 : cap + 1] = np.maximum(bounds[2 : cap + 1], found)
         open_ranks = [
             q for q in range(2, cap + 1) if bounds[q] < best * (1 - ROUNDING) and q not in solved
         ]
@@ -182,21 +206,98 @@ def _several_layers(s2: Floats, beta: Floats) -> BestShares:
     return BestShares(best, best_pi.T.copy(), bounds, tuple(duals))
 
 
-def _objective(s2: Floats, pi: Floats, beta: Floats) -> float:
-    return float(np.sum(s2 * noise_cost(pi, beta)))
+def _objective(s2: Floats, pi: Floats, beta: Floats, factor: float) -> float:
+    return float(np.sum(s2 * noise_cost(pi, beta, factor)))
 
 
-def dual_bounds(s2: Floats, beta: Floats, dual: DualPoint) -> Floats:
-    """Return lower bounds on the objective with q = 2..len(dual.pi) active directions.
+def dual_bounds(s2: Floats, beta: Floats, dual: DualPoint, factor: float = 1.0) -> Floats:
+    """Return lower bounds on the objective with q = 2..len(dual.pi) active directions in C.
 
-    A direction without a stationary point inside C has s^2 F - mu.pi <= 0 everywhere: it has no
-    other local maximum than at zero shares. Its row of `pi` is zero.
+    With pi_p a point of C, g = s_p^2 grad F(pi_p) - mu and F concave on C,
+
+        s_p^2 F(x) - mu.x <= s_p^2 F(pi_p) - mu.pi_p + g.(x - pi_p)   for all x in C.
+
+    Where g_l >= 0, x_l <= 1. On the other layers, with h = -g > 0, the least h.x over C is
+    (sum_l sqrt(h_l beta_l / 2))^2 - sum_l h_l beta_l / 2 (Cauchy and Schwarz).
     """
-    kept = s2[: len(dual.pi)]
+    pi = dual.pi
+    kept = s2[: len(pi)]
     rest = np.sum(s2) - np.cumsum(kept)
-    terms = np.cumsum(kept * noise_cost(dual.pi, beta) + dual.pi @ dual.mu)
+    gain = factor * kept * np.prod(pi / (pi + beta), axis=1)
+    slope = gain[:, None] * beta / (pi * (pi + beta)) - dual.mu
+    rising = np.maximum(slope, 0.0)
+    falling = np.maximum(-slope, 0.0)
+    least = np.sum(np.sqrt(falling * beta / 2), axis=1) ** 2 - falling @ beta / 2
+    excess = np.sum(rising * (1 - pi) + falling * pi, axis=1) - np.maximum(least, 0.0)
+    terms = np.cumsum(kept * noise_cost(pi, beta, factor) + pi @ dual.mu - np.maximum(excess, 0.0))
     bounds = (terms - np.sum(dual.mu) + rest)[1:]
     return np.asarray(bounds - ROUNDING * np.abs(bounds))
+
+
+def local_maxima(s: Floats, beta: Floats) -> dict[int, Floats]:
+    """Return, by number of directions, the shares (layers x directions) that are locally best.
+
+    Two or more layers. One direction is always locally best; q directions are if the maximum of
+    their concave program lies inside C, where it is then strict.
+    """
+    s2 = (s / s[0]) ** 2
+    count = len(s)
+    found = {1: np.zeros((len(beta), count))}
+    found[1][:, 0] = 1.0
+    with np.errstate(all="ignore"):
+        for q in range(2, rank_cap(beta, count) + 1):
+            pi, _ = _solve_rank(s2[:q], beta, np.mean(s2) * beta)
+            if pi is not None:
+                found[q] = np.zeros((len(beta), count))
+                found[q][:, :q] = (pi / pi.sum(axis=0)).T
+    return found
+
+
+def jump_ratio(layers: int, beta: float) -> float:
+    """Return s_2 / s_1 above which two directions beat one; infinity if they never do.
+
+    All layers have the same beta. At the jump the first direction has the share x in [1/2, 1) with
+
+        x^(k-1) (x^2 + (1-x)^2 + beta) (1 + beta)^k = (x + beta)^(k+1),
+
+    found by bisection, as its logarithm, divided by (1 - x)^2, changes its sign once.
+    """
+    k = layers
+    if beta * (2 - 2 ** (1 / k)) >= 2 ** (1 / k) - 1 or k < 2:
+        return np.inf if k > 1 else beta / (1 + beta)
+
+    def difference(x: float) -> float:
+        own = (k - 1) * np.log(x) + np.log(x * x + (1 - x) ** 2 + beta)
+        return float(own + k * np.log1p(beta) - (k + 1) * np.log(x + beta))
+
+    low = 0.5
+    high = 1 - 1e-3 * min(1.0, (k - 1) * beta)
+    positive_below = difference(low) > 0
+    for _ in range(200):
+        x = (low + high) / 2
+        if (difference(x) > 0) == positive_below:
+            low = x
+        else:
+            high = x
+    log_ratio = (k - 1) * np.log(x / (1 - x)) + (k + 1) * np.log((1 - x + beta) / (x + beta))
+    return float(np.exp(log_ratio / 2))
+
+
+def fewest_duals(best: BestShares, s: Floats, beta: Floats, factor: float = 1.0) -> list[DualPoint]:
+    """Return as few of the dual points, a little inside C, as give the same bound on all ranks."""
+    duals = []
+    for dual in best.duals:
+        nearly_outside = np.sum(beta / (beta + 2 * dual.pi), axis=1) > 1 - 1e-12
+        inside = np.where(nearly_outside[:, None], dual.pi * (1 + 1e-11), dual.pi)
+        duals.append(DualPoint(dual.mu, inside))
+    bounds = [dual_bounds(s**2, beta, dual, factor) for dual in duals]
+    target = min(best.objective, *np.max(bounds, axis=0)) * (1 - 1e-14) if duals else 0.0
+    kept = list(range(len(duals)))
+    for i in range(len(duals)):
+        others = [bounds[j] for j in kept if j != i]
+        if others and np.min(np.max(others, axis=0)) >= target:
+            kept.remove(i)
+    return [duals[i] for i in kept]
 
 
 def _first_guess(s2: Floats, beta: Floats, cap: int) -> tuple[Floats, int]:
@@ -241,10 +342,68 @@ def _stationary(s2: Floats, mu: Floats, beta: Floats) -> tuple[Floats, Bools]:
     return pi, exists & (np.sum(beta / (beta + 2 * pi), axis=1) < 1)
 
 
-def _dual_point(s2: Floats, beta: Floats, mu: Floats) -> DualPoint:
-    """Return the best shares in C for each direction, zeros where none is inside."""
+def _best_in_c(s2: Floats, mu: Floats, beta: Floats) -> Floats:
+    """Return per direction the maximum of s^2 F - mu.pi over C, up to rounding."""
     pi, exists = _stationary(s2, mu, beta)
-    return DualPoint(mu, np.where(exists[:, None], pi, 0.0))
+    if not exists.all():
+        pi[~exists] = _on_boundary(s2[~exists], mu, beta)
+    return pi
+
+
+def _on_boundary(s2: Floats, mu: Floats, beta: Floats) -> Floats:
+    """Return per direction the maximum of s^2 F - mu.pi over the boundary of C.
+
+    With w = s^2 F and theta the multiplier of C, z = (beta + 2 pi)^2 solves
+    mu z^2 - (mu beta^2 + 2 theta beta + 4 w beta) z + 2 theta beta^3 = 0; theta makes
+    sum_l beta_l / sqrt(z_l) = 1.
+    """
+    none = np.zeros(len(s2))
+    top = np.log(s2)
+
+    def without_multiplier(log_w: Floats) -> Floats:
+        return _with_multiplier(np.exp(log_w), none, mu, beta)
+
+    w = np.exp(_enter_c(without_multiplier, beta, top - 100, top))
+    most = np.full(len(s2), np.sum(np.sqrt(beta * mu / 2)) ** 2)
+    for _ in range(BOUNDARY_STEPS):
+        theta = _enter_c(partial(_with_multiplier, w, mu=mu, beta=beta), beta, none, most)
+        pi = _with_multiplier(w, theta, mu, beta)
+        w = s2 * np.prod(pi / (pi + beta), axis=1)
+    return pi
+
+
+def _enter_c(path: Callable[[Floats], Floats], beta: Floats, low: Floats, high: Floats) -> Floats:
+    """Return the least arguments between low and high at which paths of shares are in C."""
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        inside = np.sum(beta / (beta + 2 * path(middle)), axis=1) <= 1
+        low = np.where(inside, low, middle)
+        high = np.where(inside, middle, high)
+    return high
+
+
+def _with_multiplier(w: Floats, theta: Floats, mu: Floats, beta: Floats) -> Floats:
+    middle = mu * beta**2 + 2 * theta[:, None] * beta + 4 * w[:, None] * beta
+    last = 2 * theta[:, None] * beta**3
+    z = (middle + np.sqrt(np.maximum(middle**2 - 4 * mu * last, 0.0))) / (2 * mu)
+    return np.asarray((np.sqrt(z) - beta) / 2)
+
+
+def _boundary_multipliers(s2: Floats, beta: Floats) -> Floats:
+    """Return the multipliers of the concave program whose maximum is on the boundary of C."""
+    from scipy.optimize import minimize  # few targets need it, and it is slow to import
+
+    def dual(log_mu: Floats) -> tuple[float, Floats]:
+        at = np.exp(log_mu)
+        pi = _best_in_c(s2, at, beta)
+        return _dual_value(s2, beta, at, pi), at * (1 - pi.sum(axis=0))
+
+    equal = 1 / len(s2)
+    mu = np.mean(s2) * np.prod(equal / (equal + beta)) * beta / (equal * (equal + beta))
+    found = minimize(
+        dual, np.log(mu), jac=True, method="BFGS", options={"gtol": 1e-8, "maxiter": 40}
+    )
+    return np.asarray(np.exp(found.x))
 
 
 def _solve_rank(s2: Floats, beta: Floats, mu: Floats) -> tuple[Floats | None, Floats]:
@@ -258,6 +417,7 @@ def _solve_rank(s2: Floats, beta: Floats, mu: Floats) -> tuple[Floats | None, Fl
         mu = mu / 2
         pi, exists = _stationary(s2, mu, beta)
     dual = _dual_value(s2, beta, mu, pi)
+    short_steps = 0
     for _ in range(MAX_NEWTON_STEPS):
         gradient = 1 - pi.sum(axis=0)
         if np.max(np.abs(gradient)) < 1e-14:
@@ -265,7 +425,7 @@ def _solve_rank(s2: Floats, beta: Floats, mu: Floats) -> tuple[Floats | None, Fl
         step = _newton_step(s2, beta, mu, pi, gradient)
         slope = float(gradient @ step)
         length = 1.0
-        while length > 1e-9:
+        while length > 1e-5:
             moved = mu + length * step
             if (moved > 0).all():
                 pi_moved, exists = _stationary(s2, moved, beta)
@@ -275,6 +435,9 @@ def _solve_rank(s2: Floats, beta: Floats, mu: Floats) -> tuple[Floats | None, Fl
                         break
             length /= 2
         else:
+            break
+        short_steps += length < 0.1
+        if short_steps > MAX_SHORT_STEPS:
             break
         improved = np.max(np.abs(1 - pi_moved.sum(axis=0))) < 0.9 * np.max(np.abs(gradient))
         mu, pi, dual = moved, pi_moved, value

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from copy import copy
+from functools import cached_property
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 import numpy as np
 
@@ -44,6 +46,29 @@ class NoiseEffect(ABC):
     """mu: the objective holds mu times the sum of all squared weights."""
     least: float = 1e-10
     """Share of E|y|^2 below which an objective counts as zero: gaps are compared with no less."""
+    max_rank: int | None = None
+    """The rank of the maps that are allowed; None: any."""
+
+    def limited(self, rank: int | None) -> Self:
+        """Return the same problem over weights whose map has at most this rank.
+
+        Only the target's first singular values can then be used: among maps A of rank q,
+        <T, A> = <P T, A> with P of rank q, and the singular values of P T are at most the first q
+        of T, while noise costs A as before.
+        """
+        if rank is None:
+            return self
+        effect = copy(self)
+        for name in vars(self):
+            if isinstance(getattr(type(self), name, None), cached_property):
+                delattr(effect, name)
+        effect.max_rank = rank
+        return effect
+
+    @property
+    def rank_range(self) -> tuple[int, int] | None:
+        """The least and the largest rank of an optimum, where they are known."""
+        return None
 
     @property
     @abstractmethod

@@ -11,7 +11,7 @@ from overt._check import bounded
 from overt._types import Floats
 from overt.linear.bounds import EXACT, numerical_rank
 from overt.linear.effect import NoiseEffect
-from overt.results import Certificate, Status
+from overt.results import Certificate, RankCertificate, Status
 
 
 def objective(effect: NoiseEffect, *weights: Floats) -> float:
@@ -33,15 +33,34 @@ def certificate(effect: NoiseEffect, *weights: Floats) -> Certificate:
     return Certificate(reached, bound, gap, relative, imbalance, distance)
 
 
-def grade(effect: NoiseEffect, *weights: Floats) -> tuple[float, int, Status, Certificate]:
-    """Return (objective, rank, status, certificate): "optimal" only where the bound is reached."""
+def grade(
+    effect: NoiseEffect, *weights: Floats
+) -> tuple[float, int, Status, Certificate, RankCertificate | None]:
+    """Return (objective, rank, status, certificate, rank certificate) of weights.
+
+    The status is "optimal" only where the bound is reached.
+    """
     certified, known = certificate(effect, *weights), effect.relaxation.rank
     if certified.relative_gap > EXACT:
         known, status = None, Status.LOWER_BOUND
     else:
         status = Status.OPTIMAL
     rank = numerical_rank(spectrum(effect, *weights)) if known is None else known
-    return certified.objective, rank, status, certified
+    ranks = None if status is Status.LOWER_BOUND else _rank_certificate(effect)
+    return certified.objective, rank, status, certified, ranks
+
+
+def _rank_certificate(effect: NoiseEffect) -> RankCertificate | None:
+    """Return between which ranks every optimum lies, and the bound that excludes lower ones."""
+    if effect.rank_range is None:
+        return None
+    least, most = effect.rank_range
+    if least == 0:
+        return RankCertificate(least, most)
+    if least == 1:  # the zero map
+        return RankCertificate(least, most, effect.regression.scale)
+    below = effect.limited(least - 1).relaxation.bound
+    return RankCertificate(least, most, below)
 
 
 def spectrum(effect: NoiseEffect, *weights: Floats) -> Floats:

@@ -21,7 +21,9 @@ from typing import Any
 import numpy as np
 
 from overt._compiled import njit
-from overt.linear.sampling import LIMIT
+
+# As `overt.linear.sampling.LIMIT`, written again because numba's cache sees this file only.
+LIMIT = 1e40
 
 _FAST = {"reassoc", "contract", "nsz", "arcp"}
 

@@ -1,4 +1,15 @@
-"""What dropout on every hidden layer does to a deep linear network."""
+"""Deep linear networks with a noise of its own on every hidden layer.
+
+Let R_l = Gamma_l + 1 1' be the second moment of layer l's multipliers, and for U (directions x
+units) let Pi(U) = U (R_l o U'U)^+ U'. Layer l can attain the spectra of Pi(U). The optimum is
+
+    |s|^2 - max sum_p s_p^2 prod_l lambda^l_p    over attainable spectra lambda^l,
+
+so a layer enters by the best two-layer network with its noise: for a target with singular values v
+that network's map has the spectrum lambda o v. Where every layer's noise is exchangeable the
+maximum over all layers is certified (`deep_shares`); otherwise layers are optimized in turn, and
+the bound is composed from bounds on single layers.
+"""
 
 from __future__ import annotations
 
@@ -8,89 +19,336 @@ from itertools import pairwise
 
 import numpy as np
 
-from overt import equalize, penalty, spectral
+from overt import equalize
 from overt._types import Floats
-from overt.linear.bounds import Relaxation, positive
-from overt.linear.deep_shares import BestShares, best_shares, noise_cost
+from overt.linear.bounds import Relaxation, positive, shrink
+from overt.linear.deep_shares import (
+    ROUNDING,
+    BestShares,
+    DualPoint,
+    best_shares,
+    fewest_duals,
+    noise_cost,
+)
 from overt.linear.effect import NoiseEffect
-from overt.linear.regression import DenseRegression
-from overt.linear.sampling import LIMIT, Advance
+from overt.linear.regression import DenseRegression, from_target
+from overt.linear.sampling import LIMIT, Advance, multipliers
+from overt.linear.shares import UnitShares
+from overt.linear.sharing import sharing
+from overt.linear.units import UnitNoise
+from overt.noise import Noise
+
+MAX_ROUNDS = 300
+"""Rounds over all layers where each has a closed form; they converge linearly."""
+
+MAX_SEARCH_ROUNDS = 3
+"""Rounds where a layer needs a search: each costs one for every such layer."""
+
+MAX_STARTS = 12
+"""Numbers of directions from which layers are optimized in turn."""
+
+
+RANK_TOL = 1e-10
+"""Relative difference from the optimum within which a rank's bound does not exclude it."""
+
+
+class Layer:
+    """A hidden layer with noise: what the best two-layer network with this noise attains."""
+
+    def __init__(self, noise: Noise, width: int) -> None:
+        self.noise = noise
+        self.width = width
+        self.sharing = sharing(noise, width)
+        self.R = 1 + np.asarray(noise.characteristic(width), dtype=float)
+
+    @cached_property
+    def costs(self) -> UnitShares | None:
+        """The costs of units where Gamma = diag(delta) + gamma 1 1', else None."""
+        (costs,) = self.sharing.envelopes() if self.sharing.exact else (None,)
+        return costs if isinstance(costs, UnitShares) else None
+
+    @property
+    def exchangeable(self) -> bool:
+        """Whether all units are alike, and more than one direction can pass."""
+        return self.costs is not None and bool(np.ptp(self.costs.delta) == 0) and not self.narrow
+
+    @property
+    def narrow(self) -> bool:
+        """Whether noise lets one direction pass at a time, as where one unit is kept."""
+        return self.costs is not None and self.costs.gamma <= -1 + 1e-12
+
+    @cached_property
+    def minorant(self) -> tuple[float, float]:
+        """(beta, factor) of an exchangeable noise that costs no map more than this one does.
+
+        diag(delta) lets pass at most what independent noise with the same sum of 1 / delta does;
+        any other Gamma is at least its smallest eigenvalue times I.
+        """
+        if self.costs is not None:
+            factor = 1 / (1 + self.costs.gamma)
+            if self.costs.delta.min() <= 0:
+                return 0.0, factor
+            return factor / float(np.sum(1 / self.costs.delta)), factor
+        eigenvalues = np.linalg.eigvalsh(self.R - 1)
+        return max(0.0, eigenvalues[0] - 1e-13 * eigenvalues[-1]) / self.width, 1.0
+
+    @cached_property
+    def capacity(self) -> float:
+        """1'R^+ 1, the largest entry of an attainable spectrum."""
+        eigenvalues, vectors = np.linalg.eigh(self.R)
+        kept = eigenvalues > 1e-12 * eigenvalues[-1]
+        ones = np.sum(vectors[:, kept], axis=0) ** 2
+        return min(1.0, float(np.sum(ones / eigenvalues[kept])))
+
+    def passed(self, values: Floats) -> Floats:
+        """Return lambda, the best spectrum for a target with these decreasing singular values."""
+        found = np.zeros(len(values))
+        count = min(int(np.sum(positive(values))), self.width) if values[0] > 0 else 0
+        if count == 0:
+            return found
+        if self.sharing.exact:
+            (envelope,) = self.sharing.envelopes()
+            found[:count] = shrink(values[:count], envelope) / values[:count]
+        else:
+            found[:count] = self.factor(values[:count])[1]
+        return found
+
+    def factor(self, values: Floats) -> tuple[Floats, Floats, Floats]:
+        """Return (U, lambda, J): U K^+ U' = diag(lambda), J = K^+ U' diag(lambda)^(-1/2).
+
+        K = R o U'U; U is the outer factor of the best two-layer network for these values.
+        """
+        U = self._two_layer(values).best_weights()[0]
+        K = self.R * (U.T @ U)
+        X = np.linalg.lstsq(K, U.T, rcond=None)[0]
+        attained, Q = np.linalg.eigh(U @ X)
+        attained = np.maximum(attained[::-1], 0.0)
+        Q = Q[:, ::-1]
+        J = X @ Q / np.sqrt(np.where(attained > 0, attained, 1.0))
+        return Q.T @ U, attained, J
+
+    def balanced(self, pi: Floats) -> tuple[Floats, Floats, Floats]:
+        """Return the same three for an exchangeable noise and shares pi, in closed form.
+
+        With O (directions x units) of orthonormal rows such that O' diag(d pi) O has ones on its
+        diagonal, K = (1 + gamma) U'U + delta I.
+        """
+        beta, factor = self.minorant
+        phi = self.width * pi
+        unit = np.eye(len(pi))
+        U = np.asarray(equalize.balanced_factors(unit, phi, unit, self.width)[0])
+        damping = (phi + beta * self.width) / factor
+        J = U / np.sqrt(phi * damping)[:, None]
+        return U, phi / damping, J.T
+
+    def gain_bound(self, s: Floats) -> float:
+        """Return at least |s|^2 less the objective of every two-layer network with this noise."""
+        return float(np.sum(s**2)) - self._two_layer(s).relaxation.bound
+
+    def _two_layer(self, values: Floats) -> UnitNoise:
+        return UnitNoise(from_target(np.diag(values)), self.width, self.noise)
 
 
 class DeepNoise(NoiseEffect):
-    """Dropout on every hidden layer, each with a probability of its own."""
+    """Noise on every hidden layer of a deep network."""
 
     def __init__(
-        self, regression: DenseRegression, widths: Sequence[int], drop_probs: Sequence[float]
+        self, regression: DenseRegression, widths: Sequence[int], noises: Sequence[Noise]
     ) -> None:
         self.regression: DenseRegression = regression
-        self.widths, self.drop_probs = widths, drop_probs
-        self.nu = spectral.nu(widths, drop_probs)
+        self.widths = widths
+        self.layers = [Layer(noise, d) for noise, d in zip(noises, widths, strict=True)]
         sizes = regression.inputs, *widths, regression.outputs
         self.shapes = [(after, before) for before, after in pairwise(sizes)]
 
     @cached_property
-    def noisy(self) -> list[int]:
-        """Numbers of the layers with noise."""
-        return [layer for layer, p in enumerate(self.drop_probs) if p > 0]
+    def nu(self) -> float:
+        """prod_l 1 / (1'R_l^+ 1) - 1: what noise adds to a map of rank one, relative to it."""
+        return float(np.expm1(-sum(np.log(layer.capacity) for layer in self.layers)))
+
+    @property
+    def exchangeable(self) -> bool:
+        """Whether the optimum is certified: every layer has independent or exchangeable noise."""
+        return all(layer.exchangeable for layer in self.layers)
 
     @cached_property
-    def best(self) -> BestShares | None:
-        """The best shares of all layers with noise, for the leading values of the target."""
+    def values(self) -> Floats:
+        """The singular values of the target that the network may use."""
         s = self.regression.svd[1]
-        s = s[positive(s)][: min(self.widths)]
-        if s[:1].sum() <= 0:
+        limit = min(*self.widths, len(s) if self.max_rank is None else self.max_rank)
+        return np.asarray(s[positive(s)][:limit]) if s[0] > 0 else s[:0]
+
+    @cached_property
+    def noisy(self) -> list[int]:
+        """Numbers of the layers whose minorant has noise."""
+        return [i for i, layer in enumerate(self.layers) if layer.minorant[0] > 0]
+
+    @cached_property
+    def best(self) -> BestShares:
+        """The best shares under the layers' minorants; exact if all are exchangeable."""
+        return best_shares(self.values, self.beta, self.factor)
+
+    def dual_points(self, values: Floats) -> list[DualPoint]:
+        """Return as few dual points as bound the objective for a target with these values."""
+        found = best_shares(values, self.beta, self.factor)
+        return fewest_duals(found, values, self.beta, self.factor)
+
+    @property
+    def rank_range(self) -> tuple[int, int] | None:
+        """The ranks whose bound does not exceed the optimum.
+
+        An optimum's map has as many directions as its shares: in the proof of the formula above
+        equality forces each layer's shares to be optimal for what the layers after it leave.
+        """
+        if len(self.values) == 0:
+            return 0, 0
+        if not self.exchangeable or len(self.noisy) == 0:
             return None
-        lams = [p / (1 - p) for p in self.drop_probs]
-        return best_shares(s, np.array([lams[i] / self.widths[i] for i in self.noisy]))
+        possible = self.best.possible_ranks(RANK_TOL)
+        return int(possible[0]), int(possible[-1])
+
+    @property
+    def beta(self) -> Floats:
+        """beta of every layer with noise."""
+        return np.array([self.layers[i].minorant[0] for i in self.noisy])
+
+    @property
+    def factor(self) -> float:
+        """The product of the layers' factors."""
+        return float(np.prod([layer.minorant[1] for layer in self.layers]))
 
     @cached_property
     def relaxation(self) -> Relaxation:
-        """The exact optimum over all weights, with its certified bound."""
+        """A lower bound on the objective of all weights, and the best map."""
         left, s, right = self.regression.svd
-        best = self.best
-        if best is None:
-            return Relaxation(self.regression.residual, left, 0 * s, right, 0)
-        count = best.shares.shape[1]
-        rest = float(np.sum(s[count:] ** 2))
+        count = len(self.values)
         a = np.zeros(len(s))
-        a[:count] = s[:count] * (1 - self._costs(best))
-        bound = self.regression.residual + best.bound + rest
+        if count:
+            a[:count] = self.values * np.prod(self.spectra, axis=0)
+        bound = self.regression.residual + self._least() + float(np.sum(s[count:] ** 2))
         loss = float(np.sum((s - a) ** 2))
         bound -= self.regression.rounding(bound, loss, float(np.sum(a)))
-        return Relaxation(max(bound, 0.0), left, a, right, int(np.sum(positive(a))))
+        rank = int(np.sum(positive(a))) if self.exchangeable or not a.any() else None
+        return Relaxation(max(bound, 0.0), left, a, right, rank)
 
-    def _costs(self, best: BestShares) -> Floats:
-        """Return 1 - F at the best shares, per direction."""
-        if not self.noisy:
-            return np.zeros(best.shares.shape[1])
-        lams = [p / (1 - p) for p in self.drop_probs]
-        beta = np.array([lams[i] / self.widths[i] for i in self.noisy])
-        return noise_cost(best.shares.T, beta)
+    def _least(self) -> float:
+        """Return a lower bound on |s|^2 - sum_p s_p^2 prod_l lambda^l_p over attainable spectra."""
+        s = self.values
+        if len(s) == 0:
+            return 0.0
+        capacities = np.array([layer.capacity for layer in self.layers])
+        total = float(np.sum(s**2))
+        if any(layer.narrow for layer in self.layers):
+            # That layer's spectrum sums to its capacity at most, so the first direction is best.
+            return total - float(s[0] ** 2 * np.prod(capacities) * (1 + ROUNDING))
+        if self.exchangeable:
+            return self.best.bound
+        # No entry of the other layers' spectra exceeds their capacities.
+        gains = [
+            layer.gain_bound(s) * float(np.prod(np.delete(capacities, i)))
+            for i, layer in enumerate(self.layers)
+        ]
+        return max(self.best.bound, total - min(gains) * (1 + ROUNDING))
 
-    def layer_shares(self, best: BestShares) -> list[Floats]:
-        """Return the share of each hidden layer's units per active direction."""
-        shares = best.shares
-        active = shares[0] > 0
-        count = int(active.sum())
-        found = [np.full(count, 1 / count) for _ in self.widths]
-        for row, layer in enumerate(self.noisy):
-            found[layer] = shares[row, active]
+    @cached_property
+    def spectra(self) -> Floats:
+        """The layers' best spectra that are known, layers x directions."""
+        if not self.exchangeable:
+            return self._in_turn()
+        found = np.zeros((len(self.layers), len(self.values)))
+        for row, layer, pi in zip(found, self.layers, self.layer_shares(), strict=True):
+            active = pi > 0
+            beta, factor = layer.minorant
+            row[active] = 1 - noise_cost(pi[active, None], np.array([beta]), factor)
         return found
+
+    def layer_shares(self) -> Floats:
+        """Return each hidden layer's share of units per direction, layers x directions."""
+        shares = self.best.shares
+        active = shares[0] > 0
+        found = np.tile(active / active.sum(), (len(self.layers), 1))
+        if self.noisy:
+            found[self.noisy] = shares
+        return found
+
+    def _in_turn(self) -> Floats:
+        """Optimize the layers' spectra in turn, from several numbers of directions."""
+        s = self.values
+        count = len(s)
+        closed = all(layer.sharing.exact for layer in self.layers)
+        starts = np.unique(np.geomspace(1, count, MAX_STARTS if closed else 2).astype(int))
+        best = np.zeros((len(self.layers), count))
+        for rank in starts[::-1]:
+            found = np.tile(np.arange(count) < rank, (len(self.layers), 1)).astype(float)
+            reached = 0.0
+            for _ in range(MAX_ROUNDS if closed else MAX_SEARCH_ROUNDS):
+                for i, layer in enumerate(self.layers):
+                    others = np.prod(np.delete(found, i, axis=0), axis=0)
+                    found[i] = layer.passed(s * np.sqrt(others))
+                gain = self._gain(found)
+                if gain <= reached * (1 + 1e-15):
+                    break
+                reached = gain
+            if self._gain(found) > self._gain(best):
+                best = found
+        return best
+
+    def _gain(self, spectra: Floats) -> float:
+        return float(np.sum(self.values**2 * np.prod(spectra, axis=0)))
+
+    def best_weights(self) -> Sequence[Floats]:
+        """Return the best weights that are known."""
+        carried = np.prod(self.spectra, axis=0) if len(self.values) else np.zeros(0)
+        count = int(np.sum(carried > 0))
+        if count == 0:
+            return [np.zeros(shape) for shape in self.shapes]
+        if self.exchangeable:
+            return self.weights_of(self.layer_shares())
+        parts = []
+        for i, layer in enumerate(self.layers):
+            others = np.prod(np.delete(self.spectra, i, axis=0), axis=0)[:count]
+            parts.append(layer.factor(self.values[:count] * np.sqrt(others)))
+        return self._joined(parts)
+
+    def weights_of(self, shares: Floats) -> Sequence[Floats]:
+        """Return weights whose layers' units have these shares (layers x directions)."""
+        count = int(np.sum(shares[0] > 0))
+        pairs = zip(self.layers, shares, strict=True)
+        return self._joined([layer.balanced(pi[:count]) for layer, pi in pairs])
+
+    def _joined(self, parts: Sequence[tuple[Floats, Floats, Floats]]) -> Sequence[Floats]:
+        """Return weights made of each layer's (U, lambda, J).
+
+        W_(k+1) = left U_k, W_l = J_l U_(l-1), W_1 = J_1 diag(s_p prod_l lambda^l_p^(1/2)) right'.
+        """
+        left, s, right = self.regression.svd
+        count = len(parts[0][1])
+        passed = s[:count] * np.sqrt(np.prod([attained for _, attained, _ in parts], axis=0))
+        weights = [(parts[0][2] * passed) @ right[:, :count].T]
+        for (U, _, _), (_, _, J) in pairwise(parts):
+            weights.append(J @ U)
+        weights.append(left[:, :count] @ parts[-1][0])
+        return self._unwhitened(weights)
 
     def product(self, *weights: Floats) -> tuple[Floats, Floats]:
         """(W_(k+1) ... W_2, W_1')."""
         return _product(weights[1:]), weights[0].T
 
     def penalty(self, *weights: Floats) -> float:
-        """Return R, by second moments carried from layer to layer."""
-        first, *others = weights
-        return float(penalty.deep([self.regression.hidden(first.T).T, *others], self.drop_probs))
+        """sum_l <Gamma_l, S_l o B_l'B_l>: S_l with the noise before layer l, B_l the map after."""
+        H = self.regression.hidden(weights[0].T)
+        S = H.T @ H
+        total = 0.0
+        for i, layer in enumerate(self.layers):
+            B = _product(weights[i + 1 :])
+            total += float(np.sum((layer.R - 1) * S * (B.T @ B)))
+            S = weights[i + 1] @ (layer.R * S) @ weights[i + 1].T
+        return total
 
     def imbalance(self, *weights: Floats) -> float:
-        """R / (nu |W C^(1/2)|_*^2) - 1, zero iff the noisy layers are equalized."""
-        nuclear = np.linalg.norm(_product(self._whitened(weights)), "nuc")
-        least = self.nu * float(nuclear) ** 2
+        """Return the equalization gap R / (nu |W C^(1/2)|_*^2) - 1; 0 for a map that is zero."""
+        W = _product(self._whitened(weights))
+        least = self.nu * float(np.square(np.linalg.norm(W, "nuc")))
         return self.penalty(*weights) / least - 1 if least > 0 else 0.0
 
     def value(self, *weights: Floats) -> tuple[float, Sequence[Floats]]:
@@ -101,59 +359,32 @@ class DeepNoise(NoiseEffect):
         objective += self.regression.residual
         return objective, (self.regression.pull_back(first.T).T, *others)
 
-    def whitened_value(self, T: Floats, *layers: Floats) -> tuple[float, Sequence[Floats]]:
-        """Return |T - W|^2 + R and its gradients in whitened coordinates (W_1 L in place of W_1).
+    def whitened_value(self, T: Floats, *weights: Floats) -> tuple[float, Sequence[Floats]]:
+        """Return |T - W|^2 + penalty and its gradients in whitened coordinates (W_1 L for W_1).
 
-        |T|^2 - 2 <T, W> + tr S_(k+1), S_i = W_i (S_(i-1) + lam_(i-1) diag(S_(i-1))) W_i', S_0 = I.
+        |T|^2 - 2 <T, W> + tr S_(k+1), S_1 = W_1 W_1', S_(l+1) = W_(l+1) (R_l o S_l) W_(l+1)'.
         """
-        lams = [p / (1 - p) for p in self.drop_probs]
-        first, last = layers[0], layers[-1]
-        heads, noisy = [first], [first @ first.T]
-        for W, lam in zip(layers[1:], lams, strict=True):
-            noisy[-1].flat[:: len(W.T) + 1] *= 1 + lam
-            heads.append(W @ heads[-1])
-            noisy.append(W @ noisy[-1] @ W.T)
-        value = np.sum(T * T) - 2 * np.sum(T * heads[-1]) + np.trace(noisy[-1])
-        gradients, back, G = [], T, last.T @ last  # back = W_(i+1)' ... W_(k+1)' T
-        gradients.append(2 * (last @ noisy[-2] - T @ heads[-2].T))
-        for i in range(len(layers) - 2, -1, -1):
-            W, back = layers[i], layers[i + 1].T @ back
-            G.flat[:: len(G) + 1] *= 1 + lams[i]
-            GW = G @ W
-            gradients.append(2 * (GW @ noisy[i - 1] - back @ heads[i - 1].T if i else GW - back))
-            G = W.T @ GW
+        first, last = weights[0], weights[-1]
+        maps = [first]  # W_l ... W_1
+        moments = [first @ first.T]  # S_l, then R_l o S_l
+        for W, layer in zip(weights[1:], self.layers, strict=True):
+            moments[-1] = layer.R * moments[-1]
+            maps.append(W @ maps[-1])
+            moments.append(W @ moments[-1] @ W.T)
+        value = np.sum(T * T) - 2 * np.sum(T * maps[-1]) + np.trace(moments[-1])
+        gradients = [2 * (last @ moments[-2] - T @ maps[-2].T)]
+        back = T  # W_(l+1)' ... W_(k+1)' T
+        K = last.T @ last
+        for i in range(len(weights) - 2, -1, -1):
+            W = weights[i]
+            back = weights[i + 1].T @ back
+            KW = (self.layers[i].R * K) @ W
+            if i:
+                gradients.append(2 * (KW @ moments[i - 1] - back @ maps[i - 1].T))
+            else:
+                gradients.append(2 * (KW - back))
+            K = W.T @ KW
         return float(value), gradients[::-1]
-
-    def best_weights(self) -> Sequence[Floats]:
-        """Return weights that attain the optimum, by Schur and Horn.
-
-        With O_l (directions x units) of orthonormal rows such that O_l' diag(d_l pi^l) O_l has ones
-        on its diagonal, W_(k+1) = left diag(d_k pi^k)^(1/2) O_k, and
-        W_l = O_l' diag(d_l pi^l + lam_l)^(-1/2) diag(d_(l-1) pi^(l-1))^(1/2) O_(l-1).
-        """
-        if self.best is None:
-            return [np.zeros(shape) for shape in self.shapes]
-        left, s, right = self.regression.svd
-        phi = [d * pi for d, pi in zip(self.widths, self.layer_shares(self.best), strict=True)]
-        lams = [p / (1 - p) for p in self.drop_probs]
-        count = len(phi[0])
-        unit = np.eye(count)
-        loads = [
-            equalize.balanced_factors(unit, x, unit, d)[0]
-            for x, d in zip(phi, self.widths, strict=True)
-        ]
-        frames = [load / np.sqrt(x)[:, None] for load, x in zip(loads, phi, strict=True)]
-        damping = [np.sqrt(x + lam) for x, lam in zip(phi, lams, strict=True)]
-        weights = [
-            (frames[layer] / damping[layer][:, None]).T @ loads[layer - 1]
-            for layer in range(1, len(phi))
-        ]
-        weights.append(left[:, :count] @ loads[-1])
-        passed = s[:count].copy()
-        for x, root in zip(phi, damping, strict=True):
-            passed = passed * np.sqrt(x) / root
-        first = (frames[0] * (passed / damping[0])[:, None]).T @ right[:, :count].T
-        return self._unwhitened([first, *weights])
 
     def steps(self, rng: np.random.Generator, batch_size: int = 1) -> Advance:
         """Return minibatch steps, one mask per sample."""
@@ -161,7 +392,7 @@ class DeepNoise(NoiseEffect):
         def advance(weights: list[Floats], rates: Floats) -> int:
             for step, rate in enumerate(rates):
                 x, y = self.regression.samples.batch(batch_size, rng)
-                gradients = self._sampled_gradients(weights, x, y, rng)
+                gradients = self.sampled_gradients(weights, x, y, rng)
                 if gradients is None:
                     return step
                 for W, gradient in zip(weights, gradients, strict=True):
@@ -170,17 +401,17 @@ class DeepNoise(NoiseEffect):
 
         return advance
 
-    def _sampled_gradients(
+    def sampled_gradients(
         self, weights: list[Floats], x: Floats, y: Floats, rng: np.random.Generator
     ) -> list[Floats] | None:
         """Return the gradients of half the mean squared error under one mask per sample."""
-        inputs, masks, a = [x], [], x
-        for W, p in zip(weights[:-1], self.drop_probs, strict=True):
-            mask = (rng.random((len(x), W.shape[0])) >= p) / (1 - p)
-            a = (a @ W.T) * mask
+        inputs = [x]
+        masks = []
+        for W, layer in zip(weights[:-1], self.layers, strict=True):
+            mask = multipliers(layer.noise, layer.width, len(x), rng)
             masks.append(mask)
-            inputs.append(a)
-        delta = (a @ weights[-1].T - y) / len(x)
+            inputs.append((inputs[-1] @ W.T) * mask)
+        delta = (inputs[-1] @ weights[-1].T - y) / len(x)
         if not np.sum(delta**2) < LIMIT:
             return None
         gradients = []
@@ -190,12 +421,12 @@ class DeepNoise(NoiseEffect):
                 delta = (delta @ weights[i]) * masks[i - 1]
         return gradients[::-1]
 
-    def _whitened(self, layers: Sequence[Floats]) -> list[Floats]:
-        return [self.regression.whiten(layers[0].T).T, *layers[1:]]
+    def _whitened(self, weights: Sequence[Floats]) -> list[Floats]:
+        return [self.regression.whiten(weights[0].T).T, *weights[1:]]
 
-    def _unwhitened(self, layers: Sequence[Floats]) -> list[Floats]:
-        return [self.regression.unwhiten(layers[0].T).T, *layers[1:]]
+    def _unwhitened(self, weights: Sequence[Floats]) -> list[Floats]:
+        return [self.regression.unwhiten(weights[0].T).T, *weights[1:]]
 
 
-def _product(layers: Sequence[Floats]) -> Floats:
-    return reduce(lambda before, W: W @ before, layers)
+def _product(weights: Sequence[Floats]) -> Floats:
+    return reduce(lambda before, W: W @ before, weights)

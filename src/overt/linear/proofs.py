@@ -66,7 +66,7 @@ class Proof:
 
 @bounded
 def prove(
-    network: str, noise: Noise, weights: Sequence[Floats], effect: NoiseEffect,
+    network: str, noise: Noise | Sequence[Noise], weights: Sequence[Floats], effect: NoiseEffect,
     witness: Mapping[str, Any] | None = None,
 ) -> Proof:  # fmt: skip
     """Return what can be proved; `witness` holds proposals in place of overt's own."""
@@ -113,10 +113,12 @@ def _given(effect: NoiseEffect) -> dict[str, Floats]:
     return arrays
 
 
-def _noise(noise: Noise, weights: Sequence[Floats]) -> dict[str, Any]:
+def _noise(noise: Noise | Sequence[Noise], weights: Sequence[Floats]) -> dict[str, Any]:
     """Return what the file says of a noise: probabilities, or else its characteristic matrix."""
     units, block, kind, Gamma = weights[0].shape[1], 1, "dropout", None
     chances: tuple[float, ...] = ()
+    if not isinstance(noise, Noise):
+        noise = Dropout(tuple(map(_one_probability, noise)))
     match noise:
         case Dropout(drop_prob=p, gaussian=False):
             chances = p if isinstance(p, tuple) else (p,) * units
@@ -128,6 +130,17 @@ def _noise(noise: Noise, weights: Sequence[Floats]) -> dict[str, Any]:
             kind, Gamma = "matrix", np.array(noise.characteristic(units), dtype=float)
     drop_prob = [float(chance).hex() for chance in chances]
     return {"kind": kind, "drop_prob": drop_prob, "block_size": block, "characteristic": Gamma}
+
+
+def _one_probability(noise: Noise) -> float:
+    """Return the drop probability of a deep network's layer."""
+    match noise:
+        case Dropout(drop_prob=float(p), gaussian=False):
+            return p
+    raise InputError(
+        "deep networks are proved about with Dropout at one drop_prob per layer, got "
+        f"{noise!r}; `certify` without rigorous=True knows other noises"
+    )
 
 
 def _statement(above: Fraction, below: Fraction, document: dict[str, Any]) -> str:

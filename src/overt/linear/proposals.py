@@ -7,6 +7,7 @@ docs/howto/proofs.md derives the inequalities. Needs python-flint.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from fractions import Fraction
 from typing import Any
 
 import flint
@@ -42,12 +43,27 @@ def complete(document: dict[str, Any], given: Mapping[str, Floats], effect: Nois
             s[: len(found)] = [float(x) for x in found]
             if problem.Gamma is not None:
                 _costs(problem, problem.Gamma, s, effect)
+            elif problem.network == "deep" and sum(x > 0 for x in problem.strengths) > 1:
+                _shares(problem, found, effect)
             elif "thresholds" not in problem.witness:
                 delta, gamma, band = problem.costs()
                 costs = UnitShares(np.array([float(x) for x in delta]))
                 proposed = block_thresholds(s, float(gamma), band) if band else costs.multipliers(s)
                 problem.witness["thresholds"] = stored(proposed)
     return problem
+
+
+def _shares(problem: Problem, s: list[Fraction], effect: Any) -> None:
+    """Add dual points for the shares of a deep network's layers."""
+    if "shares" in problem.witness:
+        return
+    values = np.array([float(x) for x in s])
+    if values[0] == 0:
+        values[0] = 1.0  # any points will do
+    problem.witness["shares"] = [
+        {"multipliers": stored(dual.mu), "points": stored(dual.pi)}
+        for dual in effect.dual_points(np.maximum(values, 1e-9 * values[0]))
+    ]
 
 
 def stored(value: Any) -> Any:

@@ -15,9 +15,16 @@ from overt._types import Bools, Floats, Ints
 from overt.linear.arguments import regression, target_or_data
 from overt.linear.blocks import attains_bound
 from overt.linear.bounds import Envelope, positive, shrink, spectral_bound
+from overt.linear.deep_shares import best_shares, jump_ratio
 from overt.linear.sharing import sharing
 from overt.noise import DropBlock, DropConnect, Dropout, Noise
 from overt.results import Result
+
+SMALLEST_NOISE = 1e-9
+"""Variance of units below which a deep network keeps every direction, for bisections."""
+
+LARGEST_NOISE = 1e9
+"""Variance per unit of width above which a deep network keeps one direction."""
 
 EQUAL = 1e-13
 """Share of the largest singular value by which two equal ones may differ."""
@@ -160,13 +167,19 @@ def _closed_form(noise: Any, width: int, uncorrelated: bool) -> Envelope:
 
 @target_or_data
 def drop_prob_for_rank(
-    target: Any, width: int, rank: int = 1, *, X: Any = None, Y: Any = None,
+    target: Any,
+    width: int | Sequence[int],
+    rank: int = 1,
+    *,
+    X: Any = None,
+    Y: Any = None,
     second_moment: Any = None,
-) -> float:  # fmt: skip
+) -> float:
     """Return the smallest drop probability whose optimal network has this rank.
 
     The optimum has rank at least j iff lam < r s_j / (h_j - j s_j), h_j = s_1 + ... + s_j, r the
-    width (Implicit bias of dropout, Theorem 3.6 solved for lam).
+    width (Implicit bias of dropout, Theorem 3.6 solved for lam). Several widths are those of the
+    hidden layers of a deep network, all with this probability: found by bisection.
 
     Examples
     --------
@@ -176,6 +189,9 @@ def drop_prob_for_rank(
     >>> overt.LinearNetwork(M, 4, overt.Dropout(p)).solve().rank
     2
     """
+    if isinstance(width, (Sequence, np.ndarray)):
+        deep = regression(target, X, Y, second_moment).dense("choose a drop probability")
+        return _deep_drop_prob(deep.svd[1], _check.widths(width), _check.whole("rank", rank))
     d, rank = _check.whole("width", width), _check.whole("rank", rank)
     s = regression(target, X, Y, second_moment).dense("choose a drop probability").svd[1]
     s = s[positive(s)][:d]
@@ -197,3 +213,52 @@ def drop_prob_for_rank(
     # Just past the limit, so that rounding cannot let one more direction in.
     lam = min(limits[rank] * (1 + 1e-9), (limits[rank] + limits[rank - 1]) / 2)
     return float(lam / (1 + lam))
+
+
+def _deep_drop_prob(s: Floats, widths: list[int], rank: int) -> float:
+    """Return the smallest drop probability at which a deep network's optimum has this rank."""
+    s = s[positive(s)][: min(widths)]
+    if len(s) == 0:
+        raise InputError(f"rank must be 0 for a target that is zero, got {rank}")
+
+    def optimal_rank(log_lam: float) -> int:
+        return best_shares(s, np.exp(log_lam) / np.array(widths, dtype=float)).rank
+
+    if rank >= len(s):
+        if rank == len(s):
+            return 0.0
+        raise InputError(f"rank must be at most {len(s)} for this target and widths, got {rank}")
+    low, high = np.log(SMALLEST_NOISE), np.log(max(widths) * LARGEST_NOISE)
+    for _ in range(100):
+        middle = (low + high) / 2
+        if optimal_rank(middle) > rank:
+            low = middle
+        else:
+            high = middle
+    if optimal_rank(high) != rank:
+        raise InputError(
+            f"rank must be one that the optimum takes; it jumps from {optimal_rank(low)} to "
+            f"{optimal_rank(high)} as the drop probability grows, got {rank}"
+        )
+    # Just past the jump, so that rounding cannot let one more direction in.
+    lam = np.exp(high) * (1 + 1e-9)
+    return float(lam / (1 + lam))
+
+
+def rank_jump(widths: Sequence[int], drop_prob: float) -> float:
+    """Return s_2 / s_1 above which the optimum of a deep network has rank two, not one.
+
+    All hidden layers have one width and one drop probability. Infinity: rank one is optimal for
+    every target.
+
+    Examples
+    --------
+    >>> import overt
+    >>> round(overt.linear.rank_jump((10, 10), 0.5), 4), overt.linear.rank_jump((2, 2), 0.8)
+    (0.2555, inf)
+    """
+    d = _check.widths(widths)
+    if len(set(d)) > 1:
+        raise InputError(f"widths must be equal for the closed form of the jump, got {widths}")
+    p = _check.drop_prob(drop_prob)
+    return jump_ratio(len(d), p / (1 - p) / d[0])

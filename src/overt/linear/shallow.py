@@ -106,16 +106,23 @@ class LinearNetwork:
             return prove("two-layer", self.noise, (U, V), self.effect)
         return grading.certificate(self.effect, U, V)
 
-    def solve(self) -> Solution:
+    def bound(self, rank: int | None = None) -> float:
+        """Return a lower bound on the objective of all weights, or of maps of this rank or less."""
+        return self.effect.limited(_check.optional_whole("rank", rank)).relaxation.bound
+
+    def solve(self, rank: int | None = None) -> Solution:
         """Return the best factors that are known, and a certificate.
+
+        With `rank` they are the best whose map has at most that rank.
 
         The status is "optimal" where they reach the proved lower bound: always for Dropout, with
         one probability or one per unit, and for KeepExactly; for DropConnect unless correlated
         inputs meet too small a width, for DropBlock with enough blocks. Elsewhere it is
         "lower_bound", and the factors come from descent started at the bound's solution.
         """
-        U, V = self.effect.best_weights()
-        return Solution(U, V, *grading.grade(self.effect, U, V))
+        effect = self.effect.limited(_check.optional_whole("rank", rank))
+        U, V = effect.best_weights()
+        return Solution(U, V, *grading.grade(effect, U, V))
 
     def train(
         self, steps: int = 20_000, learning_rate: Rate = 1e-3, seeds: int | Sequence[int] = 1, *,

@@ -18,7 +18,7 @@ from overt.linear.descent import attains, descend, settle
 from overt.linear.effect import NoiseEffect
 from overt.linear.floor import Floor, floor
 from overt.linear.proofs import Proof, prove
-from overt.linear.regression import DenseRegression
+from overt.linear.regression import DenseRegression, from_target
 from overt.linear.sampling import Advance
 from overt.linear.training import Rate, train
 from overt.linear.units import UnitNoise
@@ -96,10 +96,15 @@ class TiedAutoencoder:
             return prove("tied", self.noise, (U,), self.effect)
         return grading.certificate(self.effect, U)
 
-    def solve(self) -> Solution:
-        """Return the best U that is known, as a solution with V = U."""
-        (U,) = self.effect.best_weights()
-        return Solution(U, U, *grading.grade(self.effect, U))
+    def solve(self, rank: int | None = None) -> Solution:
+        """Return the best U that is known, as a solution with V = U; `rank` limits that of U."""
+        effect = self.effect.limited(_check.optional_whole("rank", rank))
+        (U,) = effect.best_weights()
+        return Solution(U, U, *grading.grade(effect, U))
+
+    def bound(self, rank: int | None = None) -> float:
+        """Return a lower bound on the objective of every U, or of every U of this rank or less."""
+        return self.effect.limited(_check.optional_whole("rank", rank)).relaxation.bound
 
     def train(
         self, steps: int = 20_000, learning_rate: Rate = 1e-3, seeds: int | Sequence[int] = 1, *,
@@ -149,6 +154,25 @@ class TiedUnitNoise(NoiseEffect):
         self.shapes, self.least = untied.shapes[:1], untied.least
         self.weight_decay = 2 * untied.weight_decay
 
+    def limited(self, rank: int | None) -> TiedUnitNoise:
+        """Return the same problem over maps of at most this rank; inputs must be isotropic."""
+        if rank is not None and self.regression.L is not None:
+            raise InputError("rank= needs isotropic inputs where weights are tied")
+        effect = super().limited(rank)
+        effect.untied = self.untied.limited(rank)
+        return effect
+
+    @property
+    def rank_range(self) -> tuple[int, int] | None:
+        """That of the network with the positive eigenvalues as target."""
+        if self.regression.L is not None:
+            return None
+        positive_part = from_target(np.diag(self._leading.s))
+        untied = self.untied
+        decay = untied.weight_decay
+        alike = UnitNoise(positive_part, untied.width, untied.noise, decay)
+        return alike.limited(untied.max_rank).rank_range
+
     @cached_property
     def symmetric(self) -> Floats:
         """The best symmetric map A without noise: A C + C A = E[y x'] + E[x y']."""
@@ -164,7 +188,7 @@ class TiedUnitNoise(NoiseEffect):
 
     @cached_property
     def _leading(self) -> Leading:
-        width = self.untied.width
+        width = self.untied.directions
         values, vectors = np.linalg.eigh(self.symmetric)
         values, W = values[::-1], vectors[:, ::-1][:, :width]
         m = np.maximum(values[:width], 0.0)

@@ -16,6 +16,7 @@ from overt.linear.bounds import EXACT, Relaxation, positive, relax
 from overt.linear.descent import attains, nudged, refine
 from overt.linear.effect import NoiseEffect, Regression, decayed
 from overt.linear.sampling import Advance, masks
+from overt.linear.shares import UnitShares
 from overt.linear.sharing import Pair, sharing
 from overt.linear.whitening import EPS
 from overt.noise import Noise
@@ -25,6 +26,9 @@ CANCELS = 0.01
 
 WEAK = 1e-8
 """Largest entry of Gamma to which weaker noise is raised where weights are looked for."""
+
+RANK_MARGIN = 1e-10
+"""Share of the largest singular value within which a threshold does not decide the rank."""
 
 RIDGE = 1e-14
 """What is added to the costs of units, relative to their sizes, so that they decide."""
@@ -46,16 +50,37 @@ class UnitNoise(NoiseEffect):
             largest = float(self._characteristic.max())
             self.least = max(32 * EPS / EXACT * min(1.0, largest), self.least)
 
+    @property
+    def directions(self) -> int:
+        """The largest rank of a map."""
+        return self.width if self.max_rank is None else min(self.width, self.max_rank)
+
     @cached_property
     def relaxation(self) -> Relaxation:
         """The target with the noise's envelopes in place of its penalty."""
-        leading = partial(self.regression.leading, self.width)
+        leading = partial(self.regression.leading, self.directions)
         return relax(leading, self.sharing.envelopes(), self.regression, self.decay)
 
     @cached_property
     def decay(self) -> float:
         """Weight decay in whitened coordinates: |v| >= |L'v| / |L|, equal for isotropic inputs."""
         return self.weight_decay / self.regression.largest_root if self.weight_decay else 0.0
+
+    @property
+    def rank_range(self) -> tuple[int, int] | None:
+        """That of the one best map, where its spectrum is known in closed form.
+
+        Values that are within rounding of the threshold may or may not belong to it.
+        """
+        (costs,) = self.sharing.envelopes() if self.sharing.exact else (None,)
+        isotropic = not self.weight_decay or self.regression.isotropic
+        if not isinstance(costs, UnitShares) or costs.gamma <= -1 + 1e-12 or not isotropic:
+            return None
+        s = self.regression.leading(self.directions, costs).s
+        s = np.maximum(s - self.decay, 0.0)
+        margin = s - costs.multipliers(s)[: len(s)]
+        unsure = RANK_MARGIN * s[0]
+        return int(np.sum(margin > unsure)), int(np.sum((margin > -unsure) & (s > 0)))
 
     def best_weights(self) -> Sequence[Floats]:
         """Return factors of the relaxation's map, refined by descent if they are not exact.
@@ -68,7 +93,8 @@ class UnitNoise(NoiseEffect):
             return self._decayed(U, self.regression.unwhiten(P))
         task = self.regression.dense("refine by descent")
         left, s, right = task.svd
-        m, d = s[: self.width], self.width
+        d = self.directions
+        m = s[:d]
         enough = attains(self.relaxation.bound) - task.residual - float(np.sum(s[d:] ** 2))
         U, P = self.best_factors(m, self._shared(m, self.relaxation.spectrum), enough)
         return self._decayed(left[:, :d] @ U, task.unwhiten(right[:, :d] @ P))

@@ -19,6 +19,7 @@ from functools import cached_property
 import numpy as np
 
 from overt import equalize, penalty
+from overt._check import InputError
 from overt._types import Floats
 from overt.linear.bounds import Relaxation
 from overt.linear.descent import attains, nudged, refine
@@ -52,6 +53,22 @@ class WeightNoise(NoiseEffect):
         self.shapes = (regression.outputs, width), (regression.inputs, width)
         self._as_units = UnitNoise(regression, width, Dropout(noise.drop_prob), weight_decay)
         self._correlated = not regression.uncorrelated()
+
+    def limited(self, rank: int | None) -> WeightNoise:
+        """Return the same problem over maps of at most this rank; inputs must be uncorrelated."""
+        if rank is not None and self._correlated:
+            raise InputError(
+                "rank= is not available for DropConnect with correlated inputs: no bound by rank "
+                "is known there"
+            )
+        effect = super().limited(rank)
+        effect._as_units = self._as_units.limited(rank)
+        return effect
+
+    @property
+    def rank_range(self) -> tuple[int, int] | None:
+        """That of Dropout, if inputs are uncorrelated."""
+        return None if self._correlated else self._as_units.rank_range
 
     @cached_property
     def relaxation(self) -> Relaxation:

@@ -20,7 +20,7 @@ except ModuleNotFoundError as error:
     raise MissingExtraError("torch", "torch") from None
 
 from overt.nn.auditing import AuditReport, audit
-from overt.nn.compression import Compression, compress
+from overt.nn.compression import Compression, compress, load_compressed, save_compressed
 from overt.nn.coverage import Calibration, calibration
 from overt.nn.layers import schedules
 from overt.nn.layers.base import advance
@@ -28,10 +28,10 @@ from overt.nn.layers.covariance import CovarianceDropout
 from overt.nn.layers.dropblock import DropBlock1d, DropBlock2d, DropBlock3d
 from overt.nn.layers.dropconnect import DropConnectConv2d, DropConnectLinear
 from overt.nn.layers.dropout import Dropout
+from overt.nn.moments.monte_carlo import mc_moments
+from overt.nn.moments.predictive import predictive_moments
 from overt.nn.moments.result import Moments
-from overt.nn.moments.sampled import mc_moments
 from overt.nn.penalties import Penalty, Term, explicit_penalty
-from overt.nn.predictive import predictive_moments
 from overt.nn.predictor import Predictive
 from overt.nn.training import WithoutNoise, without_noise
 
@@ -56,8 +56,10 @@ __all__ = [
     "calibration",
     "compress",
     "explicit_penalty",
+    "load_compressed",
     "mc_moments",
     "predictive_moments",
+    "save_compressed",
     "schedules",
     "without_noise",
 ]

@@ -55,6 +55,10 @@ def calibration(
             f"{mean.shape}, {variance.shape} and {target.shape}"
         )
     added = _check.number("noise_variance", noise_variance)
+    for name, values in (("mean", mean), ("target", target)):
+        count = int(np.count_nonzero(~np.isfinite(values)))
+        if count:
+            raise InputError(f"{name} must be finite, got {count} NaN or infinite value(s)")
     if not np.all(variance >= 0):
         raise InputError("variance must not be negative, nor NaN")
     from scipy.special import ndtri

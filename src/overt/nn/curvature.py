@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from overt._check import InputError
-from overt.nn.given.losses import is_squared
+from overt.nn.data.losses import is_squared
 
 
 def quadratic(t: Tensor, mean: Tensor, loss: str) -> Tensor:

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from overt import _check
 from overt._check import InputError, InputTypeError
-from overt.nn.given.batches import Batches
-from overt.nn.given.losses import Loss, loss_name
-from overt.nn.moments.carry import Output
+from overt.nn.data.batches import Batches
+from overt.nn.data.losses import Loss, loss_name
+from overt.nn.graph.state import Output
+from overt.nn.moments.predictive import predictive_moments
 from overt.nn.moments.result import Moments
-from overt.nn.predictive import predictive_moments
 
 NODES = 256
 """Points, evenly spread over a normal law, at which probabilities are averaged."""
@@ -31,6 +31,8 @@ class Predictive(nn.Module):  # type: ignore[misc]
 
     Dropout's variance knows nothing of the noise in targets, and its probabilities may be too
     timid or too bold; `recalibrate` fits the one parameter that mends it on held-out data.
+    `conformalize` takes held-out data for intervals and sets of classes with a coverage that holds
+    whatever the model and the distribution are.
 
     Parameters
     ----------
@@ -64,6 +66,7 @@ class Predictive(nn.Module):  # type: ignore[misc]
 
     noise_variance: Tensor
     temperature: Tensor
+    scores: Tensor
 
     def __init__(
         self,
@@ -80,6 +83,7 @@ class Predictive(nn.Module):  # type: ignore[misc]
         self.tol = None if tol is None else _check.number("tol", tol, exclusive=True)
         self.register_buffer("noise_variance", torch.zeros(()))
         self.register_buffer("temperature", torch.ones(()))
+        self.register_buffer("scores", torch.zeros(0))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the model's output (training mode), or the mean or log-probabilities."""
@@ -153,10 +157,89 @@ class Predictive(nn.Module):  # type: ignore[misc]
             )
         return self
 
+    def conformalize(self, data: Any) -> Predictive:
+        """Store the scores of held-out data for conformal intervals and sets; return itself.
+
+        The data must be used neither for training nor for `recalibrate`. A score is
+        |y - mean| / std of each output, or 1 - (probability of the class).
+        """
+        scores = []
+        for batch in Batches(data, self.model):
+            x = _alone(batch.inputs.given)
+            y: Any = batch.y
+            if self.loss in ("squared", "mse"):
+                mean, sd = self._normal(x)
+                if y.numel() != mean.numel():
+                    raise InputError(
+                        f"{batch.where}: targets must have as many numbers as the outputs, "
+                        f"{tuple(mean.shape)}, got {tuple(y.shape)}"
+                    )
+                scores.append(_distance(y.reshape(mean.shape), mean, sd))
+            else:
+                p = self._classes(x)
+                index = y.reshape(-1).long()
+                if len(index) != len(p) or index.min() < 0 or index.max() >= p.shape[1]:
+                    raise InputError(
+                        f"{batch.where}: targets must be class numbers in 0..{p.shape[1] - 1}"
+                    )
+                scores.append(1 - p.gather(1, index[:, None])[:, 0])
+        self.scores = torch.cat(scores).sort(0).values
+        return self
+
+    def conformal_interval(self, x: Any, level: float = 0.9) -> tuple[Tensor, Tensor]:
+        """Return the ends of split-conformal intervals, mean -+ q std.
+
+        For rows that are exchangeable with those of `conformalize`, each output lies in its
+        interval with a probability of at least `level`, on average over both.
+        """
+        if self.loss not in ("squared", "mse"):
+            raise InputError(f"loss={self.loss!r} has sets of classes: use conformal_set")
+        q = self._quantile(level)
+        both = self._over(x, lambda batch: torch.stack(self._normal(batch), 1))
+        mean, sd = both.unbind(1)
+        return mean - q * sd, mean + q * sd
+
+    def conformal_set(self, x: Any, level: float = 0.9) -> Tensor:
+        """Return which classes are in the split-conformal set of each row, (rows, classes).
+
+        For rows that are exchangeable with those of `conformalize`, the right class is in the set
+        with a probability of at least `level`, on average over both.
+        """
+        if self.loss in ("squared", "mse"):
+            raise InputError(f"loss={self.loss!r} has intervals: use conformal_interval")
+        q = self._quantile(level)
+        return self._over(x, lambda batch: 1 - self._classes(batch) <= q)
+
+    def _classes(self, x: Any) -> Tensor:
+        """Return probabilities of classes, of both classes for one logit."""
+        p = self._expected(*self._logits(x), float(self.temperature))
+        return torch.cat([1 - p, p], 1) if p.shape[1] == 1 else p
+
+    def _quantile(self, level: float) -> Tensor:
+        """Return the score of rank ceil((n + 1) level) of n, which gives the coverage."""
+        level = _check.number("level", level, exclusive=True)
+        if not level < 1:
+            raise InputError(f"level must be below 1, got {level}")
+        n = len(self.scores)
+        rank = math.ceil((n + 1) * level - 1e-9)
+        if rank > n:
+            needed = math.ceil(level / (1 - level) - 1e-9)
+            raise InputError(
+                f"level={level:g} needs at least {needed} rows of held-out data, got {n}: call "
+                "conformalize(data) first"
+            )
+        return self.scores[rank - 1]
+
+    def _load_from_state_dict(self, state: Any, prefix: str, *rest: Any) -> None:
+        """Take over as many scores as there are."""
+        found = state.setdefault(f"{prefix}scores", self.scores)
+        self.scores = torch.empty_like(found)
+        super()._load_from_state_dict(state, prefix, *rest)
+
     def _over(self, x: Any, f: Callable[[Any], Tensor]) -> Tensor:
         if isinstance(x, (Tensor, tuple, dict)):
             return f(x)
-        batches = Batches(x, self.model, name="x", alone=True)
+        batches = Batches(x, self.model, name="x", unlabeled=True)
         return torch.cat([f(_alone(batch.inputs.given)) for batch in batches])
 
     def _normal(self, x: Any, *, alone: bool = False) -> tuple[Tensor, Tensor]:
@@ -184,6 +267,11 @@ class Predictive(nn.Module):  # type: ignore[misc]
         if self.loss == "logistic" or mean.shape[1] == 1:
             return torch.sigmoid(logits).mean(1)
         return torch.softmax(logits, -1).mean(1)
+
+
+def _distance(y: Tensor, mean: Tensor, sd: Tensor) -> Tensor:
+    """Return |y - mean| / std; without noise the distance is 0 or infinite."""
+    return (y.to(mean) - mean).abs() / sd.clamp(min=torch.finfo(sd.dtype).tiny)
 
 
 def _alone(given: Any) -> Any:

@@ -2,38 +2,66 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from overt._check import InputError, InputTypeError
-from overt.nn.comparing import compare
-from overt.nn.curvature import divergence, quadratic
-from overt.nn.given.losses import Loss, loss_name
-from overt.nn.last_linear import LastLinear, last_linear
-from overt.nn.moments.adjoint import Layouts
-from overt.nn.moments.carry import Output, carry, checked
-from overt.nn.penalties import shares_of
-from overt.nn.recording.generators import own_generators
-from overt.nn.recording.watching import called
+from overt.nn.curvature import divergence
+from overt.nn.data.losses import Loss, loss_name
+from overt.nn.graph.record import Recording, UnsupportedError, check_for_hidden_noise, record
+from overt.nn.graph.state import (
+    Output,
+    call_model,
+    check_call,
+    raise_if_model_fails,
+    select_output,
+    untouched,
+)
+from overt.nn.moments.propagate import propagate
+from overt.nn.moments.rules import decompose
+from overt.nn.moments.values import Propagation
+from overt.nn.penalties import curved_variance
 
-PROBES = 16
-"""Random probes whose mean is compared with samples before training."""
+
+def has_own_gradient(output: Tensor) -> bool:
+    """Whether a custom autograd function takes part, whose gradient a recording does not show."""
+    todo = [output.grad_fn]
+    seen = set()
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        checkpoint = type(node).__name__ == "CheckpointFunctionBackward"
+        if isinstance(node, torch.autograd.function.BackwardCFunction) and not checkpoint:
+            return True
+        todo += [parent for parent, _ in node.next_functions]
+    return False
 
 
 class WithoutNoise(nn.Module):  # type: ignore[misc]
-    """A model whose noise is not sampled; see `without_noise`."""
+    """A model whose noise is not sampled; see `without_noise`.
+
+    Attributes
+    ----------
+    penalty
+        What the noise adds to the loss on the batch of the last training pass.
+    sampled
+        Why the last training pass had to sample its noise, in words; empty if it was propagated.
+    """
 
     def __init__(self, model: nn.Module, loss: Loss, output: Output) -> None:
         super().__init__()
         self.model = model
-        self.loss, self.output = loss_name(loss), output
+        self.loss = loss_name(loss)
+        self.output = output
+        self.sampled = ""
         self._penalty: Tensor | None = None
-        self._dear: bool | None = None
-        self._end: LastLinear | None = None
-        self._drawn: set[str] = set()
-        self._layouts: Layouts = {}
+        # Whether a recorded list of operations has a closed form.
+        self._closed: dict[int, bool] = {}
 
     @property
     def penalty(self) -> Tensor:
@@ -44,57 +72,69 @@ class WithoutNoise(nn.Module):  # type: ignore[misc]
             )
         return self._penalty
 
+    # Compiled, the pass would not be seen and dropout would be sampled: it runs as it is.
+    @torch.compiler.disable
     def forward(self, x: Any) -> Tensor:
         """Return the mean output under the noise (training mode) or the plain output."""
         if not self.training:
             self._penalty = None
-            result = called(self.model, x)
+            result = call_model(self.model, x)
             return result if self.output is None else self.output(result)
-        ended = None if self._end is None else self._ended(self._end, x)
-        if ended is not None:
-            return ended
-        model = checked(self.model, x)
-        settings: Any = {"output": self.output, "statistics": "as set", "layouts": self._layouts}
-        if self._dear is None:  # a first look at what the noise meets
-            with torch.no_grad():
-                first = carry(model, x, **settings)
-                self._drawn = first.to_draw
-                self._dear = not (first.output.known and first.output.exact)
-                if self._dear and not self._drawn:
-                    self._look(model, x, settings)
-            if not self._dear:
-                self._end = last_linear(model, x, self.output, first)
-                ended = None if self._end is None else self._ended(self._end, x)
-                if ended is not None:
-                    return ended
-        one = carry(model, x, **settings, drawn=self._drawn, probe=self._dear, update=True)
-        if self._dear:
-            self._penalty = divergence(one.tangent, one.output.mean, self.loss)
-        else:
-            self._penalty = shares_of([one], self.loss)[0]
-        return one.output.mean
-
-    def _ended(self, end: LastLinear, x: Any) -> Tensor | None:
-        """Return the output where the model ends as it did; else it is not asked again."""
         try:
-            found = end.run(self.model, x, self.output, self.loss)
-        except Exception:  # which the other way says in words
-            found = None
-        if found is None:
-            self._end = None
-            return None
-        out, self.__dict__["_penalty"] = found  # attributes of modules are slow to set
-        return out
+            recording = self._record(x)
+            mean, penalty = self._propagate(recording)
+        except UnsupportedError as error:
+            return self._sample(x, error)
+        with torch.no_grad():
+            for buffer, after in recording.buffers:  # running statistics, counters of noise layers
+                if buffer.shape == after.shape:
+                    buffer.copy_(after)
+        self.sampled = ""
+        self._penalty = penalty
+        return mean
 
-    def _look(self, model: nn.Module, x: Any, settings: Any) -> None:
-        """Compare the mean of some probes with samples."""
-        with own_generators():
-            probes = [carry(model, x, **settings, probe=True) for _ in range(PROBES)]
-            values = [quadratic(one.tangent, one.output.mean, self.loss) for one in probes]
-        found = torch.stack(values)
-        doubt = float(found.std() / found.mean().clamp(min=1e-30)) / PROBES**0.5
-        means = torch.stack([one.output.mean for one in probes]).mean(0)
-        compare(model, x, self.output, found.mean(), self.loss, doubt, (means, None))
+    def _record(self, x: Any) -> Recording:
+        model = check_call(self.model, x, self.output)
+        with untouched(model) as saved, torch.inference_mode(False):
+            recording = record(saved, x, self.output, decompose=decompose, statistics="as set")
+            if hash(recording.signature) not in self._closed:
+                check_for_hidden_noise(recording, saved, x, self.output, "as set")
+                plain = saved.plain_pass(x, self.output, statistics="as set", grad=True)
+                if has_own_gradient(plain):
+                    raise UnsupportedError("it has a torch.autograd.Function with its own gradient")
+        return recording
+
+    def _propagate(self, recording: Recording) -> tuple[Tensor, Tensor]:
+        """Return the mean output and the penalty, in closed form or in one random direction."""
+        key = hash(recording.signature)
+        if key not in self._closed:
+            with torch.no_grad():
+                self._closed[key] = self._has_closed_form(recording)
+        closed = self._closed[key]
+        found = propagate(recording, Propagation(grad=True, sampled=not closed))
+        mean = found.output.mean
+        if closed:
+            return mean, curved_variance(found, self.loss)
+        return mean, divergence(found.output.dev, mean, self.loss)
+
+    def _has_closed_form(self, recording: Recording) -> bool:
+        """Whether the covariances that the loss needs come without a backward pass."""
+        found = propagate(recording)
+        if not (found.exact and found.output.known):
+            return False
+        return self.loss != "cross_entropy" or found.output.product is not None
+
+    def _sample(self, x: Any, error: UnsupportedError) -> Tensor:
+        """Return the output of an ordinary training pass, whose noise is sampled."""
+        if not self.sampled:
+            raise_if_model_fails(self.model, x, self.output, error)
+            warnings.warn(
+                f"the noise is sampled, as in ordinary training, because {error}", stacklevel=4
+            )
+        self.sampled = str(error)
+        found = select_output(call_model(self.model, x), self.output)
+        self._penalty = found.new_zeros(())
+        return found
 
     def extra_repr(self) -> str:
         """Return the settings, for printing."""
@@ -117,8 +157,8 @@ def without_noise(
     mean + t, less that at the mean and what is linear in t, so that its expectation is that of the
     loss and not of its expansion. Its gradient takes the variances inside the network as they are,
     and is some per cent off for it (second derivatives take them so, too, and are up to some 15 per
-    cent off). Noise that cannot be carried is drawn, as in ordinary training. In evaluation mode it
-    is the model.
+    cent off). A model that cannot be propagated is trained as usual, with sampled noise and a
+    penalty of 0; a warning and `sampled` say so. In evaluation mode it is the model.
 
     Parameters
     ----------
@@ -127,7 +167,7 @@ def without_noise(
     loss
         The loss that the penalty is added to: "squared", "mse", "cross_entropy" or "logistic".
     output
-        Picks the output that counts, such as `lambda o: o.logits`.
+        Selects the output that counts, such as `lambda o: o.logits`.
 
     Examples
     --------

@@ -1,4 +1,8 @@
-"""Two-layer ReLU networks under dropout: what they can fit, and how training finds it."""
+"""Two-layer ReLU networks under dropout: what they can fit, and how training finds it.
+
+What only the thesis's theorems need (retentivity, complexity, margins, widths) is in
+`overt.papers.relu_retention`, `relu_complexity`, `relu_margins` and `relu_requirements`.
+"""
 
 from overt.relu.bounds import (
     RiskBound,
@@ -11,16 +15,24 @@ from overt.relu.bounds import (
     risk_bound,
     symmetrized_bound,
 )
-from overt.relu.complexity import Complexity, rademacher
-from overt.relu.margins import Margin, margin
 from overt.relu.network import TwoLayer, escaping_weights
-from overt.relu.requirements import Guarantee, guarantee, required
-from overt.relu.retention import Retentivity, retained_share, retentivity, symmetrize
+from overt.relu.one_output import OneOutputOptimum, one_output_optimum
 from overt.relu.training import LazyRun, train_lazy
 
 __all__ = [
-    "Complexity", "Guarantee", "LazyRun", "Margin", "Retentivity", "RiskBound", "TwoLayer",
-    "capacity", "coadaptation", "escaping_weights", "flows", "guarantee", "margin", "positive_norm",
-    "rademacher", "rademacher_lower", "rademacher_upper", "required", "retained_share",
-    "retentivity", "risk_bound", "symmetrize", "symmetrized_bound", "train_lazy",
-]  # fmt: skip
+    "LazyRun",
+    "OneOutputOptimum",
+    "RiskBound",
+    "TwoLayer",
+    "capacity",
+    "coadaptation",
+    "escaping_weights",
+    "flows",
+    "one_output_optimum",
+    "positive_norm",
+    "rademacher_lower",
+    "rademacher_upper",
+    "risk_bound",
+    "symmetrized_bound",
+    "train_lazy",
+]

@@ -152,10 +152,17 @@ def risk_bound(
     """
     complexity = 8 * rademacher_upper(alpha, norm, n, retentivity)
     return _bound(
-        1.0, empirical, complexity, 12.0, alpha, retentivity, n, delta,
+        1.0,
+        empirical,
+        complexity,
+        12.0,
+        alpha,
+        retentivity,
+        n,
+        delta,
         "labels in [-1, 1], one output, independent samples, inputs of the given retentivity, "
         "alpha fixed in advance",
-    )  # fmt: skip
+    )
 
 
 def symmetrized_bound(
@@ -170,25 +177,48 @@ def symmetrized_bound(
     """
     complexity = 46 * _slope(alpha, norm, n)
     return _bound(
-        2.0, empirical, complexity, 24.0, alpha, 0.5, n, delta,
+        2.0,
+        empirical,
+        complexity,
+        24.0,
+        alpha,
+        0.5,
+        n,
+        delta,
         "labels in [-1, 1], one output, independent samples, trained and measured on inputs with "
         "random signs, alpha fixed in advance",
-    )  # fmt: skip
+    )
 
 
 def _bound(
-    factor: float, empirical: float, complexity: float, weight: float, alpha: float,
-    retentivity: float, n: int, delta: float, assumes: str,
-) -> RiskBound:  # fmt: skip
+    factor: float,
+    empirical: float,
+    complexity: float,
+    weight: float,
+    alpha: float,
+    retentivity: float,
+    n: int,
+    delta: float,
+    assumes: str,
+) -> RiskBound:
     empirical, delta = number("empirical", empirical), number("delta", delta, exclusive=True)
     if delta >= 1:
         raise InputError(f"delta must lie in (0, 1), got {delta!r}")
     confidence = weight * math.sqrt(math.log(2 / delta) / (2 * n))
     value = factor * empirical + complexity + confidence
     return RiskBound(
-        value, factor, empirical, complexity, confidence, float(alpha), float(retentivity), delta,
-        n, value >= 1, assumes,
-    )  # fmt: skip
+        value,
+        factor,
+        empirical,
+        complexity,
+        confidence,
+        float(alpha),
+        float(retentivity),
+        delta,
+        n,
+        value >= 1,
+        assumes,
+    )
 
 
 def _retentivity(value: float) -> float:

@@ -15,9 +15,16 @@ ROUNDING = 1e-12
 
 @njit(error_model="numpy", fastmath={"reassoc", "contract", "nsz", "arcp"})
 def descend(
-    W: Array, a: Array, X: Array, y: Array, order: Array, masks: Array, learning_rate: float,
-    max_norm: float, margins: Array,
-) -> int:  # fmt: skip
+    W: Array,
+    a: Array,
+    X: Array,
+    y: Array,
+    order: Array,
+    masks: Array,
+    learning_rate: float,
+    max_norm: float,
+    margins: Array,
+) -> int:
     """Take len(order) steps in place, write y_t g_t to `margins`, return how many rows shrank.
 
     A step moves the kept and active rows along x_t by an amount that needs all of them first. So

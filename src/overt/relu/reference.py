@@ -11,9 +11,16 @@ from overt._types import Array
 
 
 def descend(
-    W: Array, a: Array, X: Array, y: Array, order: Array, masks: Array, learning_rate: float,
-    max_norm: float, margins: Array,
-) -> int:  # fmt: skip
+    W: Array,
+    a: Array,
+    X: Array,
+    y: Array,
+    order: Array,
+    masks: Array,
+    learning_rate: float,
+    max_norm: float,
+    margins: Array,
+) -> int:
     """Take len(order) steps in place, write y_t g_t to `margins`, return how many rows shrank."""
     root, shrunk = math.sqrt(len(W)), 0
     for t, i in enumerate(order):

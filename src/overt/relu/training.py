@@ -16,12 +16,12 @@ from overt._check import (
     doubles,
     generator,
     number,
+    plain_array,
     whole,
 )
 from overt._mapping import record_steps
 from overt._progress import meter
 from overt._types import Floats, Seed
-from overt.relu.margins import labels
 from overt.results import Result, Status
 
 MASK_ENTRIES = 2**22
@@ -79,11 +79,19 @@ class LazyRun(Result):
 
 @bounded
 def train_lazy(
-    X: Floats, y: Any, *, width: int, drop_prob: float = 0.5, steps: int = 10_000,
-    learning_rate: float = 0.5, max_norm: float | None = None,
-    holdout: tuple[Floats, Any] | None = None, masks: int = 10, records: int | Sequence[int] = 11,
+    X: Floats,
+    y: Any,
+    *,
+    width: int,
+    drop_prob: float = 0.5,
+    steps: int = 10_000,
+    learning_rate: float = 0.5,
+    max_norm: float | None = None,
+    holdout: tuple[Floats, Any] | None = None,
+    masks: int = 10,
+    records: int | Sequence[int] = 11,
     seed: Seed = 0,
-) -> LazyRun:  # fmt: skip
+) -> LazyRun:
     """Train f(x) = a . sigma(W x) / sqrt(m) by Algorithm 4 (thesis, section 5.2).
 
         w_r ~ N(0, I), a_r = +-1 fixed;  B_t ~ Bernoulli(q) per unit
@@ -167,3 +175,14 @@ def _pair(holdout: Any) -> tuple[Floats, Floats]:
         raise InputError(f"holdout must be a pair (inputs, labels), got {type(holdout).__name__}")
     X = doubles("holdout", holdout[0], ndim=2)
     return X, labels(holdout[1], len(X))
+
+
+def labels(y: Any, n: int) -> Floats:
+    """Return y as n numbers, each -1 or 1."""
+    values = plain_array("y", y)
+    if values.shape != (n,):
+        raise InputError(f"y must be {n} labels, each -1 or 1, got shape {values.shape}")
+    if values.dtype.kind not in "biuf" or not np.isin(values, (-1, 1)).all():
+        seen = ", ".join(dict.fromkeys(repr(v) for v in values.tolist()))
+        raise InputError(f"y must be {n} labels, each -1 or 1, got {seen:.60}")
+    return values.astype(np.float64)

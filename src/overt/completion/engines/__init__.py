@@ -6,19 +6,15 @@ that do not depend on who runs them, so results do not either.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from overt._check import InputError, whole
 from overt._cluster import checked_engine
+from overt._mapping import thread_count
 
 if TYPE_CHECKING:
     from overt.completion.forms.problem import Layout
-
-ALL_CORES = -1
-"""As `n_jobs`: one thread or process for each core."""
 
 
 class Engine(Protocol):
@@ -29,21 +25,13 @@ class Engine(Protocol):
         """What was lost, whether it was needed or not."""
 
     def run(
-        self, kernel: Any, layout: Layout, shared: Any, by_row: Any, out: Any, sums: Any = None,
-        late: str | None = None,
-    ) -> None:  # fmt: skip
+        self, kernel: Any, layout: Layout, shared: Any, by_row: Any, out: Any, sums: Any = None
+    ) -> None:
         """Update the rows of the arrays in `out`, a named tuple.
 
         `shared` is needed for every row; arrays in `by_row` and `out` have a row for each row of
-        the side, and `sums`, where the kernel sums something, has one for each chunk. The field of
-        `out` that may be `late` is there once `fetch` was called, or `apart` has ended.
+        the side, and `sums`, where the kernel sums something, has one for each chunk.
         """
-
-    def apart(self) -> AbstractContextManager[None]:
-        """Return a time in which nobody reads what is late."""
-
-    def fetch(self) -> None:
-        """Bring what is late."""
 
 
 def make_engine(name: str, n_jobs: int | None) -> AbstractContextManager[Engine]:
@@ -51,15 +39,6 @@ def make_engine(name: str, n_jobs: int | None) -> AbstractContextManager[Engine]
     from overt.completion.engines.dask import dask_engine
     from overt.completion.engines.threads import thread_engine
 
-    engine, count = checked_engine(name), _count(n_jobs)
+    engine = checked_engine(name)
+    count = thread_count(n_jobs)
     return thread_engine(count) if engine == "local" else dask_engine(engine, count)
-
-
-def _count(n_jobs: int | None) -> int:
-    """Return how many threads or processes `n_jobs` stands for; None is one for each core."""
-    if n_jobs is None or n_jobs == ALL_CORES:
-        affinity = getattr(os, "sched_getaffinity", None)
-        return len(affinity(0)) if affinity else os.cpu_count() or 1
-    if isinstance(n_jobs, int) and n_jobs < 1:
-        raise InputError(f"n_jobs must be at least 1, or -1 for every core, got {n_jobs}")
-    return whole("n_jobs", n_jobs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from overt._mapped import forget
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from overt.completion.forms.problem import Layout
 
 ENTRIES = 5000
-"""A call takes as many chunks as have so many entries: with fewer it costs more than it does."""
+"""Entries of a call at least: with fewer a call costs more than what it computes."""
 
 
 @contextmanager
@@ -35,12 +35,12 @@ def thread_engine(n_jobs: int) -> Iterator[Engine]:
 
 class _ThreadEngine:
     def __init__(self, pool: ThreadPoolExecutor | None) -> None:
-        self._pool, self.faults = pool, list[str]()
+        self._pool = pool
+        self.faults: list[str] = []
 
     def run(
-        self, kernel: Any, layout: Layout, shared: Any, by_row: Any, out: Any, sums: Any = None,
-        late: str | None = None,
-    ) -> None:  # fmt: skip
+        self, kernel: Any, layout: Layout, shared: Any, by_row: Any, out: Any, sums: Any = None
+    ) -> None:
         """Update the rows of `out`, heavy chunks first; small ones are taken together."""
         step = -(-ENTRIES * layout.n_chunks // len(layout.entries.values))
 
@@ -51,14 +51,9 @@ class _ThreadEngine:
             forget(*entries[1:])
 
         starts = range(0, layout.n_chunks, step)
-        for _ in map(task, starts) if self._pool is None else self._pool.map(task, starts):
+        results = map(task, starts) if self._pool is None else self._pool.map(task, starts)
+        for _ in results:  # raises what a call raised
             pass
-
-    def apart(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def fetch(self) -> None:
-        """Nothing is late here."""
 
 
 ALONE = _ThreadEngine(None)

@@ -28,20 +28,22 @@ if TYPE_CHECKING:
 
 
 def descend(
-    form: Form, engine: Engine, max_sweeps: int, tol: float,
+    form: Form,
+    engine: Engine,
+    max_sweeps: int,
+    tol: float,
     on_sweep: Callable[[], None] = lambda: None,
-) -> Status:  # fmt: skip
+) -> Status:
     """Sweep until the form has settled or `max_sweeps` were made."""
-    with engine.apart():
-        try:
-            while True:
-                if form.settled(tol):
-                    return Status.CONVERGED
-                if len(form.history) >= max_sweeps:
-                    return Status.FINISHED
-                form.step(engine)
-                on_sweep()
-        except KeyboardInterrupt:
-            if not form.history:
-                raise
-            return Status.INTERRUPTED
+    try:
+        while True:
+            if form.settled(tol):
+                return Status.CONVERGED
+            if len(form.history) >= max_sweeps:
+                return Status.FINISHED
+            form.step(engine)
+            on_sweep()
+    except KeyboardInterrupt:
+        if not form.history:
+            raise
+        return Status.INTERRUPTED

@@ -8,30 +8,39 @@ from typing import NamedTuple
 
 import numpy as np
 
-from overt._types import Array, Floats
+from overt._types import Array, Bools, Floats
 from overt.completion.forms.problem import CompletionProblem
 from overt.completion.kernels import dots
 
-PAIRS, BATCHES = 4000, 10
+PAIRS = 4000
+BATCHES = 10
 """Pairs on which draws are compared with the learned means, and parts whose averages are."""
 
 
 class Draws(NamedTuple):
-    """Draws of V, means of U given them, and the laws (m, P, sigma^2, H) of these means."""
+    """Draws of V, means of U given them, and the laws (m, P, sigma^2, H) of these means.
+
+    W are draws of U: how far the products W V' scatter is how uncertain a prediction is.
+    """
 
     U: Array  # (draws, count + 1, width)
     V: Array
+    W: Array
     mean: Floats  # (draws, unknowns)
     precision: Floats
     noise: Floats
     H: Floats  # (draws, scores, unknowns)
     share: Floats  # what each counts; the learned means count the rest of 1
+    rows: Bools  # whether a row has entries, (count + 1); draws say nothing of those without
+    cols: Bools
 
     @classmethod
     def stacked(
-        cls, draws: Sequence[Mapping[str, Array]], problem: CompletionProblem,
+        cls,
+        draws: Sequence[Mapping[str, Array]],
+        problem: CompletionProblem,
         means: Sequence[Array],
-    ) -> Draws:  # fmt: skip
+    ) -> Draws:
         """Bring draws back to the units of the values; a row never seen is at its prior mean."""
         columns, U, V = problem.columns, *problem.columns.units(problem.scale)
         share = np.full(len(draws), together(draws, problem, means) / len(draws))
@@ -39,14 +48,22 @@ class Draws(NamedTuple):
         stack = {name: np.stack([draw[name] for draw in draws]) for name in draws[0]}
         unseen = [columns.filled(0, mean)[0] for mean in stack["mean"]]
         left = np.concatenate([stack.pop("U"), np.array(unseen)[:, None]], axis=1)
+        drawn = np.concatenate([stack.pop("W"), np.array(unseen)[:, None]], axis=1)
         seen = problem.by_col.counts > 0
         unseen = [draw[seen].mean(axis=0, dtype=np.float64) for draw in stack["V"]]
         right = np.concatenate([stack.pop("V"), np.array(unseen)[:, None]], axis=1)
         noise = stack["noise"][:, 0] * problem.scale**2
         return cls(
-            (left * U).astype(problem.dtype), (right * V).astype(problem.dtype),
-            stack["mean"] * u, stack["precision"] / u**2, noise, stack["H"] * u, share,
-        )  # fmt: skip
+            (left * U).astype(problem.dtype),
+            (right * V).astype(problem.dtype),
+            (drawn * U).astype(problem.dtype),
+            stack["mean"] * u,
+            stack["precision"] / u**2,
+            noise,
+            stack["H"] * u,
+            share,
+            *(np.append(group.counts > 0, False) for group in (problem.by_row, problem.by_col)),
+        )
 
 
 def together(
@@ -80,3 +97,5 @@ class Row:
     covariance: Floats
     variance: float
     drawn: Floats  # (draws, width)
+    spreads: Floats  # its covariance for each draw, (draws, width, width)
+    count: int  # entries it was solved from

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from overt._check import InputError, plain_array
-from overt._identifiers import is_missing
 from overt._types import Array, Floats
+from overt.entries.identifiers import is_missing
 
 MOST = 500
 """Categories of a column that are told apart, the most frequent ones; others count as missing."""
@@ -59,7 +59,8 @@ class Column:
             except (TypeError, ValueError):
                 raise InputError(f"column {self.name!r} of the features must be numeric") from None
             return out
-        names, places = values[known].astype(str), np.array(self.categories)
+        names = values[known].astype(str)
+        places = np.array(self.categories)
         out[known] = (names[:, None] == places) - np.array(self.means)
         out[known] *= np.isin(names, places)[:, None]
         return out

@@ -25,7 +25,8 @@ from overt.completion.engines.threads import ALONE
 from overt.completion.forms.problem import Grouped
 from overt.completion.kernels.products import Product, Right, multiply
 
-SIGNALS, FEATURES = "signals", "features"
+SIGNALS = "signals"
+FEATURES = "features"
 BLOCKS = (SIGNALS, FEATURES)
 """Names of the blocks, in the order of their scores."""
 
@@ -35,7 +36,8 @@ RANK = 100
 DENSE = 1 << 21
 """Numbers of a block below which its decomposition is exact."""
 
-OVERSAMPLING, POWERS = 10, 3
+OVERSAMPLING = 10
+POWERS = 3
 """Of the randomized decomposition of larger ones."""
 
 SMALLEST = 1e-5
@@ -129,8 +131,11 @@ class EntryMatrix:
     """diag(left) X diag(right), known by its products; X is 1 where a side has entries, else 0."""
 
     def __init__(self, engine: Engine, sides: Sequence[Grouped], left: Array, right: Array) -> None:
-        self._engine, self._sides, self._scales = engine, sides, (left, right)
-        self.shape, self.dtype = (len(left), len(right)), left.dtype
+        self._engine = engine
+        self._sides = sides
+        self._scales = (left, right)
+        self.shape = (len(left), len(right))
+        self.dtype = left.dtype
 
     @property
     def T(self) -> EntryMatrix:
@@ -181,7 +186,8 @@ def leading(F: Any, seed: int) -> Floats:
 def _randomized(F: Any, width: int, seed: int) -> tuple[Floats, Floats]:
     """Return leading singular values and right vectors, from the range of (F F')^q F Q."""
     A = F.T if F.shape[0] < F.shape[1] else F
-    rng, dtype = np.random.default_rng([seed, 3]), np.result_type(F.dtype, np.float32)
+    rng = np.random.default_rng([seed, 3])
+    dtype = np.result_type(F.dtype, np.float32)
     Q = rng.normal(size=(A.shape[1], width)).astype(dtype)
     for _ in range(POWERS):
         Q = np.linalg.qr(A @ Q)[0]
@@ -217,7 +223,8 @@ def of_sides(
 
 def again(directions: Directions, given: Array, group: Grouped) -> Features:
     """Return features of rows with other entries; directions are held."""
-    known, active = {}, group.counts > 0
+    known = {}
+    active = group.counts > 0
     if SIGNALS in directions.parts:
         R = directions.parts[SIGNALS]
         more = np.zeros((group.n_others - len(R), R.shape[1]), R.dtype)

@@ -70,9 +70,13 @@ class FixedForm(_PointForm):
 
     @classmethod
     def start(
-        cls, problem: CompletionProblem, drop_prob: float | Floats, ridge: float, seed: int,
+        cls,
+        problem: CompletionProblem,
+        drop_prob: float | Floats,
+        ridge: float,
+        seed: int,
         means: list[Array] | None = None,
-    ) -> FixedForm:  # fmt: skip
+    ) -> FixedForm:
         """Return the form before the first sweep, from given means (a warm start) if any."""
         if means is None:
             k = problem.columns.n_factors
@@ -99,7 +103,8 @@ class FixedForm(_PointForm):
 
     def update(self, side: int, engine: Engine) -> float:
         """Solve for one side; return the summed squared error plus dropout penalty."""
-        count, partners = self.problem.shape[side], self.problem.shape[1 - side]
+        count = self.problem.shape[side]
+        partners = self.problem.shape[1 - side]
         held = Held(self.means[1 - side], self.spread.strength, np.ones(partners))
         prior = self.priors[side].for_rows(self.problem.columns, side)
         out = Drawn(self.means[side], self.means[side].copy(), np.zeros((count, 2)))
@@ -140,16 +145,24 @@ class SGDForm(_PointForm):
 
     @classmethod
     def start(
-        cls, problem: CompletionProblem, drop_prob: float, ridge: float, seed: int,
-        learning_rate: float, batch_size: int,
-    ) -> SGDForm:  # fmt: skip
+        cls,
+        problem: CompletionProblem,
+        drop_prob: float,
+        ridge: float,
+        seed: int,
+        learning_rate: float,
+        batch_size: int,
+    ) -> SGDForm:
         """Return factors of standard deviation sqrt(2 / n_factors)."""
-        rng, columns = np.random.default_rng([seed, 0]), problem.columns
-        k, sizes = columns.n_factors, [(count, columns.width) for count in problem.shape]
+        rng = np.random.default_rng([seed, 0])
+        columns = problem.columns
+        k = columns.n_factors
+        sizes = [(count, columns.width) for count in problem.shape]
         means = [rng.normal(0, np.sqrt(2 / k), size).astype(problem.dtype) for size in sizes]
         if columns.biases:
             for side, w in enumerate(means):
-                w[:, k + side], w[:, k + 1 - side] = 0, 1
+                w[:, k + side] = 0
+                w[:, k + 1 - side] = 1
         spread = DropoutSpread.start(columns, drop_prob)
         steps = (drop_prob, learning_rate, batch_size, seed)
         return cls(problem, means, spread, ridge, [], *steps)
@@ -159,10 +172,17 @@ class SGDForm(_PointForm):
         rng = np.random.default_rng([self.seed, len(self.history) + 1])
         group = self.problem.by_row
         loss = epoch(
-            rng.permutation(self.problem.n_ratings), group.keys, group.others, group.values,
-            *self.means, self.problem.columns.n_factors, self.drop_prob, self.learning_rate,
-            self.batch_size, np.uint64(rng.integers(1 << 62)),
-        )  # fmt: skip
+            rng.permutation(self.problem.n_ratings),
+            group.keys,
+            group.others,
+            group.values,
+            *self.means,
+            self.problem.columns.n_factors,
+            self.drop_prob,
+            self.learning_rate,
+            self.batch_size,
+            np.uint64(rng.integers(1 << 62)),
+        )
         self.history.append(float(loss))
         return self.history[-1]
 

@@ -4,13 +4,13 @@
     w = WEIGHT and y = strength where observed,  u_a ~ N(m, P^-1) and the same for v_b
     S_a^-1 = r_a / sigma^2 (sum_all c_b T_b + (WEIGHT - 1) sum_observed c_b T_b) + P,
     u_a = S_a (r_a WEIGHT / sigma^2 sum_observed c_b y_ab v_b + P m),  T_b = v_b v_b' + S_b
-    m = mean of rows,  P^-1 = sum_a ((u_a - m)(u_a - m)' + S_a) / (N + nu),  nu = number of factors
+    m = mean of rows,  P^-1 = (sum_a ((u_a - m)(u_a - m)' + S_a) + nu eps 1) / (N + nu)
 
 The first sum is one matrix for all rows, so that a sweep costs what the observed entries cost.
 What descends is, per observed entry,
 
     1/2 sum over pairs of (log 2 pi sigma^2 + E error / sigma^2) + KL of both sides
-    - nu/2 log det P of both sides.
+    + nu/2 (eps tr P - log det P) of both sides,  nu = number of factors, eps = LEAST_VARIANCE.
 
 The precisions r_a and c_b fall like the square root of how much a row or column has chosen, since
 its errors are larger. They are taken from the data once, so that every step is an exact block
@@ -35,8 +35,7 @@ from overt.completion.forms.prior import Prior, Sums
 from overt.completion.forms.problem import CompletionProblem
 from overt.completion.forms.spread import FULL_BYTES, FullSpread, full_bytes
 from overt.completion.kernels import Held, Learned
-from overt.completion.kernels.full import pack, unpack
-from overt.completion.kernels.pairs import Everyone, learn_pairs, weighted_sum
+from overt.completion.kernels.full import Everyone, learn_pairs, pack, unpack, weighted_sum
 
 TOL = 5e-3
 """Fall of the objective in one sweep, in nats per observed entry, below which it has settled."""
@@ -52,8 +51,7 @@ LEAST_NOISE = 1e-9
 class NegativeForm(Plain):
     """All pairs of rows and columns that have entries; `step` is one sweep over both sides.
 
-    `evidence`, the objective without nu's part, says when to stop: the prior of a factor that is
-    not needed narrows for ever, which changes only the first.
+    `history` is the objective after each sweep; it says when to stop.
     """
 
     problem: CompletionProblem
@@ -63,7 +61,6 @@ class NegativeForm(Plain):
     noise: float
     rules: tuple[Precisions, Precisions]
     history: list[float] = field(default_factory=list)
-    evidence: list[float] = field(default_factory=list)
     popular: float = 0.0
     recent: Floats = field(default_factory=lambda: np.zeros((0, 0)))
     kind: ClassVar[str] = "negative"
@@ -78,7 +75,8 @@ class NegativeForm(Plain):
     @classmethod
     def start(cls, problem: CompletionProblem, seed: int) -> NegativeForm:
         """Return the form before the first sweep, near the leading singular vectors."""
-        k, pairs = problem.columns.n_factors, float(np.prod(problem.shape))
+        k = problem.columns.n_factors
+        pairs = float(np.prod(problem.shape))
         size = full_bytes(problem)
         if size > FULL_BYTES:
             raise InputError(
@@ -90,7 +88,8 @@ class NegativeForm(Plain):
         priors = [Prior(np.zeros(k), np.eye(k)), Prior(np.zeros(k), 100 * np.eye(k))]
         means = [np.zeros((count, k), problem.dtype) for count in problem.shape]
         form = cls(problem, means, FullSpread.start(problem), priors, mean, (rules[0], rules[1]))
-        V, rng = form._leading(seed), np.random.default_rng([seed, 0])
+        V = form._leading(seed)
+        rng = np.random.default_rng([seed, 0])
         means[1][:] = rng.normal(0, 0.1 * mean**0.25, means[1].shape)
         means[1][:, : V.shape[1]] = V
         form.spread.add_means(1, means[1])
@@ -115,36 +114,40 @@ class NegativeForm(Plain):
             from sklearn.utils.extmath import randomized_svd
 
             _, s, R = randomized_svd(X, self.means[0].shape[1], n_iter=2, random_state=seed)
-        s, R = s[: self.means[0].shape[1]], R[: self.means[0].shape[1]]
+        s = s[: self.means[0].shape[1]]
+        R = R[: self.means[0].shape[1]]
         return np.asarray((R.T * np.sqrt(s)) * (n / m) ** 0.25 / np.sqrt(c)[:, None])
 
     def step(self, engine: Engine) -> float:
         """Sweep both sides, the priors and the noise; return the objective per entry."""
-        complexity, narrow, error = 0.0, 0.0, 0.0
+        cost = 0.0
+        error = 0.0
         for side in (0, 1):
             moment, error, logdets = self.update(side, engine)
-            rows, n = self.problem.grouped(side).rows, self.problem.columns.n_factors
-            N, first = len(rows), self.means[side][rows].sum(axis=0, dtype=float)
+            rows = self.problem.grouped(side).rows
+            n = self.problem.columns.n_factors
+            N = len(rows)
+            first = self.means[side][rows].sum(axis=0, dtype=float)
             sums = Sums(N, first, moment, np.zeros((n, n)), np.zeros((0, n)), logdets)
             prior = self.priors[side] = self.priors[side].learn(sums, NOTHING)
-            logdet = np.linalg.slogdet(prior.precision)[1]
-            complexity += (n * n - N * logdet - logdets) / 2
-            narrow += n * logdet / 2
+            cost += prior.cost(sums, NOTHING) + prior.pseudo_cost
         pairs = float(np.prod([len(self.problem.grouped(side).rows) for side in (0, 1)]))
         self.noise = max(error / pairs, LEAST_NOISE)
         misfit = pairs * (np.log(2 * np.pi * self.noise) + error / pairs / self.noise) / 2
-        self.evidence.append(float((misfit + complexity) / self.problem.n_ratings))
-        self.history.append(self.evidence[-1] - narrow / self.problem.n_ratings)
+        self.history.append(float((misfit + cost) / self.problem.n_ratings))
         return self.history[-1]
 
     def settled(self, tol: float) -> bool:
-        """Return whether the last sweep changed the evidence by at most `tol` nats per entry."""
-        return len(self.evidence) > 1 and self.evidence[-2] - self.evidence[-1] <= tol
+        """Return whether the last sweep changed the objective by at most `tol` nats per entry."""
+        return len(self.history) > 1 and abs(self.history[-2] - self.history[-1]) <= tol
 
     def update(self, side: int, engine: Engine) -> tuple[Floats, float, float]:
         """Update one side; return its summed second moment, expected error and log dets."""
-        problem, tables, other = self.problem, self.spread.tables, 1 - side
-        group, prior = problem.grouped(side), self.priors[side]
+        problem = self.problem
+        tables = self.spread.tables
+        other = 1 - side
+        group = problem.grouped(side)
+        prior = self.priors[side]
         c = np.where(self.active[other], self.precisions[other], 0)
         shift = prior.precision @ prior.mean
         everyone = weighted_sum(c, tables[other])
@@ -163,37 +166,37 @@ class NegativeForm(Plain):
         A column without entries gets what a column that nobody chose is: zeros everywhere.
         """
         for side, (w, table) in enumerate(zip(self.means, self.spread.tables, strict=True)):
-            empty, prior = self.problem.grouped(side).counts == 0, self.priors[side]
-            mean, S = prior.mean, prior.covariance
+            empty = self.problem.grouped(side).counts == 0
+            prior = self.priors[side]
+            mean = prior.mean
+            S = prior.covariance
             if side == 1:
-                U, r = self.means[0].astype(np.float64), self.precisions[0]
+                U = self.means[0].astype(np.float64)
+                r = self.precisions[0]
                 everyone = (U.T * r) @ U + unpack(weighted_sum(r, self.spread.tables[0]))
                 scale = self.precisions[1].max() / self.noise
                 S = np.linalg.inv(prior.precision + scale * everyone)
                 mean = S @ prior.precision @ prior.mean
             self.spread.add_means(side, w, -1)
-            w[empty], table[empty] = mean, pack(S)
+            w[empty] = mean
+            table[empty] = pack(S)
 
     @property
     def pairs(self) -> AllPairs:
         """What a model needs to solve for a row."""
-        partners, counts = (
-            np.where(self.active[1], self.precisions[1], 0.0),
-            self.problem.by_col.counts,
-        )
+        partners = np.where(self.active[1], self.precisions[1], 0.0)
+        counts = self.problem.by_col.counts
         return AllPairs(*self.rules, partners, counts / counts.sum(), self.popular, self.recent)
 
     def arrays(self) -> dict[str, Array]:
-        """Return tables, priors, noise and evidence."""
+        """Return tables, priors, and noise."""
         kept = self.spread.arrays() | {"noise": np.array([self.noise])}
-        kept["evidence"] = np.array(self.evidence)
         for side, prior in enumerate(self.priors):
             kept |= prior.arrays(side)
         return kept
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
-        """Take back tables, priors, noise and evidence."""
-        self.evidence[:] = arrays["evidence"].tolist()
+        """Take back tables, priors, and noise."""
         self.spread = self.spread.from_arrays(arrays)
         self.noise = float(arrays["noise"][0])
         self.priors[:] = [Prior.from_arrays(arrays, side) for side in (0, 1)]

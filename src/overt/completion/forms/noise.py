@@ -51,7 +51,8 @@ class RowNoise:
 
     def with_unseen(self) -> RowNoise:
         """Return them with one more row, that of a row never seen."""
-        weights, variances = np.append(self.weights, 1.0), np.append(self.variances, self.unseen)
+        weights = np.append(self.weights, 1.0)
+        variances = np.append(self.variances, self.unseen)
         return RowNoise(self.nu, weights, variances, self.fixed)
 
     def taken(self, pick: Ints) -> RowNoise:
@@ -61,7 +62,8 @@ class RowNoise:
     def learn(self, counts: Array, misfits: Floats) -> RowNoise:
         """Return q(alpha) and nu for rows with so many entries and such misfits."""
         active = counts > 0
-        n, e = counts[active].astype(float), np.maximum(misfits[active], 0)
+        n = counts[active].astype(float)
+        e = np.maximum(misfits[active], 0)
         at = int(np.searchsorted(NUS, self.nu))
         if not np.isfinite(self.nu):  # the first time all are tried, later those beside the last
             at = int(np.argmin([_cost(nu, n, e) for nu in NUS[::4]])) * 4
@@ -75,7 +77,8 @@ class RowNoise:
                 break
             at = best
         nu = float(NUS[at])
-        weights, variances = np.ones(len(counts)), np.ones(len(counts))
+        weights = np.ones(len(counts))
+        variances = np.ones(len(counts))
         variances[:] = RowNoise(nu, weights, variances).unseen
         weights[active], variances[active] = expected(nu, n, e)
         return RowNoise(nu, weights, variances, found[at] - float(weights[active] @ e) / 2)

@@ -8,6 +8,7 @@ import numpy as np
 
 from overt._types import Array, Floats
 from overt.completion.forms.popular import blended
+from overt.completion.forms.strengths import UNIT, Strengths
 
 WEIGHT = 2.0
 """Precision of an observed pair beside that of a zero."""
@@ -47,10 +48,12 @@ class AllPairs:
     shares: Floats  # of the entries
     popular: float
     recent: Floats  # what rows chose last changes of their means, where that is known; see `recent`
+    strengths: Strengths = UNIT  # of values
 
     def blended(self, x: Floats) -> Floats:
         """Return scores, from predictions for all known columns; what nobody chose comes last."""
-        scores, chosen = blended(x, self.shares, self.popular), self.shares > 0
+        scores = blended(x, self.shares, self.popular)
+        chosen = self.shares > 0
         if chosen.all() or not chosen.any():
             return scores
         lowest = scores[..., chosen].min(axis=-1, keepdims=True)
@@ -60,10 +63,12 @@ class AllPairs:
         """Return what storage keeps."""
         rules = [[rule.typical, rule.level] for rule in (self.rows, self.cols)]
         return {
-            "pairs_rules": np.array(rules), "pairs_partners": self.partners,
-            "pairs_shares": self.shares, "pairs_popular": np.array([self.popular]),
+            "pairs_rules": np.array(rules),
+            "pairs_partners": self.partners,
+            "pairs_shares": self.shares,
+            "pairs_popular": np.array([self.popular]),
             "pairs_recent": self.recent,
-        }  # fmt: skip
+        } | self.strengths.arrays()
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, Array]) -> AllPairs | None:
@@ -73,4 +78,5 @@ class AllPairs:
         rows, cols = (Precisions(*rule) for rule in arrays["pairs_rules"].tolist())
         popular = float(arrays["pairs_popular"][0])
         recent = arrays.get("pairs_recent", np.zeros((0, 0)))
-        return cls(rows, cols, arrays["pairs_partners"], arrays["pairs_shares"], popular, recent)
+        given = arrays["pairs_partners"], arrays["pairs_shares"], popular, recent
+        return cls(rows, cols, *given, Strengths.from_arrays(arrays))

@@ -32,9 +32,11 @@ from overt.completion.kernels import RowPrior
 GRID = np.concatenate([[0.0], np.logspace(-3, 3, 61)])
 """Scales that are tried."""
 
-JITTER = 1e-9
-"""A factor that is not needed shrinks without end; this part of the largest variance, added to all,
-keeps the numbers representable."""
+LEAST_VARIANCE = 1e-4
+"""Variance of the n pseudo-rows beside N rows with n unknowns, for values of unit variance.
+
+A factor that is not needed shrinks until its prior variance is this, where it adds nothing to
+predictions; without it the prior would narrow for ever, and the objective fall with it."""
 
 
 class Sums(NamedTuple):
@@ -49,8 +51,10 @@ class Sums(NamedTuple):
 
     def plus(self, other: Sums, sign: int) -> Sums:
         """Add (1) or take away (-1) the sums over other rows; log dets are left out."""
-        first, second = self.first + sign * other.first, self.second + sign * other.second
-        S, AW = self.S + sign * other.S, self.AW + sign * other.AW
+        first = self.first + sign * other.first
+        second = self.second + sign * other.second
+        S = self.S + sign * other.S
+        AW = self.AW + sign * other.AW
         return Sums(self.N + sign * other.N, first, second, S, AW, 0.0)
 
     def about(self, m: Floats) -> Floats:
@@ -74,7 +78,8 @@ class Effects:
 
         What h's own variance adds to the residuals, and what it explains of the rows' variances V.
         """
-        X, M = self.X, self.C @ features.K
+        X = self.X
+        M = self.C @ features.K
         h = np.trace(M, axis1=1, axis2=2)
         both = M.reshape(len(h), -1) @ M.transpose(0, 2, 1).reshape(len(h), -1).T
         V = _whiten(X, sums.S / sums.N)
@@ -139,7 +144,8 @@ class Prior:
         """P^-1 + Cov(H'a) for rows with these scores: X diag(1 + a'C_c a) X'."""
         if self.effects is None:
             return np.tile(self.covariance, (len(scores), 1, 1))
-        X, a = self.effects.X, scores.astype(np.float64)
+        X = self.effects.X
+        a = scores.astype(np.float64)
         spread = np.stack([np.einsum("ri,ri->r", a @ C, a) for C in self.effects.C], axis=1)
         return np.asarray(np.einsum("ic,rc,jc->rij", X, 1 + spread, X))
 
@@ -151,7 +157,8 @@ class Prior:
         P^-1 = sum of second moments about m + g, and what h's own spread adds, over N + n: the n
         pseudo-rows keep priors from fitting noise where there are few rows.
         """
-        N, n = sums.N, len(self.mean)
+        N = sums.N
+        n = len(self.mean)
         if self.effects is None:
             mean = sums.first / N
             about = sums.about(mean)
@@ -161,8 +168,7 @@ class Prior:
             cross = (sums.AW - np.outer(features.ones, mean)).T @ H
             about = sums.about(mean) - cross - cross.T + H.T @ features.K @ H
             about += self.effects.spread(sums, features)
-        covariance = (about + sums.S) / (N + n)
-        covariance += JITTER * np.diag(covariance).max() * np.eye(n)
+        covariance = (about + sums.S + n * LEAST_VARIANCE * np.eye(n)) / (N + n)
         prior = Prior(mean, np.asarray(np.linalg.inv(covariance), dtype=np.float64))
         if not len(features.K):
             return prior
@@ -171,9 +177,17 @@ class Prior:
         found = effects_of(prior, sums, features, old, certain)
         return replace(prior, effects=found) if found.scales.any() else prior
 
+    @property
+    def pseudo_cost(self) -> float:
+        """Return what n pseudo-rows of variance LEAST_VARIANCE add to the objective."""
+        n = len(self.mean)
+        logdet = np.linalg.slogdet(self.precision)[1]
+        return float(n * (LEAST_VARIANCE * np.trace(self.precision) - logdet)) / 2
+
     def cost(self, sums: Sums, features: Features) -> float:
         """Return the side's part of the negative evidence bound (top of this file)."""
-        N, n = sums.N, len(self.mean)
+        N = sums.N
+        n = len(self.mean)
         logdet = np.linalg.slogdet(self.precision)[1]
         twice = np.sum(self.precision * (sums.about(self.mean) + sums.S))
         twice -= N * logdet + sums.logdets + N * n
@@ -197,7 +211,8 @@ def effects_of(
     """Return effects whose scales are the likeliest, block after block."""
     values, E = np.linalg.eigh(prior.covariance)
     X = E * np.sqrt(np.maximum(values, 1e-300))
-    Y, scales = projected(X, prior.mean, sums, features), scales.copy()
+    Y = projected(X, prior.mean, sums, features)
+    scales = scales.copy()
     V = np.diag(_whiten(X, sums.S / sums.N))
     for block, name in enumerate(features.directions.parts):
         found = likelihoods(block, Y, V, features, scales)
@@ -208,9 +223,13 @@ def effects_of(
 
 
 def draw_effects(
-    mean: Floats, variances: Floats, AW: Floats, features: Features, scales: Floats,
+    mean: Floats,
+    variances: Floats,
+    AW: Floats,
+    features: Features,
+    scales: Floats,
     rng: np.random.Generator,
-) -> Effects:  # fmt: skip
+) -> Effects:
     """Draw scales and effects given rows that are known, for independent coordinates."""
     X = np.diag(np.sqrt(variances))
     Y = (AW - np.outer(features.ones, mean)) / np.sqrt(variances)
@@ -222,13 +241,18 @@ def draw_effects(
 
 
 def posterior(
-    X: Floats, Y: Floats, features: Features, scales: Floats,
+    X: Floats,
+    Y: Floats,
+    features: Features,
+    scales: Floats,
     rng: np.random.Generator | None = None,
-) -> Effects:  # fmt: skip
+) -> Effects:
     """h_c ~ N(C_c y_c, C_c), C_c = (K + D_c^-1)^-1; H is X times the mean, or times a draw."""
     size, n = Y.shape
     roots = np.sqrt(scales.T @ features.directions.members)
-    H, C, logdet = np.zeros((size, n)), np.zeros((n, size, size)), 0.0
+    H = np.zeros((size, n))
+    C = np.zeros((n, size, size))
+    logdet = 0.0
     for c in np.flatnonzero(roots.any(axis=1)):
         at = np.flatnonzero(roots[c])
         r = roots[c, at]
@@ -248,9 +272,12 @@ def likelihoods(block: int, Y: Floats, V: Floats, features: Features, scales: Fl
     (grid, n). With Omega the covariance that other blocks leave and A_j'Omega^-1 A_j = E e E',
     it is -1/2 sum_i log(1 + s e_i) + 1/2 sum_i s E z_i^2 / (1 + s e_i), z = E'A_j'Omega^-1 x.
     """
-    members, K = features.directions.members, features.K
-    mine, others = members[block] > 0, members[block] == 0
-    s, out = GRID[:, None], np.empty((len(GRID), Y.shape[1]))
+    members = features.directions.members
+    K = features.K
+    mine = members[block] > 0
+    others = members[block] == 0
+    s = GRID[:, None]
+    out = np.empty((len(GRID), Y.shape[1]))
     bases: dict[bytes, tuple[Floats, Floats, Floats, Floats]] = {}
     for c in range(Y.shape[1]):
         D = (scales[:, c] @ members)[others]
@@ -267,7 +294,9 @@ def likelihoods(block: int, Y: Floats, V: Floats, features: Features, scales: Fl
 
 def _basis(K: Floats, mine: Array, at: Array, D: Floats) -> tuple[Floats, Floats, Floats, Floats]:
     """Return e, E, G with A_j'Omega^-1 x = y_j - G y_o, and diag E'A_j'Omega^-2 A_j E."""
-    Kjj, Kjo, Koo = K[np.ix_(mine, mine)], K[np.ix_(mine, at)], K[np.ix_(at, at)]
+    Kjj = K[np.ix_(mine, mine)]
+    Kjo = K[np.ix_(mine, at)]
+    Koo = K[np.ix_(at, at)]
     G = np.linalg.solve(Koo + np.diag(1 / D), Kjo.T).T
     e, E = np.linalg.eigh(Kjj - G @ Kjo.T)
     twice = Kjj - G @ Kjo.T - Kjo @ G.T + G @ Koo @ G.T

@@ -22,7 +22,8 @@ DOUBLE_BELOW = 5_000_000
 CHUNKS = 32
 """Parts that a side's rows are cut into: more share the load better; each reads all partners."""
 
-CACHE, MOST = 4 << 20, 1 << 16
+CACHE = 4 << 20
+MOST = 1 << 16
 """Bytes that the sums of a chunk's rows may take, and how many there may be."""
 
 SMALLEST = 1e-75
@@ -58,8 +59,11 @@ class Columns:
 
     def filled(self, side: int, mean: Array, covariance: Any = 0.0) -> tuple[Floats, Floats]:
         """Return mean and covariance of a row's unknowns among all columns."""
-        free, w, S = self.free(side), np.ones(self.width), np.zeros((self.width, self.width))
-        w[free], S[np.ix_(free, free)] = mean, covariance
+        free = self.free(side)
+        w = np.ones(self.width)
+        S = np.zeros((self.width, self.width))
+        w[free] = mean
+        S[np.ix_(free, free)] = covariance
         return w, S
 
     def units(self, scale: float) -> tuple[Floats, Floats]:
@@ -67,7 +71,8 @@ class Columns:
         k = self.n_factors
         U, V = np.full((2, self.width), np.sqrt(scale))
         if self.biases:
-            U[k:], V[k:] = (scale, 1), (1, scale)
+            U[k:] = (scale, 1)
+            V[k:] = (1, scale)
         return U, V
 
 
@@ -89,7 +94,8 @@ class Layout:
 
     def part(self, first: int, last: int) -> tuple[Ints, Ints, Csr | Blocks]:
         """Return rows, cuts and entries of the chunks from `first` up to `last`."""
-        cuts, entries = self.cuts[first : last + 1], self.entries
+        cuts = self.cuts[first : last + 1]
+        entries = self.entries
         if isinstance(entries, Blocks):
             entries = entries._replace(starts=entries.starts[first : last + 1])
         return self.rows[cuts[0] : cuts[-1]], cuts - cuts[0], entries
@@ -100,7 +106,9 @@ class Layout:
 
     def take(self, chunks: Sequence[int]) -> tuple[Ints, Ints, Csr | Blocks]:
         """Return some chunks with their entries alone; the rows of a Csr are numbered anew."""
-        rows, e, sizes = self.rows_of(chunks), self.entries, np.diff(self.cuts)[list(chunks)]
+        rows = self.rows_of(chunks)
+        e = self.entries
+        sizes = np.diff(self.cuts)[list(chunks)]
         starts, units = (e.starts, np.array(chunks)) if isinstance(e, Blocks) else (e.indptr, rows)
         ends = np.concatenate([[0], np.cumsum(starts[units + 1] - starts[units])])
         at = np.repeat(starts[units] - ends[:-1], np.diff(ends)) + np.arange(ends[-1])
@@ -123,9 +131,14 @@ class Grouped:
 
     @classmethod
     def build(
-        cls, keys: Array, others: Array, values: Array, shape: tuple[int, int], width: int,
+        cls,
+        keys: Array,
+        others: Array,
+        values: Array,
+        shape: tuple[int, int],
+        width: int,
         mapped: int = 0,
-    ) -> Grouped:  # fmt: skip
+    ) -> Grouped:
         """Take the entries of `shape[0]` rows whose solves are as costly as `width` says."""
         counts = np.bincount(keys, minlength=shape[0])
         return cls(keys, others, values, counts, shape[1], width, mapped)
@@ -166,7 +179,9 @@ class Grouped:
     def only(self, rows: Ints) -> Grouped:
         """Return the entries of these rows alone."""
         at = np.flatnonzero(np.isin(self.keys, rows))
-        keys, others, values = self.keys[at], self.others[at], self.values[at]
+        keys = self.keys[at]
+        others = self.others[at]
+        values = self.values[at]
         counts = np.bincount(keys, minlength=len(self.counts))
         return replace(self, keys=keys, others=others, values=values, counts=counts)
 
@@ -244,14 +259,21 @@ class CompletionProblem:
 
     @classmethod
     def build(
-        cls, entries: Entries, n_factors: int, *, biases: bool, standard: bool,
-        precise: bool = False, mapped: int = 0,
-    ) -> CompletionProblem:  # fmt: skip
+        cls,
+        entries: Entries,
+        n_factors: int,
+        *,
+        biases: bool,
+        standard: bool,
+        precise: bool = False,
+        mapped: int = 0,
+    ) -> CompletionProblem:
         """Group the entries, on disk if `mapped`; `standard` divides the values by their spread.
 
         Small problems are stored in double precision, and large ones where `precise` asks for it.
         """
-        y, columns = entries.values, Columns(n_factors, biases)
+        y = entries.values
+        columns = Columns(n_factors, biases)
         mean, spread = moments(y) if mapped else (float(y.mean()), float(y.std()))
         center, scale = entered(mean, spread, float(np.ptp(y)), biases=biases, standard=standard)
         dtype = stored(len(y), columns.width, precise)
@@ -260,12 +282,16 @@ class CompletionProblem:
         else:
             values = ((y - center) / scale).astype(dtype)
         (m, n), how = entries.shape, (columns.width, mapped)
-        rows, cols = np.asarray(entries.rows), np.asarray(entries.cols)
+        rows = np.asarray(entries.rows)
+        cols = np.asarray(entries.cols)
         return cls(
             Grouped.build(rows, cols, values, (m, n), *how),
-            Grouped.build(cols, rows, values, (n, m), *how), (m, n),
-            columns, center, scale,
-        )  # fmt: skip
+            Grouped.build(cols, rows, values, (n, m), *how),
+            (m, n),
+            columns,
+            center,
+            scale,
+        )
 
     @property
     def n_ratings(self) -> int:
@@ -277,6 +303,19 @@ class CompletionProblem:
         """Storage format of the values and factors."""
         return self.by_row.dtype
 
+    def zeroed(self, at: Ints) -> CompletionProblem:
+        """Return the problem in which some of the entries have the value 0."""
+        values = self.by_row.values
+        if self.by_row.mapped:
+            kept = room(len(values), values.dtype)
+            for some in slices(len(values), values, kept):
+                kept[some] = values[some]
+        else:
+            kept = values.copy()
+        kept[at] = 0
+        by_row, by_col = (replace(group, values=kept) for group in (self.by_row, self.by_col))
+        return replace(self, by_row=by_row, by_col=by_col)
+
     def grouped(self, side: int) -> Grouped:
         """Return the entries grouped by row (side 0) or by column (side 1)."""
         return (self.by_row, self.by_col)[side]
@@ -287,7 +326,8 @@ class CompletionProblem:
         k = self.columns.n_factors
         V[:, :k] = rng.normal(0, spread, (self.shape[1], k))
         if self.columns.biases:
-            U[:, k + 1], V[:, k] = 1, 1
+            U[:, k + 1] = 1
+            V[:, k] = 1
             V[:, k + 1] = self.by_col.sums / (self.by_col.counts + SHRINK)
         else:
             V[:, 0] += np.sqrt(spread)

@@ -20,7 +20,9 @@ from overt.entries import Entries
 if TYPE_CHECKING:
     from overt.completion.forms.negative import NegativeForm
 
-RECENT, SPAN, LATEST = 2.0, 10.0, 30
+RECENT = 2.0
+SPAN = 10.0
+LATEST = 30
 """The latest entry counts so many times more, by a third as much after SPAN; entries looked at."""
 
 BLOCK = 256
@@ -31,7 +33,8 @@ def shifts(form: NegativeForm, entries: Entries, times: Array) -> Floats:
     """Return d of every row of a finished form, 0 where the times of its entries are all equal."""
     rows, cols, age = latest(entries, times)
     starts = np.searchsorted(rows, np.arange(entries.shape[0] + 1))
-    counts, values = np.diff(starts), entries.values
+    counts = np.diff(starts)
+    values = entries.values
     found = np.zeros((entries.shape[0], form.means[0].shape[1]))
     (r, c), (U, V) = form.precisions, form.means
     for some in np.array_split(touched := np.flatnonzero(counts), -(-len(touched) // BLOCK) or 1):
@@ -41,7 +44,8 @@ def shifts(form: NegativeForm, entries: Entries, times: Array) -> Floats:
         b = cols[at]
         scale = r[some][:, None] * c[b] * WEIGHT * RECENT / form.noise
         root = np.sqrt(inside * scale * np.exp(-age[0][at] / SPAN))[..., None]
-        W, S = root * V[b], unpack(form.spread.tables[0][some]).astype(float)
+        W = root * V[b]
+        S = unpack(form.spread.tables[0][some]).astype(float)
         SW = S @ W.transpose(0, 2, 1)
         error = root[..., 0] * values[age[1][at]] - (W @ U[some][..., None].astype(float))[..., 0]
         G = np.eye(len(slots)) + W @ SW
@@ -52,7 +56,8 @@ def shifts(form: NegativeForm, entries: Entries, times: Array) -> Floats:
 def latest(entries: Entries, times: Array) -> tuple[Ints, Ints, tuple[Ints, Ints]]:
     """Return rows and columns of each row's latest entries, and (how many came later, which)."""
     order = np.lexsort((-np.asarray(times, dtype=float), entries.rows))
-    rows, t = np.asarray(entries.rows)[order], np.asarray(times)[order]
+    rows = np.asarray(entries.rows)[order]
+    t = np.asarray(times)[order]
     first = np.searchsorted(rows, rows)
     new = np.append(True, (t[1:] != t[:-1]) | (rows[1:] != rows[:-1]))
     place = np.arange(len(rows))

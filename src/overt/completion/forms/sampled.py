@@ -30,7 +30,8 @@ from overt.completion.kernels import Drawn, Held, gram
 BURN_IN = 20
 """Draws that are not kept: the chain starts at one point, at which many factors are pruned."""
 
-SHARE, SMALL = 0.1, 0.05
+SHARE = 0.1
+SMALL = 0.05
 """The prior guess of a factor's variance, for values of unit variance, counts like a tenth of the
 rows."""
 
@@ -75,20 +76,28 @@ class SampledForm:
         left, right = (f if prior.effects is not None else f.without() for f, prior in used)
         history = list(learned.history)
         return cls(
-            learned.problem, means, (U, V), learned.noise, weights, (left, right), seed, history,
+            learned.problem,
+            means,
+            (U, V),
+            learned.noise,
+            weights,
+            (left, right),
+            seed,
+            history,
             len(history),
-        )  # fmt: skip
+        )
 
     def step(self, engine: Engine) -> float:
         """Draw the priors, both sides and the noise; keep the draw after the burn-in."""
         self.history.append(self.history[-1])
-        t, kept = len(self.history) - self.learned_sweeps, {"V": self._shown}
+        t = len(self.history) - self.learned_sweeps
+        kept = {"V": self._shown}
         for side in (0, 1):
             rng = np.random.default_rng([self.seed, t, side])
             prior = self._priors[side] = self._draw_prior(side, rng)
             out = self._draw(side, prior, rng, engine)
             if side == 0:
-                kept |= {"U": out.centers, **_law(prior, self.noise)}
+                kept |= {"U": out.centers, "W": out.means.copy(), **_law(prior, self.noise)}
         self._shown = np.where((self.problem.by_col.counts > 0)[:, None], out.means, out.centers)
         rng = np.random.default_rng([self.seed, t, 2])
         error = float(self.weights[1] @ out.stats[:, 0])
@@ -115,7 +124,8 @@ class SampledForm:
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
         """Take back noise and priors."""
-        self.noise, self._shown = float(arrays["noise"][0]), arrays["shown"]
+        self.noise = float(arrays["noise"][0])
+        self._shown = arrays["shown"]
         self._priors = [Prior.from_arrays(arrays, side) for side in (0, 1)]
 
     def _draw_prior(self, side: int, rng: np.random.Generator) -> Prior:
@@ -125,17 +135,22 @@ class SampledForm:
         shrink away and whose average over draws still helps; for biases it is the learned variance.
         The first P is 1 / c: learned means are no draws, and their scatter is too small.
         """
-        columns, group = self.problem.columns, self.problem.grouped(side)
+        columns = self.problem.columns
+        group = self.problem.grouped(side)
         W = self.means[side][:, columns.free(side)].astype(np.float64)[group.counts > 0]
         N, n = W.shape
         expected = np.full(n, SMALL)
         expected[columns.n_factors :] = self.bias_variances[side]
-        last, effects, features = self._priors[side], None, self.features[side]
+        last = self._priors[side]
+        effects = None
+        features = self.features[side]
         if len(features.K):
-            mean, variances = W.mean(axis=0), expected
+            mean = W.mean(axis=0)
+            variances = expected
             scales = np.zeros((len(features.directions.parts), n))
             if last is not None:
-                mean, variances = last.mean, 1 / np.diag(last.precision)
+                mean = last.mean
+                variances = 1 / np.diag(last.precision)
                 scales = scales if last.effects is None else last.effects.scales
             A = features.scores[features.active]
             effects = draw_effects(mean, variances, A.T @ W, features, scales, rng)
@@ -149,8 +164,10 @@ class SampledForm:
 
     def _draw(self, side: int, prior: Prior, rng: np.random.Generator, engine: Engine) -> Drawn:
         """Draw one side's rows given the other."""
-        columns, group = self.problem.columns, self.problem.grouped(side)
-        free, count = columns.free(side), self.problem.shape[side]
+        columns = self.problem.columns
+        group = self.problem.grouped(side)
+        free = columns.free(side)
+        count = self.problem.shape[side]
         normals = rng.standard_normal((count, len(free)))
         expected = prior.means(self.features[side].scores)
         held = Held(self.means[1 - side], np.zeros(columns.width), self.weights[1 - side])
@@ -170,6 +187,8 @@ def _law(prior: Prior, noise: float) -> dict[str, Array]:
     """Return m, the diagonal of P, sigma^2 and H: what a draw's rows were solved with."""
     H = np.zeros((0, len(prior.mean))) if prior.effects is None else prior.effects.H
     return {
-        "mean": prior.mean, "precision": np.diag(prior.precision), "noise": np.array([noise]),
+        "mean": prior.mean,
+        "precision": np.diag(prior.precision),
+        "noise": np.array([noise]),
         "H": H,
-    }  # fmt: skip
+    }

@@ -49,7 +49,8 @@ class DropoutSpread:
     @classmethod
     def start(cls, columns: Columns, drop_prob: float | Floats) -> Self:
         """lam = drop_prob / (1 - drop_prob) for factors, 0 for biases."""
-        strength, probs = np.zeros(columns.width), np.asarray(drop_prob, dtype=float)
+        strength = np.zeros(columns.width)
+        probs = np.asarray(drop_prob, dtype=float)
         strength[: columns.n_factors] = probs / (1 - probs)
         return cls(strength)
 
@@ -128,7 +129,8 @@ class FullSpread(_LearnedSpread):
     """A packed covariance for each row; sweeps keep second moments w w' + S."""
 
     name = "full"
-    to_row, to_square = staticmethod(pack), staticmethod(unpack)
+    to_row = staticmethod(pack)
+    to_square = staticmethod(unpack)
 
     def product_variance(self, means: Means, rows: Array, cols: Array) -> Floats:
         """u'S_v u + v'S_u v + tr(S_u S_v)."""
@@ -151,7 +153,7 @@ class FullSpread(_LearnedSpread):
     ) -> Floats:
         """Update rows; the kernel sums their moments in the order of the chunks."""
         moments = np.zeros((group.blocked.n_chunks, out.spread.shape[1]))
-        engine.run(full.learn_rows, group.blocked, shared, by_row, out, moments, late="spread")
+        engine.run(full.learn_rows, group.blocked, shared, by_row, out, moments)
         return self.to_square(moments.sum(axis=0))
 
 
@@ -169,7 +171,8 @@ class DiagonalSpread(_LearnedSpread):
     def product_variance(self, means: Means, rows: Array, cols: Array) -> Floats:
         """sum_i (U_i^2 + s_i)(V_i^2 + t_i) - U_i^2 V_i^2."""
         (U, V), (SU, SV) = means, self.tables
-        out, exact = np.empty(len(rows)), np.empty(len(rows))
+        out = np.empty(len(rows))
+        exact = np.empty(len(rows))
         dots(rows, cols, U * U + SU, V * V + SV, out)
         dots(rows, cols, U * U, V * V, exact)
         return out - exact
@@ -203,7 +206,8 @@ SPREADS: dict[str, type[RowSpread]] = {
 
 def learned_spread(problem: CompletionProblem) -> type[FullSpread] | type[DiagonalSpread]:
     """Return full covariances where their tables fit into FULL_BYTES, else diagonal ones."""
-    full, limit = full_bytes(problem), problem.by_row.mapped
+    full = full_bytes(problem)
+    limit = problem.by_row.mapped
     plain = sum(problem.shape) * problem.dtype.itemsize * problem.columns.width
     needed = 2 * (plain + (full if full <= FULL_BYTES else plain))  # a form's and its model's
     if limit and needed > limit:

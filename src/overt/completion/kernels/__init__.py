@@ -8,8 +8,9 @@ and write one side's `rows` while the other side is held. `shifts` are P (m + g_
 1 / noise of each row a of the side; sums[c] is a sum over the rows of chunk c,
 rows[cuts[c]:cuts[c + 1]]. Entries are `Csr`, or `Blocks` where much is read of each partner.
 Factors and biases are columns of the same arrays: a row is w = (factors, row bias, column bias), in
-which the other side's bias is pinned to 1. `overt.completion.reference` holds the same functions in
-plain NumPy. Numba does not see changes in another file, so what a kernel calls stands in its own.
+which the other side's bias is pinned to 1. `overt.completion.kernels.reference` holds the same
+functions in plain NumPy. Numba does not see changes in another file, so what a kernel calls stands
+in its own.
 """
 
 from __future__ import annotations
@@ -22,9 +23,6 @@ from overt._compiled import njit
 from overt._types import Array
 
 OPTIONS = {"error_model": "numpy", "fastmath": {"contract", "nsz"}}
-
-BLOCK = 256
-"""Ratings summed in storage precision before they are added to a float64 total."""
 
 NOT_PINNED = -1
 """Stands for the pinned column where there are no biases."""
@@ -109,12 +107,19 @@ def group(keys: Array, others: Array, values: Array, count: int) -> tuple[Array,
 
 @njit(**OPTIONS)
 def block(
-    keys: Array, others: Array, values: Array, chunk: Array, slot: Array, n_chunks: int,
+    keys: Array,
+    others: Array,
+    values: Array,
+    chunk: Array,
+    slot: Array,
+    n_chunks: int,
     n_others: int,
-) -> tuple[Array, Array, Array, Array]:  # fmt: skip
+) -> tuple[Array, Array, Array, Array]:
     """Sort triplets by chunk[key], then by other, as `Blocks` has them."""
-    n, starts = len(keys), np.zeros(n_chunks + 1, np.int64)
-    place, order = np.zeros(n_others + 1, np.int64), np.empty(n, np.uint32)
+    n = len(keys)
+    starts = np.zeros(n_chunks + 1, np.int64)
+    place = np.zeros(n_others + 1, np.int64)
+    order = np.empty(n, np.uint32)
     for e in range(n):
         place[others[e] + 1] += 1
         starts[chunk[keys[e]] + 1] += 1
@@ -125,12 +130,14 @@ def block(
         order[place[others[e]]] = e
         place[others[e]] += 1
     at = starts.copy()
-    slots, partners = np.empty(n, slot.dtype), np.empty(n, np.int32)
+    slots = np.empty(n, slot.dtype)
+    partners = np.empty(n, np.int32)
     sorted_values = np.empty(n, values.dtype)
     for i in range(n):
         e = order[i]
         c = chunk[keys[e]]
-        slots[at[c]], partners[at[c]] = slot[keys[e]], others[e]
+        slots[at[c]] = slot[keys[e]]
+        partners[at[c]] = others[e]
         sorted_values[at[c]] = values[e]
         at[c] += 1
     return starts, slots, partners, sorted_values
@@ -140,7 +147,8 @@ def block(
 def dots(rows: Array, cols: Array, U: Array, V: Array, out: Array) -> None:
     """out_e = u_(rows e) . v_(cols e)."""
     for e in range(len(rows)):
-        u, v = U[rows[e]], V[cols[e]]
+        u = U[rows[e]]
+        v = V[cols[e]]
         x = 0.0
         for i in range(U.shape[1]):
             x += float(u[i]) * float(v[i])
@@ -149,9 +157,18 @@ def dots(rows: Array, cols: Array, U: Array, V: Array, out: Array) -> None:
 
 @njit(error_model="numpy")
 def epoch(
-    order: Array, rows: Array, cols: Array, values: Array, U: Array, V: Array, n_factors: int,
-    drop_prob: float, learning_rate: float, batch_size: int, state: np.uint64,
-) -> float:  # fmt: skip
+    order: Array,
+    rows: Array,
+    cols: Array,
+    values: Array,
+    U: Array,
+    V: Array,
+    n_factors: int,
+    drop_prob: float,
+    learning_rate: float,
+    batch_size: int,
+    state: np.uint64,
+) -> float:
     """Take one step for each batch of `order`, in place; return the mean squared error met.
 
     Gradients of a batch are all taken at its start: steps are stored and then applied.
@@ -167,7 +184,8 @@ def epoch(
         batch = order[start : start + batch_size]
         rate = 2 * learning_rate / len(batch)
         for e in range(len(batch)):
-            a, b = rows[batch[e]], cols[batch[e]]
+            a = rows[batch[e]]
+            b = cols[batch[e]]
             predicted = 0.0
             for i in range(width):
                 if drop_prob > 0 and i < n_factors:
@@ -182,7 +200,8 @@ def epoch(
                 left[e, i] = rate * error * V[b, i] * mask[i]
                 right[e, i] = rate * error * U[a, i] * mask[i]
         for e in range(len(batch)):
-            a, b = rows[batch[e]], cols[batch[e]]
+            a = rows[batch[e]]
+            b = cols[batch[e]]
             for i in range(width):
                 pinned_left = n_factors < width and i == n_factors + 1
                 pinned_right = n_factors < width and i == n_factors

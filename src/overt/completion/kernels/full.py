@@ -1,4 +1,9 @@
-"""Rows with full covariances, kept as packed symmetric tables.
+"""Rows with full covariances, stored as packed symmetric tables, of ratings and of rankings.
+
+`learn_pairs` serves matrices in which every pair counts: what is not observed is zero. The sum over
+all partners is one matrix for all rows, and a row adds a correction for what it observes.
+It stands here because it calls `invert` and `sum_block`, and Numba's cache sees changes of one file
+only.
 
 Tables are packed by rows of their lower triangle: entry (i, j) with j <= i stands at
 i (i + 1) / 2 + j.
@@ -12,7 +17,9 @@ import numpy as np
 
 from overt._compiled import njit
 from overt._types import Array
-from overt.completion.kernels import BLOCK, NOT_PINNED, OPTIONS, Blocks, Held, Learned, RowPrior
+from overt.completion.kernels import OPTIONS, Blocks, Held, Learned, RowPrior
+
+BLOCK = 256  # ratings summed in storage precision before they are added to a float64 total
 
 
 def pack(tables: Array) -> Array:
@@ -51,33 +58,46 @@ def room(cuts: Array, held: Held) -> Sums:
     for c in range(len(cuts) - 1):
         most = max(most, cuts[c + 1] - cuts[c])
     (_, width), (_, size) = held.means.shape, held.spread.shape
-    part, count = np.empty((most, size), held.spread.dtype), np.empty(most, np.int64)
+    part = np.empty((most, size), held.spread.dtype)
+    count = np.empty(most, np.int64)
     return Sums(np.empty((most, size)), part, count, np.empty((most, width)), np.empty(most))
 
 
 @njit(**OPTIONS)
 def learn_rows(
-    rows: Array, blocks: Blocks, held: Held, prior: RowPrior, shifts: Array, precisions: Array,
-    out: Learned, cuts: Array, moments: Array,
-) -> None:  # fmt: skip
+    rows: Array,
+    blocks: Blocks,
+    held: Held,
+    prior: RowPrior,
+    shifts: Array,
+    precisions: Array,
+    out: Learned,
+    cuts: Array,
+    moments: Array,
+) -> None:
     """Update rows with full covariances (theory: learned noise).
 
     With T_b = w_b w_b' + S_b and c_b the partner's weight, summed over the row's entries,
     Prec = precision sum c_b T_b + P, w = Prec^-1 (precision sum c_b (y_b w_b - T_b[:, pinned]) +
     shift). Writes T = w w' + Prec^-1 and w; moments[c] gets the sum of T over the rows of chunk c.
     """
-    width, n = held.means.shape[1], len(prior.free)
+    width = held.means.shape[1]
+    n = len(prior.free)
     sums = room(cuts, held)
-    A, w, S = np.empty((n, n + 1)), np.ones(width), np.zeros((width, width))
+    A = np.empty((n, n + 1))
+    w = np.ones(width)
+    S = np.zeros((width, width))
     for c in range(len(moments)):
         here = rows[cuts[c] : cuts[c + 1]]
         sum_block(blocks, c, held, sums)
         moments[c] = 0
         for s in range(len(here)):
             r = here[s]
-            total, linear = sums.total[s], sums.linear[s]
+            total = sums.total[s]
+            linear = sums.linear[s]
             logdet = _solve_row(prior, total, linear, shifts[r], precisions[r], A, w, S)
-            error, t = sums.square[s], 0
+            error = sums.square[s]
+            t = 0
             for i in range(width):
                 error -= 2 * w[i] * linear[i]
                 for j in range(i + 1):
@@ -93,11 +113,18 @@ def learn_rows(
 
 @njit(**OPTIONS)
 def _solve_row(
-    prior: RowPrior, total: Array, linear: Array, shift: Array, precision: float, A: Array,
-    w: Array, S: Array,
-) -> float:  # fmt: skip
+    prior: RowPrior,
+    total: Array,
+    linear: Array,
+    shift: Array,
+    precision: float,
+    A: Array,
+    w: Array,
+    S: Array,
+) -> float:
     """Write a row's mean and covariance (lower triangle) from its sums; returns log det S."""
-    free, n = prior.free, len(prior.free)
+    free = prior.free
+    n = len(prior.free)
     for p in range(n):
         i = free[p]
         for q in range(p + 1):
@@ -105,7 +132,7 @@ def _solve_row(
             A[p, q] = x
             A[q, p] = x
         y = linear[i]
-        if prior.pinned != NOT_PINNED:
+        if prior.pinned >= 0:
             y -= total[_at(i, prior.pinned)]
         A[p, n] = shift[p] + precision * y
     logdet = invert(A)
@@ -124,17 +151,26 @@ def sum_block(blocks: Blocks, c: int, held: Held, sums: Sums) -> None:
     Tables are summed in storage precision, BLOCK at a time, the rest in double: what is written
     most often is half as large.
     """
-    size, width = held.spread.shape[1], held.means.shape[1]
+    size = held.spread.shape[1]
+    width = held.means.shape[1]
     for array in (sums.total, sums.linear):
         array[:] = 0
-    sums.part[:], sums.count[:], sums.square[:] = 0, 0, 0
+    sums.part[:] = 0
+    sums.count[:] = 0
+    sums.square[:] = 0
     for e in range(blocks.starts[c], blocks.starts[c + 1]):
-        s, b, y = blocks.slots[e], blocks.partners[e], float(blocks.values[e])
-        weight, T, v = held.weights[b], held.spread[b], held.means[b]
+        s = blocks.slots[e]
+        b = blocks.partners[e]
+        y = float(blocks.values[e])
+        weight = held.weights[b]
+        T = held.spread[b]
+        v = held.means[b]
         if sums.count[s] == BLOCK:
             _add(sums, s)
         sums.count[s] += 1
-        part, linear, scale = sums.part[s], sums.linear[s], held.spread.dtype.type(weight)
+        part = sums.part[s]
+        linear = sums.linear[s]
+        scale = held.spread.dtype.type(weight)
         for t in range(size):
             part[t] += scale * T[t]
         for j in range(width):
@@ -147,7 +183,8 @@ def sum_block(blocks: Blocks, c: int, held: Held, sums: Sums) -> None:
 @njit(**OPTIONS)
 def _add(sums: Sums, s: int) -> None:
     """Add a row's last part to its total."""
-    total, part = sums.total[s], sums.part[s]
+    total = sums.total[s]
+    part = sums.part[s]
     for t in range(len(total)):
         total[t] += part[t]
         part[t] = 0
@@ -189,11 +226,91 @@ def dot_variances(
 ) -> None:
     """out_e = Var(u.v) = u'S_v u + v'S_u v + tr(S_u S_v), covariances packed."""
     for e in range(len(rows)):
-        u, v, su, sv = U[rows[e]], V[cols[e]], SU[rows[e]], SV[cols[e]]
-        x, t = 0.0, 0
+        u = U[rows[e]]
+        v = V[cols[e]]
+        su = SU[rows[e]]
+        sv = SV[cols[e]]
+        x = 0.0
+        t = 0
         for i in range(U.shape[1]):
             for j in range(i + 1):
                 both = sv[t] * (u[i] * u[j] + su[t]) + su[t] * v[i] * v[j]
                 x += both if i == j else 2 * both
                 t += 1
         out[e] = x
+
+
+class Everyone(NamedTuple):
+    """What all rows share: sum_b c_b T_b over all partners, C, P, P m and the noise."""
+
+    total: Array  # packed
+    weight: float
+    precision: Array
+    shift: Array
+    noise: float
+
+
+@njit(**OPTIONS)
+def learn_pairs(
+    rows: Array,
+    blocks: Blocks,
+    held: Held,
+    shared: Everyone,
+    own: Array,
+    out: Learned,
+    cuts: Array,
+    moments: Array,
+) -> None:
+    """Update rows whose unobserved entries are zeros (theory: rankings).
+
+    With T_b = v_b v_b' + S_b (packed in `held.spread`), partner b's weight c_b and the row's r,
+    A = sum_all c_b T_b + (C - 1) sum_observed c_b T_b,
+    S = (r A / noise + P)^-1, w = S (r C sum_observed c_b y_b v_b / noise + P m).
+    Writes w and w w' + S; stats are r times the expected squared error, and log det S; moments[c]
+    gets the sum of w w' + S over the rows of chunk c.
+    """
+    n = held.means.shape[1]
+    sums = room(cuts, held)
+    A = np.empty((n, n + 1))
+    for c in range(len(moments)):
+        here = rows[cuts[c] : cuts[c + 1]]
+        sum_block(blocks, c, held, sums)
+        moments[c] = 0
+        for s in range(len(here)):
+            r = here[s]
+            total = sums.total[s]
+            linear = sums.linear[s]
+            scale = own[r] / shared.noise
+            t = 0
+            for i in range(n):
+                linear[i] *= shared.weight
+                A[i, n] = shared.shift[i] + scale * linear[i]
+                for j in range(i + 1):
+                    total[t] = shared.total[t] + (shared.weight - 1) * total[t]
+                    A[i, j] = shared.precision[i, j] + scale * total[t]
+                    A[j, i] = A[i, j]
+                    t += 1
+            logdet = invert(A)
+            error = shared.weight * sums.square[s]
+            t = 0
+            for i in range(n):
+                error -= 2 * A[i, n] * linear[i]
+                out.means[r, i] = A[i, n]
+                for j in range(i + 1):
+                    x = A[i, n] * A[j, n] - A[i, j]
+                    error += (2 - (i == j)) * x * total[t]
+                    out.spread[r, t] = x
+                    moments[c, t] += x
+                    t += 1
+            out.stats[r, 0] = own[r] * error
+            out.stats[r, 1] = logdet
+
+
+@njit(**OPTIONS)
+def weighted_sum(weights: Array, tables: Array) -> Array:
+    """sum_b weights_b tables_b, in double precision."""
+    total = np.zeros(tables.shape[1])
+    for b in range(len(tables)):
+        for t in range(len(total)):
+            total[t] += weights[b] * tables[b, t]
+    return total

@@ -15,8 +15,6 @@ import numpy as np
 from overt._compiled import njit
 from overt._types import Array
 from overt.completion.kernels import (
-    BLOCK,
-    NOT_PINNED,
     OPTIONS,
     Csr,
     Drawn,
@@ -24,6 +22,9 @@ from overt.completion.kernels import (
     Learned,
     RowPrior,
 )
+
+BLOCK = 256
+"""Ratings summed in storage precision before they are added to a float64 total."""
 
 PIVOT = 1e-12
 """Part of its diagonal below which a pivot says that the others explain a coordinate."""
@@ -49,17 +50,30 @@ def workspace(means: Array, n: int) -> Work:
     """Return room for rows of `n` unknowns whose partners are `means`."""
     width = means.shape[1]
     return Work(
-        np.empty((width, width)), np.empty(width), np.empty(width),
-        np.empty((BLOCK, width), means.dtype), np.empty(BLOCK, means.dtype), np.empty((n, n)),
-        np.empty(n), np.empty(n), np.ones(width), np.zeros(width),
-    )  # fmt: skip
+        np.empty((width, width)),
+        np.empty(width),
+        np.empty(width),
+        np.empty((BLOCK, width), means.dtype),
+        np.empty(BLOCK, means.dtype),
+        np.empty((n, n)),
+        np.empty(n),
+        np.empty(n),
+        np.ones(width),
+        np.zeros(width),
+    )
 
 
 @njit(**OPTIONS)
 def draw_rows(
-    rows: Array, csr: Csr, held: Held, prior: RowPrior, shifts: Array, precisions: Array,
-    normals: Array, out: Drawn,
-) -> None:  # fmt: skip
+    rows: Array,
+    csr: Csr,
+    held: Held,
+    prior: RowPrior,
+    shifts: Array,
+    precisions: Array,
+    normals: Array,
+    out: Drawn,
+) -> None:
     """Draw rows from N(w, Prec^-1) given their partners: w + R^-1 normal, Prec = R'R.
 
     Partners are dropped, s_b = strength o w_b o w_b; draws have strength 0. Fixed dropout has
@@ -80,12 +94,19 @@ def draw_rows(
 
 @njit(**OPTIONS)
 def learn_variances(
-    rows: Array, csr: Csr, held: Held, prior: RowPrior, shifts: Array, precisions: Array,
+    rows: Array,
+    csr: Csr,
+    held: Held,
+    prior: RowPrior,
+    shifts: Array,
+    precisions: Array,
     out: Learned,
-) -> None:  # fmt: skip
+) -> None:
     """Update rows with a variance for each column, s = 1 / diag Prec."""
-    n, width = len(prior.free), held.means.shape[1]
-    work, still = workspace(held.means, n), np.zeros(n)
+    n = len(prior.free)
+    width = held.means.shape[1]
+    work = workspace(held.means, n)
+    still = np.zeros(n)
     for r in rows:
         square = sum_gram(csr, r, held, work)
         work.spread[:] = 0
@@ -111,8 +132,12 @@ def sum_gram(csr: Csr, r: int, held: Held, work: Work) -> float:
 
     Blocks of rows are gathered, times sqrt(c_b), and multiplied by the BLAS.
     """
-    start, stop = csr.indptr[r], csr.indptr[r + 1]
-    total, linear, buffer, values = work.total, work.linear, work.buffer, work.values
+    start = csr.indptr[r]
+    stop = csr.indptr[r + 1]
+    total = work.total
+    linear = work.linear
+    buffer = work.buffer
+    values = work.values
     width = len(linear)
     product = np.empty((width, width), buffer.dtype)
     total[:] = 0
@@ -122,7 +147,8 @@ def sum_gram(csr: Csr, r: int, held: Held, work: Work) -> float:
         m = min(len(buffer), stop - start)
         for e in range(m):
             b = csr.indices[start + e]
-            w, root = held.means[b], np.sqrt(held.weights[b])
+            w = held.means[b]
+            root = np.sqrt(held.weights[b])
             for j in range(width):
                 buffer[e, j] = root * w[j]
             y = root * csr.values[start + e]
@@ -149,7 +175,7 @@ def _equations(prior: RowPrior, shift: Array, precision: float, work: Work) -> N
             work.A[p, q] = prior.precision[p, q] + precision * work.total[i, free[q]]
         work.A[p, p] += precision * work.spread[i]
         y = work.linear[i]
-        if prior.pinned != NOT_PINNED:
+        if prior.pinned >= 0:
             y -= work.total[i, prior.pinned]
         work.right[p] = shift[p] + precision * y
 
@@ -186,7 +212,8 @@ def solve(A: Array, right: Array, normal: Array, center: Array) -> float:
                 Ai[j] -= s * Ak[j]
     for k in range(n - 1, -1, -1):
         Ak = A[k]
-        x, y = right[k], right[k] + normal[k]
+        x = right[k]
+        y = right[k] + normal[k]
         for j in range(k + 1, n):
             x -= Ak[j] * center[j]
             y -= Ak[j] * right[j]
@@ -207,7 +234,8 @@ def _write(unknowns: Array, free: Array, w: Array, out: Array) -> None:
 @njit(**OPTIONS)
 def _error(error: float, work: Work) -> float:
     """Add E (u.v)^2 - 2 y E u.v, summed over a row's entries, to the sum of y^2."""
-    w, total = work.w, work.total
+    w = work.w
+    total = work.total
     for i in range(len(w)):
         error += w[i] * (work.spread[i] * w[i] - 2 * work.linear[i])
         error += work.variance[i] * (total[i, i] + work.spread[i])

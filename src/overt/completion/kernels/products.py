@@ -26,7 +26,8 @@ class Product(NamedTuple):
 @njit(**OPTIONS)
 def multiply(rows: Array, csr: Csr, right: Right, out: Product) -> None:
     """out_a = sum of M_b over the b that row a has entries at, however often."""
-    M, total = right.rows, np.empty(right.rows.shape[1])
+    M = right.rows
+    total = np.empty(right.rows.shape[1])
     met = np.full(len(M), -1)
     for r in rows:
         total[:] = 0
@@ -39,16 +40,3 @@ def multiply(rows: Array, csr: Csr, right: Right, out: Product) -> None:
                 total[i] += M[b, i]
         for i in range(len(total)):  # in one go it takes longer to compile than all the rest
             out.rows[r, i] = total[i]
-
-
-@njit(**OPTIONS)
-def misfits(rows: Array, csr: Csr, right: Right, left: Array, out: Product) -> None:
-    """out_a = sum_b (x_ab - u_a . v_b)^2."""
-    for r in rows:
-        total = 0.0
-        for e in range(csr.indptr[r], csr.indptr[r + 1]):
-            error, b = float(csr.values[e]), csr.indices[e]
-            for i in range(left.shape[1]):
-                error -= float(left[r, i]) * float(right.rows[b, i])
-            total += error * error
-        out.rows[r, 0] = total

@@ -10,32 +10,48 @@ from overt.completion.kernels.full import pack, unpack
 
 
 def learn_rows(
-    rows: Array, blocks: Blocks, held: Held, prior: RowPrior, shifts: Array, precisions: Array,
-    out: Learned, cuts: Array, moments: Array,
-) -> None:  # fmt: skip
+    rows: Array,
+    blocks: Blocks,
+    held: Held,
+    prior: RowPrior,
+    shifts: Array,
+    precisions: Array,
+    out: Learned,
+    cuts: Array,
+    moments: Array,
+) -> None:
     """Prec = precision sum c_b T_b + P, its right side with sum c_b (y_b w_b - T_b[:, pinned])."""
     T = unpack(held.spread.astype(float))
     for c in range(len(moments)):
         here = slice(blocks.starts[c], blocks.starts[c + 1])
-        slots, partners, values = blocks.slots[here], blocks.partners[here], blocks.values[here]
+        slots = blocks.slots[here]
+        partners = blocks.partners[here]
+        values = blocks.values[here]
         for s, r in enumerate(rows[cuts[c] : cuts[c + 1]]):
-            b, y = partners[slots == s], values[slots == s].astype(float)
+            b = partners[slots == s]
+            y = values[slots == s].astype(float)
             total = (held.weights[b, None, None] * T[b]).sum(axis=0)
             linear = (held.weights[b] * y) @ held.means[b]
             w, P = _solve(total, linear, prior, shifts[r], precisions[r])
             S = np.zeros_like(total)
             S[np.ix_(prior.free, prior.free)] = np.linalg.inv(P)
             second = np.outer(w, w) + S
-            out.means[r], out.spread[r] = w, pack(second)
+            out.means[r] = w
+            out.spread[r] = pack(second)
             square = held.weights[b] @ y**2
             out.stats[r] = _error(square, w, second, total, linear), -np.linalg.slogdet(P)[1]
         moments[c] = out.spread[rows[cuts[c] : cuts[c + 1]]].sum(axis=0)
 
 
 def learn_variances(
-    rows: Array, csr: Csr, held: Held, prior: RowPrior, shifts: Array, precisions: Array,
+    rows: Array,
+    csr: Csr,
+    held: Held,
+    prior: RowPrior,
+    shifts: Array,
+    precisions: Array,
     out: Learned,
-) -> None:  # fmt: skip
+) -> None:
     """Prec = precision sum_b c_b (w_b w_b' + diag s_b) + P, s = 1 / diag Prec."""
     for r in rows:
         W, linear, square, b = _sums(csr, r, held)
@@ -43,15 +59,22 @@ def learn_variances(
         w, P = _solve(total, linear, prior, shifts[r], precisions[r])
         s = np.zeros_like(w)
         s[prior.free] = 1 / np.diag(P)
-        out.means[r], out.spread[r] = w, s
+        out.means[r] = w
+        out.spread[r] = s
         second = np.outer(w, w) + np.diag(s)
         out.stats[r] = _error(square, w, second, total, linear), np.log(s[prior.free]).sum()
 
 
 def draw_rows(
-    rows: Array, csr: Csr, held: Held, prior: RowPrior, shifts: Array, precisions: Array,
-    normals: Array, out: Drawn,
-) -> None:  # fmt: skip
+    rows: Array,
+    csr: Csr,
+    held: Held,
+    prior: RowPrior,
+    shifts: Array,
+    precisions: Array,
+    normals: Array,
+    out: Drawn,
+) -> None:
     """Prec = precision sum_b c_b (w_b w_b' + diag(strength o w_b o w_b)) + P = R'R, R^-1 normal."""
     for r in rows:
         W, linear, square, _ = _sums(csr, r, held)
@@ -72,8 +95,10 @@ def dot_variances(
     rows: Array, cols: Array, U: Array, V: Array, SU: Array, SV: Array, out: Array
 ) -> None:
     """Var(u.v) = u'S_v u + v'S_u v + tr(S_u S_v)."""
-    u, v = U[rows].astype(float), V[cols].astype(float)
-    su, sv = unpack(SU[rows].astype(float)), unpack(SV[cols].astype(float))
+    u = U[rows].astype(float)
+    v = V[cols].astype(float)
+    su = unpack(SU[rows].astype(float))
+    sv = unpack(SV[cols].astype(float))
     pairs = (u, sv, u), (v, su, v)
     out[:] = sum(np.einsum("ei,eij,ej->e", *each) for each in pairs) + np.sum(su * sv, axis=(1, 2))
 
@@ -81,9 +106,11 @@ def dot_variances(
 def _sums(csr: Csr, r: int, held: Held) -> tuple[Floats, Floats, float, Array]:
     """Return partners times sqrt(c_b), sum c_b y_b w_b, sum c_b y_b^2 and who they are."""
     here = slice(csr.indptr[r], csr.indptr[r + 1])
-    b, y = csr.indices[here], csr.values[here].astype(float)
+    b = csr.indices[here]
+    y = csr.values[here].astype(float)
     root = np.sqrt(held.weights[b])
-    W, y = root[:, None] * held.means[b], root * y
+    W = root[:, None] * held.means[b]
+    y = root * y
     return W, W.T @ y, float(y @ y), b
 
 
@@ -91,7 +118,8 @@ def _solve(
     total: Floats, linear: Floats, prior: RowPrior, shift: Floats, precision: float
 ) -> tuple[Floats, Floats]:
     """Prec = precision total + P, w = Prec^-1 (precision (linear - total[:, pinned]) + shift)."""
-    free, width = prior.free, len(linear)
+    free = prior.free
+    width = len(linear)
     pinned = [i for i in range(width) if i not in free]
     P = prior.precision + precision * total[np.ix_(free, free)]
     right = precision * (linear - total[:, pinned].sum(axis=1))[free] + shift

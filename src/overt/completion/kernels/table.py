@@ -29,13 +29,17 @@ def inverse_factor(P: Array, at: Array) -> Array:
             block[p, q] = P[at[p], at[q]]
     L = np.linalg.cholesky(block)
     K = np.zeros((k, k))
-    for q in range(k):
-        K[q, q] = 1 / L[q, q]
-        for p in range(q + 1, k):
-            total = 0.0
-            for i in range(q, p):
-                total -= L[p, i] * K[i, q]
-            K[p, q] = total / L[p, p]
+    # Row p of L K = I. Adding rows of K vectorizes; dot products with its columns do not.
+    for p in range(k):
+        row = K[p]
+        for i in range(p):
+            factor = L[p, i]
+            above = K[i]
+            for q in range(i + 1):
+                row[q] -= factor * above[q]
+        row[p] = 1.0
+        for q in range(p + 1):
+            row[q] /= L[p, p]
     return K
 
 
@@ -54,11 +58,8 @@ def fill_rows(
         if len(at) == 0:
             continue
         d = np.where(missing[a], 0.0, Z[a] - mean)
-        right = np.empty(len(at))
-        for p in range(len(at)):
-            right[p] = -np.dot(P[at[p]], d)
         K = inverse_factor(P, at)
-        centered = np.dot(K, right)
+        centered = -np.dot(K, np.dot(P, d)[at])
         if len(normals):
             centered += normals[a][at]
         filled = np.dot(K.T, centered)
@@ -67,8 +68,9 @@ def fill_rows(
             logdets += 2 * np.log(K[p, p])
             Z[a, at[p]] = mean[at[p]] + filled[p]
             std[a, at[p]] = np.sqrt(S[p, p])
+            row = total[at[p]]
             for q in range(len(at)):
-                total[at[p], at[q]] += S[p, q]
+                row[at[q]] += S[p, q]
     return logdets
 
 
@@ -84,12 +86,13 @@ def leave_one_out(Z: Array, missing: Array, mean: Array, P: Array) -> tuple[Arra
     std = np.ones(Z.shape)
     for a in range(len(Z)):
         at = np.flatnonzero(missing[a])
-        K = inverse_factor(P, at)
-        d = Z[a] - mean
+        explained = np.dot(inverse_factor(P, at), P[at])
+        weighted = np.dot(P, Z[a] - mean)
         for j in range(Z.shape[1]):
             if not missing[a, j]:
-                explained = np.dot(K, P[j][at])
-                precision = P[j, j] - np.dot(explained, explained)
-                residuals[a, j] = np.dot(P[j], d) / precision
+                precision = P[j, j]
+                for p in range(len(at)):
+                    precision -= explained[p, j] ** 2
+                residuals[a, j] = weighted[j] / precision
                 std[a, j] = 1 / np.sqrt(precision)
     return residuals, std

@@ -16,7 +16,6 @@ from overt._mapped import mark_of
 from overt._plain import plain
 from overt._types import Array
 from overt.completion.forms.sampled import SampledForm
-from overt.entries import Entries
 
 if TYPE_CHECKING:
     from overt.completion.forms import Form
@@ -34,10 +33,16 @@ class SweepCheckpoint:
     """
 
     def __init__(
-        self, folder: Path, entries: Any, parameters: Mapping[str, Any], *, resume: bool,
+        self,
+        folder: Path,
+        entries: Any,
+        parameters: Mapping[str, Any],
+        *,
+        resume: bool,
         given: Sequence[Any] = (),
-    ) -> None:  # fmt: skip
-        self._folder, self._resume = folder, resume
+    ) -> None:
+        self._folder = folder
+        self._resume = resume
         self._fingerprint = _fingerprint(entries, parameters, given)
         ready(folder)
         if not resume:
@@ -90,9 +95,12 @@ class SweepCheckpoint:
 
 
 def opened(
-    checkpoint: Any, entries: Any, parameters: Mapping[str, Any], given: Sequence[Any],
+    checkpoint: Any,
+    entries: Any,
+    parameters: Mapping[str, Any],
+    given: Sequence[Any],
     resume: bool,
-) -> SweepCheckpoint | None:  # fmt: skip
+) -> SweepCheckpoint | None:
     """Return the checkpoint in a folder, or the one that is given; None where there is none."""
     if checkpoint is None and resume:
         raise InputError("resume needs the folder of a checkpoint")
@@ -117,10 +125,7 @@ def _fingerprint(entries: Any, parameters: Mapping[str, Any], given: Sequence[An
         if table is not None:
             dense = table.toarray() if hasattr(table, "toarray") else np.asarray(table)
             digest.update(np.ascontiguousarray(dense).tobytes())
-    if isinstance(entries, Entries):
-        mark = mark_of(entries.rows, entries.cols, entries.values)
-    else:
-        mark = entries.mark
+    mark = mark_of(entries.rows, entries.cols, entries.values)
     settings = {k: v for k, v in parameters.items() if k not in WITHOUT_EFFECT}
     digest.update(json.dumps([mark, list(entries.shape), plain(settings)], sort_keys=True).encode())
     return digest.hexdigest()

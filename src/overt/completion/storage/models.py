@@ -9,7 +9,6 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,23 +34,27 @@ from overt.completion.forms.pairs import AllPairs
 from overt.completion.forms.prior import Prior
 from overt.completion.forms.problem import Columns
 from overt.completion.forms.spread import SPREADS
-from overt.completion.forms.units import Units
-from overt.completion.storage.folders import FiledEntries
 from overt.entries import Entries
+from overt.entries.identifiers import as_identifiers
 from overt.results import Status
 
-FORMAT = 3
+FORMAT = 4
+"""Raised whenever arrays are added: a model of another format is refused, not guessed at."""
 KIND = "overt completion model"
-ARRAYS, NEW, HEADER = "model.safetensors", "model.new.safetensors", "model.json"
+ARRAYS = "model.safetensors"
+NEW = "model.new.safetensors"
+HEADER = "model.json"
 CHOSEN = "chosen."
 """Prefix of what belongs to the model of what was chosen."""
 
 
 def save(
-    path: str | os.PathLike[str], parameters: Mapping[str, Any],
-    entries: Entries | FiledEntries, fit: Fit,
+    path: str | os.PathLike[str],
+    parameters: Mapping[str, Any],
+    entries: Entries,
+    fit: Fit,
     chosen: FactorModel | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Write parameters, entries, a fit and a model of what was chosen, each file in one step.
 
     New arrays lie beside the old ones until model.json names them: a kill between the steps leaves
@@ -62,25 +65,27 @@ def save(
         "objective": np.asarray(fit.objective),
         **_arrays(fit.model),
     }
+    arrays |= {"rows": entries.rows.astype(np.int32), "cols": entries.cols.astype(np.int32)}
     kept = {"learned_drop_prob_": fit.learned_drop_prob, "path_": fit.path}
-    if isinstance(entries, Entries):
-        arrays |= {"rows": entries.rows.astype(np.int32), "cols": entries.cols.astype(np.int32)}
-        kept |= {"values": entries.values, "times": entries.times}
+    kept |= {"values": entries.values, "times": entries.times}
     for name, value in kept.items():
         if value is not None:
             arrays[name] = np.asarray(value, dtype=float)
     if chosen is not None:
         arrays |= {CHOSEN + name: array for name, array in _arrays(chosen).items()}
     header = {
-        "format": FORMAT, "kind": KIND, "parameters": plain(dict(parameters)),
-        "model": _plain(fit.model), "chosen": None if chosen is None else _plain(chosen),
-        "drop_prob": plain(fit.drop_prob), "fitted": fit.fitted, "status": str(fit.status),
+        "format": FORMAT,
+        "kind": KIND,
+        "parameters": plain(dict(parameters)),
+        "model": _plain(fit.model),
+        "chosen": None if chosen is None else _plain(chosen),
+        "drop_prob": plain(fit.drop_prob),
+        "fitted": fit.fitted,
+        "status": str(fit.status),
         "shape": list(entries.shape),
         "row_ids": None if entries.row_ids is None else entries.row_ids.tolist(),
         "col_ids": None if entries.col_ids is None else entries.col_ids.tolist(),
-    }  # fmt: skip
-    if not isinstance(entries, Entries):
-        header["source"] = entries.to_dict()
+    }
     with alone(folder):
         if (folder / NEW).exists():  # a kill came before the last step, and model.json may name it
             with suppress(Exception):
@@ -95,7 +100,7 @@ def save(
 
 def load(
     path: str | os.PathLike[str],
-) -> tuple[dict[str, Any], Entries | FiledEntries, Fit, FactorModel | None]:
+) -> tuple[dict[str, Any], Entries, Fit, FactorModel | None]:
     """Return the parameters, entries, fit and model of what was chosen that `save` wrote."""
     folder = as_path("path", path)
     if not (folder / HEADER).exists():
@@ -104,7 +109,8 @@ def load(
         header = json.loads((folder / HEADER).read_text(encoding="utf-8"))
         if header.get("format") != FORMAT:
             raise InputError(
-                f"{folder} has format {header.get('format')!r}; this version reads {FORMAT}"
+                f"{folder} has format {header.get('format')!r}; this version reads {FORMAT}: fit "
+                "the model again, or read it with the version that saved it"
             )
         if header.pop("checksum", None) != digest(header):
             raise InputError(
@@ -127,17 +133,20 @@ def load(
 def _plain(model: FactorModel) -> dict[str, Any]:
     """Return what is no array of a model."""
     return {
-        "n_factors": model.columns.n_factors, "biases": bool(model.columns.biases),
-        "center": model.center, "noise": model.noise, "spread": model.spread.name,
-        "low": plain(model.low), "high": plain(model.high), "units": model.units.kind,
-        "log": bool(model.units.log),
+        "n_factors": model.columns.n_factors,
+        "biases": bool(model.columns.biases),
+        "center": model.center,
+        "noise": model.noise,
+        "spread": model.spread.name,
+        "low": plain(model.low),
+        "high": plain(model.high),
         "encoders": [None if e is None else e.to_dict() for e in model.encoders],
-    }  # fmt: skip
+    }
 
 
 def _arrays(model: FactorModel) -> dict[str, Any]:
     """Return the arrays of a model."""
-    arrays = model.spread.arrays() | model.units.arrays()
+    arrays = model.spread.arrays()
     arrays |= {} if model.pairs is None else model.pairs.arrays()
     for side in (0, 1):
         arrays |= {f"means_{side}": model.means[side], **model.priors[side].arrays(side)}
@@ -152,9 +161,11 @@ def _model(told: dict[str, Any], arrays: dict[str, Any]) -> FactorModel:
     left, right = map(Encoder.from_dict, told["encoders"])
     draws = (arrays[f"draws_{name}"] for name in Draws._fields) if "draws_U" in arrays else None
     pairs = {
-        "priors": Prior.from_arrays, "noises": RowNoise.from_arrays,
-        "directions": Directions.from_arrays, "given": _given,
-    }  # fmt: skip
+        "priors": Prior.from_arrays,
+        "noises": RowNoise.from_arrays,
+        "directions": Directions.from_arrays,
+        "given": _given,
+    }
     return FactorModel(
         columns=Columns(told["n_factors"], told["biases"]),
         center=told["center"],
@@ -165,17 +176,19 @@ def _model(told: dict[str, Any], arrays: dict[str, Any]) -> FactorModel:
         high=np.inf if told["high"] is None else told["high"],
         draws=None if draws is None else Draws(*draws),
         encoders=(left, right),
-        units=Units.from_arrays(told["units"], told["log"], arrays),
         pairs=AllPairs.from_arrays(arrays),
         **{name: (read(arrays, 0), read(arrays, 1)) for name, read in pairs.items()},
     )
 
 
-def _entries(header: dict[str, Any], arrays: dict[str, Any]) -> Entries | FiledEntries:
-    ids = {n: None if header[n] is None else np.array(header[n]) for n in ("row_ids", "col_ids")}
+def _entries(header: dict[str, Any], arrays: dict[str, Any]) -> Entries:
+    names = ("row_ids", "col_ids")
+    ids = {n: None if header[n] is None else as_identifiers(n, header[n]) for n in names}
     if "source" in header:
-        told = header["source"]
-        return FiledEntries(**told | ids | {"path": Path(told["path"])})
+        raise InputError(
+            "this model was fitted by workers of a cluster that read a folder, and was stored "
+            f"without its entries; fit it again to {header['source']['path']}"
+        )
     rows, cols, values = (arrays[name] for name in ("rows", "cols", "values"))
     return Entries(rows, cols, values, header["shape"], **ids, times=arrays.get("times"))
 
@@ -186,10 +199,14 @@ def _given(arrays: Mapping[str, Any], side: int) -> Any:
 
 def _fit(header: dict[str, Any], arrays: dict[str, Any]) -> Fit:
     return Fit(
-        _model(header["model"], arrays), arrays["objective"].tolist(), Status(header["status"]),
-        header["drop_prob"], arrays.get("learned_drop_prob_"), arrays.get("path_"),
+        _model(header["model"], arrays),
+        arrays["objective"].tolist(),
+        Status(header["status"]),
+        header["drop_prob"],
+        arrays.get("learned_drop_prob_"),
+        arrays.get("path_"),
         header["fitted"],
-    )  # fmt: skip
+    )
 
 
 def _chosen(header: dict[str, Any], arrays: dict[str, Any]) -> FactorModel | None:

@@ -2,7 +2,6 @@
 
 from overt.nn.auditing.report import (
     AuditReport,
-    CapacityBound,
     HeadFindings,
     LayerFindings,
     LowerBound,
@@ -13,6 +12,12 @@ from overt.nn.auditing.report import (
 from overt.nn.auditing.run import audit
 
 __all__ = [
-    "AuditReport", "CapacityBound", "HeadFindings", "LayerFindings", "LowerBound", "Measure",
-    "NoiseFindings", "Suggestion", "audit",
-]  # fmt: skip
+    "AuditReport",
+    "HeadFindings",
+    "LayerFindings",
+    "LowerBound",
+    "Measure",
+    "NoiseFindings",
+    "Suggestion",
+    "audit",
+]

@@ -1,7 +1,8 @@
-"""The last layers: where they begin, what they map, which norms their noise induces."""
+"""The last layers: where they begin, what they map, and which norms their noise induces."""
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,9 +14,10 @@ from torch import Tensor, nn
 
 from overt._types import Floats
 from overt.linear.bounds import Envelope, envelopes
-from overt.nn.auditing.noises import drop_prob, twin, with_drop_prob
-from overt.nn.auditing.trace import Point, Tail, Trace, Trunk
-from overt.nn.given.batches import Inputs, reason_of
+from overt.linear.last_layer import WeighUnits
+from overt.nn.auditing.noises import drop_prob_of, with_drop_prob
+from overt.nn.auditing.structure import Point, Structure, Tail, Trunk
+from overt.nn.data.batches import Inputs, first_line
 from overt.nn.layers.dropblock import DropBlock1d, DropBlock2d, DropBlock3d
 from overt.nn.layers.dropconnect import DropConnectLinear
 from overt.nn.layers.mask_covariance import MaskCovariance
@@ -25,13 +27,13 @@ from overt.nn.recording.watching import watch
 from overt.noise import CovarianceNoise
 from overt.spectral import KSupport, Schatten, SpectralNorm, SquaredNuclear, nu
 
-MAX_LAW = 2048
-"""The most units whose covariances are decomposed."""
+MAX_COVARIANCE = 2048
+"""The most units whose covariance matrix is decomposed (seconds, 32 MB)."""
 
 
 @dataclass(frozen=True, eq=False)
-class Stretch:
-    """A part of the tail with a bound of its own: its noise as envelopes, and its structure."""
+class TailPart:
+    """A part of the tail that gives a bound: `envelopes(drop_prob)` are those of its noise."""
 
     centered: bool
     rank: int
@@ -44,57 +46,71 @@ class Head:
     """The units before the last layers, the noise that multiplies them, the map J behind them.
 
     `name` and `module` are the noise layer, or the linear layer where there is no noise (`noisy` is
-    False); `centered` says that a bias is added behind it. `shape` is a sample's at its input, J
-    (outputs x units) the affine part behind it, `stretches` the parts of the tail that bounds can
-    be taken from: that of the nearest noise first.
+    False); `centered` says that a bias is added behind it. `shape` is that of a sample's units, J
+    (outputs x units) the linear part behind them. `parts` are the parts of the tail that give
+    bounds, that of the nearest noise first.
     """
 
-    def __init__(self, model: nn.Module, trace: Trace, tail: Tail, name: str, point: Point) -> None:
-        module, self.name, self.noisy = model.get_submodule(name), name, point.noise is not None
-        # What is known of the noise stays what it is now: the model's may change.
-        self.module: Any = twin(module) if self.noisy else None
-        self._others: dict[float | None, Any] = {}
-        self.connect = isinstance(self.module, DropConnectLinear)
+    def __init__(
+        self, model: nn.Module, structure: Structure, tail: Tail, name: str, point: Point
+    ) -> None:
+        module = model.get_submodule(name)
+        self.name = name
+        self.noisy = point.noise is not None
+        self.module: Any = copy.deepcopy(module) if self.noisy else None
+        self.drops_weights = isinstance(self.module, DropConnectLinear)
         self.centered = point.shifted
         self.shape = point.op.given[0].shape[1:]
         self.units = math.prod(self.shape)
-        weight = trace.only_weight(point)
-        self.J = (
-            _jacobian(model, module, trace.inputs.first(1))
-            if weight is None
-            else weight.detach().to("cpu", torch.float64, copy=True)
-        )
-        probs = [(p, plain_dropout(model.get_submodule(str(p.noise)))) for p in tail.noises]
-        plain = [(p, prob) for p, prob in probs if prob is not None]
-        trunk = trace.trunk(point)
+        weight = structure.only_weight(point)
+        if weight is None:
+            self.J = _jacobian(model, module, structure.inputs.first(1))
+        else:
+            self.J = weight.detach().to("cpu", torch.float64, copy=True)
+        trunk = structure.trunk(point)
         rank = min(point.narrowest, self.units, trunk.narrowest)
         source = "Structured dropout, Theorem 2.7; Implicit bias of dropout, Theorem 3.6"
-        self.stretches = [Stretch(point.shifted, rank, trunk, self._nearest, source)]
-        self._probs = {p.noise: prob for p, prob in plain}
-        if not self.connect and len(plain) == len(self._probs) > 1:
-            far = plain[-1][0]
-            self._widths = [trace.units(p.op.output) for p, _ in plain]
-            trunk = trace.trunk(far)
-            rank = min(far.narrowest, trunk.narrowest)
-            source = "Thesis, Theorem 9 and Lemma 9"
-            self.stretches.append(Stretch(far.shifted, rank, trunk, self._together, source))
+        self.parts = [TailPart(point.shifted, rank, trunk, self._nearest_envelopes, source)]
+        self._add_joint_part(model, structure, tail)
+
+    def _add_joint_part(self, model: nn.Module, structure: Structure, tail: Tail) -> None:
+        """Add the bound of several plain dropout layers in a row, if there are any."""
+        plain: list[Point] = []
+        self._probs: dict[str | None, float] = {}
+        for point in tail.noises:
+            prob = plain_dropout(model.get_submodule(str(point.noise)))
+            if prob is not None:
+                plain.append(point)
+                self._probs[point.noise] = prob
+        used_once = len(plain) == len(self._probs)
+        if self.drops_weights or not used_once or len(plain) < 2:
+            return
+        self._widths = [structure.units(point.op.output) for point in plain]
+        first = plain[-1]
+        trunk = structure.trunk(first)
+        rank = min(first.narrowest, trunk.narrowest)
+        source = "Thesis, Theorem 9 and Lemma 9"
+        self.parts.append(TailPart(first.shifted, rank, trunk, self._joint_envelopes, source))
 
     def fits(self, h: Tensor, f: Tensor) -> bool:
-        """Whether outputs f differ between samples by J times what their units h differ by."""
-        F = h.double().flatten(1).cpu().numpy() @ self.J.numpy().T
-        G = f.double().reshape(len(f), -1).cpu().numpy()
-        rounding = 100 * torch.finfo(h.dtype).eps * (np.abs(F).max() + np.abs(G).max())
+        """Return whether outputs f differ between samples by J times the difference of units h."""
+        predicted = h.double().flatten(1).cpu().numpy() @ self.J.numpy().T
+        actual = f.double().reshape(len(f), -1).cpu().numpy()
+        largest = np.abs(predicted).max()
+        rounding = 100 * torch.finfo(h.dtype).eps * (largest + np.abs(actual).max())
         if self.centered:
-            G, F = G - G.mean(0), F - F.mean(0)
-        return bool((np.abs(F - G) <= rounding + 1e-2 * np.abs(F).max()).all())
+            actual = actual - actual.mean(0)
+            predicted = predicted - predicted.mean(0)
+            largest = np.abs(predicted).max()
+        return bool((np.abs(predicted - actual) <= rounding + 1e-2 * largest).all())
 
     @property
     def affine_trunk(self) -> bool:
         """Whether a bound can use that what comes before is affine in the inputs."""
-        return any(stretch.trunk.kind != "any" for stretch in self.stretches)
+        return any(part.trunk.kind != "any" for part in self.parts)
 
     @property
-    def shares(self) -> bool:
+    def shares_multipliers(self) -> bool:
         """Whether several units have one multiplier, so that a mask's unit is a group of them."""
         covariance = self.covariance()
         return covariance is not None and any(self.shape[axis] > 1 for axis in covariance.shared)
@@ -102,12 +118,12 @@ class Head:
     @property
     def drop_prob(self) -> float:
         """The drop probability, 0 without noise or for noise that has none."""
-        return float(drop_prob(self.module) or 0.0) if self.noisy else 0.0
+        return float(drop_prob_of(self.module) or 0.0) if self.noisy else 0.0
 
     @property
     def all_dropped(self) -> float:
         """The probability that every unit is dropped, 0 where it is not known."""
-        p = drop_prob(self.module) if self.noisy else None
+        p = drop_prob_of(self.module) if self.noisy else None
         if p is None:
             return 0.0
         if is_weight_noise(self.module):
@@ -117,50 +133,41 @@ class Head:
             return 0.0
         return float(p ** (self.units // math.prod(self.shape[a] for a in covariance.shared)))
 
+    @property
+    def adjustable(self) -> bool:
+        """Whether the noise, if there is any, has a drop probability."""
+        return self.covariance(0.5) is not None
+
     def covariance(self, p: float | None = None) -> MaskCovariance | None:
         """Return the second moments of the multipliers, at another drop probability if given.
 
         None for a noise that has no drop probability to change.
         """
-        if not self.noisy or self.connect:
+        if not self.noisy or self.drops_weights:
             current = self.module.strength if self.noisy else 0.0
             return MaskCovariance(self.shape, current if p is None else p / (1 - p))
         module = self._at(p)
         return None if module is None else mask_covariance_of(module, (1, *self.shape))
 
     def strengths(self, probs: Floats) -> Floats | None:
-        """Gamma_ii at some drop probabilities, None where Gamma is no multiple of the identity."""
-        plain = not self.noisy or self.connect or plain_dropout(self.module) is not None
+        """Return Gamma_ii at some drop probabilities, None where Gamma is not a multiple of I."""
+        plain = not self.noisy or self.drops_weights or plain_dropout(self.module) is not None
         here = self.covariance()
-        return probs / (1 - probs) if plain and here is not None and here.independent else None
-
-    @property
-    def adjustable(self) -> bool:
-        """Whether the noise, if there is any, has a drop probability."""
-        return not self.noisy or self.connect or self._at(0.5) is not None
-
-    def _at(self, p: float | None) -> Any:
-        """Return the noise, at another drop probability if given; None if it has none."""
-        if p not in self._others:
-            self._others[p] = self.module if p is None else with_drop_prob(self.module, p)
-        return self._others[p]
+        independent = here is not None and here.independent
+        return probs / (1 - probs) if plain and independent else None
 
     def penalty(self, h: Tensor) -> float:
-        """<Gamma, J'J o mean(h h')>, exact for the squared loss summed over outputs."""
+        """Return <Gamma, J'J o mean(h h')>, exact for the squared loss summed over outputs."""
         covariance = self.covariance()
-        assert covariance is not None  # noqa: S101 (for the type checker)
+        assert covariance is not None  # noqa: S101 (without p there is always one)
         return float(covariance.penalty(h.double(), self.J.to(h.device)))
 
-    def flows(self, squares: Floats) -> Floats:
+    def flow(self, squares: Floats) -> Floats:
         """Return |u_j| sqrt(mean(h_j^2)), u_j the columns of J."""
         return np.sqrt(np.sum(self.J.numpy() ** 2, 0) * squares.ravel())
 
-    def exact_flows(self, squares: Any) -> tuple[Floats, Floats, float]:
-        """Return them with their errors."""
-        return (psi := self.flows(squares)), np.zeros(len(psi)), 0.0
-
-    def weigh(self, p: float | None) -> Callable[[Floats], Floats] | None:
-        """Return C -> Gamma o C over the flattened units."""
+    def weigh(self, p: float | None) -> WeighUnits | None:
+        """Return C -> Gamma o C over the flattened units, None without a p to change."""
         covariance = self.covariance(p)
         if covariance is None:
             return None
@@ -169,16 +176,20 @@ class Head:
         Gamma = covariance.dense(torch.zeros(1, dtype=torch.float64)).numpy()
         return lambda C: Gamma * C
 
-    def _nearest(self, p: float | None) -> list[Envelope]:
+    def _at(self, p: float | None) -> Any:
+        """Return the noise, at another drop probability if given; None if it has none."""
+        return self.module if p is None else with_drop_prob(self.module, p)
+
+    def _nearest_envelopes(self, p: float | None) -> list[Envelope]:
         """Return the envelopes of the noise nearest the output."""
-        if not self.noisy or self.connect:
+        if not self.noisy or self.drops_weights:
             covariance = self.covariance(p)
             assert covariance is not None  # noqa: S101 (for the type checker)
             return [(covariance.strength / self.units, SquaredNuclear())]
         module = self._at(p)
         return unit_envelopes(module, self.shape) if module is not None else []
 
-    def _together(self, p: float | None) -> list[Envelope]:
+    def _joint_envelopes(self, p: float | None) -> list[Envelope]:
         """Return the envelope of all plain dropout layers in the tail."""
         probs = dict(self._probs)
         if p is not None and self.name in probs:
@@ -210,14 +221,14 @@ def unit_envelopes(module: Any, shape: tuple[int, ...]) -> list[Envelope]:
         groups = units // math.prod(sizes) // copies
         return [(strength / (cells * groups), _support(math.prod(blocks) * copies))]
     inner = covariance.matrix.shape[0]
-    if inner > MAX_LAW:
+    if inner > MAX_COVARIANCE:
         return []
     groups = units // inner // copies
     noise = CovarianceNoise(np.ones(inner), covariance.matrix.double().cpu().numpy())
-    return [(w / groups, _widened(norm, copies)) for w, norm in envelopes(noise, inner)]
+    return [(w / groups, _widen(norm, copies)) for w, norm in envelopes(noise, inner)]
 
 
-def _widened(norm: SpectralNorm, copies: int) -> SpectralNorm:
+def _widen(norm: SpectralNorm, copies: int) -> SpectralNorm:
     if isinstance(norm, Schatten):
         return norm
     return _support(copies * (norm.k if isinstance(norm, KSupport) else 1))
@@ -228,73 +239,73 @@ def _support(k: int) -> SpectralNorm:
     return SquaredNuclear() if k == 1 else KSupport(k)
 
 
-def find_head(model: nn.Module, trace: Trace, *, log_softmax: bool) -> Head | str:
+def find_head(model: nn.Module, structure: Structure, *, log_softmax: bool) -> Head | str:
     """Return the head, or the reason why there is none."""
-    tail = trace.tail(log_softmax=log_softmax)
-    place = _place(model, tail)
-    if place is None:
+    tail = structure.tail(log_softmax=log_softmax)
+    place = _nearest_place(model, tail)
+    if place is None and tail.linear is None:
         return (
             f"the output comes from {tail.stopped}, which is not known to be affine in one input: "
             "no bound, and no prediction of its spectrum"
-            if tail.linear is None
-            else "the last linear map is not a torch.nn.Linear layer: no bound is taken from it"
         )
+    if place is None:
+        return "the last linear map is not a torch.nn.Linear layer: no bound is taken from it"
     name, point = place
-    if not trace.is_last(point):
+    if not structure.is_last(point):
         return f"{name} is called again behind its place: no bound is taken from it"
-    features, module = point.op.given[0], model.get_submodule(name)
-    if features.shape[0] != len(trace.inputs):
+    features = point.op.given[0]
+    module = model.get_submodule(name)
+    if features.shape[0] != len(structure.inputs):
         return f"the rows that {name} takes are not those of the batch: no bound is taken from it"
-    if is_weight_noise(module) and trace.units(features) != module.weight[0].numel():
+    if is_weight_noise(module) and structure.units(features) != module.weight[0].numel():
         return f"the weights that {name} drops meet several positions: no bound is taken from it"
     try:
-        head = Head(model, trace, tail, name, point)
+        head = Head(model, structure, tail, name, point)
     except RuntimeError as error:  # the forward pass may have no gradient
-        return f"no map behind {name} can be found: {reason_of(error)}"
-    output, last = trace.output, trace.output.maker
-    if last is not None and last.name == "log_softmax":
-        (output,) = last.given
+        return f"no map behind {name} can be found: {first_line(error)}"
+    output = structure.output
+    if output.maker is not None and output.maker.name == "log_softmax":
+        (output,) = output.maker.given
     fits = head.fits(features.tensor, output.tensor)
     return head if fits else f"what lies behind {name} is not affine"
 
 
-def _place(model: nn.Module, tail: Tail) -> tuple[str, Point] | None:
-    """Return the module and the point of the noise nearest the output, or of the last layer."""
+def _nearest_place(model: nn.Module, tail: Tail) -> tuple[str, Point] | None:
+    """Return the name and place of the noise nearest the output, or of the last layer."""
     for point in tail.noises:
-        module = model.get_submodule(str(point.noise))
+        name = str(point.noise)
+        module = model.get_submodule(name)
         if not is_weight_noise(module):
-            return str(point.noise), point
-        if isinstance(module, DropConnectLinear) and tail.weight is module.weight:
-            assert tail.linear is not None  # noqa: S101 (for the type checker)
-            return str(point.noise), replace(tail.linear, noise=point.noise)
+            return name, point
+        last = tail.linear is not None and tail.weight is module.weight
+        if tail.linear is not None and last and isinstance(module, DropConnectLinear):
+            return name, replace(tail.linear, noise=point.noise)
     for name, module in model.named_modules():
-        if getattr(module, "weight", None) is tail.weight and isinstance(module, nn.Linear):
-            assert tail.linear is not None  # noqa: S101 (for the type checker)
+        last = getattr(module, "weight", None) is tail.weight
+        if tail.linear is not None and last and isinstance(module, nn.Linear):
             return name, tail.linear
     return None
 
 
 def _jacobian(model: nn.Module, module: Any, inputs: Inputs) -> Tensor:
-    """Return d output / d (what the module takes in), outputs x units, in double precision.
+    """Return d output / d (the module's input), outputs x units, in double precision.
 
-    What lies behind is affine, but for a final log_softmax, which is left out; so any sample will
-    do. A noise layer in evaluation mode is the identity.
+    What lies behind is affine up to a final log_softmax, which is left out, so one sample is
+    enough. A noise layer in evaluation mode is the identity.
     """
-    steps: list[Tensor] = []
+    zeros: list[Tensor] = []
 
-    def add_zero(module: nn.Module, args: Any) -> Any:
-        steps.append(torch.zeros_like(args[0], requires_grad=True))
-        return (args[0] + steps[-1], *args[1:])
+    def add_zeros(module: nn.Module, args: Any) -> Any:
+        zeros.append(torch.zeros_like(args[0], requires_grad=True))
+        return (args[0] + zeros[-1], *args[1:])
 
-    with hooked([module], add_zero), torch.enable_grad():
-        output = watch(
-            model,
-            inputs.given,
-            lambda call: call.args[0] if call.name == "log_softmax" else call.run(),
-            output=inputs.output,
-        ).flatten()
+    def skip_log_softmax(call: Any) -> Any:
+        return call.args[0] if call.name == "log_softmax" else call.run()
+
+    with hooked([module], add_zeros), torch.enable_grad():
+        output = watch(model, inputs.given, skip_log_softmax, output=inputs.output).flatten()
         rows = [
-            torch.autograd.grad(o, steps[-1], retain_graph=True, materialize_grads=True)[0]
-            for o in output
+            torch.autograd.grad(value, zeros[-1], retain_graph=True, materialize_grads=True)[0]
+            for value in output
         ]
     return torch.stack([row.flatten() for row in rows]).double().cpu()

@@ -1,20 +1,21 @@
-"""The noise of a model: where it is drawn, what masks drawn from layers realize and add."""
+"""The noise of a model: what samples in training mode, and what sampled masks realize."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from overt.nn.auditing.trace import Trace
-from overt.nn.given.batches import reason_of
+from overt.nn.auditing.structure import Structure, record_training
+from overt.nn.data.batches import first_line
+from overt.nn.data.models import modes, restore_training
+from overt.nn.data.rng import preserve_rng, python_rng_states, repeat_pass
 from overt.nn.layers.base import RatedNoise
 from overt.nn.layers.recognized import (
     draws_nothing_else,
@@ -22,217 +23,218 @@ from overt.nn.layers.recognized import (
     is_weight_noise,
     known_noise,
 )
-from overt.nn.recording.drawers import noted_draws, undone
-from overt.nn.recording.generators import (
-    fresh,
-    generator_state,
-    other_states,
-    own_generators,
-    repeated,
-)
-from overt.nn.recording.modes import modes, switched
-from overt.nn.recording.recorder import Operation, record
+from overt.nn.recording.drawers import noted_draws
+from overt.nn.recording.recorder import Operation, Recording
 from overt.nn.recording.watching import is_noise, tensors
 
-MASK_ENTRIES, MASK_ROWS = 2**14, 64
-"""How many entries of masks are drawn at most, and rows at least, to measure what is dropped."""
+MASK_ENTRIES = 2**14
+"""Entries of masks sampled to measure the share that is dropped: an error below .004."""
+
+MIN_MASKS = 64
+"""Masks sampled at least, so that their standard error is known."""
+
+MAX_MASKS = 4096
 
 ENTRYWISE = ("dropout", "alpha_dropout", "scaled_dot_product_attention")
-"""Functions that draw for each entry apart."""
+"""Functions that sample separately for every entry, hence for every row."""
+
+REPEATS = 4
+"""Passes from the same RNG states. A coin of a generator of its own is missed one time in eight."""
 
 Skipped = list[tuple[str, str]]
 """(name, reason) of what is left out."""
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
-    """Something that is random in training mode: a noise layer, or a module that draws inside.
+class NoiseSource:
+    """A module that is random in training mode: a known noise layer, or one that samples inside.
 
-    `op` is the first call of a layer whose law is known, None where it is not; `kind` how it is
-    called in the report, `apart` whether all that it draws is dropout of single entries of what the
-    inputs lead to. All are switched on by the mode of their module alone.
+    `op` is the first call of a layer whose moments are known, None for other modules. `entrywise`
+    says that all it samples is dropout of single entries of what depends on the inputs. The mode of
+    the module switches the noise on and off.
     """
 
     name: str
     module: nn.Module
     op: Operation | None
     kind: str
-    apart: bool = False
+    entrywise: bool = False
 
     @property
     def silent(self) -> bool:
-        """Whether it is known to draw nothing."""
+        """Whether it is known to sample nothing."""
         return self.op is not None and is_silent(self.module)
 
     @property
-    def shared(self) -> bool:
-        """Whether the rows of a batch may share what is drawn."""
+    def shared_by_rows(self) -> bool:
+        """Whether the rows of a batch may share what is sampled."""
         if self.op is None:
-            return not self.apart
+            return not self.entrywise
         if is_weight_noise(self.module):
             return not getattr(self.module, "per_sample", False)
         return 0 in getattr(self.module, "shared_axes", ())
 
 
-def find_noises(model: nn.Module, trace: Trace) -> tuple[dict[str, Source], Skipped]:
-    """Return everything that draws in training mode, in the order in which it is met.
+@dataclass(frozen=True, eq=False)
+class FoundNoises:
+    """Everything that samples in training mode, in the order of the pass.
 
-    What draws in evaluation mode too, or where it cannot be switched on, is left out, with reasons.
+    `training` is a recorded pass in training mode, None where all modules are known not to sample
+    otherwise, or where the pass failed (`failed`).
     """
-    met, parts = trace.noises, dict(model.named_modules())
-    skipped = [
-        (name, "not reached by the forward pass")
-        for name, module in parts.items()
-        if known_noise(module) and name not in met
-    ]
-    on = trace.drawing
-    for path, calls in on.items():
+
+    sources: dict[str, NoiseSource]
+    skipped: Skipped
+    training: Recording | None = None
+    failed: bool = False
+
+    def steers_control_flow(self, noise: str) -> bool:
+        """Return whether values behind a noise may decide which operations run."""
+        if self.training is None:
+            return self.failed
+        operations = iter(self.training.operations)
+        reached = any(op.noise == noise for op in operations)  # consumes the operations before it
+        return reached and any(op.kind.values == "read" and op.given for op in operations)
+
+    def unknown_noise_behind(self, name: str) -> bool:
+        """Return whether a noise with unknown moments is sampled behind the layer of this name."""
+        if self.training is None:
+            return False
+        unknown = {path for path, source in self.sources.items() if source.op is None}
+        ops = self.training.operations
+        last = max((op.at for op in ops if name in (op.module, op.noise)), default=-1)
+        return any(op.random and op.module in unknown and op.at > last for op in ops)
+
+
+def find_noises(model: nn.Module, structure: Structure) -> FoundNoises:
+    """Return everything that samples in training mode, and what is left out, with reasons."""
+    known = structure.noises
+    parts = dict(model.named_modules())
+    skipped: Skipped = []
+    for name, module in parts.items():
+        if known_noise(module) and name not in known:
+            skipped.append((name, "not reached by the forward pass"))
+    always = structure.random_in_evaluation
+    for path, calls in always.items():
         skipped.append(
-            (path or "forward", f"{calls} call(s) of functions that draw, such as functional "
-             "dropout, are on in evaluation mode too: their noise is in every number here; use "
-             "modules")
-        )  # fmt: skip
-    found = {name: Source(name, op.leaf, op, str(op.leaf)) for name, op in met.items() if op.leaf}
-    try:
-        drawn, together, moves = _in_training(model, parts, trace)
-    except Exception as error:  # whatever the model's code raises in training mode
-        why = f"noise of other kinds is not looked for: {reason_of(error)}"
-        skipped.append(("training mode", why))
-        return found, skipped
-    if moves:
-        skipped.append(
-            ("training mode", "something draws from a generator of its own: that noise is left out")
+            (
+                path or "forward",
+                f"{calls} call(s) of functions that draw, such as functional dropout, are on in "
+                "evaluation mode too: their noise is in every number here; use modules",
+            )
         )
-    paths = [path for path in drawn if path in met or path not in on]
-    for path in paths:
-        if path not in met:
-            module = parts[path]
-            kind = _kind(module, drawn[path])
-            found[path] = Source(path, module, None, kind, path not in together)
-    order = list(dict.fromkeys([*paths, *found]))
-    return {name: found[name] for name in order}, skipped
+    sources = {}
+    for name, op in known.items():
+        if op.leaf is not None:
+            sources[name] = NoiseSource(name, op.leaf, op, str(op.leaf))
+    if _only_known_modules(parts, structure):
+        return FoundNoises(sources, skipped)
+    try:
+        training = _record_training(model, structure)
+        python_draws = _python_draws(model, structure)
+        hidden = _differs_between_passes(model, structure)
+    except Exception as error:  # whatever the model's code raises in training mode
+        why = f"noise of other kinds is not looked for: {first_line(error)}"
+        return FoundNoises(sources, [*skipped, ("training mode", why)], failed=True)
+    if hidden:
+        why = "something draws from a generator of its own: that noise is left out"
+        skipped.append(("training mode", why))
+    calls_by_path: dict[str, list[str]] = {}
+    shared = set(python_draws)
+    for op in training.operations:
+        if op.noise in known:
+            calls_by_path.setdefault(str(op.noise), [])
+        elif op.random:
+            calls_by_path.setdefault(op.module, []).append(op.name)
+            if op.name not in ENTRYWISE or not op.given:
+                shared.add(op.module)
+    for path in python_draws:
+        calls_by_path.setdefault(path, []).append("a generator of Python or NumPy")
+    ordered: dict[str, NoiseSource] = {}
+    for path, names in calls_by_path.items():
+        if path in sources:
+            ordered[path] = sources[path]
+        elif path not in always:
+            kind = _describe(parts[path], names)
+            ordered[path] = NoiseSource(path, parts[path], None, kind, path not in shared)
+    return FoundNoises(ordered | sources, skipped, training)
 
 
-def _in_training(
-    model: nn.Module, parts: dict[str, nn.Module], trace: Trace
-) -> tuple[dict[str, list[str]], set[str], bool]:
-    """Return what is drawn, by whom, where rows may share it, and if there is more than is seen.
+def _only_known_modules(parts: dict[str, nn.Module], structure: Structure) -> bool:
+    """Return whether nothing but known noise layers can sample."""
+    everywhere = nn.modules.module  # holds the hooks of all modules
+    hooks = everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks
+    if hooks or structure.inputs.output is not None:
+        return False
+    return all(map(draws_nothing_else, parts.values()))
 
-    Nothing is run if all code is known, and recorded only if something other than layers of known
-    noise moves a generator.
-    """
-    every = nn.modules.module  # where hooks of all modules hang
-    hooks = every._global_forward_hooks or every._global_forward_pre_hooks or trace.inputs.output
-    trace.known = not hooks and all(map(draws_nothing_else, parts.values()))
-    if trace.known:
-        return {name: [] for name in trace.noises}, set(), False
-    names = {module: name for name, module in parts.items() if known_noise(module)}
-    drew: list[bool] = []
+
+def _record_training(model: nn.Module, structure: Structure) -> Recording:
+    with preserve_rng(), modes(model, noise=True):
+        return record_training(model, structure.inputs)
+
+
+def _python_draws(model: nn.Module, structure: Structure) -> list[str]:
+    """Return the modules that sample from Python's or NumPy's generator."""
+    with preserve_rng(), modes(model, noise=True), torch.no_grad():
+        before = python_rng_states()
+        structure.inputs.run(model)
+        if python_rng_states() == before:
+            return []
+        with noted_draws(model) as found:
+            structure.inputs.run(model)
+    return list(found)
+
+
+def _differs_between_passes(model: nn.Module, structure: Structure) -> bool:
+    """Return whether passes from the same RNG states differ."""
 
     def run() -> list[Tensor]:
-        before = generator_state()
-        outputs = list(tensors(trace.inputs.run(model)))
-        drew.append(generator_state() != before or not fresh())
-        return outputs
+        return list(tensors(structure.inputs.run(model)))
 
-    with undone(names) as called:
-        moves = repeated(model, run, 4)[1]
-    if any(drew):
-        return *_recorded(model, trace), moves
-    return {names[module]: [] for module in called if names[module] in trace.noises}, set(), moves
+    return repeat_pass(model, run, REPEATS)[1]
 
 
-def _recorded(model: nn.Module, trace: Trace) -> tuple[dict[str, list[str]], set[str]]:
-    """Return what is drawn in training mode, by who draws it, and where rows may share it."""
-    others: dict[str, None] = {}
-    with own_generators(), modes(model, noise=True):
-        before = other_states()
-        trace.training = record(
-            model, trace.inputs.given, leaves=lambda _, module: known_noise(module), keep=False
-        )
-        if other_states() != before:
-            with noted_draws(model) as others:
-                repeated(model, lambda: list(tensors(trace.inputs.run(model))), 1)
-    met, drawn, together = trace.noises, dict[str, list[str]](), set(others)
-    for op in trace.training.operations:
-        if op.random or op.noise in met:
-            path = str(op.noise) if op.noise in met else op.module
-            drawn.setdefault(path, []).append(op.name)
-            if op.name not in ENTRYWISE or not op.given:
-                together.add(path)
-    for path in others:
-        drawn.setdefault(path, []).append("a generator of Python or NumPy")
-    return drawn, together
-
-
-def decides(model: nn.Module, trace: Trace, noise: str) -> bool:
-    """Whether values behind a noise may decide what runs in training mode."""
-    if trace.known:
-        return False
-    if trace.training is None:
-        try:
-            _recorded(model, trace)
-        except Exception:  # whatever the model's code raises in training mode
-            return True
-    ops = iter(() if trace.training is None else trace.training.operations)
-    met = any(op.noise == noise for op in ops)  # which takes those before it away
-    return met and any(op.kind.values == "read" and op.given for op in ops)
-
-
-@contextmanager
-def obedient(model: nn.Module, trace: Trace) -> Iterator[Trace]:
-    """Let dropout modules that draw in evaluation mode too pass on their inputs there."""
-    parts, calls = dict(model.named_modules()), [op.module for op in trace.operations]
-    always = [
-        parts[op.module]
-        for op in trace.operations
-        if op.random and op.kind.units == "drop" and is_noise(parts[op.module])
-        and calls.count(op.module) == 1
-    ]  # fmt: skip
-    before = [vars(module).get("forward") for module in always]
-    for module in always:
-        module.forward = _obeying(module)
-    try:
-        yield Trace(model, trace.inputs) if always else trace
-    finally:
-        for module, own in zip(always, before, strict=True):
-            del module.forward
-            if own is not None:
-                module.forward = own
-
-
-def _obeying(module: Any) -> Any:
-    draw = module.forward
-    return lambda x: draw(x) if module.training else x
-
-
-def drawn_behind(trace: Trace, name: str, sources: dict[str, Source]) -> bool:
-    """Whether noise of which nothing is known is drawn behind the layer of this name."""
-    unknown = {path for path, source in sources.items() if source.op is None}
-    ops = () if trace.training is None else trace.training.operations
-    last = max((op.at for op in ops if name in (op.module, op.noise)), default=-1)
-    return any(op.random and op.module in unknown and op.at > last for op in ops)
-
-
-def _kind(module: nn.Module, names: list[str]) -> str:
-    """Return how a module that draws in its own forward pass is called."""
-    kind = type(module).__name__
+def _describe(module: nn.Module, names: list[str]) -> str:
+    """Return how a module that samples in its own forward pass is called in the report."""
     if not list(module.children()):
         return str(module)
     calls = ", ".join(dict.fromkeys(names))
-    return f"{calls} in {kind}"
+    return f"{calls} in {type(module).__name__}"
 
 
-def drop_prob(module: Any) -> float | None:
+@contextmanager
+def silence_always_on_dropout(model: nn.Module, structure: Structure) -> Iterator[Structure]:
+    """Make dropout modules that sample in evaluation mode too return their inputs there."""
+    parts = dict(model.named_modules())
+    calls = [op.module for op in structure.operations]
+    always = []
+    for op in structure.operations:
+        module = parts[op.module]
+        drops = op.random and op.kind.units == "drop" and is_noise(module)
+        if drops and calls.count(op.module) == 1:
+            always.append(module)
+    before = [vars(module).get("forward") for module in always]
+    for module in always:
+        module.forward = _identity_in_evaluation(module)
+    try:
+        yield Structure(model, structure.inputs) if always else structure
+    finally:
+        for module, forward in zip(always, before, strict=True):
+            del module.forward
+            if forward is not None:
+                module.forward = forward
+
+
+def _identity_in_evaluation(module: Any) -> Any:
+    sample = module.forward
+    return lambda x: sample(x) if module.training else x
+
+
+def drop_prob_of(module: Any) -> float | None:
     """Return the nominal drop probability, None for noise that has none."""
     value = getattr(module, "drop_prob", getattr(module, "p", None))
     return float(value) if isinstance(value, (int, float)) else None
-
-
-def twin(module: Any) -> Any:
-    """Return a copy of the noise that stays as it is."""
-    plain = type(module).__module__ == nn.Dropout.__module__  # which holds numbers alone
-    return copy.copy(module) if plain else copy.deepcopy(module)
 
 
 def with_drop_prob(module: Any, p: float) -> Any:
@@ -240,38 +242,39 @@ def with_drop_prob(module: Any, p: float) -> Any:
     rated = isinstance(module, RatedNoise)
     if not rated and type(module).__module__ != nn.Dropout.__module__:
         return None
-    other = twin(module)
+    other = copy.deepcopy(module)
     setattr(other, "drop_prob" if rated else "p", p)
     return other
 
 
-def masks(source: Source) -> Callable[[], tuple[float | None, float | None]]:
-    """Return what draws masks of a source as it is now: the share of zeros, and its error.
+def realized_share(source: NoiseSource) -> tuple[float | None, float | None]:
+    """Return the share of zeros among sampled multipliers (or weights), and its standard error.
 
-    Neither is known for noise that is no multiplier of units or weights.
+    Both are None for noise that does not multiply units or weights.
     """
     if source.op is None:
-        return lambda: (None, None)
-    given: Any = source.op.inputs[0]
-    return partial(
-        _realized, twin(source.module), given.shape[1:], given.tensor.device, source.shared
-    )
+        return None, None
+    module: Any = copy.deepcopy(source.module)
+    with torch.no_grad():
+        if is_weight_noise(module):
+            nn.init.ones_(module.weight)
+            zeros = module._noisy_weight(_mask_count(module.weight.numel())) == 0
+        else:
+            zeros = _zeros_of_masks(source, module)
+    shares = zeros.flatten(1).double().mean(1).cpu()
+    return float(shares.mean()), float(shares.std() / math.sqrt(len(shares)))
 
 
-def _realized(
-    module: Any, shape: tuple[int, ...], device: Any, shared: bool
-) -> tuple[float, float]:
-    """Return the share of zeros among drawn multipliers (or weights), and its standard error."""
-    if is_weight_noise(module):
-        torch.nn.init.ones_(module.weight)
-        rows = max(MASK_ROWS, min(4096, MASK_ENTRIES // module.weight.numel()))
-        with torch.no_grad():
-            values = (module._noisy_weight(rows) == 0).double().flatten(1).mean(1).cpu()
-    else:
-        rows = max(MASK_ROWS, min(4096, MASK_ENTRIES // max(math.prod(shape), 1)))
-        size = 1 if shared else rows  # a mask that a batch shares is one draw
-        ones = torch.ones(size, *shape, device=device)
-        with switched([module], True):
-            dropped = [(module(ones) == 0).flatten(1) for _ in range(0, rows, size)]
-        values = torch.cat([part.float().mean(1).double().cpu() for part in dropped])
-    return float(values.mean()), float(values.std() / math.sqrt(len(values)))
+def _zeros_of_masks(source: NoiseSource, module: Any) -> Tensor:
+    """Return where sampled masks are zero, (masks, ...)."""
+    given: Any = source.op.inputs[0] if source.op is not None else None
+    shape = given.shape[1:]
+    count = _mask_count(max(math.prod(shape), 1))
+    rows = 1 if source.shared_by_rows else count  # a mask that a batch shares is one sample
+    ones = torch.ones(rows, *shape, device=given.tensor.device)
+    with restore_training([module], True):
+        return torch.cat([module(ones) == 0 for _ in range(0, count, rows)])
+
+
+def _mask_count(entries: int) -> int:
+    return max(MIN_MASKS, min(MAX_MASKS, MASK_ENTRIES // entries))

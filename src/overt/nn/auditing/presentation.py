@@ -18,8 +18,6 @@ from overt.results import Status
 
 SHOWN = 12
 """The most singular values and layers in a table for the terminal."""
-LONG = ("noise", "bounds")
-"""Tables that the terminal shows whole."""
 Row = tuple[object, ...]
 
 
@@ -39,7 +37,7 @@ def text(report: Any) -> str:
     parts = [*summary(report)]
     for section in _sections(report):
         parts += ["", section.title, *(f"  {line}" for line in section.words)]
-        shown = len(section.rows) if section.title in LONG else SHOWN
+        shown = len(section.rows) if section.title == "noise" else SHOWN
         if section.rows:
             parts += _table(section.header, section.rows[:shown])
         if len(section.rows) > shown:
@@ -88,18 +86,23 @@ def noise_rows(report: Any) -> list[Row]:
     """Return a row for each noise layer."""
     return [
         (
-            n.name or "(model)", n.kind, n.drop_prob,
+            n.name or "(model)",
+            n.kind,
+            n.drop_prob,
             None if n.realized is None else f"{n.realized:.4f} ± {n.realized_error:.4f}",
             f"{n.penalty:.4g}" + (" exact" if n.exact else f" ± {n.penalty_error:.1g}"),
-            f"{n.share:.1%}", _with_error(n.coadaptation, n.coadaptation_error),
+            f"{n.share:.1%}",
+            _with_error(n.coadaptation, n.coadaptation_error),
             None if n.dead is None else f"{n.dead} of {n.units}",
         )
         for n in report.noises
-    ]  # fmt: skip
+    ]
 
 
 def _with_error(value: float | None, error: float | None) -> str | None:
-    return None if value is None else f"{value:.4g}" + (f" ± {error:.1g}" if error else "")
+    if value is None:
+        return None
+    return f"{value:.4g} ± {error:.1g}" if error else f"{value:.4g}"
 
 
 def gap_line(report: Any, head: Any) -> str:
@@ -143,26 +146,21 @@ def _sections(report: Any) -> Iterator[Section]:
         yield Section("suggested drop probability before the last layer", words, picture=picture)
     layers: list[Row] = [
         (
-            layer.name or "(model)", " x ".join(map(str, layer.shape)), layer.spectral,
-            layer.frobenius, layer.stable_rank,
+            layer.name or "(model)",
+            " x ".join(map(str, layer.shape)),
+            layer.spectral,
+            layer.frobenius,
+            layer.stable_rank,
             f"{layer.dead} of {layer.inputs}" + (" (data)" if layer.from_data else ""),
         )
         for layer in report.layers
-    ]  # fmt: skip
+    ]
     header = ("layer", "weight", "spectral norm", "Frobenius", "stable rank", "dead inputs")
     yield Section("layers", (), header, layers)
     if report.measures:
         measures: list[Row] = [(m.name, m.value, m.formula) for m in report.measures]
         title = "complexity measures (they rank networks, and bound nothing)"
         yield Section(title, (), ("measure", "value", "formula"), measures)
-    if report.bounds:
-        yield Section(
-            "bounds", (), ("what", "value", "verdict", "source", "assumes", "not met here"),
-            [(b.name, b.value, "no bound" if b.unmet else "vacuous" if b.vacuous else "holds",
-              b.source, b.assumes, "; ".join(b.unmet) or "-") for b in report.bounds],
-            "From statistical learning theory, with what they assume. A bound whose needs are not "
-            "met here is no bound; one above what predicting 0 achieves is vacuous.",
-        )  # fmt: skip
     if report.skipped:
         yield Section("left out", [f"{name or '(model)'}: {why}" for name, why in report.skipped])
 
@@ -252,7 +250,9 @@ def _spectra(axes: Any, head: Any) -> None:
 
 
 def _curve(axes: Any, s: Any) -> None:
-    low, high, best = s.holdout - s.holdout_error, s.holdout + s.holdout_error, s.holdout.argmin()
+    low = s.holdout - s.holdout_error
+    high = s.holdout + s.holdout_error
+    best = s.holdout.argmin()
     axes.fill_between(s.drop_probs, low, high, color=BLUE, alpha=0.15, lw=0)
     axes.plot(s.drop_probs, s.holdout, "o-", color=BLUE, markevery=[best])
     axes.axvline(s.current, color=GRAY, ls=":", lw=1)

@@ -1,11 +1,10 @@
-"""What an audit finds, as data; `presentation` turns it into words and pictures."""
+"""The findings of an audit as data; `presentation` turns them into words and pictures."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from overt._types import Floats, Ints
 from overt.results import Result, Status
@@ -144,35 +143,11 @@ class HeadFindings(Result):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Measure(Result):
-    """A norm-based complexity measure: it ranks networks, and bounds nothing without a constant."""
+    """A complexity measure, such as a path norm: it ranks networks, and bounds nothing."""
 
     name: str
     value: float
     formula: str
-
-
-@dataclass(frozen=True, repr=False, eq=False)
-class CapacityBound(Result):
-    """A bound from statistical learning theory.
-
-    Attributes
-    ----------
-    name, value, source
-        What is bounded, by what, and whose theorem it is.
-    assumes
-        What the theorem needs.
-    unmet
-        Those needs that this network or these data do not meet; the value is then no bound.
-    vacuous
-        Whether it says nothing: it exceeds what predicting 0 achieves.
-    """
-
-    name: str
-    value: float
-    source: str
-    assumes: str
-    unmet: tuple[str, ...]
-    vacuous: bool
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -209,7 +184,8 @@ class Suggestion(Result):
     evidence: str
 
     def __str__(self) -> str:
-        best, now = self.holdout.argmin(), abs(self.drop_probs - self.current).argmin()
+        best = self.holdout.argmin()
+        now = abs(self.drop_probs - self.current).argmin()
         return (
             f"suggested drop probability before the last layer: {self.drop_prob:g} (now "
             f"{self.current:g}; within one standard error {self.plausible[0]:g} to "
@@ -235,9 +211,8 @@ class AuditReport(Result):
         The mean loss with noise, which training descends; the error is standard, 0 if it is exact.
     accuracy, holdout_loss
         Share of classes predicted right, and mean loss on held-out data, where there are any.
-    noises, layers, head, measures, bounds, suggestion
-        The findings; those that follow from sums over the data are worked out from what the audit
-        kept when they are first read, whatever has become of the model.
+    noises, layers, head, measures, suggestion
+        The findings.
     skipped
         (name, reason) of what was not understood or not done.
     status
@@ -258,22 +233,10 @@ class AuditReport(Result):
     layers: tuple[LayerFindings, ...]
     head: HeadFindings | None
     measures: tuple[Measure, ...]
-    bounds: tuple[CapacityBound, ...]
     suggestion: Suggestion | None
     skipped: tuple[tuple[str, str], ...]
     status: Status
     seconds: float
-
-    if not TYPE_CHECKING:
-
-        def __getattribute__(self, name: str) -> Any:
-            value = super().__getattribute__(name)
-            if isinstance(value, partial):  # what is found when it is first asked for
-                object.__setattr__(self, name, value := value())
-            return value
-
-    def __getstate__(self) -> dict[str, Any]:  # for copies, here or in another process
-        return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def __str__(self) -> str:
         from overt.nn.auditing.presentation import text

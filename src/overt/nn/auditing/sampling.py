@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,36 +13,44 @@ import torch
 from torch import Tensor, nn
 
 from overt._types import Floats
-from overt.nn.auditing.noises import Source
-from overt.nn.auditing.report import NoiseFindings
-from overt.nn.auditing.sums import Mean
-from overt.nn.given.batches import Inputs, reason_of
-from overt.nn.given.losses import Loss, Targets
+from overt.nn.auditing.noises import NoiseSource
+from overt.nn.auditing.streaming import Mean
+from overt.nn.data.batches import Inputs, first_line
+from overt.nn.data.losses import Loss, Targets
+from overt.nn.data.models import restore_training
 from overt.nn.layers.recognized import is_weight_noise, mask_covariance_of
-from overt.nn.recording.generators import from_states
 from overt.nn.recording.hooks import hooked
-from overt.nn.recording.modes import switched
 from overt.relu.bounds import coadaptation
 
-ROWS, MAX_DRAWS, SHARED_DRAWS = 8192, 16, 8
-"""Rows on which masks are sampled, how often at most for each row of small data, and the fewest
-passes where the rows of a batch share a mask."""
 
-FEWEST = 4
-"""Rows of a batch on which masks are sampled at least, however many layers there are."""
+@dataclass(frozen=True)
+class Effort:
+    """How much is sampled, chosen so that an audit costs about `passes` forward passes."""
 
-FOLDS = 8
-"""Parts of the rows that are left out in turn to tell the error of flows."""
+    share: float = 0.3  # of the forward passes that may be spent on sampled masks
+    rows: int = 8192  # rows with sampled masks: an error of 1 % of a row's standard deviation
+    max_masks: int = 16  # masks per row, where data are small
+    min_shared_masks: int = 8  # passes where the rows of a batch share a mask: they tell the error
+    min_rows: int = 4  # rows of a batch, however many layers there are
+    source_cost: int = 3  # passes that sampling one source takes
+    flow_cost: int = 6  # passes that the flows take
+    max_flow_rows: int = 512  # from this size on flows are taken once for a batch
+    folds: int = 8  # parts of the rows that the jackknife leaves out in turn
+
+
+EFFORT = Effort()
 
 
 class Estimate:
     """A mean over rows with its standard error.
 
-    Rows that share a mask are not independent: then the spread of passes tells the error, too.
+    Rows that share a mask are not independent: then the variance between passes counts, too.
     """
 
     def __init__(self, *, shared: bool) -> None:
-        self._shared, self._rows, self._passes = shared, Mean(), Mean()
+        self._shared = shared
+        self._rows = Mean()
+        self._passes = Mean()
 
     def add(self, values: Tensor) -> None:
         """Add numbers (passes, rows)."""
@@ -56,184 +65,183 @@ class Estimate:
 
     @property
     def error(self) -> float:
-        """Its standard error."""
+        """The standard error of the mean."""
         return max(self._rows.error, self._passes.error if self._shared else 0.0)
 
-    @property
-    def result(self) -> tuple[float, float]:
-        """Both."""
-        return self.value, self.error
+
+@dataclass(frozen=True, eq=False)
+class Flow:
+    """The flow psi through units, its standard errors and that of its co-adaptation."""
+
+    psi: Floats
+    error: Floats
+    coadaptation_error: float
 
 
-class Flows:
-    """psi_j of a layer's units with its error, from sums over parts of the rows."""
+class FlowSums:
+    """Sums of psi_j^2 over parts of the rows, for a jackknife; given up when units change."""
 
     def __init__(self) -> None:
-        self._parts: Tensor | None = None
-        self._counts = np.zeros(FOLDS)
+        self._sums: Floats | None = None
+        self._counts = np.zeros(EFFORT.folds)
+        self._given_up = False
 
-    def add(self, squared: Tensor) -> bool:
-        """Add psi_j^2 of each row; whether the units are those that were there before."""
-        squared = squared.double().cpu()
-        if self._parts is None:
-            self._parts = torch.zeros(FOLDS, squared.shape[1], dtype=torch.float64)
-        if self._parts.shape[1:] != squared.shape[1:]:
-            return False
-        part = (torch.arange(len(squared)) + int(self._counts.sum())) % FOLDS
-        self._parts.index_add_(0, part, squared)
-        self._counts += np.bincount(part.numpy(), minlength=FOLDS)
-        return True
+    def add(self, squares: Sequence[Tensor | None]) -> None:
+        """Add psi_j^2 of each row, (rows, units), for every use of a layer in a pass."""
+        known = [square for square in squares if square is not None]
+        shapes = {tuple(square.shape) for square in known}
+        if len(known) < len(squares) or len(shapes) != 1:
+            self._given_up = True
+            return
+        total = sum(known[1:], known[0]).double().cpu().numpy()
+        if self._sums is None:
+            self._sums = np.zeros((EFFORT.folds, total.shape[1]))
+        if self._sums.shape[1] != total.shape[1]:
+            self._given_up = True
+            return
+        fold = (np.arange(len(total)) + int(self._counts.sum())) % EFFORT.folds
+        np.add.at(self._sums, fold, total)
+        self._counts += np.bincount(fold, minlength=EFFORT.folds)
 
-    def value(self) -> tuple[Floats, Floats, float] | None:
-        """Return psi, its standard error and that of the co-adaptation (jackknife)."""
-        if self._parts is None:
+    def result(self) -> Flow | None:
+        """Return psi with its standard errors, None if it is not known."""
+        if self._sums is None or self._given_up:
             return None
-        sums, n = self._parts.numpy(), self._counts.sum()
+        sums = self._sums
+        n = self._counts.sum()
         psi = np.sqrt(sums.sum(0) / n)
         used = self._counts > 0
+        folds = int(used.sum())
         left = n - self._counts[used]
-        if used.sum() < 2 or (left == 0).any():
-            return psi, np.full(len(psi), np.nan), math.nan
+        if folds < 2 or (left == 0).any():
+            return Flow(psi, np.full(len(psi), np.nan), math.nan)
         others = np.sqrt(np.maximum(sums.sum(0) - sums[used], 0) / left[:, None])
-        weight = (used.sum() - 1) / used.sum()
-        error = np.sqrt(weight * np.square(others - others.mean(0)).sum(0))
         phi = np.array([coadaptation(part) for part in others], dtype=float)  # None: all are 0
-        return psi, error, math.sqrt(weight * float(np.square(phi - phi.mean()).sum()))
+        weight = (folds - 1) / folds
+        error = np.sqrt(weight * np.square(others - others.mean(0)).sum(0))
+        return Flow(psi, error, math.sqrt(weight * float(np.square(phi - phi.mean()).sum())))
 
 
-class Sampled:
-    """Running estimates for some sources of noise, in the order in which they are met.
+class SampledPenalties:
+    """Running estimates of what sources of noise add to the loss, in the order of the pass.
 
-    `added[i]` is what source i adds to the loss with all those behind it on, `total` what all of
-    them add, `before_last` what all but the last add to the loss under the last one's noise.
-
-    At most ROWS rows, and as many as `passes` forward passes over all rows allow, are spread over
-    the `batches` of `size` rows; the first ones are taken where their number is not known (0), and
-    all of a batch that is taken `whole`.
+    `added[i]` is what source i adds with all those behind it on, `total` what all of them add,
+    `before_last` what all but the last add to the loss under the last one's noise. Rows are spread
+    over the `batches` of `size` rows, or taken from the first ones if their number is not known
+    (0). A batch that the model takes only as a whole is used as a `whole`.
     """
 
     def __init__(
-        self, model: nn.Module, sources: Sequence[Source], batches: int, size: int, passes: float,
-        *, whole: bool,
-    ) -> None:  # fmt: skip
-        self._model, self._sources = model, list(sources)
-        self._modules = [source.module for source in sources]
-        shared = whole or size < 2 or any(source.shared for source in sources)
-        # Drawing costs about as much as two passes, flows as six.
-        cost = 3 * sum(not source.silent for source in sources) + 6
-        self._most = -(-ROWS // batches) if batches else ROWS
-        self._draws = min(max(self._most // size, 1), MAX_DRAWS, max(int(passes / cost), 1))
+        self,
+        model: nn.Module,
+        sources: Sequence[NoiseSource],
+        *,
+        batches: int,
+        size: int,
+        passes: float,
+        whole: bool,
+    ) -> None:
+        self._model = model
+        self._sources = list(sources)
+        shared = whole or size < 2 or any(source.shared_by_rows for source in sources)
+        noisy = sum(not source.silent for source in sources)
+        cost = EFFORT.source_cost * noisy + EFFORT.flow_cost
+        affordable = EFFORT.share * passes / cost  # masks per row, over all rows
+        rows = -(-EFFORT.rows // batches) if batches else EFFORT.rows
+        masks = min(max(rows // size, 1), EFFORT.max_masks, max(int(affordable), 1))
         if shared:
-            room = max(int(size * passes / (cost * FEWEST)), 2)
-            self._draws = max(self._draws, min(-(-SHARED_DRAWS // max(batches, 1)), room))
-        allowed = int(size * passes / (cost * self._draws))
-        self._most = max(min(-(-self._most // self._draws), allowed), min(size, FEWEST))
-        self._most = size if whole else self._most
+            room = max(int(size * affordable / EFFORT.min_rows), 2)
+            masks = max(masks, min(-(-EFFORT.min_shared_masks // max(batches, 1)), room))
+        self._masks = masks
+        rows = min(-(-rows // masks), int(size * affordable / masks))
+        self._rows = size if whole else max(rows, min(size, EFFORT.min_rows))
+        self._sampled = 0
         self.added = [Estimate(shared=shared) for _ in sources]
-        self.total, self.before_last = Estimate(shared=shared), Estimate(shared=shared)
-        self._flows: list[Flows | None] = [Flows() for _ in sources]
-        self.rows = 0
-        self.no_flows: str | None = None
+        self.total = Estimate(shared=shared)
+        self.before_last = Estimate(shared=shared)
+        self._flows = [FlowSums() for _ in sources]
+        self.no_flows: str | None = None  # why there are none
 
     def add(self, inputs: Inputs, targets: Targets, clean: Tensor, loss: Loss) -> None:
-        """Sample masks for each row of a batch and each source, `draws` times."""
-        if self.rows >= ROWS or not self._modules:
+        """Sample masks for rows of a batch; `clean` are the rows' losses without noise."""
+        if self._sampled >= EFFORT.rows or not self._sources:
             return
-        inputs, clean = inputs.first(self._most), clean[: self._most]
-        targets = targets.first(self._most)
-        self.rows += len(clean) * self._draws
-        last = later = clean = clean.expand(self._draws, -1)
-        for i in reversed(range(len(self._modules))):
+        inputs = inputs.first(self._rows)
+        targets = targets.first(self._rows)
+        clean = clean[: self._rows].expand(self._masks, -1)
+        self._sampled += clean.numel()
+        later = clean  # losses with the sources behind the present one on
+        last = clean
+        for i in reversed(range(len(self._sources))):
             values = later
-            if not self._sources[i].silent:  # else it adds nothing
-                on = [part for module in self._modules[i:] for part in _switches(module)]
-                with torch.no_grad(), switched(on, True):
-                    values = torch.stack(
-                        [targets.losses(inputs.run(self._model), loss) for _ in range(self._draws)]
-                    )
+            if not self._sources[i].silent:
+                values = self._losses(inputs, targets, loss, self._sources[i:])
             self.added[i].add(values - later)
             later = values
-            last = values if i == len(self._modules) - 1 else last
+            if i == len(self._sources) - 1:
+                last = values
         self.total.add(later - clean)
         self.before_last.add(later - last)
         if self.no_flows is None:
             try:
-                for _ in range(self._draws if len(clean.T) < 512 else 1):
+                for _ in range(self._masks if clean.shape[1] < EFFORT.max_flow_rows else 1):
                     self._add_flows(inputs)
-            except RuntimeError as error:  # a forward pass may have no gradient
-                self.no_flows = reason_of(error)
+            except RuntimeError as error:  # the forward pass may have no gradient
+                self.no_flows = first_line(error)
 
-    def flows(self, i: int) -> Flows:
-        """Return psi of source i, or what knows nothing where it has no gradient."""
-        found = self._flows[i]
-        return Flows() if self.no_flows is not None or found is None else found
+    def flow(self, i: int) -> Flow | None:
+        """Return the flow through the units of source i, None if it is not known."""
+        return None if self.no_flows is not None else self._flows[i].result()
+
+    def _losses(
+        self, inputs: Inputs, targets: Targets, loss: Loss, on: list[NoiseSource]
+    ) -> Tensor:
+        """Return sampled losses (masks, rows) with some sources on."""
+        switches = [part for source in on for part in _switches(source.module)]
+        with torch.no_grad(), restore_training(switches, True):
+            sampled = [targets.losses(inputs.run(self._model), loss) for _ in range(self._masks)]
+        return torch.stack(sampled)
 
     def _add_flows(self, inputs: Inputs) -> None:
-        known = [s.module for s in self._sources if s.op is not None]
+        """Add (h_j df/dh_j)^2 for one random direction f of the outputs."""
+        known = [source.module for source in self._sources if source.op is not None]
         if not known:
             return
-        with torch.enable_grad(), _steps(known) as met:
+        with torch.enable_grad(), _add_zeros(known) as uses:
             output = inputs.run(self._model)
             signs = torch.randint(0, 2, output.shape, device=output.device).to(output) * 2 - 1
-            steps = [step for _, _, step in met]
-            if not steps:
+            zeros = [zero for _, _, zero in uses]
+            if not zeros:
                 return
-            grads = torch.autograd.grad((output * signs).sum(), steps, materialize_grads=True)
-        for i, module in enumerate(self._modules):
-            uses = [(h, g) for (m, h, _), g in zip(met, grads, strict=True) if m is module]
-            if uses:
-                self._keep(i, [_squared_flows(module, h, g) for h, g in uses])
-
-    def _keep(self, i: int, uses: list[Tensor | None]) -> None:
-        """Add the flows of all uses of a layer, or give up where they do not match."""
-        found = self._flows[i]
-        known = [flows for flows in uses if flows is not None]
-        fits = len(known) == len(uses) and len({flows.shape for flows in known}) == 1
-        if found is None or not fits or not found.add(sum(known[1:], known[0])):
-            self._flows[i] = None
-
-
-def all_findings(
-    noises: list[Callable[[], NoiseFindings]], states: list[Tensor]
-) -> tuple[NoiseFindings, ...]:
-    """Return what is found of each noise, masks drawn from generators in these states."""
-    with from_states(states):
-        return tuple(find() for find in noises)
-
-
-def noise_findings(
-    told: dict[str, Any],
-    masks: Callable[[], tuple[float | None, float | None]],
-    flows: Callable[[], tuple[Floats, Floats, float] | None],
-) -> NoiseFindings:
-    """Return what is told of a noise, with its masks, its flows and their co-adaptation."""
-    share, share_error = masks()
-    psi, error, phi_error = flows() or (None, None, None)
-    return NoiseFindings(
-        **told, realized=share, realized_error=share_error, flows=psi, flows_error=error,
-        coadaptation_error=phi_error,
-        coadaptation=None if psi is None else coadaptation(psi),
-    )  # fmt: skip
+            grads = torch.autograd.grad((output * signs).sum(), zeros, materialize_grads=True)
+        for source, flows in zip(self._sources, self._flows, strict=True):
+            squares = [
+                _squared_flows(module, h, grad)
+                for (module, h, _), grad in zip(uses, grads, strict=True)
+                if module is source.module
+            ]
+            if squares:
+                flows.add(squares)
 
 
 def _switches(module: nn.Module) -> list[nn.Module]:
-    """Return the modules whose mode switches a source on: a scripted one draws in its parts."""
+    """Return the modules whose mode switches a source on: a scripted one samples in its parts."""
     scripted = isinstance(module, torch.jit.ScriptModule)
     return list(module.modules()) if scripted else [module]
 
 
 @contextmanager
-def _steps(modules: Sequence[nn.Module]) -> Iterator[list[tuple[nn.Module, Tensor, Tensor]]]:
-    """Add zeros that ask for gradients to what the modules give out, and note their inputs."""
-    met: list[tuple[nn.Module, Tensor, Tensor]] = []
+def _add_zeros(modules: Sequence[nn.Module]) -> Iterator[list[tuple[nn.Module, Tensor, Tensor]]]:
+    """Add zeros that require gradients to the modules' outputs; yield (module, input, zeros)."""
+    uses: list[tuple[nn.Module, Tensor, Tensor]] = []
 
     def hook(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        step = torch.zeros_like(output, requires_grad=True)
-        met.append((module, args[0].detach(), step))
-        return output + step
+        zeros = torch.zeros_like(output, requires_grad=True)
+        uses.append((module, args[0].detach(), zeros))
+        return output + zeros
 
     with hooked(modules, after=hook):
-        yield met
+        yield uses
 
 
 def _squared_flows(module: Any, h: Tensor, grad: Tensor) -> Tensor | None:

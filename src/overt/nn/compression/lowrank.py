@@ -21,11 +21,12 @@ import torch
 from torch import Tensor, nn
 
 from overt._types import Floats
-from overt.nn.compression.layers import SEALED, WEIGHTED, hindrance, holders, is_a
-from overt.nn.compression.measuring import failure, parameters
-from overt.nn.compression.moments import Moments, collect
+from overt.nn.compression.activations import Moments, collect
+from overt.nn.compression.dependencies import holders
+from overt.nn.compression.layers import SEALED, WEIGHTED, is_a, why_not_prunable
+from overt.nn.compression.measure import count_parameters, why_it_fails
+from overt.nn.compression.problem import Outcome, Problem, check_layers, copy_model
 from overt.nn.compression.report import Change
-from overt.nn.compression.task import Outcome, Task, check_layers, duplicate
 
 KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d)
 LARGE = 2**17
@@ -61,42 +62,42 @@ class Factors:
         return math.sqrt(max(float(np.sum(self.energy[rank:])), 0.0))
 
 
-def by_spectrum(task: Task) -> Outcome:
+def by_spectrum(problem: Problem) -> Outcome:
     """Rewrite layers as products of two, each with a rank of its own."""
-    base, keep = task.base, task.keep
-    found, skipped = _rewritable(base, task.costs)
+    base = problem.base
+    keep = problem.keep
+    layers, skipped = _rewritable(base, problem.layer_costs)
     if isinstance(keep, Mapping):
-        check_layers(keep, [*found, *skipped])
-        found = {name: module for name, module in found.items() if name in keep}
-    moments = {} if task.judge is None else collect(base, list(found), task.judge, outputs=True)
-    weights = {n: m.weight.numel() for n, m in found.items()}
-    costs = weights if task.of == "parameters" else task.costs
-    factors = [_factorize(m, name, costs[name], moments.get(name)) for name, m in found.items()]
+        check_layers(keep, [*layers, *skipped])
+        layers = {name: module for name, module in layers.items() if name in keep}
+    moments: dict[str, Moments] = {}
+    if problem.judge is not None:
+        moments = collect(base, list(layers), problem.judge, outputs=True)
+    costs = problem.layer_costs
+    total = problem.total
+    if problem.of == "parameters":
+        costs = {name: module.weight.numel() for name, module in layers.items()}
+        total = count_parameters(base)
+    factors = [
+        _factorize(module, name, costs[name], moments.get(name)) for name, module in layers.items()
+    ]
     if isinstance(keep, Mapping):
         ranks = {f.name: _affordable_rank(f, keep[f.name]) for f in factors}
-        return _rewritten(task, factors, ranks, skipped)
-    total = float(parameters(base) if task.of == "parameters" else task.total)
-    own = float(sum(f.cost for f in factors))
-    if task.of != "latency":
-        ranks = _share_ranks(factors, own - (1 - keep) * total)
-        return _rewritten(task, factors, ranks, skipped)
-    low, high, best = 0.0, own, None
-    for _ in range(6):
-        budget = (low + high) / 2
-        tried = _rewritten(task, factors, _share_ranks(factors, budget), dict(skipped))
-        if task.within(tried.model) <= keep:
-            low, best = budget, tried
-        else:
-            high = budget
-    return best or tried
+    else:
+        budget = sum(f.cost for f in factors) - (1 - keep) * total
+        ranks = _share_ranks(factors, budget)
+    return _rewrite_layers(problem, factors, ranks, skipped)
 
 
-def _rewritten(
-    task: Task, factors: list[Factors], ranks: dict[str, int | None], skipped: dict[str, str]
+def _rewrite_layers(
+    problem: Problem,
+    factors: list[Factors],
+    ranks: dict[str, int | None],
+    skipped: dict[str, str],
 ) -> Outcome:
-    """Return the network with layers of these ranks, those aside that the forward pass needs."""
-    small, changes = duplicate(task.base), []
-    pairs = {}
+    """Return the network with layers of these ranks, except those that the forward pass needs."""
+    small = copy_model(problem.base)
+    pairs: dict[Factors, nn.Sequential] = {}
     for f in factors:
         rank = ranks[f.name]
         if rank is None:
@@ -104,29 +105,36 @@ def _rewritten(
         elif not f.name:
             skipped[f.name] = "it is the model itself; wrap it in torch.nn.Sequential"
         else:
-            pairs[f] = _rewrite(task.base.get_submodule(f.name), f, rank).eval()
+            pairs[f] = _rewrite(problem.base.get_submodule(f.name), f, rank).eval()
             small.set_submodule(f.name, pairs[f])
-    if pairs and failure(small, task.inputs, task.base) is not None:  # take them one by one
-        small = duplicate(task.base)
+    if pairs and why_it_fails(small, problem.inputs, problem.base) is not None:
+        small = copy_model(problem.base)  # and rewrite one by one
         for f, pair in list(pairs.items()):
             before = small.get_submodule(f.name)
             small.set_submodule(f.name, pair)
-            problem = failure(small, task.inputs, task.base)
-            if problem is not None:
+            why = why_it_fails(small, problem.inputs, problem.base)
+            if why is not None:
                 small.set_submodule(f.name, before)
-                skipped[f.name] = f"the forward pass needs the layer itself: {problem}"
+                skipped[f.name] = f"the forward pass needs the layer itself: {why}"
                 del pairs[f]
-    for f in pairs:
-        rank = ranks[f.name] or 0
-        operator, frobenius = _operator_error(f, rank)
-        error = f.error(rank)
-        total = float(np.sqrt(np.sum(f.energy))) or 1.0
-        data = error if f.mean is not None else None
-        changes.append(
-            Change((f.name,), "rank", min(f.weight.shape), rank, operator, frobenius, data,
-                   error / total)
-        )  # fmt: skip
+    changes = [_change(f, ranks[f.name] or 0) for f in pairs]
     return Outcome("spectrum", small, changes, skipped)
+
+
+def _change(f: Factors, rank: int) -> Change:
+    operator_error, frobenius_error = _operator_error(f, rank)
+    error = f.error(rank)
+    total = float(np.sqrt(np.sum(f.energy))) or 1.0
+    return Change(
+        layers=(f.name,),
+        kind="rank",
+        before=min(f.weight.shape),
+        after=rank,
+        operator_error=operator_error,
+        frobenius_error=frobenius_error,
+        data_error=error if f.mean is not None else None,
+        relative_error=error / total,
+    )
 
 
 def _rewritable(
@@ -135,7 +143,7 @@ def _rewritable(
     """Return the layers that a product of two can stand for, and the others with the reason."""
     found: dict[str, nn.Module] = {}
     skipped: dict[str, str] = {}
-    held = holders(model)
+    uses = holders(model)
     for name, module in model.named_modules():
         if not is_a(module, KINDS):
             if isinstance(module, SEALED):
@@ -143,10 +151,10 @@ def _rewritable(
             elif isinstance(module, (*WEIGHTED, nn.Embedding)):
                 skipped[name] = f"{type(module).__name__} is not rewritten"
             continue
-        reason = hindrance(module)
+        reason = why_not_prunable(module)
         if reason is None and name not in costs:
             reason = "its forward pass is not called"
-        if reason is None and held[id(module.weight)] > 1:
+        if reason is None and uses[id(module.weight)] > 1:
             reason = "its weights are tied to another layer's"
         if reason is None and getattr(module, "groups", 1) > 1:
             reason = f"it is a convolution in {module.groups} groups"
@@ -163,9 +171,9 @@ def _factorize(module: nn.Module, name: str, cost: int, moments: Moments | None)
     covariance = None if moments is None else moments.covariance()
     if moments is None or covariance is None:
         if weight.numel() > LARGE and weight.shape[0] <= weight.shape[1]:
-            energy, P = torch.linalg.eigh(weight @ weight.T)
-            return Factors(name, weight, P.flip(1), energy.flip(0).clamp(min=0).cpu().numpy(), None,
-                           cost)  # fmt: skip
+            values, P = torch.linalg.eigh(weight @ weight.T)
+            energy = values.flip(0).clamp(min=0).cpu().numpy()
+            return Factors(name, weight, P.flip(1), energy, None, cost)
         P, s, _ = torch.linalg.svd(weight, full_matrices=False)
         return Factors(name, weight, P, (s * s).cpu().numpy(), None, cost)
     variance, P = torch.linalg.eigh(covariance)
@@ -190,17 +198,18 @@ def _share_ranks(factors: list[Factors], budget: float) -> dict[str, int | None]
         else:
             low = middle
     ranks = {f.name: _best_rank(f, math.exp(high)) for f in factors}
-    return _filled(factors, ranks, budget)
+    return _spend_rest(factors, ranks, budget)
 
 
-def _filled(
+def _spend_rest(
     factors: list[Factors], ranks: dict[str, int | None], budget: float
 ) -> dict[str, int | None]:
-    """Spend what a price leaves of the budget on the ranks that are worth most."""
+    """Spend the rest of the budget on the ranks that are worth most."""
     left = budget - sum(f.cost_of(ranks[f.name]) for f in factors)
 
     def worth(f: Factors) -> float:
-        rank, price = ranks[f.name], f.cost_of(1)
+        rank = ranks[f.name]
+        price = f.cost_of(1)
         if rank is None or not 0 < price <= left or rank >= f.limit:
             return 0.0
         share = f.energy[rank] / (float(f.energy.sum()) or 1.0)
@@ -210,7 +219,8 @@ def _filled(
         f = max(factors, key=worth)
         if worth(f) == 0:
             break
-        ranks[f.name], left = (ranks[f.name] or 0) + 1, left - f.cost_of(1)
+        ranks[f.name] = (ranks[f.name] or 0) + 1
+        left -= f.cost_of(1)
     return ranks
 
 
@@ -243,12 +253,11 @@ def _rewrite(module: nn.Module, f: Factors, rank: int) -> nn.Sequential:
         bias = f.mean + P @ (P.T @ gap)
     with torch.random.fork_rng(devices=[]):
         pair = _pair(module, rank, bias is not None)
-    first, second = pair[0], pair[1]
     with torch.no_grad():
-        first.weight.copy_(inner)
-        second.weight.copy_(P.reshape(second.weight.shape))
+        pair[0].weight.copy_(inner)
+        pair[1].weight.copy_(P.reshape(pair[1].weight.shape))
         if bias is not None:
-            second.bias.copy_(bias)
+            pair[1].bias.copy_(bias)
     for parameter in pair.parameters():
         parameter.requires_grad_(module.weight.requires_grad)
     return pair
@@ -262,13 +271,18 @@ def _pair(module: nn.Module, rank: int, bias: bool) -> nn.Sequential:
             nn.Linear(rank, module.out_features, bias=bias, **where),
         )
     kind = nn.Conv1d if isinstance(module, nn.Conv1d) else nn.Conv2d
-    return nn.Sequential(
-        kind(
-            module.in_channels, rank, module.kernel_size, module.stride, module.padding,
-            module.dilation, bias=False, padding_mode=module.padding_mode, **where,
-        ),
-        kind(rank, module.out_channels, 1, bias=bias, **where),
-    )  # fmt: skip
+    inner = kind(
+        module.in_channels,
+        rank,
+        module.kernel_size,
+        module.stride,
+        module.padding,
+        module.dilation,
+        bias=False,
+        padding_mode=module.padding_mode,
+        **where,
+    )
+    return nn.Sequential(inner, kind(rank, module.out_channels, 1, bias=bias, **where))
 
 
 def _operator_error(f: Factors, rank: int) -> tuple[float, float]:

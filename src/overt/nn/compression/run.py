@@ -2,57 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from overt import _check
 from overt._check import InputError, InputTypeError
 from overt._types import Seed
-from overt.nn.compression.attention import Attention, closed, opened
+from overt.nn.compression.attention import close_attention, open_attention
+from overt.nn.compression.choose_units import by_units
+from overt.nn.compression.graph import build_graph
+from overt.nn.compression.loader import Attention
 from overt.nn.compression.lowrank import by_spectrum
-from overt.nn.compression.measuring import (
-    failure,
+from overt.nn.compression.measure import (
+    count_parameters,
     latencies,
     multiply_adds,
-    output_of,
-    parameters,
-    recalibrated,
+    run_plain,
     score,
+    why_it_fails,
+    with_own_statistics,
 )
-from overt.nn.compression.measuring import recover as train_on
-from overt.nn.compression.narrowing import by_units
-from overt.nn.compression.report import Compression, Size, recipe_of
-from overt.nn.compression.structure import structure_of
-from overt.nn.compression.task import (
-    MET,
+from overt.nn.compression.measure import recover as train_further
+from overt.nn.compression.problem import (
+    TOLERANCE,
     Keep,
     Outcome,
-    Task,
-    checked_keep,
-    duplicate,
+    Problem,
+    check_keep,
+    copy_model,
+    first_rows,
     relative_change,
-    shortfall_of,
-    some_of,
+    shortfall,
 )
-from overt.nn.given.batches import Batches, Inputs, checked_model
-from overt.nn.given.losses import LOSSES, Loss, checked_loss
+from overt.nn.compression.report import Compression, Size
+from overt.nn.data.batches import Batch, Batches, Inputs, name_failing_inputs
+from overt.nn.data.losses import LOSSES, Loss, check_loss, guess_loss, loss_text
+from overt.nn.data.models import check_model
 from overt.results import Status
 
-WAYS = ("auto", "mask", "flow", "spectrum")
-OF = ("parameters", "multiply_adds", "latency", "units")
+METHODS = ("auto", "mask", "flow", "spectrum")
+OF = ("parameters", "multiply_adds", "units")
 
 
 def compress(
-    model: nn.Module, keep: Keep, example: Any, data: Any = None, by: str = "auto", *,
-    of: str = "parameters", output: Callable[[Any], Any] | None = None, draws: int = 32,
-    loss: Loss = "auto", holdout: Any = None, recover: int = 0, train: Any = None,
-    learning_rate: float = 1e-3, seed: Seed = 0,
-) -> tuple[nn.Module, Compression]:  # fmt: skip
-    """Return a smaller copy of a network, and what became of it; the model itself is not touched.
+    model: nn.Module,
+    keep: Keep,
+    example: Any,
+    data: Any = None,
+    by: str = "auto",
+    *,
+    of: str = "parameters",
+    output: Callable[[Any], Any] | None = None,
+    draws: int = 32,
+    loss: Loss = "auto",
+    holdout: Any = None,
+    recover: int = 0,
+    train: Any = None,
+    learning_rate: float = 1e-3,
+    seed: Seed = 0,
+) -> tuple[nn.Module, Compression]:
+    """Return a smaller copy of a network, and a report; the model itself is not changed.
 
     by="flow"
         Units with the greatest flow psi_i = |u_i| sqrt(E a_i^2) stay, u_i the weights that read
@@ -62,22 +75,23 @@ def compress(
         Linear and convolutional layers become products of two of low rank wherever that saves
         something; the report states the error of each.
     by="mask"
-        The best of `draws` sub-networks that dropout draws (thesis, Theorem 15 and section 5.5):
+        The best of `draws` sub-networks that dropout samples (thesis, Theorem 15 and section 5.5):
         units on which a dropout layer acts are removed at random, survivors are scaled by
         all / kept, as in training, and the sub-network with the least loss on `data` stays.
     by="auto"
         "flow" and "spectrum" are tried; of those that meet `keep` the one with the least loss on
-        `data` is taken, or without targets the one that changes the outputs least. Where recovery
-        follows and has something to mend (a loss more than 5 per cent above the whole network's) it
-        is "flow": layers of low rank begin better and recover worse. `report.tried` has the
-        numbers, before recovery.
+        `data` is taken, or without targets the one that changes the outputs least. If recovery
+        follows and the loss is more than 5 per cent above the whole network's, it is "flow":
+        layers of low rank begin better and recover worse. `report.tried` has the numbers, before
+        recovery.
 
-    Removing units follows the forward pass as it runs: channels that are added together are removed
-    together, flattened and concatenated ones are followed, batch, layer and group normalization
-    shrink along. Attention loses whole heads, a convolution in groups loses whole groups. What
-    cannot be removed stays whole and is named in the report with the reason. The smaller network
-    is checked against the large one with the same units masked; then its batch normalizations take
-    statistics of their own on `data`, where that serves its loss there.
+    Units are followed through the forward pass as it runs: channels that are added together are
+    removed together, flattened and concatenated ones are followed, and normalizations shrink with
+    their units. Attention loses whole heads (with grouped queries, whole groups of heads), a
+    convolution in groups loses whole groups. What cannot be removed stays whole and is named in
+    the report with the reason. The smaller network is checked against the large one with the same
+    units masked. Then its batch normalizations get their own statistics on `data`, if that
+    lowers the loss there.
 
     Parameters
     ----------
@@ -91,17 +105,16 @@ def compress(
     example
         A batch of inputs (a tensor, a tuple of them, or a dict by name) on which the model runs.
     data
-        A pair of arrays or tensors (inputs, targets), a DataLoader, or anything else that gives
-        batches (inputs, targets) each time it is run through. Required for "mask", where it must
-        hold examples that training has not seen; the other ways measure activations on it (the
-        inputs alone are enough), and do without: "flow" with the example, "spectrum" with weights
-        alone.
+        A pair of arrays or tensors (inputs, targets), a DataLoader, or any iterable of batches that
+        can be iterated again: pairs (inputs, targets), or dicts with the targets under a name such
+        as "labels". Required for "mask", where it must be examples that training has not seen. The
+        other methods measure activations on it (inputs alone are enough); without data "flow" uses
+        the example, and "spectrum" the weights alone.
     by
         "auto", "mask", "flow" or "spectrum".
     of
         What `keep` is a share of: "parameters", "multiply_adds" (as torch.utils.flop_counter
-        counts them, attention included), "latency" (measured on the example), or "units": that
-        share of the units of every layer.
+        counts them, attention included), or "units": that share of the units of every layer.
     output
         Which of the model's outputs counts, such as `lambda o: o.logits`; needed where it returns
         no tensor and `data` has targets.
@@ -114,8 +127,8 @@ def compress(
         Data for loss and accuracy in the report; `data` by default, on which "mask" and "auto" have
         chosen.
     recover, train, learning_rate
-        Steps of Adam after the cut, the data for them (`data` by default) and the rate; the best
-        state on `data` is kept.
+        Steps of Adam after the removal, the data for them (`data` by default) and the learning
+        rate; the state with the least loss on `data` is returned.
     seed
         Int or numpy Generator.
 
@@ -136,111 +149,133 @@ def compress(
     >>> small[0], report.before.parameters, report.after.parameters
     (Linear(in_features=8, out_features=32, bias=True), 771, 387)
     """
-    model, wrapped = checked_model(model), model
+    wrapped = model
+    model = check_model(model)
     if isinstance(model, torch.jit.ScriptModule):
-        raise InputTypeError("model must be a module of Python's, not a scripted one: its layers "
-                             "cannot be replaced; give what it was made from")  # fmt: skip
-    _check.choice("by", by, WAYS)
+        raise InputTypeError(
+            "model must be a module of Python's, not a scripted one: its layers cannot be "
+            "replaced; give what it was made from"
+        )
+    _check.choice("by", by, METHODS)
     _check.choice("of", of, OF)
-    keep = checked_keep(keep)
+    keep = check_keep(keep)
     if of == "units" and by == "spectrum" and not isinstance(keep, Mapping):
         raise InputError("by='spectrum' removes no units: of must be another than 'units'")
     draws = _check.whole("draws", draws)
     steps = _check.whole("recover", recover, minimum=0)
     rate = _check.number("learning_rate", learning_rate, exclusive=True)
-    loss, rng = checked_loss(loss, ("auto", *LOSSES)), _check.generator(seed)
+    loss = check_loss(loss, ("auto", *LOSSES))
+    rng = _check.generator(seed)
     inputs = Inputs.of(example, "example", output).like(model)
     if by == "mask" and data is None:
         raise InputError(
             "by='mask' judges sub-networks by their loss on held-out examples: pass data, batches "
             "(inputs, targets) that training has not seen; by='flow' does without"
         )
-    base = opened(duplicate(model, {id(p): p for p in model.parameters()}).eval())
-    judge, report_on, train_data = _read(base, inputs, data, holdout, train)
-    if steps and (train_data is None or judge is None):
+    # The copy shares its parameters with the model: nothing writes to them.
+    base = open_attention(copy_model(model, {id(p): p for p in model.parameters()}).eval())
+    judge = _batches("data", data, base, inputs)
+    report_on = _batches("holdout", holdout, base, inputs) or judge
+    train_on = _batches("train", train, base, inputs) or judge
+    if steps and (train_on is None or judge is None):
         raise InputError("recover needs data, batches (inputs, targets), and maybe train")
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), torch.inference_mode(False):
         torch.manual_seed(int(rng.integers(2**31)))
-        few = None if judge is None else list(some_of(judge))
+        few = None if judge is None else list(first_rows(judge))
+        guessed = loss == "auto"
+        if guessed:
+            loss = _guess_loss(base, few or report_on)
         for training in (False, True):  # again where the code of that mode has sizes of its own
-            found = structure_of(base, inputs, training=training)
-            task = Task(base, found, keep, of, inputs, few, loss, draws, rng)
-            done = _best(task, recovers=steps > 0) if by == "auto" else _run(task, by)
-            if training or failure(done.model, inputs, base) is None:
+            graph = build_graph(base, inputs, training=training)
+            problem = Problem(base, graph, keep, of, inputs, few, loss, draws, rng)
+            done = _best(problem, recovers=steps > 0) if by == "auto" else _run(problem, by)
+            if why_it_fails(done.model, inputs, base) is None:
                 break
-
-        if steps and not done.interrupted:
-            done.recovery, done.interrupted = train_on(
-                done.model, train_data, judge, loss, steps=steps, learning_rate=rate
+        if steps and train_on is not None and judge is not None and not done.interrupted:
+            done.recovery, done.interrupted = train_further(
+                done.model, train_on, judge, loss, steps=steps, learning_rate=rate
             )
-        done.model = _closed(done.model, model, inputs)
-        report = _report(task, done, report_on, model)
-    _same_modes(wrapped, done.model)
+        done.model = _with_torch_attention(done.model, model, inputs)
+        report = _report(problem, done, report_on, guessed=guessed)
+    _restore_modes(wrapped, done.model)
     return done.model, report
 
 
-def _read(base: nn.Module, inputs: Inputs, data: Any, holdout: Any, train: Any) -> Any:
-    """Return the data to judge by, to report on and to train on, each None if there is none."""
-    arity = len(inputs.given) if isinstance(inputs.given, tuple) else 1
+def _batches(name: str, data: Any, base: nn.Module, inputs: Inputs) -> Batches | None:
+    """Return data as batches for the model, None if there is none."""
+    if data is None:
+        return None
+    return Batches(
+        data,
+        base,
+        name=name,
+        arity=len(inputs.given) if isinstance(inputs.given, tuple) else 1,
+        repeated=True,
+        unlabeled=True,
+        output=inputs.output,
+    )
 
-    def batches(name: str, given: Any, default: Batches | None = None) -> Batches | None:
-        if given is None:
-            return default
-        return Batches(
-            given, base, name=name, arity=arity, again=True, alone=True, output=inputs.output
-        )
 
-    judge = batches("data", data)
-    return judge, batches("holdout", holdout, judge), batches("train", train, judge)
+def _guess_loss(base: nn.Module, batches: Iterable[Batch] | None) -> Loss:
+    """Return the loss that the targets look made for; "auto" where there are none to judge by."""
+    labeled = [batch for batch in batches or () if batch.y is not None]
+    if not labeled:
+        return "auto"
+    y = torch.cat([batch.y for batch in labeled])
+    first = labeled[0]
+    with torch.no_grad(), name_failing_inputs(first.inputs, first.where):
+        output = first.inputs.run(base)
+    if not isinstance(output, Tensor):
+        return "auto"
+    return guess_loss(y, output.new_empty(len(y), *output.shape[1:]))
 
 
-def _run(task: Task, by: str) -> Outcome:
-    """Compress one way; normalizations get statistics of their own if that serves the data."""
-    done = by_spectrum(task) if by == "spectrum" else by_units(task, by)
-    if by != "mask" and task.judge is not None and done.changes:
-        twin = recalibrated(done.model, task.judge)
-        if twin is not None and _value(task, twin) < _value(task, done.model):
-            done.model, done.output = twin, None
+def _run(problem: Problem, by: str) -> Outcome:
+    """Compress by one method; normalizations get their own statistics if that lowers the loss."""
+    done = by_spectrum(problem) if by == "spectrum" else by_units(problem, by)
+    if by != "mask" and problem.judge is not None and done.changes:
+        candidate = with_own_statistics(done.model, problem.judge)
+        if candidate is not None and _value(problem, candidate) < _value(problem, done.model):
+            done.model = candidate
     return done
 
 
-def _best(task: Task, *, recovers: bool) -> Outcome:
-    """Try the ways, and take the best of those that are small enough, or else the smallest."""
-    found = {"flow": _run(task, "flow")}
-    if not isinstance(task.keep, Mapping) and task.of != "units":
-        found["spectrum"] = _run(task, "spectrum")
-    if len(found) == 1:
+def _best(problem: Problem, *, recovers: bool) -> Outcome:
+    """Try both methods; take the best of those that are small enough, or else the smallest."""
+    found = {"flow": _run(problem, "flow")}
+    if isinstance(problem.keep, Mapping) or problem.of_units:
         return found["flow"]
-    sizes = {way: task.within(outcome.model) for way, outcome in found.items()}
-    small = [way for way in found if sizes[way] <= MET * cast(float, task.keep)]
-    if not small:
-        least = min(sizes.values())
-        small = [way for way in found if sizes[way] <= MET * least]
-    values = {way: _value(task, found[way].model) for way in small}
+    found["spectrum"] = _run(problem, "spectrum")
+    sizes = {by: problem.share_of(outcome.model) for by, outcome in found.items()}
+    smallest = min(sizes.values())
+    limit = problem.keep if smallest <= TOLERANCE * problem.keep else smallest
+    small = [by for by in found if sizes[by] <= TOLERANCE * limit]
+    values = {by: _value(problem, found[by].model) for by in small}
     best = min(values, key=values.__getitem__)
-    if recovers and "flow" in small and values[best] > MET * _value(task, task.base):
+    if recovers and "flow" in small and values[best] > TOLERANCE * _value(problem, problem.base):
         best = "flow"  # low rank begins better and recovers worse
     found[best].tried = tuple(values.items())
     return found[best]
 
 
-def _value(task: Task, model: nn.Module) -> float:
+def _value(problem: Problem, model: nn.Module) -> float:
     """Return the loss on the data, or without targets how much the outputs change."""
-    found = score(model, task.judge, task.loss)
+    found = score(model, problem.judge, problem.loss)
     if found is not None:
         return found.loss if np.isfinite(found.loss) else np.inf
     with torch.no_grad():
         changes = [
-            relative_change(x.run(task.base), x.run(model)) for x in (b.inputs for b in task.rows)
+            relative_change(batch.inputs.run(problem.base), batch.inputs.run(model))
+            for batch in problem.batches
         ]
     return float(np.nan_to_num(np.mean(changes), nan=np.inf))
 
 
-def _closed(small: nn.Module, model: nn.Module, inputs: Inputs) -> nn.Module:
+def _with_torch_attention(small: nn.Module, model: nn.Module, inputs: Inputs) -> nn.Module:
     """Return the network with torch's own attention wherever it still fits."""
     if not any(isinstance(module, Attention) for module in small.modules()):
         return small
-    candidate = closed(duplicate(small), model)
+    candidate = close_attention(copy_model(small), model)
     try:
         with torch.no_grad():
             inputs.run(candidate)
@@ -249,44 +284,64 @@ def _closed(small: nn.Module, model: nn.Module, inputs: Inputs) -> nn.Module:
     return candidate
 
 
-def _report(task: Task, done: Outcome, judge: Batches | None, model: nn.Module) -> Compression:
-    after = done.output
-    if after is None or len(done.recovery) or task.structure.drawing:
-        after = output_of(done.model, task.inputs)
-    reason = "it draws in evaluation mode too: losses and changes here are those of single draws"
-    drawing = {path or "forward": reason for path in task.structure.drawing}
-    models, inputs = (task.base, done.model), task.inputs
-    scores = [score(m, judge, task.loss) for m in models]
-    sizes = [
-        Size(parameters(m), 0, 0.0, *((None, None) if s is None else (s.loss, s.accuracy)))
-        for m, s in zip(models, scores, strict=True)
-    ]
-    sizes[0].measured_with(
-        sizes[1],
-        latency=lambda: latencies(*models, inputs=inputs),
-        multiply_adds=lambda: (task.total, multiply_adds(done.model, inputs)[0]),
-    )
+def _report(
+    problem: Problem, done: Outcome, report_on: Batches | None, *, guessed: bool
+) -> Compression:
+    keep = problem.keep
+    skipped = dict(done.skipped)
+    for path in problem.graph.random_modules:
+        why = "it draws in evaluation mode too: losses and changes here are those of single draws"
+        skipped[path or "forward"] = why
+    before, after = _sizes(problem, done.model, report_on)
     reached = None
-    if not task.of_units:
-        old, new = (getattr(size, task.of) for size in sizes)
-        reached = new / old if old else 1.0
-    shortfall = shortfall_of(task, done, reached)
+    if not problem.of_units:
+        old = getattr(before, problem.of)
+        reached = getattr(after, problem.of) / old if old else 1.0
+    why_not = shortfall(problem, done, reached)
     return Compression(
-        by=done.by, keep=dict(task.keep) if isinstance(task.keep, Mapping) else task.keep,
-        of=task.of, reached=reached, met=shortfall is None, shortfall=shortfall,
-        before=sizes[0], after=sizes[1], changes=tuple(done.changes),
-        skipped=tuple({**done.skipped, **drawing}.items()), tried=done.tried,
-        output_change=relative_change(task.structure.outputs, after),
-        losses=done.losses, recovery=done.recovery, recipe=recipe_of(model, done.model),
+        by=done.by,
+        keep=dict(keep) if isinstance(keep, Mapping) else keep,
+        of=problem.of,
+        reached=reached,
+        met=why_not is None,
+        shortfall=why_not,
+        loss=None if before.loss is None else loss_text(problem.loss),
+        loss_guessed=guessed,
+        before=before,
+        after=after,
+        changes=tuple(done.changes),
+        skipped=tuple(skipped.items()),
+        tried=done.tried,
+        output_change=relative_change(problem.graph.outputs, run_plain(done.model, problem.inputs)),
+        losses=done.losses,
+        recovery=done.recovery,
         status=Status.INTERRUPTED if done.interrupted else Status.FINISHED,
-    )  # fmt: skip
+    )
 
 
-def _same_modes(model: nn.Module, small: nn.Module) -> None:
+def _sizes(problem: Problem, small: nn.Module, report_on: Batches | None) -> list[Size]:
+    """Return both networks in numbers."""
+    models = [problem.base, small]
+    found = []
+    for model, latency in zip(models, latencies(models, problem.inputs), strict=True):
+        judged = score(model, report_on, problem.loss)
+        found.append(
+            Size(
+                parameters=count_parameters(model),
+                multiply_adds=multiply_adds(model, problem.inputs)[0],
+                latency=latency,
+                loss=None if judged is None else judged.loss,
+                accuracy=None if judged is None else judged.accuracy,
+            )
+        )
+    return found
+
+
+def _restore_modes(model: nn.Module, small: nn.Module) -> None:
     """Give every module of the result the mode that it has in the model."""
     modes = {name: module.training for name, module in model.named_modules()}
     for name, module in small.named_modules():
-        home = name
-        while home not in modes:
-            home = home.rpartition(".")[0]
-        module.training = modes[home]
+        original = name
+        while original not in modes:  # a new part of a module that was replaced
+            original = original.rpartition(".")[0]
+        module.training = modes[original]

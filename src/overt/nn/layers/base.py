@@ -1,4 +1,4 @@
-"""What the noise layers have in common: a seed of their own, a drop probability that can move."""
+"""What all noise layers share: a seed of their own, and a drop probability that can change."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from overt import _check
-from overt._check import InputTypeError
+from overt._check import InputError, InputTypeError
 from overt.nn.layers.mask_covariance import MaskCovariance
 from overt.nn.layers.masks import Key
 from overt.nn.layers.schedules import DropSchedule
 
 
 class NoiseLayer(nn.Module, ABC):  # type: ignore[misc]
-    """A layer that is random in training mode and certain in evaluation mode.
+    """A layer that is random in training mode and deterministic in evaluation mode.
 
-    With a seed the layer owns its randomness: the buffer `draws` counts the masks drawn so far and
-    is saved with the model, so that a restored run continues with the same masks. Without one
-    it draws from torch's generator and has no state at all.
+    With a seed the layer has a generator of its own: the buffer `draws` counts the masks sampled so
+    far and is saved with the model, so that a restored run continues with the same masks. Without
+    a seed the layer samples from torch's generator and has no state.
     """
 
     def __init__(self, seed: int | None) -> None:
@@ -32,61 +32,89 @@ class NoiseLayer(nn.Module, ABC):  # type: ignore[misc]
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.extra_repr()})"
 
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the layer's output: random in training mode, deterministic otherwise."""
+        if isinstance(x, torch.fx.Proxy):
+            return self._trace(x)
+        if not isinstance(x, Tensor) or x.is_nested or x.layout != torch.strided:
+            kind = f"{type(x).__module__}.{type(x).__name__}"
+            raise InputTypeError(
+                f"x must be a dense torch.Tensor, got {kind}; "
+                "pass torch.as_tensor(x, dtype=torch.float32)"
+            )
+        if not self.training or self.silent:
+            return self._evaluate(x)
+        return self._sample(x)
+
+    @property
+    @abstractmethod
+    def silent(self) -> bool:
+        """Whether the noise is zero, so that training mode equals evaluation mode."""
+
+    @abstractmethod
+    def _evaluate(self, x: Tensor) -> Tensor:
+        """Return the output without noise."""
+
+    @abstractmethod
+    def _sample(self, x: Tensor) -> Tensor:
+        """Return the output under one sample of the noise."""
+
+    def _trace(self, x: Any) -> Any:
+        """Record one call of this module, as torch.fx does for the layers of torch.nn."""
+        if x.tracer.root is not self:
+            path = x.tracer.path_of_module(self)
+            return x.tracer.create_proxy("call_module", path, (x,), {})
+        if self.training and not self.silent:
+            raise InputError(
+                f"{type(self).__name__} cannot be traced by itself in training mode; "
+                "trace torch.nn.Sequential(layer)"
+            )
+        return self._evaluate(x)
+
     def _next_key(self) -> Key | None:
+        """Return what the next mask is sampled from, None for torch's generator."""
         if self.seed is None:
             return None
+        # In a backward pass a forward pass is a checkpoint that computes its activations again. It
+        # would advance `draws`, sample another mask and return a wrong gradient.
+        if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
+            raise InputError(
+                f"{type(self).__name__} has seed={self.seed} and is computed again by "
+                "torch.utils.checkpoint, which would sample another mask; use seed=None inside "
+                "checkpointed parts"
+            )
         key = Key(self.seed, self.draws.clone())
         self.draws.add_(1)
         return key
 
-    def _described(self, *parts: str) -> str:
-        return ", ".join([*parts, *([] if self.seed is None else [f"seed={self.seed}"])])
-
-
-def checked_tensor(x: Any) -> None:
-    """Refuse what is no tensor."""
-    if not isinstance(x, Tensor) or x.is_nested or x.layout != torch.strided:
-        raise InputTypeError(
-            f"x must be a dense torch.Tensor, got {type(x).__module__}.{type(x).__name__}; pass "
-            "torch.as_tensor(x, dtype=torch.float32)"
-        )
-
-
-def checked_shape(shape: Any) -> tuple[int, ...]:
-    """Return the shape of an input, the batch's axis first."""
-    if not isinstance(shape, (tuple, list)) or len(shape) < 2:
-        raise InputTypeError(f"shape must be (rows, units, ...), got {shape!r:.60}")
-    return tuple(_check.whole("shape", n, minimum=0) for n in shape)
+    def _describe(self, *parts: str) -> str:
+        """Return settings for printing, with the seed if there is one."""
+        seed = [] if self.seed is None else [f"seed={self.seed}"]
+        return ", ".join([*parts, *seed])
 
 
 class UnitNoise(NoiseLayer):
-    """Noise that multiplies units by random numbers of mean 1; the identity in evaluation."""
+    """Noise that multiplies units by random numbers of mean 1; the identity in evaluation mode."""
 
     @abstractmethod
     def mask_covariance(self, shape: tuple[int, ...]) -> MaskCovariance:
         """Return the exact second moments of the multipliers for an input of this shape."""
 
     @abstractmethod
-    def _multiplied(self, x: Tensor) -> Tensor:
-        """Return x times one draw of the multipliers."""
+    def _apply_mask(self, x: Tensor) -> Tensor:
+        """Return x times one sample of the multipliers."""
 
-    @property
-    @abstractmethod
-    def silent(self) -> bool:
-        """Whether the noise is zero, so that training mode is the identity too."""
+    def _evaluate(self, x: Tensor) -> Tensor:
+        return x
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return x times random multipliers of mean 1 in training mode, else x itself."""
-        checked_tensor(x)
-        if not self.training or self.silent:
-            return x
+    def _sample(self, x: Tensor) -> Tensor:
         if not x.is_floating_point():
             raise InputTypeError(f"x must be a floating-point tensor, got {x.dtype}")
-        return self._multiplied(x)
+        return self._apply_mask(x)
 
 
 class RatedNoise(NoiseLayer):
-    """Noise that drops with a probability, `drop_prob`: that of now, if it is scheduled."""
+    """Noise with a drop probability, `drop_prob`: the current one if it has a schedule."""
 
     def __init__(self, drop_prob: float | DropSchedule, seed: int | None) -> None:
         super().__init__(seed)
@@ -94,11 +122,20 @@ class RatedNoise(NoiseLayer):
 
     @property
     def drop_prob(self) -> float:
-        """The probability that a unit (or weight) is dropped, averaged over a map, now."""
+        """The current probability that a unit (or weight) is dropped, averaged over a map."""
         return self.rate.value
 
     @drop_prob.setter
     def drop_prob(self, value: float) -> None:
+        self.rate.fix(value)
+
+    @property
+    def p(self) -> float:
+        """The drop probability, under the name it has in torch.nn.Dropout."""
+        return self.rate.value
+
+    @p.setter
+    def p(self, value: float) -> None:
         self.rate.fix(value)
 
     @property
@@ -111,17 +148,19 @@ class Rate(nn.Module):  # type: ignore[misc]
     """A drop probability: a number, or a schedule with the step it has reached.
 
     With a schedule the buffer `step` is saved with the model, and the probability is a tensor to
-    compiled code, which is then not compiled again whenever it moves.
+    compiled code, which is then not compiled again when the probability changes.
     """
 
     def __init__(self, drop_prob: float | DropSchedule) -> None:
         super().__init__()
-        self.schedule = drop_prob if isinstance(drop_prob, DropSchedule) else None
-        if self.schedule is not None:
+        self.schedule: DropSchedule | None = None
+        if isinstance(drop_prob, DropSchedule):
+            self.schedule = drop_prob
             self.register_buffer("step", torch.zeros((), dtype=torch.int64))
             # In units of 2^-62: a floating-point buffer would be rounded by model.bfloat16().
             self.register_buffer("bits", torch.zeros((), dtype=torch.int64), persistent=False)
-        self.fix(drop_prob if not isinstance(drop_prob, DropSchedule) else drop_prob(0))
+            drop_prob = drop_prob(0)
+        self.fix(drop_prob)
 
     def __repr__(self) -> str:
         if self.schedule is None:
@@ -130,29 +169,29 @@ class Rate(nn.Module):  # type: ignore[misc]
 
     @property
     def value(self) -> float:
-        """The drop probability now."""
+        """The current drop probability."""
         return self._value
 
     @property
     def current(self) -> float | Tensor:
-        """The drop probability now, as code that may be compiled should read it."""
+        """The current drop probability, as code that may be compiled should read it."""
         if self.schedule is not None and torch.compiler.is_compiling():
             return self.bits.double() / 2**62
         return self._value
 
     @property
     def silent(self) -> bool:
-        """Whether the drop probability is 0 and stays so."""
+        """Whether the drop probability is 0 and stays 0."""
         return self.schedule is None and self._value == 0
 
     def fix(self, drop_prob: float) -> None:
-        """Set the drop probability; a schedule moves on from here only at its next step."""
+        """Set the drop probability; a schedule continues at its next step."""
         self._value = _check.drop_prob(drop_prob)
         if self.schedule is not None:
             self.bits.fill_(round(self._value * 2**62))
 
     def advance(self, steps: int) -> None:
-        """Move the schedule on, if there is one."""
+        """Advance the schedule, if there is one."""
         if self.schedule is not None:
             self.step.add_(steps)
             self.fix(self.schedule(int(self.step)))
@@ -163,7 +202,7 @@ class Rate(nn.Module):  # type: ignore[misc]
 
 
 def advance(model: nn.Module, steps: int = 1) -> None:
-    """Move every scheduled drop probability in `model` on by `steps`.
+    """Advance every scheduled drop probability in `model` by `steps`.
 
     Call it once after each optimizer step (or epoch), like a learning-rate scheduler.
     """
@@ -175,6 +214,8 @@ def advance(model: nn.Module, steps: int = 1) -> None:
             module.advance(steps)
 
 
-def scaled(x: Tensor, multipliers: Tensor) -> Tensor:
-    """Return x o multipliers in x's number format, rounded once."""
-    return (x * multipliers).to(x.dtype)
+def check_shape(shape: Any) -> tuple[int, ...]:
+    """Return the shape of an input, batch axis first."""
+    if not isinstance(shape, (tuple, list)) or len(shape) < 2:
+        raise InputTypeError(f"shape must be (rows, units, ...), got {shape!r:.60}")
+    return tuple(_check.whole("shape", n, minimum=0) for n in shape)

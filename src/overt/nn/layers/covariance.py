@@ -20,7 +20,7 @@ from torch import Tensor
 from overt import _check
 from overt._check import InputError
 from overt._types import Floats
-from overt.nn.layers.base import UnitNoise, checked_shape, scaled
+from overt.nn.layers.base import UnitNoise, check_shape
 from overt.nn.layers.mask_covariance import MaskCovariance
 from overt.nn.layers.masks import normal
 from overt.noise import CovarianceNoise
@@ -48,7 +48,7 @@ class CovarianceDropout(UnitNoise):
     axis
         The axis of the input that the units lie along; 1 for channels.
     seed
-        A seed for this layer's own generator; None draws from torch's.
+        A seed for this layer's own generator; None samples from torch's.
 
     Examples
     --------
@@ -72,7 +72,8 @@ class CovarianceDropout(UnitNoise):
         super().__init__(seed)
         noise = CovarianceNoise(mean, covariance)
         units = noise.units
-        mu, K = noise.mean(units), noise.covariance(units)
+        mu = noise.mean(units)
+        K = noise.covariance(units)
         self.distribution = _check.choice("distribution", distribution, ("gaussian", "bernoulli"))
         if isinstance(axis, bool) or not isinstance(axis, int) or axis == 0:
             raise InputError(f"axis must be an axis other than the batch's, 0, got {axis!r}")
@@ -83,15 +84,21 @@ class CovarianceDropout(UnitNoise):
         else:
             root, threshold = _root(K), np.zeros(units)
         dtype = torch.get_default_dtype()
-        for name, value in (
-            ("mean", mu), ("covariance", K), ("root", root), ("threshold", threshold),
-        ):  # fmt: skip
-            self.register_buffer(name, torch.tensor(value, dtype=dtype))
-        relative = self.root / self.mean[:, None]
+        # On the CPU, so that a layer can be built on the meta device, which has no numbers.
+        stored_mean = torch.tensor(mu, dtype=dtype, device="cpu")
+        relative = torch.tensor(root, dtype=dtype, device="cpu") / stored_mean[:, None]
         if not bool(relative.isfinite().all()) or float(relative.abs().max()) > LARGEST:
             raise InputError(
                 f"covariance / mean^2 must be at most {LARGEST:g}^2, as {dtype} has to hold masks"
             )
+        buffers = {"mean": mu, "covariance": K, "root": root, "threshold": threshold}
+        for name, value in buffers.items():
+            self.register_buffer(name, torch.tensor(value, dtype=dtype))
+
+    @property
+    def p(self) -> float:
+        """Raise an error: this noise has a covariance and no drop probability."""
+        raise AttributeError("CovarianceDropout has no drop probability p")
 
     @property
     def silent(self) -> bool:
@@ -100,7 +107,7 @@ class CovarianceDropout(UnitNoise):
 
     def mask_covariance(self, shape: tuple[int, ...]) -> MaskCovariance:
         """K_ij / (mu_i mu_j) along the axis, independent along all others."""
-        shape = checked_shape(shape)
+        shape = check_shape(shape)
         axis = self._fitting(shape)
         matrix = self.covariance / torch.outer(self.mean, self.mean)
         return MaskCovariance(shape[1:], matrix=matrix, axes=(axis - 1,))
@@ -108,9 +115,9 @@ class CovarianceDropout(UnitNoise):
     def extra_repr(self) -> str:
         """Return the settings, for printing."""
         units = f"units={len(self.mean)}"
-        return self._described(units, f"distribution={self.distribution}", f"axis={self.axis}")
+        return self._describe(units, f"distribution={self.distribution}", f"axis={self.axis}")
 
-    def _multiplied(self, x: Tensor) -> Tensor:
+    def _apply_mask(self, x: Tensor) -> Tensor:
         axis = self._fitting(tuple(x.shape))
         sizes = [n for i, n in enumerate(x.shape) if i != axis]
         wide = torch.float64 if x.dtype == torch.float64 else torch.float32
@@ -121,7 +128,7 @@ class CovarianceDropout(UnitNoise):
             multipliers = 1 + g / mu
         else:
             multipliers = (g <= self.threshold.to(wide)) / mu
-        return scaled(x, multipliers.movedim(-1, axis))
+        return (x * multipliers.movedim(-1, axis)).to(x.dtype)
 
     def _fitting(self, shape: tuple[int, ...]) -> int:
         axis, units = self.axis % max(len(shape), 1), len(self.mean)

@@ -12,10 +12,10 @@ from torch import Tensor
 from overt import _check
 from overt._blocks import Sliding, grid_characteristic
 from overt._check import InputError
-from overt.nn.layers.base import RatedNoise, UnitNoise, checked_shape, scaled
+from overt.nn.layers.base import RatedNoise, UnitNoise, check_shape
 from overt.nn.layers.dropout import axes_tuple
 from overt.nn.layers.mask_covariance import MaskCovariance
-from overt.nn.layers.masks import block_mask, inside_mask, keep_mask
+from overt.nn.layers.masks import cover, keep_mask, sliding_block_mask
 from overt.nn.layers.schedules import DropSchedule
 
 
@@ -46,7 +46,7 @@ class _DropBlock(RatedNoise, UnitNoise):
 
     def keep_prob(self, sizes: Sequence[int]) -> Tensor:
         """Return the exact probability that each unit of a map of these sizes survives."""
-        sizes = checked_shape((0, 0, *sizes) if isinstance(sizes, (tuple, list)) else sizes)[2:]
+        sizes = check_shape((0, 0, *sizes) if isinstance(sizes, (tuple, list)) else sizes)[2:]
         if len(sizes) != self._spatial:
             raise InputError(f"sizes must be {self._spatial} numbers, got {sizes}")
         if self.placement == "grid":
@@ -56,9 +56,10 @@ class _DropBlock(RatedNoise, UnitNoise):
 
     def mask_covariance(self, shape: tuple[int, ...]) -> MaskCovariance:
         """Gamma among the units of a map; channels are independent unless they share a mask."""
-        shape = checked_shape(shape)
+        shape = check_shape(shape)
         sizes = self._fitting(shape)
-        blocks, p = self._blocks(sizes), self.drop_prob
+        blocks = self._blocks(sizes)
+        p = self.drop_prob
         if self.placement == "grid":
             matrix = grid_characteristic(p / (1 - p), sizes, blocks)
         else:
@@ -76,11 +77,13 @@ class _DropBlock(RatedNoise, UnitNoise):
             parts.append(f"uniform={self.uniform}")
         if self.shared_axes:
             parts.append(f"shared_axes={self.shared_axes}")
-        return self._described(*parts)
+        return self._describe(*parts)
 
-    def _multiplied(self, x: Tensor) -> Tensor:
+    def _apply_mask(self, x: Tensor) -> Tensor:
         sizes = self._fitting(tuple(x.shape))
-        blocks, key, p = self._blocks(sizes), self._next_key(), self.rate.current
+        blocks = self._blocks(sizes)
+        key = self._next_key()
+        p = self.rate.current
         lead = [1 if axis in self.shared_axes else x.shape[axis] for axis in (0, 1)]
         if self.placement == "grid":
             cells = [-(-n // b) for n, b in zip(sizes, blocks, strict=True)]
@@ -90,10 +93,10 @@ class _DropBlock(RatedNoise, UnitNoise):
             starts = [n + b - 1 for n, b in zip(sizes, blocks, strict=True)]
             seed_prob = 1 - (1 - p) ** (1 / math.prod(blocks))
             starts_kept = keep_mask([*lead, *starts], seed_prob, x.device, key)
-            keep = block_mask(starts_kept, blocks, pad=False)
+            keep = cover(starts_kept, blocks, pad=False)
             return x * keep / (1 - p)
-        keep, scale = inside_mask(x, key, p, lead, sizes, blocks)
-        return scaled(x, keep * scale)
+        keep, scale = sliding_block_mask(x, key, p, lead, sizes, blocks)
+        return (x * (keep * scale)).to(x.dtype)
 
     def _blocks(self, sizes: Sequence[int]) -> tuple[int, ...]:
         """Return the block sizes, cut to the size of the map."""
@@ -138,7 +141,7 @@ class DropBlock2d(_DropBlock):
     shared_axes
         1 to drop the same blocks in all channels, 0 in the whole batch.
     seed
-        A seed for this layer's own generator; None draws from torch's.
+        A seed for this layer's own generator; None samples from torch's.
 
     Examples
     --------

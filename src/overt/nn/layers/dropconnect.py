@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from overt._check import InputError, whole
-from overt.nn.layers.base import RatedNoise, checked_tensor
+from overt.nn.layers.base import RatedNoise
 from overt.nn.layers.masks import keep_mask
 from overt.nn.layers.schedules import DropSchedule
 
@@ -50,7 +51,7 @@ class DropConnectLinear(_DropConnect):
         Draw a mask for each sample (slower: each then has weights of its own) instead of one for
         the batch. What one sample sees has the same law either way.
     seed
-        A seed for this layer's own generator; None draws from torch's.
+        A seed for this layer's own generator; None samples from torch's.
     """
 
     def __init__(
@@ -77,19 +78,23 @@ class DropConnectLinear(_DropConnect):
         sizes = f"in_features={self.in_features}, out_features={self.out_features}"
         bias = f"bias={self.bias is not None}"
         sample = f"per_sample={self.per_sample}"
-        return self._described(sizes, bias, f"drop_prob={self.rate!r}", sample)
+        return self._describe(sizes, bias, f"drop_prob={self.rate!r}", sample)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the map with some weights dropped in training mode, with all of them else."""
-        checked_tensor(x)
-        if not self.training or self.rate.silent:
-            return functional.linear(x, self.weight, self.bias)
+    def reset_parameters(self) -> None:
+        """Initialize weight and bias as torch.nn.Linear does."""
+        nn.Linear.reset_parameters(self)
+
+    def _evaluate(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self.weight, self.bias)
+
+    def _sample(self, x: Tensor) -> Tensor:
         if not self.per_sample:
             return functional.linear(x, self._noisy_weight(), self.bias)
         if x.ndim < 2:
             raise InputError(f"x must have a batch axis, got shape {tuple(x.shape)}")
         weight = self._noisy_weight(x.shape[0])
-        y = torch.matmul(x.reshape(x.shape[0], -1, self.in_features), weight.mT)
+        positions = math.prod(x.shape[1:-1])
+        y = torch.matmul(x.reshape(len(x), positions, self.in_features), weight.mT)
         y = y.reshape(*x.shape[:-1], self.out_features)
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
@@ -107,7 +112,7 @@ class DropConnectConv2d(_DropConnect):
     drop_prob
         Probability in [0, 1) that a weight is dropped, or a schedule of `overt.nn.schedules`.
     seed
-        A seed for this layer's own generator; None draws from torch's.
+        A seed for this layer's own generator; None samples from torch's.
     """
 
     def __init__(
@@ -135,9 +140,17 @@ class DropConnectConv2d(_DropConnect):
             for size in value if isinstance(value, tuple) and len(value) == 2 else (value,):
                 whole(name, size, minimum=int(name != "padding"))
         plain = nn.Conv2d(
-            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias,
-            device=device, dtype=dtype,
-        )  # fmt: skip
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride,
+            padding,
+            dilation,
+            groups,
+            bias,
+            device=device,
+            dtype=dtype,
+        )
         super().__init__(plain, drop_prob, seed)
         self.in_channels, self.out_channels = in_channels, out_channels
         self.kernel_size, self.stride, self.padding = plain.kernel_size, plain.stride, plain.padding
@@ -149,13 +162,17 @@ class DropConnectConv2d(_DropConnect):
         parts = [f"{name}={getattr(self, name)}" for name in names]
         sizes = f"{self.in_channels}, {self.out_channels}"
         bias = f"bias={self.bias is not None}"
-        return self._described(sizes, *parts, bias, f"drop_prob={self.rate!r}")
+        return self._describe(sizes, *parts, bias, f"drop_prob={self.rate!r}")
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the convolution with some weights dropped in training mode, with all else."""
-        checked_tensor(x)
-        quiet = not self.training or self.rate.silent
-        return self.convolve(x, self.weight if quiet else self._noisy_weight(), self.bias)
+    def reset_parameters(self) -> None:
+        """Initialize weight and bias as torch.nn.Conv2d does."""
+        nn.Conv2d.reset_parameters(self)
+
+    def _evaluate(self, x: Tensor) -> Tensor:
+        return self.convolve(x, self.weight, self.bias)
+
+    def _sample(self, x: Tensor) -> Tensor:
+        return self.convolve(x, self._noisy_weight(), self.bias)
 
     def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return this layer's convolution of x with the given kernel."""

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from overt import _check
 from overt._check import InputError
-from overt.nn.layers.base import RatedNoise, UnitNoise, checked_shape
+from overt.nn.layers.base import RatedNoise, UnitNoise, check_shape
 from overt.nn.layers.mask_covariance import MaskCovariance
 from overt.nn.layers.masks import keep_mask
 from overt.nn.layers.schedules import DropSchedule
@@ -28,7 +28,7 @@ class Dropout(RatedNoise, UnitNoise):
         Axes of the input along which one mask is used: 1 for all time steps of (batch, time,
         features), (2, 3) for whole channels of (batch, channels, height, width), 0 for the batch.
     seed
-        A seed for this layer's own generator; None draws from torch's.
+        A seed for this layer's own generator; None samples from torch's.
 
     Examples
     --------
@@ -52,7 +52,7 @@ class Dropout(RatedNoise, UnitNoise):
 
     def mask_covariance(self, shape: tuple[int, ...]) -> MaskCovariance:
         """lam I, with lam 1 1' along the shared axes."""
-        shape = checked_shape(shape)
+        shape = check_shape(shape)
         shared = {axis % len(shape) for axis in self._fitting(len(shape))} - {0}
         lam = self.drop_prob / (1 - self.drop_prob)
         return MaskCovariance(shape[1:], lam, shared=tuple(sorted(axis - 1 for axis in shared)))
@@ -60,10 +60,11 @@ class Dropout(RatedNoise, UnitNoise):
     def extra_repr(self) -> str:
         """Return the settings, for printing."""
         shared = [f"shared_axes={self.shared_axes}"] if self.shared_axes else []
-        return self._described(f"drop_prob={self.rate!r}", *shared)
+        return self._describe(f"drop_prob={self.rate!r}", *shared)
 
-    def _multiplied(self, x: Tensor) -> Tensor:
-        key, p = self._next_key(), self.rate.current
+    def _apply_mask(self, x: Tensor) -> Tensor:
+        key = self._next_key()
+        p = self.rate.current
         if key is None and not self.shared_axes and isinstance(p, float):
             return functional.dropout(x, p)
         sizes = list(x.shape)

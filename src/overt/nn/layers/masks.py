@@ -1,15 +1,16 @@
-"""Random masks that can be drawn again: a pure function of a key, in eager mode and compiled.
+"""Random masks that can be sampled again: a pure function of a key, in eager mode and compiled.
 
-A layer without a seed draws from torch's own generator, as torch.nn.Dropout does. A layer with a
-seed draws from a generator of its own, whose state is (seed, number of draws so far): an integer
-that lives in the module's state_dict, survives deepcopy, and gives the same masks compiled or not.
+A layer without a seed samples from torch's own generator, as torch.nn.Dropout does. A layer with a
+seed samples from a generator of its own, whose state is (seed, number of samples so far): an
+integer that is part of the module's state_dict, survives deepcopy, and gives the same masks
+compiled or not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,25 +21,26 @@ from overt._check import InputError
 
 
 class Key(NamedTuple):
-    """What a mask is drawn from: the layer's seed and the count of earlier draws (0-dim int64)."""
+    """What a mask is sampled from: the layer's seed and its sample count (0-dim int64)."""
 
     seed: int
     draws: Tensor
 
 
 def keep_mask(
-    shape: Sequence[int], drop_prob: float | Tensor, device: torch.device, key: Key | None
+    shape: Sequence[int],
+    drop_prob: float | Tensor,
+    device: torch.device,
+    key: Key | None,
 ) -> Tensor:
     """Return a boolean mask, True with probability 1 - drop_prob independently at each entry."""
     if key is None:
-        if torch.compiler.is_compiling():
-            return torch.rand(shape, device=device) >= drop_prob
-        return torch.empty(shape, dtype=torch.bool, device=device).bernoulli_(1 - float(drop_prob))
+        return torch.rand(shape, device=device) >= drop_prob
     if torch.compiler.is_compiling():
         prob = as_tensor(drop_prob)
         mask: Tensor = torch.ops.overt.keep_mask(key.draws, key.seed, prob, shape)
         return mask
-    return _keep_mask(key.draws, key.seed, drop_prob, shape)
+    return _uniform(key, shape) >= drop_prob
 
 
 def normal(shape: Sequence[int], device: torch.device, key: Key | None) -> Tensor:
@@ -46,65 +48,31 @@ def normal(shape: Sequence[int], device: torch.device, key: Key | None) -> Tenso
     if key is None:
         return torch.randn(shape, dtype=torch.float32, device=device)
     if torch.compiler.is_compiling():
-        draws: Tensor = torch.ops.overt.normal(key.draws, key.seed, shape)
-        return draws
-    return _normal(key.draws, key.seed, shape)
+        values: Tensor = torch.ops.overt.normal(key.draws, key.seed, shape)
+        return values
+    return _normal(key, shape)
 
 
 def as_tensor(drop_prob: float | Tensor) -> Tensor:
-    """Return a probability as what the compiled operators take."""
+    """Return a probability in the form that compiled operators take."""
     if isinstance(drop_prob, Tensor):
         return drop_prob
     return torch.full((), drop_prob, dtype=torch.float64)
 
 
-def _keep_mask(draws: Tensor, seed: int, drop_prob: float | Tensor, shape: Sequence[int]) -> Tensor:
-    mask = torch.empty(shape, dtype=torch.bool, device=draws.device)
-    if draws.is_meta:
-        return mask
-    return mask.bernoulli_(1 - float(drop_prob), generator=_generator(seed, draws))
+def _uniform(key: Key, shape: Sequence[int]) -> Tensor:
+    values = torch.empty(shape, dtype=torch.float32, device=key.draws.device)
+    return values if values.is_meta else values.uniform_(generator=_generator(key))
 
 
-def _normal(draws: Tensor, seed: int, shape: Sequence[int]) -> Tensor:
-    values = torch.empty(shape, dtype=torch.float32, device=draws.device)
-    if draws.is_meta:
-        return values
-    return values.normal_(generator=_generator(seed, draws))
+def _normal(key: Key, shape: Sequence[int]) -> Tensor:
+    values = torch.empty(shape, dtype=torch.float32, device=key.draws.device)
+    return values if values.is_meta else values.normal_(generator=_generator(key))
 
 
-# To a compiler these are opaque functions of their arguments, so that it neither traces the
-# generator nor draws a second mask when it recomputes activations in the backward pass.
-
-
-def _keep_mask_op(
-    draws: torch.Tensor, seed: int, drop_prob: torch.Tensor, shape: Sequence[int]
-) -> torch.Tensor:
-    return _keep_mask(draws, seed, drop_prob, shape)
-
-
-def _keep_mask_fake(draws: Tensor, seed: int, drop_prob: Tensor, shape: Sequence[int]) -> Tensor:
-    return torch.empty(shape, dtype=torch.bool, device=draws.device)
-
-
-def _normal_op(draws: torch.Tensor, seed: int, shape: Sequence[int]) -> torch.Tensor:
-    return _normal(draws, seed, shape)
-
-
-def _normal_fake(draws: Tensor, seed: int, shape: Sequence[int]) -> Tensor:
-    return torch.empty(shape, dtype=torch.float32, device=draws.device)
-
-
-def register(name: str, op: Callable[..., Any], fake: Callable[..., Any]) -> None:
-    """Make a pure function known to compilers as torch.ops.overt.NAME."""
-    torch.library.custom_op(f"overt::{name}", op, mutates_args=()).register_fake(fake)
-
-
-register("keep_mask", _keep_mask_op, _keep_mask_fake)
-register("normal", _normal_op, _normal_fake)
-
-
-def _generator(seed: int, draws: Tensor) -> torch.Generator:
-    return torch.Generator(device=draws.device).manual_seed(_mix(seed, int(draws)))
+def _generator(key: Key) -> torch.Generator:
+    seed = _mix(key.seed, int(key.draws))
+    return torch.Generator(device=key.draws.device).manual_seed(seed)
 
 
 def _mix(seed: int, draws: int) -> int:
@@ -118,7 +86,7 @@ def _mix(seed: int, draws: int) -> int:
     return z >> 1
 
 
-def inside_mask(
+def sliding_block_mask(
     x: Tensor,
     key: Key | None,
     drop_prob: float | Tensor,
@@ -130,30 +98,32 @@ def inside_mask(
     double = x.dtype == torch.float64
     if not torch.compiler.is_compiling():
         p = float(drop_prob)
-        scale = _scale(p, sizes, blocks, double, x.device)
-        return _draw(x.device, key, p, lead, sizes, blocks), scale
+        mask = _sample_blocks(x.device, key, p, lead, sizes, blocks)
+        return mask, _scale(p, sizes, blocks, double, x.device)
     if key is None:
         key = Key(0, torch.randint(2**62, (), device=x.device))
-    ops, prob = torch.ops.overt, as_tensor(drop_prob)
+    ops = torch.ops.overt
+    prob = as_tensor(drop_prob)
     mask = ops.block_mask(key.draws, key.seed, prob, lead, sizes, blocks)
     return mask, ops.block_scale(key.draws, prob, sizes, blocks, double)
 
 
-def block_mask(keep: Tensor, blocks: tuple[int, ...], *, pad: bool) -> Tensor:
-    """Mark the units covered by no dropped start.
+def cover(keep: Tensor, blocks: tuple[int, ...], *, pad: bool) -> Tensor:
+    """Return which units no dropped block covers, from which block starts are kept.
 
-    With `pad` the starts are those of blocks inside the map, else those of all blocks that touch
-    it.
+    With `pad` the starts are those of blocks inside the map, otherwise those of all blocks that
+    touch it.
     """
     for axis in range(len(blocks), 0, -1):
-        b = blocks[axis - 1]
-        if pad and b > 1:
-            keep = functional.pad(keep, [0, 0] * (len(blocks) - axis) + [b - 1, b - 1], value=True)
-        keep = running_minimum(keep, keep.ndim - 1 - len(blocks) + axis, b)
+        size = blocks[axis - 1]
+        if pad and size > 1:
+            widths = [0, 0] * (len(blocks) - axis) + [size - 1, size - 1]
+            keep = functional.pad(keep, widths, value=True)
+        keep = running_minimum(keep, keep.ndim - 1 - len(blocks) + axis, size)
     return keep
 
 
-def _draw(
+def _sample_blocks(
     device: torch.device,
     key: Key | None,
     drop_prob: float,
@@ -163,7 +133,7 @@ def _draw(
 ) -> Tensor:
     law = Sliding(drop_prob, sizes, blocks, uniform=False)
     starts = keep_mask([*lead, *law.starts], law.seed_prob(), device, key)
-    return block_mask(starts, blocks, pad=True)
+    return cover(starts, blocks, pad=True)
 
 
 @lru_cache(maxsize=64)
@@ -175,16 +145,40 @@ def _scale(
     device: torch.device,
 ) -> Tensor:
     survives = Sliding(drop_prob, sizes, blocks, uniform=False).keep_prob()
-    dtype = torch.float64 if double else torch.float32
-    if not survives.min() > 1e-30:
+    if survives.size and not survives.min() > 1e-30:
         raise InputError(f"drop_prob must let units survive, {drop_prob!r} in blocks does not")
-    scale = 1 / survives
-    return torch.from_numpy(scale).to(device=device, dtype=dtype)
+    dtype = torch.float64 if double else torch.float32
+    return torch.from_numpy(1 / survives).to(device=device, dtype=dtype)
 
 
-# The probabilities of blocks inside the map come from a root search that a compiler cannot trace.
+# To a compiler these are opaque functions of their arguments: it neither traces the generator, nor
+# the root search for the probability of blocks, nor samples a second mask when it recomputes
+# activations in the backward pass.
 
 
+@torch.library.custom_op("overt::keep_mask", mutates_args=())
+def _keep_mask_op(
+    draws: torch.Tensor, seed: int, drop_prob: torch.Tensor, shape: Sequence[int]
+) -> torch.Tensor:
+    return _uniform(Key(seed, draws), shape) >= float(drop_prob)
+
+
+@_keep_mask_op.register_fake
+def _(draws: Tensor, seed: int, drop_prob: Tensor, shape: Sequence[int]) -> Tensor:
+    return torch.empty(shape, dtype=torch.bool, device=draws.device)
+
+
+@torch.library.custom_op("overt::normal", mutates_args=())
+def _normal_op(draws: torch.Tensor, seed: int, shape: Sequence[int]) -> torch.Tensor:
+    return _normal(Key(seed, draws), shape)
+
+
+@_normal_op.register_fake
+def _(draws: Tensor, seed: int, shape: Sequence[int]) -> Tensor:
+    return torch.empty(shape, dtype=torch.float32, device=draws.device)
+
+
+@torch.library.custom_op("overt::block_mask", mutates_args=())
 def _block_mask_op(
     draws: torch.Tensor,
     seed: int,
@@ -194,12 +188,12 @@ def _block_mask_op(
     blocks: Sequence[int],
 ) -> torch.Tensor:
     key = Key(seed, draws)
-    return _draw(
-        draws.device, key, float(drop_prob), lead, tuple(sizes), tuple(blocks)
-    ).contiguous()
+    p = float(drop_prob)
+    return _sample_blocks(draws.device, key, p, lead, tuple(sizes), tuple(blocks)).contiguous()
 
 
-def _block_mask_fake(
+@_block_mask_op.register_fake
+def _(
     draws: Tensor,
     seed: int,
     drop_prob: Tensor,
@@ -210,6 +204,7 @@ def _block_mask_fake(
     return torch.empty([*lead, *sizes], dtype=torch.bool, device=draws.device)
 
 
+@torch.library.custom_op("overt::block_scale", mutates_args=())
 def _block_scale_op(
     draws: torch.Tensor,
     drop_prob: torch.Tensor,
@@ -220,12 +215,9 @@ def _block_scale_op(
     return _scale(float(drop_prob), tuple(sizes), tuple(blocks), double, draws.device).clone()
 
 
-def _block_scale_fake(
+@_block_scale_op.register_fake
+def _(
     draws: Tensor, drop_prob: Tensor, sizes: Sequence[int], blocks: Sequence[int], double: bool
 ) -> Tensor:
     dtype = torch.float64 if double else torch.float32
     return torch.empty(list(sizes), dtype=dtype, device=draws.device)
-
-
-register("block_mask", _block_mask_op, _block_mask_fake)
-register("block_scale", _block_scale_op, _block_scale_fake)

@@ -1,1 +1,1 @@
-"""Moments of a network under its noise: carried forward, and brought back from the outputs."""
+"""Moments of a recorded network: values, rules by family, and the way back to the noise."""

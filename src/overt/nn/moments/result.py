@@ -13,7 +13,7 @@ from overt._plain import as_numpy
 from overt.results import Result
 
 LEVEL = 2.0
-"""Standard errors to a stated error, which should hold in about 95 of 100 outputs."""
+"""Standard errors in an error estimate, which should hold for about 95 of 100 outputs."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -28,37 +28,38 @@ class Moments(Result):
     exact
         Whether both are exact: only affine maps follow the noise.
     method
-        "carried" (nothing calls for samples), "carried and sampled" (samples correct what was
-        carried), or "sampled".
-    carried, drawn
-        The names of the noises that were carried, and of those that call for samples.
+        "propagated", "propagated and sampled" (samples correct what was propagated) or "sampled".
+    propagated, drawn
+        Names of the noises that were propagated, and of those that were sampled: ("all",) if the
+        model cannot be propagated.
     linearized
-        Operations that overt has no rule for, whose moments come from a few local draws.
-    draws, checks
-        How many samples were taken because something called for them, and how many to check (and
-        where they show it, correct) what was carried; 0 if none.
+        Operations that overt has no rule for, whose moments come from a few local samples.
+    draws
+        Number of samples; 0 if none were taken.
     mean_error, std_error
-        How far the mean and the standard deviation may be off, shaped like the output: in about 95
-        of 100 outputs the true value is no farther away. None with covariances that were sampled.
+        Error estimates of mean and standard deviation, shaped like the output: the true value is
+        no farther away in about 95 of 100 outputs.
+    reason
+        Why the model had to be sampled, in words; empty if it was propagated.
     """
 
     mean: Tensor
     variance: Tensor
     exact: bool
-    carried: tuple[str, ...] = ()
+    propagated: tuple[str, ...] = ()
     drawn: tuple[str, ...] = ()
     linearized: tuple[str, ...] = ()
     draws: int = 0
     mean_error: Tensor | Any = None
     std_error: Tensor | Any = None
-    checks: int = 0
+    reason: str = ""
 
     @property
     def method(self) -> str:
         """How the moments were obtained."""
         if not self.draws:
-            return "carried"
-        return "carried and sampled" if self.carried else "sampled"
+            return "propagated"
+        return "propagated and sampled" if self.propagated else "sampled"
 
     @property
     def std(self) -> Any:
@@ -70,14 +71,15 @@ class Moments(Result):
 
     @property
     def reached(self) -> float | None:
-        """The stated errors over the standard deviation: at most this in 90 of 100 outputs."""
+        """The error estimates over the standard deviation: at most this in 90 of 100 outputs."""
         if self.mean_error is None:
             return None
         sd, *errors = (
             np.asarray(as_numpy(value.double() if hasattr(value, "double") else value)).ravel()
             for value in (self.std, self.mean_error, self.std_error)
         )
-        relative = np.maximum(*errors)[sd > 0] / sd[sd > 0]
+        varies = sd > 0
+        relative = np.maximum(*errors)[varies] / sd[varies]
         return float(np.quantile(relative, 0.9)) if relative.size else 0.0
 
     def __iter__(self) -> Iterator[Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from overt.nn.recording.generators import devices, other_states
+from overt.nn.data.rng import cuda_devices, python_rng_states
 from overt.nn.recording.hooks import hooked
 
 
@@ -21,7 +21,7 @@ def undone(modules: Iterable[nn.Module]) -> Iterator[list[nn.Module]]:
 
     def begin(module: nn.Module, args: Any) -> None:
         met.append(module)
-        states.append(torch.random.fork_rng(devices()))
+        states.append(torch.random.fork_rng(cuda_devices()))
         states[-1].__enter__()
 
     def end(module: nn.Module, args: Any, output: Any) -> None:
@@ -38,10 +38,10 @@ def noted_draws(model: nn.Module) -> Iterator[dict[str, None]]:
     before: list[Any] = []
 
     def begin(module: nn.Module, args: Any) -> None:
-        before.append(other_states())
+        before.append(python_rng_states())
 
     def end(module: nn.Module, args: Any, output: Any) -> None:
-        now = other_states()
+        now = python_rng_states()
         if before.pop() != now:
             found[names[module]] = None
             before[:] = [now] * len(before)  # those around it have not drawn that

@@ -42,8 +42,8 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from overt._check import InputError, InputTypeError
+from overt.nn.data.rng import torch_rng_bytes
 from overt.nn.recording import operations
-from overt.nn.recording.generators import generator_state
 from overt.nn.recording.operations import Kind
 from overt.nn.recording.watching import (
     Call,
@@ -189,9 +189,9 @@ class _Writer:
             )
         args, kwargs = mapped(call.args, self.value), mapped(call.kwargs, self.value)
         inputs = tuple(_values((args, kwargs)))
-        before = generator_state() if call.leaf is None else b""
+        before = torch_rng_bytes() if call.leaf is None else b""
         result = call.run()
-        random = call.drew if call.leaf is not None else generator_state() != before
+        random = call.drew if call.leaf is not None else torch_rng_bytes() != before
         if (
             isinstance(result, Tensor)
             and not call.inplace

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from overt.nn.data.models import disable_checkpointing, disable_fast_attention, unwrap_model
+from overt.nn.data.rng import torch_rng_bytes
 from overt.nn.layers.base import NoiseLayer
 from overt.nn.recording import operations
-from overt.nn.recording.generators import generator_state
 from overt.nn.recording.hooks import hooked
-from overt.nn.recording.modes import open_checkpoints, slow_attention, unwrapped
 from overt.nn.recording.operations import Kind
 
 Leaves = Callable[[str, nn.Module], bool]
@@ -90,11 +90,11 @@ def watch(
 
     `output` picks what counts of it, or makes it: its calls are shown too.
     """
-    model = unwrapped(model)
+    model = unwrap_model(model)
     watcher = _Watcher(handle, extents)
     with ExitStack() as stack:
-        stack.enter_context(slow_attention())
-        stack.enter_context(open_checkpoints())
+        stack.enter_context(disable_fast_attention())
+        stack.enter_context(disable_checkpointing())
         model = _shown(model, stack)
         for name, module in model.named_modules():
             leaf = isinstance(module, _Scripted) or (leaves is not None and leaves(name, module))
@@ -269,7 +269,7 @@ class _Watcher(TorchFunctionMode):  # type: ignore[misc]
         self._frames += (self._within[-1][0],)
         if isinstance(module, _Scripted):
             with torch._C.DisableTorchFunction():
-                self._state = generator_state()
+                self._state = torch_rng_bytes()
         self._leaf += leaf
 
     def leave(self, module: nn.Module, args: Any, kwargs: dict[str, Any], result: Any) -> Any:
@@ -281,7 +281,7 @@ class _Watcher(TorchFunctionMode):  # type: ignore[misc]
             return None
         label = getattr(module, "original_name", type(module).__name__)
         with torch._C.DisableTorchFunction():
-            drew = isinstance(module, _Scripted) and generator_state() != self._state
+            drew = isinstance(module, _Scripted) and torch_rng_bytes() != self._state
             call = Call(label, module, args, kwargs, name, module, leaf=module,
                         result=result, drew=drew, frames=self._frames)  # fmt: skip
             return self._handle(call)

@@ -1,0 +1,72 @@
+"""`overt certify`: how far given weights are from the global optimum."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from overt._check import InputError
+from overt.cli import networks
+from overt.cli.base import AsJson, app, awaited, console, show_json, show_path, show_table
+
+
+@app.command()
+def certify(
+    files: Annotated[
+        list[Path],
+        Argument(metavar="M U V", help="Target, U and V; U and V alone with --x and --y."),
+    ],
+    drop_prob: networks.DropProb = 0.5,
+    noise: networks.NoiseName = "dropout",
+    block_size: networks.BlockSize = 2,
+    keep: networks.Keep = 10,
+    second_moment: Annotated[
+        Path | None,
+        Option(help="Second moment of the inputs, inputs x inputs; the identity by default."),
+    ] = None,
+    x: networks.X = None,
+    y: networks.Y = None,
+    rigorous: Annotated[
+        bool, Option("--rigorous", help="Prove the bounds in exact arithmetic.")
+    ] = False,
+    out: Annotated[
+        Path | None, Option(help="Write the certificate, or the proof with --rigorous.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say how far the weights of a two-layer linear network are from the global optimum.
+
+    Try: [bold]overt certify M.npy U.npy V.npy --rigorous --out proof.json[/bold]
+    """
+    from overt._files import read_matrix
+
+    if len(files) != (3 if x is None and y is None else 2):
+        raise InputError("give M, U and V, or U and V with --x and --y")
+    awaited(out)
+    U, V = (read_matrix(path) for path in files[-2:])
+    problem = networks.read_problem(files[0] if len(files) == 3 else None, x, y)
+    if second_moment is not None:
+        problem["second_moment"] = read_matrix(second_moment)
+    chosen = networks.make_noise(noise, drop_prob, block_size, keep)
+    net = networks.make_network(problem, chosen, width=U.shape[1])
+    if rigorous:
+        proof = net.certify(U, V, rigorous=True)
+        saved = None if out is None else proof.save(out)
+        if as_json:
+            show_json({"statement": proof.statement, "saved": saved and str(saved)}, indent=1)
+            return
+        console.print(proof.statement, highlight=False)
+        if saved is not None:
+            show_path("proof", saved)
+            console.print(f"check it: python -m overt.linear.checker {out}", style="dim")
+        return
+    certificate = net.certify(U, V)
+    saved = None if out is None else certificate.save(out)
+    if as_json:
+        show_json({**certificate.to_dict(), "saved": saved and str(saved)}, indent=1)
+        return
+    show_table(("result", "value"), certificate.to_dict().items())
+    if saved is not None:
+        show_path("saved", saved)

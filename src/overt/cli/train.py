@@ -1,0 +1,122 @@
+"""`overt train`: stochastic gradient descent with noise, beside the exact optimum."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from typer import Option
+
+from overt.cli import networks
+from overt.cli.base import (
+    AsJson,
+    Engine,
+    app,
+    awaited,
+    console,
+    ended,
+    fail,
+    show_json,
+    show_path,
+    show_table,
+)
+
+ROWS = 8
+"""Rows of the table, about: enough to see the course of a run on one screen."""
+
+
+@app.command()
+def train(
+    target: networks.Target = None,
+    width: networks.Width = 20,
+    drop_prob: networks.DropProb = 0.5,
+    noise: networks.NoiseName = "dropout",
+    block_size: networks.BlockSize = 2,
+    keep: networks.Keep = 10,
+    weight_decay: networks.WeightDecay = 0.0,
+    x: networks.X = None,
+    y: networks.Y = None,
+    steps: Annotated[int, Option(min=1, help="Number of steps.")] = 20_000,
+    learning_rate: Annotated[float, Option(help="Step size.")] = 1e-3,
+    halving: Annotated[
+        float | None, Option(help="Step at which the step size has halved; it falls as 1/step.")
+    ] = None,
+    batch_size: Annotated[int, Option(min=1, help="Samples per step.")] = 1,
+    seeds: Annotated[int, Option(min=1, help="Number of runs.")] = 10,
+    gradient: Annotated[
+        str, Option(help="sampled, or expected: gradient descent on the exact objective.")
+    ] = "sampled",
+    records: Annotated[int, Option(min=2, help="Number of steps at which runs are measured.")] = 40,
+    n_jobs: Annotated[int | None, Option(help="Threads; all cores by default.")] = None,
+    engine: Engine = "local",
+    out: Annotated[Path | None, Option(help="Write the runs to this .npz or .json.")] = None,
+    plot: Annotated[Path | None, Option(help="Write a picture of the objective.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a two-layer linear network with noise, and compare with the exact optimum.
+
+    Ctrl-C ends the training; what was measured is shown and written.
+    Try: [bold]overt train M.npy --width 20 --seeds 10 --plot runs.png[/bold]
+    """
+    from overt.linear import inverse_decay
+
+    awaited(out, picture=plot)
+    problem = networks.read_problem(target, x, y)
+    chosen = networks.make_noise(noise, drop_prob, block_size, keep)
+    net = networks.make_network(problem, chosen, width=width, weight_decay=weight_decay)
+    rate: Any = learning_rate if halving is None else inverse_decay(learning_rate, halving)
+    run = net.train(
+        steps,
+        rate,
+        seeds,
+        batch_size=batch_size,
+        gradient=gradient,
+        records=records,
+        n_jobs=n_jobs,
+        engine=engine,
+    )
+    if run.diverged.all():
+        fail(run.status.explanation, 1)
+    rows = _rows(run)
+    written = [] if out is None else [run.save(out)]
+    if plot is not None:
+        from overt._figures import write_figure
+
+        written.append(write_figure(run.plot(), plot))
+    if as_json:
+        found = {
+            "status": str(run.status),
+            "optimum": run.optimum,
+            "diverged": int(run.diverged.sum()),
+            "records": rows,
+            "files": [str(path) for path in written],
+        }
+        show_json(found, indent=1)
+    else:
+        header = [name.replace("_", " ") for name in rows[0]]
+        show_table(header, [list(row.values()) for row in rows])
+        console.print(f"{run.status}: {run.status.explanation}", style="dim")
+        for path in written:
+            show_path("saved", path)
+    ended(run.status, "what is shown and written holds the steps taken")
+
+
+def _rows(run: Any) -> list[dict[str, Any]]:
+    """Return the mean over seeds at the first, the last and some steps between."""
+    measured = np.flatnonzero(np.isfinite(run.objective).any(axis=0)).tolist()  # before Ctrl-C
+    picked = measured[:1] + measured[1:][:: -max(1, len(measured) // ROWS)][::-1]
+    rows = []
+    for i in picked:
+        mean = float(np.nanmean(run.objective[:, i]))
+        rows.append(
+            {
+                "step": int(run.steps[i]),
+                "objective": mean,
+                "std_over_seeds": float(np.nanstd(run.objective[:, i])),
+                "above_the_bound": mean / run.optimum - 1 if run.optimum > 0 else None,
+                "imbalance": float(np.nanmean(run.imbalance[:, i])),
+                "rank": float(run.rank[~run.diverged, i].mean()),
+            }
+        )
+    return rows

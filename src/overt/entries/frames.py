@@ -1,0 +1,248 @@
+"""Data frames of any library: their columns, and which are row, column, value and time."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from overt._check import InputError, plain_array
+from overt._types import Array
+from overt.entries.identifiers import as_identifiers, holds_whole
+
+ROLES: dict[str, tuple[str, ...]] = {
+    "row": (
+        *("user", "userid", "user_id", "row", "row_id", "customer", "customer_id", "customerid"),
+        *("member", "member_id", "visitor", "visitorid", "visitor_id", "session", "session_id"),
+    ),
+    "col": (
+        *("item", "itemid", "item_id", "movie", "movieid", "movie_id", "col", "column"),
+        *("product", "product_id", "productid", "sku", "article", "article_id", "book", "book_id"),
+        *("track", "track_id", "song", "song_id", "business_id"),
+    ),
+    "value": ("rating", "value", "score", "stars", "count", "plays", "quantity"),
+    "time": ("time", "timestamp", "date", "datetime", "at", "ts", "created_at"),
+}
+"""Names by which columns are known for what they are."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The columns of a data frame as arrays, and its index if its library has one (pandas)."""
+
+    columns: dict[Any, Array]
+    index: Any = None
+
+
+def is_frame(X: Any) -> bool:
+    """Return whether this is a data frame, an Arrow table, a lazy frame or a relation."""
+    if isinstance(X, (np.ndarray, list, tuple)):
+        return False
+    return _narwhals(X) is not None or hasattr(X, "columns")
+
+
+def _narwhals(X: Any) -> Any:
+    """Return a frame of any library as one of narwhals, None for anything else."""
+    import narwhals
+
+    found = narwhals.from_native(X, pass_through=True)
+    return found if isinstance(found, (narwhals.DataFrame, narwhals.LazyFrame)) else None
+
+
+def read_frame(X: Any) -> Frame:
+    """Return the columns of a pandas or polars frame, an Arrow table or a DuckDB relation."""
+    import narwhals
+
+    if hasattr(X, "fetchnumpy"):  # a relation of DuckDB, without need of pyarrow
+        return Frame({name: _fill_mask(column) for name, column in X.fetchnumpy().items()})
+    names = list(getattr(X, "columns", ())) if not hasattr(X, "collect_schema") else []
+    if len(set(names)) < len(names):
+        raise InputError(f"columns must have different names, got {', '.join(map(str, names))}")
+    found = _narwhals(X)
+    if found is None:  # of a library that narwhals does not know
+        return Frame({name: np.asarray(X[name]) for name in names})
+    if isinstance(found, narwhals.LazyFrame):
+        found = found.collect()
+    # By place: a column of pandas may be named by a number.
+    names = found.columns
+    columns = dict(zip(names, (column.to_numpy() for column in found.iter_columns()), strict=True))
+    return Frame(columns, narwhals.maybe_get_index(found))
+
+
+def _fill_mask(column: Any) -> Array:
+    """Return a column with NaN or None where it is masked."""
+    if not np.ma.is_masked(column):
+        return np.asarray(column)
+    missing: Any = np.nan if column.dtype.kind in "biuf" else None
+    return np.where(np.ma.getmaskarray(column), missing, np.asarray(column))
+
+
+def role_of(name: Any) -> str | None:
+    """Return the role that a column's name says, if any."""
+    word = str(name).strip().lower()
+    return next((role for role, names in ROLES.items() if word in names), None)
+
+
+def find_roles(
+    names: Sequence[Any], given: Mapping[str, Any], what: str = "the data"
+) -> tuple[dict[str, int], list[str]]:
+    """Return where row, col, value and time stand, and which of these were guessed by place.
+
+    Names that are given count first, then known names, then the order of the other columns. A
+    column whose name says another role is not guessed.
+    """
+    places: dict[str, int] = {}
+    for role, name in given.items():
+        if name is None:
+            continue
+        if not isinstance(name, (str, int, float, tuple)):
+            raise InputError(f"{role} must be the name of a column, got {name!r:.60}")
+        if name not in names:
+            have = ", ".join(map(str, names))
+            raise InputError(f"{what} has no column {name!r} for {role}; its columns are {have}")
+        places[role] = list(names).index(name)
+    if len(set(places.values())) < len(places):
+        raise InputError(f"{what} needs different columns for {', '.join(places)}, got {given}")
+    for place, name in enumerate(names):
+        known = role_of(name)
+        if known is not None and known not in places and place not in places.values():
+            places[known] = place
+    guessed = []
+    left = [
+        place
+        for place, name in enumerate(names)
+        if place not in places.values() and role_of(name) is None
+    ]
+    for role in ("row", "col", "value"):
+        if role not in places and left:
+            places[role] = left.pop(0)
+            guessed.append(role)
+    return places, guessed
+
+
+def entry_columns(columns: Mapping[Any, Array], given: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the names of a frame's row, col, value and time columns, or None if it is a table."""
+    names = list(columns)
+    places, guessed = find_roles(names, given, "the data frame")
+    found = {role: names[place] for role, place in places.items()}
+    if {"row", "col"} <= found.keys() and not {"row", "col"} & set(guessed):
+        if "value" in guessed and len(names) != 3:
+            del found["value"]  # another column need not hold values
+        return found
+    if len(names) != 3 or any(given.get(role) is not None for role in ("row", "col", "value")):
+        return None
+    row, col, value = names
+    first = [columns[row], columns[col]]
+    is_value = role_of(value) == "value"
+    if not is_value and not all(_may_identify(column) for column in first):
+        return None
+    if not is_value and not any(_is_text(column) for column in first):
+        warnings.warn(
+            f"the columns {row}, {col}, {value} are taken for row, column and value of entries; "
+            "overt.Entries.from_frame(frame, row=..., col=..., value=...) says so, and an array "
+            "says that it is a table",
+            stacklevel=5,
+        )
+    return {"row": row, "col": col, "value": value}
+
+
+def is_table(X: Any) -> bool:
+    """Return whether this is a dense table: an array, lists, or a frame that holds no entries."""
+    if is_frame(X):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return entry_columns(read_frame(X).columns, {}) is None
+    X = X.data if isinstance(X, np.ma.MaskedArray) else X
+    return not hasattr(X, "tocoo") and plain_array("X", X).ndim == 2
+
+
+@dataclass(frozen=True)
+class Table:
+    """A dense table with NaN for what is missing; `row_ids` is None if rows have no names."""
+
+    values: Array
+    row_ids: Array | None
+    col_ids: Array
+
+
+def read_table(frame: Frame, row: Any = None) -> Table:
+    """Return a frame that has a row of the matrix on each line.
+
+    Rows are identified by the column `row`, by a column with a known name such as user, or by the
+    index of a pandas frame.
+    """
+    columns = dict(frame.columns)
+    key = row if row is not None else next((c for c in columns if role_of(c) == "row"), None)
+    row_ids = None
+    if key is not None:
+        row_ids = as_identifiers(f"the column {key}", columns.pop(key))
+    elif frame.index is not None:
+        row_ids = _index_identifiers(frame.index)
+    _check_different("rows", row_ids)
+    col_ids = as_identifiers("names of columns", list(map(_plain_name, columns)))
+    if key is None and frame.index is None:
+        _warn_of_keys(columns)
+    numbers: list[Array] = []
+    for name, column in columns.items():
+        try:
+            numbers.append(np.ma.filled(np.ma.asarray(column, dtype=float), np.nan))
+        except (TypeError, ValueError):
+            raise InputError(
+                f"a data frame of more than entries must hold numbers only, and {name} does not; "
+                "name the columns with overt.Entries.from_frame(frame, row=..., col=..., "
+                "value=...), or the one that names rows with row=... alone"
+            ) from None
+    return Table(np.column_stack(numbers), row_ids, col_ids)
+
+
+def _plain_name(name: Any) -> Any:
+    if isinstance(name, tuple):
+        raise InputError(f"columns must have one name each, got {name!r}: flatten them first")
+    return name
+
+
+def _index_identifiers(index: Any) -> Array:
+    """Return the identifiers in the index of a pandas frame."""
+    if getattr(index, "nlevels", 1) > 1:
+        raise InputError("the index of a data frame must have one level; use reset_index first")
+    return as_identifiers("the index of the data frame", np.asarray(index))
+
+
+def _check_different(name: str, ids: Array | None) -> None:
+    if ids is None or len(set(ids.tolist())) == len(ids):
+        return
+    values, counts = np.unique(ids, return_counts=True)
+    raise InputError(
+        f"{name} of a table must have different identifiers, got {values[counts.argmax()]!r} "
+        f"{counts.max()} times; if the index means nothing, use reset_index(drop=True)"
+    )
+
+
+def _warn_of_keys(columns: Mapping[Any, Array]) -> None:
+    """Warn if the first column looks like identifiers of rows that no name and no index tell."""
+    name, first = next(iter(columns.items()))
+    others = list(columns.values())[1:]
+    if not _all_different(first) or any(_all_different(column) for column in others):
+        return
+    warnings.warn(
+        f"the column {name} holds a different whole number on every line and is taken for values; "
+        f"if it names the rows, use overt.Entries.from_frame(frame, row={name!r})",
+        stacklevel=5,
+    )
+
+
+def _all_different(column: Array) -> bool:
+    whole = column.dtype.kind in "iu" or holds_whole(column)
+    return whole and len(column) > 2 and len(np.unique(column)) == len(column)
+
+
+def _is_text(ids: Array) -> bool:
+    return ids.dtype.kind in "UTO" and any(isinstance(x, str) for x in ids.tolist())
+
+
+def _may_identify(ids: Array) -> bool:
+    """Return whether a column may hold identifiers: strings, dates or whole numbers."""
+    return ids.dtype.kind in "iuUTOM" or holds_whole(ids)

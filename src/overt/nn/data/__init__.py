@@ -1,0 +1,1 @@
+"""What users give to `overt.nn`: data, models, losses, modes and RNG states."""

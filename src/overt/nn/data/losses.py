@@ -1,0 +1,239 @@
+"""Losses by name or as functions, and the targets that they take.
+
+    "squared"        |y - f|^2, summed over outputs
+    "mse"            |y - f|^2, averaged over outputs, as torch.nn.functional.mse_loss
+    "cross_entropy"  -sum_k y_k log softmax(f)_k, y a class number or a row of probabilities
+    "logistic"       sum_k log(1 + exp(f_k)) - y_k f_k, y in [0, 1]
+
+each averaged over rows. Whole class numbers become one-hot rows where a squared loss needs numbers.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from overt import _check
+from overt._check import InputError, InputTypeError
+
+LOSSES = ("squared", "mse", "cross_entropy", "logistic")
+Loss = str | Callable[[Any, Tensor], Tensor]
+"""A name, or a function (output, target) -> mean loss."""
+
+_TORCH: dict[Any, str] = {
+    nn.MSELoss: "mse",
+    functional.mse_loss: "mse",
+    nn.CrossEntropyLoss: "cross_entropy",
+    functional.cross_entropy: "cross_entropy",
+}
+
+
+def check_loss(loss: Any, names: tuple[str, ...] = LOSSES) -> Loss:
+    """Return a loss by its name where it has one (torch's own with default settings have)."""
+    if isinstance(loss, str):
+        return _check.choice("loss", loss, names)
+    if not callable(loss):
+        raise InputTypeError(
+            f"loss must be one of {', '.join(map(repr, names))} or a function (output, target) -> "
+            f"mean loss, got {type(loss).__name__}"
+        )
+    known = _TORCH.get(loss if not isinstance(loss, nn.Module) else type(loss))
+    plain = (
+        getattr(loss, "reduction", "mean") == "mean"
+        and getattr(loss, "weight", None) is None
+        and getattr(loss, "label_smoothing", 0.0) == 0
+        and getattr(loss, "ignore_index", -100) == -100
+    )
+    return known if known is not None and plain else loss
+
+
+def loss_name(loss: Any) -> str:
+    """Return the name of a loss that must have one."""
+    found = check_loss(loss)
+    if isinstance(found, str):
+        return found
+    raise InputError(
+        f"loss must be one of {', '.join(map(repr, LOSSES))}, or a torch.nn.MSELoss or "
+        f"CrossEntropyLoss with its default settings, got {found!r}"
+    )
+
+
+def loss_text(loss: Loss) -> str:
+    """Return a loss in words, for a report."""
+    return loss if isinstance(loss, str) else getattr(loss, "__name__", repr(loss))
+
+
+def is_squared(loss: Loss) -> bool:
+    """Whether the loss is a squared error, for which noise has an exact penalty."""
+    return loss in ("squared", "mse")
+
+
+def unit(loss: Loss, outputs: int) -> float:
+    """Return what a sum of squared errors over outputs is multiplied by."""
+    return 1 / outputs if loss == "mse" else 1.0
+
+
+def guess_loss(y: Tensor, output: Tensor) -> str:
+    """Return the loss that targets and outputs look made for.
+
+    Whole numbers are classes. Fractions that are all 0 or 1 are classes too: one output is a logit,
+    and rows with a single 1 are one-hot. All other fractions are numbers to predict.
+    """
+    several = output.ndim >= 2 and output.shape[1] > 1
+    if not y.is_floating_point():
+        return "cross_entropy" if several and y.shape != output.shape else "logistic"
+    if y.numel() != output.numel() or not bool(((y == 0) | (y == 1)).all()):
+        return "mse"
+    one_hot = several and bool((y.reshape(output.shape).sum(1) == 1).all())
+    return "cross_entropy" if one_hot else "logistic"
+
+
+def mean_loss(output: Tensor, y: Tensor, loss: Loss) -> Tensor:
+    """Return a loss averaged over the batch, with gradient."""
+    if not isinstance(loss, str):
+        return loss(output, y)
+    try:
+        return _mean(output, _fitted(y, output, loss), loss)
+    except (RuntimeError, IndexError, ValueError) as error:
+        raise InputError(
+            f"loss {loss!r} does not fit outputs of shape {tuple(output.shape)} and targets of "
+            f"shape {tuple(y.shape)} ({y.dtype}): {str(error).splitlines()[0]}"
+        ) from None
+
+
+def _fitted(y: Tensor, output: Tensor, loss: str) -> Tensor:
+    """Return targets in the shape and format that a loss takes beside the outputs."""
+    if loss == "cross_entropy":  # classes, or their probabilities
+        return y.to(output.dtype) if y.shape == output.shape else y.long()
+    if is_squared(loss) and _are_classes(y) and output.ndim == 2 and output.shape[1] > 1:
+        y = functional.one_hot(y.long(), output.shape[1])
+    if y.shape != output.shape:
+        y = y.reshape(output.shape)
+    return y.to(output.dtype)
+
+
+def _mean(output: Tensor, y: Tensor, loss: str) -> Tensor:
+    match loss:
+        case "squared":
+            return ((output - y) ** 2).reshape(len(output), -1).sum(1).mean()
+        case "mse":
+            return functional.mse_loss(output, y)
+        case "cross_entropy":
+            return functional.cross_entropy(output, y)
+    losses = functional.binary_cross_entropy_with_logits(output, y, reduction="none")
+    return losses.reshape(len(losses), -1).sum(1).mean()
+
+
+def _are_classes(y: Tensor) -> bool:
+    return y.ndim == 1 and not y.is_floating_point() and y.dtype != torch.bool
+
+
+class Targets:
+    """Checked targets of a batch: as given, and as rows of a matrix.
+
+    `classes` are indices (n,), or None for targets that are numbers; `rows` are (n, outputs),
+    one-hot for classes, distributions over classes for cross-entropy.
+    """
+
+    def __init__(self, y: Tensor, output: Tensor, loss: Loss, where: str) -> None:
+        outputs = output[0].numel()
+        self.y = y
+        self.classes: Tensor | None = None
+        if loss == "cross_entropy" and (output.ndim != 2 or outputs < 2):
+            raise InputError(
+                "loss='cross_entropy' needs a model that returns (batch, at least 2 classes), got "
+                f"{tuple(output.shape)}; for one logit use loss='logistic'"
+            )
+        if _are_classes(y) and (loss == "cross_entropy" or (loss != "logistic" and outputs > 1)):
+            self._take_classes(y, outputs, where)
+        elif loss == "cross_entropy" and y.shape != output.shape:
+            raise InputError(
+                f"{where}: cross-entropy needs whole class numbers, one per row, or a row of "
+                f"{outputs} probabilities, got {y.dtype} of shape {tuple(y.shape)}"
+            )
+        else:
+            self._take_numbers(y, output, loss, where)
+
+    def _take_classes(self, y: Tensor, outputs: int, where: str) -> None:
+        low, high = int(y.min()), int(y.max())
+        if low < 0 or high >= outputs:
+            raise InputError(
+                f"{where}: classes must lie in 0..{outputs - 1}, the model's outputs, got "
+                f"{low if low < 0 else high}"
+            )
+        self.classes = y.long()
+        self.rows = functional.one_hot(y.long(), outputs).double()
+
+    def _take_numbers(self, y: Tensor, output: Tensor, loss: Loss, where: str) -> None:
+        if y.numel() != output.numel():
+            raise InputError(
+                f"{where}: targets must have as many numbers as the outputs, "
+                f"{tuple(output.shape)}, got {tuple(y.shape)}"
+            )
+        self.rows = y.reshape(len(output), -1).double()
+        if not bool(torch.isfinite(self.rows).all()):
+            raise InputError(f"{where}: targets must be finite, got NaN or infinity")
+        if loss == "logistic" and (self.rows.min() < 0 or self.rows.max() > 1):
+            raise InputError(f"{where}: targets of the logistic loss must lie in [0, 1]")
+        if loss == "cross_entropy":
+            total = self.rows.sum(1, keepdim=True)
+            if self.rows.min() < 0 or (total - 1).abs().max() > 1e-2:
+                raise InputError(
+                    f"{where}: cross-entropy needs whole class numbers, or rows of probabilities, "
+                    f"got {self.rows[int((total - 1).abs().argmax())].tolist()}"
+                )
+            self.rows = self.rows / total
+        ones = self.rows == 1
+        one_hot = torch.equal(self.rows, ones.to(self.rows)) and bool((ones.sum(1) == 1).all())
+        if one_hot and self.rows.shape[1] > 1:
+            self.classes = self.rows.argmax(1)
+
+    def first(self, n: int) -> Targets:
+        """Return the targets of the first n rows."""
+        part = copy.copy(self)
+        part.y, part.rows = self.y[:n], self.rows[:n]
+        part.classes = None if self.classes is None else self.classes[:n]
+        return part
+
+    def losses(self, output: Tensor, loss: Loss) -> Tensor:
+        """Return the loss of each row in double precision, (n,)."""
+        if not isinstance(loss, str):
+            return _row_by_row(output, self.y, loss).double()
+        f, t = output.double().reshape(len(output), -1), self.rows
+        if loss == "cross_entropy":
+            return functional.cross_entropy(f, t, reduction="none")
+        if loss == "logistic":
+            return functional.binary_cross_entropy_with_logits(f, t, reduction="none").sum(1)
+        return ((f - t) ** 2).sum(1) * unit(loss, f.shape[1])
+
+    def entropies(self, loss: Loss) -> Tensor:
+        """Return the least loss that any outputs can have, for each row (n,)."""
+        t = self.rows
+        if loss == "cross_entropy":
+            return torch.special.entr(t).sum(1)
+        if loss == "logistic":
+            return (torch.special.entr(t) + torch.special.entr(1 - t)).sum(1)
+        return torch.zeros(len(t), dtype=t.dtype)
+
+
+def _row_by_row(output: Tensor, y: Tensor, loss: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """Return a loss of one's own on batches of one row each, (n,)."""
+
+    def alone(f: Tensor, t: Tensor) -> Tensor:
+        return loss(f[None], t[None])
+
+    try:
+        found = torch.func.vmap(alone)(output, y)
+    except RuntimeError:  # control flow on values, or an operation that cannot be batched
+        found = torch.stack([alone(f, t) for f, t in zip(output, y, strict=True)])
+    if found.shape != (len(output),):
+        raise InputError(
+            "loss must be a function (output, target) -> mean loss, one number, got a result of "
+            f"shape {tuple(found.shape[1:])}"
+        )
+    return found

@@ -1,0 +1,146 @@
+"""Models: checked, unwrapped, and put into a mode for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from threading import RLock
+from typing import Any, Literal
+
+import torch
+import torch.utils.checkpoint
+from torch import nn
+
+from overt._check import InputError, InputTypeError
+
+Statistics = Literal["running", "batch", "as set"]
+
+MODEL_LOCK = RLock()
+"""Held while a model's modes or functions of torch are changed: threads take turns."""
+
+
+def check_model(model: Any) -> nn.Module:
+    """Return the model without wrappers; refuse other objects, and models without weights."""
+    if not isinstance(model, nn.Module):
+        raise InputTypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    model = unwrap_model(model)
+    for name, weight in (*model.named_parameters(), *model.named_buffers()):
+        if nn.parameter.is_lazy(weight) or weight.is_meta:
+            raise InputError(
+                f"model must have its weights: {name} has no values yet; run a lazy module on a "
+                "batch, and load weights of a model on the meta device"
+            )
+    return model
+
+
+def unwrap_model(model: nn.Module) -> nn.Module:
+    """Return the model inside the wrappers of torch.compile and DataParallel."""
+    while True:
+        if hasattr(model, "_orig_mod"):
+            model = model._orig_mod
+        elif isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            model = model.module
+        else:
+            return model
+
+
+@contextmanager
+def modes(
+    model: nn.Module,
+    *,
+    noise: bool,
+    statistics: Statistics = "running",
+    update: bool = False,
+) -> Iterator[None]:
+    """Put a model into training mode (`noise`) or evaluation mode, normalization separately.
+
+    Normalization uses its running statistics, those of the batch, or what its mode says ("as set").
+    Afterwards all modes are restored, and all buffers that a pass in training mode changes, unless
+    `update` lets them change.
+    """
+    with MODEL_LOCK:
+        before = [(module, module.training) for module in model.modules()]
+        norms = {module for module, _ in before if is_normalization(module)}
+        own = [m for m, _ in before if m._buffers and not isinstance(m, torch.jit.ScriptModule)]
+        changing = [m for m in own if noise or m in norms or "draws" in m._buffers]
+        saved = [] if update else [(module, dict(module._buffers)) for module in changing]
+        try:
+            for module, buffers in saved:  # copies, so that nothing saved for a gradient changes
+                copies = {name: b if b is None else b.clone() for name, b in buffers.items()}
+                module._buffers.update(copies)
+            for module, _ in before:
+                if module not in norms:
+                    module.training = noise
+                elif statistics != "as set":
+                    module.training = statistics == "batch"
+            with disable_fast_attention():
+                yield
+        finally:
+            for module, training in before:
+                module.training = training
+            for module, buffers in saved:
+                module._buffers.update(buffers)
+
+
+@contextmanager
+def restore_training(modules: Iterable[nn.Module], training: bool) -> Iterator[None]:
+    """Put these modules, not their children, into training or evaluation mode for a while."""
+    before = [(module, module.training) for module in modules]
+    try:
+        for module, _ in before:
+            module.training = training
+        yield
+    finally:
+        for module, old in before:
+            module.training = old
+
+
+@contextmanager
+def disable_fast_attention() -> Iterator[None]:
+    """Make torch's transformer layers call their parts; their fast path skips dropout modules."""
+    with MODEL_LOCK:
+        before = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(before)
+
+
+@contextmanager
+def disable_checkpointing() -> Iterator[None]:
+    """Make checkpoints run their parts once: a recorder would not see the second run."""
+    namespace = vars(torch.utils.checkpoint)
+    with MODEL_LOCK:
+        before = {name: namespace[name] for name in _RUN_ONCE if name in namespace}
+        try:
+            namespace.update({name: _RUN_ONCE[name] for name in before})
+            yield
+        finally:
+            namespace.update(before)
+
+
+class _RunOnce:
+    @staticmethod
+    def apply(function: Any, preserve: bool, *args: Any) -> Any:
+        return function(*args)
+
+
+def _run_once(*args: Any, **kwargs: Any) -> Iterator[None]:
+    yield
+
+
+_GENERATOR = "_checkpoint_without_reentrant_generator"
+_RUN_ONCE: dict[str, Any] = {
+    "CheckpointFunction": _RunOnce,
+    _GENERATOR: _run_once,
+    f"{_GENERATOR}_impl": _run_once,
+}
+"""Replacements for parts of torch's checkpoints, whose names differ between versions."""
+
+
+def is_normalization(module: Any) -> bool:
+    """Return whether the module normalizes by statistics that it keeps from batch to batch."""
+    if isinstance(module, nn.modules.batchnorm._NormBase):
+        return True
+    return "running_mean" in module._buffers and "running_var" in module._buffers

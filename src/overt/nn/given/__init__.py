@@ -1,1 +1,0 @@
-"""What users give with a model: examples, in whatever form they have them, and a loss."""

@@ -1,0 +1,472 @@
+"""Record one forward pass as a list of functional ATen operations, and mark what is random.
+
+A dispatch mode below torch's functionalization sees every call of a pass: in-place writes and
+views are already functional there, composite operations arrive in parts, arguments by schema. The
+recording is made anew for each call, on the inputs that count, so that branches on certain values
+are the right ones. Where noise decides what runs, `UnsupportedError` is raised: sample instead.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch._decomp import core_aten_decompositions
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from overt._check import InputError
+from overt.nn.data.models import Statistics, disable_fast_attention
+from overt.nn.data.rng import python_rng_states, set_torch_rng, torch_rng_states
+from overt.nn.graph.draws import decompose_draw
+from overt.nn.graph.state import Output, SavedState, call_model, copy_inputs, select_output
+
+aten = torch.ops.aten
+Decompose = Callable[[Any], Callable[..., Any] | None]
+
+_READS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+"""Tags of operations whose result, or the size of it, depends on values."""
+
+_LEAVING = {
+    Tensor.numpy,
+    Tensor.tolist,
+    Tensor.__array__,
+    Tensor.__dlpack__,
+    Tensor.data_ptr,
+    Tensor.untyped_storage,
+}
+"""Methods by which numbers leave torch, where no operation sees them."""
+
+
+class UnsupportedError(Exception):
+    """The pass cannot be recorded or propagated, for a reason in words: sample instead."""
+
+
+class OpInfo(NamedTuple):
+    """What torch says of an operation by its tags, name and schema."""
+
+    name: str
+    draws: bool
+    reads: bool
+    pointwise: bool
+    shape_only: bool
+
+
+@cache
+def op_info(func: Any) -> OpInfo:
+    """Return what is known of an operation."""
+    if isinstance(func, LayerNoise):
+        return OpInfo("mask", True, False, False, False)
+    name = func.overloadpacket.__name__
+    tags = set(func.tags)
+    return OpInfo(
+        name=name,
+        draws=torch.Tag.nondeterministic_seeded in tags,
+        reads=bool(_READS & tags),
+        pointwise=torch.Tag.pointwise in tags,
+        shape_only=name.endswith("_like") or name.startswith("new_"),
+    )
+
+
+def op_schema(func: Any) -> Any:
+    """Return the names and types of an operation's arguments and results."""
+    return func._schema
+
+
+@cache
+def _core_decompositions() -> dict[Any, Callable[..., Any]]:
+    return core_aten_decompositions()
+
+
+def core_decomposition(func: Any) -> Callable[..., Any] | None:
+    """Return the function by which torch expresses an operation in core ones, None if it is one."""
+    return _core_decompositions().get(func)
+
+
+class LayerNoise(NamedTuple):
+    """Stands for the operations of a noise layer that knows the covariance of its mask."""
+
+    layer: nn.Module
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Draw a mask and apply it."""
+        return self.layer(x)
+
+
+@dataclass(eq=False)
+class Call:
+    """One operation: its arguments, its result in the recorded pass, and whether it is random.
+
+    `noise` is the name of what it draws, empty if it draws nothing.
+    """
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    out: Any
+    noisy: bool
+    noise: str = ""
+
+
+@dataclass(eq=False)
+class Recording:
+    """The operations that the output depends on, in order.
+
+    Attributes
+    ----------
+    inputs
+        Pairs of tensors: as they occur in the calls, and as the user gave them.
+    buffers
+        Pairs of tensors: the model's buffers, and what the pass would have made of them.
+    state
+        Of torch's generators when the pass began.
+    writes_parameters
+        Whether the pass changed a parameter, so that later passes need copies of them.
+    """
+
+    calls: list[Call]
+    output: Tensor
+    inputs: list[tuple[Tensor, Tensor]]
+    buffers: list[tuple[Tensor, Tensor]]
+    state: list[Tensor] = field(repr=False)
+    writes_parameters: bool = False
+
+    @property
+    def noises(self) -> tuple[str, ...]:
+        """The names of all noises that reach the output, in order."""
+        return tuple(call.noise for call in self.calls if call.noise)
+
+    @property
+    def noisy(self) -> bool:
+        """Whether noise reaches the output."""
+        return any(any(t is self.output for t in tensors((c.out,))) and c.noisy for c in self.calls)
+
+    @property
+    def signature(self) -> tuple[Any, ...]:
+        """What is the same in two recordings of the same operations on the same shapes."""
+        return tuple(
+            (call.func, call.noisy, tuple(t.shape for t in tensors((call.out,))))
+            for call in self.calls
+        )
+
+
+def tensors(tree: Any) -> list[Tensor]:
+    """Return the tensors of nested arguments; most arguments are flat, which is fast."""
+    found = []
+    for item in tree:
+        if isinstance(item, Tensor):
+            found.append(item)
+        elif isinstance(item, (list, tuple)):
+            found += tensors(item)
+    return found
+
+
+class _NoiseNames:
+    """Names of noises: the path of a dropout module, else path:function, numbered if repeated."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.paths = {id(module): path for path, module in model.named_modules()}
+        self.stack: list[tuple[str, bool]] = [("", False)]
+        self.functions: list[str] = []
+        self.counts: Counter[str] = Counter()
+
+    def enter(self, module: nn.Module) -> None:
+        """Note that a module begins to run."""
+        path = self.paths.get(id(module), self.stack[-1][0])
+        is_dropout = isinstance(module, (nn.modules.dropout._DropoutNd, nn.RReLU))
+        is_layer = hasattr(module, "drop_prob") or hasattr(module, "mask_covariance")
+        self.stack.append((path, is_dropout or is_layer))
+
+    def leave(self) -> None:
+        """Note that a module has ended."""
+        self.stack.pop()
+
+    def new(self, operation: str) -> str:
+        """Return the name of a new draw."""
+        path, is_dropout = self.stack[-1]
+        name = path
+        if not is_dropout or not path:
+            function = self.functions[-1] if self.functions else operation
+            name = f"{path}:{function}" if path else function
+        self.counts[name] += 1
+        count = self.counts[name]
+        return name if count == 1 else f"{name}#{count}"
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[misc]
+    """Notes every call below functionalization."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # True would import dynamo at the first use, which takes a second.
+        return False
+
+    def __init__(self, saved: SavedState, decompose: Decompose) -> None:
+        super().__init__()
+        self.calls: list[Call] = []
+        self.noisy: set[int] = set()
+        self.decompose = decompose
+        self.note_generator = saved.save_generator
+        self.names = _NoiseNames(saved.model)
+        self.paused = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.paused:
+            return func(*args, **kwargs)
+        info = op_info(func)
+        noisy = not info.shape_only and self.is_noisy((*args, *kwargs.values()))
+        if noisy or info.draws:
+            parts = self.decompose(func)
+            if parts is not None:
+                with self:
+                    return parts(*args, **kwargs)
+            if noisy and info.reads and self._noise_decides(info.name, args):
+                raise UnsupportedError(f"{info.name} reads values that are random")
+        generator = kwargs.get("generator")
+        if generator is not None:
+            self.note_generator(generator)
+        out = func(*args, **kwargs)
+        self.add(Call(func, args, kwargs, out, noisy or info.draws), info)
+        return out
+
+    def add(self, call: Call, info: OpInfo) -> None:
+        """Append a call; mark its results if they are random."""
+        if call.noisy:
+            results = (call.out,)
+            if info.name == "_pack_padded_sequence":  # the second result are lengths
+                results = call.out[:1]
+            self.noisy.update(map(id, tensors(results)))
+        if info.draws:
+            call.noise = self.names.new(info.name)
+        self.calls.append(call)
+
+    def is_noisy(self, tree: Any) -> bool:
+        """Whether a random tensor is among the arguments."""
+        return any(id(tensor) in self.noisy for tensor in tensors(tree))
+
+    def _noise_decides(self, name: str, args: Any) -> bool:
+        """Whether noise decides on a size or is read; random entries may be indexed."""
+        indices = args[1] if name in ("index", "index_put") else args
+        return self.is_noisy((indices,))
+
+
+class _FunctionMode(TorchFunctionMode):  # type: ignore[misc]
+    """Names the function that runs, and hands out numbers of certain tensors only."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        functions = self.recorder.names.functions
+        functions.append(getattr(func, "__name__", "function"))
+        try:
+            if func in _LEAVING and torch._is_functional_tensor(args[0]):
+                inner = _inner(args[0])
+                if id(inner) in self.recorder.noisy:
+                    raise UnsupportedError(f"{functions[-1]} reads values that are random")
+                args = (inner, *args[1:])
+            return func(*args, **(kwargs or {}))
+        finally:
+            functions.pop()
+
+
+def _inner(tensor: Tensor) -> Tensor:
+    """Return the tensor that a functional tensor stands for."""
+    torch._sync(tensor)
+    return torch._from_functional_tensor(tensor)
+
+
+def _inner_if_functional(tensor: Tensor) -> Tensor:
+    return _inner(tensor) if torch._is_functional_tensor(tensor) else tensor
+
+
+def knows_its_covariance(module: nn.Module, args: Any) -> bool:
+    """Whether a noise layer's mask is correlated, with a covariance that the layer can state."""
+    if not hasattr(module, "mask_covariance") or not module.training or module.silent:
+        return False
+    return module.mask_covariance(tuple(args[0].shape)).matrix is not None
+
+
+@contextmanager
+def _module_hooks(recorder: _Recorder) -> Iterator[None]:
+    """Follow which module runs; record layers that know their covariance as one operation."""
+
+    def enter(module: nn.Module, args: Any) -> None:
+        recorder.names.enter(module)
+        if recorder.paused or knows_its_covariance(module, args):
+            recorder.paused += 1
+
+    def leave(module: nn.Module, args: Any, result: Any) -> None:
+        if recorder.paused:
+            recorder.paused -= 1
+            if not recorder.paused and isinstance(result, Tensor):
+                func = LayerNoise(module)
+                call = Call(func, (_inner(args[0]),), {}, _inner(result), True)
+                recorder.add(call, op_info(func))
+        recorder.names.leave()
+
+    handles = [
+        register_module_forward_pre_hook(enter),
+        register_module_forward_hook(leave, always_call=True),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _recording(recorder: _Recorder) -> Iterator[None]:
+    """Run without gradients, fused kernels or compiled code, and without in-place writes."""
+    with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")  # the user sees them when he runs the model
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(disable_fast_attention())
+        # torch.backends.mkldnn.flags would do the same with a warning about other hardware.
+        stack.callback(torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled())
+        torch._C._set_mkldnn_enabled(False)
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        if torch.cuda.is_initialized():  # cuDNN has recurrent layers as one operation
+            stack.enter_context(torch.backends.cudnn.flags(enabled=False))
+        if "torch._dynamo" in sys.modules:  # otherwise nothing is compiled
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        torch._enable_functionalization(reapply_views=True)
+        stack.callback(torch._disable_functionalization)
+        stack.enter_context(recorder)
+        stack.enter_context(_FunctionMode(recorder))
+        stack.enter_context(_module_hooks(recorder))
+        yield
+
+
+def _wrap_parameters(saved: SavedState) -> list[tuple[Tensor, Tensor]]:
+    """Replace parameters and buffers by functional tensors; return them beside the originals."""
+    wrappers: dict[int, Tensor] = {}
+    pairs: list[tuple[Tensor, Tensor]] = []
+
+    def wrap(tensor: Tensor | None) -> Tensor | None:
+        if tensor is None:
+            return None
+        if id(tensor) not in wrappers:
+            wrappers[id(tensor)] = torch._to_functional_tensor(tensor)
+            pairs.append((wrappers[id(tensor)], tensor))
+        return wrappers[id(tensor)]
+
+    parameters: list[tuple[Tensor, Tensor]] = []
+    for module in saved.modules:
+        if isinstance(module, torch.jit.ScriptModule):
+            continue
+        own = vars(module)
+        own["_parameters"] = {name: wrap(t) for name, t in own["_parameters"].items()}
+        parameters += pairs
+        pairs.clear()
+        own["_buffers"] = {name: wrap(t) for name, t in own["_buffers"].items()}
+        for name, value in own.items():
+            if type(value) is Tensor:
+                own[name] = wrap(value)
+        pairs.clear()
+    return parameters
+
+
+def record(
+    saved: SavedState,
+    x: Any,
+    output: Output,
+    *,
+    decompose: Decompose = decompose_draw,
+    statistics: Statistics = "running",
+) -> Recording:
+    """Run the model once with its noise on, and return what its output depends on.
+
+    Must run inside `untouched(model)`, which gives `saved`. `decompose` returns the parts of an
+    operation that is to be recorded in parts, None for others.
+    """
+    model = saved.model
+    recorder = _Recorder(saved, decompose)
+    saved.prepare(statistics=statistics)
+    outside = python_rng_states()
+    state = torch_rng_states()
+    with _recording(recorder):
+        parameters = _wrap_parameters(saved)
+        inputs: list[tuple[Tensor, Tensor]] = []
+
+        def wrap_input(tensor: Tensor) -> Tensor:
+            inner = tensor.detach().clone()
+            inputs.append((inner, tensor))
+            return torch._to_functional_tensor(inner)
+
+        given = copy_inputs(x, wrap_input)
+        try:
+            result = select_output(call_model(model, given), output)
+        except (UnsupportedError, InputError, MemoryError):
+            raise
+        except Exception as error:  # of functionalization or of the model: sampling will show it
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise UnsupportedError(reason[:100]) from error
+        written = any(_inner(wrapper) is not tensor for wrapper, tensor in parameters)
+        buffers = [(old, _inner_if_functional(new)) for old, new in saved.changed_buffers()]
+        result = _inner_if_functional(result)
+    if python_rng_states() != outside or saved.python_generators_moved():
+        raise UnsupportedError("it draws from generators of Python or NumPy")
+    needed = _needed(recorder.calls, result)
+    return Recording(needed, result, inputs, buffers, state, written)
+
+
+def _needed(calls: list[Call], output: Tensor) -> list[Call]:
+    """Return the calls that the output depends on."""
+    wanted = {id(output)}
+    needed = []
+    for call in reversed(calls):
+        if any(id(tensor) in wanted for tensor in tensors((call.out,))):
+            wanted.update(id(t) for t in tensors((*call.args, *call.kwargs.values())))
+            needed.append(call)
+    return needed[::-1]
+
+
+def check_for_hidden_noise(
+    recording: Recording, saved: SavedState, x: Any, output: Output, statistics: Statistics
+) -> Tensor:
+    """Raise UnsupportedError if something is random that was not recorded; return a sample.
+
+    A plain pass from the same generator states must give the recorded output. It need not where
+    masks have another order in memory; then two plain passes must agree with each other.
+    """
+    now = torch_rng_states()
+    counters = dict(saved.counters)
+    passes = []
+    for _ in range(2):
+        set_torch_rng(recording.state)
+        saved.counters = dict(counters)
+        passes.append(saved.plain_pass(x, output, statistics=statistics))
+        if _close(passes[0], recording.output):
+            break
+    else:
+        if not _close(*passes):
+            raise UnsupportedError("it draws from a generator of its own")
+    set_torch_rng(now)
+    return passes[0]
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    if a.shape != b.shape:
+        return False
+    a, b = a.double(), b.double()
+    scale = float(b.abs().nan_to_num(posinf=0.0, neginf=0.0).amax()) if b.numel() else 0.0
+    return torch.allclose(a, b, rtol=1e-3, atol=1e-4 * scale, equal_nan=True)

@@ -1,0 +1,176 @@
+"""Mean and variance of a model's output: apply the rules to a recording, go back to the sources."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from overt.nn.graph.record import Recording, UnsupportedError, tensors
+from overt.nn.graph.replay import RERUN_AS, map_tree, store_results
+from overt.nn.moments.backward import output_covariances, output_variances, variance_along
+from overt.nn.moments.pointwise_rules import is_pointwise
+from overt.nn.moments.registry import find_values
+from overt.nn.moments.rules import HALF_PRECISION, apply_rule
+from overt.nn.moments.values import SETTINGS, Propagation, RandomTensor, Value
+
+
+@dataclass(frozen=True, eq=False)
+class PropagatedOutput:
+    """A model's output as a random tensor, and the pass that it comes from."""
+
+    output: RandomTensor
+    run: Propagation
+
+    @property
+    def exact(self) -> bool:
+        """Whether mean and variance are exact but for rounding."""
+        return self.output.exact
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean, without gradients unless the pass has them."""
+        return self.output.mean if self.run.grad else self.output.mean.detach()
+
+    @cached_property
+    def variances(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The variance of each output, the part of it that is rests, and what is left out."""
+        if self.output.known:
+            var = self.output.var if self.run.grad else self.output.var.detach()
+            return var, torch.zeros_like(var), torch.zeros_like(var)
+        return self._differentiated(output_variances)
+
+    def covariances(self) -> Tensor:
+        """Return the covariances of each row's outputs, (rows, outputs, outputs)."""
+        return self._differentiated(output_covariances)
+
+    def along(self, direction: Tensor) -> Tensor:
+        """Return Var(w'output) for each row, with the row's weights w in `direction`."""
+        if self.output.product is not None:
+            var, weight = self.output.product
+            return (var * (direction @ weight.mT) ** 2).sum(1)
+        return self._differentiated(variance_along, direction)
+
+    def _differentiated(self, function: Any, *args: Any) -> Any:
+        graph = self.run.grad
+        try:
+            found = function(self.output.dev, self.run.sources, *args, graph=graph)
+        except RuntimeError as error:  # a derivative that an operation does not have
+            raise UnsupportedError(str(error).splitlines()[0][:100]) from error
+        return found if graph else map_tree(found, Tensor.detach)
+
+    @property
+    def finite(self) -> bool:
+        """Whether mean and variances are numbers."""
+        means = torch.isfinite(self.mean).all()
+        return bool(means & torch.isfinite(self.variances[0]).all())
+
+
+def propagate(recording: Recording, run: Propagation | None = None) -> PropagatedOutput:
+    """Return the output of a recorded pass as a random tensor; UnsupportedError: sample instead."""
+    run = run or Propagation()
+    found = interpret(recording, run)
+    if isinstance(found, Tensor):
+        run.sources = []
+        zero = torch.zeros_like(found)
+        found = RandomTensor(found, zero, zero, frozenset())
+    return PropagatedOutput(found, run)
+
+
+def propagate_with_corrections(recording: Recording, grad: bool = False) -> PropagatedOutput:
+    """Propagate; where it is cheap, products of factors that share noise have the right mean.
+
+    The covariance of the factors comes from a few random directions.
+    """
+    found = propagate(recording, Propagation(grad=grad))
+    calls = sum(call.noisy for call in recording.calls)
+    if not found.run.shared_count or calls > SETTINGS.max_direction_calls:
+        return found
+    count = SETTINGS.directions
+    passes = []
+    with torch.no_grad():
+        for _ in range(count):
+            run = Propagation(sampled=True, cross=[])
+            interpret(recording, run)
+            passes.append(run.cross)
+    corrections = []
+    for values in zip(*passes, strict=True):
+        samples = torch.stack(values)
+        corrections.append((samples.mean(0), samples.std(0) / count**0.5))
+    return propagate(recording, Propagation(grad=grad, corrections=corrections))
+
+
+def interpret(recording: Recording, run: Propagation) -> RandomTensor | Tensor:
+    """Apply the rules in the recorded order; return a tensor if nothing random reaches the output.
+
+    What is certain is as recorded, or with `run.grad` worked out again with gradients.
+    """
+    run.dtype = _working_dtype(recording)
+    made: dict[int, Any] = {}
+    if run.grad:
+        made = {id(inner): given for inner, given in recording.inputs}
+
+    def now(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        found = made.get(id(leaf), leaf)
+        if found is None:
+            raise UnsupportedError("noise decides on places")
+        if isinstance(found, Tensor):
+            if found.dtype in HALF_PRECISION:
+                found = found.float()
+            if not run.grad:
+                found = found.detach()
+        return found
+
+    def at_mean(leaf: Any) -> Any:
+        """Return the mean of what is made of noises that are off only, anything else as it is."""
+        is_off = isinstance(leaf, Value) and not leaf.root.noises
+        return leaf.moments(run).mean if is_off else leaf
+
+    with torch.set_grad_enabled(run.grad or not run.sampled):
+        for call in recording.calls:
+            if not call.noisy and not run.grad:
+                continue
+            args = map_tree(tuple(call.args), now)
+            kwargs = map_tree(call.kwargs, now)
+            if run.off and not (call.noise or is_pointwise(call.func)):
+                args = map_tree(args, at_mean)
+                kwargs = map_tree(kwargs, at_mean)
+            if not call.noisy and (find_values((args, kwargs)) or not needs_grad(args, kwargs)):
+                continue  # only a shape is used, or there is nothing to differentiate
+            rerun = call.noise in run.sampled_noises and bool(call.noise)
+            if rerun or not (call.noise or find_values((args, kwargs))):
+                out = RERUN_AS.get(call.func, call.func)(*args, **kwargs)
+            else:
+                out = apply_rule(run, call, args, kwargs)
+                if run.off and _is_mean_of_coin(out, call):
+                    out = out.moments(run).mean
+            store_results(made, call.out, out)
+        found = now(recording.output)
+        return found.moments(run) if isinstance(found, Value) else found
+
+
+def _is_mean_of_coin(out: Any, call: Any) -> bool:
+    """Whether a coin that is off becomes a number here, so that its mean stands for it."""
+    if not isinstance(out, Value) or out.root.noises or out.root.law is None:
+        return False
+    return bool(out.root.law.is_coin and call.out.is_floating_point())
+
+
+def _working_dtype(recording: Recording) -> torch.dtype:
+    """Return the format of draws: torch's are in single precision also in a double model."""
+    random = {id(t) for call in recording.calls if call.noisy for t in tensors((call.out,))}
+    for call in recording.calls:
+        for tensor in tensors((*call.args, *call.kwargs.values())) if call.noisy else ():
+            if id(tensor) not in random and tensor.dtype == torch.float32 and tensor.ndim:
+                return torch.float32
+    return recording.output.dtype
+
+
+def needs_grad(args: Any, kwargs: Any) -> bool:
+    """Whether a result would have gradients; what has none is as recorded."""
+    return any(tensor.requires_grad for tensor in tensors((*args, *kwargs.values())))

@@ -1,0 +1,207 @@
+"""A figure or table as data: settings at each size, a function that measures one, its findings.
+
+A finding is a claim of the paper with a verdict: by an interval where chance has a part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from overt._check import InputError
+from overt._figures import styled
+from overt._intervals import clopper_pearson
+
+SIZES = ("toy", "reduced", "paper")
+"""Sizes, each with more work than the one before."""
+
+VERDICTS = ("fails", "inconclusive", "holds")
+"""Verdicts on a claim; of several claims together the first of these that occurs counts."""
+
+Params = dict[str, Any]
+Row = dict[str, Any]
+"""A setting's parameters and measurements together."""
+
+Grid = Mapping[str, Any]
+"""The values along each axis of a size."""
+
+Table = tuple[Sequence[str], list[Sequence[Any]]]
+"""Header and lines, as printed in the paper beside what was measured."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A claim of the paper, what the rows say of it, and what they show.
+
+    The verdict is one of `VERDICTS`, or the truth of what needs no interval.
+    """
+
+    claim: str
+    verdict: Any
+    measured: str
+    reported: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "verdict", as_verdict(self.verdict))
+
+    @property
+    def holds(self) -> bool:
+        """Whether the rows support the claim."""
+        return bool(self.verdict == "holds")
+
+
+Findings = Iterator[Finding]
+
+
+def as_verdict(value: Any) -> str:
+    """Return a verdict from its name or from a truth; anything else, NaN above all, is refused."""
+    if isinstance(value, bool | np.bool_):
+        return "holds" if value else "fails"
+    if isinstance(value, str) and value in VERDICTS:
+        return value
+    accepted = ", ".join(reversed(VERDICTS))
+    raise InputError(f"a verdict must be a bool or one of {accepted}; got {value!r}")
+
+
+def together(*verdicts: Any) -> str:
+    """Return the verdict on claims that must all hold."""
+    return min(map(as_verdict, verdicts), key=VERDICTS.index)
+
+
+Interval = tuple[float, float]
+
+
+def mean_interval(values: Any, level: float = 0.95) -> Interval:
+    """Return Student's interval for a mean; one value says nothing."""
+    from scipy.stats import t
+
+    values = np.asarray(values, dtype=float)
+    if len(values) < 2:
+        return -np.inf, np.inf
+    half = t.ppf((1 + level) / 2, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values))
+    return float(values.mean() - half), float(values.mean() + half)
+
+
+def share_interval(count: int, of: int, level: float = 0.95) -> Interval:
+    """Return the exact interval for a share."""
+    low, high = clopper_pearson(count, of, level)
+    return float(low), float(high)
+
+
+def above(interval: Interval, limit: float) -> str:
+    """Return whether a quantity known to lie in the interval exceeds the limit."""
+    low, high = interval
+    if low > limit:
+        return "holds"
+    return "fails" if high <= limit else "inconclusive"
+
+
+def below(interval: Interval, limit: float) -> str:
+    """Return whether a quantity known to lie in the interval is below the limit."""
+    return above((-interval[1], -interval[0]), -limit)
+
+
+def values_of(rows: Iterable[Row], name: str) -> list[Any]:
+    """Return the different values along an axis, in order."""
+    return sorted({row[name] for row in rows})
+
+
+def rows_with(rows: Iterable[Row], **setting: Any) -> list[Row]:
+    """Return the rows of a setting."""
+    return [row for row in rows if all(row[name] == value for name, value in setting.items())]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure or table of the papers.
+
+    Attributes
+    ----------
+    id, title, claim, source
+        What it is, what it is meant to show, and where it is printed.
+    run
+        Measures one setting: run(params, seed) -> numbers, strings and lists of them, NaN where
+        there is none (never None).
+    check
+        Yields findings from the rows.
+    plot
+        Draws the rows as a matplotlib figure.
+    sizes
+        For each size ("toy" takes seconds, "paper" is the printed one, "reduced" may stand between
+        them) the values along each axis; the rows are their product. A value that is no list is
+        the only one; runs = 3 is run = [0, 1, 2]. A list of such grids gives the rows of each.
+    differs
+        How each size differs from what was printed, or what was not printed and had to be chosen.
+    hours
+        Estimated hours on one core at each size, where they are more than a few minutes.
+    needs
+        Packages that must be installed, with the extra that installs each.
+    table
+        Returns the rows as a table of the paper, the printed numbers beside them.
+    revision
+        Raised when `run` changes meaning, so that stored rows are computed again.
+    """
+
+    id: str
+    title: str
+    claim: str
+    run: Callable[[Params, int], dict[str, Any]]
+    check: Callable[[list[Row]], Iterable[Finding]]
+    plot: Callable[[list[Row]], Any]
+    sizes: Mapping[str, Grid | Sequence[Grid]]
+    differs: Mapping[str, str] = field(default_factory=dict)
+    hours: Mapping[str, float] = field(default_factory=dict)
+    needs: Mapping[str, str] = field(default_factory=dict)
+    table: Callable[[list[Row]], Table] | None = None
+    revision: int = 1
+    source: str = ""
+
+    def settings(self, size: str) -> Iterator[Params]:
+        """Yield every combination of the values along the axes."""
+        given = self.sizes[size]
+        for grid in [given] if isinstance(given, Mapping) else given:
+            axes: dict[str, Sequence[Any]] = {}
+            for name, values in grid.items():
+                if name == "runs":
+                    axes["run"] = range(values)
+                else:
+                    axes[name] = values if isinstance(values, list) else [values]
+            for chosen in itertools.product(*axes.values()):
+                yield dict(zip(axes, chosen, strict=True))
+
+    def key(self, params: Params) -> str:
+        """Return a name for a setting that is stable between runs and machines."""
+        text = json.dumps([self.id, self.revision, params], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+    def seed(self, params: Params) -> int:
+        """Return the setting's own seed, derived from the named axes alone."""
+        text = json.dumps([self.id, params], sort_keys=True)
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4])
+
+    def nearest(self, size: str) -> str:
+        """Return the size, or the next smaller one that the figure has."""
+        smaller = SIZES[: SIZES.index(size) + 1]
+        return next(name for name in reversed(smaller) if name in self.sizes)
+
+    def findings(self, rows: list[Row]) -> list[Finding]:
+        """Return what the rows say of each claim."""
+        return list(self.check(rows))
+
+    def data(self, size: str) -> str:
+        """Return the data sets that a size needs in the folder OVERT_DATA; empty if none."""
+        named = {params.get("data", "") for params in self.settings(size)}
+        return ", ".join(sorted(named - {"", "digits", "generated"}))
+
+    def draw(self, rows: list[Row], size: str) -> Any:
+        """Return the picture, which says what it is to be laid beside."""
+        with styled(**{"axes.titlesize": 10, "legend.fontsize": 8}):
+            picture = self.plot(rows)
+        picture.suptitle(f"{self.source} (recomputed, {size} size)", fontsize=9, color="0.35")
+        return picture

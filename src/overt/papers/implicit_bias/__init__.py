@@ -1,0 +1,1 @@
+"""On the Implicit Bias of Dropout (Mianjy, Arora, Vidal 2018)."""

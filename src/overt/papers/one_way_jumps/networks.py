@@ -1,0 +1,65 @@
+"""Deep linear networks with weight decay, written anew: none of overt's formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from overt._types import Floats
+from overt.entries import Entries
+from overt.papers.descent import Objective, count, split
+
+
+def network(
+    problem: Entries, depth: int, width: int, lam: float
+) -> tuple[Objective, Callable[[Floats], list[Floats]], int]:
+    """Return C(W_L ... W_1) + lam |theta|^2 with its gradient, theta -> layers, and theta's size.
+
+    Written anew: none of overt's formulas.
+    """
+    sizes = [problem.shape[1], *[width] * (depth - 1), problem.shape[0]]
+
+    def weights(theta: Floats) -> list[Floats]:
+        return split(theta, sizes)
+
+    def objective(theta: Floats) -> tuple[float, Floats]:
+        W, inputs = weights(theta), [np.eye(sizes[0])]
+        for w in W:
+            inputs.append(w @ inputs[-1])
+        E = inputs.pop()[problem.rows, problem.cols] - problem.values
+        back, slopes = np.zeros(problem.shape), []
+        np.add.at(back, (problem.rows, problem.cols), E / len(E))
+        for w, x in zip(reversed(W), reversed(inputs), strict=True):
+            slopes.append((back @ x.T + 2 * lam * w).ravel())
+            back = w.T @ back
+        return float(E @ E / (2 * len(E)) + lam * theta @ theta), np.concatenate(slopes[::-1])
+
+    return objective, weights, count(sizes)
+
+
+def random_problem(n: int, rng: np.random.Generator) -> Entries:
+    """Return a rank-1 matrix with some noise, of which two thirds are seen."""
+    truth = np.outer(rng.standard_normal(n), rng.standard_normal(n))
+    truth += 0.1 * rng.standard_normal((n, n))
+    return Entries.sample(truth, (2 * n * n + 2) // 3, seed=rng)
+
+
+def soft_rank(weights: list[Floats], alpha: float) -> float:
+    """Return the largest sum_i f_alpha(s_i(W'W)) over the layers."""
+    x = [np.minimum(np.linalg.svd(W, compute_uv=False) ** 2 / alpha, 1) for W in weights]
+    return max(float(np.sum(v * (2 - v))) for v in x)
+
+
+def sgd_step(W: list[Floats], problem: Entries, n: int, eta: float, lam: float) -> list[Floats]:
+    """One step (1 - eta lam) W - eta T on entry n, as the appendix has it, of three layers."""
+    i, j = problem.rows[n], problem.cols[n]
+    D = np.zeros(problem.shape)
+    D[i, j] = (W[2] @ W[1] @ W[0])[i, j] - problem.values[n]
+    slopes = (W[1].T @ W[2].T @ D, W[2].T @ D @ W[0].T, D @ (W[1] @ W[0]).T)
+    return [(1 - eta * lam) * w - eta * g for w, g in zip(W, slopes, strict=True)]
+
+
+def largest_norm(W: list[Floats]) -> float:
+    """max_l |W_l|^2."""
+    return max(float(np.sum(w * w)) for w in W)

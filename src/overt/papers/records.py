@@ -1,0 +1,296 @@
+r"""The record of one item of a paper: what it states, where, and what decides it.
+
+A statement is a function with a docstring, which is its page::
+
+    @statement("Lemma A.1", "A", how="enumerated")
+    def shallow_penalty(scale, rng):
+        '''The explicit penalty.
+
+        Dropout on the hidden layer of x -> U V'x adds exactly ...
+
+        Assumes: inputs with a finite second moment.
+
+        Printed: the form of the paper, where it is corrected.
+
+        Open: what nobody has proved or run.
+
+        TeX: the claim, with formulas between dollars.
+        '''
+
+Its id is the function's name with hyphens. `figure` and `item` record figures, tables and what has
+no check of its own.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from overt._check import InputError, unknown
+from overt.papers.bibliography import PAPERS
+from overt.papers.evidence import Evidence
+from overt.papers.figures import Figure
+
+HOW = {
+    "formal": "proved by a checker for all sizes",
+    "symbolic": "an identity in symbols, at one small size (make proofs); enumerated at others",
+    "enumerated": "all cases of small random instances, to rounding",
+    "bound evaluated": "an inequality or an algorithm's promise on instances; a null must fail",
+    "sampled": "random instances against another method, or samples at five standard errors",
+}
+"""How a statement is checked, weakest last; the word "proved" is kept for `formal`."""
+
+UNCHECKED = ("definition", "cited", "not checked")
+"""What an item may be that no check decides; one that is not checked says why in its title."""
+
+Residuals = Generator[float, None, tuple[Any, ...]]
+"""Residuals, of which the largest counts; what is returned at last is the rest of the Evidence."""
+
+Check = Callable[[int, np.random.Generator], Evidence | Residuals]
+
+
+@dataclass(frozen=True)
+class Item:
+    """One numbered item, or one sentence, of a paper.
+
+    Attributes
+    ----------
+    id, paper, label, section
+        Its name here, the folder of its paper, and where it stands there.
+    title, claim, tex
+        What it says: in a few words, in full, and in TeX.
+    assumes, printed, open
+        Assumptions; the paper's own form where it is corrected; what is not known.
+    how
+        One of `HOW` or `UNCHECKED`.
+    check, figure
+        What decides it, if it has that of its own.
+    by
+        Ids of other items that decide it, or a part of it.
+    identity
+        The identity in symbols that `make proofs` checks, one of `symbolic.IDENTITIES`.
+    module
+        The module that holds it.
+    """
+
+    id: str
+    paper: str
+    label: str
+    section: str
+    title: str
+    claim: str
+    how: str
+    tex: str = ""
+    assumes: str = ""
+    printed: str = ""
+    open: str = ""
+    check: Check | None = None
+    figure: Figure | None = None
+    by: tuple[str, ...] = ()
+    identity: str = ""
+    module: str = ""
+
+    @property
+    def source(self) -> str:
+        """Paper and item, as one would cite them."""
+        if not self.paper:
+            return self.label or "a statement of your own"
+        name = PAPERS[self.paper].name
+        return f"{name}, {self.label}" if self.label else name
+
+    def to_latex(self) -> str:
+        """Return the item as a theorem environment, with its assumption and correction."""
+        lines = [rf"\begin{{theorem}}[{escape_tex(self.source)}]\label{{{self.id}}}"]
+        if self.assumes:
+            lines.append(f"Assume: {escape_tex(self.assumes)}.")
+        lines.append(self.tex or f"{escape_tex(self.claim)}.")
+        lines.append(r"\end{theorem}")
+        if self.printed:
+            lines.append(rf"\begin{{remark}}As printed: {escape_tex(self.printed)}.\end{{remark}}")
+        return "\n".join(lines)
+
+
+ESCAPES = {char: rf"\{char}" for char in "#$%&_{}"} | {
+    "\\": r"\textbackslash{}",
+    "^": r"\textasciicircum{}",
+    "~": r"\textasciitilde{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+}
+
+
+def escape_tex(text: str) -> str:
+    """Return plain text that LaTeX sets as it stands."""
+    return text.translate({ord(char): escaped for char, escaped in ESCAPES.items()})
+
+
+_registry: dict[str, Item] = {}
+
+
+def _register(item: Item) -> None:
+    if item.id in _registry:
+        raise InputError(f"there is an item with the id {item.id!r} already")
+    if item.how not in (*HOW, *UNCHECKED):
+        raise InputError(f"how must be one of {', '.join((*HOW, *UNCHECKED))}; got {item.how!r}")
+    _registry[item.id] = item
+
+
+def _place(module: str) -> dict[str, Any]:
+    """Return the module and the folder of overt.papers that it is in ("" for a user's own)."""
+    parts = module.split(".")
+    ours = parts[:2] == ["overt", "papers"] and len(parts) > 3
+    return {"module": module, "paper": parts[2] if ours else ""}
+
+
+def _calling_module() -> str:
+    """Return the name of the module that calls `figure` or `item`."""
+    return str(sys._getframe(2).f_globals["__name__"])
+
+
+def statement(
+    label: str = "",
+    section: str = "",
+    *,
+    how: str = "sampled",
+    by: Iterable[str] = (),
+    identity: str = "",
+) -> Callable[[Check], Check]:
+    """Record the decorated check; its docstring says what it states.
+
+    The check gets a scale (1 for small problems) and a random generator, and returns Evidence or
+    yields residuals. `by` names statements that decide a part of the item too, `identity` the
+    identity in symbols that `make proofs` checks.
+    """
+
+    def record(check: Check) -> Check:
+        name = check.__name__.replace("_", "-")
+        text = parse_page(check.__doc__ or "", name)
+        _register(
+            Item(
+                id=name,
+                label=label,
+                section=section,
+                how=how,
+                check=check,
+                by=tuple(by),
+                identity=identity,
+                **_place(check.__module__),
+                **text,
+            )
+        )
+        return check
+
+    return record
+
+
+def figure(
+    name: str, label: str, section: str, page: str, *, by: Iterable[str] = (), **parts: Any
+) -> Figure:
+    """Record a figure or table: its page in words, and the parts of a `Figure`."""
+    text = parse_page(page, name)
+    found = Item(
+        id=name,
+        label=label,
+        section=section,
+        how="sampled",
+        by=tuple(by),
+        **_place(_calling_module()),
+        **text,
+    )
+    made = Figure(id=name, title=found.title, claim=found.claim, source=found.source, **parts)
+    _register(replace(found, figure=made))
+    return made
+
+
+def item(
+    label: str,
+    section: str,
+    title: str,
+    *,
+    by: str | Sequence[str] = (),
+    how: str = "sampled",
+    printed: str = "",
+    open: str = "",  # noqa: A002
+) -> None:
+    """Record an item that others decide (`by`), or that has nothing to check."""
+    place = _place(_calling_module())
+    slug = re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
+    _register(
+        Item(
+            id=f"{PAPERS[place['paper']].prefix}-{slug}",
+            label=label,
+            section=section,
+            title=title,
+            claim=title,
+            how=how,
+            printed=printed,
+            open=open,
+            by=(by,) if isinstance(by, str) else tuple(by),
+            **place,
+        )
+    )
+
+
+def parse_page(text: str, name: str) -> dict[str, Any]:
+    """Return title, claim and the parts that begin with their name from a docstring."""
+    parts = [" ".join(part.split()) for part in inspect.cleandoc(text).split("\n\n")]
+    if len(parts) < 2:
+        raise InputError(
+            f"{name} needs a docstring with a title and a claim, apart by an empty line"
+            + (" (python -OO removes docstrings)" if not text else "")
+        )
+    found = {"title": parts[0].rstrip("."), "claim": parts[1].rstrip(".")}
+    for part in parts[2:]:
+        key, _, rest = part.partition(": ")
+        if key not in ("Assumes", "Printed", "Open", "TeX"):
+            raise InputError(f"{name}: a part must begin with Assumes, Printed, Open or TeX: {key}")
+        found[key.lower()] = rest.rstrip(".") if key != "TeX" else rest
+    return found
+
+
+@cache
+def _modules() -> list[str]:
+    """Return the modules that hold items, in the order of the papers."""
+    return [
+        f"overt.papers.{paper}.{section}"
+        for paper, about in PAPERS.items()
+        for section in about.sections
+    ]
+
+
+def items() -> dict[str, Item]:
+    """Return all items by id, in the papers' order."""
+    for module in _modules():
+        import_module(module)
+    place = {module: number for number, module in enumerate(_modules())}
+    # `find` imports modules in any order; inside a module the order is that of the file.
+    ordered = sorted(_registry.values(), key=lambda found: place.get(found.module, len(place)))
+    return {found.id: found for found in ordered}
+
+
+def find(name: str) -> Item:
+    """Return the item with this id, importing no more modules than it takes."""
+    if not isinstance(name, str):
+        raise unknown("item", str(name), items())
+    written = (f"def {name.replace('-', '_')}(", f'"{name}"')
+    for module in _modules():
+        if name in _registry:
+            break
+        spec = find_spec(module)
+        text = Path(spec.origin or "").read_text(encoding="utf-8") if spec else ""
+        if any(part in text for part in written):
+            import_module(module)
+    if name not in _registry and name not in items():
+        raise unknown("item", name, _registry)
+    return _registry[name]

@@ -1,0 +1,1 @@
+"""On the Regularization Properties of Structured Dropout (Pal, Lane, Vidal, Haeffele 2020)."""

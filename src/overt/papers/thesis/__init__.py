@@ -1,0 +1,1 @@
+"""The doctoral thesis of Poorya Mianjy, by chapter."""

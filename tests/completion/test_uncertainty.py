@@ -1,0 +1,69 @@
+"""Standard deviations are those of the predictor; a status is judged by the reported objective."""
+
+import numpy as np
+import pytest
+
+from overt.completion import DropoutCompletion
+from overt.entries import observed
+
+SHAPES = {"days x hours": (200, 24), "years x months": (61, 12)}
+
+
+def smooth(shape, seed=0):
+    """A matrix of rank 4 with little noise, such as temperatures of days by hours."""
+    rng = np.random.default_rng(seed)
+    m, n = shape
+    rows = np.cumsum(rng.normal(size=(m, 4)), axis=0) / np.sqrt(m)
+    angle = 2 * np.pi * np.arange(n) / n
+    cols = np.array([np.ones(n), np.cos(angle), np.sin(angle), np.cos(2 * angle)])
+    return 50 + 8 * rows @ cols + 0.05 * rng.normal(size=shape)
+
+
+def hidden(X, seed=0):
+    hide = np.random.default_rng(seed).random(X.shape) < 0.3
+    return np.where(hide, np.nan, X), *np.nonzero(hide)
+
+
+@pytest.mark.parametrize("n_factors", [None, 12, 32])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_a_fit_that_says_converged_has_stopped_to_fall(shape, n_factors):
+    """It said so where the objective still fell by up to 2 nats a rating, or ran off to -1e287."""
+    X, *_ = hidden(smooth(shape))
+    model = DropoutCompletion(n_factors, average=0, tol=1e-3).fit(observed(X))
+    falls = -np.diff(model.objective_)
+    assert np.all(np.isfinite(model.objective_))
+    assert model.objective_[-1] > -30
+    assert np.all(falls[3:] > -1e-2)  # the first sweeps hold the noise down on purpose
+    if model.status_ == "converged":
+        assert abs(falls[-1]) <= 1e-3
+    else:
+        assert model.n_sweeps_ == 100
+
+
+@pytest.mark.parametrize("average", [0, 40])
+def test_intervals_cover_held_out_entries_of_low_noise_matrices(average):
+    """With samples averaged, 50 per cent intervals covered 86 per cent."""
+    inside = {0.5: [], 0.9: []}
+    for seed in range(3):
+        X = smooth((200, 24), seed)
+        table, rows, cols = hidden(X, seed)
+        model = DropoutCompletion(average=average).fit(observed(table))
+        predicted, std = model.predict(rows, cols, return_std=True)
+        z = np.abs(predicted - X[rows, cols]) / std
+        inside[0.5] += (z <= 0.6745).tolist()
+        inside[0.9] += (z <= 1.6449).tolist()
+    # Errors of one row depend on each other: rows, not entries, count as independent.
+    for level, found in inside.items():
+        error = np.sqrt(level * (1 - level) / 600)
+        assert abs(np.mean(found) - level) <= 5 * error
+
+
+def test_a_new_row_has_the_standard_deviation_of_a_known_one():
+    X = smooth((200, 24))
+    table, rows, cols = hidden(X)
+    model = DropoutCompletion(average=40).fit(observed(table))
+    known = np.flatnonzero(~np.isnan(table[7]))
+    mine = cols[rows == 7]
+    new = model.fold_in((known, table[7, known])).predict(mine, return_std=True)[1]
+    old = model.predict(np.full(len(mine), 7), mine, return_std=True)[1]
+    assert 0.5 < np.mean(new) / np.mean(old) < 2  # 40 samples, and the row's own noise

@@ -1,0 +1,33 @@
+"""Schedules: phases, pieces and conventions."""
+
+import pytest
+
+from overt import InputError
+from overt.decay import Phase, Schedule, effective
+
+
+def test_schedules_are_cut_into_pieces():
+    plan = Schedule((Phase(3, 0.1, 0.2), Phase(4, 0.3, 0.4)))
+    first, second = plan.phases
+    assert plan.pieces([0, 1, 3, 5, 9]) == [
+        (0, 1, first),
+        (1, 3, first),
+        (3, 5, second),
+        (5, 7, second),
+    ]
+    assert [plan.phase_at(k) for k in (0, 2, 3, 6)] == [first, first, second, second]
+    with pytest.raises(InputError, match="step must be below 7"):
+        plan.phase_at(7)
+    assert plan.steps == 7
+    assert plan.until(5).to_dict() == {"phases": [[3, 0.1, 0.2], [2, 0.3, 0.4]]}
+    assert plan.until(2).steps == 2
+    assert repr(plan) == "Schedule(3 x (0.1, 0.2), 4 x (0.3, 0.4))"
+    turns = Schedule.periodic(2, 5, warm_up=None, convention="loss")
+    assert turns.to_dict() == {"phases": [[5, 0.1, 0.001], [5, 0.4, 0.1]] * 2}
+    warm = Schedule.annealing(7, 8, convention="loss")
+    assert warm.to_dict() == {"phases": [[500, 0.03, 0.1], [7, 0.2, 0.1], [8, 0.02, 0.001]]}
+    assert Schedule.annealing(7, 8).phases[0] == Phase(500, 0.06, 0.025)
+    assert effective(0.2, 0.1, "appendix") == (0.2, 0.05)
+    for name in ("noisy", "quiet"):
+        with pytest.raises(InputError, match=f"{name} must be"):
+            Schedule.annealing(7, 8, **{name: (0.1,)})

@@ -1,0 +1,219 @@
+"""Checks have power: a broken formula of the library, or a null, never passes."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from overt import decay, equalize, noise, penalty, relu, spectral
+from overt.completion import bounds
+from overt.papers import items, verify
+from overt.papers.thesis import capacity, training
+
+BOUNDS = [name for name, item in items().items() if item.how == "bound evaluated"]
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_a_bound_or_an_algorithm_has_a_null_that_fails(name):
+    (verdict,) = verify([name], seed=2)
+    assert verdict.null_residual is not None
+    assert verdict.null_residual > verdict.tolerance
+    assert verdict.verdict == "holds"
+
+
+def slightly_more(original):
+    def wrong(*args, **options):
+        return original(*args, **options) * 1.001
+
+    return wrong
+
+
+def printed_ksupport(self, s):
+    s = np.sort(np.abs(s))[::-1]
+    return s[: self.k - 1] @ s[: self.k - 1] + s[self.k - 1 :].sum() ** 2
+
+
+def printed_dropconnect(U, V, drop_prob, second_moment=None):
+    return penalty.shallow(U, V, noise.Dropout(drop_prob), second_moment)
+
+
+def interior_seed_probability(self, width):
+    return 1 - (1 - self.drop_prob) ** (1 / self.block_size)
+
+
+def first_order_nu(widths, drop_prob):
+    return sum(q / (1 - q) / d for q, d in zip(drop_prob, widths, strict=True))
+
+
+def soft_threshold(self, s, weight):
+    return np.sign(s) * np.maximum(np.abs(s) - weight / 2, 0)
+
+
+def ridge(self, s, weight):
+    return s / (1 + weight)
+
+
+def no_noise(self, width, size=1, seed=None):
+    return np.ones((size, width))
+
+
+UNTRAINED = SimpleNamespace(full_error=np.ones(3), visited_error=np.ones(3))
+NOTHING = SimpleNamespace(value=-1.0)
+QUARTER = SimpleNamespace(lower=0.25, upper=0.26)
+
+MUTATIONS = [
+    (
+        penalty,
+        "shallow",
+        slightly_more(penalty.shallow),
+        "shallow-penalty path-norm dropblock-penalty vanishing-penalty rescaling-invariance "
+        "rotation-is-not-enough dropout-step dropblock-tight untied-equalized",
+    ),
+    (penalty, "tied", slightly_more(penalty.tied), "equalized-optimum"),
+    (
+        penalty,
+        "hidden",
+        slightly_more(penalty.hidden),
+        "characteristic-matrix last-layer-dropout dropconnect-last-layer",
+    ),
+    (penalty, "hidden", lambda U, A, noise: 0.8 * np.sum(U**2), "generalized-penalty"),
+    (
+        penalty,
+        "predictive_variance",
+        slightly_more(penalty.predictive_variance),
+        "predictive-variance",
+    ),
+    (
+        penalty,
+        "relu_isotropic",
+        lambda U, V, q: penalty.shallow(U, V, noise.Dropout(q)),
+        "relu-isotropic",
+    ),
+    (penalty, "dropconnect", printed_dropconnect, "dropconnect"),
+    (penalty, "deep", slightly_more(penalty.deep), "deep-penalty deep-spectral"),
+    (
+        penalty,
+        "deep_terms",
+        lambda weights, C=None: [np.float64(1.0)] * (len(weights) - 1),
+        "deep-penalty deep-rescaling rank-one-equalized",
+    ),
+    (penalty, "sensing", slightly_more(penalty.sensing), "sensing-penalty"),
+    (penalty, "completion", slightly_more(penalty.completion), "completion-penalty"),
+    (penalty, "path_norm", slightly_more(penalty.path_norm), "path-norm deep-rescaling"),
+    (
+        noise.Dropout,
+        "relative_variance",
+        slightly_more(noise.Dropout.relative_variance),
+        "shallow-penalty last-layer-dropout width-adjusted",
+    ),
+    (
+        noise.DropBlock,
+        "characteristic",
+        slightly_more(noise.DropBlock.characteristic),
+        "dropblock-mask dropblock-penalty sliding-characteristic dropblock-few-blocks",
+    ),
+    (noise.DropBlock, "seed_probability", interior_seed_probability, "sliding-keep"),
+    (
+        noise.DropBlock,
+        "mean",
+        lambda self, width: np.full(np.prod(width), 1 - self.drop_prob),
+        "sliding-coverage sliding-characteristic",
+    ),
+    (noise.Dropout, "sample", no_noise, "mask-moments"),
+    (spectral.KSupport, "value", printed_ksupport, "ksupport-value dropblock-lower-bound"),
+    (spectral.KSupport, "value", slightly_more(spectral.KSupport.value), "ksupport-limits"),
+    (spectral.KSupport, "dual", slightly_more(spectral.KSupport.dual), "spectral-duality"),
+    (spectral.KSupport, "prox", ridge, "dropblock-optimum dropblock-balanced"),
+    (spectral.KSupport, "prox", lambda self, s, weight: s * np.nan, "dropblock-optimum"),
+    (
+        spectral.SquaredNuclear,
+        "value",
+        slightly_more(spectral.SquaredNuclear.value),
+        "dropout-norm dropconnect-norm weighted-trace",
+    ),
+    (
+        spectral.SquaredNuclear,
+        "prox",
+        soft_threshold,
+        "shallow-optimum tied-optimum tied-landscape anisotropic-optimum deep-optimum "
+        "dropconnect-optimum shrinkage-monotone shrinkage-inverse solver-shrinkage",
+    ),
+    (spectral.SquaredNuclear, "prox", ridge, "sensing-without-factors"),
+    (
+        spectral.SquaredNuclear,
+        "prox",
+        lambda self, s, weight: 0 * s,
+        "deep-without-gap",
+    ),
+    (spectral.SquaredNuclear, "dual", lambda self, s: 0.0, "certificate"),
+    (
+        spectral,
+        "nu",
+        first_order_nu,
+        "nu-product rank-one-equalized deep-single-output deep-optimum",
+    ),
+    (spectral, "nu", slightly_more(spectral.nu), "deep-lower-bound deep-envelope"),
+    (spectral, "nu", lambda widths, probs: 0.3, "deep-scaling"),
+    (
+        spectral,
+        "factorization_cost",
+        slightly_more(spectral.factorization_cost),
+        "representation-cost",
+    ),
+    (equalize, "hadamard_equalizer", lambda U: np.eye(U.shape[1]), "hadamard-equalizer"),
+    (equalize, "importance", lambda U, V, C=None: np.arange(1.0, 4.0), "per-unit-optimum"),
+    (relu, "train_lazy", lambda *a, **k: UNTRAINED, "dropout-training"),
+    (
+        relu,
+        "escaping_weights",
+        lambda C: (relu.TwoLayer([[1.0]], [[1.0]]), np.eye(1), np.ones(1)),
+        "penalty-bounds-no-norm",
+    ),
+    (relu, "risk_bound", lambda *a, **k: NOTHING, "relu-generalization"),
+    (capacity, "retentivity", lambda X: QUARTER, "relu-symmetrized"),
+    (training, "data_margin", lambda *a, **k: QUARTER, "relu-margin"),
+    (
+        training,
+        "required",
+        lambda **k: training.guarantee(margin=0.3, dimension=2, width=1, steps=1),
+        "dropout-iterations",
+    ),
+    (bounds, "rademacher_constant", lambda shape: 1.5, "completion-bound"),
+    (
+        decay.layers,
+        "imbalance",
+        lambda weights: 1.0,
+        "decay-critical-balance decay-balance-rate",
+    ),
+]
+"""(module or class, public name, a wrong version, the checks that must notice it)."""
+
+
+def notices(monkeypatch, owner, attribute, wrong, names):
+    monkeypatch.setattr(owner, attribute, wrong)
+    with np.errstate(all="ignore"):
+        return [v.id for v in verify(names.split()) if v.verdict == "holds"]
+
+
+@pytest.mark.parametrize(
+    ("owner", "attribute", "wrong", "names"),
+    MUTATIONS,
+    ids=[f"{row[0].__name__}.{row[1]}-{number}" for number, row in enumerate(MUTATIONS)],
+)
+def test_a_broken_formula_is_noticed(monkeypatch, owner, attribute, wrong, names):
+    assert notices(monkeypatch, owner, attribute, wrong, names) == []
+
+
+def test_a_broken_network_or_attack_is_noticed(monkeypatch):
+    torch = pytest.importorskip("torch")
+    from overt import nn, robust
+
+    def attack(self, model, x, y, **options):
+        return SimpleNamespace(x=torch.as_tensor(x), success=True)
+
+    names = "linear-attack greedy-reflection"
+    assert notices(monkeypatch, robust.PGD, "__call__", attack, names) == []
+    blocks = notices(
+        monkeypatch, nn, "DropBlock2d", lambda *a, **k: lambda x: 0 * x, "nn-sliding-blocks"
+    )
+    assert blocks == []
