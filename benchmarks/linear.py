@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from scipy.optimize import minimize
 from threadpoolctl import threadpool_limits
 
 import overt
@@ -16,7 +18,7 @@ from benchmarks.harness import Table, exponent, seconds, verdict
 
 
 def run() -> list[Table]:
-    return [solver(), iterated(), sparse_solver(), training(), scaling()]
+    return [solver(), iterated(), sparse_solver(), training(), scaling(), deep(), any_noise()]
 
 
 def solver() -> Table:
@@ -97,6 +99,105 @@ took = time.perf_counter() - start
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 print(took, before, peak, best.rank, best.certificate.relative_gap, M.nnz)
 """
+
+
+def deep() -> Table:
+    """Deep networks against descents; OVERT_PROBLEMS networks, OVERT_DESCENTS descents each."""
+    networks = int(os.environ.get("OVERT_PROBLEMS", "30"))
+    descents = int(os.environ.get("OVERT_DESCENTS", "10"))
+    rng = np.random.default_rng(0)
+    above, gaps, plain, optimal, ranked, contradicted = -np.inf, [], 0, 0, 0, 0
+    for i in range(networks):
+        net = _deep_network(rng, mixed=i % 3 == 2)
+        best = net.solve()
+        reached, ranks = _descents(net, descents, rng)
+        above = max(above, best.objective / reached.min() - 1)
+        if i % 3 == 2:
+            continue
+        plain += 1
+        optimal += best.status == "optimal"
+        gaps.append(best.certificate.relative_gap)
+        certificate = best.rank_certificate
+        ranked += certificate.least == certificate.most
+        equal = ranks[reached <= best.objective * (1 + 1e-9)]
+        contradicted += int(np.sum((equal < certificate.least) | (equal > certificate.most)))
+    M = rng.standard_normal((1000, 1000))
+    wide = overt.DeepLinearNetwork(M, (1000,) * 5, 0.2)
+    ours, svd = seconds(wide.solve, lambda: np.linalg.svd(M, full_matrices=False), repeat=1)
+    table = Table(f"{networks} deep networks", ("what", "measured", "bar", "holds"))
+    table.rows += [
+        ("objective over the best descent", above, "<= 1e-9", verdict(above <= 1e-9)),
+        ("dropout: optimal", f"{optimal} of {plain}", "all", verdict(optimal == plain)),
+        ("dropout: largest relative gap", max(gaps), "<= 1e-9", verdict(max(gaps) <= 1e-9)),
+        ("dropout: ranks decided", f"{ranked} of {plain}", "all", verdict(ranked == plain)),
+        ("ranks contradicted by a descent", contradicted, "0", verdict(contradicted == 0)),
+        ("rank 1000, 5 layers: seconds beyond an SVD", ours - svd, "<= 1", verdict(ours < svd + 1)),
+    ]
+    return table
+
+
+def _deep_network(rng: np.random.Generator, mixed: bool) -> overt.DeepLinearNetwork:
+    layers = int(rng.integers(2, 6))
+    widths = tuple(rng.integers(1, 41, layers).tolist())
+    outputs, inputs = rng.integers(1, 41, 2)
+    A = rng.standard_normal((inputs, 2 * inputs))
+    noises: list[overt.noise.Noise] = [overt.Dropout(p) for p in rng.uniform(0.05, 0.9, layers)]
+    if mixed:
+        kinds = [
+            lambda d: overt.KeepExactly(int(rng.integers(1, d + 1))),
+            lambda d: overt.Dropout(tuple(rng.uniform(0.05, 0.9, d))),
+            lambda d: overt.Dropout(float(rng.uniform(0.05, 0.5)), gaussian=True),
+        ]
+        noises = [kinds[int(rng.integers(3))](d) for d in widths]
+    target = rng.standard_normal((outputs, inputs))
+    return overt.DeepLinearNetwork(target, widths, noise=noises, second_moment=A @ A.T / inputs)
+
+
+def _descents(
+    net: overt.DeepLinearNetwork, count: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return where L-BFGS ends from random weights: objectives and ranks of the maps."""
+    shapes = net.shapes
+    cuts = np.cumsum([rows * columns for rows, columns in shapes])
+
+    def unpack(theta: np.ndarray) -> list[np.ndarray]:
+        parts = np.split(theta, cuts[:-1])
+        return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    def value(theta: np.ndarray) -> tuple[float, np.ndarray]:
+        found, gradients = net.effect.value(*unpack(theta))
+        return found, np.concatenate([G.ravel() for G in gradients])
+
+    reached, ranks = [], []
+    for _ in range(count):
+        scale = 10 ** rng.uniform(-1, 0) / np.sqrt(np.mean(net.widths))
+        start = scale * rng.standard_normal(cuts[-1])
+        options = {"maxiter": 2000, "ftol": 1e-15, "gtol": 1e-11}
+        end = minimize(value, start, jac=True, method="L-BFGS-B", options=options)
+        W = np.linalg.multi_dot(unpack(end.x)[::-1])
+        reached.append(net.objective(unpack(end.x)))
+        ranks.append(np.linalg.matrix_rank(W, tol=1e-4 * np.linalg.norm(W, 2)))
+    return np.array(reached), np.array(ranks)
+
+
+def any_noise() -> Table:
+    """Noises with correlated units: the gap of the best network that is known."""
+    table = Table("Any noise over units", ("noise", "relative gap", "bar", "holds"))
+    ring = [np.mean([(t >= 2) and ((t + k) % 8 >= 2) for t in range(8)]) for k in range(8)]
+    shift = (np.arange(8)[:, None] - np.arange(8)) % 8
+    arcs = np.array(ring)[shift] / ring[0] ** 2 - 1
+    decaying = 0.6 ** np.abs(np.subtract.outer(np.arange(12), np.arange(12)))
+    cases = [
+        ("one arc of 2 of a ring of 8", overt.CovarianceNoise(np.ones(8), arcs), 8, 1e-6),
+        ("sliding blocks of 2, 9 units", overt.DropBlock(0.5, 2, "sliding"), 9, 0.039),
+        ("sliding blocks of 3, 16 units", overt.DropBlock(0.3, 3, "sliding"), 16, 0.118),
+        ("autoregressive .6, 12 units", overt.CovarianceNoise(np.ones(12), decaying), 12, 0.0143),
+    ]
+    for name, noise, width, bar in cases:
+        target = np.diag(np.arange(width, 0, -1) / width)
+        gap = overt.LinearNetwork(target, width, noise).solve().certificate.relative_gap
+        table.rows.append((name, gap, f"<= {bar}", verdict(gap <= bar)))
+    return table
 
 
 def sparse_solver() -> Table:

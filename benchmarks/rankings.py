@@ -16,7 +16,7 @@ from benchmarks.harness import Table, verdict
 from overt import datasets
 from overt.completion import DropoutCompletion
 from overt.completion.evaluation import best_columns, divide, least_relevant, ranking_figures
-from overt.completion.forms.strengths import Strengths
+from overt.completion.forms.implicit import Strengths
 from overt.entries import Entries
 
 SHOWN = ("ndcg@10", "recall@20", "mrr", "map", "columns_shown")

@@ -11,9 +11,8 @@ from overt import datasets, penalty
 from overt.completion import DropoutCompletion
 from overt.completion.engines import make_engine
 from overt.completion.forms.fixed import FixedForm
+from overt.completion.forms.implicit import FLOOR, Precisions, blended
 from overt.completion.forms.learned import LearnedForm, balanced, equivalent_drop_prob
-from overt.completion.forms.pairs import FLOOR, Precisions
-from overt.completion.forms.popular import blended
 from overt.completion.forms.prior import Prior
 from overt.completion.forms.problem import CompletionProblem
 from overt.completion.forms.spread import DiagonalSpread, DropoutSpread, FullSpread

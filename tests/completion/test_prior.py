@@ -12,7 +12,7 @@ from scipy.stats import gamma, multivariate_normal
 from overt import Entries
 from overt.completion import DropoutCompletion
 from overt.completion.engines import make_engine
-from overt.completion.forms.draws import together
+from overt.completion.forms.averaged import SampledForm, together
 from overt.completion.forms.features import NOTHING, SIGNALS, Features, of_sides
 from overt.completion.forms.learned import FIRST, LearnedForm
 from overt.completion.forms.noise import NUS, RowNoise, _cost, expected
@@ -27,7 +27,6 @@ from overt.completion.forms.prior import (
     posterior,
 )
 from overt.completion.forms.problem import CompletionProblem
-from overt.completion.forms.sampled import SampledForm
 from overt.completion.forms.spread import DiagonalSpread, FullSpread
 
 
@@ -275,7 +274,7 @@ def test_the_law_of_shares_is_the_likeliest():
 
 def test_draws_of_priors_and_noise_have_their_conditional_laws(monkeypatch):
     """From one state, many next steps: gamma precisions, normal means, chi-square noise."""
-    monkeypatch.setattr("overt.completion.forms.sampled.BURN_IN", 0)
+    monkeypatch.setattr("overt.completion.forms.averaged.BURN_IN", 0)
     train, _ = preferences(8, 24, 15, rare=0.5)
     problem = CompletionProblem.build(train, 2, biases=True, standard=True)
     learned = LearnedForm.start(problem, 0)

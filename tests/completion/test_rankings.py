@@ -9,15 +9,12 @@ import scipy.sparse
 import overt
 from overt.completion import DropoutCompletion
 from overt.completion.engines import make_engine
-from overt.completion.forms import popular
-from overt.completion.forms.negative import NegativeForm
-from overt.completion.forms.pairs import WEIGHT
+from overt.completion.forms import implicit
+from overt.completion.forms.implicit import RECENT, SPAN, WEIGHT, NegativeForm, Strengths
 from overt.completion.forms.prior import LEAST_VARIANCE
 from overt.completion.forms.problem import CompletionProblem
-from overt.completion.forms.recent import RECENT, SPAN
-from overt.completion.forms.strengths import Strengths
 from overt.completion.kernels.full import unpack
-from overt.completion.recommending import top
+from overt.completion.recommend import top
 
 
 def choices(seed=0, m=120, n=60, groups=4):
@@ -203,12 +200,12 @@ def test_popularity_counts_where_hidden_entries_say_so():
     low[7], high[7] = 0.5, 2.0
     # All else is known: where a hidden entry stands is told by the other hidden one of its row.
     at = np.flatnonzero(hidden)
-    assert popular.choose([np.ones((40, 1)), low], entries, at) == popular.MIXED[-1]
+    assert implicit.choose([np.ones((40, 1)), low], entries, at) == implicit.MIXED[-1]
     few = entries.take(np.flatnonzero((entries.cols % 2 == 0) | hidden))
     at = np.flatnonzero(few.cols == 7)
-    assert popular.choose([np.ones((40, 1)), high], few, at) == 0
+    assert implicit.choose([np.ones((40, 1)), high], few, at) == 0
     x = np.array([[2.0, -1, 2]])
-    assert popular.blended(x, np.array([0.5, 0.25, 0.25]), 0.5).tolist() == [[2.0, 0.0, 1.5]]
+    assert implicit.blended(x, np.array([0.5, 0.25, 0.25]), 0.5).tolist() == [[2.0, 0.0, 1.5]]
 
 
 def test_strengths_of_stars_clicks_and_counts():
@@ -322,7 +319,7 @@ def test_lists_for_everyone(chosen, table, tmp_path):
 
 def test_lists_for_everyone_as_parquet(chosen, tmp_path, monkeypatch):
     duckdb = pytest.importorskip("duckdb")
-    monkeypatch.setattr("overt.completion.listing.BLOCK", 60 * 50)
+    monkeypatch.setattr("overt.completion.recommend.BLOCK", 60 * 50)
     path = tmp_path / "it's.parquet"
     chosen.recommend_all(path, n=3)
     found = duckdb.read_parquet(str(path)).fetchnumpy()
@@ -355,7 +352,7 @@ def test_settings_that_do_not_fit_are_refused(table, kwargs):
 
 
 def test_too_many_rows_for_covariances_are_told(table, monkeypatch):
-    monkeypatch.setattr("overt.completion.forms.negative.FULL_BYTES", 1000)
+    monkeypatch.setattr("overt.completion.forms.implicit.FULL_BYTES", 1000)
     with pytest.raises(overt.InputError, match="fewer factors"):
         DropoutCompletion(4, missing="negative").fit(table)
 

@@ -76,7 +76,7 @@ def test_scale_of_the_values_does_not_matter():
 
 
 def test_averaging_beats_one_draw_and_matches_learned(monkeypatch):
-    monkeypatch.setattr("overt.completion.forms.draws.together", lambda *given: 1.0)
+    monkeypatch.setattr("overt.completion.forms.averaged.together", lambda *given: 1.0)
     ratings, truth = datasets.generate_ratings(300, 200, 10_000, scale=None, seed=4)
     rng = np.random.default_rng(0)
     rows, cols = rng.integers(0, 300, 5000), rng.integers(0, 200, 5000)

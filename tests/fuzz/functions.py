@@ -6,6 +6,8 @@
 # ruff: noqa: E501
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import torch
 from fuzz.hostile import Row
@@ -17,7 +19,7 @@ from overt import decay, equalize, penalty, relu, robust, spectral
 from overt import nn as noisy
 from overt.completion import DropoutCompletion, DropoutImputer, evaluate, read_ratings
 from overt.datasets import generate_ratings, movielens
-from overt.linear import DeepLinearNetwork, LinearNetwork, TiedAutoencoder, inverse_decay
+from overt.linear import DeepLinearNetwork, LinearNetwork, TiedAutoencoder, inverse_decay, rank_jump
 from overt.papers import find, verify
 
 RNG = np.random.default_rng(0)
@@ -221,6 +223,10 @@ def solved(target, width, second_moment, weight_decay):
                          weight_decay=weight_decay).solve().objective  # fmt: skip
 
 
+def of_rank(net, name, rank):
+    return getattr(getattr(net, name)(rank), "objective", None)
+
+
 TASK, TIED = LinearNetwork(A, 2, DROP), TiedAutoencoder(C, 2, DROP)
 LAYERED = DeepLinearNetwork(A, (3, 2), 0.5)
 RUN = {"steps": (c, 4), "learning_rate": (n, 0.01), "seeds": (c, 2), "records": (c, 2)}
@@ -235,6 +241,10 @@ LINEAR = {
         {"target": (a, A), "noise": (t, BLOCK), "input_noise": (t, DROP)}),
     **methods(TASK, "overt.LinearNetwork", penalty={"U": (a, U), "V": (a, V)},
               objective={"U": (a, U), "V": (a, V)}, certify={"U": (a, U), "V": (a, V)}),
+    **{f"overt.{type(net).__name__}.{name}": Row(
+        partial(of_rank, net, name), {"rank": (c, 1)}, unique=False)
+       for net in (TASK, TIED, LAYERED) for name in ("solve", "bound")},
+    "linear.rank_jump": Row(rank_jump, {"widths": (t, (3, 3)), "drop_prob": (p, 0.5)}),
     "overt.LinearNetwork.train": Row(TASK.train, RUN, infinite=True),
     "overt.LinearNetwork.floor": Row(TASK.floor, {"learning_rate": (n, 0.01)}),
     "overt.TiedAutoencoder": Row(lambda target, width, noise: TiedAutoencoder(

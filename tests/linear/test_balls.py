@@ -14,9 +14,12 @@ from overt.linear.checker import RefusedError  # noqa: E402
 def test_relations_are_all_that_hold_exactly():
     x, y = np.array([0.1, 0.7, 1e-9]), np.array([3.0, 2e-7, 5.0])
     for X, expected in (
-        (np.c_[x, 2 * x, y], [[2, -1, 0]]), (np.c_[x, y], []), (np.c_[x, x, y, -4 * y], 2),
-        (np.c_[0 * x, y], [[1, 0]]), (np.array([[0.5, 0.25, 3.0]]), 2),
-    ):  # fmt: skip
+        (np.c_[x, 2 * x, y], [[2, -1, 0]]),
+        (np.c_[x, y], []),
+        (np.c_[x, x, y, -4 * y], 2),
+        (np.c_[0 * x, y], [[1, 0]]),
+        (np.array([[0.5, 0.25, 3.0]]), 2),
+    ):
         found = balls.relations(X)
         for z in found:
             assert any(z)
@@ -39,15 +42,22 @@ def test_roots_of_data_are_right_to_many_digits(steep, unit):
     assert away < 1e-25
 
 
-@pytest.mark.parametrize("values", [
-    [3.0, 1.0, 0.5], [2.0, 2.0 + 1e-10, 1.0], [1.0, 1.0, 1.0], [0.0, 0.0],
-    [5.0, 5.0, 1.0, 1.0 + 1e-9, -1.0, -2.0, -2.0, -2.0 - 1e-10],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "values",
+    [
+        [3.0, 1.0, 0.5],
+        [2.0, 2.0 + 1e-10, 1.0],
+        [1.0, 1.0, 1.0],
+        [0.0, 0.0],
+        [5.0, 5.0, 1.0, 1.0 + 1e-9, -1.0, -2.0, -2.0, -2.0 - 1e-10],
+    ],
+)
 def test_eigenvectors_are_right_to_many_digits(values):
     rng, n = np.random.default_rng(21), len(values)
     with flint.ctx.workprec(256):
-        Q = balls._orthogonal(balls._orthogonal(balls.balls(
-            np.linalg.qr(rng.standard_normal((n, n)))[0])))  # fmt: skip
+        Q = balls._orthogonal(
+            balls._orthogonal(balls.balls(np.linalg.qr(rng.standard_normal((n, n)))[0]))
+        )
         K = Q * balls.balls(np.diag(values)) * Q.transpose()
         X = balls.eigenvectors(K)
         D, unit = X.transpose() * K * X, X.transpose() * X

@@ -55,8 +55,9 @@ def test_matrices_of_integers():
     a, b = Matrix.read(told(A)), Matrix.read(told(B))
     np.testing.assert_array_equal(as_floats(a), A)
     np.testing.assert_array_equal(as_floats(a.T), A.T)
-    exact = [[sum(Fraction(x) * Fraction(y) for x, y in zip(r, c, strict=True)) for c in B.T]
-             for r in A]  # fmt: skip
+    exact = [
+        [sum(Fraction(x) * Fraction(y) for x, y in zip(r, c, strict=True)) for c in B.T] for r in A
+    ]
     product = a @ b
     for i, j in itertools.product(range(2), range(4)):
         assert product.rows[i][j] * Fraction(2) ** product.exponent == exact[i][j]
@@ -73,15 +74,18 @@ def test_matrices_of_integers():
     square = Matrix.read(told(A @ A.T))
     assert [float(x) for x in square.diagonal] == np.diag(A @ A.T).tolist()
     np.testing.assert_array_equal(as_floats(checker.identity(2)), np.eye(2))
-    np.testing.assert_array_equal(as_floats(checker.diagonal_part(square)),
-                                  np.diag(np.diag(A @ A.T)))  # fmt: skip
+    np.testing.assert_array_equal(
+        as_floats(checker.diagonal_part(square)), np.diag(np.diag(A @ A.T))
+    )
     gap = float(checker.distance(a, other))
     assert gap == pytest.approx(np.linalg.norm(A - 1e-5 * A), rel=1e-12)
     for call, message in (
-        (lambda: Matrix.read([["0x1p0"], []]), "misshapen"), (lambda: a @ a, "do not fit"),
+        (lambda: Matrix.read([["0x1p0"], []]), "misshapen"),
+        (lambda: a @ a, "do not fit"),
         (lambda: Matrix.read([["0x1p0"], ["0x1p0", "0x1p0"]]), "misshapen"),
-        (lambda: a.dot(b), "do not fit"), (lambda: Matrix.read([[]]), "misshapen"),
-    ):  # fmt: skip
+        (lambda: a.dot(b), "do not fit"),
+        (lambda: Matrix.read([[]]), "misshapen"),
+    ):
         with pytest.raises(RefusedError, match=message):
             call()
 
@@ -107,9 +111,12 @@ def test_eigenvalues_are_bounded_by_any_good_basis():
     with pytest.raises(RefusedError, match="wrong size"):
         checker.eigenvalues_below(Matrix.read(told(A)), Matrix.read(told(np.eye(4)[:, :3])))
     for D, expected in (
-        ([[2, 1], [1, 2]], True), ([[1, 1], [1, 1]], False), ([[-2, 1], [1, -2]], False),
-        ([[2, -1.5], [-1.5, 2]], True), ([[2, 1], [1, 0.5]], False),
-    ):  # fmt: skip
+        ([[2, 1], [1, 2]], True),
+        ([[1, 1], [1, 1]], False),
+        ([[-2, 1], [1, -2]], False),
+        ([[2, -1.5], [-1.5, 2]], True),
+        ([[2, 1], [1, 0.5]], False),
+    ):
         assert checker.dominated(Matrix.read(told(D)), checker.identity(2)) == expected
     assert not checker.dominated(Matrix.read(told(EYE)), Matrix.read(told(EYE[:, :2])))
 
@@ -129,12 +136,16 @@ def test_objectives_are_those_of_networks(noise, given):
     R = RNG.standard_normal((4, 4))
     kinds = {
         "dropout": (overt.Dropout([0.1, 0.5, 0.3, 0.2]), dropout(0.1, 0.5, 0.3, 0.2)),
-        "dropblock": (overt.DropBlock(0.4, 2), {"kind": "dropblock", "block_size": 2,
-                                                "drop_prob": [(0.4).hex()]}),
+        "dropblock": (
+            overt.DropBlock(0.4, 2),
+            {"kind": "dropblock", "block_size": 2, "drop_prob": [(0.4).hex()]},
+        ),
         "dropconnect": (overt.DropConnect(0.3), dropout(0.3) | {"kind": "dropconnect"}),
-        "matrix": (overt.CovarianceNoise(np.ones(4), R @ R.T), {
-            "kind": "matrix", "drop_prob": [], "block_size": 1, "characteristic": None}),
-    }  # fmt: skip
+        "matrix": (
+            overt.CovarianceNoise(np.ones(4), R @ R.T),
+            {"kind": "matrix", "drop_prob": [], "block_size": 1, "characteristic": None},
+        ),
+    }
     law, text = kinds[noise]
     if noise == "matrix":
         text = text | {"characteristic": told(law.characteristic(4))}
@@ -185,8 +196,17 @@ GOOD = posed("two-layer", [EYE, EYE], dropout(0.1, 0.2, 0.3), target=EYE)
 MATRIX = {"kind": "matrix", "drop_prob": [], "block_size": 1, "characteristic": told(EYE)}
 BLOCK = {"kind": "dropblock", "drop_prob": ["0x1p-1"], "block_size": 3}
 WRONG = [
-    ({"problem": {"target": told(EYE), "X": told(EYE), "Y": told(EYE), "second_moment": told(EYE)}},
-     "both data and a second moment"),
+    (
+        {
+            "problem": {
+                "target": told(EYE),
+                "X": told(EYE),
+                "Y": told(EYE),
+                "second_moment": told(EYE),
+            }
+        },
+        "both data and a second moment",
+    ),
     ({"problem": {"target": told(EYE), "second_moment": told(EYE + np.eye(3, k=1))}}, "unsymm"),
     ({"weights": [told(EYE)]}, "a wrong number of weights"),
     ({"weights": [told(EYE)] * 3}, "a wrong number of weights"),
@@ -194,8 +214,14 @@ WRONG = [
     ({"network": "deep", "weights": [told(EYE)]}, "a wrong number of weights"),
     ({"noise": MATRIX | {"kind": "gauss"}}, "unknown noise"),
     ({"network": "deep", "noise": BLOCK}, "unknown noise"),
-    ({"network": "tied", "weights": [told(EYE)], "noise": dropout(0.1) | {"kind": "dropconnect"}},
-     "unknown noise"),
+    (
+        {
+            "network": "tied",
+            "weights": [told(EYE)],
+            "noise": dropout(0.1) | {"kind": "dropconnect"},
+        },
+        "unknown noise",
+    ),
     ({"noise": dropout(0.1, 0.2, 0.3) | {"characteristic": told(EYE)}}, "a matrix that is not"),
     ({"noise": {**MATRIX, "characteristic": None}}, "a matrix that is not wanted"),
     ({"noise": MATRIX | {"characteristic": told(EYE + np.eye(3, k=1))}}, "a wrong matrix"),
@@ -210,7 +236,7 @@ WRONG = [
     ({"noise": BLOCK | {"block_size": 0}}, "a wrong block size"),
     ({"noise": BLOCK | {"block_size": True}}, "a wrong block size"),
     ({"noise": BLOCK | {"block_size": -3}}, "a wrong block size"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("change", "message"), WRONG)
@@ -244,8 +270,11 @@ def test_gains_follow_the_thresholds():
     assert float(some.bound()) == pytest.approx(expected)
     Gamma = np.array([[1.0, 0.4, 0.4], [0.4, 1.2, 0.4], [0.4, 0.4, 1.4]])
     matrix = MATRIX | {"characteristic": told(Gamma)}
-    below = {"gamma": (0.375).hex(), "delta": [(0.5).hex(), (0.75).hex(), (0.875).hex()],
-             "dominated": told(EYE)}  # fmt: skip
+    below = {
+        "gamma": (0.375).hex(),
+        "delta": [(0.5).hex(), (0.75).hex(), (0.875).hex()],
+        "dominated": told(EYE),
+    }
     found = float(bounding(matrix, g, **below).bound())
     expected = 21 - used / 1.375 - np.sum(g**2 / np.array([0.5, 0.75, 0.875]))
     assert found == pytest.approx(expected)
@@ -270,27 +299,53 @@ REFUSED = [
     (dropout(0.1) | {"kind": "dropconnect"}, None, {"multiplier": told(np.eye(2))}, "fit"),
     (dropout(0.1, 0.2, 0.3), None, {"multiplier": told(EYE)}, "a multiplier without DropConnect"),
     (dropout(0.0) | {"kind": "dropconnect"}, None, {"multiplier": told(EYE)}, "a cost without"),
-    (MATRIX, None, {"gamma": (-1.5).hex(), "delta": [(2.25).hex()] * 2 + ["0x0p0"],
-                    "dominated": told(EYE)}, "not shown to be below"),
-    (MATRIX | {"characteristic": told(3 * EYE - 1.5)}, None,
-     {"gamma": (-1.5).hex(), "delta": ["0x1p0"] * 2 + ["0x0p0"], "dominated": told(EYE)},
-     "a cost without noise"),
-    (MATRIX | {"characteristic": told(1.5 * EYE - 1.5)}, None,
-     {"gamma": (-1.5).hex(), "delta": ["0x1p-1"] * 3, "dominated": told(EYE)},
-     "costs that bound nothing"),
-    (MATRIX, [0.1] * 3, {"gamma": "0x0p0", "delta": ["0x1p0"] * 2, "dominated": told(EYE)},
-     "wrong costs"),
-    (MATRIX, [0.1] * 3, {"gamma": "0x0p0", "delta": ["0x1p-1", "0x1p-1", "-0x1p-1"],
-                         "dominated": told(EYE)}, "wrong costs"),
-    (MATRIX, [0.1] * 3, {"gamma": "0x0p0", "delta": ["0x1p0"] * 3, "dominated": told(EYE)},
-     "not shown to be below"),
+    (
+        MATRIX,
+        None,
+        {"gamma": (-1.5).hex(), "delta": [(2.25).hex()] * 2 + ["0x0p0"], "dominated": told(EYE)},
+        "not shown to be below",
+    ),
+    (
+        MATRIX | {"characteristic": told(3 * EYE - 1.5)},
+        None,
+        {"gamma": (-1.5).hex(), "delta": ["0x1p0"] * 2 + ["0x0p0"], "dominated": told(EYE)},
+        "a cost without noise",
+    ),
+    (
+        MATRIX | {"characteristic": told(1.5 * EYE - 1.5)},
+        None,
+        {"gamma": (-1.5).hex(), "delta": ["0x1p-1"] * 3, "dominated": told(EYE)},
+        "costs that bound nothing",
+    ),
+    (
+        MATRIX,
+        [0.1] * 3,
+        {"gamma": "0x0p0", "delta": ["0x1p0"] * 2, "dominated": told(EYE)},
+        "wrong costs",
+    ),
+    (
+        MATRIX,
+        [0.1] * 3,
+        {"gamma": "0x0p0", "delta": ["0x1p-1", "0x1p-1", "-0x1p-1"], "dominated": told(EYE)},
+        "wrong costs",
+    ),
+    (
+        MATRIX,
+        [0.1] * 3,
+        {"gamma": "0x0p0", "delta": ["0x1p0"] * 3, "dominated": told(EYE)},
+        "not shown to be below",
+    ),
     (MATRIX, [0.1] * 3, {"gamma": "0x1p-3", "band": 0, "dominated": told(EYE)}, "a wrong band"),
     (MATRIX, [0.1] * 3, {"gamma": "-0x1p-3", "band": 1, "dominated": told(EYE)}, "a wrong band"),
     (MATRIX, [0.0] * 3, {"gamma": "0x0p0", "band": 1, "dominated": told(EYE)}, "a wrong band"),
     (MATRIX, [0.1] * 3, {"gamma": "0x1p-3", "band": True, "dominated": told(EYE)}, "a wrong band"),
-    (MATRIX | {"characteristic": told(EYE + 0.25)}, [0.1] * 3,
-     {"gamma": "0x1p-3", "band": 2, "dominated": told(EYE)}, "a wrong band"),
-]  # fmt: skip
+    (
+        MATRIX | {"characteristic": told(EYE + 0.25)},
+        [0.1] * 3,
+        {"gamma": "0x1p-3", "band": 2, "dominated": told(EYE)},
+        "a wrong band",
+    ),
+]
 
 
 @pytest.mark.parametrize(("noise", "thresholds", "witness", "message"), REFUSED)
@@ -343,8 +398,14 @@ def test_the_operator_bound_of_multipliers_with_zeros(unit):
     K = flow / np.where(D > 0, D, 1.0) @ flow.T
     shown = {"multiplier": told(Z), "basis": told(np.linalg.eigh(K)[1])}
     noise = dropout(0.3) | {"kind": "dropconnect"}
-    file = posed("two-layer", [np.ones((2, 4)), np.ones((3, 4))], noise, shown, target=M,
-                 second_moment=np.diag(D))  # fmt: skip
+    file = posed(
+        "two-layer",
+        [np.ones((2, 4)), np.ones((3, 4))],
+        noise,
+        shown,
+        target=M,
+        second_moment=np.diag(D),
+    )
     expected = 2 * np.sum(flow) - np.sum(flow * Z) - np.linalg.eigvalsh(K)[-1] * 4 / (0.3 / 0.7)
     assert float(Problem(file).bound()) == pytest.approx(expected, rel=1e-9)
 
@@ -360,8 +421,9 @@ def test_grams_of_data_use_a_root_that_is_shown(outputs):
 
     K, shrink = posing(inverse_root=told(R)).gram
     true = np.linalg.svd(Z.T @ X @ R, compute_uv=False)
-    np.testing.assert_allclose(np.sort(np.linalg.eigvalsh(as_floats(K)))[::-1][: len(true)],
-                               true**2, atol=1e-9)  # fmt: skip
+    np.testing.assert_allclose(
+        np.sort(np.linalg.eigvalsh(as_floats(K)))[::-1][: len(true)], true**2, atol=1e-9
+    )
     assert 1 - 1e-9 < float(shrink) <= 1
     assert K.shape == (min(3, outputs),) * 2
     K, shrink = posing().gram
@@ -372,24 +434,32 @@ def test_grams_of_data_use_a_root_that_is_shown(outputs):
     K, _ = posing(twice, inverse_root=told(part), relations=[[1, 0, -1]]).gram
     assert K.shape == (2, 2)
     for data, relations, root, message in (
-        (X, [], 2 * R, "too far from one"), (twice, [], part, "low rank"),
-        (twice, [[1, 0, 1]], part, "does not hold"), (twice, [[0, 0, 0]], part, "dependent"),
+        (X, [], 2 * R, "too far from one"),
+        (twice, [], part, "low rank"),
+        (twice, [[1, 0, 1]], part, "does not hold"),
+        (twice, [[0, 0, 0]], part, "dependent"),
         (twice, [[1, 0, -1], [2, 0, -2]], part, "dependent relations"),
         (twice, [[0, 0, 0, 1]], part, "does not hold"),
-        (twice, [[1, 0]], part, "does not hold"), (twice, [[1.0, 0, -1]], part, "does not hold"),
-    ):  # fmt: skip
+        (twice, [[1, 0]], part, "does not hold"),
+        (twice, [[1.0, 0, -1]], part, "does not hold"),
+    ):
         with pytest.raises(RefusedError, match=message):
             _ = posing(data, inverse_root=told(root), relations=relations).gram
-    plain = posed("two-layer", [EYE, EYE], dropout(0.1, 0.1, 0.1), {"inverse_root": told(EYE)},
-                  target=EYE)  # fmt: skip
+    plain = posed(
+        "two-layer", [EYE, EYE], dropout(0.1, 0.1, 0.1), {"inverse_root": told(EYE)}, target=EYE
+    )
     with pytest.raises(RefusedError, match="without data"):
         _ = Problem(plain).gram
 
 
 def test_costs_of_layers_multiply():
     lam = [Fraction(3, 7), Fraction(1, 4)]
-    file = posed("deep", [np.ones((2, 3)), np.ones((5, 2)), np.ones((1, 5))], dropout(0.3, 0.2),
-                 target=np.ones((1, 3)))  # fmt: skip
+    file = posed(
+        "deep",
+        [np.ones((2, 3)), np.ones((5, 2)), np.ones((1, 5))],
+        dropout(0.3, 0.2),
+        target=np.ones((1, 3)),
+    )
     found = Problem(file)
     nu = prod((1 + s / n for s, n in zip(found.strengths, (2, 5), strict=True))) - 1
     assert found.costs()[0] == [nu * 2] * 2

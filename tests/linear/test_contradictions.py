@@ -17,9 +17,18 @@ PROBLEMS = int(os.environ.get("OVERT_PROBLEMS", "24"))
 SEED = int(os.environ.get("OVERT_SEED", "24"))
 RESTARTS = 20 if PROBLEMS > 100 else 4
 KINDS = (
-    "dropout", "per unit", "keep exactly", "exchangeable", "grid", "sliding", "any", "dropconnect",
-    "tied", "deep", "tied any",
-)  # fmt: skip
+    "dropout",
+    "per unit",
+    "keep exactly",
+    "exchangeable",
+    "grid",
+    "sliding",
+    "any",
+    "dropconnect",
+    "tied",
+    "deep",
+    "tied any",
+)
 
 
 def drop_prob(rng):

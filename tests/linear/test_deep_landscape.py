@@ -34,8 +34,10 @@ def test_the_smallest_spurious_minimum_in_exact_arithmetic():
         ]
 
     def noisy(S):
-        return [[x * (Fraction(3, 2) if i == j else 1) for j, x in enumerate(r)]
-                for i, r in enumerate(S)]  # fmt: skip
+        return [
+            [x * (Fraction(3, 2) if i == j else 1) for j, x in enumerate(r)]
+            for i, r in enumerate(S)
+        ]
 
     def transposed(A):
         return [list(column) for column in zip(*A, strict=True)]
@@ -105,8 +107,11 @@ def test_no_path_from_the_spurious_minimum_stays_below_its_barrier():
     for _ in range(200):
         signs = [rng.choice([-1.0, 1.0], 2) for _ in range(2)]
         ends = [W.copy() for W in best.weights]
-        ends = [signs[0][:, None] * ends[0], signs[1][:, None] * ends[1] * signs[0],
-                ends[2] * signs[1]]  # fmt: skip
+        ends = [
+            signs[0][:, None] * ends[0],
+            signs[1][:, None] * ends[1] * signs[0],
+            ends[2] * signs[1],
+        ]
         t = np.linspace(0, 1, 400)
         path = [[(1 - x) * A + x * B for A, B in zip(first.weights, ends, strict=True)] for x in t]
         lowest = min(lowest, max(SMALLEST.objective(weights) for weights in path))

@@ -10,11 +10,11 @@ import pytest
 
 import overt
 from overt.linear import whitening
-from overt.linear.blocks import attained
 from overt.linear.bounds import envelopes, pairs_below
 from overt.linear.descent import descend
 from overt.linear.landscape import feasible_sets
 from overt.linear.shares import UnitShares
+from overt.linear.sharing import attained
 
 
 def exact_objective(X, Y, U, V, lam):
@@ -164,9 +164,12 @@ def test_products_are_rounded_once():
     A, B = rng.standard_normal((4, 7)) * 1e5, rng.standard_normal((7, 3))
     B[:, 0] = np.linalg.svd(A)[2][-1]  # A B cancels to rounding
     exact = [
-        [float(sum(Fraction(a) * Fraction(b) for a, b in zip(row, column, strict=True)))
-         for column in B.T.tolist()] for row in A.tolist()
-    ]  # fmt: skip
+        [
+            float(sum(Fraction(a) * Fraction(b) for a, b in zip(row, column, strict=True)))
+            for column in B.T.tolist()
+        ]
+        for row in A.tolist()
+    ]
     np.testing.assert_allclose(whitening.product(A, B), exact, rtol=1e-13)
 
 
@@ -316,11 +319,17 @@ def test_keeping_exactly_some_units_is_solved_in_closed_form(count):
     assert best.objective == pytest.approx(np.mean(losses), abs=1e-12)
 
 
-@pytest.mark.parametrize("make", [
-    lambda: overt.CovarianceNoise(np.ones(6), 0.3 ** abs(np.subtract.outer(range(6), range(6)))),
-    lambda: overt.DropBlock(0.4, 3, "sliding"),
-    lambda: overt.CovarianceNoise(np.ones(6), np.kron(np.eye(3), [[1.5, -1.0], [-1.0, 1.5]])),
-], ids=["ar1", "sliding", "pairs"])  # fmt: skip
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: overt.CovarianceNoise(
+            np.ones(6), 0.3 ** abs(np.subtract.outer(range(6), range(6)))
+        ),
+        lambda: overt.DropBlock(0.4, 3, "sliding"),
+        lambda: overt.CovarianceNoise(np.ones(6), np.kron(np.eye(3), [[1.5, -1.0], [-1.0, 1.5]])),
+    ],
+    ids=["ar1", "sliding", "pairs"],
+)
 def test_bounds_of_any_noise_are_below_its_penalty(make):
     noise, rng = make(), np.random.default_rng(0)
     Gamma = noise.characteristic(6)

@@ -47,6 +47,7 @@ def deep(*args, **kwargs):
 
 
 drop = overt.Dropout(0.3)
+COVARIANCE = overt.CovarianceNoise(np.ones(4), ROOT[:4] @ ROOT[:4].T / 6)
 EXCHANGEABLE = overt.CovarianceNoise(np.full(5, 0.7), 0.3 * np.eye(5) + 0.1)
 CASES = {  # a network at its optimum, and the relative gap that must be proved
     "dropout": (lambda: shallow(M, 8, drop), 1e-25),
@@ -81,6 +82,7 @@ CASES = {  # a network at its optimum, and the relative gap that must be proved
     "one at a time": (lambda: shallow(M, 5, overt.KeepExactly(1), second_moment=C), 1e-10),
     "exchangeable": (lambda: shallow(X=X, Y=Y, width=5, noise=EXCHANGEABLE), 1e-10),
     "sliding": (lambda: shallow(M, 6, overt.DropBlock(0.4, 2, "sliding")), 0.5),
+    "any covariance": (lambda: shallow(M, 4, COVARIANCE), 0.1),
     "tied, kept": (lambda: tied(ROOT + 3 * np.eye(6), 6, overt.KeepExactly(4)), 1e-10),
     "deep": (lambda: deep(np.diag([4.0, 1.0, 0.5]), (3, 4), (0.5, 0.4)), 1e-25),
     "deep, rank two": (lambda: deep(np.diag([1.0, 0.9, 0.3]), (4, 3), (1 / 3, 0.2)), 1e-13),
@@ -281,17 +283,20 @@ def test_false_claims_and_broken_files_are_refused():
 def test_costs_and_thresholds_that_bound_nothing_are_refused():
     tampering = {
         "sliding": [
-            ({"band": 2.0}, "a wrong band"), ({"band": True}, "a wrong band"),
-            ({"band": 1}, "a wrong band"), ({"gamma": "-0x1p-9"}, "below|band"),
+            ({"band": 2.0}, "a wrong band"),
+            ({"band": True}, "a wrong band"),
+            ({"band": 1}, "a wrong band"),
+            ({"gamma": "-0x1p-9"}, "below|band"),
             ({"thresholds": ["-0x1p-9"] * 6}, "wrong thresholds"),
             ({"thresholds": ["0x1p-9"] * 5}, "wrong thresholds"),
             ({"gamma": "0x1p+9"}, "not shown to be below"),
         ],
         "one at a time": [
-            ({"delta": ["-0x1p-9"] * 5}, "wrong costs"), ({"delta": ["0x1p-9"] * 4}, "wrong costs"),
+            ({"delta": ["-0x1p-9"] * 5}, "wrong costs"),
+            ({"delta": ["0x1p-9"] * 4}, "wrong costs"),
             ({"delta": ["0x1p+9"] * 5}, "not shown to be below"),
         ],
-    }  # fmt: skip
+    }
     for name, changes in tampering.items():
         net, weights = CASES[name][0]()
         file = net.certify(*weights, rigorous=True).document

@@ -202,9 +202,16 @@ def test_weights_of_which_some_are_not_finite_are_not_measured(which):
         return 1.0, 2.0, 3
 
     found = training.run_seeds(
-        lambda rng: [np.zeros(2), np.zeros(3)], lambda rng: advance, measure, steps=5,
-        learning_rate=0.1, seeds=2, records=[2], n_jobs=1, optimum=0.5,
-    )  # fmt: skip
+        lambda rng: [np.zeros(2), np.zeros(3)],
+        lambda rng: advance,
+        measure,
+        steps=5,
+        learning_rate=0.1,
+        seeds=2,
+        records=[2],
+        n_jobs=1,
+        optimum=0.5,
+    )
     assert found.diverged.tolist() == [True, True]
     assert found.objective[:, 0].tolist() == [1.0, 1.0]
     assert np.isnan(found.objective[:, 1:]).all()
@@ -236,9 +243,16 @@ def test_an_interrupt_is_told_beside_seeds_that_diverged():
 
     steps = iter([lambda weights, rates: 0, interrupted])
     found = training.run_seeds(
-        lambda rng: [np.zeros(1)], lambda rng: next(steps), lambda weights: (1.0, 2.0, 3), steps=5,
-        learning_rate=0.1, seeds=2, records=[2], n_jobs=1, optimum=0.5,
-    )  # fmt: skip
+        lambda rng: [np.zeros(1)],
+        lambda rng: next(steps),
+        lambda weights: (1.0, 2.0, 3),
+        steps=5,
+        learning_rate=0.1,
+        seeds=2,
+        records=[2],
+        n_jobs=1,
+        optimum=0.5,
+    )
     assert found.status == "interrupted"
     assert found.diverged.tolist() == [True, False]
 
@@ -264,9 +278,16 @@ def test_each_step_is_taken_once_in_chunks(monkeypatch):
 
     monkeypatch.setattr(training, "CHUNK", 3)
     found = training.run_seeds(
-        lambda rng: [np.zeros(1)], lambda rng: advance, lambda weights: (1.0, 2.0, 3), steps=17,
-        learning_rate=rate, seeds=1, records=[4], n_jobs=1, optimum=0.5,
-    )  # fmt: skip
+        lambda rng: [np.zeros(1)],
+        lambda rng: advance,
+        lambda weights: (1.0, 2.0, 3),
+        steps=17,
+        learning_rate=rate,
+        seeds=1,
+        records=[4],
+        n_jobs=1,
+        optimum=0.5,
+    )
     assert asked == list(range(17))
     assert taken == [0.5 * t for t in asked]
     assert (found.status, found.steps.tolist()) == ("finished", [0, 4, 17])

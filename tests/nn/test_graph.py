@@ -141,7 +141,7 @@ def test_a_recording_leaves_the_model_bit_for_bit_as_it_was(make, statistics):
             assert make is DeletesParameters
         else:
             assert recording.writes_parameters == (make is WritesParameters)
-            saved.copy_parameters = recording.writes_parameters
+            assert saved.copy_parameters == recording.writes_parameters
         saved.plain_pass(X, None, statistics=statistics)
         saved.plain_pass(X, None, noise=False)
     assert snapshot(model) == before

@@ -609,3 +609,11 @@ def test_setting_p_of_a_layer_without_a_drop_probability_is_refused():
     layer = CovarianceDropout(MU, K)
     with pytest.raises(AttributeError, match="CovarianceDropout"):
         layer.p = 0.5
+
+
+def test_a_layer_used_inside_a_transformation_leaves_nothing_behind():
+    layer = DropBlock2d(0.31, 2, seed=0)
+    x = torch.ones(2, 1, 4, 4)
+    torch.func.functionalize(layer)(x)
+    result = layer(x)
+    assert not torch._is_functional_tensor(result)

@@ -5,9 +5,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from overt import decay, equalize, noise, penalty, relu, spectral
+from overt import decay, equalize, linear, noise, penalty, relu, spectral
 from overt.completion import bounds
-from overt.papers import items, verify
+from overt.papers import items, oracles, verify
+from overt.papers.beyond import deep as beyond_deep
 from overt.papers.thesis import capacity, training
 
 BOUNDS = [name for name, item in items().items() if item.how == "bound evaluated"]
@@ -26,6 +27,10 @@ def slightly_more(original):
         return original(*args, **options) * 1.001
 
     return wrong
+
+
+def more_units(original):
+    return lambda y, width, drop_prob: original(y, width, drop_prob / 2)
 
 
 def printed_ksupport(self, s):
@@ -57,6 +62,7 @@ def no_noise(self, width, size=1, seed=None):
     return np.ones((size, width))
 
 
+UNSOLVED = SimpleNamespace(objective=1.0)
 UNTRAINED = SimpleNamespace(full_error=np.ones(3), visited_error=np.ones(3))
 NOTHING = SimpleNamespace(value=-1.0)
 QUARTER = SimpleNamespace(lower=0.25, upper=0.26)
@@ -160,6 +166,16 @@ MUTATIONS = [
         slightly_more(spectral.factorization_cost),
         "representation-cost",
     ),
+    (linear.DeepLinearNetwork, "solve", lambda self, rank=None: UNSOLVED, "deep-exact-optimum"),
+    (
+        oracles,
+        "deep_added_loss",
+        slightly_more(oracles.deep_added_loss),
+        "deep-spurious-minimum",
+    ),
+    (beyond_deep, "rank_jump", lambda widths, drop_prob: 0.9, "deep-rank-jump"),
+    (linear.LinearNetwork, "bound", lambda self: 1e9, "any-noise-bound"),
+    (relu, "one_output_optimum", more_units(relu.one_output_optimum), "relu-one-output"),
     (equalize, "hadamard_equalizer", lambda U: np.eye(U.shape[1]), "hadamard-equalizer"),
     (equalize, "importance", lambda U, V, C=None: np.arange(1.0, 4.0), "per-unit-optimum"),
     (relu, "train_lazy", lambda *a, **k: UNTRAINED, "dropout-training"),

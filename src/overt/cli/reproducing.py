@@ -93,20 +93,23 @@ def _figure(name: str) -> Figure:
 
 
 def _list_figures() -> None:
-    lines = []
-    for figure in _figures():
-        for size in figure.sizes:
-            hours = figure.hours.get(size, 0.0)
-            lines.append(
-                (
-                    figure.id,
-                    size,
-                    f"{hours:g} h" if hours else "minutes",
-                    figure.data(size) or "none",
-                    figure.source,
-                )
-            )
-    show_table(("id", "size", "one core", "data", "source"), lines)
+    lines = [
+        (
+            figure.id,
+            ", ".join(_size_and_hours(figure, size) for size in figure.sizes),
+            figure.data("paper") or "none",
+            figure.source,
+        )
+        for figure in _figures()
+    ]
+    show_table(("id", "sizes (hours on one core)", "data", "source"), lines)
+
+
+def _size_and_hours(figure: Figure, size: str) -> str:
+    if size == "toy":
+        return "toy (a minute)"
+    hours = figure.hours.get(size)
+    return f"{size} ({hours:g} h)" if hours else f"{size} (not measured)"
 
 
 def _download(figure: Figure, size: str) -> None:

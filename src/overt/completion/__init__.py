@@ -6,11 +6,9 @@
 from overt.completion.bounds import Bound
 from overt.completion.estimator import DropoutCompletion
 from overt.completion.evaluation import Evaluation, evaluate
-from overt.completion.explaining import Explanation
 from overt.completion.imputer import DropoutImputer
-from overt.completion.listing import Recommendations
 from overt.completion.ratings_file import RatingsFile, read_ratings
-from overt.completion.recommending import NewRow, Recommendation
+from overt.completion.recommend import Explanation, NewRow, Recommendation, Recommendations
 
 __all__ = [
     "Bound",

@@ -22,7 +22,7 @@ def with_features(
     """Bring tables of the rows' and of the columns' features into the order of the entries.
 
     A table has a row for each index, or comes as a pair (identifiers, table), or as a data frame
-    whose index holds them. Rows beyond those of the entries make the matrix larger.
+    whose index holds them. Rows that the entries do not have make the matrix larger.
     """
     if not allowed and any(table is not None for table in tables):
         raise InputError('row_features and col_features need drop_prob="learn"')

@@ -1,4 +1,4 @@
-"""What theory says about a fitted model: its regularizer, its norm, its generalization.
+"""Theory of a fitted model: its regularizer, its norm, its generalization.
 
 Everything is computed on the product of the factors (biases and mean apart), in the units of the
 values.
@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from overt import penalty
 from overt._check import InputError, number
 from overt._types import Floats
 from overt.completion.forms.model import FactorModel
@@ -79,8 +78,8 @@ def factors(model: FactorModel) -> tuple[Floats, Floats]:
 def explicit_regularizer(model: FactorModel, entries: Entries) -> float:
     """R = mean over entries of sum_i U_ai^2 V_bi^2 (thesis, Proposition 3, without lam)."""
     U, V = factors(model)
-    # penalty.completion has the factor lam, which is 1 at drop_prob 1/2.
-    return float(penalty.completion(U, V, entries.rows, entries.cols, 0.5))
+    squares = np.einsum("ei,ei->e", U[entries.rows] ** 2, V[entries.cols] ** 2)
+    return float(squares.mean())
 
 
 def weighted_trace_norm(model: FactorModel, entries: Entries) -> float:
@@ -98,7 +97,7 @@ def generalization_bound(
 ) -> Bound:
     """L(g(UV')) <= Lhat + 8 sqrt((2 K^2 alpha d2 log d2 + log(2/delta)/4)/n) (thesis, Theorem 11).
 
-    Assumes that entries are drawn independently from a product law p(row) q(column) with
+    Assumes that entries are sampled independently from a product law p(row) q(column) with
     p q >= log(d2) / (n sqrt(d2 d0)), and values in [-1, 1]: the values less the biases are scaled
     by their largest size. d2 is the larger side. The theorem bounds the risk by the smallest
     regularizer of the same product, so the balanced factors' value is used where it is smaller.

@@ -13,67 +13,95 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import RegressorTags
 from sklearn.utils.validation import check_is_fitted
 
-from overt._check import InputError, instance, whole
-from overt._types import Seed
-from overt.completion import fitting, incremental, plotting, ratings_file, recommending, scoring
+from overt._check import InputError, choice, instance, whole
+from overt._types import Floats, Ints, Seed
+from overt.completion import bounds, evaluation, fitting, incremental, ratings_file
 from overt.completion.alignment import with_features
-from overt.completion.answering import Answers
 from overt.completion.engines import make_engine
-from overt.completion.explaining import Explanation, explain
+from overt.completion.forms.implicit import observed_pairs, refuse_dislikes
 from overt.completion.forms.model import FactorModel, Fit
-from overt.completion.forms.strengths import observed_pairs, refuse_dislikes
 from overt.completion.index import EntryIndex
-from overt.completion.recommending import NewRow
+from overt.completion.recommend import (
+    BLOCK,
+    Explanation,
+    Lists,
+    NewRow,
+    Ranking,
+    Recommendation,
+    Recommendations,
+    best_for_row,
+    explain,
+    new_row,
+    similar_columns,
+)
 from overt.completion.settings import RANKING, Settings, fresh_seed
 from overt.completion.storage import checkpoints, models
 from overt.completion.tables import read_entries
 from overt.entries import Entries, observed
 from overt.entries.frames import is_frame, is_table
-from overt.entries.identifiers import UNKNOWN, warn_unknown
+from overt.entries.identifiers import UNKNOWN, IdentifierIndex, warn_unknown
 from overt.results import Status
 
 Path = str | os.PathLike[str]
 
 
-class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
+class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
     """Complete a matrix of which some entries are observed.
 
-    Entry (a, b) is explained by mean + row bias + column bias + u_a . v_b. `drop_prob`, with which
-    factors would be dropped in training, shrinks them; by default it is learned.
+    Entry (a, b) is predicted by mean + row bias + column bias + u_a . v_b. The factors u and v are
+    shrunk as if they were dropped at random in training; by default the amount is learned.
 
     Parameters
     ----------
     n_factors
-        Width; what is not needed is shrunken away. None is 32 (64 for rankings of 500,000 entries).
+        Number of factors; those that are not needed are shrunk to zero. None takes 32 (at most the
+        smaller side of the matrix), and 64 for missing="negative" with 500,000 entries or more.
     drop_prob
-        "learn" estimates the noise of every factor row, the priors and the residual variance.
-        A number in [0, 1) (or one per factor) minimizes the dropout objective
+        "learn" estimates the uncertainty of every row's factors, the priors and the noise. A number
+        in [0, 1) (or one per factor) minimizes the dropout objective
         mean (y - u.v)^2 + lam mean sum_i U_ai^2 V_bi^2, lam = drop_prob / (1 - drop_prob), exactly.
-        "auto" chooses that number on a held-out slice, then fits everything.
+        "auto" chooses that number on a held-out tenth, then fits all entries. Standard deviations
+        (`return_std`) need "learn".
     biases
-        Whether rows and columns have biases and the mean is taken out.
+        Whether rows and columns have biases and the mean is subtracted.
     ridge
-        Coefficient of |U|^2 + |V|^2 beside the sum of squares (not with "learn").
+        Coefficient of |U|^2 + |V|^2 beside the sum of squares, where drop_prob is not "learn".
     method
-        "alternating" (exact solves), or "sgd", the thesis's algorithm, with `learning_rate` and
-        `batch_size`; a sweep is then an epoch.
-    max_sweeps, tol
-        Stop after so many sweeps (default 100), or when the objective falls by less than `tol` in
-        one: nats per rating with "learn" (default 7e-4), relative otherwise (default 1e-5; SGD
-        always takes all its epochs).
+        "alternating" solves for rows and columns in turn, exactly. "sgd" is the algorithm of the
+        thesis; it needs a number as drop_prob.
+    max_sweeps
+        Stop after this many sweeps over all entries (epochs of SGD). None takes 100.
+    tol
+        Stop when a sweep lowers the objective by less than this. With "learn" in nats per entry
+        (None takes 7e-4), otherwise relative (None takes 1e-5). SGD makes all its epochs.
     average
-        With "learn": average predictions of so many draws; more accurate and slower. "auto" takes
-        60 where that takes seconds (some 100,000 entries) and `max_sweeps` is not given.
+        With "learn": number of posterior samples whose predictions are averaged; more accurate and
+        slower. "auto" takes 60 where that takes seconds (about 100,000 entries) and max_sweeps is
+        None.
     signals
-        With "learn": whether which entries are observed tells what to expect of rows and columns;
-        "auto" asks the evidence.
+        With "learn": whether the pattern of observed entries also predicts rows and columns. "auto"
+        decides by the evidence.
     clip
-        Keep predictions in the range of the values; "auto" where 20 numbers make up most of them.
-    seed, n_jobs, engine, memory_limit
-        Int, Generator, or None for fresh entropy (`random_state` counts where it is given); number
-        of threads (default: all cores; results do not depend on it); "local" or "threads", "dask"
-        for the current `distributed.Client` or processes started here, or a scheduler's address;
-        bytes, or as in "4GB": entries are then kept in mapped files, and factors must fit twice.
+        Whether predictions are clipped to the range of the values. "auto" does so for rating
+        scales: values of which 20 different numbers make up nine tenths.
+    learning_rate, batch_size
+        Step size and minibatch size of method="sgd".
+    seed
+        Int, NumPy Generator, or None for fresh entropy.
+    n_jobs
+        Number of threads; None and -1 take all cores. Results do not depend on it.
+    engine
+        "local" for threads; "dask" for the current `distributed.Client`, or processes started here;
+        or the address of a Dask scheduler.
+    missing
+        What an absent entry means. "unknown": nothing is known of it, and values are predicted.
+        "negative": it was not chosen. Values (clicks, counts, ratings, from 0) then say how much a
+        column is wanted, and predictions rank columns between 0 and 1.
+    random_state
+        Another name of `seed`, which it overrides.
+    memory_limit
+        Bytes, or text such as "4GB": entries are then stored in temporary files. Factors and
+        covariances must fit into it twice.
 
     Attributes
     ----------
@@ -82,20 +110,30 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
     row_bias_, col_bias_, mean_
         Biases and mean; zero without `biases`.
     drop_prob_
-        The drop probability used; with "learn", the one whose noise is as large as the learned.
+        The drop probability used; with "learn", the one that adds as much variance as was learned.
     learned_drop_prob_
         With "learn", the same for each factor, most important first.
-    noise_variance_, row_noise_, col_noise_
-        Residual variance, and what multiplies it in each row and column (1 unless learned).
-    objective_, n_sweeps_, average_, status_
-        The objective after each sweep, their number, that of draws averaged, and how the fit ended.
+    noise_variance_
+        Variance of the residuals.
+    row_noise_, col_noise_
+        What multiplies it in each row and column; 1 unless learned.
+    objective_, n_sweeps_
+        The objective after each sweep, and their number.
+    average_
+        Number of posterior samples that are averaged.
+    status_
+        "converged", "finished" (after max_sweeps) or "interrupted".
+    entries_, row_ids_, col_ids_
+        The entries fitted (with those added by `partial_fit`) and their identifiers, if any.
     file_report_
         After fitting to a file: lines used, rejected lines with reasons, duplicates, columns;
         None otherwise.
-    path_, faults_
-        With "auto": (drop_prob, held-out RMSE) as tried; what a cluster lost, and did again.
+    path_
+        With "auto": (drop_prob, held-out RMSE) as tried.
+    faults_
+        What a cluster lost and computed again.
     covariance_
-        "full", "diagonal" (where full tables would take more than 2 GiB) or "dropout".
+        "full", "diagonal" (where full covariances would take more than 2 GiB) or "dropout".
 
     Examples
     --------
@@ -109,6 +147,8 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
     """
 
     file_report_: ratings_file.FileReport | None
+    chosen_: FactorModel | None
+    entries_: Entries
 
     def __init__(
         self,
@@ -165,17 +205,18 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
 
         X is `overt.Entries`, scipy sparse (rows x columns; stored zeros are ratings of zero), a
         dense array with NaN (or a mask) for missing entries, a data frame of three columns (row,
-        column, value; predictions are then asked for by identifier), the path of a file or folder,
+        column, value; predictions are then queried by identifier), the path of a file or folder,
         or, with `y`, an (n, 2) array of (row, col) pairs, which cross-validation splits: indices,
-        or identifiers if they are strings. An entry given twice counts twice; those of a file or a
-        data frame are averaged, with a warning.
+        or identifiers if they are strings. An entry given twice counts twice; duplicates of a file
+        or a data frame are averaged, with a warning.
 
         With "learn", rows and columns may have features: an array, a sparse matrix or a data frame
         (numbers, categories, missing values) with a row for each, or, where entries have
         identifiers, a pair (identifiers, table) or a data frame whose index holds them.
 
-        `sample_weight` says how often each entry counts (of a matrix: those of each row).
-        `checkpoint` names a folder that keeps every sweep; `resume` goes on from it, on any engine.
+        `sample_weight` says how often each entry counts (of a matrix: the entries of each row).
+        `checkpoint` names a folder in which every sweep is saved; `resume` continues from it, on
+        any engine.
         """
         tables = (row_features, col_features)
         if ratings_file.is_path(X):
@@ -322,13 +363,125 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
         """Return a new row with these entries, without refitting.
 
         Entries are {column: value}, a sparse row, or a pair (columns, values); columns never seen
-        are left out, with a warning. `features` is one row like those of `row_features`, or
+        are left out, with a warning. `features` is one row as in `row_features`, or
         {name: value}. `keys` says how columns are given, as in `predict`.
         """
-        return recommending.fold_in(*self._asked(keys), entries, self._ranking, features)
+        return new_row(*self._asked(keys), entries, self._ranking, features)
+
+    def complete(self, rows: Any = None, cols: Any = None, *, keys: str = "auto") -> Floats:
+        """Return the dense matrix, or some rows and columns of one too large to be had at once.
+
+        Rows and columns are given as in `predict`, or as slices of their order. Those never seen
+        are predicted as `predict` does, with a warning.
+        """
+        model, index = self._asked(keys)
+        a = _find_or_slice(index.rows, rows)
+        return _complete(model, a, None if cols is None else _find_or_slice(index.cols, cols))
+
+    def recommend(
+        self,
+        row: Any,
+        n: int = 10,
+        exclude_seen: bool = True,
+        *,
+        by: str = "auto",
+        exclude: Any = (),
+        candidates: Any = None,
+        keys: str = "auto",
+    ) -> Recommendation:
+        """Return the `n` columns that suit a row best.
+
+        They are ranked by how likely they are chosen (with missing="negative"), or by that and how
+        they are expected to be rated, together: "both"; "value" and "chosen" take one of them. What
+        was chosen comes from a second model of the same entries, see `prepare_ranking`; where
+        that shows no more than how often columns were chosen, these counts alone are taken.
+        `exclude` are columns to leave out, `candidates` those to choose among; those never seen
+        are reported by a warning. `keys` says how rows and columns are given and returned, as in
+        `predict`.
+        """
+        _, index = self._asked(keys)
+        index.rows.find_one(row)  # an unknown row is refused first
+        ranking = self._ranking(by)
+        return best_for_row(ranking, index, row, n, exclude_seen, exclude, candidates)
+
+    def recommend_all(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        n: int = 10,
+        *,
+        rows: Any = None,
+        by: str = "auto",
+        exclude_seen: bool = True,
+        exclude: Any = (),
+        candidates: Any = None,
+        keys: str = "auto",
+    ) -> Recommendations | None:
+        """Recommend to all rows (or those given), as `recommend` does, in blocks.
+
+        With a `path` (.csv or .parquet) lines of row, column, rank, prediction and score are
+        written there; without one they are returned. `exclude` are columns, or an (n, 2) array of
+        (row, column) pairs.
+        """
+        _, index = self._asked(keys)
+        ranking = self._ranking(by)
+        lists = Lists(ranking, index, n, exclude_seen, exclude, candidates)
+        if path is None:
+            return lists.collect(rows)
+        lists.write(path, rows)
+        return None
+
+    def prepare_ranking(self) -> Self:
+        """Fit the second model that `recommend` needs: of which entries are observed.
+
+        `fit` does so itself where that takes a moment, up to 200,000 entries. A model with
+        missing="negative" needs none.
+        """
+        model, _ = self._asked()
+        if model.pairs is None and self.chosen_ is None:
+            self.chosen_ = fitting.fit_chosen(self._settings(), self.entries_)
+        return self
+
+    def _ranking(self, by: str = "auto") -> Ranking:
+        """Return by what to rank; see `prepare_ranking`."""
+        model, _ = self._asked()
+        choice("by", by, ("auto", "both", "value", "chosen"))
+        if model.pairs is not None:
+            if by not in ("auto", "chosen"):
+                raise InputError(f'by={by!r} needs missing="unknown": this model has no values')
+            return Ranking("chosen", model, None, 0.0)
+        middle = float(self.entries_.values.mean())
+        if by == "value":
+            return Ranking(by, model, None, middle)
+        if self.chosen_ is None:
+            raise InputError(
+                "columns are ranked by a second model, of which entries are observed, and this fit "
+                "left it out: call prepare_ranking() once, or rank by='value'"
+            )
+        if by == "auto":  # never below counts where nothing was learned beyond them
+            pairs = self.chosen_.pairs
+            by = "chosen" if pairs is not None and pairs.popular == 1 else "both"
+        return Ranking(by, model, self.chosen_, middle)
+
+    def similar_items(self, col: Any, n: int = 10, *, keys: str = "auto") -> Recommendation:
+        """Return the columns whose predictions correlate most with those for `col` over rows."""
+        return similar_columns(*self._asked(keys), col, n)
+
+    def generalization_bound(
+        self, delta: float = 0.05, constant: float | None = None
+    ) -> bounds.Bound:
+        """Return Theorem 11's bound; `constant` is its K, 1 as printed, by default a proved one."""
+        return bounds.generalization_bound(self._asked()[0], self.entries_, delta, constant)
+
+    def weighted_trace_norm(self) -> float:
+        """|diag(sqrt p) U V' diag(sqrt q)|_*, p and q the observed row and column frequencies."""
+        return bounds.weighted_trace_norm(self._asked()[0], self.entries_)
+
+    def explicit_regularizer(self) -> float:
+        """R = mean over entries of sum_i U_ai^2 V_bi^2, without lam."""
+        return bounds.explicit_regularizer(self._asked()[0], self.entries_)
 
     def partial_fit(self, X: Any, y: Any = None, sweeps: int = 2) -> Self:
-        """Take in new entries: rows and columns they touch are solved again, the rest is held.
+        """Add new entries: rows and columns with new entries are solved again, the rest is fixed.
 
         Once there are a quarter more entries than at the last full fit, there is another one; until
         then `objective_` is empty. A model that averages samples is fitted again at every call:
@@ -369,18 +522,13 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
         row. With missing="negative" the score is nDCG@10 of the entries of X.
         """
         check_is_fitted(self)
-        return scoring.score(self, X, y, sample_weight)
-
-    def plot_path(self) -> Any:
-        """Draw held-out error against drop probability, as tried by drop_prob="auto"."""
-        check_is_fitted(self)
-        return plotting.plot_path(self.path_, self.drop_prob_)
+        return evaluation.score(self, X, y, sample_weight)
 
     def save(self, path: Path) -> None:
         """Write the model into a folder: model.safetensors and model.json."""
         check_is_fitted(self)
         given = self.get_params()
-        for name in ("seed", "random_state"):  # generators are not kept
+        for name in ("seed", "random_state"):  # generators are not saved
             given[name] = given[name] if isinstance(given[name], (int, np.integer)) else None
         found = (self.drop_prob_, self.learned_drop_prob_, self.path_, self._fitted)
         fit = Fit(self.model_, self.objective_.tolist(), self.status_, *found)
@@ -410,10 +558,34 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
 
 
 def _ranking_model(settings: Settings, entries: Entries, fit: Fit) -> FactorModel | None:
-    """Return the model that ranks, None after Ctrl-C: what was fitted before it is kept."""
+    """Return the model that ranks; None after Ctrl-C, which keeps the model of values."""
     if fit.status is Status.INTERRUPTED:
         return None
     try:
         return fitting.fit_chosen(replace(settings, engine="local"), entries)
     except KeyboardInterrupt:
         return None
+
+
+def _find_or_slice(side: IdentifierIndex, given: Any) -> Ints:
+    """Return the positions of what users give: None is all of them."""
+    if given is None or isinstance(given, slice):
+        return np.arange(side.count)[given or slice(None)]
+    found = side.find(given)
+    warn_unknown(side.name, given, found, "they get what is known of the other side", 4)
+    return found
+
+
+def _complete(model: FactorModel, rows: Ints, cols: Ints | None = None) -> Floats:
+    """Return the dense predictions of some rows (and columns), filled block by block."""
+    dense = np.empty((len(rows), model.shape[1] if cols is None else len(cols)))
+    unseen = np.zeros(0, np.int64) if cols is None else np.flatnonzero(cols == UNKNOWN)
+    step = max(1, BLOCK // model.shape[1])
+    for start in range(0, len(rows), step):
+        some = rows[start : start + step]
+        block = model.block(some)
+        dense[start : start + step] = block if cols is None else block[:, cols]
+        if len(unseen):  # a block has known columns only
+            beside = model.predict(some, np.full(len(some), UNKNOWN))
+            dense[start : start + step, unseen] = beside[:, None]
+    return dense

@@ -9,20 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from overt._check import InputError
 from overt._cluster import ClusterLostError
 from overt._progress import Meter, meter
 from overt._types import Array, Floats
 from overt.completion import incremental
-from overt.completion.choosing import choose_drop_prob, rmse
 from overt.completion.engines import Engine, make_engine
-from overt.completion.forms import descend, features, fixed, learned, negative, popular, recent
+from overt.completion.forms import descend, features, fixed, implicit, learned
+from overt.completion.forms.averaged import BURN_IN, SampledForm
 from overt.completion.forms.fixed import FixedForm, SGDForm
+from overt.completion.forms.implicit import NegativeForm, Strengths
 from overt.completion.forms.learned import LearnedForm, equivalent_drop_prob
 from overt.completion.forms.model import FactorModel, Fit
-from overt.completion.forms.negative import NegativeForm
 from overt.completion.forms.problem import CompletionProblem
-from overt.completion.forms.sampled import BURN_IN, SampledForm
-from overt.completion.forms.strengths import Strengths
 from overt.completion.settings import Settings
 from overt.entries import Entries
 from overt.results import Status
@@ -37,7 +36,7 @@ MANY_ALIKE = 20
 
 @dataclass
 class _Run:
-    """Who sweeps a form, who is told after each sweep, and where it is kept."""
+    """Engine, progress bar, callback and checkpoint of a running fit."""
 
     engine: Engine
     bar: Meter
@@ -183,22 +182,22 @@ def _fit_negative(
     run: _Run,
 ) -> Fit:
     """Settle without some entries first, which tell what popularity is to count, then with all."""
-    tol = settings.tol_or(negative.TOL)
+    tol = settings.tol_or(implicit.TOL)
     form = None
     status = Status.FINISHED
-    hidden = popular.hide(len(entries), settings.seed)
+    hidden = implicit.hide(len(entries), settings.seed)
     if len(hidden):
         first = NegativeForm.start(problem.zeroed(hidden), settings.seed)
-        # What popularity is to count shows before all has settled, and the rest settles below.
+        # The weight of popularity shows before convergence; the rest converges below.
         status = descend(first, run.engine, settings.sweeps, 2 * tol, run.bar.advance)
-        form = first.over(problem, popular.choose(first.means, entries, hidden))
+        form = first.over(problem, implicit.choose(first.means, entries, hidden))
         form.history += first.history if status is Status.INTERRUPTED else []
     form = form or NegativeForm.start(problem, settings.seed)
     if status is not Status.INTERRUPTED:
         status = run.descend(form, settings.sweeps, tol)
     form.finish()
     if entries.times is not None:
-        form.recent = recent.shifts(form, entries, entries.times)
+        form.recent = implicit.recent_shifts(form, entries, entries.times)
     found = equivalent_drop_prob(form)  # type: ignore[arg-type]
     model = replace(FactorModel.from_form(form, limits), pairs=form.pairs)
     return Fit(model, form.history, status, *found)
@@ -249,3 +248,65 @@ def refit(settings: Settings, last: FactorModel, entries: Entries) -> Fit:
     if fit.status is Status.INTERRUPTED:
         raise KeyboardInterrupt
     return replace(fit, model=fit.model.after(last))
+
+
+PATH = (0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02)
+"""Drop probabilities tried by "auto", each started from the one before."""
+
+BEYOND = (0.8, 0.9, 0.95)
+"""Those tried where the largest of PATH is the best."""
+
+PATIENCE = 2
+"""Worse probabilities in a row after which "auto" stops trying."""
+
+PATH_TOL = 1e-4
+"""Relative fall of the objective in one sweep below which a trial of "auto" has settled."""
+
+
+def choose_drop_prob(
+    settings: Settings, entries: Entries, engine: Engine
+) -> tuple[Settings, Floats]:
+    """Try a path of drop probabilities, each warm-started, on a held-out tenth."""
+    order = np.random.default_rng([settings.seed, 1]).permutation(len(entries))
+    held = np.sort(order[: len(entries) // 10])
+    kept = np.sort(order[len(entries) // 10 :])
+    if not len(held):
+        raise InputError(f'drop_prob="auto" needs at least 10 entries, got {len(entries)}')
+    holdout = entries.take(held)
+    problem = CompletionProblem.build(
+        entries.take(kept), settings.factors(len(entries)), biases=settings.biases, standard=False
+    )
+    tol = settings.tol_or(PATH_TOL)
+    tried: dict[float, float] = {}
+
+    def attempt(drop_prob: float, means: list[Array] | None) -> list[Array]:
+        form = FixedForm.start(problem, drop_prob, settings.ridge, settings.seed, means)
+        if descend(form, engine, settings.sweeps, tol) is Status.INTERRUPTED:
+            raise KeyboardInterrupt
+        tried[drop_prob] = rmse(form, holdout)
+        return [w.copy() for w in form.means]
+
+    def worse_in_a_row() -> int:
+        errors = list(tried.values())
+        return len(errors) - 1 - int(np.argmin(errors))
+
+    first = means = attempt(PATH[0], None)
+    for drop_prob in PATH[1:]:
+        means = attempt(drop_prob, means)
+        if worse_in_a_row() >= PATIENCE:
+            break
+    if min(tried, key=tried.__getitem__) == PATH[0]:
+        for drop_prob in BEYOND:
+            first = attempt(drop_prob, first)
+            if worse_in_a_row():
+                break
+    best = min(tried, key=tried.__getitem__)
+    return replace(settings, drop_prob=best), np.array(sorted(tried.items(), reverse=True))
+
+
+def rmse(form: Form, holdout: Entries) -> float:
+    """Return the root mean squared error of a form's means on entries that took no part."""
+    (U, V), problem = form.means, form.problem
+    product = np.einsum("ei,ei->e", U[holdout.rows], V[holdout.cols])
+    error = problem.center + problem.scale * product - holdout.values
+    return float(np.sqrt(np.mean(error**2)))

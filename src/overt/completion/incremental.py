@@ -1,6 +1,6 @@
 """New entries taken into a fitted model: the rows and columns they touch are solved again.
 
-Everything else is held, priors and noise included. Once there are GROWTH times the entries of the
+Everything else is fixed, priors and noise included. Once there are GROWTH times the entries of the
 last full fit, or where the model averages samples, the caller fits again instead. No array of the
 given model is changed, so an error or Ctrl-C on the way leaves it as it was.
 """
@@ -14,16 +14,14 @@ import numpy as np
 
 from overt._types import Array, Floats, Ints
 from overt.completion.engines import Engine
-from overt.completion.forms import recent
 from overt.completion.forms.features import FEATURES, NOTHING, again
 from overt.completion.forms.fixed import FixedForm
+from overt.completion.forms.implicit import NegativeForm, observed_pairs, recent_shifts
 from overt.completion.forms.learned import LearnedForm
 from overt.completion.forms.model import FactorModel
-from overt.completion.forms.negative import NegativeForm
 from overt.completion.forms.noise import expected
 from overt.completion.forms.problem import CompletionProblem, Grouped
 from overt.completion.forms.spread import DropoutSpread, FullSpread
-from overt.completion.forms.strengths import observed_pairs
 from overt.entries import Entries
 from overt.entries.identifiers import UNKNOWN
 
@@ -59,7 +57,7 @@ def merge(old: Entries, new: Entries) -> Entries:
 def needs_refit(model: FactorModel, entries: Entries, fitted: int) -> bool:
     """Whether to fit again: there is much more than was fitted, or samples are averaged.
 
-    Samples of other entries cannot be mended, and predictions without them would be those of
+    Samples given other entries cannot be corrected, and predictions without samples come from
     another model.
     """
     return model.draws is not None or len(entries) >= GROWTH * fitted
@@ -226,7 +224,7 @@ def _extend_pairs(
 def _recent(form: NegativeForm, old: Floats, entries: Entries, new: Entries) -> Floats:
     """Return what choices that came last change; without times, of rows without new entries."""
     if entries.times is not None:
-        return recent.shifts(form, entries, entries.times)
+        return recent_shifts(form, entries, entries.times)
     found = np.zeros((entries.shape[0], old.shape[1]))
     same = np.setdiff1d(np.arange(len(old)), new.rows)
     found[same] = old[same]

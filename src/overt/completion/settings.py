@@ -1,4 +1,4 @@
-"""The estimator's parameters, checked once at the door."""
+"""The estimator's parameters, validated once."""
 
 from __future__ import annotations
 
@@ -17,29 +17,41 @@ LEAST = 0.01
 """Smallest drop probability whose equations are sound in single precision."""
 
 SWEEPS = 100
-"""Number of sweeps after which to stop, where nothing else is said."""
+"""Default number of sweeps after which to stop."""
 
 FACTORS = 32
-WIDE = 64
+"""Default number of factors."""
+
 MANY = 500_000
-"""Width of the factors where nothing else is said; rankings of so many entries gain by more."""
+"""Entries from which a ranking gains by more factors (MovieLens 1M does, 100K does not)."""
+
+WIDE = 64
+"""Default number of factors of such a ranking."""
 
 DRAWS = 60
+"""Posterior samples of average="auto"."""
+
 LEAST_DRAWS = 20
+"""Fewer samples are not worth their noise: "auto" then takes none."""
+
 ENOUGH = 1000
+"""Entries below which "auto" takes no samples."""
+
 WORK = 2e10
-"""Draws of average="auto", the least of them, from so many entries, in so many multiplications."""
+"""Multiplications that the samples of "auto" may take: some ten seconds on one core."""
 
 RANKING = 200_000
 """Entries up to which `fit` also fits the model that ranks: half a second for 100,000, a tenth or
 less of the fit with its averaged samples."""
 
 STEPS = 20
+"""Different numbers that a rating scale has at most."""
+
 SHARE = 0.9
-"""So many different numbers that make up this share of the values are a rating scale."""
+"""Share of the values that these numbers must make up."""
 
 SAMPLE = 50_000
-"""Values that are looked at to tell."""
+"""Values that are looked at to decide."""
 
 
 @dataclass(frozen=True)
@@ -108,13 +120,13 @@ class Settings:
         return max(int(self.n_factors or 0), WIDE if n_entries >= MANY else FACTORS)
 
     def factors(self, n_entries: int) -> int:
-        """Return the width of the factors for so many entries."""
+        """Return the number of factors for a fit of `n_entries`."""
         if self.n_factors is not None:
             return int(self.n_factors)
         return self.chosen_factors(n_entries) if self.missing == "negative" else FACTORS
 
     def draws(self, ratings: int, shape: tuple[int, int]) -> int:
-        """Return how many draws to average; "auto" takes as many as take seconds."""
+        """Return how many samples to average; "auto" takes as many as take seconds."""
         if str(self.average) != "auto":
             return int(self.average)
         if not self.learned or self.max_sweeps is not None or ratings < ENOUGH:
@@ -144,7 +156,7 @@ class Settings:
 
     @property
     def mapped(self) -> int:
-        """Bytes of memory where data may be larger, 0 where it is not asked."""
+        """Bytes of memory where data may be larger, 0 where no limit is set."""
         return n_bytes(self.memory_limit) or 0
 
     @property

@@ -58,7 +58,7 @@ def check_table(entries: Entries) -> None:
 
 
 def _unnamed(row_ids: Array | None) -> bool:
-    """Return whether rows are only counted; those of a pivoted frame have names."""
+    """Return whether rows are only numbered; the rows of a pivoted frame have names."""
     return row_ids is None or np.array_equal(row_ids, np.arange(len(row_ids)))
 
 

@@ -176,15 +176,22 @@ def relax(
     candidates: Sequence[Envelope],
     task: Rounding,
     decay: float = 0.0,
+    refined: Callable[[Floats], float] | None = None,
 ) -> Relaxation:
-    """Return the relaxation by the envelope whose bound is highest."""
+    """Return the relaxation by the envelope whose bound is highest.
+
+    `refined`, a bound for the leading singular values of the target, raises it where it can.
+    """
     tried = [(thresholded(leading(envelope), decay), envelope) for envelope in candidates]
     bounds = [spectral_bound(top.s, top.rest, envelope) for top, envelope in tried]
     top, envelope = tried[int(np.argmax(bounds))]
     bound, a = task.residual + max(bounds), shrink(top.s, envelope)
     loss = float(np.sum((top.s - a) ** 2)) + top.rest
+    rank: int | None = int(np.sum(positive(a)))
+    if refined is not None and (raised := task.residual + top.rest + refined(top.s)) > bound:
+        bound, rank = raised, None  # the bound is not that of this map
     bound -= task.rounding(bound, loss, float(np.sum(a)))
-    return Relaxation(max(bound, 0.0), top.left, a, top.right, int(np.sum(positive(a))))
+    return Relaxation(max(bound, 0.0), top.left, a, top.right, rank)
 
 
 def positive(a: Floats) -> Bools:

@@ -267,6 +267,8 @@ class Problem:
 
     def _gain(self, s: list[Fraction]) -> Fraction:
         """Return at least |M|^2 less any objective, for a map with singular values below s."""
+        if self.Gamma is not None and "sets" in self.witness:
+            return self._sets_gain(self.Gamma, s)
         if self.Gamma is not None and self.witness.get("gamma") is None:
             return sum((x * x for x in s), Fraction(0))
         if "shares" in self.witness:
@@ -288,6 +290,38 @@ class Problem:
         pairs = list(zip(g, sorted(delta), strict=True))
         require(all(y == 0 for y, c in pairs if c == 0), "a cost without noise")
         return used / (1 + gamma) + sum((y * y / c for y, c in pairs if c), Fraction(0))
+
+    def _sets_gain(self, Gamma: Matrix, s: list[Fraction]) -> Fraction:
+        """Return at least what any noise allows, by sets of units S with Z_S = root root'.
+
+        What their loads leave of s goes to single units, each with Z = slack.
+        """
+        d, slack = self.width, number(self.witness["slack"])
+        require(slack > 0, "sets without slack")
+        spare = self.read([[self.witness["slack"]]])
+        unit = [[spare.rows[0][0] * (i == j) for j in range(d)] for i in range(d)]
+        left = Gamma.plus(Matrix([[1] * d] * d, 0)).plus(Matrix(unit, spare.exponent), -1)
+        gain, given = Fraction(0), [[Fraction(0)] * len(s) for _ in range(d)]
+        for piece in self.witness["sets"]:
+            units, root, loads = piece["units"], self.read(piece["root"]), self.read(piece["loads"])
+            inside = all(type(i) is int and 0 <= i < d for i in units)
+            require(inside and all(i < j for i, j in pairwise(units)), "a wrong set of units")
+            fits = root.shape[0] == len(units) and loads.shape == (root.shape[1], len(s))
+            require(fits, "a set whose matrices do not fit")
+            placed = dict(zip(units, root.rows, strict=True))
+            rows = [placed.get(i, (0,) * root.shape[1]) for i in range(d)]
+            whole = type(root)(rows, root.exponent)
+            left = left.plus(whole @ whole.T, -1)
+            carried = root @ loads
+            for i, row in zip(units, carried.rows, strict=True):
+                for p, x in enumerate(row):
+                    given[i][p] += x * Fraction(2) ** carried.exponent
+            squares = sorted((loads.T @ loads).diagonal, reverse=True)
+            gain += sum(squares[: len(units)], Fraction(0))
+        require(dominated(left, identity(d)), "sets that are not shown to be below the noise")
+        for reached in given:
+            gain += max((x - y) ** 2 for x, y in zip(s, reached, strict=True)) / slack
+        return gain
 
     def _deep_gain(self, s2: list[Fraction]) -> Fraction:
         """Return at least the maximum over shares of sum_p s_p^2 F(pi_p), by dual points.

@@ -135,11 +135,19 @@ class DeepLinearNetwork:
         return deep_landscape(self.effect)
 
     def train(
-        self, steps: int = 5_000, learning_rate: Rate = 1e-2, seeds: int | Sequence[int] = 1, *,
-        batch_size: int = 100, gradient: str = "sampled", init: Any = None,
-        init_scale: float | None = None, records: int | Sequence[int] = 40,
-        n_jobs: int | None = None, engine: str = "local",
-    ) -> Trace:  # fmt: skip
+        self,
+        steps: int = 5_000,
+        learning_rate: Rate = 1e-2,
+        seeds: int | Sequence[int] = 1,
+        *,
+        batch_size: int = 100,
+        gradient: str = "sampled",
+        init: Any = None,
+        init_scale: float | None = None,
+        records: int | Sequence[int] = 40,
+        n_jobs: int | None = None,
+        engine: str = "local",
+    ) -> Trace:
         """Run minibatch descent with sampled masks; see `LinearNetwork.train`.
 
         The trace's imbalance is the equalization gap R / (nu |W C^(1/2)|_*^2) - 1.
@@ -147,10 +155,18 @@ class DeepLinearNetwork:
         if init_scale is None:  # each layer keeps the size of what passes through it
             init_scale = float(1 / np.sqrt(np.mean([inputs for _, inputs in self.shapes])))
         return train(
-            self.effect, steps=steps, learning_rate=learning_rate, seeds=seeds,
-            batch_size=batch_size, gradient=gradient, init_scale=init_scale, records=records,
-            init=None if init is None else self._checked(init), n_jobs=n_jobs, engine=engine,
-        )  # fmt: skip
+            self.effect,
+            steps=steps,
+            learning_rate=learning_rate,
+            seeds=seeds,
+            batch_size=batch_size,
+            gradient=gradient,
+            init_scale=init_scale,
+            records=records,
+            init=None if init is None else self._checked(init),
+            n_jobs=n_jobs,
+            engine=engine,
+        )
 
     def _checked(self, weights: Sequence[Any]) -> list[Floats]:
         layers = [_check.doubles("weights", W) for W in _check.chain(weights)]

@@ -107,9 +107,13 @@ def nudged(*start: Floats) -> list[Floats]:
 
 
 def refine(
-    value: Value, starts: Sequence[Sequence[Floats]], enough: float, tries: int = STARTS,
-    needed: int = AGREEING, spread: float = 0.0,
-) -> Sequence[Floats]:  # fmt: skip
+    value: Value,
+    starts: Sequence[Sequence[Floats]],
+    enough: float,
+    tries: int = STARTS,
+    needed: int = AGREEING,
+    spread: float = 0.0,
+) -> Sequence[Floats]:
     """Return the lowest point of descents from the starts, then from random ones of their size.
 
     Stops as soon as a value is low `enough`, or as many descents as `needed` agree on the lowest;
@@ -128,9 +132,13 @@ def refine(
 
 
 def settle(
-    value: Value, first: Sequence[Floats], ends: Iterator[Sequence[Floats]], enough: float,
-    needed: int, alike: int,
-) -> Sequence[Floats]:  # fmt: skip
+    value: Value,
+    first: Sequence[Floats],
+    ends: Iterator[Sequence[Floats]],
+    enough: float,
+    needed: int,
+    alike: int,
+) -> Sequence[Floats]:
     """Return the lowest of the ends of descents, made one by one, as soon as `refine` may stop."""
     best, lowest, agreeing, i = first, value(*first)[0], 0, 0
     while lowest > enough and agreeing < needed and (found := next(ends, None)) is not None:

@@ -60,9 +60,13 @@ class Floor(Result):
 
 
 def floor(
-    effect: NoiseEffect, weights: Sequence[Floats], learning_rate: float, batch_size: int = 1,
-    samples: int = 4000, seed: Seed = 0,
-) -> Floor:  # fmt: skip
+    effect: NoiseEffect,
+    weights: Sequence[Floats],
+    learning_rate: float,
+    batch_size: int = 1,
+    samples: int = 4000,
+    seed: Seed = 0,
+) -> Floor:
     """Return the floor of descent around weights that are a minimum."""
     eta = _check.number("learning_rate", learning_rate, exclusive=True)
     batch, count = _check.whole("batch_size", batch_size), _check.whole("samples", samples, 2)

@@ -338,11 +338,18 @@ class DeepNoise(NoiseEffect):
         """sum_l <Gamma_l, S_l o B_l'B_l>: S_l with the noise before layer l, B_l the map after."""
         H = self.regression.hidden(weights[0].T)
         S = H.T @ H
+        tails = [weights[-1]]  # the maps after layers k, k - 1, ...
+        for W in weights[-2:0:-1]:
+            tails.append(tails[-1] @ W)
         total = 0.0
-        for i, layer in enumerate(self.layers):
-            B = _product(weights[i + 1 :])
-            total += float(np.sum((layer.R - 1) * S * (B.T @ B)))
-            S = weights[i + 1] @ (layer.R * S) @ weights[i + 1].T
+        for i, (layer, B) in enumerate(zip(self.layers, tails[::-1], strict=True)):
+            if layer.noise.independent:  # Gamma is diagonal
+                variances = np.diag(layer.R) - 1
+                total += float(np.sum(variances * np.diag(S) * np.sum(B**2, axis=0)))
+            else:
+                total += float(np.sum((layer.R - 1) * S * (B.T @ B)))
+            if i + 1 < len(self.layers):
+                S = weights[i + 1] @ (layer.R * S) @ weights[i + 1].T
         return total
 
     def imbalance(self, *weights: Floats) -> float:

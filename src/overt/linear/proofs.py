@@ -66,9 +66,12 @@ class Proof:
 
 @bounded
 def prove(
-    network: str, noise: Noise | Sequence[Noise], weights: Sequence[Floats], effect: NoiseEffect,
+    network: str,
+    noise: Noise | Sequence[Noise],
+    weights: Sequence[Floats],
+    effect: NoiseEffect,
     witness: Mapping[str, Any] | None = None,
-) -> Proof:  # fmt: skip
+) -> Proof:
     """Return what can be proved; `witness` holds proposals in place of overt's own."""
     try:
         from overt.linear.proposals import complete, stored

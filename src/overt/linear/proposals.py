@@ -19,10 +19,14 @@ from overt.linear.bounds import Envelope, spectral_bound
 from overt.linear.checker import Matrix, Problem, RefusedError, dominated
 from overt.linear.effect import NoiseEffect
 from overt.linear.shares import UnitShares
+from overt.linear.unit_sets import certified_pieces
 from overt.spectral import KSupport, Schatten
 
 PRECISION = 192
 """Bits of the arithmetic."""
+
+SETS_SLACK = 1e-11
+"""Share of the matrix that sets of units leave to single units, to absorb rounding."""
 
 SLACK = 1e-12
 """Share of the matrix by which costs are lowered, so that the difference can be shown positive."""
@@ -138,12 +142,16 @@ def _costs(problem: Problem, exact: Matrix, s: Floats, effect: NoiseEffect) -> N
     |i - j| >= band, it costs at least gamma times the squared k-support norm, k = band.
     """
     witness = problem.witness
-    if "gamma" in witness:
+    if "gamma" in witness or "sets" in witness:
         return
     untied: Any = getattr(effect, "untied", effect)
     Gamma = untied.noise.characteristic(problem.width)
     lowered = [_lowered(envelope, Gamma) for envelope in untied.sharing.envelopes()]
     ordered = sorted(lowered, key=lambda envelope: -spectral_bound(s, 0.0, envelope))
+    if not untied.sharing.exact:
+        best = spectral_bound(s, 0.0, ordered[0])
+        if _sets(problem, np.asarray(Gamma, dtype=float), s, best):
+            return
     for found in _proposed(ordered[:3], Gamma, s):
         new = {name: stored(value) for name, value in found.items() if name not in witness}
         witness |= new
@@ -154,6 +162,20 @@ def _costs(problem: Problem, exact: Matrix, s: Floats, effect: NoiseEffect) -> N
                 del witness[name]
         else:
             return
+
+
+def _sets(problem: Problem, Gamma: Floats, s: Floats, least: float) -> bool:
+    """Add sets of units whose bound is above `least`, if there are any."""
+    slack = SETS_SLACK * float(np.abs(Gamma).max())
+    count = len(problem.singular_values[: problem.width])
+    pieces = certified_pieces(Gamma, s[:count], slack)
+    if pieces is None or np.sum(s**2) - sum(piece.gain for piece in pieces) <= least:
+        return False
+    problem.witness["slack"] = stored(slack)
+    problem.witness["sets"] = [
+        {"units": list(p.units), "root": stored(p.root), "loads": stored(p.loads)} for p in pieces
+    ]
+    return True
 
 
 def _proposed(

@@ -38,9 +38,13 @@ class DenseRegression:
     """
 
     def __init__(
-        self, samples: Samples, T: Floats, root: Whitening | None = None, residual: float = 0.0,
+        self,
+        samples: Samples,
+        T: Floats,
+        root: Whitening | None = None,
+        residual: float = 0.0,
         rows: tuple[Floats, Floats, int] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.samples, self.T, self.residual, self._whitening = samples, T, residual, root
         self._rows = rows
         self.given: dict[str, Any] = {}

@@ -13,10 +13,9 @@ from overt._check import InputError
 from overt._figures import subplots
 from overt._types import Bools, Floats, Ints
 from overt.linear.arguments import regression, target_or_data
-from overt.linear.blocks import attains_bound
 from overt.linear.bounds import Envelope, positive, shrink, spectral_bound
 from overt.linear.deep_shares import best_shares, jump_ratio
-from overt.linear.sharing import sharing
+from overt.linear.sharing import attains_bound, sharing
 from overt.noise import DropBlock, DropConnect, Dropout, Noise
 from overt.results import Result
 
@@ -72,10 +71,16 @@ class RegularizationPath(Result):
 
 @target_or_data
 def path(
-    target: Any, width: int | Sequence[int], drop_probs: float | Sequence[float] | None = None, *,
-    block_size: int | Sequence[int] = 1, noise: Noise | Sequence[Noise] | None = None,
-    X: Any = None, Y: Any = None, second_moment: Any = None,
-) -> RegularizationPath:  # fmt: skip
+    target: Any,
+    width: int | Sequence[int],
+    drop_probs: float | Sequence[float] | None = None,
+    *,
+    block_size: int | Sequence[int] = 1,
+    noise: Noise | Sequence[Noise] | None = None,
+    X: Any = None,
+    Y: Any = None,
+    second_moment: Any = None,
+) -> RegularizationPath:
     """Return the exact optimum at each drop probability, block size, width or noise, from one SVD.
 
     Parameters

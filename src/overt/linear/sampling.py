@@ -80,9 +80,15 @@ def multipliers(noise: Noise, units: int, size: int, rng: np.random.Generator) -
 
 
 def masks(
-    kernel: Kernel, samples: Samples, noise: Noise, shape: tuple[int, ...],
-    rng: np.random.Generator, *, batch_size: int = 1, decay: tuple[float, float] = (0.0, 0.0),
-) -> Advance:  # fmt: skip
+    kernel: Kernel,
+    samples: Samples,
+    noise: Noise,
+    shape: tuple[int, ...],
+    rng: np.random.Generator,
+    *,
+    batch_size: int = 1,
+    decay: tuple[float, float] = (0.0, 0.0),
+) -> Advance:
     """Return steps by a kernel whose masks, of this shape, are drawn from the noise."""
     for_masks, for_inputs = rng.spawn(2)
     drawn = samples.outputs.shape[0] + samples.inputs.shape[-1] + int(np.prod(shape))

@@ -58,19 +58,39 @@ class LinearNetwork:
 
     @overload
     def __init__(
-        self, target: Any, width: int, noise: Noise, *, second_moment: Any = None,
-        input_noise: Noise | None = None, weight_decay: float = 0.0,
-    ) -> None: ...  # fmt: skip
+        self,
+        target: Any,
+        width: int,
+        noise: Noise,
+        *,
+        second_moment: Any = None,
+        input_noise: Noise | None = None,
+        weight_decay: float = 0.0,
+    ) -> None: ...
     @overload
     def __init__(
-        self, *, X: Any, Y: Any, width: int, noise: Noise, input_noise: Noise | None = None,
+        self,
+        *,
+        X: Any,
+        Y: Any,
+        width: int,
+        noise: Noise,
+        input_noise: Noise | None = None,
         weight_decay: float = 0.0,
-    ) -> None: ...  # fmt: skip
+    ) -> None: ...
     @target_or_data
     def __init__(
-        self, target: Any, width: int, noise: Noise, *, X: Any = None, Y: Any = None,
-        second_moment: Any = None, input_noise: Noise | None = None, weight_decay: float = 0.0,
-    ) -> None:  # fmt: skip
+        self,
+        target: Any,
+        width: int,
+        noise: Noise,
+        *,
+        X: Any = None,
+        Y: Any = None,
+        second_moment: Any = None,
+        input_noise: Noise | None = None,
+        weight_decay: float = 0.0,
+    ) -> None:
         self.width, self.noise = _check.whole("width", width), noise
         self.input_noise = input_noise
         self.weight_decay = _check.number("weight_decay", weight_decay)
@@ -118,18 +138,28 @@ class LinearNetwork:
         The status is "optimal" where they reach the proved lower bound: always for Dropout, with
         one probability or one per unit, and for KeepExactly; for DropConnect unless correlated
         inputs meet too small a width, for DropBlock with enough blocks. Elsewhere it is
-        "lower_bound", and the factors come from descent started at the bound's solution.
+        "lower_bound", and the factors come from descent started at the bound's solution. For noises
+        whose units are correlated the package Clarabel, if it is installed, raises the bound much
+        (up to 32 units).
         """
         effect = self.effect.limited(_check.optional_whole("rank", rank))
         U, V = effect.best_weights()
         return Solution(U, V, *grading.grade(effect, U, V))
 
     def train(
-        self, steps: int = 20_000, learning_rate: Rate = 1e-3, seeds: int | Sequence[int] = 1, *,
-        batch_size: int = 1, gradient: str = "sampled", init: Any = None,
-        init_scale: float | None = None, records: int | Sequence[int] = 40,
-        n_jobs: int | None = None, engine: str = "local",
-    ) -> Trace:  # fmt: skip
+        self,
+        steps: int = 20_000,
+        learning_rate: Rate = 1e-3,
+        seeds: int | Sequence[int] = 1,
+        *,
+        batch_size: int = 1,
+        gradient: str = "sampled",
+        init: Any = None,
+        init_scale: float | None = None,
+        records: int | Sequence[int] = 40,
+        n_jobs: int | None = None,
+        engine: str = "local",
+    ) -> Trace:
         """Run stochastic gradient descent with sampled masks from many seeds at once.
 
         Parameters
@@ -155,14 +185,27 @@ class LinearNetwork:
             depends on neither.
         """
         return train(
-            self.effect, steps=steps, learning_rate=learning_rate, seeds=seeds,
-            batch_size=batch_size, gradient=gradient, init_scale=init_scale, records=records,
-            init=None if init is None else self._pair(init), n_jobs=n_jobs, engine=engine,
-        )  # fmt: skip
+            self.effect,
+            steps=steps,
+            learning_rate=learning_rate,
+            seeds=seeds,
+            batch_size=batch_size,
+            gradient=gradient,
+            init_scale=init_scale,
+            records=records,
+            init=None if init is None else self._pair(init),
+            n_jobs=n_jobs,
+            engine=engine,
+        )
 
     def floor(
-        self, learning_rate: float, *, batch_size: int = 1, samples: int = 4000, seed: Seed = 0,
-    ) -> Floor:  # fmt: skip
+        self,
+        learning_rate: float,
+        *,
+        batch_size: int = 1,
+        samples: int = 4000,
+        seed: Seed = 0,
+    ) -> Floor:
         """Return how low `train` gets at a constant learning rate, from a Lyapunov equation.
 
         The noise of steps keeps descent above the optimum, by an excess proportional to the rate

@@ -55,9 +55,16 @@ class TiedAutoencoder:
 
     @target_or_data
     def __init__(
-        self, target: Any, width: int, noise: Noise, *, X: Any = None, second_moment: Any = None,
-        input_noise: Noise | None = None, weight_decay: float = 0.0,
-    ) -> None:  # fmt: skip
+        self,
+        target: Any,
+        width: int,
+        noise: Noise,
+        *,
+        X: Any = None,
+        second_moment: Any = None,
+        input_noise: Noise | None = None,
+        weight_decay: float = 0.0,
+    ) -> None:
         if not isinstance(noise, Noise) or noise.masks != "units":
             raise InputTypeError(f"noise on tied weights must mask units, got {noise!r}")
         self.width, self.noise = _check.whole("width", width), noise
@@ -107,21 +114,42 @@ class TiedAutoencoder:
         return self.effect.limited(_check.optional_whole("rank", rank)).relaxation.bound
 
     def train(
-        self, steps: int = 20_000, learning_rate: Rate = 1e-3, seeds: int | Sequence[int] = 1, *,
-        batch_size: int = 1, gradient: str = "sampled", init: Any = None,
-        init_scale: float | None = None, records: int | Sequence[int] = 40,
-        n_jobs: int | None = None, engine: str = "local",
-    ) -> Trace:  # fmt: skip
+        self,
+        steps: int = 20_000,
+        learning_rate: Rate = 1e-3,
+        seeds: int | Sequence[int] = 1,
+        *,
+        batch_size: int = 1,
+        gradient: str = "sampled",
+        init: Any = None,
+        init_scale: float | None = None,
+        records: int | Sequence[int] = 40,
+        n_jobs: int | None = None,
+        engine: str = "local",
+    ) -> Trace:
         """Run stochastic gradient descent with sampled masks; see `LinearNetwork.train`."""
         return train(
-            self.effect, steps=steps, learning_rate=learning_rate, seeds=seeds,
-            batch_size=batch_size, gradient=gradient, init_scale=init_scale, records=records,
-            init=None if init is None else [self._checked(init)], n_jobs=n_jobs, engine=engine,
-        )  # fmt: skip
+            self.effect,
+            steps=steps,
+            learning_rate=learning_rate,
+            seeds=seeds,
+            batch_size=batch_size,
+            gradient=gradient,
+            init_scale=init_scale,
+            records=records,
+            init=None if init is None else [self._checked(init)],
+            n_jobs=n_jobs,
+            engine=engine,
+        )
 
     def floor(
-        self, learning_rate: float, *, batch_size: int = 1, samples: int = 4000, seed: Seed = 0,
-    ) -> Floor:  # fmt: skip
+        self,
+        learning_rate: float,
+        *,
+        batch_size: int = 1,
+        samples: int = 4000,
+        seed: Seed = 0,
+    ) -> Floor:
         """Return how low `train` gets at a constant learning rate; see `LinearNetwork.floor`."""
         weights = self.effect.best_weights()
         return floor(self.effect, weights, learning_rate, batch_size, samples, seed)
@@ -200,8 +228,10 @@ class TiedUnitNoise(NoiseEffect):
     @cached_property
     def _by_eigenvalues(self) -> Relaxation:
         """The relaxation with eigenvalues, clipped at zero, in place of singular values."""
-        envelopes = self.untied.sharing.envelopes()
-        return relax(lambda envelope: self._leading, envelopes, self.regression, self.untied.decay)
+        rule = self.untied.sharing
+        decay = self.untied.decay
+        leading = self._leading
+        return relax(lambda _: leading, rule.envelopes(), self.regression, decay, rule.refined)
 
     @property
     def relaxation(self) -> Relaxation:

@@ -46,9 +46,15 @@ def inverse_decay(rate: float, halving: float) -> Callable[[Ints], Floats]:
 
 
 def train(
-    effect: NoiseEffect, *, batch_size: int, gradient: str, init: Sequence[Floats] | None,
-    init_scale: float | None, engine: str = "local", **running: Any,
-) -> Trace:  # fmt: skip
+    effect: NoiseEffect,
+    *,
+    batch_size: int,
+    gradient: str,
+    init: Sequence[Floats] | None,
+    init_scale: float | None,
+    engine: str = "local",
+    **running: Any,
+) -> Trace:
     """Train a network by sampled steps or along the expected gradient; `running` is run_seeds's.
 
     An `engine` that is not "local" runs every seed as a task of a cluster.
@@ -86,10 +92,17 @@ def train(
 
 
 def run_seeds(
-    begin: Callable[[np.random.Generator], Weights], descent: Descent,
-    measure: Callable[[Weights], tuple[float, float, int]], *, steps: int, learning_rate: Rate,
-    seeds: int | Sequence[int], records: int | Sequence[int], n_jobs: int | None, optimum: float,
-) -> Trace:  # fmt: skip
+    begin: Callable[[np.random.Generator], Weights],
+    descent: Descent,
+    measure: Callable[[Weights], tuple[float, float, int]],
+    *,
+    steps: int,
+    learning_rate: Rate,
+    seeds: int | Sequence[int],
+    records: int | Sequence[int],
+    n_jobs: int | None,
+    optimum: float,
+) -> Trace:
     """Run all seeds to the end: begin(rng) and descent(rng) once, measure(weights) at each record.
 
     A measure is (objective, imbalance, rank).

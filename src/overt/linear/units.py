@@ -59,7 +59,8 @@ class UnitNoise(NoiseEffect):
     def relaxation(self) -> Relaxation:
         """The target with the noise's envelopes in place of its penalty."""
         leading = partial(self.regression.leading, self.directions)
-        return relax(leading, self.sharing.envelopes(), self.regression, self.decay)
+        rule = self.sharing
+        return relax(leading, rule.envelopes(), self.regression, self.decay, rule.refined)
 
     @cached_property
     def decay(self) -> float:

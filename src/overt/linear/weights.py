@@ -150,9 +150,14 @@ class WeightNoise(NoiseEffect):
 
         samples, shape = self.regression.dense("train").samples, self.shapes[1][::-1]
         return masks(
-            kernels.weight_steps, samples, self.noise, shape, rng,
-            batch_size=batch_size, decay=(self.weight_decay,) * 2,
-        )  # fmt: skip
+            kernels.weight_steps,
+            samples,
+            self.noise,
+            shape,
+            rng,
+            batch_size=batch_size,
+            decay=(self.weight_decay,) * 2,
+        )
 
     @cached_property
     def _root(self) -> Floats:

@@ -77,7 +77,11 @@ PAPERS = {
   school = {Johns Hopkins University},
 }""",
     ),
-    "beyond": Paper("overt (new)", "beyond", ("noises", "linear", "completion", "networks")),
+    "beyond": Paper(
+        "overt (new)",
+        "beyond",
+        ("noises", "linear", "deep", "completion", "networks", "decay"),
+    ),
 }
 
 OVERT = f"""@software{{overt,

@@ -83,9 +83,13 @@ def count(sizes: Sequence[int]) -> int:
 
 
 def deep_descent(
-    M: Floats, C: Floats, widths: Sequence[int], drop_probs: Sequence[float], restarts: int,
+    M: Floats,
+    C: Floats,
+    widths: Sequence[int],
+    drop_probs: Sequence[float],
+    restarts: int,
     rng: np.random.Generator,
-) -> tuple[float, Floats]:  # fmt: skip
+) -> tuple[float, Floats]:
     """Minimize f(W_1, ..., W_(k+1)) = E tr((M - W_m) C (M - W_m)') over all masks m.
 
     Return the best objective, and the map W_(k+1) ... W_1 that reaches it.
@@ -185,9 +189,14 @@ def ksupport_prox_value(m: Floats, b: int, beta: float) -> float:
     n = len(m)
     room = {"type": "ineq", "fun": lambda t: b - t.sum(), "jac": lambda t: -np.ones(n)}
     found = minimize(
-        objective, np.full(n, b / n), jac=True, method="SLSQP", bounds=[(0, 1)] * n,
-        constraints=[room], options={"maxiter": 500, "ftol": 1e-15},
-    )  # fmt: skip
+        objective,
+        np.full(n, b / n),
+        jac=True,
+        method="SLSQP",
+        bounds=[(0, 1)] * n,
+        constraints=[room],
+        options={"maxiter": 500, "ftol": 1e-15},
+    )
     return float(found.fun)
 
 

@@ -31,7 +31,7 @@ Row = dict[str, Any]
 Grid = Mapping[str, Any]
 """The values along each axis of a size."""
 
-Table = tuple[Sequence[str], list[Sequence[Any]]]
+Table = tuple[Sequence[str], Sequence[Sequence[Any]]]
 """Header and lines, as printed in the paper beside what was measured."""
 
 
@@ -139,7 +139,8 @@ class Figure:
     differs
         How each size differs from what was printed, or what was not printed and had to be chosen.
     hours
-        Estimated hours on one core at each size, where they are more than a few minutes.
+        Hours on one core at each size, measured or scaled up from a smaller size; absent where
+        nobody has measured them.
     needs
         Packages that must be installed, with the extra that installs each.
     table

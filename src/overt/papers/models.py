@@ -46,8 +46,10 @@ def load(name: str, only: Sequence[int] | None = None) -> Data:
     else:
         path = data_folder() / f"{name}.npz"
         if not path.exists():
-            raise InputError(f"the folder OVERT_DATA must hold {name}.npz with x_train, y_train, "
-                             f"x_test and y_test; {path.parent} does not")  # fmt: skip
+            raise InputError(
+                f"the folder OVERT_DATA must hold {name}.npz with x_train, y_train, "
+                f"x_test and y_test; {path.parent} does not"
+            )
         with open_npz(path) as file:
             parts = [file[k] for k in ("x_train", "y_train", "x_test", "y_test")]
         for i in (0, 2):
@@ -119,8 +121,14 @@ def residual(
         for block in range(count):
             layers.append(_Block(before, after, 2 if stage and block == 0 else 1))
             before = after
-    return nn.Sequential(*layers, nn.BatchNorm2d(before), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
-                         nn.Flatten(), nn.Linear(before, classes))  # fmt: skip
+    return nn.Sequential(
+        *layers,
+        nn.BatchNorm2d(before),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(before, classes),
+    )
 
 
 class Bottleneck(nn.Module):  # type: ignore[misc]

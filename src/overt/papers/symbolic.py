@@ -62,8 +62,10 @@ def _any_law() -> Zeros:
     exact = sum(
         c * sum((z[i] / mu[i] - 1) * flow[i] for i in range(2)) ** 2 for z, c in laws.items()
     )
-    K = [[sum(c * z[i] * z[j] for z, c in laws.items()) - mu[i] * mu[j] for j in range(2)]
-         for i in range(2)]  # fmt: skip
+    K = [
+        [sum(c * z[i] * z[j] for z, c in laws.items()) - mu[i] * mu[j] for j in range(2)]
+        for i in range(2)
+    ]
     yield exact - sum(
         K[i][j] / (mu[i] * mu[j]) * flow[i] * flow[j] for i in range(2) for j in range(2)
     )

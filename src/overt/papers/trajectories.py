@@ -17,14 +17,25 @@ def log_steps(steps: int, points: int) -> list[int]:
 
 
 def trajectory(
-    train: Callable[..., Trace], start: Sequence[Any], steps: Sequence[int],
-    rate: Callable[[Any], Any], seed: int, **options: Any,
-) -> Iterator[tuple[int, list[Any]]]:  # fmt: skip
+    train: Callable[..., Trace],
+    start: Sequence[Any],
+    steps: Sequence[int],
+    rate: Callable[[Any], Any],
+    seed: int,
+    **options: Any,
+) -> Iterator[tuple[int, list[Any]]]:
     """Yield (step, weights) along one run of a network's `train` method from `start`."""
     weights = list(start)
     yield steps[0], weights
     for part, (first, last) in enumerate(pairwise(steps)):
-        run = train(last - first, lambda t, first=first: rate(t + first), [seed + part],
-                    init=weights, records=2, n_jobs=1, **options)  # fmt: skip
+        run = train(
+            last - first,
+            lambda t, first=first: rate(t + first),
+            [seed + part],
+            init=weights,
+            records=2,
+            n_jobs=1,
+            **options,
+        )
         weights = [W[0] for W in run.weights]
         yield last, weights

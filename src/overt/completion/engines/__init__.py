@@ -22,7 +22,7 @@ class Engine(Protocol):
 
     @property
     def faults(self) -> Sequence[str]:
-        """What was lost, whether it was needed or not."""
+        """Describe each loss, needed or not."""
 
     def run(
         self, kernel: Any, layout: Layout, shared: Any, by_row: Any, out: Any, sums: Any = None

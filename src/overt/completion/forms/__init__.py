@@ -1,12 +1,12 @@
-"""What is fitted: a problem, the forms it is given, and the model that a form leaves.
+"""Kinds of fit: a problem, the forms that solve it, and the model that a form leaves.
 
 A form is improved sweep by sweep. It has
 
     kind                           its name in a checkpoint
     problem, means, history        what is fitted, both sides' rows, the objective after each sweep
     step(engine)                   make one sweep and return the objective
-    settled(tol)                   whether the last sweep changed too little to go on
-    arrays(), restore(arrays)      what a checkpoint keeps beside means and history
+    settled(tol)                   whether the last sweep changed too little to continue
+    arrays(), restore(arrays)      arrays of a checkpoint beside means and history
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from overt.results import Status
 
 if TYPE_CHECKING:
     from overt.completion.engines import Engine
+    from overt.completion.forms.averaged import SampledForm
     from overt.completion.forms.fixed import FixedForm, SGDForm
+    from overt.completion.forms.implicit import NegativeForm
     from overt.completion.forms.learned import LearnedForm
-    from overt.completion.forms.negative import NegativeForm
-    from overt.completion.forms.sampled import SampledForm
 
     PointForm = FixedForm | SGDForm
     Form = PointForm | LearnedForm | NegativeForm | SampledForm

@@ -1,7 +1,7 @@
 """Tables of features as users have them, turned into numbers.
 
-Numeric columns are divided by their spread about the mean, categories become 0/1 columns about
-their frequency, and what is missing counts as the mean. A sparse matrix stays as it is.
+Numeric columns are divided by their standard deviation about the mean, categories become 0/1
+columns about their frequency, and what is missing counts as the mean. A sparse matrix stays.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from overt._types import Array, Floats
 from overt.entries.identifiers import is_missing
 
 MOST = 500
-"""Categories of a column that are told apart, the most frequent ones; others count as missing."""
+"""Categories of a column that are distinguished, the most frequent; others count as missing."""
 
 LARGEST = 1e75
 """Size of a number whose fourth power is finite."""
@@ -68,7 +68,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Encoder:
-    """What turns a table like the one it was learned from into numbers; sparse ones stay."""
+    """Encodes a table like the one it was learned from as numbers; sparse matrices stay."""
 
     width: int
     columns: list[Column] | None

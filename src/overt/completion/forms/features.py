@@ -1,4 +1,4 @@
-"""What is known of a side's rows before their values: who has entries where, and given features.
+"""Features of a side's rows: which entries are observed, and the features given by the user.
 
 Row a has features f_a in blocks. Each block is reduced to its leading directions R,
 
@@ -31,7 +31,7 @@ BLOCKS = (SIGNALS, FEATURES)
 """Names of the blocks, in the order of their scores."""
 
 RANK = 100
-"""Leading directions of a block that are kept."""
+"""Leading directions of a block that are used."""
 
 DENSE = 1 << 21
 """Numbers of a block below which its decomposition is exact."""
@@ -66,7 +66,7 @@ class Directions:
         return np.concatenate([np.zeros((count, 0)), *blocks], axis=1)
 
     def arrays(self, side: int) -> dict[str, Array]:
-        """Return what storage keeps of them."""
+        """Return the arrays to store."""
         kept = {f"directions_{name}_{side}": part for name, part in self.parts.items()}
         return kept | {f"typical_{name}_{side}": mean for name, mean in self.typical.items()}
 
@@ -123,7 +123,7 @@ class Features:
 
     @property
     def sizes(self) -> Floats:
-        """Squared length of each row's given features, by which others are told from them."""
+        """Squared length of each row's given features, which identifies them in a checkpoint."""
         return np.sum(self.given.astype(np.float64) ** 2, axis=1)
 
 
@@ -139,7 +139,7 @@ class EntryMatrix:
 
     @property
     def T(self) -> EntryMatrix:
-        """The transpose, whose products the other side's rows are asked for."""
+        """The transpose."""
         return EntryMatrix(self._engine, self._sides[::-1], *self._scales[::-1])
 
     def __matmul__(self, M: Array) -> Array:
@@ -166,7 +166,7 @@ def who_has_what(engine: Engine, sides: Sequence[Grouped], dtype: Any) -> EntryM
 
 
 def _of(F: Any, active: Array) -> Any:
-    """Return the active rows; those of entries that have none say nothing anyway."""
+    """Return the active rows; an EntryMatrix needs no filter: its inactive rows are zero."""
     return F if isinstance(F, EntryMatrix) else F[active]
 
 
@@ -222,7 +222,7 @@ def of_sides(
 
 
 def again(directions: Directions, given: Array, group: Grouped) -> Features:
-    """Return features of rows with other entries; directions are held."""
+    """Return features of rows with other entries; directions are fixed."""
     known = {}
     active = group.counts > 0
     if SIGNALS in directions.parts:

@@ -9,7 +9,7 @@ column a share alpha_a, beta_b in the precision of the noise:
 the same for V; (m, g, P) as `prior` says, alpha and beta as `noise` does, and
 sigma^2 = mean of alpha_a beta_b times the expected squared residual.
 
-S_b = lam diag(v_b o v_b) and P = 0 would be dropout with a fixed probability. What descends is the
+S_b = lam diag(v_b o v_b) and P = 0 would be dropout with a fixed probability. The objective is the
 negative evidence bound per rating, minus nu/2 log det P for each side: nu = the number of unknowns
 of a row keeps the priors from fitting noise where there are few rows.
 """
@@ -91,7 +91,7 @@ class LearnedForm:
         features: tuple[Features, Features] | None = None,
         certain: bool = True,
     ) -> LearnedForm:
-        """Return the form before the first sweep, with the spread that memory allows if None.
+        """Return the form before the first sweep, with the covariances that memory allows if None.
 
         Signals that are not `certain` must raise the evidence to be used.
         """

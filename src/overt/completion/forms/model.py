@@ -15,11 +15,11 @@ import numpy as np
 
 from overt._check import InputError
 from overt._types import Array, Floats
-from overt.completion.forms.draws import Draws, Row
+from overt.completion.forms.averaged import Draws, Row
 from overt.completion.forms.encoding import Encoder
 from overt.completion.forms.features import FEATURES, NO_DIRECTIONS, NOTHING, SIGNALS, Directions
+from overt.completion.forms.implicit import WEIGHT, AllPairs
 from overt.completion.forms.noise import RowNoise, expected
-from overt.completion.forms.pairs import WEIGHT, AllPairs
 from overt.completion.forms.prior import Prior
 from overt.completion.forms.problem import Columns
 from overt.completion.forms.spread import RowSpread, append
@@ -29,8 +29,8 @@ from overt.results import Status
 
 if TYPE_CHECKING:
     from overt.completion.forms import PointForm
+    from overt.completion.forms.implicit import NegativeForm
     from overt.completion.forms.learned import LearnedForm
-    from overt.completion.forms.negative import NegativeForm
 
 FOLDS = 8
 """Times that a new row and its share in the noise are solved for in turn."""
@@ -38,7 +38,7 @@ FOLDS = 8
 
 @dataclass(frozen=True, eq=False)
 class FactorModel:
-    """Rows of both sides with their spread; predictions are clipped to the scale's low and high."""
+    """Rows of both sides with their covariances; predictions are clipped to [low, high]."""
 
     columns: Columns
     center: float
@@ -62,7 +62,7 @@ class FactorModel:
         limits: tuple[float, float],
         draws: Sequence[Mapping[str, Array]] = (),
     ) -> FactorModel:
-        """Bring a finished form, and draws of its factors, back to the units of the values."""
+        """Bring a finished form, and samples of its factors, back to the units of the values."""
         problem = form.problem
         columns = form.problem.columns
         means = []
@@ -139,7 +139,7 @@ class FactorModel:
         return np.clip(self.center + total, self.low, self.high)
 
     def variance(self, rows: Array, cols: Array) -> Floats:
-        """Predictive variance: the noise of row and column, and Var(u.v) under the rows' spread."""
+        """Predictive variance: the noise of row and column, and Var(u.v)."""
         self._need_std()
         noises = self.noises[0].variances[rows] * self.noises[1].variances[cols]
         variance = np.empty(len(rows))
@@ -171,7 +171,7 @@ class FactorModel:
             )
 
     def _scatter(self, rows: Array, cols: Array) -> Floats:
-        """Return the mean squared distance of the draws' products from what is predicted."""
+        """Return the mean squared distance of the samples' products from the prediction."""
         if self.draws is None:
             raise TypeError("no draws were kept")
         center = np.zeros(len(rows))
@@ -194,9 +194,9 @@ class FactorModel:
         return np.clip(total, self.low, self.high, out=total) if clip else total
 
     def _terms(self) -> list[tuple[Array, Array, float]]:
-        """Factors and weights of what is averaged: the learned means and all draws.
+        """Factors and weights of what is averaged: the learned means and all samples.
 
-        The means have no sampling noise and the draws have more factors; their errors differ, so
+        The means have no sampling noise and the samples have more factors; their errors differ, so
         that the two together do better than either.
         """
         if self.draws is None:
@@ -228,7 +228,7 @@ class FactorModel:
         return directions.scores(known)
 
     def fold(self, partners: Array, values: Array, features: Any = None) -> Row:
-        """Return a row with these entries and features, everything else held.
+        """Return a row with these entries and features, everything else fixed.
 
         The row and its share in the noise are solved for in turn.
         """
@@ -327,12 +327,12 @@ class FactorModel:
     def _drawn(
         self, partners: Array, values: Floats, weights: Floats, alpha: float, scores: Array
     ) -> tuple[Floats, Floats]:
-        """Return mean and covariance of a row given each draw of V, as the chain has its rows."""
+        """Return mean and covariance of a row given each sample of V, as in the chain."""
         width = self.columns.width
         if self.draws is None:
             return np.zeros((0, width)), np.zeros((0, width, width))
         free, (_, V, _, m, p, noise, H, *_) = self.columns.free(0), self.draws
-        W = V[:, partners].astype(np.float64)  # (draws, entries, width)
+        W = V[:, partners].astype(np.float64)  # (samples, entries, width)
         weighted = W * weights[:, None]
         precision = (alpha / noise)[:, None]
         right = np.einsum("dew,e->dw", weighted, values)

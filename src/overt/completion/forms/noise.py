@@ -56,11 +56,11 @@ class RowNoise:
         return RowNoise(self.nu, weights, variances, self.fixed)
 
     def taken(self, pick: Ints) -> RowNoise:
-        """Return those of some rows."""
+        """Return the noise of some rows."""
         return RowNoise(self.nu, self.weights[pick], self.variances[pick], self.fixed)
 
     def learn(self, counts: Array, misfits: Floats) -> RowNoise:
-        """Return q(alpha) and nu for rows with so many entries and such misfits."""
+        """Return q(alpha) and nu for rows with these numbers of entries and misfits."""
         active = counts > 0
         n = counts[active].astype(float)
         e = np.maximum(misfits[active], 0)
@@ -84,7 +84,7 @@ class RowNoise:
         return RowNoise(nu, weights, variances, found[at] - float(weights[active] @ e) / 2)
 
     def arrays(self, side: int) -> dict[str, Array]:
-        """Return what storage keeps of them."""
+        """Return the arrays to store."""
         kept = {"weights": self.weights, "variances": self.variances}
         kept["nu"] = np.array([self.nu, self.fixed])
         return {f"noise_{name}_{side}": array for name, array in kept.items()}

@@ -12,7 +12,7 @@ and h_c is integrated out: with y_c = A'x_c, K = A'A and C_c = (K + D_c^-1)^-1,
 
 is the side's part of the negative evidence bound; E y y' = ybar ybar' + K times the rows' mean
 variance. Scales maximize it on a grid, one after the other; (m, P) make one EM step in which h is
-the latent variable; rows are solved with g held, which bounds -y'C y (concave) by its tangent.
+the latent variable; rows are solved with g fixed, which bounds -y'C y (concave) by its tangent.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Sums(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Effects:
-    """What features do: g_a = H'a_a; coordinate c of X^-1 h has the covariance C_c."""
+    """Effects of features: g_a = H'a_a; coordinate c of X^-1 h has the covariance C_c."""
 
     scales: Floats  # (blocks, n)
     X: Floats
@@ -76,7 +76,7 @@ class Effects:
     def spread(self, sums: Sums, features: Features) -> Floats:
         """X [diag h_c - V o (h_c + h_d - tr(C_c K C_d K))] X', h_c = tr(C_c K).
 
-        What h's own variance adds to the residuals, and what it explains of the rows' variances V.
+        The variance of h adds to the residuals and explains a part of the rows' variances V.
         """
         X = self.X
         M = self.C @ features.K
@@ -86,7 +86,7 @@ class Effects:
         return np.asarray(X @ (np.diag(h) - V * (h[:, None] + h - both)) @ X.T)
 
     def arrays(self, side: int) -> dict[str, Array]:
-        """Return what storage keeps of them."""
+        """Return the arrays to store."""
         kept = {"scales": self.scales, "X": self.X, "H": self.H, "C": self.C}
         return {f"effects_{name}_{side}": array for name, array in kept.items()}
 
@@ -114,12 +114,12 @@ class Prior:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Array], side: int) -> Prior:
-        """Rebuild the prior of a side from what storage kept."""
+        """Rebuild the prior of a side from stored arrays."""
         given = (arrays[f"prior_mean_{side}"], arrays[f"prior_precision_{side}"])
         return cls(*given, Effects.from_arrays(arrays, side))
 
     def arrays(self, side: int) -> dict[str, Array]:
-        """Return what storage keeps of the prior of a side."""
+        """Return the arrays to store of the prior of a side."""
         kept = {f"prior_mean_{side}": self.mean, f"prior_precision_{side}": self.precision}
         return kept if self.effects is None else kept | self.effects.arrays(side)
 
@@ -154,7 +154,7 @@ class Prior:
 
         Signals that are not `certain` are left at 0 until each of their n scales pays a nat.
 
-        P^-1 = sum of second moments about m + g, and what h's own spread adds, over N + n: the n
+        P^-1 = sum of second moments about m + g, and the variance of h, over N + n: the n
         pseudo-rows keep priors from fitting noise where there are few rows.
         """
         N = sums.N
@@ -247,7 +247,7 @@ def posterior(
     scales: Floats,
     rng: np.random.Generator | None = None,
 ) -> Effects:
-    """h_c ~ N(C_c y_c, C_c), C_c = (K + D_c^-1)^-1; H is X times the mean, or times a draw."""
+    """h_c ~ N(C_c y_c, C_c), C_c = (K + D_c^-1)^-1; H is X times the mean, or times a sample."""
     size, n = Y.shape
     roots = np.sqrt(scales.T @ features.directions.members)
     H = np.zeros((size, n))

@@ -27,7 +27,7 @@ MOST = 1 << 16
 """Bytes that the sums of a chunk's rows may take, and how many there may be."""
 
 SMALLEST = 1e-75
-"""Range of values whose powers can still be told from 0."""
+"""Range of values whose powers can still be distinguished from 0."""
 
 SHRINK = 5
 """Ratings at 0 that each column's bias is averaged with at the start."""
@@ -126,7 +126,7 @@ class Grouped:
     counts: Ints
     n_others: int
     width: int
-    mapped: int = 0  # bytes of memory, where layouts are kept on disk
+    mapped: int = 0  # bytes of memory, where layouts are stored on disk
     chunks: int = CHUNKS
 
     @classmethod
@@ -217,7 +217,7 @@ class Grouped:
         return Layout(Blocks(*block(*given, numbers, len(sizes), self.n_others)), self.rows, cuts)
 
     def _cuts(self, most: int) -> Ints:
-        """Cut rows into parts of about the same cost, with at most so many rows."""
+        """Cut rows into parts of about the same cost, with at most `most` rows."""
         cost = np.cumsum(self.counts[self.rows] + self.width)
         cuts = np.searchsorted(cost, np.linspace(0, cost[-1], self.chunks + 1)[1:-1])
         cuts = np.unique([0, *cuts, len(self.rows)])
@@ -268,7 +268,7 @@ class CompletionProblem:
         precise: bool = False,
         mapped: int = 0,
     ) -> CompletionProblem:
-        """Group the entries, on disk if `mapped`; `standard` divides the values by their spread.
+        """Group the entries, on disk if `mapped`; `standard` gives the values unit variance.
 
         Small problems are stored in double precision, and large ones where `precise` asks for it.
         """

@@ -1,13 +1,13 @@
 """How far rows may be from their means: full covariances, variances, or the noise of dropout.
 
-Forms sweep with a spread, models answer with it, and storage keeps it. All three say
+Forms sweep with these covariances, models predict with them, storage saves them. All three have
 
     name, learned                          as users see it; whether rows have S and priors
     product_variance(means, rows, cols)    Var(u_a . v_b) for pairs (a, b)
     total(means, side, rows, weights)      weighted sum of S over some rows of a side
     traces(means, side, rows, M)           tr(S M) for each of some rows of a side
     packaged(columns, scale, unseen)       in units of the values, a row never seen at the end
-    arrays(), from_arrays(arrays)          what storage keeps
+    arrays(), from_arrays(arrays)          the arrays to store
 
 with S the covariance of a row about its mean; side 0 are the rows and side 1 the columns. Those
 that are learned also say
@@ -33,7 +33,7 @@ from overt.completion.kernels import Learned, dots, full, gram
 from overt.completion.kernels.full import pack, unpack
 
 FULL_BYTES = 2 << 30
-"""Full row covariances are kept where their tables fit into this many bytes."""
+"""Full row covariances are used where their tables fit into this many bytes."""
 
 Means = Sequence[Array]
 

@@ -4,7 +4,7 @@ The kernels that update rows, in `full` and `gram`, are called as
 
     kernel(rows, entries, held, prior, shifts, precisions, [more], out, [cuts, sums])
 
-and write one side's `rows` while the other side is held. `shifts` are P (m + g_a) and `precisions`
+and write one side's `rows` while the other side is fixed. `shifts` are P (m + g_a) and `precisions`
 1 / noise of each row a of the side; sums[c] is a sum over the rows of chunk c,
 rows[cuts[c]:cuts[c + 1]]. Entries are `Csr`, or `Blocks` where much is read of each partner.
 Factors and biases are columns of the same arrays: a row is w = (factors, row bias, column bias), in
@@ -37,7 +37,7 @@ class Csr(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """Entries by chunk of rows, those of a chunk sorted by partner.
+    """Entries by chunk of rows; the entries of a chunk are sorted by partner.
 
     Entry e of chunk c, starts[c] <= e < starts[c + 1], lies in the chunk's row number slots[e]. A
     partner's table is then read once for all rows of a chunk, and tables in the order of memory.
@@ -50,7 +50,7 @@ class Blocks(NamedTuple):
 
 
 class Held(NamedTuple):
-    """The side that is held: means, (count, width), and what a kernel knows of their spread.
+    """The fixed side: means, (count, width), and their covariances as a kernel needs them.
 
     `spread` is packed second moments w w' + S in `learn_rows`, variances in `learn_variances`, the
     strength of dropout for each column in `draw_rows`. An entry counts as often as the `weights`
@@ -71,7 +71,7 @@ class RowPrior(NamedTuple):
 
 
 class Learned(NamedTuple):
-    """Rows written with their spread; `stats` are a row's expected squared error and log det S."""
+    """Rows with their covariances; `stats` are a row's expected squared error and log det S."""
 
     means: Array
     spread: Array
@@ -79,7 +79,7 @@ class Learned(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """Rows drawn, and the means of the laws that they were drawn from."""
+    """Sampled rows, and the means of the laws that they were sampled from."""
 
     means: Array
     centers: Array

@@ -53,7 +53,7 @@ class Sums(NamedTuple):
 
 @njit(**OPTIONS)
 def room(cuts: Array, held: Held) -> Sums:
-    """Return room for the sums of the longest of the parts that rows are cut into."""
+    """Allocate the sums of the longest of the parts that rows are cut into."""
     most = 0
     for c in range(len(cuts) - 1):
         most = max(most, cuts[c + 1] - cuts[c])
@@ -216,7 +216,7 @@ def invert(A: Array) -> float:
 
 @njit(**OPTIONS)
 def _at(i: int, j: int) -> int:
-    """Return where a packed table keeps entry (i, j)."""
+    """Return the position of entry (i, j) in a packed table."""
     return i * (i + 1) // 2 + j if j <= i else j * (j + 1) // 2 + i
 
 

@@ -31,7 +31,7 @@ PIVOT = 1e-12
 
 
 class Work(NamedTuple):
-    """What a kernel writes on: sums over entries of w_b w_b', y_b w_b and s_b, weighted by c_b."""
+    """Workspace of a kernel: sums over entries of w_b w_b', y_b w_b and s_b, weighted by c_b."""
 
     total: Array
     linear: Array
@@ -47,7 +47,7 @@ class Work(NamedTuple):
 
 @njit(**OPTIONS)
 def workspace(means: Array, n: int) -> Work:
-    """Return room for rows of `n` unknowns whose partners are `means`."""
+    """Allocate a workspace for rows of `n` unknowns whose partners are `means`."""
     width = means.shape[1]
     return Work(
         np.empty((width, width)),
@@ -76,7 +76,7 @@ def draw_rows(
 ) -> None:
     """Draw rows from N(w, Prec^-1) given their partners: w + R^-1 normal, Prec = R'R.
 
-    Partners are dropped, s_b = strength o w_b o w_b; draws have strength 0. Fixed dropout has
+    Partners are dropped, s_b = strength o w_b o w_b; samples have strength 0. Fixed dropout has
     normals 0, precision 1 and P = ridge I.
     """
     work = workspace(held.means, len(prior.free))

@@ -18,7 +18,7 @@ class Right(NamedTuple):
 
 
 class Product(NamedTuple):
-    """What is written, a row for each row of the side."""
+    """The product, a row for each row of the side."""
 
     rows: Array
 

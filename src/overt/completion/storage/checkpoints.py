@@ -15,7 +15,7 @@ from overt._files import as_path, read_sealed, ready, write_sealed
 from overt._mapped import mark_of
 from overt._plain import plain
 from overt._types import Array
-from overt.completion.forms.sampled import SampledForm
+from overt.completion.forms.averaged import SampledForm
 
 if TYPE_CHECKING:
     from overt.completion.forms import Form
@@ -27,7 +27,7 @@ WITHOUT_EFFECT = ("n_jobs", "engine", "memory_limit")
 
 
 class SweepCheckpoint:
-    """A folder that keeps a form as it was after its last finished sweep.
+    """A folder that stores a form as it was after its last finished sweep.
 
     A checkpoint of other entries or parameters is refused, unless the run starts anew.
     """
@@ -59,7 +59,7 @@ class SweepCheckpoint:
         self._put(form.kind, {"U": U, "V": V, "history": np.array(form.history), **form.arrays()})
 
     def restore(self, form: Form) -> None:
-        """Bring a fresh form to the kept one, if there is one to resume from."""
+        """Bring a fresh form to the stored one, if there is one to resume from."""
         if not (self._resume and self._path(form.kind).exists()):
             return
         arrays = self._get(form.kind)
@@ -71,7 +71,7 @@ class SweepCheckpoint:
                 form.draws.append(self._get(_draw(number)))
 
     def clear(self) -> None:
-        """Remove everything that was kept."""
+        """Remove everything that was stored."""
         for name in (*KINDS, "draw-*"):
             for path in self._folder.glob(f"{name}.safetensors*"):
                 path.unlink()

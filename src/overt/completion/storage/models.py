@@ -25,12 +25,12 @@ from overt._files import (
     write_whole,
 )
 from overt._plain import plain
-from overt.completion.forms.draws import Draws
+from overt.completion.forms.averaged import Draws
 from overt.completion.forms.encoding import Encoder
 from overt.completion.forms.features import Directions
+from overt.completion.forms.implicit import AllPairs
 from overt.completion.forms.model import FactorModel, Fit
 from overt.completion.forms.noise import RowNoise
-from overt.completion.forms.pairs import AllPairs
 from overt.completion.forms.prior import Prior
 from overt.completion.forms.problem import Columns
 from overt.completion.forms.spread import SPREADS

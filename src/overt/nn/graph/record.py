@@ -425,6 +425,7 @@ def record(
         result = _inner_if_functional(result)
     if python_rng_states() != outside or saved.python_generators_moved():
         raise UnsupportedError("it draws from generators of Python or NumPy")
+    saved.copy_parameters = written
     needed = _needed(recorder.calls, result)
     return Recording(needed, result, inputs, buffers, state, written)
 

@@ -231,7 +231,9 @@ class SavedState:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.interrupts = Interrupts()
-        self.copy_parameters = False
+        self.copy_parameters: bool | None = None
+        """Whether passes write to parameters; None: not known yet, copies are made to find out."""
+        self._copies: list[Tensor] = []
         self.modules = list(model.modules())
         self._vars: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._containers: list[tuple[Any, Any]] = []
@@ -294,9 +296,18 @@ class SavedState:
             self._generators.append((value, state))
         return state is not None
 
-    def isolate(self) -> None:
+    def isolate(self, *, copy_parameters: bool = False) -> None:
         """Give the model copies of all tensors that a pass could write to."""
         clones: dict[int, Tensor] = {}
+        copies: dict[int, Tensor] = {}
+
+        def copy_parameter(parameter: Tensor | None) -> Tensor | None:
+            if parameter is None:
+                return None
+            if id(parameter) not in copies:  # tied parameters stay tied
+                copy = parameter.detach().clone()
+                copies[id(parameter)] = nn.Parameter(copy, parameter.requires_grad)
+            return copies[id(parameter)]
 
         def clone(tensor: Tensor | None) -> Tensor | None:
             if tensor is None:
@@ -308,13 +319,14 @@ class SavedState:
         for own, _ in self._vars:
             buffers = own["_buffers"]
             own["_buffers"] = {name: clone(tensor) for name, tensor in buffers.items()}
-            if self.copy_parameters:
+            if copy_parameters:
                 own["_parameters"] = {
-                    name: _parameter_copy(tensor) for name, tensor in own["_parameters"].items()
+                    name: copy_parameter(tensor) for name, tensor in own["_parameters"].items()
                 }
             for name, value in own.items():
                 if type(value) is Tensor:
                     own[name] = clone(value)
+        self._copies = list(copies.values())
 
     def set_modes(self, *, noise: bool, statistics: Statistics = "running") -> None:
         """Switch noise on or off; normalization uses running or batch statistics, or its mode."""
@@ -370,10 +382,16 @@ class SavedState:
                 return True
         return False
 
-    def prepare(self, *, noise: bool = True, statistics: Statistics = "running") -> None:
+    def prepare(
+        self,
+        *,
+        noise: bool = True,
+        statistics: Statistics = "running",
+        copy_parameters: bool = False,
+    ) -> None:
         """Put the model into the state that a pass starts from."""
         self.restore(final=False)
-        self.isolate()
+        self.isolate(copy_parameters=copy_parameters)
         self.set_modes(noise=noise, statistics=statistics)
 
     def plain_pass(
@@ -386,23 +404,24 @@ class SavedState:
         grad: bool = False,
     ) -> Tensor:
         """Return the output of one ordinary pass from the model's own state."""
-        self.prepare(noise=noise, statistics=statistics)
+        unknown = self.copy_parameters is None
+        if unknown and grad:  # a pass on copies has no gradients at the parameters
+            self.plain_pass(x, output, noise=noise, statistics=statistics)
+            unknown = False
+        copied = unknown or bool(self.copy_parameters)
+        self.prepare(noise=noise, statistics=statistics, copy_parameters=copied)
         convert = Tensor.clone if grad else None
         with torch.set_grad_enabled(grad), disable_fast_attention(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the user sees them when he runs the model
             result = call_model(self.model, copy_inputs(x, convert))
             found = select_output(result, output)
+        if unknown:
+            self.copy_parameters = any(copy._version for copy in self._copies)
         for own, saved in self._vars:
             original = saved["_buffers"].get("draws")
             if original is not None and "draws" in own["_buffers"]:
                 self.counters[id(original)] = own["_buffers"]["draws"]
         return found.clone() if grad else found.detach().clone()
-
-
-def _parameter_copy(parameter: Tensor | None) -> Tensor | None:
-    if parameter is None:
-        return None
-    return nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
 
 
 def _restore_container(value: Any, saved: Any) -> None:

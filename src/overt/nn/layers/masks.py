@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from overt._blocks import Sliding, running_minimum
 from overt._check import InputError
+from overt._types import Floats
 
 
 class Key(NamedTuple):
@@ -136,7 +137,6 @@ def _sample_blocks(
     return cover(starts, blocks, pad=True)
 
 
-@lru_cache(maxsize=64)
 def _scale(
     drop_prob: float,
     sizes: tuple[int, ...],
@@ -144,11 +144,17 @@ def _scale(
     double: bool,
     device: torch.device,
 ) -> Tensor:
+    dtype = torch.float64 if double else torch.float32
+    return torch.tensor(_inverse_keep(drop_prob, sizes, blocks), dtype=dtype, device=device)
+
+
+# Kept as an array: a tensor that is made inside a transformation of torch.func belongs to it.
+@lru_cache(maxsize=64)
+def _inverse_keep(drop_prob: float, sizes: tuple[int, ...], blocks: tuple[int, ...]) -> Floats:
     survives = Sliding(drop_prob, sizes, blocks, uniform=False).keep_prob()
     if survives.size and not survives.min() > 1e-30:
         raise InputError(f"drop_prob must let units survive, {drop_prob!r} in blocks does not")
-    dtype = torch.float64 if double else torch.float32
-    return torch.from_numpy(1 / survives).to(device=device, dtype=dtype)
+    return 1 / survives
 
 
 # To a compiler these are opaque functions of their arguments: it neither traces the generator, nor
@@ -212,7 +218,7 @@ def _block_scale_op(
     blocks: Sequence[int],
     double: bool,
 ) -> torch.Tensor:
-    return _scale(float(drop_prob), tuple(sizes), tuple(blocks), double, draws.device).clone()
+    return _scale(float(drop_prob), tuple(sizes), tuple(blocks), double, draws.device)
 
 
 @_block_scale_op.register_fake

@@ -42,6 +42,13 @@ ADDING = frozenset(_ADDING.split())
 """Operations that add entries: the variance of a sum is a sum only of independent entries'."""
 
 
+def _is_number(argument: Any) -> bool:
+    """Whether an argument is a number, a list of numbers, or nothing."""
+    if isinstance(argument, (list, tuple)):
+        return not argument or isinstance(argument[0], int)
+    return argument is None or isinstance(argument, (int, float))
+
+
 @cache
 def _fill_position(func: Any) -> int | None:
     """Return the position of a number that an operation fills in, None if there is none."""
@@ -62,7 +69,13 @@ def linear(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
     fill = _fill_position(func)
     function = RERUN_AS.get(func, func)
 
+    alone = not kwargs and fill is None and isinstance(args[0], Value)
+    alone = alone and all(_is_number(arg) for arg in args[1:])
+
     def apply_to(part: str) -> Any:
+        if alone:  # views and the like: nothing else to replace
+            return function(getattr(args[0].found, part), *args[1:])
+
         def pick(leaf: Any) -> Any:
             if isinstance(leaf, Value):
                 return getattr(leaf.found, part)

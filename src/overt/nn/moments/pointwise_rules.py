@@ -11,7 +11,7 @@ from torch import Tensor
 from overt.nn.graph.record import aten, op_info
 from overt.nn.graph.replay import map_tree
 from overt.nn.moments.linear_rules import add, linear, multiply
-from overt.nn.moments.registry import argument_shapes, find_values
+from overt.nn.moments.registry import broadcast_shape, find_values
 from overt.nn.moments.unknown_ops import unknown_operation
 from overt.nn.moments.values import (
     SETTINGS,
@@ -92,7 +92,7 @@ def pointwise(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
         length=length,
         positive=any(value.positive for value in given) or _needs_positive(packet, args),
         affine=False,
-        shape=torch.broadcast_shapes(*argument_shapes(args, kwargs)),
+        shape=broadcast_shape(args, kwargs),
     )
     out.home = given[0].home or given[0]
     law = root.law
@@ -228,7 +228,7 @@ def _several_roots(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
     if shared is None:
         out = _separate_roots(run, func, args, kwargs)
     else:
-        shape = torch.broadcast_shapes(*argument_shapes(args, kwargs))
+        shape = broadcast_shape(args, kwargs)
         out = Value(integrate_roots(run, shared, shape))
     if isinstance(out, Value):
         out.expressions = expressions[:6]

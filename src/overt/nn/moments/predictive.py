@@ -35,7 +35,7 @@ class SamplingPlan:
     """Where a model cannot be propagated: standard deviations are then 3 or 4 per cent off."""
     most: int = 12_800
     """The most that `tol` may cost."""
-    first: int = 20
+    first: int = 100
     """Samples that check doubtful moments: more are taken only if these contradict them."""
     doubtful: float = 0.3
     """Error estimate, in standard deviations, above which samples are taken: below it 40 samples
@@ -88,8 +88,8 @@ def predictive_moments(
         standard deviations in 90 of 100 outputs; the result's `reached` says what they are.
     draws
         How many samples to take, 0 for none; or with `tol` the most (12,800). By default 400 where
-        the model cannot be propagated; 20 where the error estimate is above .3 standard deviations,
-        and up to 400 if these contradict what was propagated.
+        the model cannot be propagated; 100 where the error estimate is above .3 standard
+        deviations, and up to 400 if these contradict what was propagated.
     seed
         Of the samples: the same seed gives the same result.
     differentiable

@@ -54,14 +54,17 @@ def find_values(tree: Any) -> list[Value]:
     for item in tree.values() if isinstance(tree, dict) else tree:
         if isinstance(item, Value):
             found.append(item)
-        elif isinstance(item, (list, tuple, dict)):
+        elif isinstance(item, (list, tuple, dict)) and item:
             found += find_values(item)
     return found
 
 
-def argument_shapes(args: Any, kwargs: Any) -> list[Any]:
-    """Return the shapes of all tensors among flat arguments."""
-    return [t.shape for t in (*args, *kwargs.values()) if isinstance(t, (Tensor, Value))]
+def broadcast_shape(args: Any, kwargs: Any) -> Any:
+    """Return the shape of an entrywise function of flat arguments."""
+    shapes = [t.shape for t in (*args, *kwargs.values()) if isinstance(t, (Tensor, Value))]
+    if all(shape == shapes[0] for shape in shapes):  # which torch is slow to find out
+        return shapes[0]
+    return torch.broadcast_shapes(*shapes)
 
 
 def combined_flags(given: list[RandomTensor]) -> dict[str, Any]:

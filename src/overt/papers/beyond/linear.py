@@ -8,7 +8,7 @@ import numpy as np
 
 from overt import equalize, linear, noise, penalty, spectral
 from overt._types import Floats
-from overt.linear import blocks, bounds
+from overt.linear import bounds, sharing
 from overt.papers import descent, oracles
 from overt.papers.evidence import DESCENT, EXACT, relative
 from overt.papers.records import Residuals, statement
@@ -80,7 +80,7 @@ def dropblock_tight(scale: int, rng: np.random.Generator) -> Residuals:
     for b, count in ((2, 4), (3, 8), (2, 12)):
         a = np.sort(rng.exponential(1.0, min(count, 3 + scale)))[::-1]
         left, right = (np.linalg.qr(rng.standard_normal((12, len(a))))[0] for _ in range(2))
-        U, V = blocks.block_factors(left, a, right, b * count, b)
+        U, V = sharing.block_factors(left, a, right, b * count, b)
         least = 0.4 / 0.6 / count * descent.ksupport(a, b)
         yield relative(U @ V.T, left * a @ right.T)
         yield relative(penalty.shallow(U, V, noise.DropBlock(0.4, b)), least)

@@ -240,6 +240,7 @@ figure(
     run=run_realized,
     check=check_realized,
     plot=plot_realized,
+    hours={"paper": 0.01},
     sizes={
         "toy": {
             "block_size": [4, 7],

@@ -119,6 +119,7 @@ figure(
     run=run_paths,
     check=check_paths,
     plot=plot_paths,
+    hours={"paper": 0.01},
     sizes={
         "toy": {
             "strength": [0.1, 0.5, 1.0],

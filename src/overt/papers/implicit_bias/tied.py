@@ -203,6 +203,7 @@ figure(
     run=run_landscape,
     check=check_landscape,
     plot=plot_landscape,
+    hours={"paper": 0.01},
     sizes={
         "toy": {
             "strength": [0.0, 0.6, 2.0],

@@ -379,12 +379,13 @@ def check_epsilon(rows: list[Row]) -> Findings:
 
 
 def _printed_recovers(rows: list[Row]) -> Finding:
-    """Return whether annealing recovers epsilon = 1 with the printed decay and loss."""
-    errors = [error for row in rows if row["noisy_steps"] for error in row["test_error"]]
+    """Return whether annealing recovers epsilon >= .25 with the printed decay and loss."""
+    chosen = [row for row in rows if row["noisy_steps"] and row["epsilon"] >= 0.25]
+    errors = {row["epsilon"]: row["test_error"] for row in chosen}
     return Finding(
-        "the printed weight decay reproduces the figure under the printed loss",
-        below(mean_interval(errors), RECOVERED),
-        f"mean relative error {np.mean(errors):.3f} after noisy phases at epsilon = 1",
+        "the printed weight decay recovers epsilon >= .25 under the printed loss",
+        together(*(below(mean_interval(row["test_error"]), RECOVERED) for row in chosen)),
+        _means(errors),
         "recovered",
     )
 
@@ -497,6 +498,7 @@ figure(
     run=run_paths,
     check=check_paths,
     plot=plot_paths,
+    hours={"paper": 0.04},
     sizes={
         "toy": {
             "seeds": 16,
@@ -525,6 +527,7 @@ figure(
     run=run_depths,
     check=check_depths,
     plot=plot_depths,
+    hours={"paper": 0.03},
     sizes={
         "toy": {
             "depth": [3, 4],
@@ -552,6 +555,7 @@ figure(
     run=run_epsilon,
     check=check_epsilon,
     plot=plot_epsilon,
+    hours={"paper": 0.32},
     sizes={
         "toy": {
             "epsilon": [0.1, 0.25, 1.0],
@@ -564,7 +568,12 @@ figure(
                 "noisy_steps": [0, 1000, 2000, 5000],
                 "seeds": 40,
             },
-            {"convention": "loss", "epsilon": 1.0, "noisy_steps": [0, 1000, 5000], "seeds": 20},
+            {
+                "convention": "loss",
+                "epsilon": [0.1, 0.25, 1.0],
+                "noisy_steps": [0, 1000, 5000],
+                "seeds": 20,
+            },
         ],
     },
     differs={
@@ -584,6 +593,7 @@ figure(
     run=run_periods,
     check=check_periods,
     plot=plot_periods,
+    hours={"paper": 0.03},
     sizes={
         "toy": {
             "seeds": 8,
@@ -612,6 +622,7 @@ figure(
     run=run_minima,
     check=check_minima,
     plot=plot_minima,
+    hours={"paper": 0.01},
     sizes={
         "toy": {
             "depth": 3,

@@ -37,13 +37,6 @@ item(
     open="a remark on other models of SGD in the literature; it states nothing to compute",
 )
 item(
-    "Section 2.2, depth 2",
-    "2.2",
-    "L = 2 has only global minima and strict saddles",
-    how="not checked",
-    open="no check yet",
-)
-item(
     "Section 2.2, origin",
     "2.2",
     "The origin is always a local minimum for L > 2",

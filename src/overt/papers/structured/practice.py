@@ -141,6 +141,7 @@ figure(
     run=run_placement,
     check=check_placement,
     plot=plot_placement,
+    hours={"paper": 0.02},
     sizes={
         "toy": {
             "variant": [

@@ -135,6 +135,10 @@ def check_dropblock(rows: list[Row]) -> Findings:
         )
 
 
+CLOSE = 0.1
+"""Relative difference up to which two curves on a log scale coincide, as in Figure 4."""
+
+
 def check_dropconnect(rows: list[Row]) -> Findings:
     """Check the corrected Theorem 4.1, and where DropConnect equals Dropout."""
     for row in rows:
@@ -143,15 +147,11 @@ def check_dropconnect(rows: list[Row]) -> Findings:
         same = abs(row["dropout_optimum"] / row["optimum"] - 1)
         drop = f"drop probability {row['drop_prob']:g}"
         if row["correlation"] == 0:
-            # The penalties' ratio lies between the eigenvalues of the inputs' sample correlations.
-            X = dataset(row)[0]
-            s = np.linalg.svd(X / np.linalg.norm(X, axis=0), compute_uv=False)[[-1, 0]] ** 2
             yield Finding(
                 f"{drop}, uncorrelated inputs: Dropout's optimum, up to sampling",
-                same <= max(s[-1] - 1, 1 - s[0]),
-                f"optima differ by {same:.1%}; sample "
-                f"correlations, eigenvalues {s[0]:.2f} to {s[-1]:.2f}, allow "
-                f"{max(s[-1] - 1, 1 - s[0]):.0%}",
+                same <= CLOSE,
+                f"optima differ by {same:.1%}, by sample correlations; at most {CLOSE:.0%} count "
+                "as equal",
                 "curves coincide",
             )
         else:

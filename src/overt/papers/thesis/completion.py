@@ -17,7 +17,7 @@ from overt._types import Floats
 from overt.entries import Entries
 from overt.papers import descent, oracles
 from overt.papers.evidence import DESCENT, EXACT, MONTE_CARLO, relative, standard_errors
-from overt.papers.figures import Finding, Findings, Params, Row, above, rows_with, values_of
+from overt.papers.figures import Finding, Findings, Params, Row, Table, above, rows_with, values_of
 from overt.papers.records import Residuals, figure, item, statement
 
 
@@ -384,6 +384,35 @@ def _check_data(rows: list[Row], data: str) -> Findings:
     )
 
 
+def rmse_table(rows: list[Row]) -> Table:
+    """Return test errors of SGD as the thesis's table, the printed ones (10M) in brackets."""
+    probs = sorted({row["drop_prob"] for row in rows} - {0.0})
+    printed_at = {0.1: 2, 0.2: 3, 0.3: 4, 0.4: 5}
+    lines = []
+    for data in values_of(rows, "data"):
+        chosen = rows_with(rows, data=data, method="sgd")
+        for width in values_of(chosen, "width"):
+            (plain,) = rows_with(chosen, width=width, drop_prob=0.0)
+            cells = [(plain["last"], 0), (plain["best"], 1)]
+            for prob in probs:
+                (row,) = rows_with(chosen, width=width, drop_prob=prob)
+                cells.append((row["last"], printed_at.get(prob, -1)))
+            lines.append([data, width, *(_beside_print(*cell, width) for cell in cells)])
+    header = (
+        "data",
+        "width",
+        "plain SGD, last",
+        "plain SGD, best",
+        *(f"drop {p:g}" for p in probs),
+    )
+    return header, lines
+
+
+def _beside_print(measured: float, column: int, width: int) -> str:
+    known = width in REPORTED and column >= 0
+    return f"{measured:.4f}" + (f" ({REPORTED[width][column]:.4f})" if known else "")
+
+
 def plot_table(rows: list[Row]) -> Any:
     """Draw test error against width, one line per drop probability, a row for each data set."""
     names, methods = values_of(rows, "data"), values_of(rows, "method")
@@ -411,6 +440,7 @@ figure(
     run=run_curves,
     check=check_curves,
     plot=plot_curves,
+    hours={"reduced": 0.04},
     sizes={
         "toy": {
             "data": "generated",
@@ -461,6 +491,8 @@ figure(
     run=run_table,
     check=check_table,
     plot=plot_table,
+    hours={"reduced": 0.5},
+    table=rmse_table,
     sizes={
         "toy": {
             "data": "generated",

@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from overt._types import Floats
+from overt.papers import descent, oracles
 from overt.papers.records import Residuals, item, statement
 
 
@@ -52,6 +53,54 @@ def pac_bayes_measure(weights: list[Floats]) -> float:
     return math.prod(norms) * math.sqrt(d * k**2 * stable)
 
 
+@statement("Section 1.3.1, gap condition", "1.3.1", how="sampled")
+def gap_condition(scale: int, rng: np.random.Generator) -> Residuals:
+    r"""The gap condition of two-layer networks.
+
+    A two-layer network need not satisfy s_1 - s_2 >= s_2/nu: with six units at lam = 1 and the
+    values (1, .9) its optimum has rank 2, and a rank-one map is worse.
+
+    Printed: The condition is said to be always satisfied by two-layer linear networks; here it
+    asks for .1 >= 5.4.
+
+    TeX: A two-layer network need not satisfy $s_1 - s_2 \ge s_2/\nu$: with six units at $\lambda =
+    1$ and the values $(1, .9)$ its optimum has rank 2, and a rank-one map is worse.
+    """
+    s, width, lam = np.array([1.0, 0.9]), 6, 1.0
+    nu = lam / width
+    objective = descent.factor_objective(np.diag(s), lam * np.eye(width))
+    lowest, theta = descent.best_descent(objective, 4 * width, 4 * scale, rng)
+    U, V = theta[: 2 * width].reshape(2, width), theta[2 * width :].reshape(2, width)
+    values = np.linalg.svd(U @ V.T, compute_uv=False)
+    yield max(0.0, 0.1 - values[1])  # the best map has rank 2
+    rank_one = s[0] ** 2 * nu / (1 + nu) + s[1] ** 2
+    yield max(0.0, lowest / rank_one - 0.99)
+    return 1e-9, f"the best of {4 * scale} descents has values {values.round(2)}", s[1] / nu - 0.1
+
+
+@statement("Section 1.1.3, FGSM", "1.1.3", how="sampled")
+def fgsm_is_one_step(scale: int, rng: np.random.Generator) -> Residuals:
+    r"""FGSM is one step of PGD of infinite size.
+
+    One step of projected gradient ascent with a large step, in the Linf ball, is the fast gradient
+    sign method.
+
+    TeX: One step of projected gradient ascent with a large step, in the $\ell_\infty$ ball, is the
+    fast gradient sign method.
+    """
+    from overt.robust import FGSM, PGD, Constant, Linf
+
+    torch, sequential = oracles.seeded_torch(rng)
+    for _ in range(3 * scale):
+        net = sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 3)).double()
+        x = torch.from_numpy(rng.normal(size=(6, 5)))
+        y = net(x).argmax(1)
+        one = FGSM(Linf(0.1))(net, x, y).x
+        other = PGD(Linf(0.1), steps=1, schedule=Constant(1e6))(net, x, y).x
+        yield float((one - other).abs().max())
+    return 1e-12, "largest difference of the two attacked inputs"
+
+
 item(
     "Figure 1-1",
     "1.1.3",
@@ -65,19 +114,4 @@ item(
     "1.3.4",
     "The attack",
     by=("attack-finds", "linear-attack", "attack-against-exact"),
-)
-item(
-    "Section 1.3.1, gap condition",
-    "1.3.1",
-    "The gap condition is always satisfied by two-layer linear networks",
-    how="not checked",
-    printed="false: width 6, lam = 1, s = (1, .9) has s_1 - s_2 = .1 and s_2/nu = 5.4",
-    open="no check yet",
-)
-item(
-    "Section 1.1.3, FGSM",
-    "1.1.3",
-    "FGSM is one step of PGD of infinite size",
-    how="not checked",
-    open="no check yet",
 )

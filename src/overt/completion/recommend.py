@@ -1,23 +1,30 @@
-"""What a fitted model is asked: recommendations, explanations, new rows, dense rows."""
+"""Queries of a fitted model: recommendations, lists for everyone, explanations, new rows."""
 
 from __future__ import annotations
 
+import csv
+import io
+import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from overt._check import InputError, whole
-from overt._types import Array, Floats
-from overt.completion.forms.draws import Row
+from overt._check import InputError, plain_array, whole
+from overt._files import as_path, ready, replacing, write_whole
+from overt._progress import meter
+from overt._types import Array, Floats, Ints
+from overt.completion.forms.averaged import Row
+from overt.completion.forms.implicit import refuse_dislikes
 from overt.completion.forms.model import FactorModel
-from overt.completion.forms.strengths import refuse_dislikes
 from overt.completion.index import EntryIndex
-from overt.entries import observed
+from overt.completion.ratings_file import duckdb
+from overt.entries import observed, pairs
 from overt.entries.entries import checked_values
-from overt.entries.identifiers import UNKNOWN, warn_unknown
+from overt.entries.identifiers import UNKNOWN, describe_unknown, warn_unknown
 from overt.results import Result
 
 BLOCK = 1 << 22
@@ -142,7 +149,7 @@ class NewRow:
         return {"vector": self.vector.tolist(), "covariance": self.covariance.tolist()}
 
     def predict(self, cols: Any, return_std: bool = False) -> Any:
-        """Return the row's predictions for columns, and with `return_std` their spread."""
+        """Return the row's predictions for columns, with `return_std` their standard deviations."""
         b = self.index.cols.find(cols)
         model = self.model
         warn_unknown("columns", cols, b, "they get what is known of the row")
@@ -174,7 +181,7 @@ class NewRow:
         return _best(self.index, ranking, values, ranking.scores(values, chosen), n, open_to)
 
 
-def recommend(
+def best_for_row(
     ranking: Ranking,
     index: EntryIndex,
     row: Any,
@@ -192,7 +199,7 @@ def recommend(
     return _best(index, ranking, values[0], scores[0], n, open_to)
 
 
-def similar(model: FactorModel, index: EntryIndex, col: Any, n: int) -> Recommendation:
+def similar_columns(model: FactorModel, index: EntryIndex, col: Any, n: int) -> Recommendation:
     """Correlation over rows of two columns' predictions.
 
     v_i'C v_j / sqrt(E[v_i'C v_i] E[v_j'C v_j]) with C the rows' covariance: the expectation over
@@ -220,14 +227,14 @@ def similar(model: FactorModel, index: EntryIndex, col: Any, n: int) -> Recommen
     return _best(index, Ranking("similarity", model, None, 0.0), scores, scores, n, open_to)
 
 
-def fold_in(
+def new_row(
     model: FactorModel,
     index: EntryIndex,
     entries: Any,
     ranking: Callable[[str], Ranking],
     features: Any = None,
 ) -> NewRow:
-    """Solve for one new row with all columns held."""
+    """Solve for one new row with all columns fixed."""
     names, values = _row_entries(entries)
     cols = index.cols.find(names)
     numbers = checked_values(values if len(cols) else np.zeros(0))
@@ -319,3 +326,188 @@ def top(scores: Floats, n: int) -> Array:
     above = np.flatnonzero(scores > last)
     best = np.append(above, np.flatnonzero(scores == last)[: n - len(above)])
     return best[np.lexsort((best, -scores[best]))]
+
+
+HEADER = ("row", "column", "rank", "prediction", "score")
+FULL = "No space left on device"
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Recommendations(Result):
+    """Lists for many rows: line i recommends cols[i] to rows[i] as number ranks[i], from 1."""
+
+    rows: Array
+    cols: Array
+    ranks: Ints
+    values: Floats
+    scores: Floats
+    by: str
+
+
+class _Lines(NamedTuple):
+    rows: Ints
+    cols: Ints
+    ranks: Ints
+    values: Floats
+    scores: Floats
+
+
+class Lists:
+    """Recommendations for many rows, block by block."""
+
+    def __init__(
+        self,
+        ranking: Ranking,
+        index: EntryIndex,
+        n: int,
+        exclude_seen: bool,
+        exclude: Any,
+        candidates: Any,
+    ) -> None:
+        self._ranking = ranking
+        self._index = index
+        self._seen = exclude_seen
+        self._n = whole("n", n)
+        paired = plain_array("exclude", exclude).ndim == 2 and len(exclude)
+        self._pairs = _known_pairs(index, exclude) if paired else None
+        self._mask = column_mask(index, () if paired else exclude, candidates)
+
+    def collect(self, rows: Any = None) -> Recommendations:
+        """Return all lists."""
+        blocks = zip(*self._blocks(self._places(rows)), strict=True)
+        found = _Lines(*map(np.concatenate, blocks))
+        return Recommendations(*self._named(found), BY[self._ranking.by])
+
+    def write(self, path: str | os.PathLike[str], rows: Any = None) -> None:
+        """Write all lists to a CSV or Parquet file, which appears when it is whole."""
+        path = as_path("path", path)
+        places = self._places(rows)
+        if path.suffix.lower() not in (".csv", ".parquet"):
+            raise InputError(f"recommendations go to a .csv or a .parquet file, got {path}")
+        if path.is_dir():
+            raise InputError(f"{path} is a folder; a file is needed")
+        ready(path.parent)
+        if path.suffix.lower() == ".csv":
+            write_whole(path, lambda file: self._write_csv(file, places))
+        else:
+            self._write_parquet(path, places)
+
+    def _write_csv(self, file: IO[bytes], places: Ints) -> None:
+        text = io.TextIOWrapper(file, "utf-8", errors="replace", newline="")
+        writer = csv.writer(text)
+        writer.writerow(HEADER)
+        for block in self._blocks(places):
+            columns = self._named(block)
+            y, x = ([f"{v:.6g}" for v in column] for column in columns[3:])
+            writer.writerows(zip(*(c.tolist() for c in columns[:3]), y, x, strict=True))
+        text.detach()
+
+    def _write_parquet(self, path: Path, places: Ints) -> None:
+        with duckdb().connect() as db, replacing(path) as temporary:
+            for number, block in enumerate(self._blocks(places)):
+                columns = zip(HEADER, self._named(block), strict=True)
+                words = {n: c.astype(object) if c.dtype.kind == "U" else c for n, c in columns}
+                db.register("given", words)
+                start = "create table lists as" if number == 0 else "insert into lists"
+                db.execute(f"{start} select * from given")  # noqa: S608
+                db.unregister("given")
+            target = os.fspath(temporary).replace("'", "''")
+            try:
+                db.execute(f"copy lists to '{target}' (format parquet)")
+            except duckdb().IOException as error:
+                raise OSError(FULL if FULL in str(error) else str(error)[:200]) from None
+
+    def _named(self, block: _Lines) -> tuple[Any, Any, Any, Any, Any]:
+        rows = self._index.rows.labels(block.rows)
+        cols = self._index.cols.labels(block.cols)
+        return rows, cols, *block[2:]
+
+    def _places(self, rows: Any) -> Ints:
+        if rows is None:
+            return np.arange(self._ranking.model.shape[0])
+        places = self._index.rows.find(rows)
+        unknown = describe_unknown("rows", rows, places)
+        if unknown:
+            raise InputError(f"rows must have been fitted, but {unknown}")
+        return places
+
+    def _blocks(self, places: Ints) -> Iterator[_Lines]:
+        step = max(1, BLOCK // max(1, self._ranking.model.shape[1]))
+        low = self._ranking.model.low
+        high = self._ranking.model.high
+        with meter("rows", len(places)) as bar:
+            for start in range(0, max(len(places), 1), step):
+                rows = places[start : start + step]
+                values, scores = self._ranking.of_rows(rows)
+                scores = np.where(self._mask, scores, -np.inf)
+                best = []
+                for i, row in enumerate(rows):
+                    if self._seen:
+                        scores[i, self._index.of_row(row)[0]] = -np.inf
+                    if self._pairs is not None:
+                        scores[i, self._pairs.get(int(row), [])] = -np.inf
+                    best.append(top(scores[i], self._n))
+                counts = [len(found) for found in best]
+                line = np.repeat(np.arange(len(rows)), counts)
+                cols = np.concatenate([np.zeros(0, np.int64), *best])
+                ranks = np.concatenate([cols[:0], *(np.arange(1, c + 1) for c in counts)])
+                predicted = np.clip(values[line, cols], low, high)
+                yield _Lines(rows[line], cols, ranks, predicted, scores[line, cols])
+                bar.advance(len(rows))
+
+
+def _known_pairs(index: EntryIndex, exclude: Any) -> dict[int, list[int]]:
+    row_labels, col_labels = pairs("exclude", exclude)
+    rows = index.rows.find(row_labels, "exclude")
+    cols = index.cols.find(col_labels, "exclude")
+    warn_unknown("rows to exclude", row_labels, rows, "nothing is excluded for them", 5)
+    warn_unknown("columns to exclude", col_labels, cols, "nothing is excluded for them", 5)
+    found: dict[int, list[int]] = {}
+    for row, col in zip(rows.tolist(), cols.tolist(), strict=True):
+        if UNKNOWN not in (row, col):
+            found.setdefault(row, []).append(col)
+    return found
+
+
+SHOWN = 10
+"""Entries of an explanation that its text shows."""
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Explanation(Result):
+    """A prediction taken apart: baseline + signals + features + what each entry of the row adds.
+
+    Entries are sorted by the size of their contribution; `signals` is what having entries there,
+    and not elsewhere, tells beside their values, and `features` what the row's features do. The
+    baseline is all the rest: mean, biases, prior, samples that were averaged, and what clipping to
+    the scale took away.
+    """
+
+    prediction: float
+    baseline: float
+    signals: float
+    features: float
+    cols: Array
+    values: Floats
+    contributions: Floats
+
+    def __repr__(self) -> str:
+        parts = ("prediction", "baseline", "signals", "features")
+        head = ", ".join(f"{name} {getattr(self, name):.4g}" for name in parts)
+        lines = table_lines(("value", "adds"), self.cols, self.values, self.contributions)
+        more = [f"... and {len(self.cols) - SHOWN} more"] if len(self.cols) > SHOWN else []
+        return "\n".join([head, *lines[: SHOWN + 1], *more])
+
+
+def explain(model: FactorModel, index: EntryIndex, row: Any, col: Any) -> Explanation:
+    """Take a prediction apart into a baseline and what each entry of the row adds."""
+    a = index.rows.find_one(row)
+    b = index.cols.find_one(col)
+    cols, values = index.of_row(a)
+    parts = model.parts(a, cols, values, b)
+    added, signals, features = (parts[name] for name in ("entries", "signals", "features"))
+    prediction = float(model.predict(np.array([a]), np.array([b]))[0])
+    order = np.argsort(-np.abs(added), kind="stable")
+    baseline = prediction - float(added.sum()) - signals - features
+    names = index.cols.labels(cols[order])
+    return Explanation(prediction, baseline, signals, features, names, values[order], added[order])

@@ -1,34 +1,128 @@
-"""The sampling form: rows drawn from the Gaussians that the learned form's equations define.
+"""The sampling form: rows sampled from the Gaussians that the learned form's equations define.
 
     Prec_a = (1/sigma^2) sum_b v_b v_b' + P
     u_a ~ N(Prec_a^-1 ((1/sigma^2) sum_b y_ab v_b + P m), Prec_a^-1)
 
-and the same for V, with m, g, a diagonal P and sigma^2 drawn from their posteriors too (Gibbs
+and the same for V, with m, g, a diagonal P and sigma^2 sampled from their posteriors too (Gibbs
 sampling); the shares of rows and columns in the noise stay as learned. The chain starts in the
 basis that makes both learned priors diagonal and alike.
 
-What is kept of a draw is V, the mean of u_a given V (the same expectation, less noise), and the law
+Of each sample V is stored, the mean of u_a given V (the same expectation, less noise), and the law
 of that mean, by which a row that was not fitted is folded in the same way.
+
+A model averages the products of these samples with those of the learned means; how far the samples
+scatter is how uncertain a prediction is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from overt._types import Array, Floats
+from overt._types import Array, Bools, Floats
 from overt.completion.engines import Engine
 from overt.completion.forms.features import Features
 from overt.completion.forms.learned import LearnedForm, balanced
 from overt.completion.forms.prior import Prior, draw_effects
 from overt.completion.forms.problem import CompletionProblem
-from overt.completion.kernels import Drawn, Held, gram
+from overt.completion.kernels import Drawn, Held, dots, gram
+
+PAIRS = 4000
+BATCHES = 10
+"""Pairs on which samples are compared with the learned means, and batches of samples compared."""
+
+
+class Draws(NamedTuple):
+    """Samples of V, means of U given them, and the laws (m, P, sigma^2, H) of these means.
+
+    W are samples of U: how far the products W V' scatter is how uncertain a prediction is.
+    """
+
+    U: Array  # (samples, count + 1, width)
+    V: Array
+    W: Array
+    mean: Floats  # (samples, unknowns)
+    precision: Floats
+    noise: Floats
+    H: Floats  # (samples, scores, unknowns)
+    share: Floats  # what each counts; the learned means count the rest of 1
+    rows: (
+        Bools  # whether a row has entries, (count + 1); otherwise its variance is that of the prior
+    )
+    cols: Bools
+
+    @classmethod
+    def stacked(
+        cls,
+        draws: Sequence[Mapping[str, Array]],
+        problem: CompletionProblem,
+        means: Sequence[Array],
+    ) -> Draws:
+        """Bring samples back to the units of the values; a row never seen is at its prior mean."""
+        columns, U, V = problem.columns, *problem.columns.units(problem.scale)
+        share = np.full(len(draws), together(draws, problem, means) / len(draws))
+        u = U[columns.free(0)]
+        stack = {name: np.stack([draw[name] for draw in draws]) for name in draws[0]}
+        unseen = [columns.filled(0, mean)[0] for mean in stack["mean"]]
+        left = np.concatenate([stack.pop("U"), np.array(unseen)[:, None]], axis=1)
+        drawn = np.concatenate([stack.pop("W"), np.array(unseen)[:, None]], axis=1)
+        seen = problem.by_col.counts > 0
+        unseen = [draw[seen].mean(axis=0, dtype=np.float64) for draw in stack["V"]]
+        right = np.concatenate([stack.pop("V"), np.array(unseen)[:, None]], axis=1)
+        noise = stack["noise"][:, 0] * problem.scale**2
+        return cls(
+            (left * U).astype(problem.dtype),
+            (right * V).astype(problem.dtype),
+            (drawn * U).astype(problem.dtype),
+            stack["mean"] * u,
+            stack["precision"] / u**2,
+            noise,
+            stack["H"] * u,
+            share,
+            *(np.append(group.counts > 0, False) for group in (problem.by_row, problem.by_col)),
+        )
+
+
+def together(
+    draws: Sequence[Mapping[str, Array]], problem: CompletionProblem, means: Sequence[Array]
+) -> float:
+    """Return the weight of all samples beside the learned means: d^2 / (d^2 + e^2).
+
+    Their average is off by e for want of samples, as batches of it show, and the means by d, which
+    is what more than e lies between the two; of both, this weight is the closest to the limit of
+    many samples. Rows and columns count as often as they have entries. One sample does not show
+    its e.
+    """
+    rows, partners = problem.by_row.sample(PAIRS)
+    cols = np.roll(partners, PAIRS // 2)
+    found = np.empty((len(draws) + 1, PAIRS))
+    for (U, V), out in zip([means, *((d["U"], d["V"]) for d in draws)], found, strict=True):
+        dots(rows, cols, U, V, out)
+    batches = np.array_split(found[1:], min(BATCHES, len(draws)))
+    each = np.array([batch.mean(axis=0) for batch in batches])
+    apart = float(np.mean((found[1:].mean(axis=0) - found[0]) ** 2))
+    if len(each) < 2 or not apart:
+        return 0.0
+    return max(0.0, 1 - float(each.var(axis=0, ddof=1).mean()) / len(each) / apart)
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """A row that was not fitted: mean and covariance, its noise, and its mean for each sample."""
+
+    mean: Floats
+    covariance: Floats
+    variance: float
+    drawn: Floats  # (samples, width)
+    spreads: Floats  # its covariance for each sample, (samples, width, width)
+    count: int  # entries it was solved from
+
 
 BURN_IN = 20
-"""Draws that are not kept: the chain starts at one point, at which many factors are pruned."""
+"""Samples that are discarded: the chain starts at one point, where many factors are pruned."""
 
 SHARE = 0.1
 SMALL = 0.05
@@ -41,10 +135,10 @@ LEAST_NOISE = 1e-12
 
 @dataclass(eq=False)
 class SampledForm:
-    """A Markov chain over the factors; `step` draws both sides once.
+    """A Markov chain over the factors; `step` samples both sides once.
 
-    Draw t depends on the form before it and on (seed, t) alone, so a chain can be continued.
-    `history` goes on from the learned form's, whose last objective is repeated for each draw.
+    Sample t depends on the form before it and on (seed, t) alone, so a chain can be continued.
+    `history` continues the learned form's, whose last objective is repeated for each sample.
     """
 
     problem: CompletionProblem
@@ -88,7 +182,7 @@ class SampledForm:
         )
 
     def step(self, engine: Engine) -> float:
-        """Draw the priors, both sides and the noise; keep the draw after the burn-in."""
+        """Sample the priors, both sides and the noise; store the sample after the burn-in."""
         self.history.append(self.history[-1])
         t = len(self.history) - self.learned_sweeps
         kept = {"V": self._shown}
@@ -108,7 +202,7 @@ class SampledForm:
 
     @property
     def n_kept(self) -> int:
-        """Number of draws after the burn-in."""
+        """Number of samples after the burn-in."""
         return max(0, len(self.history) - self.learned_sweeps - BURN_IN)
 
     def settled(self, tol: float) -> bool:
@@ -116,7 +210,7 @@ class SampledForm:
         return False
 
     def arrays(self) -> dict[str, Array]:
-        """Return noise and priors; draws are kept apart, each once."""
+        """Return noise and priors; each sample is stored separately, once."""
         kept = {"noise": np.array([self.noise]), "shown": self._shown}
         for side, prior in enumerate(self._priors):
             kept |= {} if prior is None else prior.arrays(side)
@@ -131,9 +225,9 @@ class SampledForm:
     def _draw_prior(self, side: int, rng: np.random.Generator) -> Prior:
         """P_ii ~ Gamma((N + nu) / 2, (sum (w_i - g_i - m_i)^2 + nu c_i) / 2), m ~ N(., 1 / (N P)).
 
-        nu = SHARE N; c_i is SMALL for factors, which keeps those alive that a point estimate would
-        shrink away and whose average over draws still helps; for biases it is the learned variance.
-        The first P is 1 / c: learned means are no draws, and their scatter is too small.
+        nu = SHARE N; c_i is SMALL for factors: it preserves factors that a point estimate would
+        shrink away and whose average over samples still helps; for biases it is the learned
+        variance. The first P is 1 / c: learned means are not samples, and scatter too little.
         """
         columns = self.problem.columns
         group = self.problem.grouped(side)
@@ -184,7 +278,7 @@ class SampledForm:
 
 
 def _law(prior: Prior, noise: float) -> dict[str, Array]:
-    """Return m, the diagonal of P, sigma^2 and H: what a draw's rows were solved with."""
+    """Return m, the diagonal of P, sigma^2 and H: the law of a sample's rows."""
     H = np.zeros((0, len(prior.mean))) if prior.effects is None else prior.effects.H
     return {
         "mean": prior.mean,

@@ -1,0 +1,533 @@
+"""A lower bound on the objective of two-layer networks with any noise over units.
+
+R = Gamma + 1 1' is the second moment of the multipliers. Let Z_S >= 0 (positive semi-definite, zero
+outside S x S) for sets S of units with sum_S Z_S <= R, and let vectors c^S_p on S, in the range of
+Z_S, satisfy sum_S c^S_p = s_p 1 for every singular value s_p of the target. Then every network has
+
+    objective >= |s|^2 - sum_S (sum of the |S| largest over p of c^S_p' Z_S^+ c^S_p).
+
+Proof: with X_i = u_i p_i' the objective is |T|^2 - 2 sum_i <T, X_i> + sum_ij R_ij <X_i, X_j>. The
+Gram matrix of the X_i is positive semi-definite, so Z_S may stand for R. What a set S gains is at
+most what matrices X_i with a common range of dimension |S| gain: complete the square, and use
+Ky Fan. It is Eckart and Young's theorem with multipliers.
+
+Circulant Gamma, with eigenvalues lam_w: averaging over rotations leaves one Z_j for each orbit of
+sets S_j, sum_j f_w* Z_j f_w <= lam_w for the Fourier vectors f_w, w != 0. With gamma_j = 1'Z_j 1/d
+and gamma_0 = 1 + lam_0/d - sum_j gamma_j >= 0 the bound is, in k-support norms,
+
+    min_a |s|^2 - 2 s.a + gamma_0 |a|^2 + sum_j gamma_j |a|_(|S_j|)^2.
+
+A conic program proposes (Z, c); `certified_gain` and `_support_gain` evaluate the inequalities in
+plain linear algebra, so a bad proposal is loose, never wrong. Programs are solved by Clarabel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from overt._types import Floats
+from overt.spectral import KSupport
+
+ROOT2 = float(np.sqrt(2.0))
+
+Units = tuple[int, ...]
+
+SHRUNK = (1.0, 1 - 1e-9, 1 - 1e-7, 1 - 1e-5, 1 - 1e-3, 0.9, 0.0)
+"""Factors of all Z_S, tried in turn until what they leave of R is positive definite."""
+
+
+@dataclass(frozen=True)
+class ProgramOptions:
+    """Sizes of the programs, chosen on rings, sliding blocks and random covariances."""
+
+    max_width: int = 32
+    """Above it a program takes minutes."""
+    knots: int = 8
+    """Singular values at which c is proposed; it is interpolated between them."""
+    max_band: int = 4
+    """Width of a band of Gamma up to which windows of units are used as sets."""
+    max_rays: int = 200
+    """Sets on which Z has rank one: what one or two windows leave."""
+    max_priced_width: int = 12
+    """Above it further sets are looked for once, as each round repeats the program."""
+    max_twice_width: int = 16
+    """Above it no further sets are looked for."""
+    max_rounds: int = 3
+    """Programs solved, each with the sets that the one before asks for."""
+    max_arc: int = 16
+    """Units in the longest arc of a ring wider than 20, whose programs would be slow."""
+    max_set: int = 6
+    """Units in sets that are looked for."""
+    rounding: float = 1e-12
+    """Relative amount by which a gain is raised for rounding."""
+
+
+OPTIONS = ProgramOptions()
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """Z_S = root root' on a set of units, and c^S_p = root loads_p for every direction p."""
+
+    units: Units
+    root: Floats
+    loads: Floats
+
+    @property
+    def gain(self) -> float:
+        """The sum of the |S| largest |loads_p|^2, at least c_p' Z^+ c_p each."""
+        squares = np.sort(np.sum(self.loads**2, axis=0))[::-1]
+        return float(np.sum(squares[: len(self.units)]))
+
+
+def any_noise_bound(Gamma: Floats, s: Floats) -> float:
+    """Return the best bound found on |T - U P'|^2 plus the penalty; 0 if none is.
+
+    s are the singular values of the target, at most as many as units. Without Clarabel, and for
+    widths whose programs would take minutes, nothing is found.
+    """
+    small = 1 < len(Gamma) <= OPTIONS.max_width
+    if len(s) == 0 or s[0] <= 0 or not small or solver_package() is None:
+        return 0.0
+    scaled = s / s[0]
+    total = float(np.sum(scaled**2))
+    if is_circulant(Gamma):
+        gain = cyclic_gain(Gamma, scaled)
+    else:
+        gain = min(certified_gain(Gamma + 1, scaled, pieces) for pieces in proposals(Gamma, scaled))
+    return float(s[0] ** 2 * max(0.0, total - gain * (1 + OPTIONS.rounding)))
+
+
+def certified_pieces(Gamma: Floats, s: Floats, slack: float) -> list[Piece] | None:
+    """Return the best pieces found, with one on all units, such that R - sum Z >= slack I.
+
+    None if Gamma is singular or no program can be solved.
+    """
+    if not 1 < len(Gamma) <= OPTIONS.max_width or s[0] <= 0 or solver_package() is None:
+        return None
+    R = Gamma + 1
+    if np.linalg.eigvalsh(R)[0] < 10 * slack:
+        return None
+    tried = [(certified_gain(R, s / s[0], pieces), pieces) for pieces in proposals(Gamma, s / s[0])]
+    _, pieces = min(tried, key=lambda pair: pair[0])
+    for kept in SHRUNK:
+        scaled = [
+            Piece(p.units, np.sqrt(kept) * p.root, s[0] * np.sqrt(kept) * p.loads) for p in pieces
+        ]
+        left, rest = _left_over(R, s, scaled)
+        eigenvalues, vectors = np.linalg.eigh(left)
+        eigenvalues = eigenvalues - 2 * slack
+        if eigenvalues[0] > slack:
+            root = vectors * np.sqrt(eigenvalues)
+            loads = (vectors.T @ rest) / np.sqrt(eigenvalues)[:, None]
+            return [*scaled, Piece(tuple(range(len(R))), root, loads)]
+    return None
+
+
+def _left_over(R: Floats, s: Floats, pieces: Sequence[Piece]) -> tuple[Floats, Floats]:
+    """Return R - sum Z, and what the pieces leave of s at every unit (units x directions)."""
+    left = R.copy()
+    rest = np.tile(s, (len(R), 1))
+    for piece in pieces:
+        left[np.ix_(piece.units, piece.units)] -= piece.root @ piece.root.T
+        rest[list(piece.units)] -= piece.root @ piece.loads
+    return left, rest
+
+
+def certified_gain(R: Floats, s: Floats, pieces: Sequence[Piece]) -> float:
+    """Return the gain of the theorem: what pieces leave of R and s goes to the set of all units.
+
+    Pieces are shrunk until what they leave of R is positive definite.
+    """
+    best = np.inf
+    for kept in SHRUNK:
+        size = np.sqrt(kept)
+        scaled = [Piece(p.units, size * p.root, size * p.loads) for p in pieces]
+        left, rest = _left_over(R, s, scaled)
+        gain = sum(piece.gain for piece in scaled)
+        eigenvalues, vectors = np.linalg.eigh(left)
+        eigenvalues = eigenvalues - 1e-13 * eigenvalues[-1]
+        if eigenvalues[0] > 0:
+            gain += float(np.sum((vectors.T @ rest) ** 2 / eigenvalues[:, None]))
+            best = min(best, gain)
+    return best
+
+
+def proposals(Gamma: Floats, s: Floats) -> Iterable[list[Piece]]:
+    """Yield pieces: those of a fixed family of sets, then with sets that its duals ask for."""
+    d = len(Gamma)
+    bases = [(units, np.eye(len(units))) for units in _windows(Gamma)]
+    bases += [(units, 1 + np.diag(Gamma)[list(units), None]) for units in _rays(Gamma)]
+    yield []
+    rounds = 1
+    if d <= OPTIONS.max_twice_width:
+        rounds = OPTIONS.max_rounds if d <= OPTIONS.max_priced_width else 2
+    for _ in range(rounds):
+        pieces, duals = _solve(Gamma + 1, s, bases)
+        yield pieces
+        found = _priced(*duals, {units for units, _ in bases}, limit=2 * d)
+        if not found:
+            break
+        bases += [(units, np.eye(len(units))) for units in found]
+
+
+def is_circulant(Gamma: Floats) -> bool:
+    """Return whether every row is the one before, moved by one."""
+    moved = np.roll(np.roll(Gamma, 1, axis=0), 1, axis=1)
+    return bool(np.abs(moved - Gamma).max() <= 1e-13 * np.abs(Gamma).max())
+
+
+def cyclic_gain(Gamma: Floats, s: Floats) -> float:
+    """Return the gain that a circulant noise allows at most, with arcs as sets."""
+    clarabel = solver_package()
+
+    d = len(Gamma)
+    lam = np.maximum(np.real(np.fft.fft(Gamma[0]))[: d // 2 + 1], 0.0)
+    lam[lam < 1e-12 * lam.max()] = 0.0
+    lam[0] += d
+    live = np.flatnonzero(lam)
+    frequencies = np.arange(len(lam))
+    longest = d - 1 if d <= 20 else OPTIONS.max_arc
+    program = Program()
+    load: list[list[tuple[int, float]]] = [[] for _ in lam]
+    total: list[list[tuple[int, float]]] = [[] for _ in s]
+    made = []
+    for size in [*range(1, longest + 1), d]:
+        if size < d:
+            F = np.exp(2j * np.pi * np.outer(frequencies, np.arange(size)) / d)
+        else:  # all units: Z = gamma 1 1'
+            F = np.eye(len(lam), 1, dtype=complex) * d
+        F = F @ _kernel(F[lam == 0])
+        m = F.shape[1]
+        if m == 0:
+            continue
+        K = np.real(F[:, :, None] * F.conj()[:, None, :])
+        Y = program.symmetric(m)
+        c = program.new(len(s))
+        e = program.new(len(s))
+        gamma = program.new(1)
+        rows = [[(int(Y[i, j]), factor)] for i, j, factor in _triangle(m)]
+        program.add(rows, clarabel.PSDTriangleConeT(m))
+        for w in live:
+            load[w] += [(int(Y[i, j]), -K[w, i, j] / lam[w]) for i, j in np.ndindex(m, m)]
+        ones = [(int(Y[i, j]), K[0, i, j] / d) for i, j in np.ndindex(m, m)]
+        program.add([[(int(gamma[0]), -1.0), *ones]], clarabel.ZeroConeT(1))
+        for p in range(len(s)):  # [gamma c; c e] >= 0
+            square = [[(int(gamma[0]), 1.0)], [(int(c[p]), ROOT2)], [(int(e[p]), 1.0)]]
+            program.add(square, clarabel.PSDTriangleConeT(2))
+            total[p].append((int(c[p]), -1.0))
+        program.add_largest(e, size, np.eye(len(s)))
+        made.append((size, Y, K, c))
+    program.add([load[w] for w in live], clarabel.NonnegativeConeT(len(live)), [1.0] * len(live))
+    program.add(total, clarabel.ZeroConeT(len(s)), s.tolist())
+    x, _ = program.solve()
+    used = np.zeros(len(lam))
+    weights: dict[int, float] = {}
+    shares: dict[int, Floats] = {}
+    for size, Y, K, c in made:
+        shares[size] = x[c]
+        if size == d:
+            continue
+        values, vectors = np.linalg.eigh(x[Y])
+        loads = np.einsum("wij,ij->w", K, (vectors * np.maximum(values, 0.0)) @ vectors.T)
+        used += loads
+        weights[size] = loads[0] / d
+    # A common factor makes the proposal feasible; what is left goes to all units.
+    factor = min(1.0, float(np.min(lam[live] / np.maximum(used[live], 1e-300)))) * (1 - 1e-10)
+    weights = {size: factor * weight for size, weight in weights.items()}
+    weights[d] = lam[0] / d * (1 - 1e-12) - sum(weights.values())
+    kept = [size for size in weights if weights[size] > 1e-9]
+    given = np.array([weights[size] for size in kept])
+    return _support_gain(s, np.array(kept), given, np.array([shares[size] for size in kept]))
+
+
+def _kernel(F: Any) -> Floats:
+    """Return a basis of the vectors that complex rows F map to zero."""
+    rows = np.vstack([F.real, F.imag, np.zeros((1, F.shape[1]))])
+    rank = int(np.linalg.matrix_rank(rows, 1e-9))
+    return np.asarray(np.linalg.svd(rows)[2][rank:].T)
+
+
+def _support_gain(s: Floats, sizes: Any, weights: Floats, proposed: Floats) -> float:
+    """Return at least max_a 2 s.a - sum_k weight_k |a|_(k)^2, by shares c_k that add up to s.
+
+    Any such shares bound it: sum_k (sum of the k largest c_kp^2) / weight_k. Those of the program
+    are tried, and those at the maximum found by descent.
+    """
+    from scipy.optimize import minimize
+
+    norms = [KSupport(int(k)) for k in sizes]
+
+    def ratios(a: Floats) -> Floats:
+        """Return a / occupancy: half the gradient of each squared norm."""
+        occupancies = np.array([np.asarray(norm.occupancy(a)) for norm in norms])
+        return np.asarray(a / np.where(occupancies > 0, occupancies, 1.0))
+
+    def negative(a: Floats) -> tuple[float, Floats]:
+        a = np.maximum(a, 1e-15)
+        along = weights @ ratios(a)
+        return float(along @ a - 2 * s @ a), 2 * along - 2 * s
+
+    start = s / weights.sum()
+    bounds = [(0.0, None)] * len(s)
+    options = {"maxiter": 3000, "maxfun": 9000, "ftol": 1e-15, "gtol": 1e-12}
+    a = minimize(negative, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x
+    a = np.maximum(a, 1e-15)
+    found = ratios(a)
+    idle = a <= 1e-9 * a.max()
+    for row, k in zip(found, sizes, strict=True):
+        # Where a is zero, as much as costs nothing.
+        row[idle] = np.sort(row)[-min(int(k), len(s))]
+    gains = []
+    for c in (weights[:, None] * found, proposed):
+        sums = c.sum(axis=0)
+        scaled = c * (s / np.where(np.abs(sums) > 1e-12, sums, 1e-12))
+        largest = np.sort(scaled**2, axis=1)[:, ::-1]
+        parts = [np.sum(row[: int(k)]) for row, k in zip(largest, sizes, strict=True)]
+        gains.append(float(np.sum(np.array(parts) / weights)))
+    return min(gains)
+
+
+def _band(Gamma: Floats) -> int:
+    i, j = np.nonzero(np.abs(Gamma) > 1e-14 * np.abs(Gamma).max())
+    return int(np.max(np.abs(i - j), initial=0)) + 1
+
+
+def _windows(Gamma: Floats) -> list[Units]:
+    """Return windows of neighboring units, as wide as the band of Gamma or the limit."""
+    d = len(Gamma)
+    band = _band(Gamma)
+    largest = min(band, OPTIONS.max_band if d <= OPTIONS.max_priced_width else 1)
+    if band <= OPTIONS.max_band:
+        largest = band
+    largest = min(largest, d - 1)
+    return [tuple(range(i, i + k)) for k in range(1, largest + 1) for i in range(d - k + 1)]
+
+
+def _rays(Gamma: Floats) -> list[Units]:
+    """Return what one or two windows as wide as the band leave, as with sliding blocks."""
+    d = len(Gamma)
+    band = _band(Gamma)
+    if band > OPTIONS.max_band or band >= d:
+        return []
+    windows = [set(range(i, i + band)) for i in range(d - band + 1)]
+    one = [tuple(sorted(set(range(d)) - window)) for window in windows]
+    two = [tuple(sorted(set(range(d)) - a - b)) for a, b in combinations(windows, 2)]
+    return [units for units in dict.fromkeys(one + two) if units][: OPTIONS.max_rays]
+
+
+def solver_package() -> Any:
+    """Return the package Clarabel, None if it is not installed."""
+    try:
+        import clarabel  # type: ignore[import-untyped]
+    except ModuleNotFoundError:
+        return None
+    return clarabel
+
+
+class Program:
+    """A conic program: minimize cost.x with A x + slack = b, slack in cones."""
+
+    def __init__(self) -> None:
+        self.variables = 0
+        self.rows = 0
+        self.entries: list[tuple[int, int, float]] = []
+        self.constants: list[float] = []
+        self.cones: list[Any] = []
+        self.cost: dict[int, float] = {}
+
+    def new(self, *shape: int) -> Any:
+        """Return the numbers of new variables."""
+        count = int(np.prod(shape))
+        self.variables += count
+        return np.arange(self.variables - count, self.variables).reshape(shape)
+
+    def symmetric(self, size: int) -> Any:
+        """Return the numbers of the variables of a symmetric matrix."""
+        Y = np.zeros((size, size), dtype=int)
+        Y[np.triu_indices(size)] = self.new(size * (size + 1) // 2)
+        return np.maximum(Y, Y.T)
+
+    def add(
+        self, rows: list[list[tuple[int, float]]], cone: Any, constants: Sequence[float] = ()
+    ) -> int:
+        """Require constants + rows.x to lie in the cone; return the number of the first row."""
+        first = self.rows
+        for i, row in enumerate(rows):
+            self.entries += [(first + i, j, -value) for j, value in row]
+        self.constants += list(constants) or [0.0] * len(rows)
+        self.rows += len(rows)
+        self.cones.append(cone)
+        return first
+
+    def add_largest(self, e: Any, count: int, Theta: Floats) -> None:
+        """Add the sum of the `count` largest entries of Theta e to the cost."""
+        clarabel = solver_package()
+
+        if count >= len(Theta):
+            self.cost.update(zip(e.tolist(), Theta.sum(axis=0), strict=True))
+            return
+        rows, times = np.unique(Theta, axis=0, return_counts=True)
+        level = int(self.new(1)[0])
+        above = self.new(len(rows))
+        self.cost[level] = float(count)
+        self.cost.update(zip(above.tolist(), times.astype(float), strict=True))
+        lines = [[(int(x), 1.0)] for x in above]
+        for x, row in zip(above, rows, strict=True):
+            used = [(int(j), -float(h)) for j, h in zip(e, row, strict=True) if h]
+            lines.append([(level, 1.0), (int(x), 1.0), *used])
+        self.add(lines, clarabel.NonnegativeConeT(len(lines)))
+
+    def solve(self) -> tuple[Floats, Floats]:
+        """Return the variables and the dual variables of all rows."""
+        from scipy import sparse
+
+        clarabel = solver_package()
+
+        i, j, values = zip(*self.entries, strict=True)
+        cost = np.zeros(self.variables)
+        cost[list(self.cost)] = list(self.cost.values())
+        A = sparse.csc_matrix((values, (i, j)), shape=(self.rows, self.variables))
+        settings = clarabel.DefaultSettings()
+        settings.verbose = False
+        settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-10
+        quadratic = sparse.csc_matrix((self.variables, self.variables))
+        solver = clarabel.DefaultSolver(
+            quadratic, cost, A, np.array(self.constants), self.cones, settings
+        )
+        found = solver.solve()
+        return np.array(found.x), np.array(found.z)
+
+
+def _triangle(size: int) -> list[tuple[int, int, float]]:
+    """Return (i, j, factor) of an upper triangle as Clarabel orders and scales it."""
+    return [(i, j, 1.0 if i == j else ROOT2) for j in range(size) for i in range(j + 1)]
+
+
+def _knots(s: Floats) -> tuple[Floats, Floats]:
+    """Return (Theta, t) with s = Theta t, Theta >= 0 with rows that sum to one, t few values."""
+    t = np.unique(s)[::-1]
+    if len(t) > OPTIONS.knots:
+        places = np.linspace(0, len(t) - 1, OPTIONS.knots)
+        t = np.interp(places, np.arange(len(t)), t)
+    if len(t) == 1:
+        return np.ones((len(s), 1)), t
+    return np.array([np.interp(-s, -t, row) for row in np.eye(len(t))]).T, t
+
+
+def _solve(
+    R: Floats, s: Floats, bases: list[tuple[Units, Floats]]
+) -> tuple[list[Piece], tuple[Floats, Floats, Floats]]:
+    """Propose Z_S = B Y B' and c^S = B g for every (S, B); what is left goes to all units."""
+    clarabel = solver_package()
+
+    d = len(R)
+    Theta, t = _knots(s)
+    q = len(t)
+    weight = np.sqrt(Theta.sum(axis=0))
+    program = Program()
+    of_Z: dict[tuple[int, int], list[tuple[int, float]]] = {}
+    of_c: dict[tuple[int, int], list[tuple[int, float]]] = {}
+    made = []
+    for units, B in bases:
+        m = B.shape[1]
+        Y = program.symmetric(m)
+        g = program.new(m, q)
+        e = program.new(q)
+        made.append((units, B, Y, g))
+        for level in range(q):  # [Y g; g' e] >= 0: e is at least g' Y^-1 g
+            block = np.block([[Y, g[:, [level]]], [g[:, [level]].T, e[[level], None]]])
+            rows = [[(int(block[i, j]), factor)] for i, j, factor in _triangle(m + 1)]
+            program.add(rows, clarabel.PSDTriangleConeT(m + 1))
+        program.add_largest(e, len(units), Theta)
+        for a, i in enumerate(units):
+            for b, j in enumerate(units):
+                if i <= j:
+                    terms = [
+                        (int(Y[x, y]), -B[a, x] * B[b, y])
+                        for x, y in np.ndindex(m, m)
+                        if B[a, x] * B[b, y]
+                    ]
+                    of_Z.setdefault((i, j), []).extend(terms)
+            for level in range(q):
+                terms = [(int(g[x, level]), -B[a, x] * weight[level]) for x in range(m) if B[a, x]]
+                of_c.setdefault((i, level), []).extend(terms)
+    # [R - sum Z, C; C', W] >= 0 with C what is left of s; tr W is the gain of all units.
+    W = program.symmetric(q)
+    rows, constants = [], []
+    for i, j, factor in _triangle(d + q):
+        if j < d:
+            terms, constant = of_Z.get((i, j), []), float(R[i, j])
+        elif i < d:
+            terms, constant = of_c.get((i, j - d), []), float(weight[j - d] * t[j - d])
+        else:
+            terms, constant = [(int(W[i - d, j - d]), 1.0)], 0.0
+        rows.append([(variable, factor * value) for variable, value in terms])
+        constants.append(factor * constant)
+    program.cost.update((int(W[i, i]), 1.0) for i in range(q))
+    first = program.add(rows, clarabel.PSDTriangleConeT(d + q), constants)
+    x, z = program.solve()
+    D = np.zeros((d + q, d + q))
+    for (i, j, factor), value in zip(_triangle(d + q), z[first:], strict=True):
+        D[i, j] = D[j, i] = value / factor
+    pieces = [_piece(units, B @ x[Y] @ B.T, B @ x[g] @ Theta.T) for units, B, Y, g in made]
+    return [piece for piece in pieces if piece is not None], (
+        D[:d, :d],
+        D[:d, d:] * weight,
+        weight**2,
+    )
+
+
+def _piece(units: Units, Z: Floats, c: Floats) -> Piece | None:
+    """Return a piece with Z clipped at zero and c projected on its range."""
+    values, vectors = np.linalg.eigh((Z + Z.T) / 2)
+    kept = values > 1e-9 * max(values[-1], 1e-12)
+    if not kept.any():
+        return None
+    root = vectors[:, kept] * np.sqrt(values[kept])
+    loads = vectors[:, kept].T @ c / np.sqrt(values[kept])[:, None]
+    return Piece(units, root, loads)
+
+
+def _priced(T: Floats, Y: Floats, counts: Floats, known: set[Units], limit: int) -> list[Units]:
+    """Return new sets that can raise the bound, grown greedily from every unit by their score."""
+    d = len(T)
+    found: dict[Units, float] = {}
+    for first in range(d):
+        units: Units = (first,)
+        while len(units) < min(OPTIONS.max_set, d - 1):
+            grown = [tuple(sorted((*units, j))) for j in range(d) if j not in units]
+            scores = [_score(candidate, T, Y, counts) for candidate in grown]
+            best = int(np.argmax(scores))
+            units = grown[best]
+            if units not in known and scores[best] > 1.001:
+                found[units] = scores[best]
+    return sorted(found, key=lambda units: -found[units])[:limit]
+
+
+def _score(units: Units, T: Floats, Y: Floats, counts: Floats) -> float:
+    """Return max over z on S of |z'Y|^2 in the k-support norm over z'T z: above one, S helps."""
+    k = len(units)
+    rows = list(units)
+    K = T[np.ix_(rows, rows)] + 1e-9 * np.trace(T) / len(T) * np.eye(k)
+    whitened = np.linalg.solve(np.linalg.cholesky(K), Y[rows])
+    occupancy = counts * min(1.0, k / counts.sum())
+    best = 0.0
+    for _ in range(4):  # z and the occupancies of the norm in turn
+        z = np.linalg.svd(whitened / np.sqrt(occupancy), full_matrices=False)[0][:, 0]
+        v = np.abs(z @ whitened) + 1e-15
+        ends = np.r_[0.0, np.sort(counts / v)]
+        if counts.sum() <= k:
+            level = ends[-1]
+        else:
+            sums = [np.minimum(counts, end * v).sum() for end in ends]
+            level = float(np.interp(k, sums, ends))
+        filled = np.minimum(counts, level * v) + 1e-12
+        best = max(best, float(np.sum(v**2 / filled)))
+        occupancy = np.sqrt(occupancy * filled) + 1e-12
+    return best
