@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy, kl_div, log_softmax, softmax
 
 from benchmarks.attack_networks import data
 from benchmarks.harness import Table, verdict
-from overt.robust import PGD, Constant, Linf, adversarial_train, strongest
+from overt.robust import PGD, Linf, adversarial_train, strongest
 
 RADIUS, STEPS, BATCH, POINTS, EPOCHS, TESTED, SEEDS = 0.1, 5, 100, 1000, 3, 100, 3
 SIZE, RATE, BETA = 0.04, 2e-3, 3.0
@@ -72,9 +72,13 @@ def _robust(model: nn.Module) -> float:
 
 def _overt(model: nn.Module, loss: str, seed: int) -> None:
     attack = PGD(
-        Linf(RADIUS, (0.0, 1.0)), steps=STEPS, loss="cross_entropy", schedule=Constant(SIZE),
+        Linf(RADIUS, (0.0, 1.0)),
+        steps=STEPS,
+        loss="cross_entropy",
+        schedule="constant",
+        step_size=SIZE,
         random_start=True,
-    )  # fmt: skip
+    )
     adversarial_train(
         model, _points(), attack, batch_size=BATCH, epochs=EPOCHS, loss=loss, beta=BETA, seed=seed,
         optimizer=torch.optim.Adam(model.parameters(), RATE),

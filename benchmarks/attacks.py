@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 
 from benchmarks import attack_networks, attack_training
 from benchmarks.harness import Table, verdict
-from overt.robust import L1, L2, PGD, Effective, Halving, Linf, Threat, strongest
+from overt.robust import L1, L2, PGD, Effective, Linf, Threat, strongest
 
 STEPS, POINTS, ROUNDS, BOUNDS = 50, 1000, 15, (0.0, 1.0)
 THREATS = (L2(2.0, BOUNDS), L2(1.0, BOUNDS), Linf(0.1, BOUNDS), Linf(0.05, BOUNDS))
@@ -226,7 +226,7 @@ def _speed() -> Table:
             threat, steps=STEPS, criterion=never, loss="reflected_greedy"
         ),
         "overt PGD, greedy, halving, nobody leaves": PGD(
-            threat, steps=STEPS, criterion=never, loss="reflected_greedy", schedule=Halving()
+            threat, steps=STEPS, criterion=never, loss="reflected_greedy", schedule="halving"
         ),
     }
     calls: dict[str, Callable[[], object]] = {

@@ -32,9 +32,9 @@ CLOSURES = {
     "without_noise": 28,
     "audit": 55,
     "compress": 44,
-    "PGD": 23,
-    "robust_error": 29,
-    "adversarial_train": 27,
+    "PGD": 18,
+    "robust_error": 27,
+    "adversarial_train": 22,
     "minima": 28,
     "simulate": 20,
 }

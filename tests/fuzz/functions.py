@@ -528,15 +528,14 @@ ROBUST = {
     "robust.strongest": Row(lambda model, x, y, budget: robust.strongest(
         model, x, y, BALL, budget=budget, queries=5).x, GOOD | {"budget": (c, 24)}, warns=".",
         unique=False),
-    "robust.closest": Row(lambda model, x, y, steps, rivals: robust.closest(
+    "robust.minimum_distance": Row(lambda model, x, y, steps, rivals: robust.minimum_distance(
         model, x, y, BALL, steps=steps, rivals=rivals).distance, GOOD | {
         "steps": (c, 3), "rivals": (c, 1)}, warns=".", unique=False, infinite=True),
     "robust.adversarial_train": Row(lambda model, x, y, batch_size, epochs, seed:
         robust.adversarial_train(net() if isinstance(model, nn.Module) else model, (x, y),
             robust.FGSM(BALL), batch_size=batch_size, epochs=epochs, seed=seed).status, GOOD | {
         "batch_size": (c, 3), "epochs": (c, 1), "seed": (s, 0)}, warns=".", unique=False),
-    **{f"robust.{kind}": Row(lambda size, kind=kind: robust.PGD(BALL, steps=2, schedule=getattr(robust, kind)(size))(NET, BATCH, LABELS).x, {
-        "size": (n, 0.5)}, warns=".", unique=False) for kind in ("Constant", "Cosine", "Decay", "Halving")},
+    "robust.HopSkipJump": Row(attacked(robust.HopSkipJump(BALL, queries=40)), GOOD, warns=".", unique=False),
     "robust.smoothed": Row(lambda model, x, noise, draws, confidence, seed: robust.smoothed(
         model, x, noise, draws=draws, guesses=5, confidence=confidence, seed=seed), {
         "model": GOOD["model"], "x": x, "noise": (n, 0.25), "draws": (c, 10),

@@ -74,7 +74,7 @@ FEW = {"width": 3, "seeds": 1, "records": 3, "schedule": RULE}
 JUMPS = decay.find_jumps(by.RUNS)
 LAZY = relu.train_lazy(by.UNIT, by.SIGNS, width=4, steps=4, records=2)
 MODEL, X, Y = by.GOOD["model"][1], by.BATCH, by.LABELS
-NEAR = robust.closest(MODEL, X, Y, by.BALL, steps=2, warn=False)
+NEAR = robust.minimum_distance(MODEL, X, Y, by.BALL, steps=2, warn=False)
 SMOOTH = robust.smoothed(MODEL, X, 0.25, draws=10, guesses=5)
 
 LEAKY = leaky.LeakyNetwork(by.grid(4, 2), by.grid(4), 0.25)
@@ -213,11 +213,11 @@ MORE = {
         **{f"robust.{kind} whole": whole(getattr(robust, kind), shown=lambda one: one.with_radius(0.25).radius, radius=0.5,
             bounds=(-3.0, 3.0)) for kind in ("L0", "L1", "L2", "Linf")},
         **{f"robust.{kind} whole": whole(getattr(robust, kind), shown=lambda attack: attack(MODEL, X, Y).x, threat=by.BALL, **good)
-           for kind, good in (("PGD", {"steps": 2}), ("BIM", {"steps": 2}), ("FGSM", {"random_start": True}), ("Square", {"queries": 3}))},
+           for kind, good in (("PGD", {"steps": 2}), ("BIM", {"steps": 2}), ("FGSM", {"random_start": True}), ("Square", {"queries": 3}), ("HopSkipJump", {"queries": 30}))},
         "robust.robust_error whole": whole(robust.robust_error, {"budget": 24, "warn": False}, model=MODEL, x=X, y=Y,
             threat=by.BALL, queries=5),
         "robust.strongest whole": whole(robust.strongest, {"budget": 24, "warn": False}, model=MODEL, x=X, y=Y, threat=by.BALL, queries=5),
-        "robust.closest whole": whole(robust.closest, {"warn": False}, model=MODEL, x=X, y=Y, threat=by.BALL, steps=3),
+        "robust.minimum_distance whole": whole(robust.minimum_distance, {"warn": False}, model=MODEL, x=X, y=Y, threat=by.BALL, steps=3),
         "robust.adversarial_train whole": whole(lambda data: robust.adversarial_train(by.net(), data, robust.FGSM(by.BALL), epochs=1), data=(X, Y)),
         "robust.adversarial_train of settings": whole(
             lambda attack, batch_size, epochs, optimizer, scheduler, step_scheduler_each, loss, beta, clean_fraction,
@@ -230,7 +230,7 @@ MORE = {
             loss="cross_entropy", beta=6.0, clean_fraction=0.0, warm_start=False, ramp_epochs=0, holdout=(X, Y), scaler=None,
             autocast=None, checkpoint=None, checkpoint_every=0, on_epoch=None, seed=0),
         "robust.smoothed whole": whole(robust.smoothed, model=MODEL, x=X, noise=0.25, draws=10, guesses=5),
-        "robust.Closest.errors": whole(NEAR.errors, radii=[0.1, 0.5]),
+        "robust.MinimumDistance.errors": whole(NEAR.errors, radii=[0.1, 0.5]),
         "robust.Smoothed.errors": whole(SMOOTH.errors, y=Y.numpy(), radii=[0.1, 0.5]),
         "robust.exact.two_layer": whole(exact.two_layer, hidden=by.grid(4, 3), top=by.grid(2, 4), x=by.X, y=Y.numpy(), threat=by.BALL),
         "robust.exact.linear whole": whole(exact.linear, weight=by.W2, bias=by.Y[0], x=by.X, y=Y.numpy(), threat=by.BALL),

@@ -86,7 +86,7 @@ REFUSED = {
     "no stride": lambda: nn.DropConnectConv2d(2, 2, 3, stride=0),
     "unsigned classes": lambda: robust.FGSM(robust.L2(0.1))(network(), X, [2**63] * 4),
     "no radii": lambda: robust.smoothed(network(), X, 0.1, draws=9, guesses=3).errors(LABELS, "a"),
-    "no criterion": lambda: robust.closest(network(), X, LABELS, robust.L2(0.1), criterion=()),
+    "no criterion": lambda: robust.strongest(network(), X, LABELS, robust.L2(0.1), criterion=()),
     "data that is one tensor": lambda: robust.adversarial_train(network(), X, None),
     "sparse classes": lambda: robust.adversarial_train(
         network(), (X, scipy.sparse.csr_array(X)), None
@@ -133,7 +133,10 @@ def test_extremes_that_have_a_value_get_it():
 def test_points_that_are_wrong_already_are_at_distance_zero():
     model = torch.nn.Linear(3, 2).eval()
     wrong = 1 - model(X).argmax(1)
-    assert robust.closest(model, X, wrong, robust.L2(0.5), steps=2).distance.tolist() == [0.0] * 4
+    assert (
+        robust.minimum_distance(model, X, wrong, robust.L2(0.5), steps=2).distance.tolist()
+        == [0.0] * 4
+    )
 
 
 def test_devices_are_written_to_and_links_followed(tmp_path):

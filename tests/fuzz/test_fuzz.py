@@ -138,7 +138,7 @@ def names_of(rooms):
 
 
 INNER = {
-    "follow", "run", "walk", "lengths", "aims", "met", "truth", "away", "toward", "plan", "h",
+    "perturb", "run", "config", "targets", "met", "truth", "away", "toward", "plan", "h",
     "saturated", "margin", "ascent", "draw", "draw_extreme", "dual", "input_bounds",
     "linear_argmax", "project", "region", "size", "with_radius", "convolve", "patches",
     "extra_repr",

@@ -6,113 +6,15 @@ import cvxpy as cp
 import numpy as np
 import pytest
 import torch
-from robust_cases import points, small_mlp
+from robust_cases import points
 from torch import nn
 
 from overt import InputError
-from overt.robust import L1, L2, PGD, Linf, Misclassified, RobustnessWarning, exact
-from overt.robust.attacks import results
-from overt.robust.attacks.ascent import Books
-from overt.robust.attacks.inputs import examples, pair
-from overt.robust.attacks.points import Found, Guide, StraightThrough, _straight
-from overt.robust.attacks.staged import begin
+from overt.robust import L1, L2, PGD, Linf, RobustnessWarning, exact
+from overt.robust.attack import results
 from overt.robust.certificates import leaky
-from overt.robust.certificates.bounds import Chain, lead_bounds
 from overt.robust.certificates.leaky import LeakyNetwork, reflected_ascent, train_online
-from overt.robust.keyed_random import keys_of, normal
-
-
-def found(n, seed):
-    rng = np.random.default_rng(seed)
-    made = Found.nothing(torch.from_numpy(rng.normal(size=(n, 2))))
-    made.value = torch.from_numpy(rng.integers(0, 3, n).astype(float))
-    made.fooled, made.flat, made.broken = torch.from_numpy(rng.random((3, n)) < 0.4)
-    made.gradients, made.queries = int(rng.integers(9)), int(rng.integers(9))
-    return made
-
-
-def test_what_is_better_is_taken_over_success_first():
-    mine, other = found(40, 0), found(25, 1)
-    rows = torch.from_numpy(np.random.default_rng(2).permutation(40)[:25])
-    before = mine.each(torch.clone)
-    mine.merge(rows, other)
-    for i in range(40):
-        at = rows.tolist().index(i) if i in rows.tolist() else None
-        kept = before.delta[i], before.value[i]
-        if at is not None:
-            success = bool(other.fooled[at]), bool(before.fooled[i])
-            if success == (True, False) or (success[0] == success[1] and
-                                            bool(other.value[at] > before.value[i])):  # fmt: skip
-                kept = other.delta[at], other.value[at]
-        assert torch.equal(mine.delta[i], kept[0])
-        assert mine.value[i] == kept[1]
-        for name in ("fooled", "flat", "broken"):
-            either = bool(getattr(before, name)[i])
-            either |= at is not None and bool(getattr(other, name)[at])
-            assert bool(getattr(mine, name)[i]) == either
-    assert mine.gradients == before.gradients + other.gradients
-    assert mine.queries == before.queries + other.queries
-
-
-def test_books_keep_the_best_iterate_of_those_who_stay():
-    books = Books(torch.zeros(10, 1).double())
-    one, two = (torch.full((10, 1), v).double() for v in (1.0, 2.0))
-    nobody, some = torch.zeros(10).bool(), torch.arange(10) < 1
-    value = torch.arange(10.0).double()
-    assert books.enter(one, value, nobody).all()
-    assert books.leave() is None  # nobody is fooled
-    better = books.enter(two, value.flip(0), some)
-    assert better.tolist() == [True] * 5 + [False] * 5
-    assert books.leave() is None  # a tenth is too few to copy
-    assert books.leave(0.1).tolist() == list(range(1, 10))
-    assert books.rows.tolist() == list(range(1, 10))
-    assert books.found.fooled.tolist() == [True] + [False] * 9
-    assert not books.enter(two[1:] * 5, torch.full((9,), torch.nan).double(), nobody[1:]).any()
-    done = books.close()
-    assert done.delta[:, 0].tolist() == [2.0] * 5 + [1.0] * 5
-    assert done.value.tolist() == [9.0, 8.0, 7.0, 6.0, 5.0, 5.0, 6.0, 7.0, 8.0, 9.0]
-    assert done.broken.tolist() == [False] + [True] * 9
-    few = Books(torch.zeros(20, 1).double())
-    few.enter(torch.ones(20, 1).double(), torch.ones(20).double(), torch.arange(20) < 3)
-    assert len(few.leave()) == 17  # three of twenty are enough
-
-
-def test_points_that_left_are_not_judged_again():
-    books = Books(torch.zeros(10, 1).double())
-    fooled = torch.arange(10) < 1
-    books.enter(torch.ones(10, 1).double(), torch.zeros(10).double(), fooled)
-    assert books.leave() is None
-    better = books.enter(2 * torch.ones(10, 1).double(), torch.ones(10).double(), ~fooled & fooled)
-    assert better.tolist() == [False] + [True] * 9
-    books.enter(3 * torch.ones(10, 1).double(), torch.full((10,), torch.nan).double(), ~fooled)
-    assert not books.batch.broken[0]
-    assert bool(books.batch.broken[1:].all())
-
-
-@pytest.mark.parametrize(("sigma", "draws"), [(0.0, 1), (0.3, 3)])
-def test_guides_average_slopes_over_random_moves(sigma, draws):
-    model, other, x = small_mlp(), small_mlp(seed=1), points(4, 6)
-    search = begin(model, x, model(x).argmax(1), L2(0.5), Misclassified(), 4, {}, loss="margin")
-    guide = begin(other, x, search.y, L2(0.5), Misclassified(), 4, {}).subject
-    at = search.points(torch.arange(4), guide=Guide(guide, sigma, draws))
-    value, fooled, slope = at.differentiate(x)
-    total = torch.zeros_like(x)
-    for k in range(draws):
-        there = x + sigma * normal(keys_of(x, k), 6, x) if sigma else x
-        there = there.clone().requires_grad_()
-        f = other(there)
-        own = f.gather(1, search.y[:, None])[:, 0]
-        margin = f.scatter(1, search.y[:, None], -torch.inf).amax(1) - own
-        total += torch.autograd.grad(margin.sum(), there)[0]
-    torch.testing.assert_close(slope, total)
-    f = model(x).detach()
-    own = f.gather(1, search.y[:, None])[:, 0]
-    torch.testing.assert_close(value, f.scatter(1, search.y[:, None], -torch.inf).amax(1) - own)
-    assert not fooled.any()
-    part = at.take(torch.tensor([3, 1]))
-    assert part.rows.tolist() == [3, 1]
-    torch.testing.assert_close(part.region.x, x[[3, 1]])
-    torch.testing.assert_close(part.differentiate(x[[3, 1]])[0], value[[3, 1]])
+from overt.robust.models import examples, pair
 
 
 def test_signs_are_reported_from_a_hundredth_on():
@@ -144,46 +46,6 @@ def test_warnings_name_the_line_that_called():
     with pytest.warns(RobustnessWarning) as seen:
         PGD(Linf(0.1), steps=1)(lambda v: 0 * model(v), points(3, 2), [0, 0, 0])
     assert {w.filename for w in seen} == {__file__}
-
-
-def test_chains_are_read_from_modules():
-    torch.manual_seed(0)
-    net = nn.Sequential(
-        nn.Flatten(), nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.LeakyReLU(0.2)),
-        nn.Dropout(), nn.Linear(5, 3), nn.ReLU(), nn.Identity(), nn.Linear(3, 3),
-    ).double().eval()  # fmt: skip
-    x = points(5, 4).view(5, 2, 2)
-    y = net(x).argmax(1)
-    chain = Chain.of(net, x)
-    assert chain.slopes == (0.2, 0.0)
-    torch.testing.assert_close(chain.logits(x), net(x).detach())
-    W, b = chain.dense()
-    assert [w.shape for w in W] == [(5, 4), (3, 5), (3, 3)]
-    h = x.flatten(1).numpy()
-    for k, slope in enumerate([*chain.slopes, None]):
-        h = h @ W[k].T + b[k]
-        h = h if slope is None else np.maximum(slope * h, h)
-    np.testing.assert_allclose(h, net(x).detach().numpy(), atol=1e-9)
-    leads, hidden = lead_bounds(chain, Linf(0.1).region(x), y)
-    rng = np.random.default_rng(0)
-    for _ in range(200):
-        moved = x + torch.from_numpy(rng.uniform(-0.1, 0.1, x.shape))
-        f = net(moved).detach()
-        lead = f.scatter(1, y[:, None], -torch.inf).amax(1) - f.gather(1, y[:, None])[:, 0]
-        assert bool((lead <= torch.from_numpy(np.asarray(leads)) + 1e-9).all())
-    for i, layers in enumerate(hidden):
-        first = x[i].flatten().numpy() @ W[0].T + b[0]
-        low, high = layers[0]
-        reach = 0.1 * np.abs(W[0]).sum(1)
-        np.testing.assert_allclose(low, first - reach, atol=1e-9)
-        np.testing.assert_allclose(high, first + reach, atol=1e-9)
-    scaled = Chain.of(net, x, torch.tensor(0.3), torch.tensor(2.0))
-    torch.testing.assert_close(scaled.logits(x), net((x - 0.3) / 2).detach())
-    one = Chain.of(nn.Sequential(nn.Flatten(), nn.Linear(4, 1)).double(), x)
-    logit = one.maps[0][1](x.flatten(1)).detach()
-    torch.testing.assert_close(one.logits(x), torch.cat([0 * logit, logit], 1))
-    with pytest.raises(InputError, match=r"affine layers, convolutions and rectifiers.* got Tanh"):
-        Chain.of(nn.Sequential(nn.Linear(2, 2), nn.Tanh()), x)
 
 
 @pytest.mark.parametrize("bounds", [None, (-1.0, 1.2)])
@@ -261,80 +123,6 @@ def test_leaky_networks_and_their_attack_step_by_step():
             call()
     with pytest.raises(InputError, match="step_size must be"):
         next(train_online(net, [], -1.0, None))
-
-
-@pytest.mark.parametrize("kind", [L1, L2, Linf])
-def test_rivals_are_ordered_by_linearized_distance(kind):
-    rng = np.random.default_rng(6)
-    W, b = torch.from_numpy(rng.normal(size=(6, 4))), torch.from_numpy(rng.normal(size=6))
-    x = points(5, 4)
-    f = x @ W.T + b
-    y = f.argmax(1)
-    y[4] = (y[4] + 1) % 6
-    search = begin(lambda v: v @ W.T + b, x, y, kind(0.3), Misclassified(), 5, {})
-    rows = torch.tensor([4, 0, 2])
-    for measured in (3, 5):
-        before = search.best.gradients
-        found = search.rivals(rows, measured)
-        for i, order in zip(rows.tolist(), found.tolist(), strict=True):
-            own = int(y[i])
-            likely = sorted((j for j in range(6) if j != own), key=lambda j: -float(f[i, j]))
-            steep = {j: float(kind(1.0).dual((W[own] - W[j])[None])) for j in likely}
-            away = {j: float(f[i, own] - f[i, j]) / steep[j] for j in likely[:measured]}
-            assert order == sorted(away, key=away.get)
-        assert search.best.gradients - before == 3 * measured
-
-
-def test_what_hides_gradients_is_noticed():
-    model, x = small_mlp(), points(3, 6)
-    y = model(x).argmax(1)
-
-    class Own(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, v):
-            return v.clone()
-
-        @staticmethod
-        def backward(ctx, g):
-            return 0 * g
-
-    for f, hides in ((lambda v: v, False), (torch.round, True), (Own.apply, True),
-                     (lambda v: v + v.detach(), True)):  # fmt: skip
-        search = begin(lambda v, f=f: model(f(v)), x, y, L2(0.1), Misclassified(), 3, {})
-        assert search.hides() == hides
-
-
-def test_success_of_random_models_is_a_rate():
-    x, y = torch.zeros(3, 1).double(), [0, 0, 0]
-    tosses = np.random.default_rng(7)
-
-    def model(v):
-        lost = torch.from_numpy(tosses.random(len(v)) < np.array([0.9, 0.5, 0.1])[: len(v)])
-        return torch.stack([0.5 - lost.double(), 0 * v[:, 0]], 1) + 0 * v
-
-    search = begin(model, x, y, L2(0.1), Misclassified(), 3, {"samples": 4})
-    assert search.random
-    _, rate = search.score(x)
-    np.testing.assert_allclose(rate, [0.9, 0.5, 0.1], atol=0.2)
-    assert torch.equal((rate * 100).round(), rate * 100)
-    assert search.subject.samples == 4
-    sure = begin(lambda v: torch.cat([v, 1 - v], 1), x, y, L2(0.1), Misclassified(), 3, {})
-    assert sure.score(x)[1].tolist() == [1.0, 1.0, 1.0]
-    broken = sure.score(x * torch.nan)[1]
-    assert broken.tolist() == [0.0, 0.0, 0.0]
-
-
-def test_slopes_pass_straight_where_shapes_fit():
-    g, same, other = torch.ones(2, 3), torch.zeros(2, 3), torch.zeros(3)
-    found = _straight((None, same, other), (g,))
-    assert found[0] is None
-    assert found[1] is g
-    assert found[2] is other
-    certain = torch.ones(2)  # which has no past
-    assert StraightThrough().through(certain) is certain
-    kept = _straight((same, None), (None,))
-    assert kept[0] is same
-    assert kept[1] is None
 
 
 def test_batches_are_put_together_by_name_and_place():

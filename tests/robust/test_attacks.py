@@ -15,11 +15,7 @@ from overt.robust import (
     L2,
     LOSSES,
     PGD,
-    Constant,
-    Cosine,
-    Decay,
     Effective,
-    Halving,
     Linf,
     ReflectedAll,
     RobustnessWarning,
@@ -27,21 +23,20 @@ from overt.robust import (
     exact,
     strongest,
 )
-from overt.robust.attacks.ascent import StepSizes
-from overt.robust.attacks.losses import margin_of_best
+from overt.robust.losses import margin_of_best
 
 THREATS = [L1(1.5), L2(1.5), Linf(0.3), L1(1.5, "data"), L2(1.5, (-4.0, 4.0)), Linf(0.3, "data")]
 ATTACKS = [
     FGSM(L2(0.8)),
     BIM(Linf(0.2), steps=8),
     PGD(L2(0.8), steps=12),
-    PGD(L1(0.8), steps=12, schedule=Cosine(), momentum=0.5),
-    PGD(Linf(0.2), steps=12, schedule=Decay(), momentum=0.0),
-    PGD(L2(0.8), steps=12, schedule=Constant(), loss="cross_entropy"),
+    PGD(L1(0.8), steps=12, schedule="cosine", momentum=0.5),
+    PGD(Linf(0.2), steps=12, schedule="decay", momentum=0.0),
+    PGD(L2(0.8), steps=12, schedule="constant", loss="cross_entropy"),
     PGD(L2(0.8, "data"), steps=12, loss="dlr", random_start=True, restarts=2),
     PGD(L2(0.8, "data"), steps=12, loss="reflected_all"),
     PGD(Linf(0.2, "data"), steps=30, loss="reflected"),
-    PGD(L2(0.8), steps=12, schedule=Halving(), momentum=0.25, loss="margin"),
+    PGD(L2(0.8), steps=12, schedule="halving", momentum=0.25, loss="margin"),
     PGD(Linf(0.2), steps=12, loss="reflected_lse", early_exit=False),
 ]
 
@@ -294,13 +289,3 @@ def test_results_are_saved_without_pickle(tmp_path):
     with np.load(found.save(tmp_path / "found.npz"), allow_pickle=False) as file:
         assert np.array_equal(file["x"], found.x.numpy())
     assert found.to_dict()["success"] == found.success.tolist()
-
-
-def test_halving_goes_back_to_the_best():
-    sizes = StepSizes(Halving(), 1.0, 10, torch.zeros(3, 1))
-    assert sizes.goes_back
-    improved = torch.tensor([True, False, False])
-    assert sizes.observe(improved) is None
-    back = sizes.observe(improved)
-    assert back.tolist() == [False, True, True]
-    assert sizes.size(2).squeeze(1).tolist() == [1.0, 0.5, 0.5]

@@ -142,7 +142,7 @@ def test_the_solver_leaves_the_output_open(capfd):
 
 
 def test_points_that_ctrl_c_left_out_are_undecided(monkeypatch):
-    from overt.robust.certificates import milp
+    from overt.robust.certify import milp
 
     best_lead, calls = milp.best_lead, iter(range(9))
 
@@ -192,7 +192,6 @@ def test_constants_of_lemma_18():
 
 
 def test_the_printed_attack_is_pgd_with_the_reflected_loss_and_raw_steps():
-    from overt.robust import Constant
 
     net = network()
     model = nn.Sequential(
@@ -203,8 +202,9 @@ def test_the_printed_attack_is_pgd_with_the_reflected_loss_and_raw_steps():
     model[2].weight.data = torch.tensor(net.a)[None]
     x, y = separable(6, 3)
     size = 0.1
-    general = PGD(L2(0.6), steps=29, schedule=Constant(size), momentum=0.0, normalize=False,
-                  early_exit=False)  # fmt: skip
+    general = PGD(
+        L2(0.6), steps=29, schedule="constant", step_size=size, normalize=False, early_exit=False
+    )
     found = general(model, x, y, warn=False)
     for i in range(6):
         printed = reflected_ascent(net, x[i], int(y[i]), 0.6, size, 30)

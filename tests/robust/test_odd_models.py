@@ -19,7 +19,7 @@ from overt.robust import (
     robust_error,
     strongest,
 )
-from overt.robust.attacks.losses import LOSSES
+from overt.robust.losses import LOSSES
 
 ATTACK = PGD(L2(0.8), steps=8)
 
@@ -192,7 +192,7 @@ def test_radii_of_every_size(kind, bounds):
         ({"y": torch.zeros(31)}, "one class for each of the 30 points"),
         ({"y": torch.zeros(3)}, "one class for each of the 30 points"),
         ({"y": ["cat"] * 30}, "y must be a tensor or an array of numbers"),
-        ({"y": None}, "y must be a tensor or an array of numbers"),
+        ({"y": None}, "y must hold the classes of x"),
         ({"x": [[1.0, 2.0], [1.0]]}, "x must be an array"),
         ({"x": torch.zeros(30, 5)}, r"model must take inputs shaped \(.*, 5\)"),
         ({"threat": 2.0}, "threat must be"),

@@ -19,13 +19,12 @@ from overt.robust import (  # noqa: E402
     L1,
     L2,
     PGD,
-    Halving,
     Linf,
     Square,
     Targeted,
     adversarial_train,
-    closest,
     exact,
+    minimum_distance,
     robust_error,
     smoothed,
     strongest,
@@ -88,10 +87,8 @@ def batch_statistics():
 
 
 NOT_MODELLED = {
-    "a residual block": lambda: nn.Sequential(*net()[:2], Residual(nn.Linear(12, 12)), net()[2]),
     "a forward of its own": lambda: Trigger(*net()),
     "a subclass of Linear": lambda: nn.Sequential(Cubed(8, 12), nn.ReLU(), nn.Linear(12, 3)),
-    "a subclass of ReLU": lambda: net(activation=Steep()),
     "a hook on a layer": lambda: hooked(0),
     "a hook on a rectifier": lambda: hooked(1),
     "a hook on the network": outer_hook,
@@ -108,6 +105,27 @@ def test_a_network_that_was_not_modelled_was_certified(name):
     y = model(x).argmax(1)
     with pytest.raises(InputError, match="certify"):
         robust_error(model, x, y, Linf(0.05), certify=True, attack=Square(Linf(0.05), queries=1))
+
+
+MODELLED = {
+    "a residual block": lambda: nn.Sequential(*net()[:2], Residual(nn.Linear(12, 12)), net()[2]),
+    "a subclass of ReLU": lambda: net(activation=Steep()),
+}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", MODELLED)
+def test_certified_points_of_subclasses_were_fooled(name, seed):
+    model = MODELLED[name]().eval()
+    torch.manual_seed(seed)
+    x = torch.rand(60, 8)
+    y = model(x).argmax(1)
+    threat = Linf(0.03)
+    found = robust_error(model, x, y, threat, certify=True, attack=Square(threat, queries=1))
+    fooled = strongest(model, x, y, threat).success.numpy()
+    assert found.proved.any()
+    assert not (found.proved & fooled).any()
+    assert found.value == pytest.approx(found.upper)
 
 
 def test_what_output_makes_of_the_logits_was_not_certified():
@@ -177,8 +195,8 @@ def test_the_nearest_failure_of_a_random_model_was_never_found(noise):
 
     x = torch.randn(40, 6)
     y = (x @ weight.T).argmax(1)
-    found = closest(model, x, y, L2(10.0), steps=30)
-    plain = closest(lambda v: v @ weight.T, x, y, L2(10.0), steps=30)
+    found = minimum_distance(model, x, y, L2(10.0), steps=30)
+    plain = minimum_distance(lambda v: v @ weight.T, x, y, L2(10.0), steps=30)
     assert found.success.float().mean() > 0.9
     both = found.success & (plain.distance > 0.3)
     ratio = (found.distance / plain.distance)[both]
@@ -227,7 +245,7 @@ def exact_distance(model, x, y):
 
 def test_distances_in_l1_and_a_box_were_up_to_twice_the_exact_ones():
     model, x, y = linear_problem(1)
-    found = closest(model, x, y, L1(100.0, bounds=(0, 1)))
+    found = minimum_distance(model, x, y, L1(100.0, bounds=(0, 1)))
     ratio = found.distance.numpy() / exact_distance(model, x, y)
     assert np.quantile(ratio, 0.98) < 1.02
 
@@ -294,7 +312,7 @@ def test_halved_steps_stayed_long_in_training():
             return torch.cat([torch.zeros_like(height), height], 1)
 
     x, y = torch.zeros(4, 2), torch.zeros(4, dtype=torch.long)
-    attack = PGD(Linf(0.3), steps=40, schedule=Halving(), loss="margin")
+    attack = PGD(Linf(0.3), steps=40, schedule="halving", loss="margin")
     adversarial_train(Bowl(), (x, y), attack, epochs=1, batch_size=4)
     moves = [float((b - a).abs().max()) for a, b in itertools.pairwise(lengths)]
     assert moves[0] > 0.05
@@ -345,7 +363,9 @@ def slow(model, calls, limit):
 def test_ctrl_c_lost_everything_in_closest():
     model = net()
     x = torch.rand(20, 8)
-    found = closest(slow(model, [], 60), x, model(x).argmax(1), L2(5.0), batch_size=5, steps=20)
+    found = minimum_distance(
+        slow(model, [], 60), x, model(x).argmax(1), L2(5.0), batch_size=5, steps=20
+    )
     assert found.status == "interrupted"
     assert found.success.any()
 

@@ -43,7 +43,10 @@ def test_the_command_measures_plots_and_saves(given):
     printed = json.loads(result.stdout)
     stored = json.loads((out / "attack.json").read_text())
     assert stored.pop("checksum")
-    assert printed == stored
+    assert "smallest" not in printed  # lists of single points only if asked for
+    assert printed == {k: v for k, v in stored.items() if k not in ("smallest", "proved")}
+    again = CliRunner().invoke(app, [*arguments, "--per-point"])
+    assert len(json.loads(again.stdout)["smallest"]) == 60
     assert RobustError.load(out / "attack.json").value == printed["value"]
     run = printed["run"]
     assert (run["norm"], run["radius"], run["budget"], run["seed"]) == ("Linf", "1/5", 60, 0)
@@ -55,6 +58,39 @@ def test_the_command_measures_plots_and_saves(given):
     assert len(printed["radii"]) == 8
     assert printed["value"] >= printed["clean"]
     assert (out / "attack.png").stat().st_size > 1000
+
+
+def attacked(given, *words):
+    arguments = ["attack", *map(str, words), "--norm", "linf", "--radius", "0.1", "--budget", "24",
+                 "--queries", "0", "--out", str(given / "out"), "--json"]  # fmt: skip
+    return CliRunner().invoke(app, arguments)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_the_command_reads_torchscript_and_trusted_models(given):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 3))
+    torch.jit.script(net).save(given / "script.pt")
+    torch.save(net, given / "whole.pt")
+    torch.save(net.state_dict(), given / "weights.pt")
+    with np.load(given / "data.npz") as file:
+        np.savez(given / "test.npz", x_test=file["x"], y_test=file["y"])
+    data = ("--data", given / "test.npz")
+    wanted = attacked(given, f"{given / 'net.py'}:build", *data)
+    assert wanted.exit_code == 0, wanted.output
+    for words in ((given / "script.pt",), (given / "whole.pt", "--trust-pickle")):
+        found = attacked(given, *words, *data)
+        assert found.exit_code == 0, found.output
+        assert json.loads(found.stdout)["value"] == json.loads(wanted.stdout)["value"]
+    for words, message in (
+        ((given / "whole.pt",), "--trust-pickle"),
+        ((given / "weights.pt", "--trust-pickle"), "must hold a torch module"),
+        ((given / "none.pt",), "must name a file that exists"),
+        ((given / "script.pt", "--weights", given / "weights.pt"), "has its own"),
+    ):
+        refused = attacked(given, *words, *data)
+        assert isinstance(refused.exception, InputError)
+        assert message in str(refused.exception)
 
 
 IMAGES = """

@@ -12,7 +12,7 @@ from torch import nn
 import overt
 from overt import InputError
 from overt.robust import Smoothed, smoothed
-from overt.robust.certificates import smoothing
+from overt.robust.certify import smoothing
 
 
 def halfspace(w, b=0.0):

@@ -9,7 +9,7 @@ from helpers import assert_mean_within_standard_errors
 from robust_cases import points, quadratic_program
 
 from overt import InputError
-from overt.robust import L0, L1, L2, PGD, Linf, closest, robust_error, strongest
+from overt.robust import L0, L1, L2, PGD, Linf, minimum_distance, robust_error, strongest
 from overt.robust.kernels import _inverse_norm
 from overt.robust.kernels import l2_in_box as compiled
 from overt.robust.keyed_random import keys_of, normal, uniform
@@ -380,7 +380,7 @@ def test_bounds_and_masks_of_single_points_hold(threat):
         assert bool(((found.x >= low) & (found.x <= high)).all())
         assert torch.equal(found.x[~free], x[~free])
         assert bool((found.x != x).any())
-    near = closest(model, x, y, given, steps=20, warn=False)
+    near = minimum_distance(model, x, y, given, steps=20, warn=False)
     assert bool(((near.x >= low) & (near.x <= high)).all())
     proved = robust_error(model, x, y, given, certify=True, budget=24, queries=0, warn=False)
     assert proved.upper == proved.value  # all points are decided

@@ -134,7 +134,7 @@ def test_ripples_are_seen_through():
         return model(v + 0.004 * torch.sin(2000 * v))
 
     plain = strongest(model, x, y, threat, budget=120, warn=False)
-    with pytest.warns(RobustnessWarning, match="promises far more"):
+    with pytest.warns(RobustnessWarning, match="gain far less than it promises"):
         found = strongest(rippled, x, y, threat, budget=120, queries=100)
     assert found.robust_accuracy <= plain.robust_accuracy + 0.03
     helped = strongest(rippled, x, y, threat, budget=120, queries=0, surrogate=model, warn=False)

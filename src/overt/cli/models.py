@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import sys
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +20,9 @@ Model = Annotated[
 ]
 Weights = Annotated[Path | None, Option(help="The model's weights: a .safetensors or .pt file.")]
 Points = Annotated[int, Option(min=0, help="Use the first so many points; 0: all.")]
+
+EXAMPLE_NAMES = (("x", "y"), ("x_test", "y_test"))
+"""Names of the arrays in a file of examples, the first that are there."""
 
 COMPILED, WRAPPERS = "_orig_mod.", ("module.", "model.")
 """What wrappers of a model put into the names of its weights, and before all of them."""
@@ -57,6 +62,43 @@ def build_model(text: str, weights: Path | None = None) -> Any:
     return net
 
 
+def load_model(text: str, weights: Path | None = None, *, trust_pickle: bool = False) -> Any:
+    """Return a model from FILE.py:FUNCTION, a TorchScript file, or a pickled module."""
+    path = Path(text)
+    if path.suffix not in (".pt", ".pth", ".ts"):
+        return build_model(text, weights)
+    if not path.exists():
+        raise InputError(f"model must name a file that exists, got {path}")
+    if weights is not None:
+        raise InputError(f"weights are for FILE.py:FUNCTION; {path} has its own")
+    import torch
+
+    if _is_torchscript(path):
+        with reading(path, "cannot be read as TorchScript"), warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # the file is there all the same
+            return torch.jit.load(path, map_location="cpu")
+    if not trust_pickle:
+        raise InputError(
+            f"{path} is not TorchScript. A whole model that torch.save wrote runs code when it is "
+            "loaded: pass --trust-pickle if you trust the file. Weights alone need "
+            f"FILE.py:FUNCTION --weights {path}"
+        )
+    sys.path.insert(0, str(Path.cwd()))  # where the model's classes are defined
+    with reading(path, "cannot be read as a model that torch.save wrote"):
+        found = torch.load(path, map_location="cpu", weights_only=False)
+    if not isinstance(found, torch.nn.Module):
+        raise InputError(f"{path} must hold a torch module, it holds {type(found).__name__}")
+    return found
+
+
+def _is_torchscript(path: Path) -> bool:
+    """Return whether a file is a TorchScript archive: a zip file with a folder of code."""
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return any("/code/" in name for name in archive.namelist())
+
+
 def read_examples(path: Path, points: int = 0) -> tuple[Any, Any]:
     """Return x and y of an npz file, the first `points` of them unless that is 0."""
     if not path.exists():
@@ -65,12 +107,13 @@ def read_examples(path: Path, points: int = 0) -> tuple[Any, Any]:
         if stream.read(6) == b"\x93NUMPY":
             raise InputError(f"data must be an npz file, {path} is a single array")
     with open_npz(path, "must be an npz file with arrays x and y") as file:
-        missing = {"x", "y"} - set(file.files)
-        if missing:
+        names = next((n for n in EXAMPLE_NAMES if set(n) <= set(file.files)), None)
+        if names is None:
             raise InputError(
-                f"data must hold arrays x and y, {path} holds {', '.join(file.files) or 'nothing'}"
+                "data must hold arrays x and y, or x_test and y_test, "
+                f"{path} holds {', '.join(file.files) or 'nothing'}"
             )
-        x, y = file["x"], file["y"]
+        x, y = (file[name] for name in names)
     if not x.ndim or not y.ndim or len(x) != len(y):
         raise InputError(
             f"x and y must have one row per example, got shapes {x.shape} and {y.shape}"

@@ -9,24 +9,35 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer import Option
+from typer import Argument, Option
 
 import overt
 from overt._check import InputError, choice
 from overt._files import digest, ready, write_whole
 from overt.cli.base import AsJson, Seed, app, console, ended, show_path, show_table
-from overt.cli.models import Model, Points, Weights, build_model, read_examples
+from overt.cli.models import Points, Weights, load_model, read_examples
 
 
 @app.command()
 def attack(
-    model: Model,
-    data: Annotated[Path, Option(help="npz file with inputs x and classes y.")],
+    model: Annotated[
+        str,
+        Argument(
+            metavar="MODEL",
+            help="FILE.py:FUNCTION that builds the model, or a TorchScript or pickled .pt file.",
+        ),
+    ],
+    data: Annotated[
+        Path, Option(help="npz file with inputs and classes: x and y, or x_test and y_test.")
+    ],
     norm: Annotated[str, Option(help="l0, l1, l2 or linf.")] = "l2",
     radius: Annotated[str, Option(help="Largest size of a perturbation: 0.5, 8/255.")] = "1",
     radii: Annotated[str, Option(help="More radii for a curve, separated by commas.")] = "",
     bounds: Annotated[str, Option(help="LOW,HIGH of valid inputs, or data, or none.")] = "none",
     weights: Weights = None,
+    trust_pickle: Annotated[
+        bool, Option("--trust-pickle", help="Load a whole model, which runs code of the file.")
+    ] = False,
     scale: Annotated[
         float | None, Option(help="Divide inputs by this first: 255 for bytes.")
     ] = None,
@@ -56,6 +67,9 @@ def attack(
     ] = False,
     out: Annotated[Path, Option(help="Folder for what is written.")] = Path("overt-results"),
     as_json: AsJson = False,
+    per_point: Annotated[
+        bool, Option("--per-point", help="Print the results of single points in --json, too.")
+    ] = False,
     seed: Seed = 0,
 ) -> None:
     """Measure a model's robust error under L0, L1, L2 or Linf perturbations.
@@ -68,15 +82,25 @@ def attack(
     run = {
         name: str(value) if isinstance(value, Path) else value for name, value in locals().items()
     }
-    from overt.robust import L0, L1, L2, LOSSES, PGD, Linf, Misclassified, Targeted
-    from overt.robust.attacks.results import RobustnessWarning
-    from overt.robust.evaluation import measure
+    from overt.robust import (
+        L0,
+        L1,
+        L2,
+        LOSSES,
+        PGD,
+        Linf,
+        Misclassified,
+        RobustnessWarning,
+        Targeted,
+    )
+    from overt.robust.attack.base import AttackState
+    from overt.robust.evaluate import Evaluation
 
     kinds: dict[str, Any] = {"l0": L0, "l1": L1, "l2": L2, "linf": Linf}
     kind = kinds[choice("norm", norm.lower(), tuple(kinds))]
     threat = kind(_number("radius", radius), _bounds(bounds))
     choice("loss", loss, ("strongest", *LOSSES))
-    net = _on(build_model(model, weights), device)
+    net = _on(load_model(model, weights, trust_pickle=trust_pickle), device)
     x, y = _scaled(*read_examples(data, points), scale)
     curve = [_number("radii", part) for part in radii.split(",") if part.strip()]
     if plot and not curve and kind is not L0:
@@ -87,16 +111,21 @@ def attack(
         steps = max(budget // restarts, 1)
         chosen = PGD(threat, steps=steps, loss=loss, restarts=restarts, criterion=criterion,
                      batch_size=batch_size, seed=seed)  # fmt: skip
-    door: Any = {"mean": _list("mean", mean), "std": _list("std", std), "samples": samples,
-                 "outputs": outputs}  # fmt: skip
+    options: Any = {
+        "mean": _list("mean", mean),
+        "std": _list("std", std),
+        "samples": samples,
+        "outputs": outputs,
+    }
     ready(out)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RobustnessWarning)  # printed below, and kept in the file
-        found, moved = measure(
-            net, x, y, threat, curve, chosen, (budget, queries, None), 0.95, (certify, 10.0),
-            batch_size, seed, True, door, criterion,
-        )  # fmt: skip
-    after = _save_examples(out / "adversarial.npz", net, door, x, y, moved)
+        state = AttackState(
+            net, x, y, threat, criterion=criterion, batch_size=batch_size, options=options
+        )
+        evaluation = Evaluation(budget, queries, attack=chosen, certify=certify, seed=seed)
+        found, moved = evaluation.measure(state, curve)
+    after = _save_examples(out / "adversarial.npz", net, options, x, y, moved)
     notes = [*found.warnings, *_untrained(found.clean, after, weights)]
     facts = {
         "overt": overt.__version__,
@@ -107,7 +136,8 @@ def attack(
     write_whole(out / "attack.json", json.dumps({**stored, "checksum": digest(stored)}))
     pictures = _draw(out, found, x, y, moved, after) if plot else []
     if as_json:
-        typer.echo(json.dumps(stored))
+        lists = () if per_point else ("smallest", "proved")
+        typer.echo(json.dumps({name: v for name, v in stored.items() if name not in lists}))
     else:
         _show(found, notes, certify)
         for what, path in (("result", "attack.json"), ("examples", "adversarial.npz"), *pictures):
@@ -130,6 +160,7 @@ def _show(found: Any, notes: list[str], certify: bool) -> None:
         + (f", at most {found.upper:.4f}" if certify else "")
         + f" ({found.gradients:,} gradients, {found.queries:,} queries)."
     )
+    console.print(found.table(), highlight=False)
     for note in notes:
         console.print(f"[yellow]warning:[/] {note}", highlight=False)
 
@@ -191,15 +222,15 @@ def _number(name: str, text: str) -> float:
         raise InputError(f"{name} must hold numbers, got {text!r}") from None
 
 
-def _save_examples(path: Path, net: Any, door: Any, x: Any, y: Any, moved: Any) -> Any:
+def _save_examples(path: Path, net: Any, options: Any, x: Any, y: Any, moved: Any) -> Any:
     """Write clean and perturbed inputs with classes; return the logits of the perturbed ones."""
     import numpy as np
 
-    from overt.robust.attacks.models import Subject, evaluating
+    from overt.robust.models import ModelAdapter, evaluation_mode
 
-    with evaluating(net):
-        subjects = [Subject(net, v, door) for v in (x, moved)]
-        before, after = (s.all_logits(s.x, 256).cpu() for s in subjects)
+    with evaluation_mode(net):
+        adapters = [ModelAdapter(net, v, options) for v in (x, moved)]
+        before, after = (a.all_logits(a.x, 256).cpu() for a in adapters)
     arrays = {"x": x, "y": y, "adversarial": moved.cpu().numpy(),
               "clean_class": before.argmax(1).numpy(),
               "adversarial_class": after.argmax(1).numpy()}  # fmt: skip

@@ -21,24 +21,63 @@ try:
 except ModuleNotFoundError:
     raise MissingExtraError("torch", "torch") from None
 
-from overt.robust.attacks.base import Attack
-from overt.robust.attacks.closest import Closest, closest
-from overt.robust.attacks.criteria import Criterion, Deviates, Effective, Misclassified, Targeted
-from overt.robust.attacks.gradient import BIM, FGSM, PGD, Constant, Cosine, Decay, Halving
-from overt.robust.attacks.losses import LOSSES, Loss, ReflectedAll
-from overt.robust.attacks.queries import Square
-from overt.robust.attacks.results import AttackResult, RobustnessWarning
-from overt.robust.attacks.staged import strongest
-from overt.robust.certificates import exact, guarantees, leaky
-from overt.robust.certificates.smoothing import Smoothed, smoothed
-from overt.robust.evaluation import RobustError, robust_error
+from overt.robust.attack.base import Attack
+from overt.robust.attack.distance import MinimumDistance, minimum_distance
+from overt.robust.attack.ensemble import strongest
+from overt.robust.attack.hopskipjump import HopSkipJump
+from overt.robust.attack.pgd import BIM, FGSM, PGD
+from overt.robust.attack.results import AttackResult, RobustnessWarning, Stage
+from overt.robust.attack.square import Square
+from overt.robust.certificates import guarantees, leaky
+from overt.robust.certify import exact
+from overt.robust.certify.smoothing import Smoothed, smoothed
+from overt.robust.evaluate import RobustError, robust_error
+from overt.robust.losses import (
+    LOSSES,
+    Criterion,
+    Deviates,
+    Effective,
+    Loss,
+    Misclassified,
+    ReflectedAll,
+    Targeted,
+)
 from overt.robust.threats import L0, L1, L2, Linf, Threat
 from overt.robust.training import Training, adversarial_train
 
 __all__ = [
-    "BIM", "FGSM", "L0", "L1", "L2", "LOSSES", "PGD", "Attack", "AttackResult", "Closest",
-    "Constant", "Cosine", "Criterion", "Decay", "Deviates", "Effective", "Halving", "Linf", "Loss",
-    "Misclassified", "ReflectedAll", "RobustError", "RobustnessWarning", "Smoothed", "Square",
-    "Targeted", "Threat", "Training", "adversarial_train", "closest", "exact", "guarantees",
-    "leaky", "robust_error", "smoothed", "strongest",
-]  # fmt: skip
+    "BIM",
+    "FGSM",
+    "L0",
+    "L1",
+    "L2",
+    "LOSSES",
+    "PGD",
+    "Attack",
+    "AttackResult",
+    "Criterion",
+    "Deviates",
+    "Effective",
+    "HopSkipJump",
+    "Linf",
+    "Loss",
+    "MinimumDistance",
+    "Misclassified",
+    "ReflectedAll",
+    "RobustError",
+    "RobustnessWarning",
+    "Smoothed",
+    "Square",
+    "Stage",
+    "Targeted",
+    "Threat",
+    "Training",
+    "adversarial_train",
+    "exact",
+    "guarantees",
+    "leaky",
+    "minimum_distance",
+    "robust_error",
+    "smoothed",
+    "strongest",
+]

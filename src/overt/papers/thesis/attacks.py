@@ -232,7 +232,7 @@ RADII = {"mnist": {"inf": 0.1, "2": 2.0}, "digits": {"inf": 0.12, "2": 0.9}}
 
 def attack_of(name: str, data: str, steps: int) -> Any:
     """Return the attack of a column of the table."""
-    from overt.robust import FGSM, L2, PGD, Decay, Linf, Threat
+    from overt.robust import FGSM, L2, PGD, Linf, Threat
 
     loss = "reflected" if name.startswith("r-") else "cross_entropy"
     kind = name.removeprefix("r-")
@@ -244,7 +244,7 @@ def attack_of(name: str, data: str, steps: int) -> Any:
     if kind == "fgsm":
         return FGSM(threat, loss=loss, random_start=False)
     return PGD(
-        threat, steps=steps, loss=loss, schedule=Decay(size, 0.2, 10), normalize=kind == "bim"
+        threat, steps=steps, loss=loss, schedule="decay", step_size=size, normalize=kind == "bim"
     )
 
 
@@ -407,7 +407,7 @@ def run_cifar(params: Params, seed: int) -> dict[str, Any]:
     from torch.utils.data import DataLoader, TensorDataset
 
     from overt.papers import models
-    from overt.robust import PGD, Constant, Linf, adversarial_train
+    from overt.robust import PGD, Linf, adversarial_train
 
     data = models.load(params["data"])
     if len(data.x_test) < params["points"]:
@@ -431,7 +431,7 @@ def run_cifar(params: Params, seed: int) -> dict[str, Any]:
             threat,
             steps=params["steps"],
             loss=LOSSES[params["method"]],
-            schedule=Constant(),
+            schedule="constant",
             momentum=0.0,
             random_start=True,
         )

@@ -88,7 +88,7 @@ def fgsm_is_one_step(scale: int, rng: np.random.Generator) -> Residuals:
     TeX: One step of projected gradient ascent with a large step, in the $\ell_\infty$ ball, is the
     fast gradient sign method.
     """
-    from overt.robust import FGSM, PGD, Constant, Linf
+    from overt.robust import FGSM, PGD, Linf
 
     torch, sequential = oracles.seeded_torch(rng)
     for _ in range(3 * scale):
@@ -96,7 +96,7 @@ def fgsm_is_one_step(scale: int, rng: np.random.Generator) -> Residuals:
         x = torch.from_numpy(rng.normal(size=(6, 5)))
         y = net(x).argmax(1)
         one = FGSM(Linf(0.1))(net, x, y).x
-        other = PGD(Linf(0.1), steps=1, schedule=Constant(1e6))(net, x, y).x
+        other = PGD(Linf(0.1), steps=1, schedule="constant", step_size=1e6)(net, x, y).x
         yield float((one - other).abs().max())
     return 1e-12, "largest difference of the two attacked inputs"
 

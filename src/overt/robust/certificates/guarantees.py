@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from overt._check import InputError, bounded, number, whole
 from overt.results import Result
-from overt.robust.certificates.exact import check_slope
+from overt.robust.certify.exact import check_slope
 
 
 @dataclass(frozen=True, repr=False, eq=False)

@@ -20,7 +20,7 @@ from scipy.special import expit
 
 from overt._check import InputError, bounded, doubles, instance, number, plain_array, whole
 from overt._types import Floats
-from overt.robust.certificates.exact import ExactError, check_slope, two_layer
+from overt.robust.certify.exact import ExactError, check_slope, two_layer
 from overt.robust.threats import L2
 
 SEPARABLE = 1e-8

@@ -23,9 +23,9 @@ from overt._check import InputError, InputTypeError, choice, instance, number, w
 from overt._progress import meter
 from overt._types import Floats
 from overt.results import Result, Status
-from overt.robust.attacks import inputs, models
-from overt.robust.attacks.base import Attack
-from overt.robust.attacks.criteria import Deviates
+from overt.robust.attack.base import Attack
+from overt.robust.losses import Deviates
+from overt.robust.models import BATCH_SIZE, ModelAdapter, classes, evaluation_mode, examples, pair
 from overt.robust.threats import tensor
 from overt.robust.training.checkpoints import TrainingCheckpoint
 from overt.robust.training.epoch import Epoch, Recipe, WarmStarts, batches, hits
@@ -143,8 +143,6 @@ def adversarial_train(
         instance("autocast", autocast, torch.dtype, "a torch.dtype such as torch.bfloat16")
     if scaler is not None and not callable(getattr(scaler, "scale", None)):
         raise InputTypeError(f"scaler must be a torch.amp.GradScaler, got {scaler!r:.60}")
-    if attack is not None and (attack.restarts > 1 or bool(getattr(attack, "larger", False))):
-        raise InputError("attack must have restarts=1 and no larger balls in training")
     if attack is not None and isinstance(attack.criterion, Deviates):
         raise InputError("attack must have a criterion of classes in training, got Deviates")
     step_rates = _rates(scheduler, step_scheduler_each)
@@ -276,11 +274,11 @@ class _Holdout:
                 "holdout must be a pair (inputs, classes) or give such batches, got "
                 f"{type(given).__name__}"
             )
-        x, y, _ = inputs.examples(*given) if whole_arrays else inputs.examples(given, None)
-        subject = models.Subject(model, x, {})
-        with models.evaluating(model):
-            count = subject.all_logits(subject.x[:1], 1).shape[1]
-        self.given, self.x, self.y = x, subject.x, inputs.classes(y, subject.x, count)
+        x, y, _ = examples(*given) if whole_arrays else examples(given, None)
+        adapter = ModelAdapter(model, x, {})
+        with evaluation_mode(model):
+            count = adapter.all_logits(adapter.x[:1], 1).shape[1]
+        self.given, self.x, self.y = x, adapter.x, classes(y, adapter.x, count)
 
 
 def _settle(attack: Attack | None, data: Iterable[Any], held: _Holdout | None) -> Attack | None:
@@ -288,7 +286,7 @@ def _settle(attack: Attack | None, data: Iterable[Any], held: _Holdout | None) -
     if attack is None or not isinstance(attack.threat.bounds, str):
         return attack
     with torch.random.fork_rng():
-        ranges = [tensor("data", inputs.pair(batch)[0]).aminmax() for batch in data]
+        ranges = [tensor("data", pair(batch)[0]).aminmax() for batch in data]
     if held is not None:
         ranges.append(held.x.aminmax())
     if not ranges:
@@ -301,8 +299,8 @@ def _accuracy(model: nn.Module, attack: Attack | None, held: _Holdout | None) ->
     """Return clean and robust accuracy on the holdout, NaN without one."""
     clean = robust = float("nan")
     if held is not None:
-        with models.evaluating(model):
-            logits = models.Subject(model, held.given, {}).clean_logits(models.BATCH_SIZE)
+        with evaluation_mode(model):
+            logits = ModelAdapter(model, held.given, {}).clean_logits(BATCH_SIZE)
         clean = robust = hits(logits, held.y) / len(held.y)
         if attack is not None:
             attack = dataclasses.replace(attack, early_exit=True)

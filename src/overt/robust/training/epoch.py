@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -12,14 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from overt._check import InputError, InputTypeError, whole
-from overt.robust.attacks.base import Attack
-from overt.robust.attacks.criteria import Targeted
-from overt.robust.attacks.gradient import FGSM
-from overt.robust.attacks.inputs import classes, pair
-from overt.robust.attacks.losses import find_loss, objective_of
-from overt.robust.attacks.models import Subject, evaluating
-from overt.robust.attacks.points import Points
+from overt.robust.attack.base import Attack, Batch
+from overt.robust.attack.pgd import FGSM
 from overt.robust.keyed_random import keys_of
+from overt.robust.losses import Targeted, find_loss, objective_of
+from overt.robust.models import ModelAdapter, classes, evaluation_mode, pair
 from overt.robust.threats import Region, tensor
 from overt.robust.training.losses import Target, TrainingLoss
 
@@ -130,24 +128,24 @@ class Epoch:
         if recipe.attack is not None:
             threat = recipe.attack.threat.with_radius(recipe.attack.threat.radius * radius_share)
             self._attack = dataclasses.replace(recipe.attack, threat=threat, early_exit=False)
+            self._targeted = isinstance(recipe.attack.criterion, Targeted)
             self._objective = recipe.loss.inner or objective_of(
-                find_loss(recipe.attack.loss),
-                targeted=isinstance(recipe.attack.criterion, Targeted),
+                find_loss(recipe.attack.loss), targeted=self._targeted
             )
 
     def step(self, batch: Any, seed: int, number: int) -> None:
         """Attack a batch (inputs, classes) and take one step of the optimizer."""
         given, r = pair(batch), self._recipe
-        subject = Subject(r.model, given[0], {})
-        x, rows = subject.x.to(subject.device), torch.arange(len(subject.x))
+        adapter = ModelAdapter(r.model, given[0], {})
+        x, rows = adapter.x.to(adapter.device), torch.arange(len(adapter.x))
         y = _target(x, given[1])
-        moved = x if r.attack is None else self._perturb(subject, x, rows, y, seed)
+        moved = x if r.attack is None else self._perturb(adapter, x, rows, y, seed)
         seen: list[tuple[float, int, int | None]] = []
 
         def closure() -> Tensor:
             r.optimizer.zero_grad()
             with r.casting(x.device):
-                value, clean, robust = self._loss(subject, x, moved, rows, y, number)
+                value, clean, robust = self._loss(adapter, x, moved, rows, y, number)
             if not torch.isfinite(value):
                 raise InputError(
                     "training diverged: the loss is not finite; lower the learning rate"
@@ -180,39 +178,41 @@ class Epoch:
         return {"loss": loss / n, "clean_accuracy": clean, "robust_accuracy": robust / n}
 
     def _loss(
-        self, subject: Subject, x: Tensor, moved: Tensor, rows: Tensor, y: Target, number: int
+        self, adapter: ModelAdapter, x: Tensor, moved: Tensor, rows: Tensor, y: Target, number: int
     ) -> tuple[Tensor, Tensor | None, Tensor]:
         """Return the loss of a batch, the logits of x, if known, and of the moved points."""
         r, clean = self._recipe, None
         c = r.clean_fraction if r.attack is not None else 0.0
         if moved is x:
-            f = subject.logits(x, rows)
+            f = adapter.logits(x, rows)
             return r.loss.plain(f, y), f, f
         if c > 0 or r.loss.needs_clean:
-            clean = subject.logits(x, rows)
-        robust = subject.logits(moved, rows)
+            clean = adapter.logits(x, rows)
+        robust = adapter.logits(moved, rows)
         check(y.classes, robust)
         value = r.loss.value(clean, robust, y)
         if clean is not None:
             return ((1 - c) * value + c * r.loss.plain(clean, y) if c > 0 else value), clean, robust
         if number % SEEN == 1:
             # In evaluation mode: no trace in batch normalization.
-            with evaluating(r.model, hidden=False), torch.no_grad():
-                clean = subject.logits(x, rows)
+            with evaluation_mode(r.model, hidden=False), torch.no_grad():
+                clean = adapter.logits(x, rows)
         return value, clean, robust
 
-    def _perturb(self, subject: Subject, x: Tensor, rows: Tensor, y: Target, seed: int) -> Tensor:
-        """Return what the attack makes of x, on all points to the end: its last iterate."""
-        r, attack, aim = self._recipe, self._attack, y.classes
-        if isinstance(attack.criterion, Targeted):
-            targets = attack.criterion.aims(aim, int(subject.logits(x[:1], rows[:1]).shape[1]))
-            aim = aim if targets is None else targets
+    def _perturb(
+        self, adapter: ModelAdapter, x: Tensor, rows: Tensor, y: Target, seed: int
+    ) -> Tensor:
+        """Return what the attack makes of x, on all points to the end."""
+        r, attack, target = self._recipe, self._attack, y.classes
         region = attack.threat.region(x)
         fast = isinstance(attack, FGSM) and attack.random_start is None
-        with evaluating(r.model, hidden=False), r.casting(x.device):
+        with evaluation_mode(r.model, hidden=False), r.casting(x.device):
+            if self._targeted:
+                columns = adapter.logits(x[:1], rows[:1]).shape[1]
+                target = attack.criterion.targets(y.classes, columns)
             if r.loss.inner is not None:
                 with torch.no_grad():
-                    aim = r.loss.reference(subject.logits(x, rows))
+                    target = r.loss.reference(adapter.logits(x, rows))
             delta = torch.zeros_like(region.x)
             if attack.random_start or fast:
                 delta = _start(region, seed)
@@ -221,8 +221,12 @@ class Epoch:
             known = None if r.warm_starts is None else r.warm_starts.recall(x)
             if known is not None and not torch.equal(known, x):
                 delta = region.project((known - x).flatten(1))
-            given = (y.classes, aim, region, self._objective, attack.criterion)
-            moved = region.perturbed(attack.follow(Points(subject, rows, *given), delta)).view_as(x)
+            batch = Batch(
+                adapter, rows, y.classes, target, region, self._objective, attack.criterion
+            )
+            draws = itertools.count(seed + 1)
+            delta = attack.perturb(batch, delta, lambda: _start(region, next(draws)))
+            moved = region.perturbed(delta).view_as(x)
         if r.warm_starts is not None:
             r.warm_starts.store(x, moved)
         return moved

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div
 
 from overt._check import InputError, InputTypeError, choice, number
-from overt.robust.attacks.losses import Objective
+from overt.robust.losses import Objective
 
 NAMES = ("cross_entropy", "trades", "mart")
 

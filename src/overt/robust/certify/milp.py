@@ -1,7 +1,7 @@
 """The largest lead of a wrong class over a network's inputs, by scipy's HiGHS.
 
-maximize (A_j - A_y) h_k + c_j - c_y  over  h_i = max(slope z_i, z_i),  z_i = W_i h_(i-1) + b_i,
-h_0 = x + d,  d allowed; with one hidden layer, A = W_2 and c = b_2, or with more
+maximize f_j - f_y  over  h_0 = x + d,  d allowed,
+z_i = sum over k < i of W_ik h_k + b_i,  h_i = max(slope_i z_i, z_i),  f the last z
 """
 
 from __future__ import annotations
@@ -36,18 +36,34 @@ SLACK = 1e-7
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """x -> W_k h_(k-1) + b_k, h_i = max(slope_i z_i, z_i), z_i = W_i h_(i-1) + b_i, h_0 = x."""
+    """z_i = sum_k W[i][k] h_k + b_i, h_i = max(slope_i z_i, z_i), h_0 = x; the last z are logits.
 
-    W: Sequence[Floats]
+    W[i] maps what feeds layer i (0: inputs, k: hidden layer k) to a matrix.
+    """
+
+    W: Sequence[dict[int, Floats]]
     b: Sequence[Floats]
     slopes: Sequence[float]
 
+    @classmethod
+    def chain(cls, W: Sequence[Floats], b: Sequence[Floats], slopes: Sequence[float]) -> Network:
+        """Return a network in which each layer feeds the next one only."""
+        return cls([{k: matrix} for k, matrix in enumerate(W)], b, slopes)
+
+    @property
+    def classes(self) -> int:
+        """The number of logits."""
+        return len(self.b[-1])
+
     def logits(self, x: Floats) -> Floats:
         """Return the logits of one input."""
-        for W, b, slope in zip(self.W, self.b, self.slopes, strict=False):
-            z = W @ x + b
-            x = np.maximum(slope * z, z)
-        return self.W[-1] @ x + self.b[-1]
+        h = [x]
+        for i, b in enumerate(self.b):
+            z = sum((matrix @ h[k] for k, matrix in self.W[i].items()), b)
+            if i == len(self.slopes):
+                return z
+            h.append(np.maximum(self.slopes[i] * z, z))
+        raise AssertionError("a network has one map more than slopes")
 
 
 def best_lead(
@@ -61,8 +77,8 @@ def best_lead(
     """
     best, bound, where = -np.inf, -np.inf, x
     end = time.monotonic() + seconds
-    last = max(j for j in range(len(net.W[-1])) if j != own)
-    for j in range(len(net.W[-1])):
+    last = max(j for j in range(net.classes) if j != own)
+    for j in range(net.classes):
         if j == own:
             continue
         reached, upper, moved = _against(net, x, own, j, region, level, hidden, end)
@@ -101,6 +117,17 @@ def _against(
     return best, max(upper, best), where
 
 
+@dataclass(frozen=True, eq=False)
+class _Source:
+    """Variables that feed layers: `base` + `unit` * variable lies between base + low and + high."""
+
+    first: int
+    unit: Floats
+    base: Floats
+    low: Floats
+    high: Floats
+
+
 class _Program:
     """The mixed-integer program for one point and one wrong class.
 
@@ -122,30 +149,37 @@ class _Program:
         self.limits: list[float] = []
         self.cost, self.kinds = np.zeros(self.total), np.zeros(self.total)
         least, most = [low / self.radius, np.zeros(extra)], [high / self.radius, np.ones(extra)]
-        # What feeds a layer: where its variables begin, their unit, and the limits of their values.
-        first, unit, base, span = 0, np.full(d, self.radius), x, (low, high)
+        # What may feed a layer: where its variables begin, their units, their values where all
+        # variables are 0, and the limits of their values from there.
+        sources = [_Source(0, np.full(d, self.radius), x, low, high)]
         at = d + extra
         for k, a in enumerate(net.slopes):
-            W, z0 = net.W[k], net.W[k] @ base + net.b[k]
-            up = z0 + np.where(W > 0, W * span[1], W * span[0]).sum(1)
-            down = z0 + np.where(W > 0, W * span[0], W * span[1]).sum(1)
-            if k == 0:
-                reach = threat.radius * threat.dual(torch.from_numpy(W)).numpy()
+            fed = [(sources[i], W) for i, W in net.W[k].items()]
+            z0 = sum((W @ source.base for source, W in fed), net.b[k])
+            up, down = z0.copy(), z0.copy()
+            for source, W in fed:
+                up = up + np.where(W > 0, W * source.high, W * source.low).sum(1)
+                down = down + np.where(W > 0, W * source.low, W * source.high).sum(1)
+            if list(net.W[k]) == [0]:
+                reach = threat.radius * threat.dual(torch.from_numpy(net.W[k][0])).numpy()
                 up, down = np.minimum(up, z0 + reach), np.maximum(down, z0 - reach)
             if hidden is not None:
                 down, up = np.maximum(down, hidden[k][0]), np.minimum(up, hidden[k][1])
             size = np.maximum(np.abs(up), np.abs(down))
             size[size == 0] = 1.0
-            given = (W * unit / size[:, None], z0 / size, up / size, down / size)
-            limits = self._layer(first, at, a, *given)
+            scaled = [(source.first, W * source.unit / size[:, None]) for source, W in fed]
+            limits = self._layer(scaled, at, a, z0 / size, up / size, down / size)
             self.kinds[at + len(z0) : at + 2 * len(z0)] = 1
             least, most = [*least, *limits[0]], [*most, *limits[1]]
-            first, at, unit, base = at, at + 2 * len(z0), size, np.zeros(len(z0))
-            span = np.maximum(a * down, down), np.maximum(a * up, up)
-        gain = (net.W[-1][j] - net.W[-1][own]) * unit
-        self.scale = float(np.abs(gain).sum()) or 1.0
-        self.offset = float(net.b[-1][j] - net.b[-1][own])
-        self.cost[first : first + len(gain)] = -gain / self.scale
+            rest = np.maximum(a * down, down), np.maximum(a * up, up)
+            sources.append(_Source(at, size, np.zeros(len(z0)), *rest))
+            at += 2 * len(z0)
+        gains = [(sources[i], (W[j] - W[own]) * sources[i].unit) for i, W in net.W[-1].items()]
+        self.scale = float(sum(np.abs(gain).sum() for _, gain in gains)) or 1.0
+        offset = net.b[-1] + sum((W @ sources[i].base for i, W in net.W[-1].items()), 0.0)
+        self.offset = float(offset[j] - offset[own])
+        for source, gain in gains:
+            self.cost[source.first : source.first + len(gain)] = -gain / self.scale
         for i in range(extra):
             self._row(0.0, (i, 1.0), (d + i, -1.0))
             self._row(0.0, (i, -1.0), (d + i, -1.0))
@@ -154,20 +188,30 @@ class _Program:
         self.bounds = Bounds(np.concatenate(least), np.concatenate(most))
 
     def _layer(
-        self, first: int, at: int, a: float, W: Floats, z0: Floats, up: Floats, down: Floats
+        self,
+        fed: list[tuple[int, Floats]],
+        at: int,
+        a: float,
+        z0: Floats,
+        up: Floats,
+        down: Floats,
     ) -> tuple[list[Floats], list[Floats]]:
         """Add the rows of a layer whose h begin at `at`; return the limits of its h and s."""
-        m, fed = len(z0), slice(first, first + W.shape[1])
+        m = len(z0)
         for i in range(m):
-            w, h, s = W[i], at + i, at + m + i
+            h, s = at + i, at + m + i
+
+            def z(factor: float, i: int = i) -> list[tuple[slice | int, Floats | float]]:
+                return [(slice(k, k + W.shape[1]), factor * W[i]) for k, W in fed]
+
             # h >= z and h >= a z
-            self._row(-z0[i], (fed, w), (h, -1.0))
-            self._row(-a * z0[i], (fed, a * w), (h, -1.0))
+            self._row(-z0[i], *z(1.0), (h, -1.0))
+            self._row(-a * z0[i], *z(a), (h, -1.0))
             # h <= z - (1 - a) down (1 - s) and h <= a z + (1 - a) up s
             room = (1 - a) * max(-down[i], 0.0)
-            self._row(z0[i] + room, (fed, -w), (h, 1.0), (s, room))
+            self._row(z0[i] + room, *z(-1.0), (h, 1.0), (s, room))
             room = (1 - a) * max(up[i], 0.0)
-            self._row(a * z0[i], (fed, -a * w), (h, 1.0), (s, -room))
+            self._row(a * z0[i], *z(-a), (h, 1.0), (s, -room))
         s_low, s_high = (down >= 0).astype(float), (up > 0).astype(float)
         return (
             [np.maximum(a * down, down), s_low],

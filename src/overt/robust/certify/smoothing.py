@@ -35,7 +35,8 @@ from overt._progress import meter
 from overt._types import Floats, Ints
 from overt.noise import Dropout, KeepExactly, Noise
 from overt.results import Result, Status
-from overt.robust.attacks import inputs, models
+from overt.robust.models import BATCH_SIZE, Model, ModelAdapter, ModelOptions, evaluation_mode
+from overt.robust.models import classes as check_classes
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -62,7 +63,7 @@ class Smoothed(Result):
 
     def errors(self, y: Any, radii: Any) -> Floats:
         """Return for each of radii the share of points not certified to be of their class y."""
-        truth = inputs.classes(y, torch.as_tensor(self.predicted), self.classes).numpy()
+        truth = check_classes(y, torch.as_tensor(self.predicted), self.classes).numpy()
         asked = doubles("radii", np.atleast_1d(plain_array("radii", radii)), ndim=1)
         abstains = np.asarray(self.predicted) < 0
         right = (np.asarray(self.predicted) == truth) & ~abstains
@@ -70,9 +71,9 @@ class Smoothed(Result):
 
 
 def smoothed(
-    model: models.Model, x: Any, noise: Any, *, draws: int = 1000, guesses: int = 100,
-    confidence: float = 0.999, jointly: bool = False, batch_size: int = models.BATCH_SIZE,
-    seed: int = 0, **door: Unpack[models.Door],
+    model: Model, x: Any, noise: Any, *, draws: int = 1000, guesses: int = 100,
+    confidence: float = 0.999, jointly: bool = False, batch_size: int = BATCH_SIZE,
+    seed: int = 0, **options: Unpack[ModelOptions],
 ) -> Smoothed:  # fmt: skip
     """Predict by vote under noise, with a radius within which no perturbation changes the class.
 
@@ -96,19 +97,19 @@ def smoothed(
     if not 0.5 <= confidence < 1:
         raise InputError(f"confidence must lie between 0.5 and 1, got {confidence!r}")
     whole("seed", seed, minimum=0)
-    subject = models.Subject(model, x, door)
-    n, parts = len(subject.x), (whole("guesses", guesses), whole("draws", draws))
-    reach = _reach(noise, tuple(subject.x.shape[1:]))
+    adapter = ModelAdapter(model, x, options)
+    n, parts = len(adapter.x), (whole("guesses", guesses), whole("draws", draws))
+    reach = _reach(noise, tuple(adapter.x.shape[1:]))
     level = 1 - 2 * (1 - confidence) / (n if jointly else 1)  # of the two-sided interval
     predicted, radius, lower = np.full(n, -1), np.zeros(n), np.zeros(n)
     status = Status.FINISHED
-    with models.evaluating(*subject.models):
-        classes = subject.clean_logits(whole("batch_size", batch_size)).shape[1]
+    with evaluation_mode(*adapter.models):
+        classes = adapter.clean_logits(whole("batch_size", batch_size)).shape[1]
         try:
             with meter("smoothing", n) as bar:
                 for i in range(n):
                     rng = np.random.default_rng((seed, i))
-                    first, second = (_votes(subject, i, noise, k, batch_size, rng) for k in parts)
+                    first, second = (_votes(adapter, i, noise, k, batch_size, rng) for k in parts)
                     best = int(first.argmax())
                     bound = float(clopper_pearson(second[best], draws, level)[0])
                     if bound > 0.5:
@@ -124,11 +125,11 @@ def smoothed(
 
 
 def _votes(
-    subject: models.Subject, i: int, noise: Any, draws: int, batch_size: int,
+    adapter: ModelAdapter, i: int, noise: Any, draws: int, batch_size: int,
     rng: np.random.Generator,
 ) -> Ints:  # fmt: skip
     """Return how often each class is predicted at point i under noise, (classes,)."""
-    x, votes = subject.x[i].to(subject.device), np.zeros(1, int)
+    x, votes = adapter.x[i].to(adapter.device), np.zeros(1, int)
     for k in range(0, draws, batch_size):
         size = min(batch_size, draws - k)
         if isinstance(noise, Noise):
@@ -136,7 +137,7 @@ def _votes(
         else:
             moved = x + float(noise) * torch.from_numpy(rng.standard_normal((size, *x.shape))).to(x)
         with torch.no_grad():
-            logits = subject.logits(moved, torch.full((size,), i))
+            logits = adapter.logits(moved, torch.full((size,), i))
         finite = torch.isfinite(logits).all(1)  # anything else is a vote for nobody
         seen = torch.bincount(logits[finite].argmax(1), minlength=logits.shape[1])
         votes = votes + seen.cpu().numpy()

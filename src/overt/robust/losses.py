@@ -1,9 +1,10 @@
-"""What an attack ascends: one number for each point, larger meaning closer to being fooled.
+"""What an attack ascends, and when it has succeeded.
 
-With z = f_y - f_j the margin of the true class y over another class j, cross-entropy
-log(1 + e^-z) has the slope -sigmoid(-z), which dies where the network is sure of itself. The
-reflected loss l_-(z) = -log(1 + e^z) has the slope -sigmoid(z), which dies only once the point is
-fooled (thesis, section 6.2). Networks with one output f count as two with logits (0, f).
+A loss gives one number for each point, larger meaning closer to being fooled. With z = f_y - f_j
+the margin of the true class y over another class j, cross-entropy log(1 + e^-z) has the slope
+-sigmoid(-z), which vanishes where the network is sure of itself. The reflected loss
+l_-(z) = -log(1 + e^z) has the slope -sigmoid(z), which vanishes only once the point is fooled
+(thesis, section 6.2). Networks with one output f count as two with logits (0, f).
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, softplus
 
-from overt._check import InputError, InputTypeError, choice, whole
+from overt._check import InputError, InputTypeError, choice, number, whole
+from overt.results import Result
+from overt.robust.models import class_numbers, classes
+from overt.robust.threats import tensor
 
 Objective = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""objective(logits, y, aim) -> (points,), to be made large."""
+"""objective(logits, y, target) -> (points,), to be made large."""
 
-SATURATED = 8
+SATURATED_EPS = 8
 """Multiple of machine epsilon; wrong classes with less probability leave only rounding noise."""
 
 
@@ -33,8 +37,13 @@ def reflect(z: Tensor) -> Tensor:
 
 
 def reflected_pair(logits: Tensor, y: Tensor, rival: Tensor) -> Tensor:
-    """Return l_-(f_y - f_rival), what grows as the class rival overtakes the class y."""
+    """Return l_-(f_y - f_rival), which grows as the class rival overtakes the class y."""
     return reflect(_pick(logits, y) - _pick(logits, rival))
+
+
+def lead_of_rival(logits: Tensor, y: Tensor, rival: Tensor) -> Tensor:
+    """Return f_rival - f_y."""
+    return _pick(logits, rival) - _pick(logits, y)
 
 
 def margin_of_best(logits: Tensor, y: Tensor) -> Tensor:
@@ -49,7 +58,7 @@ def margin_of_sum(logits: Tensor, y: Tensor) -> Tensor:
     return _pick(logits, y) - others.logsumexp(1)
 
 
-def margin_over_spread(logits: Tensor, y: Tensor) -> Tensor:
+def margin_over_range(logits: Tensor, y: Tensor) -> Tensor:
     """Return (f_y - max f_j) / (f_(1) - f_(3)), f_(k) the k-th largest logit, (points,).
 
     It needs three classes; with two the ratio would be constant, and the margin is returned.
@@ -87,7 +96,7 @@ class Loss(ABC):
         return -self.away(logits, target)
 
     def plan(self, steps: int, classes: int) -> Plan:
-        """Return how to spend so many steps on a point among so many classes."""
+        """Return how to spend `steps` gradients on a point among `classes` classes."""
         return Plan(steps)
 
     def saturated(self, logits: Tensor, y: Tensor) -> Tensor:
@@ -103,11 +112,12 @@ class CrossEntropy(Loss):
         return cross_entropy(logits, y, reduction="none")
 
     def saturated(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Return where 1 - p_y is below SATURATED machine epsilons."""
-        return margin_of_sum(logits, y) > -math.log(SATURATED * torch.finfo(logits.dtype).eps)
+        """Return where 1 - p_y is below SATURATED_EPS machine epsilons."""
+        lost = SATURATED_EPS * torch.finfo(logits.dtype).eps
+        return margin_of_sum(logits, y) > -math.log(lost)
 
 
-class _OfMargin(Loss):
+class MarginLoss(Loss):
     """h(z) of a margin z, h falling: h(z_y) drives away from y, h(-z_target) toward a target."""
 
     margin: ClassVar[staticmethod[[Tensor, Tensor], Tensor]] = staticmethod(margin_of_best)
@@ -122,29 +132,30 @@ class _OfMargin(Loss):
         return self.h(-self.margin(logits, target))
 
 
-class Margin(_OfMargin):
+class Margin(MarginLoss):
     """max f_j - f_y over the wrong classes, without any squashing."""
 
     h = staticmethod(torch.neg)
 
 
-class Dlr(_OfMargin):
+class Dlr(MarginLoss):
     """(max f_j - f_y) / (f_(1) - f_(3)), the ratio of logits (Croce and Hein 2020)."""
 
-    margin, h = staticmethod(margin_over_spread), staticmethod(torch.neg)
+    margin = staticmethod(margin_over_range)
+    h = staticmethod(torch.neg)
 
 
-class ReflectedLse(_OfMargin):
+class ReflectedLse(MarginLoss):
     """l_-(f_y - log sum_j e^(f_j)) over the wrong classes, which is log(1 - p_y)."""
 
     margin = staticmethod(margin_of_sum)
 
 
-class ReflectedGreedy(_OfMargin):
+class ReflectedGreedy(MarginLoss):
     """l_-(f_y - max f_j): the most likely wrong class, and no other (thesis, section 6.5.3)."""
 
 
-class Reflected(_OfMargin):
+class Reflected(MarginLoss):
     """l_-(f_y - max f_j), then l_-(f_y - f_j) for the nearest classes j in turn.
 
     The most likely wrong class need not be the nearest. Points that the greedy choice has not
@@ -164,7 +175,7 @@ class Reflected(_OfMargin):
 
 
 @dataclass(frozen=True)
-class ReflectedAll(_OfMargin):
+class ReflectedAll(MarginLoss):
     """l_-(f_y - f_j) in a run of its own for each wrong class j: what greedy can miss.
 
     With `top` only that many classes are tried, nearest first by linearized distance, out of the
@@ -190,14 +201,14 @@ class Deviation(Loss):
 
 
 @dataclass(frozen=True)
-class _Own(Loss):
-    """A function (logits, y) -> (points,) of the user's."""
+class CustomLoss(Loss):
+    """A user's function (logits, y) -> (points,)."""
 
-    function: Objective | Callable[[Tensor, Tensor], Tensor]
+    function: Callable[[Tensor, Tensor], Tensor]
 
     def away(self, logits: Tensor, y: Tensor) -> Tensor:
         """Return the function's value, which must be one for each point."""
-        value: Tensor = self.function(logits, y)  # type: ignore[call-arg]
+        value = self.function(logits, y)
         if value.shape != (len(logits),):
             raise InputError(
                 f"loss must return one number for each of the {len(logits)} points, got shape "
@@ -207,30 +218,137 @@ class _Own(Loss):
 
 
 LOSSES: dict[str, Loss] = {
-    "cross_entropy": CrossEntropy(), "dlr": Dlr(), "margin": Margin(), "reflected": Reflected(),
-    "reflected_all": ReflectedAll(), "reflected_greedy": ReflectedGreedy(),
+    "cross_entropy": CrossEntropy(),
+    "dlr": Dlr(),
+    "margin": Margin(),
+    "reflected": Reflected(),
+    "reflected_all": ReflectedAll(),
+    "reflected_greedy": ReflectedGreedy(),
     "reflected_lse": ReflectedLse(),
-}  # fmt: skip
+}
 DEVIATION = Deviation()
 
 
-def find_loss(loss: Any, *, raw: bool = False) -> Loss:
+def find_loss(loss: Any, *, regression: bool = False) -> Loss:
     """Return the loss of this name, the loss itself, or a function (logits, y) as a loss.
 
-    Outputs that are numbers (`raw`) have one loss only, besides the user's own.
+    Regression has one named loss only, the squared deviation.
     """
     if isinstance(loss, str):
         found = LOSSES[choice("loss", loss, tuple(LOSSES))]
-        return DEVIATION if raw else found
+        return DEVIATION if regression else found
     if isinstance(loss, Loss):
         return loss
     if callable(loss) and not isinstance(loss, type):
-        return _Own(loss)
+        return CustomLoss(loss)
     raise InputTypeError(f"loss must be a name, a Loss or a function, got {type(loss).__name__}")
 
 
 def objective_of(loss: Loss, *, targeted: bool) -> Objective:
-    """Return what is ascended: the loss toward the class aimed at, or away from the own."""
+    """Return what is ascended: the loss toward the target class, or away from the true one."""
     if targeted:
-        return lambda logits, y, aim: loss.toward(logits, aim)
-    return lambda logits, y, aim: loss.away(logits, y)
+        return lambda logits, y, target: loss.toward(logits, target)
+    return lambda logits, y, target: loss.away(logits, y)
+
+
+class Criterion(ABC):
+    """Decides from logits (points, classes) and true classes (points,) which points are fooled."""
+
+    regression: ClassVar[bool] = False  # whether outputs are numbers and not logits of classes
+
+    def truth(self, y: Any, x: Tensor, count: int) -> Tensor:
+        """Return the true class of each point among `count`, checked."""
+        return classes(y, x, count)
+
+    def targets(self, y: Tensor, classes: int) -> Tensor | None:
+        """Return the class to reach for each point, or None if any wrong one will do."""
+        return None
+
+    @abstractmethod
+    def met(self, logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
+        """Return which points are fooled, (points,)."""
+
+
+@dataclass(frozen=True)
+class Misclassified(Criterion):
+    """The predicted class is not the true one."""
+
+    def met(self, logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
+        """Return argmax f != y."""
+        return logits.argmax(1) != y
+
+
+@dataclass(frozen=True, eq=False)
+class Targeted(Criterion):
+    """The predicted class is the target: one class for all points, or one for each."""
+
+    target: Any
+    __eq__ = Result.__eq__  # by value, arrays included
+
+    def __hash__(self) -> int:
+        return hash(type(self))
+
+    def targets(self, y: Tensor, classes: int) -> Tensor:
+        """Return the target of each point."""
+        target = class_numbers("target", self.target).to(y.device)
+        if target.ndim == 0:
+            target = target.expand_as(y)
+        if target.shape != y.shape:
+            raise InputError(
+                f"target must be one class or {len(y)} (one per point), got shape "
+                f"{tuple(target.shape)}"
+            )
+        if bool(((target < 0) | (target >= classes)).any()):
+            raise InputError(
+                f"target must lie in 0..{classes - 1}, got values between {int(target.min())} "
+                f"and {int(target.max())}"
+            )
+        return target
+
+    def met(self, logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
+        """Return argmax f == target."""
+        return logits.argmax(1) == target
+
+
+@dataclass(frozen=True)
+class Effective(Criterion):
+    """A wrong class leads by at least beta (thesis, Definition 7: y f(x) <= -beta).
+
+    The thesis measures f with its hidden weights scaled to Frobenius norm 1; give beta times that
+    norm for weights as they are.
+    """
+
+    beta: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "beta", number("beta", self.beta))
+
+    def met(self, logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
+        """Return f_y - max f_j <= -beta."""
+        return margin_of_best(logits, y) <= -self.beta
+
+
+@dataclass(frozen=True)
+class Deviates(Criterion):
+    """For regression: some output is off from y (points, outputs) by more than `by`."""
+
+    by: float
+    regression: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "by", number("by", self.by))
+
+    def truth(self, y: Any, x: Tensor, count: int) -> Tensor:
+        """Return the true numbers, (points, outputs)."""
+        given = tensor("y", y).to(x)
+        given = given[:, None] if given.ndim == 1 else given
+        if given.shape != (len(x), count):
+            raise InputError(
+                f"y must hold {count} number(s) for each of the {len(x)} points, got shape "
+                f"{tuple(given.shape)}"
+            )
+        return given
+
+    def met(self, logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
+        """Return max_k |f_k - y_k| > by."""
+        return (logits - y).abs().amax(1) > self.by

@@ -17,7 +17,7 @@ from overt._check import InputError, doubles, matrix, number
 from overt._progress import meter
 from overt._types import Bools, Floats
 from overt.results import Result, Status
-from overt.robust.attacks.inputs import classes
+from overt.robust.models import classes
 from overt.robust.threats import Threat, check_threat, tensor
 
 ROUNDING = 1e-9
@@ -114,7 +114,7 @@ def two_layer(
     level
         Lead of a wrong class that counts as success: beta for beta-effective attacks.
     """
-    from overt.robust.certificates.milp import Network, best_lead
+    from overt.robust.certify.milp import Network, best_lead
 
     W, X = (doubles(name, a, ndim=2) for name, a in (("hidden", hidden), ("x", x)))
     A = matrix("top", np.atleast_2d(doubles("top", top)))
@@ -127,7 +127,7 @@ def two_layer(
     A, c = _two_classes(A, _bias("top_bias", top_bias, len(A)))
     inputs = tensor("x", X)
     y = classes(y, inputs, len(A)).numpy()
-    net = Network((W, A), (_bias("hidden_bias", hidden_bias, len(W)), c), (slope,))
+    net = Network.chain((W, A), (_bias("hidden_bias", hidden_bias, len(W)), c), (slope,))
     lead, bound, moved = np.full(len(X), -np.inf), np.full(len(X), np.inf), X.copy()
     if check_threat(threat).order == 0:
         raise InputError("threat must be L1, L2 or Linf for two layers, got L0")

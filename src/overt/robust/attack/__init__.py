@@ -1,0 +1,1 @@
+"""Attacks: searches for perturbations that change a model's predictions."""

@@ -1,0 +1,628 @@
+"""Attacks: a final call that checks, batches, restarts and reports, around one inner `run`."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any, Protocol, Self, Unpack, final
+
+import torch
+from torch import Tensor
+
+from overt._check import InputError, InputTypeError, instance, whole
+from overt._progress import meter
+from overt.results import Status
+from overt.robust.attack.results import AttackResult, Stage, report
+from overt.robust.losses import (
+    Criterion,
+    Loss,
+    Misclassified,
+    Objective,
+    Plan,
+    find_loss,
+    objective_of,
+    reflected_pair,
+)
+from overt.robust.models import (
+    BATCH_SIZE,
+    Model,
+    ModelAdapter,
+    ModelOptions,
+    evaluation_mode,
+    examples,
+    floating,
+    mode_changes_outputs,
+)
+from overt.robust.threats import Region, Threat, check_threat
+
+Draw = Callable[[], Tensor]
+"""Draws random allowed perturbations of the points of a batch."""
+
+MIN_SLOPE = 1e-30
+"""Steepness below which a class is too far away to tell how far."""
+
+SCORING_SAMPLES = 100
+"""Fresh samples of a random model over which success is scored."""
+
+RECHECK_SAMPLES, MIN_RATE = 20, 0.9
+"""Samples that decide whether a fooled point of a random model may leave, and the share needed.
+
+A point that leaves with its first lucky sample is fooled in little more than half of all samples.
+"""
+
+
+class GradientSource(Protocol):
+    """Whose gradients are followed instead of the model's own."""
+
+    @property
+    def evaluations(self) -> int:
+        """Gradients of the source per gradient returned."""
+        ...
+
+    def gradient(self, moved: Tensor, batch: Batch) -> Tensor:
+        """Return the gradient of the batch's objective at the moved points."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Points that go through the model together, and their allowed perturbations."""
+
+    adapter: ModelAdapter
+    rows: Tensor
+    y: Tensor
+    target: Tensor
+    region: Region
+    objective: Objective
+    criterion: Criterion
+    source: GradientSource | None = None
+
+    def evaluate(self, moved: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the objective at the moved points and which of them are fooled."""
+        with torch.no_grad():
+            logits = self.adapter.logits(moved, self.rows)
+            return self._judge(logits, self.objective(logits, self.y, self.target))
+
+    def differentiate(self, moved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the objective at the moved points, which of them are fooled, the gradient."""
+        if self.source is not None:
+            value, fooled = self.evaluate(moved)
+            return value, fooled, self.source.gradient(moved, self)
+        logits, value, gradient = self.value_and_gradient(moved)
+        value, fooled = self._judge(logits.detach(), value.detach())
+        return value, fooled, gradient
+
+    def value_and_gradient(self, moved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return logits, objective and gradient without judging success."""
+        moved = moved.detach().requires_grad_()
+        with torch.enable_grad():
+            logits = self.adapter.logits(moved, self.rows)
+            value = self.objective(logits, self.y, self.target)
+            return logits, value, slope(value, moved)
+
+    @property
+    def gradient_cost(self) -> int:
+        """Gradients of the model, or of the source, behind one gradient of a point."""
+        evaluations = 1 if self.source is None else self.source.evaluations
+        return evaluations * self.adapter.samples
+
+    def take(self, rows: Tensor) -> Batch:
+        """Return some of the points."""
+        return replace(
+            self,
+            rows=self.rows[rows],
+            y=self.y[rows],
+            target=self.target[rows],
+            region=self.region.take(rows),
+        )
+
+    def _judge(self, logits: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the value, NaN where logits are not finite, and who is fooled by finite ones."""
+        broken = ~torch.isfinite(logits).all(1)
+        fooled = self.criterion.met(logits, self.y, self.target)
+        return value.masked_fill(broken, torch.nan), fooled & ~broken
+
+
+@dataclass(eq=False)
+class BestIterates:
+    """The best perturbation of each point so far, its objective and success, and the cost.
+
+    `flat` points had no gradient where they started, `broken` ones met NaN or infinity.
+    """
+
+    delta: Tensor
+    value: Tensor
+    fooled: Tensor
+    flat: Tensor
+    broken: Tensor
+    gradients: int = 0
+    queries: int = 0
+
+    @classmethod
+    def start(cls, delta: Tensor) -> BestIterates:
+        """Return the state before the first evaluation."""
+        lowest = torch.full((len(delta),), -torch.inf, dtype=delta.dtype, device=delta.device)
+        none = torch.zeros(len(delta), dtype=torch.bool, device=delta.device)
+        return cls(delta.clone(), lowest, none, none.clone(), none.clone())
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> BestIterates:
+        """Return the same with all tensors changed in one way."""
+        names = ("delta", "value", "fooled", "flat", "broken")
+        return replace(self, **{name: change(getattr(self, name)) for name in names})
+
+    def enter(self, delta: Tensor, value: Tensor, fooled: Tensor, live: Tensor) -> Tensor:
+        """Compare iterates with the best so far, success first; return where they are better."""
+        better = torch.where(fooled == self.fooled, value > self.value, fooled) & live
+        self.value = torch.where(better, value, self.value)
+        self.fooled = self.fooled | (fooled & live)
+        self.broken = self.broken | (value.isnan() & live)
+        replace_rows(self.delta, delta, better)
+        return better
+
+    def merge(self, rows: Tensor, other: BestIterates, *, by_value: bool = False) -> None:
+        """Take over what is better at some of the points: success first, unless `by_value`."""
+        higher = other.value > self.value[rows]
+        better = torch.where(other.fooled == self.fooled[rows], higher, other.fooled)
+        chosen = rows[higher if by_value else better]
+        improved = higher if by_value else better
+        self.delta[chosen] = other.delta[improved]
+        self.value[chosen] = other.value[improved]
+        self.fooled[rows] |= other.fooled
+        self.flat[rows] |= other.flat
+        self.broken[rows] |= other.broken
+        self.gradients += other.gradients
+        self.queries += other.queries
+
+
+def replace_rows(old: Tensor, new: Tensor, rows: Tensor) -> None:
+    """Put some rows of `new`, which is finite, in the place of the old.
+
+    Interpolation is exact for the weights 0 and 1, and several times faster than torch.where.
+    """
+    old.lerp_(new, rows[:, None].to(old.dtype))
+
+
+def slope(value: Tensor, x: Tensor, *, retain: bool = False) -> Tensor:
+    """Return the gradient of each point's value, zero if it does not depend on x at all."""
+    if not value.requires_grad:
+        return torch.zeros_like(x)
+    (gradient,) = torch.autograd.grad(value.sum(), x, retain_graph=retain, allow_unused=True)
+    return torch.zeros_like(x) if gradient is None else gradient
+
+
+class AttackState:
+    """The best perturbation of every point so far; a context in which the model is evaluated.
+
+    `loss` is what perturbations are compared by.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        x: Any,
+        y: Any,
+        threat: Any,
+        *,
+        criterion: Criterion,
+        loss: Loss | None = None,
+        batch_size: int = BATCH_SIZE,
+        options: Any,
+    ) -> None:
+        instance("criterion", criterion, Criterion, "a Criterion")
+        x, y, threat = examples(x, y, threat)
+        if y is None:
+            raise InputTypeError("y must hold the classes of x, got None")
+        self.options = options
+        self.criterion = criterion
+        self.batch_size = whole("batch_size", batch_size)
+        self.adapter = ModelAdapter(model, x, options, regression=criterion.regression)
+        self.x = self.adapter.x
+        self.loss = loss or find_loss("reflected_greedy", regression=criterion.regression)
+        self.status = Status.FINISHED
+        self.stages: list[Stage] = []
+        self._contexts = ExitStack()
+        self._several_losses = False
+        self.threat = check_threat(threat)
+        self.set_radius(self.threat.radius)
+        modes_change = any(mode_changes_outputs(part) for part in self.adapter.models)
+        with self:
+            self._first_evaluation(y, modes_change)
+
+    def _first_evaluation(self, y: Any, modes_change: bool) -> None:
+        adapter = self.adapter
+        clean = adapter.clean_logits(self.batch_size, y)
+        self.y = self.criterion.truth(y, self.x, clean.shape[1])
+        differs = adapter.find_randomness()
+        self.random = bool(differs.any())
+        if self.random and adapter.samples > 1:
+            clean = adapter.all_logits(self.x, self.batch_size)
+        self.clean = clean
+        target = self.criterion.targets(self.y, clean.shape[1])
+        self.targeted = target is not None
+        self.target = self.y if target is None else target
+        self._objective = objective_of(self.loss, targeted=self.targeted)
+        self.best = BestIterates.start(torch.zeros_like(self.x).flatten(1))
+        self.best.value = self._objective(clean, self.y, self.target)
+        self.best.fooled = self.criterion.met(clean, self.y, self.target)
+        everyone = torch.ones_like(self.best.fooled)
+        self.flags = {
+            "random": differs & adapter.chooses_samples,
+            "probabilities": everyone & adapter.looks_like_probabilities(clean, self.y),
+            "labels": everyone & adapter.hard_labels,
+            "modes": everyone & modes_change,
+        }
+
+    def __enter__(self) -> Self:
+        self._contexts.enter_context(torch.inference_mode(False))
+        self._contexts.enter_context(evaluation_mode(*self.adapter.models))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._contexts.close()
+
+    def set_radius(self, radius: float) -> None:
+        """Attack the same points with another radius from now on."""
+        self.threat = self.threat.with_radius(radius)
+        self._limits = self.threat.input_bounds(self.x)
+        self.region = Region.of(self.threat, self.x, self._limits, self.adapter.storage)
+
+    @property
+    def left(self) -> Tensor:
+        """The points that are not fooled."""
+        return (~self.best.fooled).nonzero().squeeze(1)
+
+    @property
+    def progress(self) -> str:
+        """The robust accuracy so far, for a progress bar."""
+        return f"robust {1 - float(self.best.fooled.double().mean()):.3f}"
+
+    def flag(self, name: str, points: Tensor) -> None:
+        """Add points (a mask over all) to those with a warning flag."""
+        self.flags[name] = self.flags.get(name, torch.zeros_like(points)) | points
+
+    def batch(self, rows: Tensor, **changes: Any) -> Batch:
+        """Return some points, ready to be attacked by the state's own loss."""
+        device = self.adapter.device
+        region = self.region.take(rows).to(device)
+        y = self.y[rows].to(device)
+        target = self.target[rows].to(device)
+        given = {"objective": self._objective, "target": target} | changes
+        return Batch(self.adapter, rows, y=y, region=region, criterion=self.criterion, **given)
+
+    def run(
+        self,
+        attack: Attack,
+        *,
+        start: Any = None,
+        source: GradientSource | None = None,
+        name: str = "",
+    ) -> None:
+        """Run an attack on the points left; an interruption keeps what was found."""
+        if self.threat.radius == 0 or self.status is Status.INTERRUPTED:
+            return
+        run = _AttackRun(self, attack, self._start(start), source)
+        self._several_losses = self._several_losses or run.loss is not self.loss
+        rows = torch.arange(len(self.x), device=self.x.device).split(self.batch_size)
+        parts = [left for part in rows if len(left := run.left(part))]
+        best = self.best
+        flat, gradients, queries = best.flat.clone(), best.gradients, best.queries
+        found = int(best.fooled.sum())
+        best.flat &= best.fooled
+        try:
+            with meter("attack", sum(map(len, parts)), show=len(rows) > 1) as bar:
+                for part in parts:
+                    run(part)
+                    bar.advance(len(part), self.progress)
+                if self.random:
+                    self._recheck()
+        except KeyboardInterrupt:
+            self.status = Status.INTERRUPTED
+        # The last attack that followed the model's own gradients says where there are none.
+        if source is not None or best.gradients == gradients:
+            best.flat = flat
+        self.record(name or type(attack).__name__, found, gradients, queries)
+
+    def flag_saturation(self, attack: Attack) -> None:
+        """Flag where the loss of an attack that runs alone is blind; an ensemble has others."""
+        if not self.targeted and not self.criterion.regression and self.threat.radius > 0:
+            self.flag("saturated", find_loss(attack.loss).saturated(self.clean, self.y))
+
+    def record(self, name: str, found: int, gradients: int, queries: int) -> None:
+        """Add a stage to the table: what it found and cost since these counts."""
+        best = self.best
+        new = int(best.fooled.sum()) - found
+        self.stages.append(Stage(name, new, best.gradients - gradients, best.queries - queries))
+
+    def _start(self, start: Any) -> Tensor | None:
+        """Return the perturbations to start from, or None."""
+        if start is None:
+            return None
+        start = floating("start", start).to(self.x)
+        if start.shape != self.x.shape:
+            raise InputError(
+                f"start must be shaped like x, {tuple(self.x.shape)}, got {tuple(start.shape)}"
+            )
+        return start
+
+    def _recheck(self) -> None:
+        """Keep attacking points of a random model that are not fooled nearly always."""
+        fooled = self.best.fooled.nonzero().squeeze(1)
+        if not len(fooled):
+            return
+        rate = self.success_rate(self.stored(), RECHECK_SAMPLES)[1]
+        self.best.queries += RECHECK_SAMPLES * len(self.x)
+        self.best.fooled &= rate >= MIN_RATE
+
+    def rivals(self, rows: Tensor, measured: int) -> Tensor:
+        """Return the likeliest wrong classes of points by linearized distance, nearest first.
+
+        The distance to class j is (f_y - f_j) / |grad (f_y - f_j)|, in the dual norm.
+        """
+        batch = self.batch(rows)
+        x, y = batch.region.x, batch.y
+        others = self.clean[rows].to(y.device).scatter(1, y[:, None], -math.inf)
+        likely = others.argsort(1, descending=True)[:, :measured]
+        distance = torch.empty_like(likely, dtype=x.dtype)
+        with torch.enable_grad():
+            x = x.clone().requires_grad_()
+            f = self.adapter.logits(x, rows)
+            own = f.gather(1, y[:, None])
+            for k in range(likely.shape[1]):
+                margin = (own - f.gather(1, likely[:, k : k + 1])).squeeze(1)
+                steepness = self.threat.dual(slope(margin, x, retain=True)).clamp(min=MIN_SLOPE)
+                distance[:, k] = margin.detach() / steepness
+        self.best.gradients += likely.numel() * self.adapter.samples
+        order = distance.nan_to_num_(nan=math.inf).argsort(1)
+        return likely.gather(1, order).to(self.x.device)
+
+    def stored(self) -> Tensor:
+        """Return the perturbed inputs as stored, inside the threat in exact arithmetic."""
+        return self.region.store_exactly(self.best.delta).view_as(self.x)
+
+    def success_rate(self, x: Tensor, samples: int | None = None) -> tuple[Tensor, Tensor]:
+        """Return logits at x and the rate of success, over fresh samples of a random model."""
+        total = samples or (SCORING_SAMPLES if self.random else 1)
+        averaged, self.adapter.samples = self.adapter.samples, 1
+        hits = torch.zeros_like(self.best.value)
+        try:
+            for _ in range(total):
+                after = self.adapter.all_logits(x, self.batch_size)
+                finite = torch.isfinite(after).all(1)
+                hits += self.criterion.met(after, self.y, self.target) & finite
+        finally:
+            self.adapter.samples = averaged
+        return after, hits / total
+
+    def result(self, *, warn: bool) -> AttackResult:
+        """Return the perturbed inputs, with success and loss recomputed there."""
+        best = self.best
+        x = self.stored()
+        after, rate = self.success_rate(x)
+        success = rate > 0.5
+        self.add_doubts(success)
+        return AttackResult(
+            x=x,
+            success=success,
+            rate=rate,
+            loss=self._objective(after, self.y, self.target),
+            gradients=best.gradients,
+            queries=best.queries,
+            flat=best.flat,
+            broken=best.broken,
+            stages=tuple(self.stages),
+            warnings=report(self.flags, warn=warn),
+            status=self.status,
+        )
+
+    def add_doubts(self, success: Tensor) -> None:
+        """Flag what cannot be trusted, given which points are certainly fooled."""
+        best = self.best
+        random = torch.full_like(success, self.random)
+        spacing = torch.finfo(self.adapter.storage).eps * self.x.flatten(1).abs().amax(1)
+        positive = self.threat.radius > 0 and self.threat.order > 0
+        coarse = (spacing / 2 > self.threat.radius) & positive
+        explained = random | best.broken | coarse | self.flags["probabilities"]
+        explained = explained | self.flags.get("saturated", random) | self.flags["labels"]
+        # The best iterate is the input itself where no step raised the loss, which means nothing
+        # where a step of the whole radius drowns in rounding.
+        same = (best.delta == 0).all(1) & (self.threat.radius > 100 * spacing)
+        masked = self.flags.get("masked", explained)
+        self.flag("flat", best.flat & ~explained & ~(success & self._several_losses))
+        self.flag("broken", best.broken & ~success)
+        self.flag("stuck", same & ~(explained | success | best.flat | masked))
+        self.flag("coarse", coarse & ~success)
+        self.flag("lost", best.fooled & ~success & ~random)
+
+
+class _AttackRun:
+    """One attack on the points of a state that are not fooled yet."""
+
+    def __init__(
+        self, state: AttackState, attack: Attack, start: Tensor | None, source: Any
+    ) -> None:
+        self._state = state
+        self._attack = attack
+        self._start = start
+        self._source = source
+        self.loss = find_loss(attack.loss, regression=state.criterion.regression)
+        self._objective = objective_of(self.loss, targeted=state.targeted)
+        # Where the largest loss counts and not success, a loss that has steps of its own gets all
+        # of them.
+        plan = self.loss.plan(attack.length, state.clean.shape[1])
+        early = attack.early_exit and not state.random
+        split = not state.targeted and (early or plan.steps == 0)
+        self._plan = plan if split else Plan(attack.length)
+
+    def __call__(self, rows: Tensor) -> None:
+        """Attack a batch, against its nearest rivals in turn if the loss says so."""
+        plan = self._plan
+        nearest = None
+        for restart in range(self._attack.restarts):
+            if plan.steps:
+                self._run(self.left(rows), None, plan.steps, restart)
+            for rank in range(plan.rivals):
+                left = self.left(rows)
+                if nearest is None and len(left):
+                    nearest = torch.zeros(len(self._state.x), plan.rivals).to(self._state.y)
+                    measured = self._state.rivals(left, plan.measured)
+                    nearest[left] = measured[:, : plan.rivals]
+                if nearest is not None:
+                    self._run(left, nearest[left, rank], plan.each, restart)
+
+    def left(self, rows: Tensor) -> Tensor:
+        """Return those of the rows that are to be attacked."""
+        return rows[~self._state.best.fooled[rows]] if self._attack.early_exit else rows
+
+    def _run(self, rows: Tensor, rival: Tensor | None, steps: int, restart: int) -> None:
+        if len(rows) == 0:
+            return
+        state, attack = self._state, self._attack
+        own = state.batch(rows)
+        region = own.region
+        batch = replace(own, objective=self._objective, source=self._source)
+        if rival is not None:
+            batch = replace(batch, objective=reflected_pair, target=rival.to(own.y.device))
+
+        def draw() -> Tensor:
+            return region.draw((attack.seed or 0) + restart, extreme=restart % 2 == 1)
+
+        if restart == 0 and self._start is not None:
+            start = self._start[rows].to(region.x.device).flatten(1)
+            delta = region.project(start - region.x)
+        elif restart > 0 or attack.random_start:
+            delta = draw()
+        else:
+            delta = torch.zeros_like(region.x)
+        found = attack.run(batch, delta, steps, draw)
+        if rival is not None or self.loss is not state.loss:  # compare by the common loss
+            found.value = own.evaluate(region.perturbed(found.delta))[0].nan_to_num_(-math.inf)
+            found.queries += len(rows)
+        home = state.x.device
+        moved = found.each(lambda part: part.to(home))
+        state.best.merge(rows, moved, by_value=state.random)
+
+
+@dataclass(frozen=True)
+class Attack(ABC):
+    """A search for perturbations that change a model's predictions.
+
+    Parameters
+    ----------
+    threat
+        What is allowed: L0, L1, L2 or Linf with a radius and, if wanted, bounds.
+    loss
+        What is ascended: "cross_entropy", "dlr", "margin", "reflected" (against the most likely
+        wrong class, then the nearest ones in turn), "reflected_greedy" (the most likely only),
+        "reflected_all" (each wrong class in a run of its own), "reflected_lse", or a function
+        (logits, y) -> (points,).
+    criterion
+        When a point counts as fooled; by default when it is misclassified.
+    restarts
+        Number of runs. Those after the first start at random, alternating between extreme points
+        of the ball and its inside, on the points not fooled yet.
+    random_start
+        Whether the first run starts at random, too, instead of at the inputs.
+    early_exit
+        Whether fooled points leave at once. Without it every point gets all steps ("reflected" is
+        greedy then), and the iterate of the largest loss among those that fool the model is
+        returned.
+    batch_size
+        Points that go through the model together. The result does not depend on it.
+    seed
+        Seed for random starts. Starts depend on the seed and on the input's values, not on its
+        position in the batch. None draws a new seed from torch's generator on every call.
+    """
+
+    threat: Threat
+    _: KW_ONLY
+    loss: str | Loss | Any = "reflected"
+    criterion: Criterion = Misclassified()  # noqa: RUF009  (immutable)
+    restarts: int = 1
+    random_start: bool | None = False
+    early_exit: bool = True
+    batch_size: int = BATCH_SIZE
+    seed: int | None = 0
+
+    def __post_init__(self) -> None:
+        check_threat(self.threat)
+        if not isinstance(self.criterion, Criterion):
+            raise InputTypeError(
+                "criterion must be Misclassified(), Targeted(class), Effective(beta) or "
+                f"Deviates(by), got {self.criterion!r}"
+            )
+        find_loss(self.loss)
+        whole("restarts", self.restarts)
+        object.__setattr__(self, "batch_size", whole("batch_size", self.batch_size))
+        if self.seed is not None:
+            whole("seed", self.seed, minimum=0)
+
+    @property
+    @abstractmethod
+    def length(self) -> int:
+        """Number of gradients, or of queries, of a run."""
+
+    @abstractmethod
+    def run(self, batch: Batch, start: Tensor, steps: int, escape: Draw) -> BestIterates:
+        """Attack one batch with `steps` steps from `start`; `escape` draws other starts."""
+
+    def perturb(self, batch: Batch, start: Tensor, draw: Draw) -> Tensor:
+        """Return the perturbations that adversarial training uses: what a whole run finds."""
+        return self.run(batch, start, self.length, draw).delta
+
+    @final
+    def __call__(
+        self,
+        model: Model,
+        x: Any,
+        y: Any = None,
+        *,
+        start: Any = None,
+        warn: bool = True,
+        **options: Unpack[ModelOptions],
+    ) -> AttackResult:
+        """Attack `model` at the inputs x (points, ...) with true classes y (points,).
+
+        Parameters
+        ----------
+        model
+            A torch module or any function from inputs to logits: (points, classes), or one logit
+            for two classes, (points, 1) or (points,), positive for class 1. A list of models
+            counts as one with the mean of their logits. A module in training mode is evaluated in
+            evaluation mode; modules inside one in evaluation mode keep their modes.
+        x, y
+            Tensors or arrays; y holds class numbers, or -1 and 1 for two classes. x may be a tuple
+            or a dict of a model's inputs, the first of which is perturbed, or, without y, a
+            DataLoader.
+        start
+            Perturbed inputs to start from, shaped like x.
+        warn
+            Whether to warn of gradients that cannot be trusted.
+        output
+            Function from what the model returns to its logits, such as `lambda o: o.logits`.
+        outputs
+            "logits", or "probabilities" for a model that ends in a softmax or a sigmoid.
+        mean, std
+            The model is given (x - mean) / std: numbers, or one for each channel. Radius and
+            bounds are in the units of x.
+        samples
+            Samples of a random model that logits, and with them gradients, are averaged over. By
+            default 8 where two evaluations of the model differ, and 1 otherwise.
+        """
+        state = AttackState(
+            model,
+            x,
+            y,
+            self.threat,
+            criterion=self.criterion,
+            loss=find_loss(self.loss, regression=self.criterion.regression),
+            batch_size=self.batch_size,
+            options=options,
+        )
+        seed = int(torch.randint(1 << 31, ())) if self.seed is None else self.seed
+        with state:
+            state.flag_saturation(self)
+            state.run(replace(self, seed=seed), start=start)
+            return state.result(warn=warn)

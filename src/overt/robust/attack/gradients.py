@@ -1,0 +1,228 @@
+"""Do gradients tell the truth? And whose gradients to follow where they do not."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
+
+from overt._check import InputError
+from overt.robust.attack.base import AttackState, Batch, slope
+from overt.robust.keyed_random import keys_of, normal
+from overt.robust.losses import find_loss, objective_of
+from overt.robust.models import ModelAdapter
+
+
+@dataclass(frozen=True)
+class GradientTestConfig:
+    """Tuned so that rippled inputs are noticed and no network without a mask is suspected.
+
+    At each of 7 ripples v + a sin(f v) of an MNIST network, a from .02 to .05 and f from 100 to
+    500, at least 59 % of the points break their promise at a radius of .06. At 34 pairs of a
+    network without a mask and a threat at most 2 % do.
+    """
+
+    step_lengths: tuple[float, ...] = (0.01, 0.1, 1.0)  # in radii
+    min_kept: float = 0.4  # share of its promise that a step must gain
+    min_kept_toward: float = 0.2  # the same toward a target, where the best other class may change
+    max_doubtful: float = 0.1  # share of the points from which no gradient is believed
+    rounding: float = 64  # machine epsilons of the largest logit that a loss may be off by
+
+
+@dataclass(frozen=True, eq=False)
+class GradientTest:
+    """How far gradients keep what they promise, at the points that are left."""
+
+    step_lengths: tuple[float, ...]  # in radii
+    kept: tuple[float, ...]  # share of the points whose loss rises as promised, per step length
+    zero: float  # share of the points without any gradient
+    doubtful: Tensor  # which of all points break a promise, (points,)
+    trustworthy: bool
+
+
+def test_gradients(state: AttackState, config: GradientTestConfig) -> GradientTest:
+    """Step along the gradient and compare the gain with what the gradient promised.
+
+    Several lengths are tried because a masking layer may ripple at one scale only: a sine of
+    period 1/300 is honest at 1/1000 of the radius and useless at a tenth of it. The loss is the
+    margin, which is nearly linear. Costs a gradient and three queries a point.
+    """
+    left = state.left
+    doubtful = torch.zeros_like(state.best.fooled)
+    flat = state.best.flat.clone()
+    broken = torch.zeros(len(config.step_lengths))
+    margin = find_loss("margin", regression=state.criterion.regression)
+    objective = objective_of(margin, targeted=state.targeted)
+    min_kept = config.min_kept_toward if state.targeted else config.min_kept
+    for rows in left.split(state.batch_size):
+        batch = state.batch(rows, objective=objective)
+        value, _, gradient = batch.differentiate(batch.region.x.clone())
+        rounding = _rounding(state, rows, gradient, config)
+        for k, length in enumerate(config.step_lengths):
+            breaks = _breaks_promise(batch, value, gradient, length, rounding, min_kept)
+            broken[k] += breaks.sum().cpu()
+            doubtful[rows] |= breaks.to(doubtful.device)
+        flat[rows] = (~(gradient.abs().amax(1) > 0)).to(flat.device)
+        cost = state.adapter.samples * len(rows)
+        state.best.gradients += cost
+        state.best.queries += len(config.step_lengths) * cost
+    kept = tuple((1 - broken / len(left)).tolist())
+    zero = float(flat[left].double().mean())
+    doubt = float((doubtful | flat)[left].double().mean())
+    trustworthy = doubt <= config.max_doubtful
+    return GradientTest(config.step_lengths, kept, zero, doubtful & ~flat, trustworthy)
+
+
+def _breaks_promise(
+    batch: Batch,
+    value: Tensor,
+    gradient: Tensor,
+    length: float,
+    rounding: Tensor,
+    min_kept: float,
+) -> Tensor:
+    """Return which points gain less than a fair share of what a step of this length promises."""
+    threat = batch.region.threat
+    smallest = 0.0 if threat.order else 1.0  # a step in L0 changes at least one coordinate
+    region = batch.region.with_radius(max(length * threat.radius, smallest))
+    delta = torch.zeros_like(region.x)
+    moved = region.x.clone()
+    region.steepest_step(delta, gradient.clone(), region.threat.radius, moved)
+    promised = (gradient.double() * (moved - region.x).double()).sum(1)
+    gained = batch.evaluate(moved)[0].double() - value.double()
+    # A model that returns no number there has a warning of its own.
+    known = gained.isfinite() & (promised > rounding)
+    return known & ~(gained > min_kept * promised)
+
+
+def _rounding(
+    state: AttackState, rows: Tensor, gradient: Tensor, config: GradientTestConfig
+) -> Tensor:
+    """Return by how much rounding in the model's number format may change the loss, (points,)."""
+    x = state.x[rows].flatten(1).to(gradient.device)
+    inputs = (gradient.abs().double() * x.abs().double()).sum(1)
+    logits = state.clean[rows].abs().amax(1).double().to(gradient.device)
+    return state.adapter.precision * (config.rounding * logits + inputs)
+
+
+@dataclass(frozen=True, eq=False)
+class OtherGradients:
+    """Gradients of another model, or of the model itself made smooth.
+
+    They are averaged over `evaluations` normal perturbations of size `sigma` and, if `straight`,
+    rounding and detaching pass gradients on unchanged.
+    """
+
+    adapter: ModelAdapter
+    sigma: float = 0.0
+    evaluations: int = 1
+    straight: bool = False
+
+    def gradient(self, moved: Tensor, batch: Batch) -> Tensor:
+        """Return the gradient of the batch's objective at the moved points."""
+        total = torch.zeros_like(moved)
+        for k in range(self.evaluations):
+            there = moved
+            if self.sigma > 0:
+                there = moved + self.sigma * normal(keys_of(moved, k), moved.shape[1], moved)
+            there = there.detach().requires_grad_()
+            with torch.enable_grad(), StraightThrough() if self.straight else nullcontext() as mode:
+                logits = self.adapter.logits(there, batch.rows)
+            with torch.enable_grad():
+                if mode is not None:
+                    mode.pass_through_functions(logits)
+                value = batch.objective(logits, batch.y, batch.target)
+                total += slope(value, there).nan_to_num_(0, 0, 0)
+        return total
+
+
+class StraightThrough(TorchFunctionMode):  # type: ignore[misc]
+    """Give operations that hide a gradient that of the identity; `seen` says if there are any.
+
+    These are rounding (conversions to whole numbers keep their values and become numbers with a
+    fraction), detaching, hooks on gradients, and operations with a backward pass of their own, as
+    far as inputs are shaped like outputs.
+    """
+
+    ROUNDING: ClassVar[frozenset[Any]] = frozenset(
+        getattr(place, name)
+        for name in ("round", "floor", "ceil", "trunc", "fix", "sign", "int", "long", "byte")
+        for place in (torch, Tensor)
+        if callable(getattr(place, name, None)) and not isinstance(getattr(place, name), type)
+    )
+    DETACHING: ClassVar[frozenset[Any]] = frozenset(
+        {torch.detach, Tensor.detach, Tensor.data.__get__}
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        x = args[0] if args else None
+        hides = func in self.ROUNDING or func in self.DETACHING or func is Tensor.register_hook
+        if not hides or not isinstance(x, Tensor) or not x.requires_grad:
+            return func(*args, **(kwargs or {}))
+        self.seen = True
+        if func in self.DETACHING:
+            return x
+        if func is Tensor.register_hook:
+            return RemovableHandle(OrderedDict())
+        return func(*args, **(kwargs or {})).detach().to(x.dtype) + (x - x.detach())
+
+    def pass_through_functions(self, logits: Tensor) -> None:
+        """Replace the backward passes of the user's own autograd functions by the identity."""
+        waiting = [logits.grad_fn]
+        known = {None, logits.grad_fn}
+        while waiting:
+            node = waiting.pop()
+            if node is None:
+                continue
+            own = isinstance(node, BackwardCFunction)
+            if own and not str(node._forward_cls.__module__).startswith("torch."):
+                self.seen = True
+                node.register_hook(_identity)
+            further = {n for n, _ in node.next_functions} - known
+            known |= further
+            waiting += further
+
+
+def _identity(inward: tuple[Any, ...], outward: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the gradients of an operation's inputs: that of its output, where shapes agree."""
+    g = outward[0]
+    return tuple(
+        g if old is not None and g is not None and old.shape == g.shape else old for old in inward
+    )
+
+
+def hides_gradients(state: AttackState) -> bool:
+    """Return whether the model rounds, detaches or differentiates in a way of its own."""
+    rows = state.left[: state.batch_size]
+    x = state.x[rows].to(state.adapter.device).requires_grad_()
+    try:
+        with torch.enable_grad(), StraightThrough() as mode:
+            mode.pass_through_functions(state.adapter.logits(x, rows))
+    except Exception:  # a number with a fraction may not do as an index, say
+        return False
+    return mode.seen
+
+
+def surrogate_gradients(state: AttackState, surrogate: Any) -> OtherGradients:
+    """Return the gradients of a surrogate, which must have the model's classes."""
+    inputs = (state.x, *state.adapter.context)
+    given = inputs if len(inputs) > 1 else inputs[0]
+    other = ModelAdapter(surrogate, given, state.options)
+    classes = other.clean_logits(state.batch_size).shape[1]
+    if classes != state.clean.shape[1]:
+        raise InputError(
+            f"surrogate must return as many logits as the model, {state.clean.shape[1]}, got "
+            f"{classes}"
+        )
+    return OtherGradients(other)

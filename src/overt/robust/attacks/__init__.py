@@ -1,1 +1,0 @@
-"""Attacks, the losses that they ascend, and the criteria of their success."""

@@ -1,0 +1,1 @@
+"""Certificates: proofs that no allowed perturbation changes a prediction."""

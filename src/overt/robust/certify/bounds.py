@@ -1,0 +1,188 @@
+"""Decide whether a network can be fooled: by linear bounds, then by a mixed-integer program.
+
+    max(a z, z) >= alpha z,   max(a z, z) <= s z + t     for z between its bounds l < 0 < u
+
+with s = (u - a l) / (u - l), t = u - s u and alpha 1 or a, whichever lies nearer (CROWN, Zhang et
+al. 2018). A linear function of a layer is bounded by one of the layers that feed it, and so on back
+to the inputs, where its least value over the region is known exactly. The bounds of hidden units
+come from the same pass, layer by layer. In double precision; rounding is not bounded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from overt._check import InputError
+from overt._progress import meter
+from overt._types import Bools, Floats
+from overt.results import Status
+from overt.robust.certify.milp import Network, best_lead
+from overt.robust.certify.network import ReluNetwork
+from overt.robust.models import ModelAdapter
+from overt.robust.threats import Region
+
+MAX_ENTRIES = 2_000_000
+"""Entries of a network's matrices above which the mixed-integer program is not tried."""
+
+ROUNDING = 1e-9
+"""Share of the largest logit that rounding in double precision may add to a lead."""
+
+MAX_DIFFERENCE = 1e4
+"""Machine epsilons of the largest logit by which model and modelled network may differ."""
+
+RANDOM_POINTS = 4
+"""Random points of each ball at which the model is compared with the modelled network."""
+
+
+@dataclass(frozen=True, eq=False)
+class Decision:
+    """Which points are proved robust, and perturbations of others that fool the network."""
+
+    proved: Bools
+    witnesses: dict[int, Tensor]  # perturbations by point
+    status: Status
+
+
+def read_network(adapter: ModelAdapter, region: Region, batch_size: int) -> ReluNetwork:
+    """Return the model as a network, or refuse what is not modelled.
+
+    The modelled logits are compared with the model's at the inputs and at random points of each
+    ball, by turns inside and at its extreme points.
+    """
+    single = len(adapter.models) == 1 and isinstance(adapter.models[0], nn.Module)
+    if not single or adapter.context:
+        raise InputError("certify needs one torch module with one input")
+    if region.threat.order == 0:
+        raise InputError("certify must be given L1, L2 or Linf, got L0")
+    if adapter.output is not None:
+        raise InputError("certify does not model output=: pass a model that returns logits")
+    mean, std = adapter.scale or (None, None)
+    network = ReluNetwork.trace(adapter.models[0], adapter.x, mean, std)
+    if adapter.probabilities != network.probabilities:
+        raise InputError(
+            'certify models outputs="probabilities" of models that end in a softmax, and no others'
+        )
+    compare(network, adapter, adapter.x, batch_size)
+    for seed in range(RANDOM_POINTS):
+        moved = region.seen(region.draw(seed, extreme=seed % 2 == 1))
+        compare(network, adapter, moved.view_as(adapter.x), batch_size)
+    return network
+
+
+def compare(network: ReluNetwork, adapter: ModelAdapter, x: Tensor, batch_size: int) -> None:
+    """Compare the modelled logits with the model's at some inputs; refuse any difference."""
+    modelled = network.outputs(x.cpu().double())
+    given = adapter.all_logits(x, batch_size).cpu().double()
+    if modelled.shape != given.shape:
+        raise InputError(
+            f"certify models a network with outputs of shape {tuple(modelled.shape)}, the model "
+            f"returns {tuple(given.shape)}"
+        )
+    lowest = float(np.log(torch.finfo(adapter.x.dtype).tiny))
+    if network.normalized:  # probabilities may round to 0
+        modelled, given = modelled.clamp(min=lowest), given.clamp(min=lowest)
+    scale = max(float(network.logits(x.cpu().double()).abs().max()), 1e-30)
+    difference = float((modelled - given).abs().max())
+    if not difference <= MAX_DIFFERENCE * adapter.precision * scale:
+        raise InputError(
+            f"certify models a network whose logits differ from the model's by {difference:.3g}: "
+            "it computes something that its layers do not show"
+        )
+
+
+def decide(network: ReluNetwork, region: Region, y: Tensor, seconds: float) -> Decision:
+    """Decide the points of a region in double precision, with classes y (points,).
+
+    The mixed-integer program gets at most `seconds` a point, and none for large networks. Ctrl-C
+    keeps what was decided.
+    """
+    n = len(y)
+    leads = np.full(n, np.inf)
+    proved = np.zeros(n, bool)
+    witnesses: dict[int, Tensor] = {}
+    hidden: dict[int, list[tuple[Floats, Floats]]] = {}
+    x = region.x.view(n, *network.shape)
+    scale = network.logits(x).abs().amax(1).numpy() if n else np.zeros(0)
+    try:
+        for i in range(n):
+            bounds = LinearBounds(network, region.take(torch.tensor([i])))
+            leads[i] = bounds.best_lead(int(y[i]))
+            hidden[i] = [(low.numpy(), high.numpy()) for low, high in bounds.hidden]
+        proved = leads < -ROUNDING * scale
+        exact = not network.slopes  # linear bounds are, then
+        if seconds == 0 or exact or network.entries() > MAX_ENTRIES or proved.all():
+            return Decision(proved, witnesses, Status.FINISHED)
+        program = Network(*network.dense(), network.slopes)
+        open_points = np.flatnonzero(~proved).tolist()
+        with meter("certify", len(open_points)) as bar:
+            for i in open_points:
+                around = region.take(torch.tensor([i]))
+                point = region.x[i].numpy()
+                reached, bound, moved = best_lead(
+                    program, point, int(y[i]), around, 0.0, hidden=hidden[i], seconds=seconds
+                )
+                if bound < -ROUNDING * scale[i]:
+                    proved[i] = True
+                elif reached >= 0:
+                    witnesses[i] = torch.from_numpy(moved - point)
+                bar.advance()
+    except KeyboardInterrupt:
+        proved = proved | (leads < -ROUNDING * scale)
+        return Decision(proved, witnesses, Status.INTERRUPTED)
+    return Decision(proved, witnesses, Status.FINISHED)
+
+
+class LinearBounds:
+    """Linear bounds around one point; `hidden` are those of the units, (low, high) a layer."""
+
+    def __init__(self, network: ReluNetwork, region: Region) -> None:
+        self._network = network
+        self._region = region
+        self.hidden: list[tuple[Tensor, Tensor]] = []
+        for k, (shape, _) in enumerate(network.units):
+            eye = torch.eye(shape.numel()).double()
+            self.hidden.append((self.least(k, eye), -self.least(k, -eye)))
+
+    def best_lead(self, own: int) -> float:
+        """Return a proved upper bound on the lead of any wrong class."""
+        eye = torch.eye(self._network.classes).double()
+        others = [j for j in range(len(eye)) if j != own]
+        margins = eye[own] - eye[others]
+        return -float(self.least(len(self._network.units), margins).min())
+
+    def least(self, depth: int, weights: Tensor) -> Tensor:
+        """Return lower bounds on weights . z over the region, z the units of layer `depth`."""
+        total, first, rest = self._network.transposed(depth, weights)
+        for k in reversed(range(depth)):
+            weights_k = rest[k]
+            if weights_k is None:
+                continue
+            below, shift = self._relax(k, weights_k)
+            constant, of_inputs, of_hidden = self._network.transposed(k, below)
+            total = total + shift + constant
+            first = first + of_inputs
+            for j, more in enumerate(of_hidden):
+                known = rest[j]
+                if more is not None:
+                    rest[j] = more if known is None else known + more
+        box = self._region.delta_bounds
+        if box is not None:
+            box = (box[0].expand_as(first).contiguous(), box[1].expand_as(first).contiguous())
+        worst = self._region.threat.linear_argmax(-first, box)
+        return total + (first * (self._region.x + worst)).sum(1)
+
+    def _relax(self, k: int, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Return weights of z_k below those of h_k, and what must be added."""
+        low, high = self.hidden[k]
+        a = self._network.slopes[k]
+        mixed = (low < 0) & (high > 0)
+        steep = torch.where(mixed, (high - a * low) / (high - low), 1.0)
+        steep = torch.where(high <= 0, a, steep)
+        offset = torch.where(mixed, high - steep * high, 0.0)
+        under = torch.where(mixed, torch.where(high >= -low, 1.0, a), steep)
+        up, down = weights.clamp(min=0), weights.clamp(max=0)
+        return up * under + down * steep, (down * offset).sum(1)
