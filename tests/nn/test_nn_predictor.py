@@ -75,8 +75,11 @@ MISTAKES = {
     "model": (lambda: Predictive("net"), "model must be"),
     "loss": (lambda: Predictive(network(), loss="hinge"), "loss must be"),
     "level": (lambda: Predictive(network()).interval(torch.randn(2, 4), level=1.0), "level"),
-    "maps": (lambda: Predictive(nn.Sequential(nn.Dropout(0.5), nn.Conv2d(1, 2, 1)))
+    "maps": (lambda: Predictive(nn.Sequential(nn.Dropout(0.5), nn.Conv2d(1, 2, 1)), loss="cross_entropy")
              .probabilities(torch.randn(2, 1, 3, 3)), "classes"),
+    "numbers": (lambda: Predictive(network()).probabilities(torch.randn(2, 4)), "cross_entropy"),
+    "no probabilities": (lambda: Predictive(network(), loss="cross_entropy")
+                         .recalibrate((torch.randn(5, 4), 4 * torch.rand(5, 3))), "probabilities"),
     "data": (lambda: Predictive(network()).recalibrate(3), "data must be"),
 }  # fmt: skip
 

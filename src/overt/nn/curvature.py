@@ -31,6 +31,9 @@ class WeightedLoss:
 
     def mean(self, output: Tensor, y: Tensor) -> Tensor:
         """Return the loss averaged over positions."""
+        if not output.ndim:
+            output = output.reshape(1, 1)
+            y = y.reshape(-1, 1)
         if not self.needs_targets:
             return mean_loss(output, y, self.name)
         weights = self.position_weights(y, output)

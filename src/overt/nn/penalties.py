@@ -25,6 +25,7 @@ from overt.nn.graph.state import (
     Output,
     SavedState,
     check_call,
+    never_compiled,
     raise_if_model_fails,
     seed_all,
     untouched,
@@ -97,6 +98,7 @@ class Penalty(Result):
         return {"value": value, "terms": terms, "exact": exact, "error": self.error}
 
 
+@never_compiled
 def explicit_penalty(
     model: nn.Module,
     x: Any,

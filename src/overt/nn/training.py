@@ -19,6 +19,7 @@ from overt.nn.graph.state import (
     Output,
     call_model,
     check_call,
+    never_compiled,
     raise_if_model_fails,
     seed_all,
     select_output,
@@ -117,8 +118,7 @@ class WithoutNoise(nn.Module):  # type: ignore[misc]
             )
         return self._mean, self._added
 
-    # Compiled, the pass would not be seen and dropout would be sampled: it runs as it is.
-    @torch.compiler.disable
+    @never_compiled
     def forward(self, x: Any) -> Tensor:
         """Return the mean output under the noise (training mode) or the plain output."""
         if not self.training:
@@ -139,6 +139,7 @@ class WithoutNoise(nn.Module):  # type: ignore[misc]
         self._added = added
         return mean
 
+    @never_compiled
     def gradient_bias(
         self, x: Any, y: Tensor, *, samples: int = 200, seed: int = 0
     ) -> GradientBias:
