@@ -207,6 +207,11 @@ def adversarial_training_steps(scale: int, rng: np.random.Generator) -> Residual
         f"exact robust error, {start:.0%} at first, after {t + 1} of {plan.train_steps} steps; the "
         f"attacks gain {gain:.0%} of what the best one gains; null: no attack"
     )
+    # The bound is loose: its constants are compared with the statement's, written anew.
+    stated = 64 * (1 + nu) ** 2 * (1 + net.norm * gamma * net.kappa * math.sqrt(m) * epsilon)
+    stated /= (gamma - nu) ** 2 * epsilon**2
+    yield abs(plan.train_steps / stated - 1)
+    yield abs(plan.attack_work * epsilon / (8 * nu**2 * net.kappa**2 * m) - 1)
     yield best if start == 1 else math.inf
     yield 1 - gain
     return 2 * epsilon, detail, None, 1 - _attack_gain(trained, _no_attack, x, y, nu)
