@@ -84,11 +84,13 @@ def attack_against_exact(scale: int, rng: np.random.Generator) -> Residuals:
     for _ in range(5 * scale):
         W, b, a = rng.normal(size=(4, 2)), rng.normal(size=4), rng.normal(size=(1, 4))
         x = rng.normal(size=(25, 2))
-        y = (np.maximum(x @ W.T + b, 0) @ a[0] > 0).astype(int)
+        outputs = np.maximum(x @ W.T + b, 0) @ a[0]
+        top = -np.median(outputs, keepdims=True)  # the boundary passes through the points
+        y = (outputs + top > 0).astype(int)
         net = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
-        state = {"0.weight": W, "0.bias": b, "2.weight": a, "2.bias": np.zeros(1)}
+        state = {"0.weight": W, "0.bias": b, "2.weight": a, "2.bias": top}
         net.double().load_state_dict({name: torch.from_numpy(v) for name, v in state.items()})
-        truth = exact.two_layer(W, a, x, y, threat, hidden_bias=b)
+        truth = exact.two_layer(W, a, x, y, threat, hidden_bias=b, top_bias=top)
         found = strongest(net, x, y, threat, warn=False).success.numpy()
         if bool((found & ~truth.fooled & ~truth.undecided).any()):
             yield math.inf
