@@ -50,8 +50,11 @@ HOW = {
 }
 """How a statement is checked, weakest last; the word "proved" is kept for `formal`."""
 
-UNCHECKED = ("definition", "cited", "not checked")
-"""What an item may be that no check decides; one that is not checked says why in its title."""
+UNCHECKED = ("definition", "cited", "not checked", "open")
+"""What an item may be that no check decides; one that is not checked says why."""
+
+ANSWERS = ("proved", "counterexample", "part", "open")
+"""How far an open question of the papers is settled here."""
 
 Residuals = Generator[float, None, tuple[Any, ...]]
 """Residuals, of which the largest counts; what is returned at last is the rest of the Evidence."""
@@ -81,6 +84,8 @@ class Item:
         The identity in symbols that `make proofs` checks, one of `symbolic.IDENTITIES`.
     module
         The module that holds it.
+    answer
+        Of an open question: one of `ANSWERS`.
     """
 
     id: str
@@ -99,6 +104,7 @@ class Item:
     by: tuple[str, ...] = ()
     identity: str = ""
     module: str = ""
+    answer: str = ""
 
     @property
     def source(self) -> str:
@@ -238,6 +244,35 @@ def item(
             open=open,
             by=(by,) if isinstance(by, str) else tuple(by),
             **place,
+        )
+    )
+
+
+def question(
+    number: int,
+    source: str,
+    title: str,
+    answer: str,
+    claim: str = "",
+    *,
+    by: str | Sequence[str] = (),
+    remains: str = "",
+) -> None:
+    """Record an open question of the papers: where it is asked, its answer, and what remains."""
+    if answer not in ANSWERS:
+        raise InputError(f"answer must be one of {', '.join(ANSWERS)}; got {answer!r}")
+    _register(
+        Item(
+            id=f"question-{number}",
+            label=f"Question {number}",
+            section=source,
+            title=title,
+            claim=claim or title,
+            how="sampled" if by else "open",
+            open=remains,
+            by=(by,) if isinstance(by, str) else tuple(by),
+            answer=answer,
+            **_place(_calling_module()),
         )
     )
 
