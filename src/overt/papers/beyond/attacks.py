@@ -77,4 +77,4 @@ def attack_misses(scale: int, rng: np.random.Generator) -> Evidence:
         "the ridge"
     )
     residual = max(0.005 - min(ends), exists + 0.46)
-    return Evidence(residual, 0.0, detail, null=0.005 - attacked(x + [0, 0.05], 0.24))
+    return Evidence(residual, 0.0, detail, null=0.005 - attacked(np.array([1.0, 0.05]), 0.24))
