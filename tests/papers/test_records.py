@@ -185,7 +185,7 @@ def test_latex_has_the_theorem_its_assumption_and_its_correction():
     for part in (
         r"\begin{theorem}[Structured dropout, Theorem 4.1]\label{dropconnect}",
         r"\operatorname{diag}(C)",
-        r"\begin{remark}As printed: C = E[x x'] is printed",
+        r"\begin{remark}In the paper: C = E[x x'] stands",
     ):
         assert part in text
     assert r"Assume: E[x x'] = I." in find("path-norm").to_latex()

@@ -18,7 +18,7 @@ A statement is a function with a docstring, which is its page::
         '''
 
 Its id is the function's name with hyphens. `figure` and `item` record figures, tables and what has
-no check of its own.
+no check.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ HOW = {
     "bound evaluated": "an inequality or an algorithm's promise on instances; a null must fail",
     "sampled": "random instances against another method, or samples at five standard errors",
 }
-"""How a statement is checked, weakest last; the word "proved" is kept for `formal`."""
+"""How a statement is checked, weakest last; only `formal` may say "proved"."""
 
 UNCHECKED = ("definition", "cited", "not checked", "open")
-"""What an item may be that no check decides; one that is not checked says why."""
+"""Kinds of items that no check decides; one that is not checked says why."""
 
 ANSWERS = ("proved", "counterexample", "part", "open")
 """How far an open question of the papers is settled here."""
@@ -77,7 +77,7 @@ class Item:
     how
         One of `HOW` or `UNCHECKED`.
     check, figure
-        What decides it, if it has that of its own.
+        Its own check or figure, if it has one.
     by
         Ids of other items that decide it, or a part of it.
     identity
@@ -122,7 +122,9 @@ class Item:
         lines.append(self.tex or f"{escape_tex(self.claim)}.")
         lines.append(r"\end{theorem}")
         if self.printed:
-            lines.append(rf"\begin{{remark}}As printed: {escape_tex(self.printed)}.\end{{remark}}")
+            lines.append(
+                rf"\begin{{remark}}In the paper: {escape_tex(self.printed)}.\end{{remark}}"
+            )
         return "\n".join(lines)
 
 
@@ -258,7 +260,7 @@ def question(
     by: str | Sequence[str] = (),
     remains: str = "",
 ) -> None:
-    """Record an open question of the papers: where it is asked, its answer, and what remains."""
+    """Record an open question of the papers: its source, its answer, and what remains."""
     if answer not in ANSWERS:
         raise InputError(f"answer must be one of {', '.join(ANSWERS)}; got {answer!r}")
     _register(

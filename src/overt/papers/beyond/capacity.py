@@ -167,12 +167,12 @@ def _errors(rng: np.random.Generator, steps: int) -> Iterator[tuple[float, float
 def typical_subnetworks(scale: int, rng: np.random.Generator) -> Evidence:
     r"""Typical sub-networks generalize.
 
-    With probability 1 - delta the errors p_t of sub-networks drawn anew obey sum_t p_t <= 1.43
+    With probability 1 - delta the errors p_t of newly sampled sub-networks obey sum_t p_t <= 1.43
     sum_t R_t + 2.85 ln(1/delta), where R_t is the error of the sub-network that step t visits.
 
-    TeX: With probability $1 - \delta$ the errors $p_t$ of sub-networks drawn anew obey $\sum_t p_t
-    \le 1.43 \sum_t R_t + 2.85 \ln(1/\delta)$, where $R_t$ is the error of the sub-network that step
-    $t$ visits.
+    TeX: With probability $1 - \delta$ the errors $p_t$ of newly sampled sub-networks obey $\sum_t
+    p_t \le 1.43 \sum_t R_t + 2.85 \ln(1/\delta)$, where $R_t$ is the error of the sub-network that
+    step $t$ visits.
     """
     steps, delta = 600 * scale, 1e-6
     visited, fresh = np.array(list(_errors(rng, steps))).sum(axis=0)

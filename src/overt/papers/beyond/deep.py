@@ -112,7 +112,7 @@ def deep_rank_jump(scale: int, rng: np.random.Generator) -> Evidence:
     # With one layer the second direction appears continuously, at beta / (1 + beta).
     beta = prob / (1 - prob) / widths[0]
     detail = (
-        f"ranks of the best of {24 * scale} descents 3 per cent below and above the jump; null: "
+        f"ranks of the best of {24 * scale} descents 3% below and above the jump; null: "
         "the threshold of one hidden layer"
     )
     return Evidence(

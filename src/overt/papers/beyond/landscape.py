@@ -21,7 +21,7 @@ def _critical_point(rng: np.random.Generator) -> tuple[Floats, Floats, Floats]:
     """Return a target, the strengths of the units, and weights with gradient 0.
 
     Units of one group have the same strength times size, alpha. They span singular directions of
-    the target of their own, with singular values alpha + (those of the group's map).
+    the target that no other group uses, with singular values alpha + (the group map's).
     """
     size, width = 0, 0
     groups = []

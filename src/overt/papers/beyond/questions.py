@@ -1,4 +1,4 @@
-"""What the papers leave open: each question with its source, its answer here, and what remains.
+"""The papers' open questions: each question with its source, its answer here, and what remains.
 
 The proofs are on the page of open questions and on the theory pages; every one was followed step by
 step before it was entered as proved.
@@ -101,7 +101,7 @@ question(
 question(
     12,
     "One-way jumps, 3.2",
-    "Are draws with replacement needed for jumps?",
+    "Are samples with replacement needed for jumps?",
     "proved",
     "Yes: at small rates shuffled passes never jump, in any problem",
     by="shuffled-passes",
@@ -173,7 +173,7 @@ question(
 question(
     22,
     "Structured dropout, 3",
-    "Arbitrary masks: what are bound and optimum, beyond the penalty?",
+    "Arbitrary masks, beyond the penalty: bound and optimum?",
     "part",
     "A lower bound for every noise",
     by="any-noise-bound",
@@ -260,7 +260,7 @@ question(
     "Thesis, 5.6",
     "Do typical sub-networks generalize, not only those that were visited?",
     "proved",
-    "Yes, on average over the steps: visited masks are drawn after the weights",
+    "Yes, on average over the steps: visited masks are sampled after the weights",
     by="typical-subnetworks",
     remains="the last iterate alone",
 )

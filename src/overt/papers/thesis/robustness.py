@@ -393,7 +393,7 @@ def gradient_drift(scale: int, rng: np.random.Generator) -> Residuals:
 
     Assumes: leaky ReLU, top weights of size kappa.
 
-    Printed: this step of the proof is printed without the 2 (two points of a ball can be twice
+    Printed: the paper has this step of the proof without the 2 (two points of a ball can be twice
     its radius apart), and asks for beta >= 2 nu (1 - alpha) kappa sqrt(m); the lemma itself is
     not refuted with that beta.
 
@@ -464,7 +464,7 @@ def check_losses(rows: list[Row]) -> Findings:
 
 
 def plot_losses(rows: list[Row]) -> Any:
-    """Draw the three losses, and the two slopes."""
+    """Plot the three losses, and the two slopes."""
     figure, (left, right) = canvas(8.4, 3.4, 1, 2)
     colors = {"0-1": ORANGE, "cross-entropy": BLUE, "reflected": GREEN}
     for row in rows:

@@ -26,7 +26,7 @@ def relu_margin(scale: int, rng: np.random.Generator) -> Residuals:
     0]|; for two inputs of opposite labels at an angle t it is q (t + (pi - t) sin(t/2)) / (2
     pi).
 
-    Printed: psi may be any bounded map, where linear is printed: a bounded linear map is 0.
+    Printed: psi may be any bounded map, where the paper has linear: a bounded linear map is 0.
 
     TeX: The largest margin in gradient space is the minimum over $p$ of $q \mathbb{E}|\sum p_i
     y_i x_i 1[z \cdot x_i \ge 0]|$; for two inputs of opposite labels at an angle $t$ it is $q
@@ -66,7 +66,7 @@ def dropout_iterations(scale: int, rng: np.random.Generator) -> Residuals:
 
     Assumes: inputs of norm 1, the (q, gamma)-margin assumption, eta <= ln 2.
 
-    Printed: the last constant is 2/(3 - e) = 7.1, where 6 is printed, and delta is spent twice.
+    Printed: the last constant is 2/(3 - e) = 7.1, where the paper has 6, and delta is spent twice.
 
     TeX: With $m \ge 2401 \lambda^2 / \gamma^6$ the mean error of the iterates is at most $4
     \lambda^2 / (\eta T)$, that of visited sub-networks $12 \lambda^2 / (\eta T) + 7.1
@@ -180,7 +180,7 @@ def dropout_jensen(scale: int, rng: np.random.Generator) -> Residuals:
             mean += chance * float(np.logaddexp(0, -terms @ bits))
         yield max(float(np.logaddexp(0, -q * terms.sum())) - mean, 0.0)
         null = max(null, float(np.logaddexp(0, -terms.sum())) - mean)
-    return 1e-12, "all 256 masks enumerated; null: every unit kept, none scaled", None, null
+    return 1e-12, "all 256 masks enumerated; null: no unit dropped, none scaled", None, null
 
 
 @statement("Lemma 12", "5.4", how="bound evaluated")
@@ -348,7 +348,7 @@ def first_rows(scale: int, rng: np.random.Generator) -> Residuals:
     All m Gaussian rows in R^d have |w_r| <= sqrt(d) + 2 sqrt(ln m) with probability at least 1 -
     1/m.
 
-    Printed: 2 sqrt(ln m) is printed, without sqrt(d); nothing else depends on it.
+    Printed: The paper has 2 sqrt(ln m), without sqrt(d); nothing else depends on it.
 
     TeX: All $m$ Gaussian rows in $\mathbb{R}^d$ have $|w_r| \le \sqrt{d} + 2 \sqrt{\ln m}$ with
     probability at least $1 - 1/m$.
