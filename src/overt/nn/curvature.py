@@ -1,4 +1,4 @@
-"""What a deviation of the outputs adds to a loss, and the loss's curvature."""
+"""The amount that a deviation of the outputs adds to a loss, and the loss's curvature."""
 
 from __future__ import annotations
 

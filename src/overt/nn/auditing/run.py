@@ -62,17 +62,17 @@ def audit(
 
     Per noise layer: the drop probability that sampled masks realize, what the noise adds to the
     loss, the flow through each unit and their co-adaptation. Other modules that sample in training
-    mode (functional dropout, stochastic depth, dropout inside attention, noise of one's own) are
+    mode (functional dropout, stochastic depth, dropout inside attention, custom noise) are
     found by a pass in that mode, and what they add is sampled. For the last layer: the spectrum of
     the outputs beside that of the optimum under its noise, and a proved lower bound on the training
     objective (the guide on auditing has the proofs). For the whole network: norms of its layers,
-    path norms, dead units. And a drop probability for the last layer with the held-out error and
+    path norms, dead units. And a drop probability for the last layer with the holdout error and
     rank that speak for it.
 
     Parameters
     ----------
     model
-        A network with or without noise. What is not understood is named in `skipped`.
+        A network with or without noise. `skipped` names parts that are not understood.
     data
         A pair of arrays or tensors (inputs, targets), a DataLoader, or any iterable of batches:
         pairs (inputs, targets), or dicts with the targets under a name such as "labels". Inputs are
@@ -86,7 +86,7 @@ def audit(
         target) -> mean loss is sampled, and has no bounds.
     holdout
         Data that the network was not trained on, to choose the drop probability with. Without it a
-        fifth of the rows is held out from the last layer, which is not the same: the features
+        fifth of the rows is withheld from the last layer, which is not the same: the features
         before it have seen those rows.
     output
         Which of the model's outputs counts, such as `lambda o: o.logits`.
@@ -113,7 +113,7 @@ def audit(
     (True, ())
     """
     model = check_model(model)
-    # Rows have equal weights here: a torch loss with weights of its own is refused.
+    # Rows have equal weights here: a torch loss with class weights is refused.
     checked = loss_name(loss) if isinstance(loss, TORCH_LOSSES) else check_loss(loss)
     seed = _check.whole("seed", seed, minimum=0)
     start = time.perf_counter()
@@ -151,7 +151,7 @@ def audit(
 
 
 def _both(batches: Batches, others: Batches | None) -> Iterator[tuple[bool, Batch]]:
-    """Yield the training data, then the held-out data."""
+    """Yield the training data, then the holdout data."""
     for batch in batches:
         yield False, batch
     for batch in others or ():
@@ -289,7 +289,7 @@ class _Audit:
             self._last.add_holdout(seen.units[self._last.head.name], seen.targets)
 
     def report(self, status: Status, start: float, *, own_rows: bool) -> AuditReport:
-        """Return the report; `own_rows` says that the held-out rows are training data."""
+        """Return the report; `own_rows` says that the holdout rows are training data."""
         objective, error = self._objective()
         head = None
         suggestion: Suggestion | None = None
@@ -379,14 +379,14 @@ class _Audit:
 
     def _find_head(self) -> Head | None:
         """Return the last layers, None where nothing is known of them."""
-        head: Head | str = "the loss is a function of one's own, of which nothing is proved"
+        head: Head | str = "the loss is a custom function, of which nothing is proved"
         if self._structure is None:
             head = self._not_recorded
         elif isinstance(self._loss, str):
             log_softmax = self._loss == "cross_entropy"
             head = find_head(self._model, self._structure, self._noises, log_softmax=log_softmax)
         if self._outputs > MAX_OUTPUTS:
-            head = f"{self._outputs} outputs are more than the {MAX_OUTPUTS} whose spectrum is kept"
+            head = f"{self._outputs} outputs are too many (at most {MAX_OUTPUTS}) for a spectrum"
         if isinstance(head, str):
             self._skipped.append(("the last layer", head))
             return None

@@ -5,7 +5,7 @@ Removing units needs both: the layers that read a unit, and the code that names 
 
 A `Value` is a tensor as it was at one moment (one changed in place has several). Sizes that the
 model reads from shapes are of the type `Extent`, a whole number that remembers that it was read, so
-that a size written into the code can be told from one that was asked for.
+that a size written into the code can be distinguished from one that was queried.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Kind = Literal[
     "reduce",  # some axes are summed up
     "normalize",  # along one axis: units stay, unless that axis is theirs
     "drop",  # dropout: passes units on, dropping some
-    "random",  # samples, if it is told to
+    "random",  # samples, in training mode
     "matmul",
     "attention",
     "read",  # takes entries out into Python
