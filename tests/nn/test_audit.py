@@ -414,7 +414,7 @@ def test_a_loss_of_ones_own_is_sampled():
     assert own.plain_loss == pytest.approx(named.plain_loss, rel=1e-5)
     assert abs(own.objective - named.objective) <= 5 * own.objective_error
     assert (own.loss, own.head, own.noises[0].exact) == ("summed", None, False)
-    assert "one's own" in dict(own.skipped)["the last layer"]
+    assert "custom function" in dict(own.skipped)["the last layer"]
     report = audit(model, (x, y), absolute)
     with torch.no_grad():
         values = [float(absolute(model.train()(x), y)) for _ in range(300)]

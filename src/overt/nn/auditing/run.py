@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +34,7 @@ from overt.nn.data.losses import Loss, Targets, check_loss, is_squared, loss_nam
 from overt.nn.data.models import check_model, hook_modules, modes
 from overt.nn.data.rng import seeded
 from overt.nn.graph.record import UnsupportedError
+from overt.nn.graph.state import hold_interrupts
 from overt.results import Status
 
 TORCH_LOSSES = (nn.MSELoss, nn.CrossEntropyLoss)
@@ -127,8 +126,8 @@ def audit(
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(seeded(seed))
         stack.enter_context(modes(model, noise=False))
-        with defer_interrupt() as interrupted, meter("audit", count) as bar:
-            try:
+        try:
+            with hold_interrupts() as interrupts, meter("audit", count) as bar:
                 for is_holdout, batch in _both(batches, others):
                     if measured is None:
                         few = _few_rows(model, batch)
@@ -140,12 +139,12 @@ def audit(
                     else:
                         measured.add(batch, split=others is None)
                     bar.advance()
-                    if interrupted():
-                        raise KeyboardInterrupt
-            except KeyboardInterrupt:
-                if measured is None or measured.samples == 0:
-                    raise
-                status = Status.INTERRUPTED
+                    if interrupts.pending:
+                        break
+        except KeyboardInterrupt:
+            if measured is None or measured.samples == 0:
+                raise
+            status = Status.INTERRUPTED
         assert measured is not None  # noqa: S101 (Batches refuses data without batches)
         return measured.report(status, start, own_rows=others is None)
 
@@ -156,29 +155,6 @@ def _both(batches: Batches, others: Batches | None) -> Iterator[tuple[bool, Batc
         yield False, batch
     for batch in others or ():
         yield True, batch
-
-
-@contextmanager
-def defer_interrupt() -> Iterator[Callable[[], bool]]:
-    """Delay Ctrl-C until the batch is done; yield a function that says whether it was pressed.
-
-    A second Ctrl-C interrupts at once.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
-        return
-    pressed: list[int] = []
-
-    def note(number: int, frame: Any) -> None:
-        if pressed:
-            raise KeyboardInterrupt
-        pressed.append(number)
-
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield lambda: bool(pressed)
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _few_rows(model: nn.Module, batch: Batch) -> Inputs:
@@ -225,14 +201,9 @@ class _Audit:
         self._noises = find_noises(model, few)
         self._sources = list(self._noises.sources.values())
         self._skipped = list(self._noises.skipped)
-        self._structure: Structure | None = None
-        self._not_recorded = ""
-        try:
-            self._structure = record_structure(model, few)
-        except UnsupportedError as error:
-            self._not_recorded = f"the pass cannot be recorded: {error}"
+        self._measures: list[Measure] = []
         self.samples = 0
-        head = self._find_head()
+        head = self._study_structure(few)
         self._last: LastLayer | None = None
         if head is not None:
             self._last = LastLayer(head, loss, self._outputs, batch.inputs.only)
@@ -303,12 +274,6 @@ class _Audit:
         if self._sampled.no_flows is not None:
             self._skipped.append(("flows", f"there is no gradient: {self._sampled.no_flows}"))
         layers, without_norms = self._layers.findings(self._model)
-        measures: list[Measure] = []
-        no_paths: str | None = self._not_recorded
-        if self._structure is not None:
-            measures, no_paths = path_norms(self._structure)
-        if no_paths is not None:
-            self._skipped.append(("path norm", no_paths))
         self._skipped += without_norms
         loss = self._loss
         return AuditReport(
@@ -325,7 +290,7 @@ class _Audit:
             noises=tuple(self._noise(i, objective) for i in range(len(self._sources))),
             layers=tuple(layers),
             head=head,
-            measures=tuple(measures),
+            measures=tuple(self._measures),
             suggestion=suggestion,
             skipped=tuple(self._skipped),
             status=status,
@@ -377,14 +342,21 @@ class _Audit:
                 f"{self._outputs} before; pad the inputs to one shape"
             )
 
-    def _find_head(self) -> Head | None:
-        """Return the last layers, None where nothing is known of them."""
+    def _study_structure(self, few: Inputs) -> Head | None:
+        """Record a pass; find path norms and the last layers, None if nothing is known of these."""
+        structure: Structure | None = None
+        no_paths: str | None = None
         head: Head | str = "the loss is a custom function, of which nothing is proved"
-        if self._structure is None:
-            head = self._not_recorded
-        elif isinstance(self._loss, str):
+        try:
+            structure = record_structure(self._model, few)
+            self._measures, no_paths = path_norms(structure)
+        except UnsupportedError as error:
+            head = no_paths = f"the pass cannot be recorded: {error}"
+        if no_paths is not None:
+            self._skipped.append(("path norm", no_paths))
+        if structure is not None and isinstance(self._loss, str):
             log_softmax = self._loss == "cross_entropy"
-            head = find_head(self._model, self._structure, self._noises, log_softmax=log_softmax)
+            head = find_head(self._model, structure, self._noises, log_softmax=log_softmax)
         if self._outputs > MAX_OUTPUTS:
             head = f"{self._outputs} outputs are too many (at most {MAX_OUTPUTS}) for a spectrum"
         if isinstance(head, str):
