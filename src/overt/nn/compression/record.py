@@ -162,9 +162,10 @@ class Frame(NamedTuple):
 class Operation:
     """One call of a function, or of a whole module (`leaf`).
 
-    `args` and `kwargs` have a `Value` in the place of each tensor. `module` is the path of the leaf,
-    or of the module in whose forward pass it ran; `frames` are these passes, the model's first. `random`
-    says whether it moved torch's generator, `noise` is a name for a function that may.
+    `args` and `kwargs` have a `Value` in the place of each tensor. `module` is the path of the
+    leaf, or of the module in whose forward pass it ran; `frames` are these passes, the model's
+    first. `random` says whether it moved torch's generator, `noise` is a name for a function that
+    may.
     """
 
     name: str
