@@ -32,9 +32,17 @@ def run() -> list[Table]:
     torch.set_num_threads(1)
     try:
         return [
-            dropblock(), training_step(), deep_training_step(), gradients(), gradient_biases(), convergence(),
-            one_pass(), deep_accuracy(), audits(), *equal_time(),
-        ]  # fmt: skip
+            dropblock(),
+            training_step(),
+            deep_training_step(),
+            gradients(),
+            gradient_biases(),
+            convergence(),
+            one_pass(),
+            deep_accuracy(),
+            audits(),
+            *equal_time(),
+        ]
     finally:
         torch.set_num_threads(threads)
 

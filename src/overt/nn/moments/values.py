@@ -149,8 +149,8 @@ class RandomTensor:
 class Source:
     """Independent deviations of mean 0, or a mask's with their covariance.
 
-    `rest`: the part that a linear map leaves of the variance of a function, not noise itself. `doubt`: a
-    second-order effect that is left out of the variance, and counts in its error estimate only.
+    `rest`: the part of a function's variance that a linear map leaves, not noise itself. `doubt`:
+    a second-order effect that is left out of the variance, and counts in its error estimate only.
     """
 
     step: Tensor
