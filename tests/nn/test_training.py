@@ -165,7 +165,8 @@ def test_a_step_that_is_exact_has_no_bias():
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 2))
     x = torch.randn(8, 4)
     found = without_noise(model, loss="mse").gradient_bias(x, torch.randn(8, 2), samples=400)
-    assert found.value < 0.1  # two of its standard errors
+    # The noise of 400 samples alone gives an upper end of about .04 on such networks.
+    assert found.value < 0.1
     assert found.upper < 0.2
 
 
