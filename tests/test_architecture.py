@@ -30,7 +30,7 @@ CLOSURES = {
     "predictive_moments": 25,
     "mc_moments": 15,
     "without_noise": 24,
-    "audit": 44,
+    "audit": 43,
     "compress": 32,
     "PGD": 18,
     "robust_error": 27,

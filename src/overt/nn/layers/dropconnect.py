@@ -179,8 +179,3 @@ class DropConnectConv2d(_DropConnect):
         return functional.conv2d(
             x, weight, bias, self.stride, self.padding, self.dilation, self.groups
         )
-
-    def patches(self, x: Tensor) -> Tensor:
-        """Return what each position sees: (batch, groups, kernel entries, positions)."""
-        columns = functional.unfold(x, self.kernel_size, self.dilation, self.padding, self.stride)
-        return columns.reshape(len(x), self.groups, -1, columns.shape[-1])
