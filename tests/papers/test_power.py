@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from overt import decay, equalize, linear, noise, penalty, relu, spectral
-from overt.completion import bounds
+from overt.papers.thesis import completion_bound as bounds
 from overt.papers import items, oracles, verify
 from overt.papers.beyond import deep as beyond_deep
 from overt.papers.thesis import capacity, training
