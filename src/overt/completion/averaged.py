@@ -61,7 +61,7 @@ class RowSamples(NamedTuple):
 
     means: Floats  # (samples, width)
     covariances: Floats  # (samples, width, width)
-    count: int
+    n_entries: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,7 +188,7 @@ class AveragedModel:
         """Return the predictive variance of a row that was not fitted."""
         variance = self.base.row_variance(row, cols)
         sampled = self.seen[1][cols]
-        if not row.samples.count or not sampled.any():
+        if not row.samples.n_entries or not sampled.any():
             return variance
         b = cols[sampled]
         V = self._partners(b)

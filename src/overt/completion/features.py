@@ -8,7 +8,8 @@ directions R,
 
 by one singular value decomposition over the rows that have entries. For the block of missingness
 features, F is the matrix of observed entries (1 where observed) with every row divided by the
-square root of its count: what SVD++ adds to a row, in closed form, and its mirror image for columns.
+square root of its count: what SVD++ adds to a row, in closed form, and its mirror image for
+columns.
 """
 
 from __future__ import annotations

@@ -31,7 +31,13 @@ from overt.completion.averaged import AveragedModel, SampledFit
 from overt.completion.engines import Engine, make_engine
 from overt.completion.features import both_features
 from overt.completion.fixed import FixedFit
-from overt.completion.implicit import ImplicitFit, ImplicitModel, Strengths
+from overt.completion.implicit import (
+    ImplicitFit,
+    ImplicitModel,
+    Strengths,
+    choose_popularity,
+    hide_entries,
+)
 from overt.completion.learned import LearnedFit, equivalent_drop_prob
 from overt.completion.model import FactorModel, Fit, FullCovariance
 from overt.completion.problem import Columns, CompletionProblem
@@ -379,10 +385,20 @@ def _fit_implicit(
     strengths: Strengths,
     run: Run,
 ) -> Fit:
-    fit = ImplicitFit.start(problem, settings.seed)
-    status = run.descend(fit, settings.sweeps, settings.tol_or(implicit.OPTIONS.tol))
-    limits = settings.limits(entries.values)
-    model = fit.model(limits, entries, strengths, None, settings.seed)
+    tol = settings.tol_or(implicit.OPTIONS.tol)
+    popularity = 0.0
+    status = Status.FINISHED
+    hidden = hide_entries(len(entries), settings.seed)
+    fit = ImplicitFit.start(problem.zeroed(hidden), settings.seed)
+    if len(hidden):
+        # The weight of popularity shows before convergence; the rest converges below.
+        status = descend(fit, run.engine, settings.sweeps, 2 * tol)
+        popularity = choose_popularity(fit, hidden)
+        fit.take_problem(problem)
+    if status is not Status.INTERRUPTED:
+        fit.history = []
+        status = run.descend(fit, settings.sweeps, tol)
+    model = fit.model(settings.limits(entries.values), entries, strengths, popularity)
     drop_probs = equivalent_drop_prob(model.base, fit)
     return Fit(model, fit.history, status, *drop_probs)
 
@@ -536,7 +552,7 @@ def extend_model(
     if not pairs:
         _copy_rows(fit, base, (np.unique(new.rows), np.unique(new.cols)))
         return replace(base, low=float(limits[0]), high=float(limits[1]))
-    updated = fit.model(limits, entries, model.strengths, model.popularity, settings.seed)
+    updated = fit.model(limits, entries, model.strengths, model.popularity)
     if len(model.recent) and entries.times is None:
         updated = replace(updated, recent=_recent_of_others(model.recent, entries, new.rows))
     return updated

@@ -19,13 +19,13 @@ minimization and the objective never rises.
 Strengths run from .2 to 1: the smallest value has the strength .2, the largest 1. Counts, of which
 some are many times larger than most, enter by their logarithms.
 
-Popularity is mixed in as far as observed entries ask for it:
+Popularity is mixed in as far as hidden entries ask for it:
 
     score_ab = (1 - q) x_ab + q p_b sum_b max(x_ab, 0),  x = U V',  p = shares of entries.
 
-Each of some observed entries is ranked as if it had not been observed (`choose_popularity`). Counts
-alone are used unless the model beats them by two standard errors, and the model alone unless a
-mixture beats it by two.
+The fit starts with some entries hidden (set to 0), and continues with all entries once their ranks
+have shown q. Counts alone are used unless the model beats them by two standard errors, and the
+model alone unless a mixture beats it by two.
 
 Where times are known, what a row chose last says more of what it chooses next:
 
@@ -103,8 +103,11 @@ class ImplicitOptions:
     mixtures: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
     """Shares of popularity that are tried."""
 
-    ranked_entries: int = 2000
-    """Observed entries by which the share of popularity is chosen."""
+    hidden_share: float = 0.2
+    """Share of the entries that is hidden to choose the share of popularity."""
+
+    max_hidden: int = 2000
+    """Number of hidden entries beyond which the choice is clear."""
 
     clear_errors: float = 2.0
     """Standard errors that make a difference clear."""
@@ -290,16 +293,25 @@ class ImplicitFit:
         covariance: FullCovariance,
         priors: list[Prior],
         noise: float,
-        rules: tuple[PrecisionRule, PrecisionRule],
+        rules: tuple[PrecisionRule, PrecisionRule] | None = None,
     ) -> None:
-        self.problem = problem
         self.means = means
         self.covariance = covariance
         self.priors = priors
         self.noise = noise
-        self.rules = rules
         self.history: list[float] = []
         self.noises = [RowNoise.equal(count) for count in problem.shape]
+        self.take_problem(problem, rules)
+
+    def take_problem(
+        self, problem: CompletionProblem, rules: tuple[PrecisionRule, PrecisionRule] | None = None
+    ) -> None:
+        """Continue with other entries, whose precisions follow from them unless rules are given."""
+        self.problem = problem
+        if rules is None:
+            left, right = (PrecisionRule.of(side.square_sums) for side in problem.sides)
+            rules = (left, right)
+        self.rules = rules
         self.precisions = [
             rule(side.square_sums) for rule, side in zip(rules, problem.sides, strict=True)
         ]
@@ -318,11 +330,10 @@ class ImplicitFit:
             )
         pairs = float(np.prod(problem.shape))
         noise = float(problem.sides[0].values.sum(dtype=float)) / pairs
-        left, right = (PrecisionRule.of(side.square_sums) for side in problem.sides)
         priors = [Prior(np.zeros(k), np.eye(k)), Prior(np.zeros(k), 100 * np.eye(k))]
         means = [np.zeros((count, k), problem.dtype) for count in problem.shape]
         covariance = FullCovariance.start(problem)
-        fit = cls(problem, means, covariance, priors, noise, (left, right))
+        fit = cls(problem, means, covariance, priors, noise)
         V = fit._leading_vectors(seed)
         rng = np.random.default_rng([seed, 0])
         means[1][:] = rng.normal(0, 0.1 * noise**0.25, means[1].shape)
@@ -413,13 +424,10 @@ class ImplicitFit:
         limits: tuple[float, float],
         entries: Entries,
         strengths: Strengths,
-        popularity: float | None,
-        seed: int,
+        popularity: float,
     ) -> ImplicitModel:
-        """Return the fitted model; `popularity` is chosen where it is not given."""
+        """Return the fitted model of these entries; `popularity` is its share in the scores."""
         self._finish()
-        if popularity is None:
-            popularity = choose_popularity(self, seed)
         counts = self.problem.sides[1].counts
         recent = np.zeros((0, 0))
         if entries.times is not None:
@@ -453,50 +461,35 @@ class ImplicitFit:
             self.covariance.tables[side][without] = pack(empty[side][1])
 
 
-def choose_popularity(fit: ImplicitFit, seed: int) -> float:
-    """Return q from where observed entries would rank had they not been observed.
+def hide_entries(count: int, seed: int) -> Ints:
+    """Return the positions of entries to hide among `count`."""
+    size = min(OPTIONS.max_hidden, int(OPTIONS.hidden_share * count))
+    return np.random.default_rng([seed, 2]).choice(count, size, replace=False)
 
-    Without entry (a, b), which has the precision rho = r_a c_b / sigma^2, the row's mean at v_b is
 
-        x' = (x - rho WEIGHT y s) / (1 - rho (WEIGHT - 1) s),  x = u_a . v_b,  s = v_b'S_a v_b,
-
-    and the same holds for the column with s = u_a'S_b u_a; both changes are added.
-    """
+def choose_popularity(fit: ImplicitFit, hidden: Ints) -> float:
+    """Return q from where the hidden entries rank among all that their rows do not have."""
     side = fit.problem.sides[0]
-    counts = fit.problem.sides[1].counts.astype(float)
+    a = side.keys[hidden]
+    b = side.others[hidden]
+    counts = fit.problem.sides[1].counts - np.bincount(b, minlength=len(fit.means[1]))
+    shares = counts / max(counts.sum(), 1)
     U, V = (w.astype(np.float64) for w in fit.means)
-    rng = np.random.default_rng([seed, 2])
-    size = min(OPTIONS.ranked_entries, len(side.keys))
-    at = rng.choice(len(side.keys), size, replace=False)
-    a = side.keys[at]
-    b = side.others[at]
-    y = side.values[at].astype(np.float64)
-    rho = fit.precisions[0][a] * fit.precisions[1][b] / fit.noise
-    x = np.einsum("ei,ei->e", U[a], V[b])
-    left_out = x.copy()
-    weight = OPTIONS.weight
-    for partner, table in (
-        (V[b], fit.covariance.tables[0][a]),
-        (U[a], fit.covariance.tables[1][b]),
-    ):
-        s = np.einsum("ei,eij,ej->e", partner, unpack(table.astype(np.float64)), partner)
-        left_out += (x - rho * weight * y * s) / (1 - rho * (weight - 1) * s) - x
     csr = side.by_row.entries
-    q = np.array(OPTIONS.mixtures)[:, None]
-    rows, place = np.unique(a, return_inverse=True)
-    gains = np.zeros((len(rows), len(q)))
+    rows = np.unique(a)
+    gains = np.empty((len(rows), len(OPTIONS.mixtures)))
     for i, row in enumerate(rows):
-        known = csr[1][csr[0][row] : csr[0][row + 1]]
+        wanted = b[a == row]
+        row_cols = csr[1][csr[0][row] : csr[0][row + 1]]
+        known = np.setdiff1d(row_cols, wanted)
         predicted = V @ U[row]
-        total = np.maximum(predicted, 0).sum() or 1.0
-        scores = (1 - q) * predicted + q * total * counts / counts.sum()
-        scores[:, known] = -np.inf
-        mine = np.flatnonzero(place == i)
-        share = (counts[b[mine]] - 1) / max(counts.sum() - 1, 1)
-        target = (1 - q) * left_out[mine] + q * total * share  # (mixtures, entries)
-        above = (scores[:, None] > target[..., None]).sum(axis=2)
-        equal = (scores[:, None] == target[..., None]).sum(axis=2)
-        gains[i] = np.mean(1 / np.log2(2 + above + equal / 2), axis=1)
+        for j, q in enumerate(OPTIONS.mixtures):
+            scores = mix_popularity(predicted, shares, q)
+            targets = scores[wanted][:, None]
+            scores[known] = -np.inf
+            above = (scores > targets).sum(axis=1)
+            equal = (scores == targets).sum(axis=1) - 1
+            gains[i, j] = np.mean(1 / np.log2(2 + above + equal / 2))
     if len(rows) < 2:
         return OPTIONS.mixtures[-1]
     best = int(gains.mean(axis=0).argmax())

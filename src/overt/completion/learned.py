@@ -17,7 +17,7 @@ of a row keeps the priors from fitting noise where there are few rows.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -39,7 +39,7 @@ from overt.completion.problem import CompletionProblem
 
 @dataclass(frozen=True)
 class LearnedOptions:
-    """Numbers of the method, tuned on MovieLens 100K (u2 to u5) and 1M; u1 was left for checking."""
+    """Numbers of the method, tuned on MovieLens 100K (u2 to u5) and 1M, not on u1."""
 
     tol: float = 7e-4
     """Fall of the objective in one sweep, in nats per rating, below which it has converged. With
@@ -270,7 +270,7 @@ class LearnedFit:
                     table[row] = self.covariance.to_row(filled)
 
 
-def balanced_bases(fit: LearnedFit) -> tuple[Floats, Floats]:
+def balanced_bases(fit: Any) -> tuple[Floats, Floats]:
     """Return bases B_0, B_1 with (U B_0)(V B_1)' = U V' and both priors diagonal and equal.
 
     Factors come out in order of importance.
@@ -285,7 +285,7 @@ def balanced_bases(fit: LearnedFit) -> tuple[Floats, Floats]:
     return basis, np.linalg.inv(basis).T
 
 
-def equivalent_drop_prob(model: FactorModel, fit: LearnedFit) -> tuple[float, Floats]:
+def equivalent_drop_prob(model: FactorModel, fit: Any) -> tuple[float, Floats]:
     """Return the drop probability whose noise is as large as the learned one, and per factor.
 
     Fixed dropout gives the product of factor i a relative variance lam; the learned noise gives it

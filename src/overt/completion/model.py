@@ -123,7 +123,7 @@ class DiagonalCovariance(FullCovariance):
     """A variance for each column of each row, where full covariances take too much memory."""
 
     name = "diagonal"
-    to_square = staticmethod(np.diag)
+    to_square = staticmethod(lambda packed: np.diag(packed))
 
     @staticmethod
     def to_row(S: Array) -> Floats:

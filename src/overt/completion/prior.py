@@ -1,8 +1,8 @@
 """Priors of a side's rows, w_a ~ N(m + g_a, P^-1), and each row's share in the noise.
 
 g_a is what the row's features lead to expect. With scores A (N rows with entries, I directions),
-g_a = H'a_a. In the eigenbasis of P^-1 = X X' the whitened rows x_a = X^-1 (w_a - m) have independent
-coordinates c, in each
+g_a = H'a_a. In the eigenbasis of P^-1 = X X' the whitened rows x_a = X^-1 (w_a - m) have
+independent coordinates c, in each
 
     x_c ~ N(A h_c, 1),   h_c ~ N(0, D_c),   D_c = diag(s_jc) with one scale for each block j,
 

@@ -1,4 +1,4 @@
-"""A completion problem as the kernels read it: columns of the factors, entries by row and by column.
+"""A completion problem as the kernels read it: factor columns, entries by row and by column.
 
 Values are centered and, where noise is learned, divided by their standard deviation.
 """
@@ -228,7 +228,7 @@ class Grouped:
 
 @dataclass(frozen=True, eq=False)
 class CompletionProblem:
-    """Explain (value - center) / scale by u_a . v_b; `sides` are the entries by row and by column."""
+    """Explain (value - center) / scale by u_a . v_b; `sides` are entries by row and by column."""
 
     sides: tuple[Grouped, Grouped]
     columns: Columns
@@ -309,6 +309,17 @@ class CompletionProblem:
     def dtype(self) -> np.dtype[Any]:
         """Storage format of the values and factors."""
         return self.sides[0].values.dtype
+
+    def zeroed(self, at: Ints) -> CompletionProblem:
+        """Return the problem in which some of the entries have the value 0."""
+        by_row, by_col = self.sides
+        if by_row.memory_limit:
+            values = standardized(by_row.values, 0.0, 1.0, self.dtype)
+        else:
+            values = by_row.values.copy()
+        values[at] = 0
+        sides = (replace(by_row, values=values), replace(by_col, values=values))
+        return replace(self, sides=sides)
 
     def only(self, rows: Ints, cols: Ints) -> CompletionProblem:
         """Return the problem of some rows (with all their entries) and of some columns."""

@@ -1,4 +1,4 @@
-"""Queries of a fitted model: recommendations, lists for everyone, explanations, new rows, scores."""
+"""Queries of a fitted model: recommendations, lists, explanations, new rows, scores."""
 
 from __future__ import annotations
 

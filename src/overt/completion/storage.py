@@ -82,7 +82,7 @@ WITHOUT_EFFECT = ("n_jobs", "engine", "memory_limit")
 
 
 def to_plain(value: Any, name: str, arrays: dict[str, Array]) -> Any:
-    """Return a value as JSON; its arrays are added to `arrays` under names that start with `name`."""
+    """Return a value as JSON; add its arrays to `arrays` under names that start with `name`."""
     match value:
         case np.ndarray():
             arrays[name] = value

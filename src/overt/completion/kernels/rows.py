@@ -402,7 +402,7 @@ def learn_pairs(
 ) -> None:
     """Update rows whose unobserved entries are zeros (theory: rankings).
 
-    With T_b = v_b v_b' + S_b (packed in `fixed.covariances`), the partner's weight c_b, the row's r,
+    With T_b = v_b v_b' + S_b (packed in `fixed.covariances`), partner weights c_b, the row's r,
     A = sum_all c_b T_b + (C - 1) sum_observed c_b T_b,
     S = (r A / noise + P)^-1, w = S (r C sum_observed c_b y_b v_b / noise + P m).
     Writes w and w w' + S; stats are r times the expected squared error, and log det S; moments[c]
