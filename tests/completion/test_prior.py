@@ -47,9 +47,9 @@ def test_effects_are_a_ridge_regression_with_its_covariance():
 def test_cost_is_the_expected_log_density_and_a_step_lowers_it():
     features, W, S, sums, prior = two_blocks()
     N, n = W.shape
-    with_effects = Prior(prior.mean, prior.precision, prior.learn(sums, features).effects)
+    with_effects = prior.learn(sums, features)
     X, scales = with_effects.effects.X, with_effects.effects.scales
-    A, x = features.scores, np.linalg.solve(X, (W - prior.mean).T)
+    A, x = features.scores, np.linalg.solve(X, (W - with_effects.mean).T)
     white = np.linalg.solve(X, np.linalg.solve(X, S).T)
     expected = 2 * N * np.linalg.slogdet(X)[1] - N * np.linalg.slogdet(S)[1] - N * n
     for c in range(n):

@@ -319,8 +319,6 @@ COMPLETION = {
         lambda X, sweeps: fitted(drop_prob=0.5).fit(ENTRIES).partial_fit(
             X, sweeps=sweeps).predict([0], [0]),
         {"X": (t, ENTRIES), "sweeps": (c, 1)}, warns=KEPT),
-    "completion.DropoutCompletion.generalization_bound": Row(
-        lambda delta: MODEL.generalization_bound(delta=delta), {"delta": (n, 0.05)}, infinite=True),
     "completion.DropoutImputer": Row(
         lambda X, max_sweeps, tol: DropoutImputer(max_sweeps=max_sweeps, tol=tol).fit_transform(X),
         {"X": (a, TABLE), "max_sweeps": (c, 3), "tol": (n, 0.01)}, unique=False,
