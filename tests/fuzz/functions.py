@@ -302,10 +302,10 @@ COMPLETION = {
     "completion.DropoutCompletion.fit": Row(lambda X: fitted(drop_prob=0.5).fit(X).predict(
         [0, 1], [0, 1]), {"X": (a, np.where(A > 1, np.nan, A))}, warns=KEPT, unique=False),
     "completion.DropoutCompletion of words": Row(
-        lambda method, engine, missing, signals, clip: fitted(
-            method=method, engine=engine, missing=missing, signals=signals, clip=clip,
+        lambda engine, missing, signals, clip: fitted(
+            engine=engine, missing=missing, signals=signals, clip=clip,
             drop_prob=0.5 if str(method) == "sgd" else "learn").fit(ENTRIES).predict([0], [0]),
-        {"method": ("word", "alternating"), "engine": ("word", "local"),
+        {"engine": ("word", "local"),
          "missing": ("word", "unknown"), "signals": (t, False), "clip": (t, "auto")}, warns=KEPT),
     **methods(MODEL, "completion.DropoutCompletion", KEPT,
               predict={"rows": (i, ROWS), "cols": (i, COLS)}, complete={"rows": (i, ROWS)},

@@ -22,9 +22,15 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from overt._cluster import ClusterLostError, await_workers, checked_engine, connected, reachable
+from overt._cluster import (
+    ClusterLostError,
+    await_workers,
+    checked_engine,
+    connected,
+    reachable,
+    thread_count,
+)
 from overt._mapped import forget
-from overt._mapping import thread_count
 from overt._types import Array
 from overt.completion.problem import Layout
 
