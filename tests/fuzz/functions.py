@@ -304,7 +304,7 @@ COMPLETION = {
     "completion.DropoutCompletion of words": Row(
         lambda engine, missing, signals, clip: fitted(
             engine=engine, missing=missing, signals=signals, clip=clip,
-            drop_prob=0.5 if str(method) == "sgd" else "learn").fit(ENTRIES).predict([0], [0]),
+            drop_prob="learn").fit(ENTRIES).predict([0], [0]),
         {"engine": ("word", "local"),
          "missing": ("word", "unknown"), "signals": (t, False), "clip": (t, "auto")}, warns=KEPT),
     **methods(MODEL, "completion.DropoutCompletion", KEPT,
