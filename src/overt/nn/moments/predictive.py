@@ -16,15 +16,14 @@ from overt.nn.graph.state import (
     Output,
     SavedState,
     check_call,
+    never_compiled,
     raise_if_model_fails,
     seed_all,
     untouched,
 )
 from overt.nn.moments.combine import combine_with_samples, contradicts, estimate_errors
-from overt.nn.moments.monte_carlo import SampleSums
-from overt.nn.moments.propagate import propagate_with_corrections
-from overt.nn.moments.result import Moments
-from overt.nn.moments.rules import decompose
+from overt.nn.moments.monte_carlo import Moments, SampleSums
+from overt.nn.moments.propagate import decompose, propagate_with_corrections
 
 
 @dataclass(frozen=True)
@@ -47,6 +46,7 @@ class SamplingPlan:
 PLAN = SamplingPlan()
 
 
+@never_compiled
 def predictive_moments(
     model: nn.Module,
     x: Any,
