@@ -18,10 +18,12 @@ from benchmarks.harness import Table, exponent, seconds, verdict
 from overt import datasets
 from overt.completion import DropoutCompletion
 from overt.completion.engines import Engine, make_engine
-from overt.completion.forms.fixed import FixedForm
-from overt.completion.forms.learned import LearnedForm
-from overt.completion.forms.problem import CompletionProblem
-from overt.completion.kernels import Csr, Held, gram
+from overt.completion.features import both_features
+from overt.completion.fixed import FixedFit
+from overt.completion.kernels import rows as kernels
+from overt.completion.kernels.rows import Csr, FixedSide
+from overt.completion.learned import LearnedFit
+from overt.completion.problem import Columns, CompletionProblem
 
 PEERS = ("cornac", "myfm", "cmfrec", "libmf", "surprise", "lenskit")
 
@@ -212,12 +214,12 @@ def rates() -> Table:
     indices = rng.integers(0, 4000, n).astype(np.int32)
     values = rng.standard_normal(n).astype(np.float32)
     csr = Csr(np.arange(0, n + 1, per_row), indices, values)
-    held = Held(means, means, np.ones(len(means)))
-    work = gram.workspace(means, k)
+    fixed = FixedSide(means, means, np.ones(len(means)))
+    work = kernels.workspace(means, k)
     A = rng.standard_normal((2048, 2048)).astype(np.float32)
 
     with make_engine("local", 1):
-        ours, product = seconds(lambda: _sum_rows(csr, held, work), lambda: A @ A, repeat=5)
+        ours, product = seconds(lambda: _sum_rows(csr, fixed, work), lambda: A @ A, repeat=5)
     mine, peak = 2 * n * k * k / ours / 1e9, 2 * 2048**3 / product / 1e9
     return Table(
         "Completion kernel: Gram accumulation at 64 factors",
@@ -228,9 +230,9 @@ def rates() -> Table:
 
 
 @njit
-def _sum_rows(csr: Csr, held: Held, work: gram.Work) -> None:
+def _sum_rows(csr: Csr, fixed: FixedSide, work: kernels.Work) -> None:
     for row in range(len(csr.indptr) - 1):
-        gram.sum_gram(csr, row, held, work)
+        kernels.sum_gram(csr, row, fixed, work)
 
 
 def scaling() -> Table:
@@ -254,13 +256,15 @@ def scaling() -> Table:
         m, n = count // 100, count // 400
         ratings = datasets.generate_ratings(m, n, count, seed=0)[0]
         with make_engine("local", 1) as engine:
-            problem = CompletionProblem.build(ratings, 16, biases=True, standard=True)
-            form = LearnedForm.start(problem, 0)
-            learned_times.append(_sweep(form, engine))
-            second = form.spread.tables[0]
+            columns = Columns(16, biases=True)
+            problem = CompletionProblem.build(ratings, columns, standard=True)
+            features = both_features(problem.sides, (None, None), False, problem.dtype, 0)
+            fit = LearnedFit.start(problem, features, True, 0)
+            learned_times.append(_sweep(fit, engine))
+            second = fit.covariance.tables[0]
             moved = 2 * count * second.shape[1] * second.itemsize
-            problem = CompletionProblem.build(ratings, 16, biases=True, standard=False)
-            fixed_times.append(_sweep(FixedForm.start(problem, 0.2, 1e-6, 0), engine))
+            problem = CompletionProblem.build(ratings, columns, standard=False)
+            fixed_times.append(_sweep(FixedFit.start(problem, 0.2, 1e-6, 0), engine))
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "ratings.npz"
             np.savez(path, rows=ratings.rows, cols=ratings.cols, values=ratings.values)
@@ -309,10 +313,10 @@ def _memory(field: str) -> int:
     return 1024 * int(re.search(rf"{field}:\s+(\d+) kB", status)[1])  # type: ignore[index]
 
 
-def _sweep(form: LearnedForm | FixedForm, engine: Engine) -> float:
+def _sweep(fit: LearnedFit | FixedFit, engine: Engine) -> float:
     """Return the seconds of a sweep once everything is compiled."""
-    form.step(engine)
-    return min(_timed(lambda: form.step(engine)) for _ in range(2))
+    fit.step(engine)
+    return min(_timed(lambda: fit.step(engine)) for _ in range(2))
 
 
 def _timed(call) -> float:  # type: ignore[no-untyped-def]

@@ -15,8 +15,9 @@ import numpy as np
 from benchmarks.harness import Table, verdict
 from overt import datasets
 from overt.completion import DropoutCompletion
-from overt.completion.evaluation import best_columns, divide, least_relevant, ranking_figures
-from overt.completion.forms.implicit import Strengths
+from overt.completion.evaluation import divide, list_figures
+from overt.completion.implicit import Strengths
+from overt.completion.recommend import best_columns, least_relevant
 from overt.entries import Entries
 
 SHOWN = ("ndcg@10", "recall@20", "mrr", "map", "columns_shown")
@@ -32,6 +33,7 @@ def compare(size: str, split: str) -> Table:
     entries = datasets.movielens(size)
     train, held, _ = divide(entries, split, 0.1, 0)
     rows = np.unique(held.rows)
+    known = (train.rows, train.cols, rows, train.shape[1])
     least = least_relevant(entries.values)
     table = Table(
         f"Rankings: MovieLens {size.upper()}, {_names[split]}",
@@ -44,17 +46,17 @@ def compare(size: str, split: str) -> Table:
         model = DropoutCompletion(n_jobs=1, **setting).fit_entries(train)
         ranking = model.prepare_ranking()._ranking()
         cpu = time.process_time() - start
-        lists = best_columns(lambda some, by=ranking: by.of_rows(some)[1], train, rows)
-        figures = ranking_figures(lists, rows, train, held, least)
+        lists = best_columns(lambda some, by=ranking: by.of_rows(some)[1], *known)
+        figures = list_figures(lists, rows, train, held, least)
         found[name] = figures, cpu
-        factors = (ranking.chosen or ranking.model).columns.n_factors
+        factors = (ranking.chosen or ranking.model).base.columns.n_factors
         _add(table, name, f"defaults, {factors} factors", figures, cpu)
     counts = np.bincount(train.cols, minlength=train.shape[1])
-    lists = best_columns(lambda some: np.tile(counts, (len(some), 1)), train, rows)
-    _add(table, "popularity", "", ranking_figures(lists, rows, train, held, least), None)
+    lists = best_columns(lambda some: np.tile(counts, (len(some), 1)), *known)
+    _add(table, "popularity", "", list_figures(lists, rows, train, held, least), None)
     told, peers = _peers(entries, train, split)
     for name, lists in peers.items():
-        figures = ranking_figures(lists[rows], rows, train, held, least)
+        figures = list_figures(lists[rows], rows, train, held, least)
         found[name] = figures, told[name]["cpu"]
         _add(table, name, told[name]["setting"], figures, told[name]["cpu"])
     _bars(table, found, told, factors)

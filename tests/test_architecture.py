@@ -24,9 +24,9 @@ TORCH = {"nn", "relu", "robust"}  # may share what they need of PyTorch
 
 # Modules that each main use imports. Lower a limit when a redesign reaches it; never raise one.
 CLOSURES = {
-    "LinearNetwork": 45,
-    "DropoutCompletion": 51,
-    "DropoutImputer": 11,
+    "LinearNetwork": 44,
+    "DropoutCompletion": 30,
+    "DropoutImputer": 10,
     "predictive_moments": 25,
     "mc_moments": 15,
     "without_noise": 24,

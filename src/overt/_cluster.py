@@ -9,11 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from overt._check import InputError, MissingExtraError, choice
+from overt._check import InputError, MissingExtraError, choice, whole
 
 NAMES = ("local", "threads", "dask")
 
 PROTOCOLS = ("tcp", "tls", "ucx", "ws", "wss", "inproc")
+
+ALL_CORES = -1
+"""As `n_jobs`: one thread or process for each core."""
 
 PATIENCE = 60.0
 """Seconds without any worker after which a cluster is given up."""
@@ -29,6 +32,18 @@ UNGUARDED = (
 
 class ClusterLostError(ConnectionError):
     """A cluster no longer answers, or has no workers left."""
+
+
+def thread_count(n_jobs: int | None) -> int:
+    """Return the number of threads or processes: all cores that may be used for None and -1."""
+    if n_jobs is None or n_jobs == ALL_CORES:
+        # Imported on first use: it takes as long to load as all of overt.
+        from joblib import effective_n_jobs  # type: ignore[import-untyped]
+
+        return int(effective_n_jobs(ALL_CORES))
+    if isinstance(n_jobs, int) and n_jobs < 1:
+        raise InputError(f"n_jobs must be at least 1, or -1 for all cores, got {n_jobs}")
+    return whole("n_jobs", n_jobs)
 
 
 def is_address(engine: str) -> bool:

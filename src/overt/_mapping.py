@@ -17,11 +17,8 @@ from typing import Any
 import numpy as np
 
 from overt._check import InputError, InputTypeError, MissingExtraError, plain_array, whole
-from overt._cluster import ClusterLostError, checked_engine, connected
+from overt._cluster import ClusterLostError, checked_engine, connected, thread_count
 from overt.results import Status
-
-ALL_CORES = -1
-"""As `n_jobs`: one thread or process for each core."""
 
 RETRIES = 2
 """Times that Dask repeats a call that failed for any reason but its input."""
@@ -55,18 +52,6 @@ def seed_numbers(seeds: Any) -> list[int]:
     if len(seeds) == 0:
         raise InputError("seeds must be a number of runs or a list of at least one, got none")
     return [whole("seeds", number, minimum=0) for number in seeds]
-
-
-def thread_count(n_jobs: int | None) -> int:
-    """Return the number of threads or processes: all cores that may be used for None and -1."""
-    if n_jobs is None or n_jobs == ALL_CORES:
-        # Imported on first use: it takes as long to load as all of overt.
-        from joblib import effective_n_jobs  # type: ignore[import-untyped]
-
-        return int(effective_n_jobs(ALL_CORES))
-    if isinstance(n_jobs, int) and n_jobs < 1:
-        raise InputError(f"n_jobs must be at least 1, or -1 for all cores, got {n_jobs}")
-    return whole("n_jobs", n_jobs)
 
 
 def record_steps(records: Any, steps: int, spaced: Callable[[int], Any]) -> list[int]:

@@ -43,7 +43,7 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 def test_results_depend_neither_on_threads_nor_on_calls(form, ratings, monkeypatch):
     one = DropoutCompletion(n_factors=4, n_jobs=1, **FORMS[form]).fit(ratings)
-    monkeypatch.setattr("overt.completion.engines.threads.ENTRIES", 1)
+    monkeypatch.setattr("overt.completion.engines.MIN_ENTRIES_PER_CALL", 1)
     many = DropoutCompletion(n_factors=4, n_jobs=3, **FORMS[form]).fit(ratings)
     np.testing.assert_array_equal(many.U_, one.U_)
     np.testing.assert_array_equal(many.objective_, one.objective_)
@@ -67,7 +67,7 @@ def test_a_cluster_finds_the_same_factors(form, ratings, client):
 
 
 def test_diagonal_covariances_travel_too(ratings, client, monkeypatch):
-    monkeypatch.setattr("overt.completion.forms.spread.FULL_BYTES", 0)
+    monkeypatch.setattr("overt.completion.learned.MAX_FULL_BYTES", 0)
     given = (ratings.rows, ratings.cols, ratings.values)
     here, there = (
         DropoutCompletion(n_factors=4, engine=engine, max_sweeps=4).fit_triplets(*given)
@@ -114,7 +114,7 @@ def test_a_lost_worker_loses_no_fit(form, ratings, client):
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        there = DropoutCompletion(engine="dask", **settings).fit_entries(ratings, on_form=lose)
+        there = DropoutCompletion(engine="dask", **settings).fit_entries(ratings, on_step=lose)
     np.testing.assert_array_equal(there.U_, here.U_)
     learned = here.drop_prob == "learn"
     both = [model.predict(ratings, return_std=learned) for model in (there, here)]
@@ -146,7 +146,7 @@ def test_a_lost_worker_is_told(ratings, client):
 
     model = DropoutCompletion(4, max_sweeps=4, tol=0, signals=False, engine="dask")
     with pytest.warns(UserWarning, match="workers were lost"):
-        model.fit_entries(ratings, on_form=lose)
+        model.fit_entries(ratings, on_step=lose)
 
 
 def test_a_worker_that_left_is_told_though_nothing_of_it_was_needed(ratings, client):
@@ -155,7 +155,7 @@ def test_a_worker_that_left_is_told_though_nothing_of_it_was_needed(ratings, cli
 
     model = DropoutCompletion(2, max_sweeps=1, signals=False, engine="dask")
     address = client.cluster.workers[0].address
-    model.fit_entries(ratings, on_form=lose)
+    model.fit_entries(ratings, on_step=lose)
     assert model.faults_ == (f"workers left before the end: {address}",)
 
 
@@ -169,8 +169,8 @@ def test_a_lost_cluster_leaves_a_checkpoint(ratings, client, tmp_path, monkeypat
             client.sync(worker.close, nanny=False)
 
     there = DropoutCompletion(engine="dask", **settings)
-    with pytest.raises(ClusterLostError, match="2 sweeps were done, and resume goes on"):
-        there.fit_entries(ratings, checkpoint=tmp_path, on_form=lose)
+    with pytest.raises(ClusterLostError, match="2 sweeps were done, and resume continues"):
+        there.fit_entries(ratings, checkpoint=tmp_path, on_step=lose)
     again = DropoutCompletion(**settings).fit(ratings, checkpoint=tmp_path, resume=True)
     np.testing.assert_array_equal(again.U_, here.U_)
     np.testing.assert_array_equal(again.objective_, here.objective_)
@@ -192,7 +192,7 @@ def test_an_error_of_a_kernel_is_not_taken_for_a_loss(ratings, client, monkeypat
     def broken(*_):
         raise ZeroDivisionError("in the kernel")
 
-    monkeypatch.setattr("overt.completion.engines.dask.update", broken)
+    monkeypatch.setattr("overt.completion.engines.update", broken)
     with pytest.raises(ZeroDivisionError, match="in the kernel"):
         DropoutCompletion(n_factors=2, engine="dask", max_sweeps=1).fit(ratings)
 

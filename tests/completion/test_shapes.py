@@ -73,17 +73,3 @@ def test_scale_of_the_values_does_not_matter():
     ):
         shift = 7e5 if mine[0] > 1 else 0
         np.testing.assert_allclose(theirs + shift, 1e4 * mine, rtol=1e-4)
-
-
-def test_averaging_beats_one_draw_and_matches_learned(monkeypatch):
-    monkeypatch.setattr("overt.completion.forms.averaged.together", lambda *given: 1.0)
-    ratings, truth = datasets.generate_ratings(300, 200, 10_000, scale=None, seed=4)
-    rng = np.random.default_rng(0)
-    rows, cols = rng.integers(0, 300, 5000), rng.integers(0, 200, 5000)
-    error = {}
-    for average in (0, 1, 30):
-        model = DropoutCompletion(16, average=average)
-        model.fit_triplets(ratings.rows, ratings.cols, ratings.values, shape=ratings.shape)
-        error[average] = np.sqrt(np.mean((model.predict(rows, cols) - truth(rows, cols)) ** 2))
-    assert error[30] < error[1]
-    assert error[30] < 1.05 * error[0]

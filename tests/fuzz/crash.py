@@ -94,7 +94,7 @@ def _predicted(model: Any) -> bytes:
 
 
 def _fit(folder: Path) -> bytes:
-    from overt.completion.storage.checkpoints import SweepCheckpoint
+    from overt.completion.storage import SweepCheckpoint
 
     model = readers._completion(drop_prob="learn", max_sweeps=12, tol=0.0, average=3)
     kept = SweepCheckpoint(folder, readers._entries(), model.get_params(), resume=True)

@@ -301,10 +301,10 @@ COMPLETION = {
     "completion.DropoutCompletion.fit": Row(lambda X: fitted(drop_prob=0.5).fit(X).predict(
         [0, 1], [0, 1]), {"X": (a, np.where(A > 1, np.nan, A))}, warns=KEPT, unique=False),
     "completion.DropoutCompletion of words": Row(
-        lambda method, engine, missing, signals, clip: fitted(
-            method=method, engine=engine, missing=missing, signals=signals, clip=clip,
-            drop_prob=0.5 if str(method) == "sgd" else "learn").fit(ENTRIES).predict([0], [0]),
-        {"method": ("word", "alternating"), "engine": ("word", "local"),
+        lambda engine, missing, signals, clip: fitted(
+            engine=engine, missing=missing, signals=signals, clip=clip,
+            drop_prob="learn").fit(ENTRIES).predict([0], [0]),
+        {"engine": ("word", "local"),
          "missing": ("word", "unknown"), "signals": (t, False), "clip": (t, "auto")}, warns=KEPT),
     **methods(MODEL, "completion.DropoutCompletion", KEPT,
               predict={"rows": (i, ROWS), "cols": (i, COLS)}, complete={"rows": (i, ROWS)},
@@ -318,8 +318,6 @@ COMPLETION = {
         lambda X, sweeps: fitted(drop_prob=0.5).fit(ENTRIES).partial_fit(
             X, sweeps=sweeps).predict([0], [0]),
         {"X": (t, ENTRIES), "sweeps": (c, 1)}, warns=KEPT),
-    "completion.DropoutCompletion.generalization_bound": Row(
-        lambda delta: MODEL.generalization_bound(delta=delta), {"delta": (n, 0.05)}, infinite=True),
     "completion.DropoutImputer": Row(
         lambda X, max_sweeps, tol: DropoutImputer(max_sweeps=max_sweeps, tol=tol).fit_transform(X),
         {"X": (a, TABLE), "max_sweeps": (c, 3), "tol": (n, 0.01)}, unique=False,

@@ -109,9 +109,7 @@ MORE = {
     },
     "completion": {
         "completion.DropoutCompletion whole": fitted(DropoutCompletion, n_factors=2, drop_prob=0.5, max_sweeps=2,
-            tol=0.1, average=0, learning_rate=0.5, batch_size=2),
-        "completion.DropoutCompletion by SGD": fitted(partial(DropoutCompletion, method="sgd"), n_factors=2, drop_prob=0.5,
-            max_sweeps=2, tol=0.1, average=0, learning_rate=0.5, batch_size=2),
+            tol=0.1, average=0),
         "completion.DropoutCompletion.fit whole": whole(
             lambda X, y, row_features, col_features, sample_weight, checkpoint, resume: by.fitted(drop_prob=0.5).fit(
                 X, y, row_features, col_features, sample_weight=sample_weight, checkpoint=checkpoint, resume=resume

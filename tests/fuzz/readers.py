@@ -224,7 +224,7 @@ def _predictions(path):
 
 
 def _checkpoint(folder):
-    from overt.completion.storage.checkpoints import SweepCheckpoint
+    from overt.completion.storage import SweepCheckpoint
 
     if not (folder / "fixed.safetensors").exists():
         model = _completion()
@@ -234,7 +234,7 @@ def _checkpoint(folder):
 
 
 def _resumed(path):
-    from overt.completion.storage.checkpoints import SweepCheckpoint
+    from overt.completion.storage import SweepCheckpoint
 
     model = _completion()
     kept = SweepCheckpoint(path.parent, _entries(), model.get_params(), resume=True)

@@ -152,7 +152,7 @@ def test_full_disks_are_answered_with_a_sentence(tmp_path, monkeypatch):
 
 def test_two_kills_in_a_row_leave_a_model(tmp_path, monkeypatch):
     """One after model.json, before the arrays take their place; one before the next model.json."""
-    from overt.completion.storage import models
+    from overt.completion import storage as models
 
     first, second = (
         DropoutCompletion(2, 0.5, max_sweeps=1).fit(np.eye(3) + shift) for shift in (0, 1)

@@ -23,7 +23,6 @@ A = np.arange(12.0).reshape(4, 3)
 ROWS, COLS = np.array([0, 1, 2, 3, 0]), np.array([0, 1, 2, 0, 2])
 ENTRIES = overt.Entries(ROWS, COLS, np.array([1.0, 2.0, 3.0, 2.5, 1.5]), shape=(4, 3))
 MODEL = DropoutCompletion(n_factors=2, drop_prob=0.5, max_sweeps=2).fit(ENTRIES)
-SGD = DropoutCompletion(n_factors=2, drop_prob=0.5, max_sweeps=2, method="sgd", learning_rate=1e3)
 TASK = overt.LinearNetwork(A, 2, overt.Dropout(0.5))
 X, LABELS = torch.ones(4, 3), torch.tensor([0, 1, 1, 0])
 SMALL, RULE = decay.two_by_two(0.25), decay.Schedule.constant(9, 0.1, 0.01)
@@ -59,8 +58,6 @@ REFUSED = {
     "weights of no entry": lambda: MODEL.score(np.stack([ROWS, COLS], 1), COLS, np.zeros(5)),
     "huge entries of a newcomer": lambda: MODEL.fold_in({0: 1e300}),
     "a ragged row": lambda: MODEL.recommend([[1, 2], [3]]),
-    "huge steps": lambda: SGD.fit(ENTRIES),
-    "endless steps": lambda: clone(SGD).set_params(learning_rate=1e300).fit(ENTRIES),
     "no entries": lambda: DropoutCompletion().fit_entries([1.0]),
     "no folder": lambda: DropoutCompletion().fit(ENTRIES, checkpoint=3.5),
     "huge features": lambda: DropoutCompletion().fit(ENTRIES, row_features=np.full((4, 1), 1e300)),

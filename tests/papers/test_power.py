@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from overt import decay, equalize, linear, noise, penalty, relu, spectral
-from overt.completion import bounds
 from overt.papers import items, oracles, verify
 from overt.papers.beyond import deep as beyond_deep
 from overt.papers.implicit_bias import landscape
 from overt.papers.one_way_jumps import minima
 from overt.papers.rank_sets import ApproximateRankSet
 from overt.papers.thesis import capacity, training
+from overt.papers.thesis import completion_bound as bounds
 
 BOUNDS = [name for name, item in items().items() if item.how == "bound evaluated"]
 

@@ -85,7 +85,7 @@ def complete(
     Try: [bold]overt complete ratings.csv --predict pairs.csv[/bold]
     """
     from overt.completion import DropoutCompletion, ratings_file
-    from overt.completion.storage.checkpoints import SweepCheckpoint
+    from overt.completion.storage import SweepCheckpoint
 
     start = time.perf_counter()
     screen = errors if as_json else console

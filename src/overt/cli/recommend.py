@@ -132,7 +132,7 @@ def _newcomer(path: Path | None) -> tuple[list[str], list[float] | None]:
 
 
 def _fields(path: Path) -> list[list[str]]:
-    from overt.completion.ratings_text import short_lines
+    from overt.completion.ratings_file import short_lines
 
     if not path.is_file():
         raise InputError(f"there is no file or folder {path}")

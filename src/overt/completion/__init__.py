@@ -3,7 +3,6 @@
 >>> from overt.completion import DropoutCompletion
 """
 
-from overt.completion.bounds import Bound
 from overt.completion.estimator import DropoutCompletion
 from overt.completion.evaluation import Evaluation, evaluate
 from overt.completion.imputer import DropoutImputer
@@ -11,7 +10,6 @@ from overt.completion.ratings_file import RatingsFile, read_ratings
 from overt.completion.recommend import Explanation, NewRow, Recommendation, Recommendations
 
 __all__ = [
-    "Bound",
     "DropoutCompletion",
     "DropoutImputer",
     "Evaluation",

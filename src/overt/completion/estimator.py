@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -14,15 +15,17 @@ from sklearn.utils import RegressorTags
 from sklearn.utils.validation import check_is_fitted
 
 from overt._check import InputError, choice, instance, whole
-from overt._types import Floats, Ints, Seed
-from overt.completion import bounds, evaluation, fitting, incremental, ratings_file
-from overt.completion.alignment import with_features
+from overt._types import Array, Floats, Ints, Seed
+from overt.completion import fitting, ratings_file
+from overt.completion.averaged import AveragedModel
 from overt.completion.engines import make_engine
-from overt.completion.forms.implicit import observed_pairs, refuse_dislikes
-from overt.completion.forms.model import FactorModel, Fit
-from overt.completion.index import EntryIndex
+from overt.completion.features import align_features
+from overt.completion.fitting import Model, Settings, fresh_seed, is_rating_scale
+from overt.completion.implicit import ImplicitModel, observed_pairs, refuse_dislikes
+from overt.completion.model import Fit
 from overt.completion.recommend import (
-    BLOCK,
+    PREDICTIONS_AT_ONCE,
+    EntryIndex,
     Explanation,
     Lists,
     NewRow,
@@ -32,15 +35,33 @@ from overt.completion.recommend import (
     best_for_row,
     explain,
     new_row,
+    score_entries,
     similar_columns,
 )
-from overt.completion.settings import RANKING, Settings, fresh_seed
-from overt.completion.storage import checkpoints, models
-from overt.completion.tables import read_entries
+from overt.completion.storage import SweepCheckpoint, load_model, save_model
 from overt.entries import Entries, observed
 from overt.entries.frames import is_frame, is_table
 from overt.entries.identifiers import UNKNOWN, IdentifierIndex, warn_unknown
 from overt.results import Status
+
+MAX_RANKED_ENTRIES = 200_000
+"""Entries up to which `fit` also fits the model that ranks: half a second for 100,000, a tenth or
+less of the fit with its averaged samples."""
+
+MIN_UNIT_ENTRIES = 5
+"""Columns with fewer entries do not show their unit."""
+
+MAX_UNIT_RATIO = 3.0
+"""Columns have different units where their standard deviations differ by more than this (their
+first and last tenth left out), or their centers by its square times a typical one. Hours of a day
+and questions of a survey stay below it; the columns of wine and penguins are far above it."""
+
+MAX_TABLE_COLUMNS = 10
+"""Columns up to which real values are a table rather than a matrix. The real tables on which
+completion was no better than the column mean (iris, penguins, wages of males) have at most 5."""
+
+MAX_TABLE_LEVELS = 20
+"""Different values up to which a table may hold ratings, answers or clicks."""
 
 Path = str | os.PathLike[str]
 
@@ -66,14 +87,11 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         Whether rows and columns have biases and the mean is subtracted.
     ridge
         Coefficient of |U|^2 + |V|^2 beside the sum of squares, where drop_prob is not "learn".
-    method
-        "alternating" solves for rows and columns in turn, exactly. "sgd" is the algorithm of the
-        thesis; it needs a number as drop_prob.
     max_sweeps
-        Stop after this many sweeps over all entries (epochs of SGD). None takes 100.
+        Stop after this many sweeps over all entries. None takes 100.
     tol
         Stop when a sweep lowers the objective by less than this. With "learn" in nats per entry
-        (None takes 7e-4), otherwise relative (None takes 1e-5). SGD makes all its epochs.
+        (None takes 7e-4, and 5e-3 for missing="negative"), otherwise relative (None takes 1e-5).
     average
         With "learn": number of posterior samples whose predictions are averaged; more accurate and
         slower. "auto" takes 60 where that takes seconds (about 100,000 entries) and max_sweeps is
@@ -84,8 +102,6 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
     clip
         Whether predictions are clipped to the range of the values. "auto" does so for rating
         scales: values of which 20 different numbers make up nine tenths.
-    learning_rate, batch_size
-        Step size and minibatch size of method="sgd".
     seed
         Int, NumPy Generator, or None for fresh entropy.
     n_jobs
@@ -147,7 +163,7 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
     """
 
     file_report_: ratings_file.FileReport | None
-    chosen_: FactorModel | None
+    ranking_model_: ImplicitModel | None
     entries_: Entries
 
     def __init__(
@@ -156,14 +172,11 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         drop_prob: Any = "learn",
         biases: bool = True,
         ridge: float = 1e-6,
-        method: str = "alternating",
         max_sweeps: int | None = None,
         tol: float | None = None,
         average: Any = "auto",
         signals: Any = "auto",
         clip: Any = "auto",
-        learning_rate: float = 1.0,
-        batch_size: int = 2000,
         seed: Seed = 0,
         n_jobs: int | None = None,
         engine: str = "local",
@@ -175,15 +188,12 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         self.drop_prob = drop_prob
         self.biases = biases
         self.ridge = ridge
-        self.method = method
         self.max_sweeps = max_sweeps
         self.tol = tol
         self.average = average
         self.signals = signals
         self.random_state = random_state
         self.clip = clip
-        self.learning_rate = learning_rate
-        self.batch_size = batch_size
         self.seed = seed
         self.n_jobs = n_jobs
         self.engine = engine
@@ -248,7 +258,7 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         **features: Any,
     ) -> Self:
         """Fit to three arrays; `on_sweep(sweeps done, objective)` may watch; features as in fit."""
-        features["on_form"] = lambda form: on_sweep(len(form.history), form.history[-1])
+        features["on_step"] = lambda fit: on_sweep(len(fit.history), fit.history[-1])
         return self.fit_entries(Entries(rows, cols, values, shape), **features)
 
     def fit_entries(
@@ -264,25 +274,42 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         self.file_report_ = None
         instance("entries", entries, Entries, "overt.Entries")
         settings = self._settings()
-        tables = (row_features, col_features)
         if settings.missing == "negative":
             refuse_dislikes(entries.values)
             entries = observed_pairs(entries)
-        entries, given, encoders = with_features(entries, tables, allowed=settings.learned)
-        kept = checkpoints.opened(checkpoint, entries, self.get_params(), given, resume)
-        fit = fitting.fit_entries(settings, entries, given=given, checkpoint=kept, **how)
-        chosen = None
-        if fit.model.pairs is None and len(entries) <= RANKING:
-            chosen = _ranking_model(settings, entries, fit)
-        fit = replace(fit, model=replace(fit.model, encoders=encoders))
-        return self._adopt(entries, fit, chosen)
+        tables = (row_features, col_features)
+        entries, given, encoders = align_features(entries, tables, allowed=settings.learned)
+        if checkpoint is None and resume:
+            raise InputError("resume needs the folder of a checkpoint")
+        if checkpoint is not None and not isinstance(checkpoint, SweepCheckpoint):
+            parameters = self.get_params()
+            checkpoint = SweepCheckpoint(
+                checkpoint, entries, parameters, resume=resume, given=given
+            )
+        fit = fitting.fit_entries(settings, entries, given=given, checkpoint=checkpoint, **how)
+        ranking_model = None
+        if not isinstance(fit.model, ImplicitModel) and len(entries) <= MAX_RANKED_ENTRIES:
+            ranking_model = _ranking_model(settings, entries, fit)
+        return self._adopt(entries, fit, ranking_model, encoders)
 
     def _settings(self) -> Settings:
         given = self.get_params()
-        return Settings(**given | {"seed": fresh_seed(self.seed, given.pop("random_state"))})
+        random_state = given.pop("random_state")
+        given["seed"] = fresh_seed(self.seed, random_state)
+        return Settings(**given)
 
-    def _adopt(self, entries: Any, fit: Fit, chosen: FactorModel | None) -> Self:
+    def _adopt(
+        self,
+        entries: Entries,
+        fit: Fit,
+        ranking_model: ImplicitModel | None,
+        encoders: Any = None,
+    ) -> Self:
         """Take over a fit of these entries."""
+        model = fit.model
+        if encoders is not None:
+            base = replace(model.base, encoders=encoders)
+            model = base if model is model.base else replace(model, base=base)
         found = {
             "_fitted": fit.fitted or len(entries),
             "drop_prob_": fit.drop_prob,
@@ -290,33 +317,46 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
             "path_": fit.path,
             "faults_": fit.faults,
         }
-        given = fit.model, chosen, entries, fit.objective, fit.status
-        return self._show(*given, found)
+        return self._show(model, ranking_model, entries, fit.objective, fit.status, found)
 
     def _show(
         self,
-        model: FactorModel,
-        chosen: FactorModel | None,
+        model: Model,
+        ranking_model: ImplicitModel | None,
         entries: Entries,
         objective: Sequence[float],
         status: Status,
         found: Mapping[str, Any] = MappingProxyType({}),
     ) -> Self:
-        """Take over a model and the entries it knows, all at once: Ctrl-C cannot part them."""
-        shown = {f"{name}_": value for name, value in model.shown().items()}
-        shown |= found
-        shown |= {
+        """Take over a model and its entries in one step, so that Ctrl-C cannot separate them."""
+        base = model.base
+        U = base.means[0][:-1]
+        V = base.means[1][:-1]
+        k = base.columns.n_factors
+        biases = base.columns.biases
+        shown = {
+            "U_": U[:, :k],
+            "V_": V[:, :k],
+            "mean_": base.center,
+            "noise_variance_": base.noise,
+            "row_bias_": U[:, k] if biases else np.zeros(len(U)),
+            "col_bias_": V[:, k + 1] if biases else np.zeros(len(V)),
+            "row_noise_": base.noises[0].variances[:-1],
+            "col_noise_": base.noises[1].variances[:-1],
+            "covariance_": base.covariance.name,
+            "n_features_in_": len(V),
+            "average_": len(model.V) if isinstance(model, AveragedModel) else 0,
             "entries_": entries,
             "model_": model,
             "index_": EntryIndex(entries),
             "row_ids_": entries.row_ids,
             "col_ids_": entries.col_ids,
-            "chosen_": chosen,
+            "ranking_model_": ranking_model,
             "objective_": np.asarray(objective, dtype=float),
             "n_sweeps_": len(objective),
             "status_": status,
         }
-        self.__dict__.update(shown)
+        self.__dict__.update(shown | dict(found))
         return self
 
     def predict(
@@ -340,7 +380,7 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         returns the standard deviation of a new observation: residual noise and uncertainty of the
         factors. Results come in the order (predictions, std, known).
         """
-        model, index = self._asked(keys)
+        model, index = self._query(keys)
         (a, b), (row_labels, col_labels) = index.find_pairs(rows, cols)
         if not return_known:
             then = "they get what is known of the other side"
@@ -357,7 +397,7 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
 
     def explain(self, row: Any, col: Any, *, keys: str = "auto") -> Explanation:
         """Return which of the row's observed entries drive its prediction for `col`."""
-        return explain(*self._asked(keys), row, col)
+        return explain(*self._query(keys), row, col)
 
     def fold_in(self, entries: Any, features: Any = None, *, keys: str = "auto") -> NewRow:
         """Return a new row with these entries, without refitting.
@@ -366,7 +406,7 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         are left out, with a warning. `features` is one row as in `row_features`, or
         {name: value}. `keys` says how columns are given, as in `predict`.
         """
-        return new_row(*self._asked(keys), entries, self._ranking, features)
+        return new_row(*self._query(keys), entries, self._ranking, features)
 
     def complete(self, rows: Any = None, cols: Any = None, *, keys: str = "auto") -> Floats:
         """Return the dense matrix, or some rows and columns of one too large to be had at once.
@@ -374,7 +414,7 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         Rows and columns are given as in `predict`, or as slices of their order. Those never seen
         are predicted as `predict` does, with a warning.
         """
-        model, index = self._asked(keys)
+        model, index = self._query(keys)
         a = _find_or_slice(index.rows, rows)
         return _complete(model, a, None if cols is None else _find_or_slice(index.cols, cols))
 
@@ -399,7 +439,7 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         are reported by a warning. `keys` says how rows and columns are given and returned, as in
         `predict`.
         """
-        _, index = self._asked(keys)
+        _, index = self._query(keys)
         index.rows.find_one(row)  # an unknown row is refused first
         ranking = self._ranking(by)
         return best_for_row(ranking, index, row, n, exclude_seen, exclude, candidates)
@@ -422,7 +462,7 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         written there; without one they are returned. `exclude` are columns, or an (n, 2) array of
         (row, column) pairs.
         """
-        _, index = self._asked(keys)
+        _, index = self._query(keys)
         ranking = self._ranking(by)
         lists = Lists(ranking, index, n, exclude_seen, exclude, candidates)
         if path is None:
@@ -436,49 +476,34 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         `fit` does so itself where that takes a moment, up to 200,000 entries. A model with
         missing="negative" needs none.
         """
-        model, _ = self._asked()
-        if model.pairs is None and self.chosen_ is None:
-            self.chosen_ = fitting.fit_chosen(self._settings(), self.entries_)
+        model, _ = self._query()
+        if not isinstance(model, ImplicitModel) and self.ranking_model_ is None:
+            self.ranking_model_ = fitting.fit_ranking(self._settings(), self.entries_)
         return self
 
     def _ranking(self, by: str = "auto") -> Ranking:
         """Return by what to rank; see `prepare_ranking`."""
-        model, _ = self._asked()
+        model, _ = self._query()
         choice("by", by, ("auto", "both", "value", "chosen"))
-        if model.pairs is not None:
+        if isinstance(model, ImplicitModel):
             if by not in ("auto", "chosen"):
                 raise InputError(f'by={by!r} needs missing="unknown": this model has no values')
-            return Ranking("chosen", model, None, 0.0)
+            return Ranking("chosen", model, model, 0.0)
         middle = float(self.entries_.values.mean())
         if by == "value":
             return Ranking(by, model, None, middle)
-        if self.chosen_ is None:
+        if self.ranking_model_ is None:
             raise InputError(
                 "columns are ranked by a second model, of which entries are observed, and this fit "
                 "left it out: call prepare_ranking() once, or rank by='value'"
             )
         if by == "auto":  # never below counts where nothing was learned beyond them
-            pairs = self.chosen_.pairs
-            by = "chosen" if pairs is not None and pairs.popular == 1 else "both"
-        return Ranking(by, model, self.chosen_, middle)
+            by = "chosen" if self.ranking_model_.popularity == 1 else "both"
+        return Ranking(by, model, self.ranking_model_, middle)
 
     def similar_items(self, col: Any, n: int = 10, *, keys: str = "auto") -> Recommendation:
         """Return the columns whose predictions correlate most with those for `col` over rows."""
-        return similar_columns(*self._asked(keys), col, n)
-
-    def generalization_bound(
-        self, delta: float = 0.05, constant: float | None = None
-    ) -> bounds.Bound:
-        """Return Theorem 11's bound; `constant` is its K, 1 as printed, by default a proved one."""
-        return bounds.generalization_bound(self._asked()[0], self.entries_, delta, constant)
-
-    def weighted_trace_norm(self) -> float:
-        """|diag(sqrt p) U V' diag(sqrt q)|_*, p and q the observed row and column frequencies."""
-        return bounds.weighted_trace_norm(self._asked()[0], self.entries_)
-
-    def explicit_regularizer(self) -> float:
-        """R = mean over entries of sum_i U_ai^2 V_bi^2, without lam."""
-        return bounds.explicit_regularizer(self._asked()[0], self.entries_)
+        return similar_columns(*self._query(keys), col, n)
 
     def partial_fit(self, X: Any, y: Any = None, sweeps: int = 2) -> Self:
         """Add new entries: rows and columns with new entries are solved again, the rest is fixed.
@@ -493,26 +518,27 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         if not hasattr(self, "model_"):
             return self.fit(X, y)
         whole("sweeps", sweeps)
-        new = self.index_.aligned(observed(X, y), named=y is not None)
+        new = self.index_.align(observed(X, y), named=y is not None)
         if self.missing == "negative":
             refuse_dislikes(new.values)
-        entries = incremental.merge(self.entries_, new)
-        if self.model_.pairs is not None:
+        entries = fitting.merge_entries(self.entries_, new)
+        if self.missing == "negative":
             entries = observed_pairs(entries)
-        settings = self._settings().fitted(self.drop_prob_)
-        if incremental.needs_refit(self.model_, entries, self._fitted):
+        settings = self._settings()
+        if not settings.learned:
+            settings = replace(settings, drop_prob=self.drop_prob_)
+        ranking_model = self.ranking_model_
+        if fitting.needs_refit(self.model_, entries, self._fitted):
             fit = fitting.refit(settings, self.model_, entries)
-            chosen = None
-            if self.chosen_ is not None:
-                chosen = fitting.fit_chosen(settings, entries)
-            return self._adopt(entries, replace(fit, path=self.path_), chosen)
+            if ranking_model is not None:
+                ranking_model = fitting.fit_ranking(settings, entries)
+            return self._adopt(entries, replace(fit, path=self.path_), ranking_model)
         with make_engine(settings.engine, settings.n_jobs) as engine:
-            given = (entries, new, self.ridge, sweeps, engine)
-            model = incremental.extend(self.model_, *given)
-            chosen = self.chosen_
-            if chosen is not None:
-                chosen = incremental.extend(chosen, *given)
-        return self._show(model, chosen, entries, [], Status.FINISHED)
+            given = (entries, new, settings, sweeps, engine)
+            model = fitting.extend_model(self.model_, *given)
+            if ranking_model is not None:
+                ranking_model = fitting.extend_model(ranking_model, *given)
+        return self._show(model, ranking_model, entries, [], Status.FINISHED)
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Return the negative root mean squared error on the entries of X (as in `fit`).
@@ -522,7 +548,7 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         row. With missing="negative" the score is nDCG@10 of the entries of X.
         """
         check_is_fitted(self)
-        return evaluation.score(self, X, y, sample_weight)
+        return score_entries(self, X, y, sample_weight)
 
     def save(self, path: Path) -> None:
         """Write the model into a folder: model.safetensors and model.json."""
@@ -530,19 +556,26 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         given = self.get_params()
         for name in ("seed", "random_state"):  # generators are not saved
             given[name] = given[name] if isinstance(given[name], (int, np.integer)) else None
-        found = (self.drop_prob_, self.learned_drop_prob_, self.path_, self._fitted)
-        fit = Fit(self.model_, self.objective_.tolist(), self.status_, *found)
-        models.save(path, given, self.entries_, fit, self.chosen_)
+        fit = Fit(
+            self.model_,
+            self.objective_.tolist(),
+            self.status_,
+            self.drop_prob_,
+            self.learned_drop_prob_,
+            self.path_,
+            self._fitted,
+        )
+        save_model(path, given, self.entries_, fit, self.ranking_model_)
 
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read a model that `save` wrote; its predictions are the same bit for bit."""
-        parameters, entries, fit, chosen = models.load(path)
-        model = cls(**parameters)._adopt(entries, fit, chosen)
+        parameters, entries, fit, ranking_model = load_model(path)
+        model = cls(**parameters)._adopt(entries, fit, ranking_model)
         model.file_report_ = None
         return model
 
-    def _asked(self, keys: str = "auto") -> tuple[FactorModel, EntryIndex]:
+    def _query(self, keys: str = "auto") -> tuple[Model, EntryIndex]:
         check_is_fitted(self)
         return self.model_, self.index_.by(keys)
 
@@ -557,12 +590,12 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         return hasattr(self, "model_")
 
 
-def _ranking_model(settings: Settings, entries: Entries, fit: Fit) -> FactorModel | None:
+def _ranking_model(settings: Settings, entries: Entries, fit: Fit) -> ImplicitModel | None:
     """Return the model that ranks; None after Ctrl-C, which keeps the model of values."""
     if fit.status is Status.INTERRUPTED:
         return None
     try:
-        return fitting.fit_chosen(replace(settings, engine="local"), entries)
+        return fitting.fit_ranking(replace(settings, engine="local"), entries)
     except KeyboardInterrupt:
         return None
 
@@ -576,16 +609,73 @@ def _find_or_slice(side: IdentifierIndex, given: Any) -> Ints:
     return found
 
 
-def _complete(model: FactorModel, rows: Ints, cols: Ints | None = None) -> Floats:
+def _complete(model: Model, rows: Ints, cols: Ints | None = None) -> Floats:
     """Return the dense predictions of some rows (and columns), filled block by block."""
-    dense = np.empty((len(rows), model.shape[1] if cols is None else len(cols)))
+    base = model.base
+    dense = np.empty((len(rows), base.shape[1] if cols is None else len(cols)))
     unseen = np.zeros(0, np.int64) if cols is None else np.flatnonzero(cols == UNKNOWN)
-    step = max(1, BLOCK // model.shape[1])
+    step = max(1, PREDICTIONS_AT_ONCE // base.shape[1])
     for start in range(0, len(rows), step):
         some = rows[start : start + step]
-        block = model.block(some)
+        block = base.clip(model.block(some))
         dense[start : start + step] = block if cols is None else block[:, cols]
         if len(unseen):  # a block has known columns only
             beside = model.predict(some, np.full(len(some), UNKNOWN))
             dense[start : start + step, unseen] = beside[:, None]
     return dense
+
+
+def read_entries(X: Any, y: Any, missing: str) -> Entries:
+    """Return the observed entries of what users give, unless it is a table for the imputer."""
+    entries = observed(X, y)
+    matrix = y is None and not isinstance(X, Entries)
+    if matrix and missing == "unknown" and is_table(X):
+        check_table(entries)
+    return entries
+
+
+def check_table(entries: Entries) -> None:
+    """Refuse a dense table whose columns have different units; warn of one with real values."""
+    if different_units(entries):
+        raise InputError(
+            "the columns of X have different units or levels: DropoutImputer fills the holes of "
+            "such tables; DropoutCompletion is for a matrix of one quantity (if X is one, pass "
+            "overt.Entries.from_matrix(X))"
+        )
+    real = len(np.unique(entries.values)) > MAX_TABLE_LEVELS and not is_rating_scale(entries.values)
+    if real and entries.shape[1] <= MAX_TABLE_COLUMNS and _unnamed(entries.row_ids):
+        warnings.warn(
+            "X is a dense table of real values: DropoutImputer fills the holes of tables, often "
+            "with smaller errors. If X is a matrix of one quantity, overt.Entries.from_matrix(X) "
+            "says so without this warning",
+            stacklevel=4,
+        )
+
+
+def _unnamed(row_ids: Array | None) -> bool:
+    """Return whether rows are only numbered; the rows of a pivoted frame have names."""
+    return row_ids is None or np.array_equal(row_ids, np.arange(len(row_ids)))
+
+
+def different_units(entries: Entries) -> bool:
+    """Return whether the columns of a table have different units, as far as they show."""
+    counts = np.bincount(entries.cols, minlength=entries.shape[1])
+    shown = counts >= MIN_UNIT_ENTRIES
+    if np.count_nonzero(shown) < max(2, len(shown) // 2):
+        return False
+    order = np.argsort(entries.cols, kind="stable")
+    parts = np.split(entries.values[order], np.cumsum(counts)[:-1])
+    moments = np.array([_robust(y) for y, many in zip(parts, shown, strict=True) if many])
+    center, scale = moments.T
+    low, high = np.quantile(scale, [0.1, 0.9])
+    apart = np.ptp(center) > MAX_UNIT_RATIO**2 * np.median(scale)
+    return bool(high > MAX_UNIT_RATIO * low or apart)
+
+
+def _robust(y: Floats) -> tuple[float, float]:
+    """Mean and standard deviation, values clipped at 5 quartile distances from the quartiles."""
+    low, high = np.quantile(y, [0.25, 0.75])
+    reach = 5 * (high - low)
+    if reach > 0:
+        y = np.clip(y, low - reach, high + reach)
+    return float(y.mean()), float(y.std()) or 1.0

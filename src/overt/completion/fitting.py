@@ -1,83 +1,320 @@
-"""From settings and entries to a model: which form is fitted, how, and what new entries change."""
+"""From validated parameters and entries to a fitted model: which kind is fitted, and how.
+
+The kinds are `learned.LearnedFit` (with `averaged.SampledFit` after it), `implicit.ImplicitFit` and
+`fixed.FixedFit`. Each is improved sweep by sweep, and has
+
+    kind, state                    its name in a checkpoint, and the attributes to store
+    problem, means, history        both sides' rows, and the objective after each sweep
+    step(engine)                   make one sweep
+    settled(tol)                   whether the last sweep changed too little to continue
+    update(side, engine)           solve for one side's rows, all else fixed (`extend_model`)
+    model(...)                     the fitted model
+"""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from overt._check import InputError
-from overt._cluster import ClusterLostError
+from overt import _check
+from overt._check import InputError, InputTypeError
+from overt._cluster import ClusterLostError, checked_engine
+from overt._mapped import n_bytes
 from overt._progress import Meter, meter
-from overt._types import Array, Floats
-from overt.completion import incremental
+from overt._types import Array, Floats, Ints, Seed
+from overt.completion import averaged, fixed, implicit, learned
+from overt.completion.averaged import AveragedModel, SampledFit
 from overt.completion.engines import Engine, make_engine
-from overt.completion.forms import descend, features, fixed, implicit, learned
-from overt.completion.forms.averaged import BURN_IN, SampledForm
-from overt.completion.forms.fixed import FixedForm, SGDForm
-from overt.completion.forms.implicit import NegativeForm, Strengths
-from overt.completion.forms.learned import LearnedForm, equivalent_drop_prob
-from overt.completion.forms.model import FactorModel, Fit
-from overt.completion.forms.problem import CompletionProblem
-from overt.completion.settings import Settings
+from overt.completion.features import both_features
+from overt.completion.fixed import FixedFit
+from overt.completion.implicit import (
+    ImplicitFit,
+    ImplicitModel,
+    Strengths,
+    choose_popularity,
+    hide_entries,
+)
+from overt.completion.learned import LearnedFit, equivalent_drop_prob
+from overt.completion.model import FactorModel, Fit, FullCovariance
+from overt.completion.problem import Columns, CompletionProblem
+from overt.completion.storage import SweepCheckpoint
 from overt.entries import Entries
 from overt.results import Status
 
-if TYPE_CHECKING:
-    from overt.completion.forms import Form, PointForm
-    from overt.completion.storage.checkpoints import SweepCheckpoint
+Model = FactorModel | AveragedModel | ImplicitModel
+OnStep = Callable[[Any], None]
 
-MANY_ALIKE = 20
-"""So many equal values are no accident."""
+
+@dataclass(frozen=True)
+class Defaults:
+    """Values that parameters take when users leave them open."""
+
+    sweeps: int = 100
+    """Sweeps after which to stop."""
+
+    factors: int = 32
+    """Number of factors."""
+
+    ranking_factors: int = 64
+    """Number of factors of a ranking with many entries: MovieLens 1M gains by it, 100K does not."""
+
+    many_entries: int = 500_000
+    """Entries from which a ranking has these."""
+
+    samples: int = 60
+    """Posterior samples of average="auto"."""
+
+    min_samples: int = 20
+    """With fewer, sampling noise outweighs their gain (MovieLens 100K): "auto" then takes none."""
+
+    min_sampled_entries: int = 1000
+    """Entries below which "auto" takes no samples."""
+
+    sampling_work: float = 2e10
+    """Multiplications that the samples of "auto" may take: some ten seconds on one core."""
+
+    min_single_precision: float = 0.01
+    """Smallest drop probability whose equations are sound in single precision. Below it rows with
+    few entries are fitted exactly by factors that grow until the ridge stops them."""
+
+    growth: float = 1.25
+    """Times the entries of the last full fit after which `partial_fit` makes another one: all fits
+    together then cost at most five times the last."""
+
+
+DEFAULTS = Defaults()
+
+MAX_RATING_LEVELS = 20
+"""Different numbers that a rating scale has at most."""
+
+RATING_SHARE = 0.9
+"""Share of the values that these numbers must make up."""
+
+RATING_SAMPLE = 50_000
+"""Values that are looked at to decide."""
+
+MANY_EQUAL = 20
+"""Entries from which equal values are no accident."""
+
+DROP_PROBS = (0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02)
+"""Drop probabilities tried by "auto", each started from the one before."""
+
+LARGER_DROP_PROBS = (0.8, 0.9, 0.95)
+"""Tried where the largest of DROP_PROBS is the best."""
+
+PATIENCE = 2
+"""Worse probabilities in a row after which "auto" stops trying."""
+
+PATH_TOL = 1e-4
+"""Relative fall of the objective in one sweep below which a trial of "auto" has converged."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The estimator's parameters, checked."""
+
+    n_factors: int | None
+    drop_prob: Any
+    biases: bool
+    ridge: float
+    max_sweeps: int | None
+    tol: float | None
+    average: Any
+    signals: Any
+    clip: Any
+    seed: int
+    n_jobs: int | None
+    engine: str
+    missing: str = "unknown"
+    memory_limit: Any = None
+
+    def __post_init__(self) -> None:
+        if self.n_factors is not None:
+            _check.whole("n_factors", self.n_factors, maximum=10**5)
+        if self.max_sweeps is not None:
+            _check.whole("max_sweeps", self.max_sweeps)
+        if self.tol is not None:
+            object.__setattr__(self, "tol", _check.number("tol", self.tol))
+        object.__setattr__(self, "ridge", _check.number("ridge", self.ridge))
+        _check.whole("seed", self.seed, minimum=0)
+        n_bytes(self.memory_limit)
+        checked_engine(self.engine)
+        _check.choice("missing", self.missing, ("unknown", "negative"))
+        if not isinstance(self.biases, (bool, np.bool_)):
+            raise InputTypeError(f"biases must be True or False, got {self.biases!r}")
+        for name in ("clip", "signals"):
+            given = getattr(self, name)
+            if not isinstance(given, (bool, np.bool_)) and str(given) != "auto":
+                raise InputError(f"{name} must be 'auto', True or False, got {given!r}")
+        if isinstance(self.drop_prob, str):
+            _check.choice("drop_prob", self.drop_prob, ("learn", "auto"))
+        elif _check.plain_array("drop_prob", self.drop_prob).ndim:
+            _check.drop_probs(self.drop_prob, self.factors(0))
+        else:
+            object.__setattr__(self, "drop_prob", _check.drop_prob(self.drop_prob))
+        samples = 0
+        if str(self.average) != "auto":
+            samples = _check.whole("average", self.average, minimum=0)
+        if self.missing == "negative" and (not self.learned or samples):
+            raise InputError('missing="negative" needs drop_prob="learn" and average=0')
+        if samples and not self.learned:
+            raise InputError('average needs drop_prob="learn", whose posterior is sampled')
+
+    @property
+    def learned(self) -> bool:
+        """Whether the noise is learned."""
+        return isinstance(self.drop_prob, str) and self.drop_prob == "learn"
+
+    @property
+    def sweeps(self) -> int:
+        """Number of sweeps after which to stop."""
+        return DEFAULTS.sweeps if self.max_sweeps is None else self.max_sweeps
+
+    def tol_or(self, default: float) -> float:
+        """Return when to stop: as given, or the default of a kind of fit."""
+        return default if self.tol is None else self.tol
+
+    def ranking_factors(self, n_entries: int) -> int:
+        """Return the number of factors of the model that ranks."""
+        many = n_entries >= DEFAULTS.many_entries
+        default = DEFAULTS.ranking_factors if many else DEFAULTS.factors
+        return max(int(self.n_factors or 0), default)
+
+    def factors(self, n_entries: int) -> int:
+        """Return the number of factors for a fit of `n_entries`."""
+        if self.n_factors is not None:
+            return int(self.n_factors)
+        return self.ranking_factors(n_entries) if self.missing == "negative" else DEFAULTS.factors
+
+    def samples(self, ratings: int, shape: tuple[int, int]) -> int:
+        """Return how many samples to average; "auto" takes as many as take seconds."""
+        if str(self.average) != "auto":
+            return int(self.average)
+        quick = self.max_sweeps is not None or ratings < DEFAULTS.min_sampled_entries
+        if not self.learned or self.missing == "negative" or quick:
+            return 0
+        width = self.factors(ratings) + 2 * self.biases
+        work = width**2 * (2 * ratings + width * sum(shape) / 3)
+        affordable = int(DEFAULTS.sampling_work / work)
+        return min(DEFAULTS.samples, affordable) if affordable >= DEFAULTS.min_samples else 0
+
+    def limits(self, values: Floats) -> tuple[float, float]:
+        """Return the range that predictions are clipped to."""
+        if self.missing == "negative":
+            return (0.0, 1.0) if self.clip else (-np.inf, np.inf)
+        clip = is_rating_scale(values) if self.clip == "auto" else self.clip
+        return (float(values.min()), float(values.max())) if clip else (-np.inf, np.inf)
+
+    def problem(self, entries: Entries) -> CompletionProblem:
+        """Return the problem of these entries."""
+        negative = self.missing == "negative"
+        n_factors = self.factors(len(entries))
+        if self.learned and self.n_factors is None:
+            # More factors than the smaller side has rows can only fit noise.
+            n_factors = min(n_factors, *entries.shape)
+        given = not isinstance(self.drop_prob, str)
+        return CompletionProblem.build(
+            entries,
+            Columns(n_factors, bool(self.biases) and not negative),
+            standard=self.learned and not negative,
+            precise=given and bool(np.min(self.drop_prob) < DEFAULTS.min_single_precision),
+            memory_limit=n_bytes(self.memory_limit) or 0,
+        )
+
+
+def is_rating_scale(values: Floats) -> bool:
+    """Return whether a few different numbers make up most of the values."""
+    some = values[:: max(1, len(values) // RATING_SAMPLE)]
+    counts = np.sort(np.unique(some, return_counts=True)[1])
+    if len(some) <= MAX_RATING_LEVELS:
+        return False
+    return bool(counts[-MAX_RATING_LEVELS:].sum() >= RATING_SHARE * len(some))
+
+
+def fresh_seed(seed: Seed, random_state: Any = None) -> int:
+    """Return a whole number from a seed, or from scikit-learn's `random_state` if there is one."""
+    if isinstance(random_state, np.random.RandomState):
+        return int(random_state.randint(1 << 31))
+    seed = seed if random_state is None else random_state
+    if seed is None or isinstance(seed, np.random.Generator):
+        return int(_check.generator(seed).integers(1 << 31))
+    return _check.whole("seed" if random_state is None else "random_state", seed, minimum=0)
 
 
 @dataclass
-class _Run:
+class Run:
     """Engine, progress bar, callback and checkpoint of a running fit."""
 
     engine: Engine
     bar: Meter
-    on_form: Callable[[Form], None] | None
-    holdout: Entries | None
-    checkpoint: SweepCheckpoint | None
+    on_step: OnStep | None = None
+    holdout: Entries | None = None
+    checkpoint: SweepCheckpoint | None = None
 
-    def descend(self, form: Form, max_sweeps: int, tol: float) -> Status:
-        """Sweep until the form has settled, from where a checkpoint has it."""
+    def descend(self, fit: Any, max_sweeps: int, tol: float) -> Status:
+        """Sweep until the fit has settled, from where a checkpoint has it."""
         if self.checkpoint is not None:
-            self.checkpoint.restore(form)
+            self.checkpoint.restore(fit)
         try:
-            return descend(form, self.engine, max_sweeps, tol, lambda: self._report(form))
+            return descend(fit, self.engine, max_sweeps, tol, self._report)
         except ClusterLostError as error:
-            kept = "resume goes on from its" if self.checkpoint else "there is no"
-            done = f"{len(form.history)} sweeps were done, and {kept} checkpoint"
+            stored = "resume continues from its" if self.checkpoint else "there is no"
+            done = f"{len(fit.history)} sweeps were done, and {stored} checkpoint"
             raise ClusterLostError(f"{error}; {done}") from None
 
-    def _report(self, form: Form) -> None:
-        note = f"objective {form.history[-1]:.5f}"
+    def _report(self, fit: Any) -> None:
+        note = f"objective {fit.history[-1]:.5f}"
         if self.holdout is not None:
-            note += f", held-out RMSE {rmse(form, self.holdout):.4f}"
+            note += f", held-out RMSE {holdout_error(fit, self.holdout):.4f}"
         self.bar.advance(note=note)
-        if self.on_form is not None:
-            self.on_form(form)
+        if self.on_step is not None:
+            self.on_step(fit)
         if self.checkpoint is not None:
-            self.checkpoint.write(form)
+            self.checkpoint.write(fit)
+
+
+def descend(
+    fit: Any, engine: Engine, max_sweeps: int, tol: float, on_step: OnStep = lambda fit: None
+) -> Status:
+    """Sweep until the fit has settled or `max_sweeps` were made; Ctrl-C ends it earlier."""
+    try:
+        while True:
+            if fit.settled(tol):
+                return Status.CONVERGED
+            if len(fit.history) >= max_sweeps:
+                return Status.FINISHED
+            fit.step(engine)
+            on_step(fit)
+    except KeyboardInterrupt:
+        if not fit.history:
+            raise
+        return Status.INTERRUPTED
+
+
+def holdout_error(fit: Any, holdout: Entries) -> float:
+    """Return the root mean squared error of a fit's means on entries that took no part."""
+    U, V = fit.means
+    product = np.einsum("ei,ei->e", U[holdout.rows], V[holdout.cols])
+    error = fit.problem.center + fit.problem.scale * product - holdout.values
+    return float(np.sqrt(np.mean(error**2)))
 
 
 def fit_entries(
     settings: Settings,
-    entries: Any,
+    entries: Entries,
     *,
-    on_form: Callable[[Form], None] | None = None,
+    on_step: OnStep | None = None,
     holdout: Entries | None = None,
     checkpoint: SweepCheckpoint | None = None,
     given: tuple[Any, Any] = (None, None),
 ) -> Fit:
-    """Fit the form that the settings name; see `DropoutCompletion`.
+    """Fit the kind of model that the settings name; see `DropoutCompletion`.
 
-    `on_form` gets the form after each sweep; `holdout` is only looked at; `given` are features of
+    `on_step` gets the fit after each sweep; `holdout` is only measured; `given` are features of
     the rows and of the columns, as numbers.
     """
     strengths = None
@@ -85,228 +322,256 @@ def fit_entries(
         strengths = Strengths.of(entries.values)
         entries = strengths.enter(entries)
         holdout = None if holdout is None else strengths.enter(holdout)
-    limits = _limits(settings, entries)
-    fit = _fit_standard(settings, entries, limits, given, on_form, holdout, checkpoint)
-    model = fit.model
-    if model.pairs is not None and strengths is not None:
-        model = replace(model, pairs=replace(model.pairs, strengths=strengths))
-    y = entries.values
-    if model.spread.learned and model.pairs is None and np.ptp(y) == 0:
-        # Values that are all the same say nothing of their noise beyond their number.
-        count = len(entries)
-        model = replace(model, noise=max(model.noise, (y[0] or 1.0) ** 2 / (count + 1)))
-        if count >= MANY_ALIKE:
-            warnings.warn(
-                f"all {count} values are {y[0]:g}: there is nothing to predict but that; "
-                'missing="negative" ranks what was chosen',
-                stacklevel=4,
-            )
-    return replace(fit, model=model)
-
-
-def _limits(settings: Settings, entries: Any) -> tuple[float, float]:
-    if settings.missing == "negative":
-        return (0.0, 1.0) if settings.clip else (-np.inf, np.inf)
-    return settings.limits(entries.values)
-
-
-def _fit_standard(
-    settings: Settings,
-    entries: Any,
-    limits: tuple[float, float],
-    given: tuple[Any, Any],
-    on_form: Callable[[Form], None] | None,
-    holdout: Entries | None,
-    checkpoint: SweepCheckpoint | None,
-) -> Fit:
-    """Fit to values in the units of the model."""
-    negatives = settings.missing == "negative"
-    n_factors = settings.factors(len(entries))
-    if settings.learned and settings.n_factors is None:
-        # More factors than the smaller side has rows can only fit noise.
-        n_factors = min(n_factors, *entries.shape)
-    how: dict[str, Any] = {
-        "n_factors": n_factors,
-        "biases": settings.biases and not negatives,
-        "standard": settings.learned and not negatives,
-        "precise": settings.ill_posed,
-    }
-    problem = CompletionProblem.build(entries, mapped=settings.mapped, **how)
-    place = make_engine(settings.engine, settings.n_jobs)
-    average = 0 if negatives else settings.draws(len(entries), entries.shape)
-    total = settings.sweeps + average
-    with place as engine, meter("sweeps", total) as bar:
-        run = _Run(engine, bar, on_form, holdout, checkpoint)
-        if negatives:
-            fit = _fit_negative(settings, entries, problem, limits, run)
+    problem = settings.problem(entries)
+    samples = settings.samples(len(entries), entries.shape)
+    engine_context = make_engine(settings.engine, settings.n_jobs)
+    with engine_context as engine, meter("sweeps", settings.sweeps + samples) as bar:
+        run = Run(engine, bar, on_step, holdout, checkpoint)
+        if strengths is not None:
+            fit = _fit_implicit(settings, entries, problem, strengths, run)
         elif settings.learned:
-            fit = _fit_learned(settings, problem, limits, run, given, average)
+            fit = _fit_learned(settings, entries, problem, run, given, samples)
         else:
-            path = None
-            if isinstance(settings.drop_prob, str):
-                settings, path = choose_drop_prob(settings, entries, engine)
-            fit = _fit_point(settings, problem, limits, run, path)
+            fit = _fit_fixed(settings, entries, problem, run)
         return replace(fit, faults=tuple(engine.faults))
 
 
 def _fit_learned(
     settings: Settings,
+    entries: Entries,
     problem: CompletionProblem,
-    limits: tuple[float, float],
-    run: _Run,
+    run: Run,
     given: tuple[Any, Any],
-    average: int,
+    samples: int,
 ) -> Fit:
-    groups = (problem.by_row, problem.by_col)
-    signals = settings.signals is not False
+    missingness = settings.signals is not False
+    features = both_features(problem.sides, given, missingness, problem.dtype, settings.seed)
     certain = settings.signals is True
-    known = features.of_sides(groups, given, signals, problem.dtype, settings.seed, run.engine)
-    form = LearnedForm.start(problem, settings.seed, None, known, certain)
-    status = run.descend(form, settings.sweeps, settings.tol_or(learned.TOL))
-    draws: list[dict[str, Array]] = []
-    if average and status is not Status.INTERRUPTED:
-        chain = SampledForm.start(form, settings.seed)
-        if run.descend(chain, len(form.history) + BURN_IN + average, 0.0) != "finished":
+    fit = LearnedFit.start(problem, features, certain, settings.seed)
+    status = run.descend(fit, settings.sweeps, settings.tol_or(learned.OPTIONS.tol))
+    chain = None
+    if samples and status is not Status.INTERRUPTED:
+        chain = SampledFit(fit, settings.seed)
+        steps = len(fit.history) + averaged.OPTIONS.burn_in + samples
+        if run.descend(chain, steps, 0.0) is Status.INTERRUPTED:
             status = Status.INTERRUPTED
-        draws = chain.draws
-    form.finish()
-    found = equivalent_drop_prob(form)  # first: it takes memory for a while
-    return Fit(FactorModel.from_form(form, limits, draws), form.history, status, *found)
+    base = fit.model(settings.limits(entries.values))
+    drop_probs = equivalent_drop_prob(base, fit)
+    if np.ptp(entries.values) == 0:
+        base = _of_equal_values(base, entries)
+    model: Model = base
+    if chain is not None and chain.samples:
+        model = AveragedModel.of_chain(base, chain)
+    return Fit(model, fit.history, status, *drop_probs)
 
 
-def _fit_negative(
+def _of_equal_values(model: FactorModel, entries: Entries) -> FactorModel:
+    """Return a model whose noise is not zero: equal values show only that there are few others."""
+    count = len(entries)
+    value = entries.values[0]
+    if count >= MANY_EQUAL:
+        warnings.warn(
+            f"all {count} values are {value:g}: there is nothing to predict but that; "
+            'missing="negative" ranks what was chosen',
+            stacklevel=6,
+        )
+    return replace(model, noise=max(model.noise, (value or 1.0) ** 2 / (count + 1)))
+
+
+def _fit_implicit(
     settings: Settings,
     entries: Entries,
     problem: CompletionProblem,
-    limits: tuple[float, float],
-    run: _Run,
+    strengths: Strengths,
+    run: Run,
 ) -> Fit:
-    """Settle without some entries first, which tell what popularity is to count, then with all."""
-    tol = settings.tol_or(implicit.TOL)
-    form = None
+    tol = settings.tol_or(implicit.OPTIONS.tol)
+    popularity = 0.0
     status = Status.FINISHED
-    hidden = implicit.hide(len(entries), settings.seed)
+    hidden = hide_entries(len(entries), settings.seed)
+    fit = ImplicitFit.start(problem.zeroed(hidden), settings.seed)
     if len(hidden):
-        first = NegativeForm.start(problem.zeroed(hidden), settings.seed)
         # The weight of popularity shows before convergence; the rest converges below.
-        status = descend(first, run.engine, settings.sweeps, 2 * tol, run.bar.advance)
-        form = first.over(problem, implicit.choose(first.means, entries, hidden))
-        form.history += first.history if status is Status.INTERRUPTED else []
-    form = form or NegativeForm.start(problem, settings.seed)
+        status = descend(fit, run.engine, settings.sweeps, 2 * tol)
+        popularity = choose_popularity(fit, hidden)
+        fit.take_problem(problem)
     if status is not Status.INTERRUPTED:
-        status = run.descend(form, settings.sweeps, tol)
-    form.finish()
-    if entries.times is not None:
-        form.recent = implicit.recent_shifts(form, entries, entries.times)
-    found = equivalent_drop_prob(form)  # type: ignore[arg-type]
-    model = replace(FactorModel.from_form(form, limits), pairs=form.pairs)
-    return Fit(model, form.history, status, *found)
+        fit.history = []
+        status = run.descend(fit, settings.sweeps, tol)
+    model = fit.model(settings.limits(entries.values), entries, strengths, popularity)
+    drop_probs = equivalent_drop_prob(model.base, fit)
+    return Fit(model, fit.history, status, *drop_probs)
 
 
-def _fit_point(
-    settings: Settings,
-    problem: CompletionProblem,
-    limits: tuple[float, float],
-    run: _Run,
-    path: Floats | None,
-) -> Fit:
-    given = (problem, settings.drop_prob, settings.ridge, settings.seed)
-    form: PointForm
-    if settings.method == "sgd":
-        form = SGDForm.start(*given, settings.learning_rate, settings.batch_size)
-    else:
-        form = FixedForm.start(*given)
-    status = run.descend(form, settings.sweeps, settings.tol_or(fixed.TOL))
-    form.finish()
-    model = FactorModel.from_form(form, limits)
-    return Fit(model, form.history, status, settings.drop_prob, None, path)
+def _fit_fixed(settings: Settings, entries: Entries, problem: CompletionProblem, run: Run) -> Fit:
+    drop_prob = settings.drop_prob
+    path = None
+    if isinstance(drop_prob, str):
+        drop_prob, path = choose_drop_prob(settings, entries, run.engine)
+    fit = FixedFit.start(problem, drop_prob, settings.ridge, settings.seed)
+    status = run.descend(fit, settings.sweeps, settings.tol_or(fixed.TOL))
+    model = fit.model(settings.limits(entries.values))
+    return Fit(model, fit.history, status, drop_prob, None, path)
 
 
-def fit_chosen(settings: Settings, entries: Entries) -> FactorModel:
-    """Fit the model of which entries are observed, which ranks beside a model of values."""
-    settings = replace(
-        settings,
-        drop_prob="learn",
-        method="alternating",
-        average=0,
-        missing="negative",
-        max_sweeps=None,
-        tol=None,
-        n_factors=settings.chosen_factors(len(entries)),
-    )
-    fit = fit_entries(settings, entries)
-    if fit.status is Status.INTERRUPTED:
-        raise KeyboardInterrupt
-    return fit.model
+def choose_drop_prob(settings: Settings, entries: Entries, engine: Engine) -> tuple[float, Floats]:
+    """Return the best drop probability on a held-out tenth, and the errors of all tried ones.
 
-
-def refit(settings: Settings, last: FactorModel, entries: Entries) -> Fit:
-    """Fit again, with more entries than the last model had; features are those it knows."""
-    scores = incremental.given_scores(last, entries.shape)
-    left, right = (known if known.shape[1] else None for known in scores)
-    fit = fit_entries(settings, entries, given=(left, right))
-    if fit.status is Status.INTERRUPTED:
-        raise KeyboardInterrupt
-    return replace(fit, model=fit.model.after(last))
-
-
-PATH = (0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02)
-"""Drop probabilities tried by "auto", each started from the one before."""
-
-BEYOND = (0.8, 0.9, 0.95)
-"""Those tried where the largest of PATH is the best."""
-
-PATIENCE = 2
-"""Worse probabilities in a row after which "auto" stops trying."""
-
-PATH_TOL = 1e-4
-"""Relative fall of the objective in one sweep below which a trial of "auto" has settled."""
-
-
-def choose_drop_prob(
-    settings: Settings, entries: Entries, engine: Engine
-) -> tuple[Settings, Floats]:
-    """Try a path of drop probabilities, each warm-started, on a held-out tenth."""
-    order = np.random.default_rng([settings.seed, 1]).permutation(len(entries))
-    held = np.sort(order[: len(entries) // 10])
-    kept = np.sort(order[len(entries) // 10 :])
-    if not len(held):
+    Each of a path of probabilities starts from the factors of the one before.
+    """
+    count = len(entries) // 10
+    if not count:
         raise InputError(f'drop_prob="auto" needs at least 10 entries, got {len(entries)}')
-    holdout = entries.take(held)
-    problem = CompletionProblem.build(
-        entries.take(kept), settings.factors(len(entries)), biases=settings.biases, standard=False
-    )
+    order = np.random.default_rng([settings.seed, 1]).permutation(len(entries))
+    holdout = entries.take(np.sort(order[:count]))
+    problem = replace(settings, memory_limit=None).problem(entries.take(np.sort(order[count:])))
     tol = settings.tol_or(PATH_TOL)
     tried: dict[float, float] = {}
 
     def attempt(drop_prob: float, means: list[Array] | None) -> list[Array]:
-        form = FixedForm.start(problem, drop_prob, settings.ridge, settings.seed, means)
-        if descend(form, engine, settings.sweeps, tol) is Status.INTERRUPTED:
+        fit = FixedFit.start(problem, drop_prob, settings.ridge, settings.seed)
+        if means is not None:
+            fit.means = means
+        if descend(fit, engine, settings.sweeps, tol) is Status.INTERRUPTED:
             raise KeyboardInterrupt
-        tried[drop_prob] = rmse(form, holdout)
-        return [w.copy() for w in form.means]
+        tried[drop_prob] = holdout_error(fit, holdout)
+        return [w.copy() for w in fit.means]
 
     def worse_in_a_row() -> int:
         errors = list(tried.values())
         return len(errors) - 1 - int(np.argmin(errors))
 
-    first = means = attempt(PATH[0], None)
-    for drop_prob in PATH[1:]:
+    first = attempt(DROP_PROBS[0], None)
+    means = first
+    for drop_prob in DROP_PROBS[1:]:
         means = attempt(drop_prob, means)
         if worse_in_a_row() >= PATIENCE:
             break
-    if min(tried, key=tried.__getitem__) == PATH[0]:
-        for drop_prob in BEYOND:
+    if min(tried, key=tried.__getitem__) == DROP_PROBS[0]:
+        for drop_prob in LARGER_DROP_PROBS:
             first = attempt(drop_prob, first)
             if worse_in_a_row():
                 break
     best = min(tried, key=tried.__getitem__)
-    return replace(settings, drop_prob=best), np.array(sorted(tried.items(), reverse=True))
+    return best, np.array(sorted(tried.items(), reverse=True))
 
 
-def rmse(form: Form, holdout: Entries) -> float:
-    """Return the root mean squared error of a form's means on entries that took no part."""
-    (U, V), problem = form.means, form.problem
-    product = np.einsum("ei,ei->e", U[holdout.rows], V[holdout.cols])
-    error = problem.center + problem.scale * product - holdout.values
-    return float(np.sqrt(np.mean(error**2)))
+def fit_ranking(settings: Settings, entries: Entries) -> ImplicitModel:
+    """Fit the model of which entries are observed, which ranks beside a model of values."""
+    settings = replace(
+        settings,
+        drop_prob="learn",
+        average=0,
+        missing="negative",
+        max_sweeps=None,
+        tol=None,
+        n_factors=settings.ranking_factors(len(entries)),
+    )
+    fit = fit_entries(settings, entries)
+    if fit.status is Status.INTERRUPTED:
+        raise KeyboardInterrupt
+    model: ImplicitModel = fit.model
+    return model
+
+
+def refit(settings: Settings, last: Model, entries: Entries) -> Fit:
+    """Fit again, with more entries than the last model had; features are those it knows."""
+    scores = last.base.resized(entries.shape).given
+    left, right = (known if known.shape[1] else None for known in scores)
+    fit = fit_entries(settings, entries, given=(left, right))
+    if fit.status is Status.INTERRUPTED:
+        raise KeyboardInterrupt
+    base = fit.model.base.with_features_of(last.base)
+    model = base if fit.model is fit.model.base else replace(fit.model, base=base)
+    return replace(fit, model=model)
+
+
+def needs_refit(model: Model, entries: Entries, fitted: int) -> bool:
+    """Whether to fit again: there is much more than was fitted, or samples are averaged.
+
+    Samples given other entries cannot be corrected, and predictions without samples come from
+    another model.
+    """
+    return isinstance(model, AveragedModel) or len(entries) >= DEFAULTS.growth * fitted
+
+
+def merge_entries(old: Entries, new: Entries) -> Entries:
+    """Return both in one matrix; an entry that was known is replaced by the new one."""
+    shape = (max(old.shape[0], new.shape[0]), max(old.shape[1], new.shape[1]))
+    stays = ~np.isin(old.rows * shape[1] + old.cols, new.rows * shape[1] + new.cols)
+    times = None
+    if old.times is not None and new.times is not None:
+        times = np.concatenate([old.times[stays], new.times])
+    elif old.times is not None:
+        warnings.warn(
+            f"the {len(new)} new entries have no times: lists no longer follow what their rows "
+            "chose last",
+            stacklevel=3,
+        )
+    return Entries(
+        np.concatenate([old.rows[stays], new.rows]),
+        np.concatenate([old.cols[stays], new.cols]),
+        np.concatenate([old.values[stays], new.values]),
+        shape,
+        old.row_ids if new.row_ids is None else new.row_ids,
+        old.col_ids if new.col_ids is None else new.col_ids,
+        times,
+    )
+
+
+def extend_model(
+    model: Any, entries: Entries, new: Entries, settings: Settings, sweeps: int, engine: Engine
+) -> Any:
+    """Return the model of all `entries`, of which `new` are those that it does not know yet.
+
+    The rows and columns with new entries are solved again; everything else is fixed, priors and
+    noise included. No array of the given model is changed, so an error or Ctrl-C leaves it as it
+    was.
+    """
+    base = model.base.resized(entries.shape)
+    limits = (base.low, base.high)
+    pairs = isinstance(model, ImplicitModel)
+    if pairs:
+        entries = model.strengths.enter(entries)
+    elif np.isfinite(base.low):
+        limits = (min(limits[0], new.values.min()), max(limits[1], new.values.max()))
+    dtype = base.means[0].dtype
+    problem = CompletionProblem.scaled(entries, base.columns, base.center, 1.0, dtype)
+    fit: Any
+    if pairs:
+        fit = ImplicitFit.resume(replace(model, base=base), problem)
+    elif base.learned:
+        fit = LearnedFit.resume(base, problem)
+    else:
+        fit = FixedFit.resume(base, problem, settings.drop_prob, settings.ridge)
+    fit.problem = problem.only(np.unique(new.rows), np.unique(new.cols))
+    for _ in range(sweeps):
+        fit.update(0, engine)
+        fit.update(1, engine)
+    fit.problem = problem
+    if not pairs:
+        _copy_rows(fit, base, (np.unique(new.rows), np.unique(new.cols)))
+        return replace(base, low=float(limits[0]), high=float(limits[1]))
+    updated = fit.model(limits, entries, model.strengths, model.popularity)
+    if len(model.recent) and entries.times is None:
+        updated = replace(updated, recent=_recent_of_others(model.recent, entries, new.rows))
+    return updated
+
+
+def _copy_rows(fit: Any, model: FactorModel, touched: tuple[Ints, Ints]) -> None:
+    """Write the touched rows of a fit into a model that nobody else has."""
+    for side, rows in enumerate(touched):
+        model.means[side][rows] = fit.means[side][rows]
+        if isinstance(model.covariance, FullCovariance):
+            fit.covariance.add_means(side, fit.means[side], -1)
+            model.covariance.tables[side][rows] = fit.covariance.tables[side][rows]
+            model.noises[side].weights[rows] = fit.noises[side].weights[rows]
+            model.noises[side].variances[rows] = fit.noises[side].variances[rows]
+
+
+def _recent_of_others(old: Floats, entries: Entries, rows: Ints) -> Floats:
+    """Return the recent choices of rows without new entries, whose times are known."""
+    found = np.zeros((entries.shape[0], old.shape[1]))
+    same = np.setdiff1d(np.arange(len(old)), rows)
+    found[same] = old[same]
+    return found

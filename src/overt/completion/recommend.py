@@ -1,4 +1,4 @@
-"""Queries of a fitted model: recommendations, lists for everyone, explanations, new rows."""
+"""Queries of a fitted model: recommendations, lists, explanations, new rows, scores."""
 
 from __future__ import annotations
 
@@ -7,29 +7,37 @@ import io
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from overt._check import InputError, plain_array, whole
+from overt._check import InputError, doubles, plain_array, whole
 from overt._files import as_path, ready, replacing, write_whole
 from overt._progress import meter
 from overt._types import Array, Floats, Ints
-from overt.completion.forms.averaged import Row
-from overt.completion.forms.implicit import refuse_dislikes
-from overt.completion.forms.model import FactorModel
-from overt.completion.index import EntryIndex
+from overt.completion.fitting import Model
+from overt.completion.implicit import ImplicitModel, Strengths, observed_pairs, refuse_dislikes
+from overt.completion.kernels.rows import Csr, group
+from overt.completion.model import FullCovariance, Row
 from overt.completion.ratings_file import duckdb
-from overt.entries import observed, pairs
-from overt.entries.entries import checked_values
-from overt.entries.identifiers import UNKNOWN, describe_unknown, warn_unknown
+from overt.entries import Entries, observed, pairs
+from overt.entries.entries import checked_values, find_pairs
+from overt.entries.frames import is_frame, is_table
+from overt.entries.identifiers import (
+    UNKNOWN,
+    IdentifierIndex,
+    as_index,
+    describe_unknown,
+    warn_unknown,
+)
 from overt.results import Result
 
-BLOCK = 1 << 22
+PREDICTIONS_AT_ONCE = 1 << 22
 """Entries of a completed matrix that are computed at once."""
-
 
 BY = {
     "both": "how likely it is chosen and how it is expected to be rated",
@@ -38,8 +46,97 @@ BY = {
     "similarity": "correlation of predictions over rows",
 }
 
-LIKED = 0.25
-"""Power with which the probability of being liked counts beside that of being chosen."""
+LIKED_POWER = 0.25
+"""Power with which the probability of being liked counts beside that of being chosen, tuned on
+MovieLens 100K."""
+
+NDCG_LENGTH = 10
+"""Columns of a list that nDCG looks at."""
+
+LIST_LENGTH = 20
+"""Columns of a list that recall, reciprocal rank and average precision look at."""
+
+RELEVANT_STRENGTH = 0.8
+"""Strength from which a held-out value is relevant: 4 of 5 stars."""
+
+MAX_CHANGED = 0.25
+"""Share of known entries with other values from which a matrix has other rows than were fitted."""
+
+
+class EntryIndex:
+    """Finds rows and columns by identifier or by position, and the entries of a row.
+
+    See `overt.entries.identifiers` for the rule that decides between the two.
+    """
+
+    def __init__(self, entries: Entries) -> None:
+        self._entries = entries
+        self.rows = IdentifierIndex("rows", entries.shape[0], entries.row_ids)
+        self.cols = IdentifierIndex("cols", entries.shape[1], entries.col_ids)
+
+    def by(self, keys: str) -> EntryIndex:
+        """Return the index as it is addressed: by "id", by "index", or "auto"."""
+        found = copy(self)
+        found.rows = self.rows.by(keys)
+        found.cols = self.cols.by(keys)
+        return found
+
+    @cached_property
+    def entered(self) -> Array:
+        """Whether a column has entries, for each."""
+        found = np.zeros(self._entries.shape[1], dtype=bool)
+        found[self._entries.cols] = True
+        return found
+
+    @cached_property
+    def value_range(self) -> tuple[float, float]:
+        """The least and the largest of the values."""
+        values = self._entries.values
+        return float(values.min()), float(values.max())
+
+    @cached_property
+    def _by_row(self) -> Csr:
+        given = self._entries
+        return Csr(*group(given.rows, given.cols, given.values, given.shape[0]))
+
+    def of_row(self, row: int) -> tuple[Array, Floats]:
+        """Return the columns and values observed in a row."""
+        some = slice(self._by_row.indptr[row], self._by_row.indptr[row + 1])
+        return self._by_row.indices[some], self._by_row.values[some]
+
+    def find_pairs(self, rows: Any, cols: Any = None) -> tuple[tuple[Ints, Ints], tuple[Any, Any]]:
+        """Return the positions of entries (UNKNOWN if never seen), and what users call them."""
+        return find_pairs(self.rows, self.cols, rows, cols)
+
+    def align(self, new: Entries, *, named: bool = False) -> Entries:
+        """Return new entries at our positions; rows and columns never seen come after all others.
+
+        `named` says that numbers without identifiers were given as pairs, by the rule of `predict`.
+        """
+        old = self._entries
+        if not named and new.row_ids is None and old.row_ids is not None:
+            raise InputError(
+                "this model knows rows and columns by identifiers; give partial_fit a data frame "
+                "of three columns, or pairs of identifiers and their values"
+            )
+        rows, m, row_ids = _align_side(self.rows, new.rows, new.row_ids, new.shape[0])
+        cols, n, col_ids = _align_side(self.cols, new.cols, new.col_ids, new.shape[1])
+        return Entries(rows, cols, new.values, (m, n), row_ids, col_ids, new.times)
+
+
+def _align_side(
+    side: IdentifierIndex, places: Ints, ids: Array | None, count: int
+) -> tuple[Ints, int, Array | None]:
+    """Return one side's positions, number of rows and identifiers in the model's numbering."""
+    if side.ids is None:
+        if ids is None:
+            return places, count, None
+        ids = as_index("identifiers of a model that was fitted by index", ids)
+        return ids[places], int(ids.max()) + 1, None
+    if ids is None:
+        ids, places = np.unique(places, return_inverse=True)
+    found, all_ids = side.extend(ids)
+    return found[places], len(all_ids), all_ids
 
 
 def table_lines(header: tuple[str, str], names: Array, left: Floats, right: Floats) -> list[str]:
@@ -81,43 +178,38 @@ class Ranking:
     """By what columns are ranked: a model's values, another's choices, or both.
 
     Both is c P(y > t)^(1/4): c the score of a model in which all that is absent counts as zero, y a
-    value of that row and column, t the mean of the values. Known rows are ranked by what they chose
-    last, where times are known; see `forms.recent`.
+    value of that row and column, t the mean of the values.
     """
 
     by: str
-    model: FactorModel
-    chosen: FactorModel | None
+    model: Model
+    chosen: ImplicitModel | None
     middle: float
 
-    def scores(self, values: Floats, chosen: Floats | None) -> Floats:
-        """Return what to sort by, from unclipped values and from scores of being chosen."""
-        pairs = (self.model if self.chosen is None else self.chosen).pairs
-        if chosen is None:
-            return values if pairs is None else pairs.blended(values)
-        chosen = chosen if pairs is None else pairs.blended(chosen)
+    def of_rows(self, rows: Array) -> tuple[Floats, Floats]:
+        """Return unclipped values and scores of some rows for all known columns."""
+        values = self.model.block(rows)
+        if self.chosen is None:
+            return values, values
+        return values, self._combine(values, self.chosen.rank_rows(rows))
+
+    def of_new_row(self, row: NewRow) -> tuple[Floats, Floats]:
+        """Return unclipped values and scores of a new row for all known columns."""
+        every = np.arange(self.model.base.shape[1])
+        values = self.model.predict_row(row.row, every)
+        if self.chosen is None:
+            return values, values
+        chosen = self.chosen.predict_row(self.chosen.fold(row.seen, row.values), every)
+        return values, self._combine(values, self.chosen.mix(chosen))
+
+    def _combine(self, values: Floats, chosen: Floats) -> Floats:
         if self.by == "chosen":
             return chosen
         from scipy.special import ndtr
 
-        spread = max(self.model.noise, 1e-12) ** 0.5
-        liked = ndtr((values - self.middle) / spread) ** LIKED
+        std = max(self.model.base.noise, 1e-12) ** 0.5
+        liked = ndtr((values - self.middle) / std) ** LIKED_POWER
         return np.where(chosen > 0, chosen * liked, chosen)
-
-    def of_rows(self, rows: Array) -> tuple[Floats, Floats]:
-        """Return unclipped values and scores of some rows for all known columns."""
-        values = self.model.block(rows, clip=False)
-        if self.chosen is None:
-            return values, self.scores(values + _recent(self.model, rows), None)
-        chosen = self.chosen.block(rows, clip=False) + _recent(self.chosen, rows)
-        return values, self.scores(values, chosen)
-
-
-def _recent(model: FactorModel, rows: Array) -> Any:
-    """Return what choices that came last add for all known columns."""
-    if model.pairs is None or not len(model.pairs.recent):
-        return 0.0
-    return model.pairs.recent[rows] @ model.means[1][:-1].T
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -125,7 +217,7 @@ class NewRow:
     """A row that was not fitted, from its entries and a fitted model."""
 
     row: Row
-    model: FactorModel
+    model: Model
     index: EntryIndex
     seen: Array
     values: Floats
@@ -153,7 +245,7 @@ class NewRow:
         b = self.index.cols.find(cols)
         model = self.model
         warn_unknown("columns", cols, b, "they get what is known of the row")
-        predicted = np.clip(model.products(self.row, b), model.low, model.high)
+        predicted = model.base.clip(model.predict_row(self.row, b))
         if not return_std:
             return predicted
         return predicted, np.sqrt(model.row_variance(self.row, b))
@@ -169,16 +261,11 @@ class NewRow:
     ) -> Recommendation:
         """Return the columns that suit the row best, as `DropoutCompletion.recommend` does."""
         ranking = self.ranking(by)
-        every = np.arange(self.model.shape[1])
-        values = self.model.products(self.row, every)
-        chosen = None
-        if ranking.chosen is not None:
-            row = ranking.chosen.fold(self.seen, self.values)
-            chosen = ranking.chosen.products(row, every)
-        open_to = column_mask(self.index, exclude, candidates)
+        values, scores = ranking.of_new_row(self)
+        allowed = column_mask(self.index, exclude, candidates)
         if exclude_seen:
-            open_to[self.seen] = False
-        return _best(self.index, ranking, values, ranking.scores(values, chosen), n, open_to)
+            allowed[self.seen] = False
+        return _best(self.index, ranking, values, scores, n, allowed)
 
 
 def best_for_row(
@@ -193,42 +280,43 @@ def best_for_row(
     """Return the columns that suit a row best."""
     a = index.rows.find_one(row)
     values, scores = ranking.of_rows(np.array([a]))
-    open_to = column_mask(index, exclude, candidates)
+    allowed = column_mask(index, exclude, candidates)
     if exclude_seen:
-        open_to[index.of_row(a)[0]] = False
-    return _best(index, ranking, values[0], scores[0], n, open_to)
+        allowed[index.of_row(a)[0]] = False
+    return _best(index, ranking, values[0], scores[0], n, allowed)
 
 
-def similar_columns(model: FactorModel, index: EntryIndex, col: Any, n: int) -> Recommendation:
+def similar_columns(model: Model, index: EntryIndex, col: Any, n: int) -> Recommendation:
     """Correlation over rows of two columns' predictions.
 
     v_i'C v_j / sqrt(E[v_i'C v_i] E[v_j'C v_j]) with C the rows' covariance: the expectation over
     what is not known of a column makes those with few entries less alike than they look.
     """
     b = index.cols.find_one(col)
-    V = model.factors(1)
+    base = model.base
+    V = base.factors(1)
     if not index.entered[b]:
         raise InputError(f"col {col!r} has no entries: nothing says what it is similar to")
     k = V.shape[1]
-    if model.spread.learned:
-        C = model.priors[0].covariance[:k, :k]
-    else:
-        U = model.factors(0) - model.factors(0).mean(axis=0)
-        C = U.T @ U / len(U)
-    squares = np.einsum("ei,ei->e", V @ C, V)
-    if model.spread.learned:
-        padded = np.zeros((model.columns.width, model.columns.width))
+    if isinstance(base.covariance, FullCovariance):
+        C = base.priors[0].covariance[:k, :k]
+        padded = np.zeros((base.columns.width, base.columns.width))
         padded[:k, :k] = C
-        squares = squares + model.spread.traces(model.means, 1, np.arange(len(V)), padded)
+        squares = base.covariance.traces(1, np.arange(len(V)), padded)
+    else:
+        U = base.factors(0) - base.factors(0).mean(axis=0)
+        C = U.T @ U / len(U)
+        squares = np.zeros(len(V))
+    squares = squares + np.einsum("ei,ei->e", V @ C, V)
     scale = np.sqrt(np.maximum(squares, 0) * max(squares[b], 0))
     scores = np.divide(V @ (C @ V[b]), scale, where=scale > 0, out=np.zeros(len(V)))
-    open_to = index.entered.copy()
-    open_to[b] = False
-    return _best(index, Ranking("similarity", model, None, 0.0), scores, scores, n, open_to)
+    allowed = index.entered.copy()
+    allowed[b] = False
+    return _best(index, Ranking("similarity", model, None, 0.0), scores, scores, n, allowed)
 
 
 def new_row(
-    model: FactorModel,
+    model: Model,
     index: EntryIndex,
     entries: Any,
     ranking: Callable[[str], Ranking],
@@ -241,7 +329,7 @@ def new_row(
     if cols.shape != numbers.shape:
         raise InputError("entries must have one finite value for each column")
     known = cols != UNKNOWN
-    encoder = model.encoders[0]
+    encoder = model.base.encoders[0]
     warn_unknown("columns", names, cols, "they are left out", 4)
     _check_range(model, index, numbers[known])
     if features is not None:
@@ -254,14 +342,14 @@ def new_row(
     return NewRow(row, model, index, cols[known], numbers[known], ranking)
 
 
-def _check_range(model: FactorModel, index: EntryIndex, values: Floats) -> None:
+def _check_range(model: Model, index: EntryIndex, values: Floats) -> None:
     """Warn of values off the scale of those fitted; refuse dislikes where likes were fitted."""
-    if model.pairs is not None:
+    if isinstance(model, ImplicitModel):
         refuse_dislikes(values)
         return
     low, high = index.value_range
     # Values on a scale such as 1 to 5 never leave it; others may, but hardly by its whole width.
-    slack = 0.0 if np.isfinite(model.low) and np.isfinite(model.high) else high - low
+    slack = 0.0 if np.isfinite(model.base.low) else high - low
     outside = (values < low - slack) | (values > high + slack)
     if outside.any():
         warnings.warn(
@@ -309,11 +397,12 @@ def column_mask(index: EntryIndex, exclude: Any, candidates: Any) -> Array:
 
 
 def _best(
-    index: EntryIndex, ranking: Ranking, values: Floats, scores: Floats, n: int, open_to: Array
+    index: EntryIndex, ranking: Ranking, values: Floats, scores: Floats, n: int, allowed: Array
 ) -> Recommendation:
-    best = top(np.where(open_to, scores, -np.inf), whole("n", n))
-    found = np.clip(values[best], ranking.model.low, ranking.model.high)
-    values = values[best] if ranking.by == "similarity" else found
+    best = top(np.where(allowed, scores, -np.inf), whole("n", n))
+    values = values[best]
+    if ranking.by != "similarity":
+        values = ranking.model.base.clip(values)
     return Recommendation(index.cols.labels(best), values, scores[best], BY[ranking.by])
 
 
@@ -424,7 +513,7 @@ class Lists:
 
     def _places(self, rows: Any) -> Ints:
         if rows is None:
-            return np.arange(self._ranking.model.shape[0])
+            return np.arange(self._ranking.model.base.shape[0])
         places = self._index.rows.find(rows)
         unknown = describe_unknown("rows", rows, places)
         if unknown:
@@ -432,9 +521,8 @@ class Lists:
         return places
 
     def _blocks(self, places: Ints) -> Iterator[_Lines]:
-        step = max(1, BLOCK // max(1, self._ranking.model.shape[1]))
-        low = self._ranking.model.low
-        high = self._ranking.model.high
+        step = max(1, PREDICTIONS_AT_ONCE // max(1, self._ranking.model.base.shape[1]))
+        clip = self._ranking.model.base.clip
         with meter("rows", len(places)) as bar:
             for start in range(0, max(len(places), 1), step):
                 rows = places[start : start + step]
@@ -451,7 +539,7 @@ class Lists:
                 line = np.repeat(np.arange(len(rows)), counts)
                 cols = np.concatenate([np.zeros(0, np.int64), *best])
                 ranks = np.concatenate([cols[:0], *(np.arange(1, c + 1) for c in counts)])
-                predicted = np.clip(values[line, cols], low, high)
+                predicted = clip(values[line, cols])
                 yield _Lines(rows[line], cols, ranks, predicted, scores[line, cols])
                 bar.advance(len(rows))
 
@@ -499,15 +587,135 @@ class Explanation(Result):
         return "\n".join([head, *lines[: SHOWN + 1], *more])
 
 
-def explain(model: FactorModel, index: EntryIndex, row: Any, col: Any) -> Explanation:
+def explain(model: Model, index: EntryIndex, row: Any, col: Any) -> Explanation:
     """Take a prediction apart into a baseline and what each entry of the row adds."""
     a = index.rows.find_one(row)
     b = index.cols.find_one(col)
     cols, values = index.of_row(a)
-    parts = model.parts(a, cols, values, b)
-    added, signals, features = (parts[name] for name in ("entries", "signals", "features"))
+    parts = model.contributions(a, cols, values, b)
+    added = parts["entries"]
+    signals = parts["signals"]
+    features = parts["features"]
     prediction = float(model.predict(np.array([a]), np.array([b]))[0])
     order = np.argsort(-np.abs(added), kind="stable")
     baseline = prediction - float(added.sum()) - signals - features
     names = index.cols.labels(cols[order])
     return Explanation(prediction, baseline, signals, features, names, values[order], added[order])
+
+
+def least_relevant(values: Floats) -> float:
+    """Return the value from which entries are liked: 4 of 5 stars; of clicks and counts, any."""
+    strengths = Strengths.of(values)
+    if strengths.log or np.ptp(values) == 0:
+        return -np.inf
+    return strengths.zero + RELEVANT_STRENGTH * strengths.scale
+
+
+def best_columns(
+    scores: Callable[[Ints], Floats], known_rows: Ints, known_cols: Ints, rows: Ints, n_cols: int
+) -> Ints:
+    """Return the LIST_LENGTH best columns of each row that it does not know; -1 where fewer."""
+    order = np.argsort(known_rows, kind="stable")
+    starts = np.searchsorted(known_rows, rows, sorter=order)
+    ends = np.searchsorted(known_rows, rows, side="right", sorter=order)
+    found = np.full((len(rows), LIST_LENGTH), -1)
+    step = max(1, PREDICTIONS_AT_ONCE // n_cols)
+    for start in range(0, len(rows), step):
+        block = np.array(scores(rows[start : start + step]), dtype=float)
+        for i, line in enumerate(block, start):
+            line[known_cols[order[starts[i] : ends[i]]]] = -np.inf
+            best = top(line, LIST_LENGTH)
+            found[i, : len(best)] = best
+    return found
+
+
+class JudgedLists(NamedTuple):
+    """Lists of rows with relevant entries: which places hit one, and how many there are."""
+
+    lists: Ints
+    hits: Floats
+    counts: Ints
+
+    @classmethod
+    def of(cls, lists: Ints, rows: Ints, holdout: Entries, least: float) -> JudgedLists:
+        """Judge lists by held-out values of at least `least`."""
+        rounding = 1e-9 * abs(least) if np.isfinite(least) else 0.0
+        good = holdout.values >= least - rounding
+        at = np.searchsorted(rows, holdout.rows[good])
+        counts = np.bincount(at, minlength=len(rows))
+        wanted = set(zip(at.tolist(), holdout.cols[good].tolist(), strict=True))
+        hits = [[(i, col) in wanted for col in line] for i, line in enumerate(lists.tolist())]
+        judged = counts > 0
+        return cls(lists[judged], np.array(hits, dtype=float)[judged], counts[judged])
+
+    def ndcg(self) -> Floats:
+        """Return nDCG@10 of each list."""
+        discount = 1 / np.log2(np.arange(2, NDCG_LENGTH + 2))
+        ideal = np.cumsum(discount)[np.minimum(self.counts, NDCG_LENGTH) - 1]
+        return self.hits[:, :NDCG_LENGTH] @ discount / ideal
+
+
+def score_entries(fitted: Any, X: Any, y: Any, sample_weight: Any) -> float:
+    """Return the negative root mean squared error of entries, or nDCG@10 of what was chosen."""
+    given = observed(X, y)
+    ranks = isinstance(fitted.model_, ImplicitModel)
+    if ranks and sample_weight is not None:
+        raise InputError('with missing="negative" the score ranks, and takes no sample_weight')
+    matrix = y is None and not isinstance(X, Entries) and (is_table(X) or not is_frame(X))
+    if matrix and given.row_ids is None:
+        _check_rows(given, fitted.entries_)
+    if ranks:
+        return _ndcg_of_entries(fitted, fitted.index_.align(given, named=y is not None))
+    error = fitted.predict(given if y is None else X) - given.values
+    if sample_weight is None:
+        return -float(np.sqrt(np.mean(error**2)))
+    weights = doubles("sample_weight", sample_weight, ndim=1)
+    if matrix:
+        weights = _weights_of_rows(weights, given)
+    if len(weights) != len(error) or weights.min() < 0 or not weights.any():
+        raise InputError(f"sample_weight must be {len(error)} numbers from 0, not all 0")
+    return -float(np.sqrt(np.average(error**2, weights=weights / weights.max())))
+
+
+def _check_rows(given: Entries, known: Entries) -> None:
+    """Refuse a matrix whose rows are not those that were fitted, as far as that shows."""
+    hint = "new rows are judged by evaluate(model, data, split='rows'), or one by one by fold_in"
+    if given.shape[0] != known.shape[0]:
+        raise InputError(
+            f"X must have the {known.shape[0]} rows that were fitted, got {given.shape[0]}; {hint}"
+        )
+    width = max(given.shape[1], known.shape[1])
+    keys, at = np.unique(known.rows * width + known.cols, return_index=True)
+    mine = given.rows * width + given.cols
+    place = np.minimum(np.searchsorted(keys, mine), len(keys) - 1)
+    same = keys[place] == mine
+    changed = given.values[same] != known.values[at[place[same]]]
+    if np.count_nonzero(changed) > MAX_CHANGED * max(len(changed), 1):
+        raise InputError(
+            f"X has other values than were fitted at {np.count_nonzero(changed)} of "
+            f"{len(changed)} known entries, as if its rows were others; {hint}"
+        )
+
+
+def _weights_of_rows(weights: Floats, given: Entries) -> Floats:
+    """Return weights of the entries of a matrix, whose rows have weights, as in `fit`."""
+    if len(weights) != given.shape[0]:
+        raise InputError(
+            f"sample_weight must be one number for each of the {given.shape[0]} rows, got "
+            f"{len(weights)}"
+        )
+    return weights[given.rows]
+
+
+def _ndcg_of_entries(fitted: Any, entries: Entries) -> float:
+    """Return nDCG@10 of entries, in a model's numbering, among all that rows do not have beside."""
+    train = fitted.entries_
+    m, n = train.shape
+    inside = np.flatnonzero((entries.rows < m) & (entries.cols < n))
+    entries = observed_pairs(entries.take(inside))
+    others = ~np.isin(train.rows * n + train.cols, entries.rows * n + entries.cols)
+    rows = np.unique(entries.rows)
+    known = (train.rows[others], train.cols[others])
+    lists = best_columns(fitted.model_.rank_rows, *known, rows, n)
+    judged = JudgedLists.of(lists, rows, entries, least_relevant(entries.values))
+    return float(judged.ndcg().mean()) if len(judged.counts) else 0.0

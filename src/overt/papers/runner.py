@@ -13,9 +13,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from overt._check import InputError, MissingExtraError, choice
+from overt._cluster import thread_count
 from overt._figures import write_figure
 from overt._files import ready, write_whole
-from overt._mapping import mapped, thread_count
+from overt._mapping import mapped
 from overt._plain import plain
 from overt._progress import reraising_interrupts
 from overt.papers.figures import Figure, Finding, Params, Row

@@ -5,23 +5,31 @@ from __future__ import annotations
 import numpy as np
 
 from overt._types import Array, Floats
-from overt.completion.kernels import Blocks, Csr, Drawn, Held, Learned, RowPrior
-from overt.completion.kernels.full import pack, unpack
+from overt.completion.kernels.rows import (
+    Blocks,
+    Csr,
+    FixedSide,
+    LearnedRows,
+    RowPrior,
+    SampledRows,
+    pack,
+    unpack,
+)
 
 
 def learn_rows(
     rows: Array,
     blocks: Blocks,
-    held: Held,
+    fixed: FixedSide,
     prior: RowPrior,
     shifts: Array,
     precisions: Array,
-    out: Learned,
+    out: LearnedRows,
     cuts: Array,
     moments: Array,
 ) -> None:
     """Prec = precision sum c_b T_b + P, its right side with sum c_b (y_b w_b - T_b[:, pinned])."""
-    T = unpack(held.spread.astype(float))
+    T = unpack(fixed.covariances.astype(float))
     for c in range(len(moments)):
         here = slice(blocks.starts[c], blocks.starts[c + 1])
         slots = blocks.slots[here]
@@ -30,55 +38,55 @@ def learn_rows(
         for s, r in enumerate(rows[cuts[c] : cuts[c + 1]]):
             b = partners[slots == s]
             y = values[slots == s].astype(float)
-            total = (held.weights[b, None, None] * T[b]).sum(axis=0)
-            linear = (held.weights[b] * y) @ held.means[b]
+            total = (fixed.weights[b, None, None] * T[b]).sum(axis=0)
+            linear = (fixed.weights[b] * y) @ fixed.means[b]
             w, P = _solve(total, linear, prior, shifts[r], precisions[r])
             S = np.zeros_like(total)
             S[np.ix_(prior.free, prior.free)] = np.linalg.inv(P)
             second = np.outer(w, w) + S
             out.means[r] = w
-            out.spread[r] = pack(second)
-            square = held.weights[b] @ y**2
+            out.covariances[r] = pack(second)
+            square = fixed.weights[b] @ y**2
             out.stats[r] = _error(square, w, second, total, linear), -np.linalg.slogdet(P)[1]
-        moments[c] = out.spread[rows[cuts[c] : cuts[c + 1]]].sum(axis=0)
+        moments[c] = out.covariances[rows[cuts[c] : cuts[c + 1]]].sum(axis=0)
 
 
 def learn_variances(
     rows: Array,
     csr: Csr,
-    held: Held,
+    fixed: FixedSide,
     prior: RowPrior,
     shifts: Array,
     precisions: Array,
-    out: Learned,
+    out: LearnedRows,
 ) -> None:
     """Prec = precision sum_b c_b (w_b w_b' + diag s_b) + P, s = 1 / diag Prec."""
     for r in rows:
-        W, linear, square, b = _sums(csr, r, held)
-        total = W.T @ W + np.diag(held.weights[b] @ held.spread[b])
+        W, linear, square, b = _sums(csr, r, fixed)
+        total = W.T @ W + np.diag(fixed.weights[b] @ fixed.covariances[b])
         w, P = _solve(total, linear, prior, shifts[r], precisions[r])
         s = np.zeros_like(w)
         s[prior.free] = 1 / np.diag(P)
         out.means[r] = w
-        out.spread[r] = s
+        out.covariances[r] = s
         second = np.outer(w, w) + np.diag(s)
         out.stats[r] = _error(square, w, second, total, linear), np.log(s[prior.free]).sum()
 
 
-def draw_rows(
+def sample_rows(
     rows: Array,
     csr: Csr,
-    held: Held,
+    fixed: FixedSide,
     prior: RowPrior,
     shifts: Array,
     precisions: Array,
     normals: Array,
-    out: Drawn,
+    out: SampledRows,
 ) -> None:
     """Prec = precision sum_b c_b (w_b w_b' + diag(strength o w_b o w_b)) + P = R'R, R^-1 normal."""
     for r in rows:
-        W, linear, square, _ = _sums(csr, r, held)
-        total = W.T @ W + np.diag(held.spread * (W**2).sum(axis=0))
+        W, linear, square, _ = _sums(csr, r, fixed)
+        total = W.T @ W + np.diag(fixed.covariances * (W**2).sum(axis=0))
         w, P = _solve(total, linear, prior, shifts[r], precisions[r])
         out.centers[r] = w
         w[prior.free] += np.linalg.solve(np.linalg.cholesky(P).T, normals[r])
@@ -103,13 +111,13 @@ def dot_variances(
     out[:] = sum(np.einsum("ei,eij,ej->e", *each) for each in pairs) + np.sum(su * sv, axis=(1, 2))
 
 
-def _sums(csr: Csr, r: int, held: Held) -> tuple[Floats, Floats, float, Array]:
+def _sums(csr: Csr, r: int, fixed: FixedSide) -> tuple[Floats, Floats, float, Array]:
     """Return partners times sqrt(c_b), sum c_b y_b w_b, sum c_b y_b^2 and who they are."""
     here = slice(csr.indptr[r], csr.indptr[r + 1])
     b = csr.indices[here]
     y = csr.values[here].astype(float)
-    root = np.sqrt(held.weights[b])
-    W = root[:, None] * held.means[b]
+    root = np.sqrt(fixed.weights[b])
+    W = root[:, None] * fixed.means[b]
     y = root * y
     return W, W.T @ y, float(y @ y), b
 

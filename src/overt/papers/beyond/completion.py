@@ -12,14 +12,15 @@ from overt.papers.records import Residuals, statement
 
 def _solve(V: Floats, y: Floats, lam: float) -> Floats:
     """Row update of fixed dropout, by the kernels' reference; imported here, as it compiles."""
-    from overt.completion.kernels import NOT_PINNED, Csr, Drawn, Held, RowPrior, reference
+    from overt.completion.kernels import reference
+    from overt.completion.kernels.rows import NOT_PINNED, Csr, FixedSide, RowPrior, SampledRows
 
     width, P = V.shape[1], np.zeros((V.shape[1], V.shape[1]))
-    out = Drawn(np.zeros((1, width)), np.zeros((1, width)), np.zeros((1, 2)))
+    out = SampledRows(np.zeros((1, width)), np.zeros((1, width)), np.zeros((1, 2)))
     csr = Csr(np.array([0, len(y)]), np.arange(len(y)), y)
     prior, zeros = RowPrior(P, np.arange(width), NOT_PINNED), np.zeros((1, width))
-    held = Held(V, np.full(width, lam), np.ones(len(V)))
-    reference.draw_rows(np.array([0]), csr, held, prior, zeros, np.ones(1), zeros, out)
+    held = FixedSide(V, np.full(width, lam), np.ones(len(V)))
+    reference.sample_rows(np.array([0]), csr, held, prior, zeros, np.ones(1), zeros, out)
     return out.means[0]
 
 
@@ -50,15 +51,22 @@ def completion_rows(scale: int, rng: np.random.Generator) -> Residuals:
 
 def _learned(V: Floats, S: Floats, y: Floats, noise: float, P: Floats, shift: Floats) -> Floats:
     """Row update of the learned form, by the kernels' reference."""
-    from overt.completion.kernels import NOT_PINNED, Blocks, Held, Learned, RowPrior, reference
-    from overt.completion.kernels.full import pack
+    from overt.completion.kernels import reference
+    from overt.completion.kernels.rows import (
+        NOT_PINNED,
+        Blocks,
+        FixedSide,
+        LearnedRows,
+        RowPrior,
+        pack,
+    )
 
     packed = pack(V[:, :, None] * V[:, None, :] + S)
     moments = np.zeros((1, packed.shape[1]))
-    out = Learned(np.zeros((1, V.shape[1])), moments.copy(), np.zeros((1, 2)))
+    out = LearnedRows(np.zeros((1, V.shape[1])), moments.copy(), np.zeros((1, 2)))
     row = Blocks(np.array([0, len(y)]), np.zeros(len(y), int), np.arange(len(y)), y)
     prior = RowPrior(P, np.arange(len(P)), NOT_PINNED)
-    given = (Held(V, packed, np.ones(len(V))), prior, shift[None], np.array([1 / noise]))
+    given = (FixedSide(V, packed, np.ones(len(V))), prior, shift[None], np.array([1 / noise]))
     reference.learn_rows(np.array([0]), row, *given, out, np.array([0, 1]), moments)
     return out.means[0]
 

@@ -125,21 +125,21 @@ def completion_bound(scale: int, rng: np.random.Generator) -> Residuals:
     \sqrt{\alpha}\}$ has Rademacher complexity at most $K \sqrt{\alpha d \log d / n}$ with $K =
     \sqrt{2 L} + L/3$, $L = \log(d_{0} + d_{2}) / \log d$, $d = \max(d_{0}, d_{2})$.
     """
-    from overt.completion import bounds  # which compiles
+    from overt.papers.thesis.completion_bound import rademacher_constant  # which compiles
 
     printed = 0.0
     cases = [(2, 2, 3), (2, 2, 5), (1, 2, 4), (2, 3, 4), (3, 2, 3)]
     for rows, cols, n in cases:
         for p, q in _product_laws(rows, cols, n, rng):
             needed = _needed_constant(p, q, n)
-            yield needed / bounds.rademacher_constant((rows, cols))
+            yield needed / rademacher_constant((rows, cols))
             printed = max(printed, needed)
     for d in (10, 20 * scale):
         n = int(np.ceil(2 * d * np.log(d))) + 1
         draws = np.array([_dual_norm(d, n, rng) for _ in range(200)])
         needed = float(draws.mean() - 5 * draws.std() / np.sqrt(len(draws))) / n
         needed /= np.sqrt(d * np.log(d) / n)
-        yield needed / bounds.rademacher_constant((d, d))
+        yield needed / rademacher_constant((d, d))
     detail = f"all samples and signs of {len(cases)} sizes, 3 laws each: {printed:.3f} is needed"
     return 1.0, f"{detail}; {d} x {d} by sampling", printed
 
@@ -202,56 +202,56 @@ def load(name: str) -> Entries:
 def run_curves(params: Params, seed: int) -> dict[str, Any]:
     """Fit on nine tenths; return train and test RMSE after each sweep, with seconds."""
     from overt.completion import DropoutCompletion
+    from overt.papers.thesis.completion_sgd import SGDCompletion
 
     ratings = load(params["data"])
     parts = dict(zip(("train", "test"), ratings.split(0.1, seed=0), strict=True))
     low, high = float(ratings.values.min()), float(ratings.values.max())
     curve: dict[str, list[float]] = {"times": [], "train": [], "test": [], "objective": []}
-    method, drop_prob = params["method"], params["drop_prob"]
-    model = DropoutCompletion(
-        params["width"],
-        drop_prob,
-        method=method,
-        max_sweeps=params["epochs"] if method == "sgd" else params["sweeps"],
-        tol=0.0,
-        learning_rate=params["learning_rate"],
-        batch_size=params["batch_size"],
-        seed=seed,
-        n_jobs=1,
-    )
-    clone(model).set_params(max_sweeps=1).fit_entries(parts["train"])  # compilation is not timed
+    drop_prob = params["drop_prob"]
+    train = parts["train"]
     spent, last = 0.0, time.perf_counter()
 
-    def watch(form: Any) -> None:
+    def watch(center: float, means: Any) -> None:
         nonlocal spent, last
         spent += time.perf_counter() - last
         curve["times"].append(spent)
         for which, part in parts.items():
-            predicted = form.problem.center + _dots(part, *form.means)
-            error = np.clip(predicted, low, high) - part.values
-            curve[which].append(float(np.sqrt(np.mean(error**2))))
-        curve["objective"].append(objective(form, parts["train"], drop_prob))
+            predicted = np.clip(center + _dots(part, *means), low, high)
+            curve[which].append(float(np.sqrt(np.mean((predicted - part.values) ** 2))))
+        curve["objective"].append(objective(center, means, params["width"], train, drop_prob))
         last = time.perf_counter()
 
-    model.fit_entries(parts["train"], on_form=watch)
+    if params["method"] == "sgd":
+        step = (params["learning_rate"], params["batch_size"])
+        SGDCompletion(train, params["width"], drop_prob, *step, seed).step()  # compilation
+        sgd = SGDCompletion(train, params["width"], drop_prob, *step, seed)
+        last = time.perf_counter()
+        for _ in range(params["epochs"]):
+            sgd.step()
+            watch(sgd.center, sgd.means)
+    else:
+        model = DropoutCompletion(
+            params["width"], drop_prob, max_sweeps=params["sweeps"], tol=0.0, seed=seed, n_jobs=1
+        )
+        clone(model).set_params(max_sweeps=1).fit_entries(train)  # compilation is not timed
+        last = time.perf_counter()
+        model.fit_entries(train, on_step=lambda fit: watch(fit.problem.center, fit.means))
     return {**curve, "entries": len(ratings), "tested": len(parts["test"])}
 
 
-def objective(form: Any, entries: Entries, drop_prob: float) -> float:
+def objective(
+    center: float, means: Any, n_factors: int, entries: Entries, drop_prob: float
+) -> float:
     """Mean (y - u.v)^2 + lam sum_i U_ai^2 V_bi^2 over entries."""
-    (U, V), p = form.means, form.problem
-    error = entries.values - p.center - _dots(entries, U, V)
-    squares = (w[:, : p.columns.n_factors].astype(float) ** 2 for w in (U, V))
+    error = entries.values - center - _dots(entries, *means)
+    squares = (w[:, :n_factors].astype(float) ** 2 for w in means)
     lam = drop_prob / (1 - drop_prob)
     return float(np.mean(error**2) + lam * np.mean(_dots(entries, *squares)))
 
 
 def _dots(entries: Entries, U: Any, V: Any) -> Any:
-    from overt.completion.kernels import dots  # compiled: imported only where it is used
-
-    out = np.empty(len(entries))
-    dots(entries.rows, entries.cols, U, V, out)
-    return out
+    return np.einsum("ei,ei->e", U[entries.rows].astype(float), V[entries.cols])
 
 
 def check_curves(rows: list[Row]) -> Findings:

@@ -1,7 +1,8 @@
-"""Priors of a side's rows: w_a ~ N(m + g_a, P^-1), g_a what its features lead to expect.
+"""Priors of a side's rows, w_a ~ N(m + g_a, P^-1), and each row's share in the noise.
 
-With scores A (N rows with entries, I directions), g_a = H'a_a. In the eigenbasis of P^-1 = X X' the
-whitened rows x_a = X^-1 (w_a - m) have independent coordinates c, in each
+g_a is what the row's features lead to expect. With scores A (N rows with entries, I directions),
+g_a = H'a_a. In the eigenbasis of P^-1 = X X' the whitened rows x_a = X^-1 (w_a - m) have
+independent coordinates c, in each
 
     x_c ~ N(A h_c, 1),   h_c ~ N(0, D_c),   D_c = diag(s_jc) with one scale for each block j,
 
@@ -13,34 +14,50 @@ and h_c is integrated out: with y_c = A'x_c, K = A'A and C_c = (K + D_c^-1)^-1,
 is the side's part of the negative evidence bound; E y y' = ybar ybar' + K times the rows' mean
 variance. Scales maximize it on a grid, one after the other; (m, P) make one EM step in which h is
 the latent variable; rows are solved with g fixed, which bounds -y'C y (concave) by its tangent.
+
+Entry (a, b) has the noise variance sigma^2 / (alpha_a beta_b), alpha_a ~ Gamma(nu/2, nu/2) of mean
+1, and beta_b likewise with another nu. With n_a entries and the misfit
+e_a = sum_b E beta_b E r_ab^2 / sigma^2,
+
+    q(alpha_a) = Gamma((nu + n_a) / 2, (nu + e_a) / 2)
+
+is exact given everything else, and leaves in the negative evidence bound
+
+    -log integral Gamma(alpha; nu/2, nu/2) alpha^(n_a / 2) exp(-alpha e_a / 2) d alpha
+      = log Gamma(nu/2) - (nu/2) log(nu/2)
+        - log Gamma((nu + n_a)/2) + ((nu + n_a)/2) log((nu + e_a)/2)
+
+whose sum over rows nu minimizes; nu = infinity is one noise for all, and leaves e_a / 2.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
-from overt._types import Array, Floats
-from overt.completion.forms.features import SIGNALS, Features
-from overt.completion.forms.problem import Columns
-from overt.completion.kernels import RowPrior
+from overt._types import Array, Floats, Ints
+from overt.completion.features import MISSINGNESS, Features
+from overt.completion.kernels.rows import RowPrior
+from overt.completion.problem import Columns
 
-GRID = np.concatenate([[0.0], np.logspace(-3, 3, 61)])
-"""Scales that are tried."""
+SCALES = np.concatenate([[0.0], np.logspace(-3, 3, 61)])
+"""Scales of features that are tried."""
 
-LEAST_VARIANCE = 1e-4
+MIN_VARIANCE = 1e-4
 """Variance of the n pseudo-rows beside N rows with n unknowns, for values of unit variance.
 
 A factor that is not needed shrinks until its prior variance is this, where it adds nothing to
 predictions; without it the prior would narrow for ever, and the objective fall with it."""
 
+NUS = np.append(np.logspace(np.log10(4), 3.5, 60), np.inf)
+"""Values of nu that are tried; at 4 a row never seen has twice the variance."""
+
 
 class Sums(NamedTuple):
-    """Of a side's rows with entries: N, sum w, sum w w', sum S, A'W, sum log det S."""
+    """Sums over a side's rows with entries: N, sum w, sum w w', sum S, A'W, sum log det S."""
 
     N: int
     first: Floats
@@ -48,14 +65,6 @@ class Sums(NamedTuple):
     S: Floats
     AW: Floats
     logdets: float
-
-    def plus(self, other: Sums, sign: int) -> Sums:
-        """Add (1) or take away (-1) the sums over other rows; log dets are left out."""
-        first = self.first + sign * other.first
-        second = self.second + sign * other.second
-        S = self.S + sign * other.S
-        AW = self.AW + sign * other.AW
-        return Sums(self.N + sign * other.N, first, second, S, AW, 0.0)
 
     def about(self, m: Floats) -> Floats:
         """Sum of (w - m)(w - m)'."""
@@ -73,7 +82,7 @@ class Effects:
     C: Floats  # (n, I, I)
     logdet: float = 0.0  # sum_c log det(1 + D_c K)
 
-    def spread(self, sums: Sums, features: Features) -> Floats:
+    def residual_moment(self, sums: Sums, features: Features) -> Floats:
         """X [diag h_c - V o (h_c + h_d - tr(C_c K C_d K))] X', h_c = tr(C_c K).
 
         The variance of h adds to the residuals and explains a part of the rows' variances V.
@@ -81,22 +90,9 @@ class Effects:
         X = self.X
         M = self.C @ features.K
         h = np.trace(M, axis1=1, axis2=2)
-        both = M.reshape(len(h), -1) @ M.transpose(0, 2, 1).reshape(len(h), -1).T
+        both = np.einsum("cij,dji->cd", M, M, optimize=True)
         V = _whiten(X, sums.S / sums.N)
         return np.asarray(X @ (np.diag(h) - V * (h[:, None] + h - both)) @ X.T)
-
-    def arrays(self, side: int) -> dict[str, Array]:
-        """Return the arrays to store."""
-        kept = {"scales": self.scales, "X": self.X, "H": self.H, "C": self.C}
-        return {f"effects_{name}_{side}": array for name, array in kept.items()}
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Array], side: int) -> Effects | None:
-        """Rebuild them."""
-        if f"effects_X_{side}" not in arrays:
-            return None
-        scales, X, H, C = (arrays[f"effects_{name}_{side}"] for name in ("scales", "X", "H", "C"))
-        return cls(scales, X, H, C)
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,17 +108,6 @@ class Prior:
         """precision^-1."""
         return np.asarray(np.linalg.inv(self.precision), dtype=np.float64)
 
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Array], side: int) -> Prior:
-        """Rebuild the prior of a side from stored arrays."""
-        given = (arrays[f"prior_mean_{side}"], arrays[f"prior_precision_{side}"])
-        return cls(*given, Effects.from_arrays(arrays, side))
-
-    def arrays(self, side: int) -> dict[str, Array]:
-        """Return the arrays to store of the prior of a side."""
-        kept = {f"prior_mean_{side}": self.mean, f"prior_precision_{side}": self.precision}
-        return kept if self.effects is None else kept | self.effects.arrays(side)
-
     def scaled(self, units: Floats) -> Prior:
         """Return the prior of rows whose unknowns are multiplied by `units`."""
         effects = self.effects
@@ -131,7 +116,7 @@ class Prior:
         return Prior(self.mean * units, self.precision / np.outer(units, units), effects)
 
     def for_rows(self, columns: Columns, side: int) -> RowPrior:
-        """Return what the kernels take of it for all rows."""
+        """Return the part that the kernels share among all rows."""
         return RowPrior(self.precision, columns.free(side), columns.pinned(side))
 
     def means(self, scores: Array) -> Floats:
@@ -146,13 +131,14 @@ class Prior:
             return np.tile(self.covariance, (len(scores), 1, 1))
         X = self.effects.X
         a = scores.astype(np.float64)
-        spread = np.stack([np.einsum("ri,ri->r", a @ C, a) for C in self.effects.C], axis=1)
-        return np.asarray(np.einsum("ic,rc,jc->rij", X, 1 + spread, X))
+        variances = np.einsum("ri,cij,rj->rc", a, self.effects.C, a, optimize=True)
+        return np.asarray(np.einsum("ic,rc,jc->rij", X, 1 + variances, X))
 
     def learn(self, sums: Sums, features: Features, certain: bool = True) -> Prior:
         """Make the EM step for m and P, then choose the scales of the features.
 
-        Signals that are not `certain` are left at 0 until each of their n scales pays a nat.
+        Missingness features that are not `certain` stay at 0 until each of their n scales raises
+        the evidence by a nat.
 
         P^-1 = sum of second moments about m + g, and the variance of h, over N + n: the n
         pseudo-rows keep priors from fitting noise where there are few rows.
@@ -167,22 +153,22 @@ class Prior:
             mean = (sums.first - features.ones @ H) / N
             cross = (sums.AW - np.outer(features.ones, mean)).T @ H
             about = sums.about(mean) - cross - cross.T + H.T @ features.K @ H
-            about += self.effects.spread(sums, features)
-        covariance = (about + sums.S + n * LEAST_VARIANCE * np.eye(n)) / (N + n)
+            about += self.effects.residual_moment(sums, features)
+        covariance = (about + sums.S + n * MIN_VARIANCE * np.eye(n)) / (N + n)
         prior = Prior(mean, np.asarray(np.linalg.inv(covariance), dtype=np.float64))
         if not len(features.K):
             return prior
         blocks = len(features.directions.parts)
         old = np.zeros((blocks, n)) if self.effects is None else self.effects.scales
-        found = effects_of(prior, sums, features, old, certain)
-        return replace(prior, effects=found) if found.scales.any() else prior
+        effects = _likeliest_effects(prior, sums, features, old, certain)
+        return replace(prior, effects=effects) if effects.scales.any() else prior
 
     @property
     def pseudo_cost(self) -> float:
-        """Return what n pseudo-rows of variance LEAST_VARIANCE add to the objective."""
+        """Part of the objective that n pseudo-rows of variance MIN_VARIANCE add."""
         n = len(self.mean)
         logdet = np.linalg.slogdet(self.precision)[1]
-        return float(n * (LEAST_VARIANCE * np.trace(self.precision) - logdet)) / 2
+        return float(n * (MIN_VARIANCE * np.trace(self.precision) - logdet)) / 2
 
     def cost(self, sums: Sums, features: Features) -> float:
         """Return the side's part of the negative evidence bound (top of this file)."""
@@ -193,36 +179,36 @@ class Prior:
         twice -= N * logdet + sums.logdets + N * n
         if self.effects is not None:
             e = self.effects
-            Y = projected(e.X, self.mean, sums, features)
+            Y = _project(e.X, self.mean, sums, features)
             V = np.diag(_whiten(e.X, sums.S / N))
             twice += e.logdet - np.einsum("ic,cij,jc->", Y, e.C, Y)
             twice -= V @ np.einsum("cij,ij->c", e.C, features.K)
         return float(twice) / 2
 
 
-def projected(X: Floats, mean: Floats, sums: Sums, features: Features) -> Floats:
+def _project(X: Floats, mean: Floats, sums: Sums, features: Features) -> Floats:
     """y_c = A'x_c for all coordinates, (I, n)."""
     return np.asarray(np.linalg.solve(X, (sums.AW - np.outer(features.ones, mean)).T).T)
 
 
-def effects_of(
-    prior: Prior, sums: Sums, features: Features, scales: Floats, certain: bool = True
+def _likeliest_effects(
+    prior: Prior, sums: Sums, features: Features, scales: Floats, certain: bool
 ) -> Effects:
     """Return effects whose scales are the likeliest, block after block."""
     values, E = np.linalg.eigh(prior.covariance)
     X = E * np.sqrt(np.maximum(values, 1e-300))
-    Y = projected(X, prior.mean, sums, features)
-    scales = scales.copy()
+    Y = _project(X, prior.mean, sums, features)
     V = np.diag(_whiten(X, sums.S / sums.N))
+    scales = scales.copy()
     for block, name in enumerate(features.directions.parts):
-        found = likelihoods(block, Y, V, features, scales)
-        pays = found.max(axis=0).sum() > len(V) or name != SIGNALS
+        evidence = scale_evidence(block, Y, V, features, scales)
+        pays = evidence.max(axis=0).sum() > len(V) or name != MISSINGNESS
         if certain or pays or scales[block].any():
-            scales[block] = GRID[found.argmax(axis=0)]
-    return posterior(X, Y, features, scales)
+            scales[block] = SCALES[evidence.argmax(axis=0)]
+    return posterior_effects(X, Y, features, scales)
 
 
-def draw_effects(
+def sample_effects(
     mean: Floats,
     variances: Floats,
     AW: Floats,
@@ -230,17 +216,18 @@ def draw_effects(
     scales: Floats,
     rng: np.random.Generator,
 ) -> Effects:
-    """Draw scales and effects given rows that are known, for independent coordinates."""
+    """Sample scales and effects given rows that are known, for independent coordinates."""
     X = np.diag(np.sqrt(variances))
     Y = (AW - np.outer(features.ones, mean)) / np.sqrt(variances)
     scales = scales.copy()
     for block in range(len(scales)):
-        found = likelihoods(block, Y, np.zeros(len(mean)), features, scales)
-        scales[block] = GRID[(found + rng.gumbel(size=found.shape)).argmax(axis=0)]
-    return posterior(X, Y, features, scales, rng)
+        evidence = scale_evidence(block, Y, np.zeros(len(mean)), features, scales)
+        # The largest of log-probabilities plus Gumbel noise is a sample.
+        scales[block] = SCALES[(evidence + rng.gumbel(size=evidence.shape)).argmax(axis=0)]
+    return posterior_effects(X, Y, features, scales, rng)
 
 
-def posterior(
+def posterior_effects(
     X: Floats,
     Y: Floats,
     features: Features,
@@ -261,38 +248,39 @@ def posterior(
         logdet += 2 * float(np.log(np.diag(factor[0])).sum())
         H[:, c] = C[c] @ Y[:, c]
         if rng is not None:  # C = r M^-1 r, M = U'U
-            draw = np.linalg.solve(np.triu(factor[0]), rng.standard_normal(len(at)))
-            H[at, c] += r * draw
+            sample = np.linalg.solve(np.triu(factor[0]), rng.standard_normal(len(at)))
+            H[at, c] += r * sample
     return Effects(scales, X, H @ X.T, C, logdet)
 
 
-def likelihoods(block: int, Y: Floats, V: Floats, features: Features, scales: Floats) -> Floats:
-    """Return log N(x_c; 0, 1 + A D_c A') over the block's scales on GRID, less that at 0.
+def scale_evidence(block: int, Y: Floats, V: Floats, features: Features, scales: Floats) -> Floats:
+    """Return log N(x_c; 0, 1 + A D_c A') over the block's scales, less that at 0: (scales, n).
 
-    (grid, n). With Omega the covariance that other blocks leave and A_j'Omega^-1 A_j = E e E',
-    it is -1/2 sum_i log(1 + s e_i) + 1/2 sum_i s E z_i^2 / (1 + s e_i), z = E'A_j'Omega^-1 x.
+    With Omega the covariance that other blocks leave and A_j'Omega^-1 A_j = E e E', it is
+    -1/2 sum_i log(1 + s e_i) + 1/2 sum_i s E z_i^2 / (1 + s e_i), z = E'A_j'Omega^-1 x.
     """
     members = features.directions.members
-    K = features.K
     mine = members[block] > 0
-    others = members[block] == 0
-    s = GRID[:, None]
-    out = np.empty((len(GRID), Y.shape[1]))
-    bases: dict[bytes, tuple[Floats, Floats, Floats, Floats]] = {}
+    others = np.flatnonzero(members[block] == 0)
+    s = SCALES[:, None]
+    out = np.empty((len(SCALES), Y.shape[1]))
+    bases: dict[bytes, Any] = {}  # coordinates whose other blocks have equal scales share one
     for c in range(Y.shape[1]):
         D = (scales[:, c] @ members)[others]
+        at = others[D > 0]
         key = D.tobytes()
         if key not in bases:
-            bases[key] = _basis(K, mine, np.flatnonzero(others)[D > 0], D[D > 0])
+            bases[key] = _reduced_basis(features.K, mine, at, D[D > 0])
         e, E, G, square = bases[key]
-        at = np.flatnonzero(others)[D > 0]
         z = E.T @ (Y[mine, c] - G @ Y[at, c])
         expected = z**2 + V[c] * square
         out[:, c] = (expected * s / (1 + s * e) - np.log1p(s * e)).sum(axis=1) / 2
     return out
 
 
-def _basis(K: Floats, mine: Array, at: Array, D: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+def _reduced_basis(
+    K: Floats, mine: Array, at: Array, D: Floats
+) -> tuple[Floats, Floats, Floats, Floats]:
     """Return e, E, G with A_j'Omega^-1 x = y_j - G y_o, and diag E'A_j'Omega^-2 A_j E."""
     Kjj = K[np.ix_(mine, mine)]
     Kjo = K[np.ix_(mine, at)]
@@ -307,3 +295,73 @@ def _whiten(X: Floats, S: Floats) -> Floats:
     """X^-1 S X^-T."""
     half = np.linalg.solve(X, S)
     return np.asarray(np.linalg.solve(X, half.T))
+
+
+@dataclass(frozen=True, eq=False)
+class RowNoise:
+    """E alpha and E 1 / alpha of a side's rows; `fixed` is the bound's part without the misfit."""
+
+    nu: float
+    weights: Floats
+    variances: Floats
+    fixed: float = 0.0
+
+    @classmethod
+    def equal(cls, count: int) -> RowNoise:
+        """Return one noise for all."""
+        return cls(np.inf, np.ones(count), np.ones(count))
+
+    @property
+    def unseen(self) -> float:
+        """E 1 / alpha of a row without entries."""
+        return float(self.nu / (self.nu - 2)) if np.isfinite(self.nu) else 1.0
+
+    def take(self, pick: Ints) -> RowNoise:
+        """Return the noise of some rows."""
+        return replace(self, weights=self.weights[pick], variances=self.variances[pick])
+
+    def with_unseen(self) -> RowNoise:
+        """Return them with one more row at the end, that of a row never seen."""
+        weights = np.append(self.weights, 1.0)
+        variances = np.append(self.variances, self.unseen)
+        return replace(self, weights=weights, variances=variances)
+
+    def learn(self, counts: Array, misfits: Floats) -> RowNoise:
+        """Return q(alpha) and nu for rows with these numbers of entries and misfits."""
+        active = counts > 0
+        n = counts[active].astype(float)
+        e = np.maximum(misfits[active], 0)
+        at = int(np.searchsorted(NUS, self.nu))
+        if not np.isfinite(self.nu):  # the first search is over all, later ones around the last
+            at = 4 * int(np.argmin([_noise_cost(nu, n, e) for nu in NUS[::4]]))
+        costs = {at: _noise_cost(NUS[at], n, e)}
+        while True:
+            for near in (at - 1, at + 1):
+                if 0 <= near < len(NUS) and near not in costs:
+                    costs[near] = _noise_cost(NUS[near], n, e)
+            best = min(costs, key=costs.__getitem__)
+            if best == at:
+                break
+            at = best
+        found = replace(RowNoise.equal(len(counts)), nu=float(NUS[at]))
+        found.variances[:] = found.unseen
+        found.weights[active], found.variances[active] = noise_shares(found.nu, n, e)
+        return replace(found, fixed=costs[at] - float(found.weights[active] @ e) / 2)
+
+
+def noise_shares(nu: float, n: Any, e: Any) -> tuple[Any, Any]:
+    """Return E alpha and E 1 / alpha of rows with n entries and the misfit e."""
+    if not np.isfinite(nu):
+        return np.ones_like(n), np.ones_like(n)
+    return (nu + n) / (nu + e), (nu + e) / (nu + n - 2)
+
+
+def _noise_cost(nu: float, n: Floats, e: Floats) -> float:
+    """Return what alpha leaves in the negative evidence bound, summed over rows."""
+    from scipy.special import gammaln
+
+    if not np.isfinite(nu):
+        return float(e.sum()) / 2
+    half = nu / 2
+    each = gammaln(half) - half * np.log(half) - gammaln(half + n / 2)
+    return float(np.sum(each + (half + n / 2) * np.log(half + e / 2)))

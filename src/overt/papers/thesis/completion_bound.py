@@ -12,8 +12,7 @@ import numpy as np
 
 from overt._check import InputError, number
 from overt._types import Floats
-from overt.completion.forms.model import FactorModel
-from overt.entries import Entries
+from overt.completion import DropoutCompletion
 from overt.results import Result
 
 
@@ -65,26 +64,28 @@ def rademacher_constant(shape: tuple[int, int]) -> float:
     return float(np.sqrt(2 * L) + L / 3)
 
 
-def factors(model: FactorModel) -> tuple[Floats, Floats]:
+def _factors(model: DropoutCompletion) -> tuple[Floats, Floats]:
     """Return U and V, whose product is in the units of the values."""
-    if model.pairs is not None:
+    if model.missing == "negative":
         raise InputError(
-            'with missing="negative" a model predicts choices, not values: what theory says is of '
+            'with missing="negative" a model predicts choices, not values: the theorem is about '
             'values (missing="unknown")'
         )
-    return model.factors(0), model.factors(1)
+    return model.U_.astype(float), model.V_.astype(float)
 
 
-def explicit_regularizer(model: FactorModel, entries: Entries) -> float:
+def explicit_regularizer(model: DropoutCompletion) -> float:
     """R = mean over entries of sum_i U_ai^2 V_bi^2 (thesis, Proposition 3, without lam)."""
-    U, V = factors(model)
+    U, V = _factors(model)
+    entries = model.entries_
     squares = np.einsum("ei,ei->e", U[entries.rows] ** 2, V[entries.cols] ** 2)
     return float(squares.mean())
 
 
-def weighted_trace_norm(model: FactorModel, entries: Entries) -> float:
-    """|diag(sqrt p) U V' diag(sqrt q)|_* from QR factors of the two sides."""
-    U, V = factors(model)
+def weighted_trace_norm(model: DropoutCompletion) -> float:
+    """|diag(sqrt p) U V' diag(sqrt q)|_*, p and q the observed row and column frequencies."""
+    U, V = _factors(model)
+    entries = model.entries_
     p = np.bincount(entries.rows, minlength=len(U)) / len(entries)
     q = np.bincount(entries.cols, minlength=len(V)) / len(entries)
     left = np.linalg.qr(np.sqrt(p)[:, None] * U).R
@@ -93,7 +94,7 @@ def weighted_trace_norm(model: FactorModel, entries: Entries) -> float:
 
 
 def generalization_bound(
-    model: FactorModel, entries: Entries, delta: float = 0.05, constant: float | None = None
+    model: DropoutCompletion, delta: float = 0.05, constant: float | None = None
 ) -> Bound:
     """L(g(UV')) <= Lhat + 8 sqrt((2 K^2 alpha d2 log d2 + log(2/delta)/4)/n) (thesis, Theorem 11).
 
@@ -103,28 +104,23 @@ def generalization_bound(
     regularizer of the same product, so the balanced factors' value is used where it is smaller.
     """
     if constant is None:
-        constant = rademacher_constant(model.shape)
+        constant = rademacher_constant(model.entries_.shape)
     constant = number("constant", constant, exclusive=True)
     delta = number("delta", delta, exclusive=True)
     if delta >= 1:
         raise InputError(f"delta must be below 1, got {delta}")
+    entries = model.entries_
     rows = entries.rows
     cols = entries.cols
     n = len(entries)
-    U, V = factors(model)
+    U, V = _factors(model)
     product = np.einsum("ei,ei->e", U[rows], V[cols])
-    offset = np.full(n, model.center)
-    if model.columns.biases:
-        k = model.columns.n_factors
-        offset = offset + model.means[0][rows, k] + model.means[1][cols, k + 1]
-    target = entries.values - offset
+    target = entries.values - model.mean_ - model.row_bias_[rows] - model.col_bias_[cols]
     scale = float(np.abs(target).max()) or 1.0
     clipped = np.clip(product, -scale, scale)
-    alpha = min(
-        U.shape[1] * explicit_regularizer(model, entries), weighted_trace_norm(model, entries) ** 2
-    )
+    alpha = min(U.shape[1] * explicit_regularizer(model), weighted_trace_norm(model) ** 2)
     alpha /= scale**2
-    d = max(model.shape)
+    d = max(entries.shape)
     inside = (2 * constant**2 * alpha * d * np.log(max(d, 2)) + np.log(2 / delta) / 4) / n
     complexity = float(8 * np.sqrt(inside))
     empirical = float(np.mean((target - clipped) ** 2))

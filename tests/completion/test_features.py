@@ -7,8 +7,6 @@ from scipy import sparse
 import overt
 from overt import Entries
 from overt.completion import DropoutCompletion
-from overt.completion.forms.encoding import Encoder
-from overt.completion.storage.checkpoints import SweepCheckpoint
 
 
 def generated(share=0.9, m=600, n=120, k=3, cold=100, seed=1):
@@ -47,7 +45,7 @@ def test_features_of_columns_and_kinds_of_tables_agree():
     X, _, Y, entries = generated()
     turned = Entries(entries.cols, entries.rows, entries.values, entries.shape[::-1])
     by_col = DropoutCompletion(6, clip=False, average=0).fit(turned, col_features=X)
-    assert by_col.model_.shape == (120, 600)
+    assert by_col.complete().shape == (120, 600)
     assert error(by_col.complete()[:, 500:], Y[500:].T) < 1.0
     frame = {f"x{i}": X[:, i] for i in range(8)}
     ids = np.array([f"r{i}" for i in range(600)])
@@ -80,19 +78,24 @@ def test_explanations_name_what_came_from_features(tmp_path):
     assert again.explain(3, 5).features == told.features
 
 
-def test_numbers_categories_and_what_is_missing():
-    table = {
-        "age": np.array([20.0, np.nan, 40.0]),
-        "job": np.array(["cook", None, "poet"], dtype=object),
-        "old": np.array([False, True, True]),
-    }
-    encoder = Encoder.learn(table)
-    numbers = encoder.encode(table)
-    np.testing.assert_allclose(numbers[:, 0], [-1, 0, 1])
-    np.testing.assert_allclose(numbers[:, 1:3], [[0.5, -0.5], [0, 0], [-0.5, 0.5]])
-    assert Encoder.from_dict(encoder.to_dict()) == encoder
-    unseen = encoder.encode({"age": 30.0, "job": "king", "old": True})
-    np.testing.assert_allclose(unseen[0, :3], 0)
+def test_numbers_categories_and_missing_values():
+    """A missing value and an unknown category count as the mean; units do not matter."""
+    X, _, _, entries = generated()
+    jobs = np.where(X[:, 1] > 0, "cook", "poet").astype(object)
+    table = {"age": X[:, 0], "job": jobs}
+    model = DropoutCompletion(6, clip=False, average=0).fit(entries, row_features=table)
+    other = DropoutCompletion(6, clip=False, average=0).fit(
+        entries, row_features={"age": 40 + 7 * X[:, 0], "job": jobs}
+    )
+
+    def cold(fitted, **features):
+        return fitted.fold_in({}, features=features).predict(np.arange(120))
+
+    mean = cold(model, age=X[:, 0].mean(), job=None)
+    np.testing.assert_allclose(cold(model, age=np.nan, job="king"), mean)
+    assert np.abs(cold(model, age=np.nan, job="cook") - mean).max() > 0.1
+    expected = cold(model, age=1.5, job="poet")
+    np.testing.assert_allclose(cold(other, age=40 + 7 * 1.5, job="poet"), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -128,23 +131,6 @@ def test_features_in_the_wrong_place_are_said():
     named = Entries.from_ids(["a", "b"], ["x", "y"], [1.0, 2.0])
     with pytest.raises(overt.InputError, match="pair"):
         DropoutCompletion(2).fit(named, row_features=F)
-
-
-def test_a_checkpoint_of_other_features_is_refused(tmp_path):
-    rng, F = np.random.default_rng(0), np.arange(36.0).reshape(12, 3)
-    entries = overt.Entries(*rng.integers(0, 12, (2, 60)), rng.normal(size=60), shape=(12, 12))
-    model = DropoutCompletion(2, max_sweeps=2, signals=False)
-
-    def fit(features, resume):
-        kept = SweepCheckpoint(tmp_path, entries, model.get_params(), resume=resume)
-        return model.fit_entries(entries, row_features=features, checkpoint=kept).U_
-
-    first = fit(F, False)
-    assert np.array_equal(fit(F, True), first)
-    with pytest.raises(overt.InputError, match="other features"):
-        fit(F[::-1] ** 2, True)
-    with pytest.raises(overt.InputError, match="other features"):
-        fit(None, True)
 
 
 @pytest.mark.parametrize("unit", [1e-160, 1e-300])

@@ -1,9 +1,11 @@
-"""The row kernels on the workers of a Dask cluster.
+"""Run the row kernels: on threads of this process, or on the workers of a Dask cluster.
 
-Workers hold shares of the entries, which are sent once. A half sweep sends the fixed side to every
-worker, runs the kernel on each share where its entries are, and brings the updated rows back to the
-client. So a lost worker loses nothing: its shares are sent to others and computed there. The
-arithmetic is that of one process, bit for bit.
+A kernel is called as kernel(rows, entries, *shared, *by_row, out, [cuts, sums]) on chunks of rows
+that do not depend on the engine, so results do not either, bit for bit.
+
+On a cluster, workers store shares of the entries, which are sent once. A half sweep sends the fixed
+side to every worker, runs the kernel on each share where its entries are, and returns the updated
+rows to the client. A lost worker loses nothing: its shares are sent to others and computed there.
 """
 
 from __future__ import annotations
@@ -12,19 +14,28 @@ import time
 import warnings
 from asyncio import CancelledError
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, suppress
 from importlib import import_module
 from itertools import cycle
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from overt._cluster import ClusterLostError, await_workers, connected, reachable
+from overt._cluster import (
+    ClusterLostError,
+    await_workers,
+    checked_engine,
+    connected,
+    reachable,
+    thread_count,
+)
+from overt._mapped import forget
 from overt._types import Array
+from overt.completion.problem import Layout
 
-if TYPE_CHECKING:
-    from overt.completion.engines import Engine
-    from overt.completion.forms.problem import Layout
+MIN_ENTRIES_PER_CALL = 5000
+"""With fewer entries a kernel's call costs more than its work."""
 
 SHARES_PER_THREAD = 2
 """Shares for each worker thread: a second one evens out differences in speed."""
@@ -37,6 +48,69 @@ PAUSE_SECONDS = 1.0
 
 SEND_SECONDS = 3
 """Seconds after which a worker that cannot be sent anything counts as lost."""
+
+
+class Engine(Protocol):
+    """Runs a kernel over all rows of one side; `faults` say what was lost and done again."""
+
+    @property
+    def faults(self) -> Sequence[str]:
+        """Describe each loss, needed or not."""
+
+    def run(
+        self, kernel: Any, layout: Layout, shared: Any, by_row: Any, out: Any, sums: Any = None
+    ) -> None:
+        """Update the rows of the arrays in `out`, a named tuple.
+
+        `shared` is needed for every row; arrays in `by_row` and `out` have a row for each row of
+        the side, and `sums`, where the kernel sums something, has one for each chunk.
+        """
+
+
+def make_engine(name: str, n_jobs: int | None) -> AbstractContextManager[Engine]:
+    """Return the engine with this name, ready between `with` and its end."""
+    engine = checked_engine(name)
+    count = thread_count(n_jobs)
+    return thread_engine(count) if engine == "local" else dask_engine(engine, count)
+
+
+@contextmanager
+def thread_engine(n_jobs: int) -> Iterator[Engine]:
+    """Start threads, and hold the BLAS to one: its own threads would compete with these."""
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(1, user_api="blas"):
+        if n_jobs == 1:
+            yield _ThreadEngine(None)
+            return
+        pool = ThreadPoolExecutor(n_jobs, thread_name_prefix="overt")
+        try:
+            yield _ThreadEngine(pool)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+class _ThreadEngine:
+    def __init__(self, pool: ThreadPoolExecutor | None) -> None:
+        self._pool = pool
+        self.faults: list[str] = []
+
+    def run(
+        self, kernel: Any, layout: Layout, shared: Any, by_row: Any, out: Any, sums: Any = None
+    ) -> None:
+        """Update the rows of `out`, heavy chunks first; small ones are taken together."""
+        step = -(-MIN_ENTRIES_PER_CALL * layout.n_chunks // len(layout.entries.values))
+
+        def task(first: int) -> None:
+            rows, cuts, entries = layout.part(first, first + step)
+            more = () if sums is None else (cuts, sums[first : first + step])
+            kernel(rows, entries, *shared, *by_row, out, *more)
+            forget(*entries[1:])
+
+        starts = range(0, layout.n_chunks, step)
+        results = map(task, starts) if self._pool is None else self._pool.map(task, starts)
+        for _ in results:  # raises what a call raised
+            pass
 
 
 @contextmanager

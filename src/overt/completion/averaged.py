@@ -1,0 +1,366 @@
+"""Samples of the posterior that predictions are averaged over (Gibbs sampling).
+
+    Prec_a = (1/sigma^2) sum_b v_b v_b' + P
+    u_a ~ N(Prec_a^-1 ((1/sigma^2) sum_b y_ab v_b + P m), Prec_a^-1)
+
+and the same for V, with m, g, a diagonal P and sigma^2 sampled from their posteriors too; the
+shares of rows and columns in the noise stay as learned. The chain starts at a learned fit, in the
+basis that makes both learned priors diagonal and alike.
+
+Of each sample V is stored, the mean of u_a given V (the same expectation, less noise), and the law
+of that mean, by which a row that was not fitted is folded in the same way.
+
+A model averages the products of these samples with those of the learned means; how far the samples
+scatter is how uncertain a prediction is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from overt._types import Array, Bools, Floats
+from overt.completion.engines import Engine
+from overt.completion.kernels.rows import FixedSide, SampledRows, dots, sample_rows
+from overt.completion.learned import LearnedFit, balanced_bases
+from overt.completion.model import FactorModel, Row
+from overt.completion.prior import Prior, sample_effects
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """Numbers of the method, tuned on MovieLens 100K (u2 to u5)."""
+
+    burn_in: int = 20
+    """Samples that are discarded: the chain starts at one point, where many factors are pruned."""
+
+    prior_rows: float = 0.1
+    """The prior guess of a factor's variance counts like this share of the rows."""
+
+    prior_variance: float = 0.05
+    """That guess, for values of unit variance."""
+
+    pairs: int = 4000
+    """Pairs on which samples are compared with the learned means."""
+
+    batches: int = 10
+    """Batches of samples whose means are compared."""
+
+
+OPTIONS = SamplingOptions()
+
+MIN_NOISE = 1e-12
+"""Smallest residual variance."""
+
+
+class RowSamples(NamedTuple):
+    """A row that was not fitted, given each sample: means, covariances, number of entries."""
+
+    means: Floats  # (samples, width)
+    covariances: Floats  # (samples, width, width)
+    n_entries: int
+
+
+@dataclass(frozen=True, eq=False)
+class AveragedModel:
+    """A learned model, wrapped with samples: predictions average both.
+
+    The means have no sampling noise and the samples have more factors; their errors differ, so
+    that the two together do better than either.
+    """
+
+    has_std: ClassVar[bool] = True
+    base: FactorModel
+    U: Array  # means of U given each sample of V, (samples, count + 1, width)
+    V: Array
+    W: Array  # samples of U: the scatter of W V' is the uncertainty of a prediction
+    mean: Floats  # (samples, unknowns)
+    precision: Floats
+    noise: Floats
+    H: Floats  # (samples, scores, unknowns)
+    share: float  # weight of each sample; the learned means have the rest of 1
+    seen: tuple[Bools, Bools]  # rows with entries; others have the variance of the prior
+
+    @classmethod
+    def of_chain(cls, base: FactorModel, chain: SampledFit) -> AveragedModel:
+        """Bring samples to the units of the values; a row never seen is at its prior mean."""
+        problem = chain.problem
+        columns = problem.columns
+        samples = chain.samples
+        U, V = columns.units(problem.scale)
+        u = U[columns.free(0)]
+        stack = {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
+        new_row = np.array([columns.fill(0, mean)[0] for mean in stack["mean"]])[:, None]
+        by_row, by_col = (side.counts > 0 for side in problem.sides)
+        new_col = stack["V"][:, by_col].mean(axis=1, dtype=np.float64)[:, None]
+
+        def extended(name: str, more: Floats, units: Floats) -> Array:
+            both = np.concatenate([stack[name], more], axis=1)
+            return (both * units).astype(problem.dtype)
+
+        return cls(
+            base,
+            extended("U", new_row, U),
+            extended("V", new_col, V),
+            extended("W", new_row, U),
+            stack["mean"] * u,
+            stack["precision"] / u**2,
+            stack["noise"][:, 0] * problem.scale**2,
+            stack["H"] * u,
+            samples_weight(chain) / len(samples),
+            (np.append(by_row, False), np.append(by_col, False)),
+        )
+
+    def _products(self, rows: Array, cols: Array) -> Floats:
+        """Return the average of u_a . v_b over learned means and samples."""
+        one = np.empty(len(rows))
+        dots(rows, cols, *self.base.means, one)
+        total = (1 - self.share * len(self.V)) * one
+        for U, V in zip(self.U, self.V, strict=True):
+            dots(rows, cols, U, V, one)
+            total += self.share * one
+        return total
+
+    def predict(self, rows: Array, cols: Array) -> Floats:
+        """Return the averaged prediction, clipped."""
+        return self.base.clip(self.base.center + self._products(rows, cols))
+
+    def block(self, rows: Array) -> Floats:
+        """Return the dense predictions of some rows for all known columns, not clipped."""
+        U, V = self.base.means
+        total = (1 - self.share * len(self.V)) * (U[rows] @ V[:-1].T).astype(np.float64)
+        for U, V in zip(self.U, self.V, strict=True):
+            total += self.share * (U[rows] @ V[:-1].T)
+        return total + self.base.center
+
+    def variance(self, rows: Array, cols: Array) -> Floats:
+        """Predictive variance: the scatter of the samples about the prediction, and the noise."""
+        variance = self.base.variance(rows, cols)
+        sampled = self.seen[0][rows] & self.seen[1][cols]
+        a = rows[sampled]
+        b = cols[sampled]
+        center = self._products(a, b)
+        scatter = np.zeros(len(a))
+        one = np.empty(len(a))
+        for W, V in zip(self.W, self.V, strict=True):
+            dots(a, b, W, V, one)
+            scatter += (one - center) ** 2
+        noises = self.base.noises[0].variances[a] * self.base.noises[1].variances[b]
+        variance[sampled] = scatter / len(self.V) + self.noise.mean() * noises
+        return variance
+
+    def fold(self, partners: Array, values: Array, features: Any = None) -> Row:
+        """Return a row with these entries and features, also given each sample."""
+        base = self.base
+        row = base.fold(partners, values, features)
+        columns = base.columns
+        free = columns.free(0)
+        _, y, weights, _ = base.row_sums(partners, values)
+        W = self.V[:, partners].astype(np.float64)  # (samples, entries, width)
+        weighted = W * weights[:, None]
+        precision = (row.weight / self.noise)[:, None]
+        right = np.einsum("dew,e->dw", weighted, y)
+        second = weighted.transpose(0, 2, 1) @ W
+        if columns.biases:
+            right -= second[:, :, columns.pinned(0)]
+        prior = self.precision[:, :, None] * np.eye(len(free))
+        P = precision[..., None] * second[:, free[:, None], free] + prior
+        scores = base.scores(partners, features)[0]
+        expected = self.mean + (scores @ self.H if self.H.shape[1] else 0.0)
+        right = precision * right[:, free] + self.precision * expected
+        means = np.ones((len(W), columns.width))
+        covariances = np.zeros((len(W), columns.width, columns.width))
+        means[:, free] = np.linalg.solve(P, right[..., None])[..., 0]
+        covariances[:, free[:, None], free] = np.linalg.inv(P)
+        return replace(row, samples=RowSamples(means, covariances, len(partners)))
+
+    def predict_row(self, row: Row, cols: Array) -> Floats:
+        """Return the averaged prediction of a row that was not fitted, not clipped."""
+        learned = self.base.predict_row(row, cols) - self.base.center
+        products = np.einsum("dw,dcw->dc", row.samples.means, self._partners(cols))
+        total = (1 - self.share * len(products)) * learned + self.share * products.sum(axis=0)
+        return np.asarray(self.base.center + total)
+
+    def row_variance(self, row: Row, cols: Array) -> Floats:
+        """Return the predictive variance of a row that was not fitted."""
+        variance = self.base.row_variance(row, cols)
+        sampled = self.seen[1][cols]
+        if not row.samples.n_entries or not sampled.any():
+            return variance
+        b = cols[sampled]
+        V = self._partners(b)
+        center = self.predict_row(row, b) - self.base.center
+        products = np.einsum("dw,dcw->dc", row.samples.means, V)
+        scatter = ((products - center) ** 2).mean(axis=0)
+        given = np.einsum("dcw,dwx,dcx->c", V, row.samples.covariances, V, optimize=True)
+        noises = row.noise * self.base.noises[1].variances[b]
+        variance[sampled] = scatter + given / len(V) + self.noise.mean() * noises
+        return variance
+
+    def _partners(self, cols: Array) -> Floats:
+        return self.V[:, cols].astype(np.float64)
+
+    def contributions(self, row: int, partners: Array, values: Array, col: int) -> dict[str, Any]:
+        """Return what entries and features add, in the learned model."""
+        return self.base.contributions(row, partners, values, col)
+
+
+def samples_weight(chain: SampledFit) -> float:
+    """Return the weight of all samples beside the learned means: d^2 / (d^2 + e^2).
+
+    The average of the samples is off by e for want of samples, as batches of it show, and the means
+    by d, which is what more than e lies between the two; of both, this weight is the closest to the
+    limit of many samples. Rows and columns count as often as they have entries. One sample does not
+    show its e.
+    """
+    group = chain.problem.sides[0]
+    rng = np.random.default_rng(0)
+    a = group.keys[rng.integers(len(group.keys), size=OPTIONS.pairs)]
+    b = group.others[rng.integers(len(group.keys), size=OPTIONS.pairs)]
+    learned = np.empty(OPTIONS.pairs)
+    dots(a, b, *chain.learned_means, learned)
+    products = np.empty((len(chain.samples), OPTIONS.pairs))
+    for sample, out in zip(chain.samples, products, strict=True):
+        dots(a, b, sample["U"], sample["V"], out)
+    batches = np.array_split(products, min(OPTIONS.batches, len(products)))
+    each = np.array([batch.mean(axis=0) for batch in batches])
+    difference = float(np.mean((products.mean(axis=0) - learned) ** 2))
+    if len(each) < 2 or not difference:
+        return 0.0
+    return max(0.0, 1 - float(each.var(axis=0, ddof=1).mean()) / len(each) / difference)
+
+
+class SampledFit:
+    """A Markov chain over the factors; `step` samples both sides once.
+
+    Sample t depends on the state before it and on (seed, t) alone, so a chain can be continued.
+    `history` continues the learned fit's, whose last objective is repeated for each sample.
+    """
+
+    kind: ClassVar[str] = "sampled"
+    state: ClassVar[tuple[str, ...]] = ("means", "history", "noise", "priors", "conditional_V")
+
+    def __init__(self, learned: LearnedFit, seed: int) -> None:
+        k = learned.problem.columns.n_factors
+        self.problem = learned.problem
+        self.learned_means: Sequence[Array] = learned.means
+        self.means = [w.copy() for w in learned.means]
+        for w, basis in zip(self.means, balanced_bases(learned), strict=True):
+            w[:, :k] = (w[:, :k].astype(np.float64) @ basis).astype(w.dtype)
+        self.bias_variances = [float(prior.covariance[-1, -1]) for prior in learned.priors]
+        self.noise = learned.noise
+        self.weights = [noise.weights for noise in learned.noises]
+        self.features = [
+            known if prior.effects is not None else known.without()
+            for known, prior in zip(learned.features, learned.priors, strict=True)
+        ]
+        self.seed = seed
+        self.history = list(learned.history)
+        self.learned_sweeps = len(self.history)
+        self.samples: list[Mapping[str, Array]] = []
+        self.priors: list[Prior | None] = [None, None]
+        self.conditional_V = self.means[1].copy()
+
+    def step(self, engine: Engine) -> None:
+        """Sample the priors, both sides and the noise; store the sample after the burn-in."""
+        self.history.append(self.history[-1])
+        t = len(self.history) - self.learned_sweeps
+        sample: dict[str, Array] = {"V": self.conditional_V}
+        for side in (0, 1):
+            rng = np.random.default_rng([self.seed, t, side])
+            prior = self._sample_prior(side, rng)
+            self.priors[side] = prior
+            out = self._sample_rows(side, prior, rng, engine)
+            if side == 0:
+                sample |= {"U": out.centers, "W": out.means.copy()} | _law(prior, self.noise)
+        seen = (self.problem.sides[1].counts > 0)[:, None]
+        self.conditional_V = np.where(seen, out.means, out.centers)
+        rng = np.random.default_rng([self.seed, t, 2])
+        error = float(self.weights[1] @ out.stats[:, 0])
+        self.noise = max(error / rng.chisquare(self.problem.n_ratings), MIN_NOISE)
+        if self.n_stored:
+            self.samples.append(sample)
+
+    @property
+    def n_stored(self) -> int:
+        """Number of samples after the burn-in."""
+        return max(0, len(self.history) - self.learned_sweeps - OPTIONS.burn_in)
+
+    def settled(self, tol: float) -> bool:
+        """Return False: a chain has no end."""
+        return False
+
+    def _sample_prior(self, side: int, rng: np.random.Generator) -> Prior:
+        """P_ii ~ Gamma((N + nu) / 2, (sum (w_i - g_i - m_i)^2 + nu c_i) / 2), m ~ N(., 1 / (N P)).
+
+        nu = `prior_rows` N; c_i is `prior_variance` for factors: it preserves factors that a point
+        estimate would shrink away and whose average over samples still helps; for biases it is the
+        learned variance. The first P is 1 / c: learned means are not samples, and scatter too
+        little.
+        """
+        columns = self.problem.columns
+        active = self.problem.sides[side].counts > 0
+        W = self.means[side][:, columns.free(side)].astype(np.float64)[active]
+        N, n = W.shape
+        expected = np.full(n, OPTIONS.prior_variance)
+        expected[columns.n_factors :] = self.bias_variances[side]
+        last = self.priors[side]
+        effects = None
+        features = self.features[side]
+        if len(features.K):
+            mean = W.mean(axis=0)
+            variances = expected
+            scales = np.zeros((len(features.directions.parts), n))
+            if last is not None:
+                mean = last.mean
+                variances = 1 / np.diag(last.precision)
+                if last.effects is not None:
+                    scales = last.effects.scales
+            A = features.scores[features.active]
+            effects = sample_effects(mean, variances, A.T @ W, features, scales, rng)
+            W = W - A @ effects.H
+        mean = W.mean(axis=0)
+        nu = OPTIONS.prior_rows * N
+        scatter = ((W - mean) ** 2).sum(axis=0) + nu * expected
+        precision = 1 / expected
+        if last is not None:
+            precision = rng.gamma((N + nu) / 2, 2 / scatter)
+        mean = mean + rng.standard_normal(n) / np.sqrt(N * precision)
+        return Prior(mean, np.diag(precision), effects)
+
+    def _sample_rows(
+        self, side: int, prior: Prior, rng: np.random.Generator, engine: Engine
+    ) -> SampledRows:
+        """Sample one side's rows given the other."""
+        columns = self.problem.columns
+        group = self.problem.sides[side]
+        free = columns.free(side)
+        count = self.problem.shape[side]
+        normals = rng.standard_normal((count, len(free)))
+        expected = prior.means(self.features[side].scores)
+        fixed = FixedSide(self.means[1 - side], np.zeros(columns.width), self.weights[1 - side])
+        centers = np.ones_like(self.means[side])
+        out = SampledRows(self.means[side], centers, np.zeros((count, 2)))
+        by_row = (expected @ prior.precision, self.weights[side] / self.noise, normals)
+        shared = (fixed, prior.for_rows(columns, side))
+        engine.run(sample_rows, group.by_row, shared, by_row, out)
+        unseen = group.counts == 0
+        if unseen.any():
+            samples = expected + normals / np.sqrt(np.diag(prior.precision))
+            out.centers[np.ix_(unseen, free)] = expected[unseen]
+            out.means[np.ix_(unseen, free)] = samples[unseen]
+        return out
+
+
+def _law(prior: Prior, noise: float) -> dict[str, Array]:
+    """Return m, the diagonal of P, sigma^2 and H: the law of a sample's rows."""
+    n = len(prior.mean)
+    return {
+        "mean": prior.mean,
+        "precision": np.diag(prior.precision),
+        "noise": np.array([noise]),
+        "H": np.zeros((0, n)) if prior.effects is None else prior.effects.H,
+    }

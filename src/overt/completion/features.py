@@ -1,0 +1,385 @@
+"""Features of rows and columns: tables given by users, and which entries are observed.
+
+A user's table is encoded as numbers (`Encoder`) and brought into the order of the entries
+(`align_features`). Row a then has features f_a in blocks. Each block is reduced to its leading
+directions R,
+
+    F = Q diag(sqrt e) R',   scores A = F R,
+
+by one singular value decomposition over the rows that have entries. For the block of missingness
+features, F is the matrix of observed entries (1 where observed) with every row divided by the
+square root of its count: what SVD++ adds to a row, in closed form, and its mirror image for
+columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+from overt._check import InputError, plain_array
+from overt._types import Array, Floats
+from overt.completion.problem import Grouped
+from overt.entries import Entries
+from overt.entries.frames import is_frame, read_frame
+from overt.entries.identifiers import (
+    UNKNOWN,
+    IdentifierIndex,
+    as_identifiers,
+    as_index,
+    is_missing,
+)
+
+MISSINGNESS = "signals"
+GIVEN = "features"
+BLOCKS = (MISSINGNESS, GIVEN)
+"""Names of the blocks, in the order of their scores."""
+
+MAX_DIRECTIONS = 100
+"""Leading directions of a block that are used. MovieLens 1M gains nothing from more."""
+
+MAX_DENSE_SIZE = 1 << 21
+"""Size of a block up to which its decomposition is exact; a randomized one is faster above."""
+
+MIN_SINGULAR_VALUE = 1e-5
+"""Singular values below this part of the largest are rounding."""
+
+MAX_CATEGORIES = 500
+"""Categories of a column that are distinguished, the most frequent; others count as missing."""
+
+MAX_SIZE = 1e75
+"""Size of a number whose fourth power is finite."""
+
+
+@dataclass(frozen=True)
+class FeatureColumn:
+    """One column of a table. A numeric one becomes a number, another a number per category."""
+
+    name: str
+    categories: list[str] | None  # None for a numeric column
+    means: list[float]
+    scale: float = 1.0
+
+    @classmethod
+    def learn(cls, name: str, values: Array) -> FeatureColumn:
+        """Learn mean and scale of numbers, or the frequencies of categories."""
+        known = values[_present(values)]
+        if not len(known):
+            return cls(name, [], [])
+        if _is_numeric(values):
+            with np.errstate(over="ignore"):
+                numbers = known.astype(float)
+            if not np.all(np.abs(numbers) < MAX_SIZE):
+                raise InputError(
+                    f"features must be finite and below {MAX_SIZE:g}, or missing; {name!r} is not"
+                )
+            return cls(name, None, [float(numbers.mean())], float(numbers.std()) or 1.0)
+        categories, counts = np.unique(known.astype(str), return_counts=True)
+        frequent = np.sort(np.argsort(-counts, kind="stable")[:MAX_CATEGORIES])
+        shares = counts[frequent] / len(known)
+        return cls(name, categories[frequent].tolist(), shares.tolist())
+
+    def encode(self, values: Array) -> Floats:
+        """Return the column's numbers, (rows, numbers), 0 where the value is missing."""
+        known = _present(values)
+        out = np.zeros((len(values), len(self.means)))
+        if self.categories is None:
+            try:
+                out[known, 0] = (values[known].astype(float) - self.means[0]) / self.scale
+            except (TypeError, ValueError):
+                raise InputError(f"column {self.name!r} of the features must be numeric") from None
+            return out
+        codes = {category: code for code, category in enumerate(self.categories)}
+        for row in np.flatnonzero(known):
+            code = codes.get(str(values[row]))
+            if code is not None:
+                out[row] -= self.means
+                out[row, code] += 1
+        return out
+
+
+def _present(values: Array) -> Array:
+    return np.array([not is_missing(x) for x in values.tolist()], dtype=bool)
+
+
+def _is_numeric(values: Array) -> bool:
+    if values.dtype.kind != "O":
+        return values.dtype.kind in "biuf"
+    numbers = (int, float, np.number, np.bool_)
+    return all(isinstance(x, numbers) for x in values.tolist() if not is_missing(x))
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Encodes tables like the one it was learned from as numbers.
+
+    Numeric columns are divided by their standard deviation about the mean, categories become 0/1
+    columns about their frequency, and missing values count as the mean. Sparse matrices stay.
+    """
+
+    width: int
+    columns: list[FeatureColumn] | None  # None for a sparse matrix
+
+    @classmethod
+    def learn(cls, table: Any) -> Encoder:
+        """Learn from a sparse matrix, an array, or a data frame."""
+        if hasattr(table, "tocsr"):
+            return cls(table.shape[1], None)
+        columns = [FeatureColumn.learn(name, x) for name, x in _table_columns(table).items()]
+        if not any(column.means for column in columns):
+            raise InputError("features must have a value that is not missing, got none")
+        return cls(len(columns), columns)
+
+    def encode(self, table: Any) -> Any:
+        """Return (rows, numbers)."""
+        if self.columns is None:
+            return self._check_sparse(table)
+        found = _table_columns(table)
+        names = [column.name for column in self.columns]
+        if sorted(found) != sorted(names):
+            raise InputError(
+                f"features must have the columns of fit ({', '.join(names[:6])}), got "
+                f"{', '.join(list(found)[:6]) or 'none'}"
+            )
+        return np.hstack([column.encode(found[column.name]) for column in self.columns])
+
+    def _check_sparse(self, table: Any) -> Any:
+        rows = table.tocsr() if hasattr(table, "tocsr") else np.atleast_2d(table)
+        values = rows.data if hasattr(rows, "indptr") else rows
+        if np.iscomplexobj(values) or not np.all(np.abs(values) < MAX_SIZE):
+            raise InputError(
+                f"features in a sparse matrix must be real, finite and below {MAX_SIZE:g}"
+            )
+        if rows.shape[1] != self.width:
+            raise InputError(
+                f"features must have {self.width} columns as in fit, got {rows.shape[1]}"
+            )
+        return rows.astype(float)
+
+
+def _table_columns(table: Any) -> dict[str, Array]:
+    """Return names and values of a table's columns: a data frame, a mapping, or an array."""
+    if isinstance(table, dict) or hasattr(table, "columns"):
+        names = list(table) if isinstance(table, dict) else list(table.columns)
+        if not names:
+            raise InputError("features must have at least one column, got none")
+        return {str(name): np.atleast_1d(plain_array("features", table[name])) for name in names}
+    values = plain_array("features", table)
+    if values.ndim == 1:
+        values = values[None]
+    if values.ndim != 2 or not values.size or values.dtype.kind not in "biufOUS":
+        raise InputError(
+            "features must be a two-dimensional array, a sparse matrix or a data frame, got shape "
+            f"{values.shape}, {values.dtype}"
+        )
+    return {str(i): values[:, i] for i in range(values.shape[1])}
+
+
+def align_features(
+    entries: Entries, tables: Sequence[Any], *, allowed: bool
+) -> tuple[Entries, tuple[Any, Any], tuple[Encoder | None, Encoder | None]]:
+    """Encode tables of the rows' and of the columns' features, in the order of the entries.
+
+    A table has a row for each index, or comes as a pair (identifiers, table), or as a data frame
+    whose index holds them. Rows that the entries do not have make the matrix larger.
+    """
+    if not allowed and any(table is not None for table in tables):
+        raise InputError('row_features and col_features need drop_prob="learn"')
+    numbers: list[Any] = [None, None]
+    encoders: list[Encoder | None] = [None, None]
+    for side, table in enumerate(tables):
+        if table is None:
+            continue
+        name = ("row_features", "col_features")[side]
+        ids, table = _split_identifiers(name, table)
+        encoder = Encoder.learn(table)
+        encoded = encoder.encode(table)
+        order, entries = _find_rows(name, ids, entries, side, encoded.shape[0])
+        encoders[side] = encoder
+        numbers[side] = _rows_or_zeros(encoded, order)
+    return entries, (numbers[0], numbers[1]), (encoders[0], encoders[1])
+
+
+def _split_identifiers(name: str, table: Any) -> tuple[Array | None, Any]:
+    """Return the identifiers of a table's rows, None where they are indices, and the table."""
+    if isinstance(table, tuple) and len(table) == 2:
+        return as_identifiers(f"identifiers of {name}", table[0]), table[1]
+    index = read_frame(table).index if is_frame(table) else None
+    if index is None:
+        return None, table
+    ids = as_identifiers(f"the index of {name}", np.asarray(index))
+    counts_up = ids.dtype.kind == "i" and np.array_equal(ids, np.arange(len(ids)))
+    return (None if counts_up else ids), table
+
+
+def _find_rows(
+    name: str, ids: Array | None, entries: Entries, side: int, count: int
+) -> tuple[Array, Entries]:
+    """Return which row of the table each row of a side is (-1 for none), and entries with all."""
+    size = entries.shape[side]
+    id_field = ("row_ids", "col_ids")[side]
+    known = getattr(entries, id_field)
+    more: dict[str, Any] = {}
+    if ids is not None and len(ids) != count:
+        raise InputError(f"{name} has {count} rows and {len(ids)} identifiers")
+    if known is None:
+        if ids is None and count < size:
+            raise InputError(f"{name} must have a row for each of {size} indices, got {count}")
+        at = np.arange(count) if ids is None else as_index(f"identifiers of {name}", ids)
+        size = max(size, int(at.max(initial=-1)) + 1)
+    elif ids is None:
+        raise InputError(
+            f"entries have identifiers, so {name} must be a pair (identifiers, table), or a data "
+            "frame whose index holds them"
+        )
+    else:
+        at, all_ids = IdentifierIndex(name, size, known).extend(ids)
+        size = len(all_ids)
+        more[id_field] = all_ids
+    if len(np.unique(at)) < len(at):
+        raise InputError(f"{name} must have different identifiers")
+    order = np.full(size, UNKNOWN)
+    order[at] = np.arange(count)
+    m, n = entries.shape
+    shape = (size, n) if side == 0 else (m, size)
+    return order, replace(entries, shape=shape, truth=None, **more)
+
+
+def _rows_or_zeros(numbers: Any, order: Array) -> Any:
+    """Return rows of the numbers, zeros (the mean) for those without features."""
+    if sparse.issparse(numbers):
+        count = numbers.shape[0]
+        present = np.flatnonzero(order != UNKNOWN)
+        pick = (np.ones(len(present)), (present, order[present]))
+        return sparse.csr_array(pick, shape=(len(order), count)) @ numbers
+    found = np.zeros((len(order), numbers.shape[1]))
+    found[order != UNKNOWN] = numbers[order[order != UNKNOWN]]
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class Directions:
+    """R of each block, (features, directions), and the mean scores of rows with entries.
+
+    A row without features in a block counts as the mean row.
+    """
+
+    parts: dict[str, Array]
+    mean_scores: dict[str, Floats]
+
+    @cached_property
+    def members(self) -> Floats:
+        """Whether score i belongs to block j, (blocks, scores)."""
+        sizes = [part.shape[1] for part in self.parts.values()]
+        return np.repeat(np.eye(len(sizes)), sizes, axis=1)
+
+    def scores(self, known: Mapping[str, Array], count: int = 1) -> Array:
+        """Return all scores of rows of which some blocks' scores are known."""
+        blocks = [np.zeros((count, 0))]
+        for name in self.parts:
+            mean = np.tile(self.mean_scores[name], (count, 1))
+            blocks += [known.get(name, mean)]
+        return np.concatenate(blocks, axis=1)
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """Scores of every row of a side, and over those with entries K = A'A and A'1."""
+
+    directions: Directions
+    scores: Array
+    active: Array
+    K: Floats
+    ones: Floats
+
+    @classmethod
+    def build(cls, blocks: Mapping[str, Any], active: Array, dtype: Any, seed: int) -> Features:
+        """Reduce blocks of features, (count, features) each, over the rows that are active."""
+        parts = {}
+        known = {}
+        means = {}
+        for name, F in blocks.items():
+            R = leading_directions(F[active], seed).astype(dtype)
+            if R.shape[1]:
+                parts[name] = R
+                known[name] = np.asarray(F @ R).astype(dtype)
+                means[name] = known[name][active].mean(axis=0, dtype=np.float64)
+        if MISSINGNESS in known:
+            known[MISSINGNESS][~active] = means[MISSINGNESS]
+        return cls.of_scores(Directions(parts, means), known, active, dtype)
+
+    @classmethod
+    def of_scores(
+        cls, directions: Directions, known: Mapping[str, Array], active: Array, dtype: Any
+    ) -> Features:
+        """Take rows whose scores are known."""
+        A = directions.scores(known, len(active)).astype(dtype)
+        entered = A[active].astype(np.float64)
+        return cls(directions, A, active, entered.T @ entered, entered.sum(axis=0))
+
+    @classmethod
+    def rescore(cls, directions: Directions, given: Array, group: Grouped) -> Features:
+        """Return features of rows with other entries, along directions that are fixed."""
+        known = {}
+        active = group.counts > 0
+        if MISSINGNESS in directions.parts:
+            R = directions.parts[MISSINGNESS]
+            observed = observed_matrix(group, R.dtype)
+            known[MISSINGNESS] = np.asarray(observed[:, : len(R)] @ R)
+            known[MISSINGNESS][~active] = directions.mean_scores[MISSINGNESS]
+        if GIVEN in directions.parts:
+            known[GIVEN] = given
+        return cls.of_scores(directions, known, active, given.dtype)
+
+    def without(self) -> Features:
+        """Return the same rows without features."""
+        return Features.of_scores(Directions({}, {}), {}, self.active, self.scores.dtype)
+
+    @property
+    def given(self) -> Array:
+        """Scores of the given features alone."""
+        part = self.directions.parts.get(GIVEN, np.zeros((0, 0)))
+        return self.scores[:, self.scores.shape[1] - part.shape[1] :]
+
+
+NO_FEATURES = Features.build({}, np.zeros(0, dtype=bool), np.float64, 0)
+
+
+def observed_matrix(group: Grouped, dtype: Any) -> Any:
+    """Return the sparse matrix of a side's observed entries, rows divided by sqrt(their count)."""
+    csr = group.by_row.entries
+    values = np.repeat(1 / np.sqrt(np.maximum(group.counts, 1)), group.counts).astype(dtype)
+    shape = (len(group.counts), group.n_others)
+    return sparse.csr_array((values, csr[1], csr[0]), shape=shape)
+
+
+def leading_directions(F: Any, seed: int) -> Floats:
+    """Return the leading right singular vectors of F, (features, directions)."""
+    rank = min(MAX_DIRECTIONS, *F.shape)
+    if F.shape[0] * F.shape[1] <= MAX_DENSE_SIZE or rank < MAX_DIRECTIONS:
+        dense = F.toarray() if sparse.issparse(F) else np.asarray(F)
+        _, values, R = np.linalg.svd(dense.astype(np.float64), full_matrices=False)
+    else:
+        from sklearn.utils.extmath import randomized_svd
+
+        _, values, R = randomized_svd(F, rank, n_iter=3, random_state=seed)
+    keep = values[:rank] > MIN_SINGULAR_VALUE * values.max(initial=1e-300)
+    return np.asarray(R[:rank][keep].T)
+
+
+def both_features(
+    sides: Sequence[Grouped], given: Sequence[Any], missingness: bool, dtype: Any, seed: int
+) -> tuple[Features, Features]:
+    """Return the features of both sides."""
+    found = []
+    for group, table in zip(sides, given, strict=True):
+        blocks = {MISSINGNESS: observed_matrix(group, dtype)} if missingness else {}
+        if table is not None:
+            blocks[GIVEN] = table
+        found.append(Features.build(blocks, group.counts > 0, dtype, seed))
+    return found[0], found[1]

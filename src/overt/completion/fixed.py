@@ -1,0 +1,119 @@
+"""Dropout with a fixed probability: its objective, minimized exactly by alternating solves.
+
+    mean over entries of (y - u_a . v_b)^2 + lam sum_i U_ai^2 V_bi^2        (thesis, Proposition 3)
+
+With V fixed, row a of U solves (sum_b v_b v_b' + lam diag(sum_b v_b o v_b)) u_a = sum_b y_ab v_b
+over its entries, and the same for V: the objective never rises, nothing is sampled, and there is no
+learning rate. Biases are columns that are never dropped. `ridge` adds ridge (|U|^2 + |V|^2) to the
+sum over entries.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+from overt._types import Array, Floats
+from overt.completion.engines import Engine
+from overt.completion.features import NO_FEATURES
+from overt.completion.kernels.rows import FixedSide, SampledRows, sample_rows
+from overt.completion.model import DropoutCovariance, FactorModel
+from overt.completion.prior import Prior, RowNoise
+from overt.completion.problem import CompletionProblem
+
+TOL = 1e-5
+"""Relative fall of the objective in one sweep below which it has converged."""
+
+
+class FixedFit:
+    """Factors that descend the objective; `step` is one sweep over both sides."""
+
+    kind: ClassVar[str] = "fixed"
+    state: ClassVar[tuple[str, ...]] = ("means", "history")
+    features = (NO_FEATURES, NO_FEATURES)
+
+    def __init__(
+        self,
+        problem: CompletionProblem,
+        drop_prob: float | Floats,
+        ridge: float,
+        means: list[Array],
+    ) -> None:
+        self.problem = problem
+        self.covariance = DropoutCovariance.of(problem.columns, drop_prob)
+        self.ridge = ridge
+        self.means = means
+        self.history: list[float] = []
+        n = len(problem.columns.free(0))
+        prior = Prior(np.zeros(n), ridge * np.eye(n))  # the ridge, for residuals of variance 1
+        self.priors = (prior, prior)
+        self.noises = [RowNoise.equal(count) for count in problem.shape]
+
+    @classmethod
+    def start(
+        cls, problem: CompletionProblem, drop_prob: float | Floats, ridge: float, seed: int
+    ) -> FixedFit:
+        """Return the fit before the first sweep."""
+        square = float(np.mean(problem.sides[0].values.astype(np.float64) ** 2))
+        std = np.sqrt((np.sqrt(square) or 1.0) / problem.columns.n_factors)
+        means = problem.start(np.random.default_rng([seed, 0]), std)
+        return cls(problem, drop_prob, ridge, means)
+
+    @classmethod
+    def resume(
+        cls, model: FactorModel, problem: CompletionProblem, drop_prob: Any, ridge: float
+    ) -> FixedFit:
+        """Continue from a model, in the units of its values."""
+        return cls(problem, drop_prob, ridge, model.known_rows()[0])
+
+    @property
+    def noise(self) -> float:
+        """Mean squared residual."""
+        return self.problem.sides[0].misfit(self.means) / self.problem.n_ratings
+
+    def step(self, engine: Engine) -> None:
+        """Solve for every row, then for every column; record the objective per rating."""
+        self.update(0, engine)
+        error = self.update(1, engine)
+        size = 0.0
+        for side, w in enumerate(self.means):
+            size += float(np.sum(w[:, self.problem.columns.free(side)].astype(np.float64) ** 2))
+        self.history.append((error + self.ridge * size) / self.problem.n_ratings)
+
+    def settled(self, tol: float) -> bool:
+        """Return whether the last sweep lowered the objective by at most `tol` of itself."""
+        if len(self.history) < 2:
+            return False
+        return self.history[-2] - self.history[-1] <= tol * self.history[-1]
+
+    def update(self, side: int, engine: Engine) -> float:
+        """Solve for one side; return the summed squared error plus dropout penalty."""
+        count = self.problem.shape[side]
+        weights = np.ones(self.problem.shape[1 - side])
+        fixed = FixedSide(self.means[1 - side], self.covariance.strength, weights)
+        prior = self.priors[side].for_rows(self.problem.columns, side)
+        out = SampledRows(self.means[side], self.means[side].copy(), np.zeros((count, 2)))
+        zeros = np.zeros((count, len(prior.free)))
+        layout = self.problem.sides[side].by_row
+        engine.run(sample_rows, layout, (fixed, prior), (zeros, np.ones(count), zeros), out)
+        return float(out.stats[:, 0].sum())
+
+    def model(self, limits: tuple[float, float]) -> FactorModel:
+        """Return the fitted model: empty rows get zeros, both sides of a factor equal norms."""
+        k = self.problem.columns.n_factors
+        norms = []
+        for side, w in enumerate(self.means):
+            empty = self.problem.sides[side].counts == 0
+            w[np.ix_(empty, self.problem.columns.free(side))] = 0
+            norms.append(np.linalg.norm(w[:, :k].astype(np.float64), axis=0))
+        left, right = norms
+        alive = (left > 0) & (right > 0)
+        balance = np.zeros(k)
+        inverse = np.zeros(k)
+        balance[alive] = np.sqrt(right[alive] / left[alive])
+        inverse[alive] = 1 / balance[alive]
+        U, V = self.means
+        U[:, :k] *= balance.astype(U.dtype)
+        V[:, :k] *= inverse.astype(V.dtype)
+        return FactorModel.of_fit(self, limits)

@@ -1,0 +1,453 @@
+"""A fitted completion model: everything needed to predict, and nothing of how it was fitted.
+
+The prediction of entry (a, b) is center + u_a . v_b over factors and biases. Every array of rows
+has one more row at its end: what is expected of a row never seen (its prior mean).
+
+`FactorModel` is immutable. `overt.completion.averaged.AveragedModel` wraps one with samples to
+average over, `overt.completion.implicit.ImplicitModel` one in which what is not observed counts as
+zero; all three have `base`, `predict`, `block`, `variance`, `fold`, `predict_row`, `row_variance`
+and `contributions`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple, Self
+
+import numpy as np
+
+from overt._check import InputError
+from overt._types import Array, Floats, Ints
+from overt.completion.engines import Engine
+from overt.completion.features import GIVEN, MISSINGNESS, Directions, Encoder
+from overt.completion.kernels import rows as kernels
+from overt.completion.kernels.rows import LearnedRows, dots, pack, unpack
+from overt.completion.prior import Prior, RowNoise, noise_shares
+from overt.completion.problem import Columns, CompletionProblem, Grouped
+from overt.entries.identifiers import UNKNOWN
+from overt.results import Status
+
+MAX_FULL_BYTES = 2 << 30
+"""Full row covariances are used where their tables fit into this many bytes."""
+
+FOLD_STEPS = 8
+"""Times that a new row and its share in the noise are solved for in turn."""
+
+Means = Sequence[Array]
+
+
+@dataclass(frozen=True, eq=False)
+class DropoutCovariance:
+    """S = lam diag(w o w), the noise of dropout; `strength` is lam of each column."""
+
+    strength: Floats
+    name: ClassVar[str] = "dropout"
+
+    @classmethod
+    def of(cls, columns: Columns, drop_prob: float | Floats) -> Self:
+        """lam = drop_prob / (1 - drop_prob) for factors, 0 for biases."""
+        strength = np.zeros(columns.width)
+        probs = np.asarray(drop_prob, dtype=float)
+        strength[: columns.n_factors] = probs / (1 - probs)
+        return cls(strength)
+
+    def total(self, means: Means, side: int, rows: Array, weights: Floats) -> Floats:
+        """Return the weighted sum of S over some rows of a side."""
+        return np.diag(self.strength * (weights @ means[side][rows].astype(np.float64) ** 2))
+
+    def take(self, picks: Sequence[Ints]) -> Self:
+        """Return the same: it holds for all rows."""
+        return self
+
+
+@dataclass(frozen=True, eq=False)
+class FullCovariance:
+    """A packed covariance for each row of both sides; sweeps store second moments w w' + S."""
+
+    tables: list[Array]
+    name: ClassVar[str] = "full"
+    to_row = staticmethod(pack)
+    to_square = staticmethod(unpack)
+
+    @classmethod
+    def start(cls, problem: CompletionProblem) -> Self:
+        """Return covariances of zero."""
+        size = len(cls.to_row(np.eye(problem.columns.width)))
+        return cls([np.zeros((count, size), problem.dtype) for count in problem.shape])
+
+    def total(self, means: Means, side: int, rows: Array, weights: Floats) -> Floats:
+        """Return the weighted sum of S over some rows of a side."""
+        return self.to_square(weights @ self.tables[side][rows])
+
+    def take(self, picks: Sequence[Ints]) -> Self:
+        """Return a copy of some rows of both tables."""
+        return type(self)([table[at] for table, at in zip(self.tables, picks, strict=True)])
+
+    def in_units(self, columns: Columns, scale: float, unseen: Sequence[Floats]) -> Self:
+        """Return tables in the units of the values, and the covariance of a row never seen."""
+        tables = []
+        for table, S, c in zip(self.tables, unseen, columns.units(scale), strict=True):
+            found = np.empty((len(table) + 1, table.shape[1]), table.dtype)
+            np.multiply(table, self.to_row(np.outer(c, c)).astype(table.dtype), found[:-1])
+            found[-1] = self.to_row(S)
+            tables.append(found)
+        return type(self)(tables)
+
+    def product_variance(self, means: Means, rows: Array, cols: Array) -> Floats:
+        """Var(u_a . v_b) = u'S_v u + v'S_u v + tr(S_u S_v)."""
+        out = np.empty(len(rows))
+        kernels.dot_variances(rows, cols, *means, *self.tables, out)
+        return out
+
+    def traces(self, side: int, rows: Array, M: Floats) -> Floats:
+        """tr(S M) for some rows; the packed half counts twice off the diagonal."""
+        return self.tables[side][rows] @ pack(2 * M - np.diag(np.diag(M)))
+
+    def add_means(self, side: int, W: Array, sign: int = 1) -> None:
+        """Add sign w w' in place, column by column, which needs little memory."""
+        table = self.tables[side]
+        for t, (i, j) in enumerate(zip(*np.tril_indices(W.shape[1]), strict=True)):
+            table[:, t] += sign * (W[:, i] * W[:, j])
+
+    def sweep(
+        self, engine: Engine, group: Grouped, shared: Any, by_row: Any, out: LearnedRows
+    ) -> Floats:
+        """Update rows; return the sum of w w' + S over them, in the order of the chunks."""
+        moments = np.zeros((group.by_chunk.n_chunks, out.covariances.shape[1]))
+        engine.run(kernels.learn_rows, group.by_chunk, shared, by_row, out, moments)
+        return self.to_square(moments.sum(axis=0))
+
+
+class DiagonalCovariance(FullCovariance):
+    """A variance for each column of each row, where full covariances take too much memory."""
+
+    name = "diagonal"
+    to_square = staticmethod(lambda packed: np.diag(packed))
+
+    @staticmethod
+    def to_row(S: Array) -> Floats:
+        """Return the variances of covariances (..., width, width)."""
+        return np.diagonal(S, axis1=-2, axis2=-1)
+
+    def product_variance(self, means: Means, rows: Array, cols: Array) -> Floats:
+        """sum_i (U_i^2 + s_i)(V_i^2 + t_i) - U_i^2 V_i^2."""
+        squares = [w * w for w in means]
+        seconds = [square + table for square, table in zip(squares, self.tables, strict=True)]
+        out = np.empty(len(rows))
+        exact = np.empty(len(rows))
+        dots(rows, cols, *seconds, out)
+        dots(rows, cols, *squares, exact)
+        return out - exact
+
+    def traces(self, side: int, rows: Array, M: Floats) -> Floats:
+        """sum_i s_i M_ii."""
+        return self.tables[side][rows] @ np.diag(M)
+
+    def add_means(self, side: int, W: Array, sign: int = 1) -> None:
+        """Add nothing: sweeps store variances."""
+
+    def sweep(
+        self, engine: Engine, group: Grouped, shared: Any, by_row: Any, out: LearnedRows
+    ) -> Floats:
+        """Update rows, then sum their moments."""
+        engine.run(kernels.learn_variances, group.by_row, shared, by_row, out)
+        active = group.counts > 0
+        W = out.means[active].astype(np.float64)
+        return W.T @ W + np.diag(out.covariances[active].sum(axis=0, dtype=np.float64))
+
+
+RowCovariance = DropoutCovariance | FullCovariance
+
+
+def full_bytes(problem: CompletionProblem) -> int:
+    """Return the size of tables of full covariances."""
+    width = problem.columns.width
+    return int(sum(problem.shape) * (width * (width + 1) // 2) * problem.dtype.itemsize)
+
+
+class RowSums(NamedTuple):
+    """A row's entries: partners W, values less the center, weights c_b, and sum_b c_b T_b."""
+
+    W: Floats
+    values: Floats
+    weights: Floats
+    second: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """A row that was not fitted: its mean and covariance, and its share in the noise."""
+
+    mean: Floats
+    covariance: Floats
+    noise: float  # E 1 / alpha
+    weight: float = 1.0  # E alpha
+    samples: Any = None  # added by a model that averages samples
+
+
+@dataclass(frozen=True, eq=False)
+class FactorModel:
+    """Rows of both sides with their covariances; predictions are clipped to [low, high]."""
+
+    columns: Columns
+    center: float
+    noise: float
+    means: tuple[Array, Array]  # (row side, column side), each (count + 1, width)
+    covariance: RowCovariance
+    priors: tuple[Prior, Prior]  # of both sides, over the unknown columns of a row
+    noises: tuple[RowNoise, RowNoise]  # of both sides, each with count + 1 rows
+    directions: tuple[Directions, Directions]
+    given: tuple[Array, Array]  # scores of the given features of known rows
+    low: float = -np.inf
+    high: float = np.inf
+    encoders: tuple[Encoder | None, Encoder | None] = (None, None)  # of new rows' features
+
+    @classmethod
+    def of_fit(cls, fit: Any, limits: tuple[float, float]) -> FactorModel:
+        """Bring a finished fit back to the units of the values."""
+        problem = fit.problem
+        columns = problem.columns
+        means = []
+        priors = []
+        unseen = []
+        for side, units in enumerate(columns.units(problem.scale)):
+            prior = fit.priors[side].scaled(units[columns.free(side)])
+            scores = fit.features[side].directions.scores({})
+            S = 0.0
+            if fit.covariance.name != "dropout":
+                S = prior.covariances(scores)[0]
+            w, S = columns.fill(side, prior.means(scores)[0], S)
+            known = fit.means[side] * units.astype(problem.dtype)
+            means.append(np.concatenate([known, w[None].astype(problem.dtype)]))
+            priors.append(prior)
+            unseen.append(S)
+        covariance = fit.covariance
+        if covariance.name != "dropout":
+            covariance = covariance.in_units(columns, problem.scale, unseen)
+        return cls(
+            columns=columns,
+            center=problem.center,
+            noise=fit.noise * problem.scale**2,
+            means=(means[0], means[1]),
+            covariance=covariance,
+            priors=(priors[0], priors[1]),
+            noises=(fit.noises[0].with_unseen(), fit.noises[1].with_unseen()),
+            directions=(fit.features[0].directions, fit.features[1].directions),
+            given=(fit.features[0].given, fit.features[1].given),
+            low=limits[0],
+            high=limits[1],
+        )
+
+    @property
+    def base(self) -> FactorModel:
+        """The model without wrappers: itself."""
+        return self
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of the completed matrix."""
+        return len(self.means[0]) - 1, len(self.means[1]) - 1
+
+    @property
+    def learned(self) -> bool:
+        """Whether covariances, priors and noise were learned."""
+        return self.covariance.name != "dropout"
+
+    @property
+    def has_std(self) -> bool:
+        """Whether predictions have standard deviations that hold for new entries."""
+        return self.learned
+
+    def factors(self, side: int) -> Floats:
+        """Return the factors of one side's known rows, without biases."""
+        return self.means[side][:-1, : self.columns.n_factors].astype(np.float64)
+
+    def clip(self, values: Floats) -> Floats:
+        """Return predictions within the range of the values."""
+        return np.clip(values, self.low, self.high)
+
+    def predict(self, rows: Array, cols: Array) -> Floats:
+        """center + u_a . v_b, clipped."""
+        out = np.empty(len(rows))
+        dots(rows, cols, *self.means, out)
+        return self.clip(self.center + out)
+
+    def block(self, rows: Array) -> Floats:
+        """Return the dense predictions of some rows for all known columns, not clipped."""
+        U, V = self.means
+        return self.center + (U[rows] @ V[:-1].T).astype(np.float64)
+
+    def variance(self, rows: Array, cols: Array) -> Floats:
+        """Predictive variance: the noise of row and column, and Var(u.v)."""
+        covariance = self._learned_covariance()
+        factors = covariance.product_variance(self.means, rows, cols)
+        noises = self.noises[0].variances[rows] * self.noises[1].variances[cols]
+        return np.asarray(np.maximum(factors, 0) + self.noise * noises)
+
+    def _learned_covariance(self) -> FullCovariance:
+        if isinstance(self.covariance, DropoutCovariance):
+            raise InputError(
+                'return_std needs drop_prob="learn": with a number or "auto" nothing is learned of '
+                "how far predictions are from new entries"
+            )
+        return self.covariance
+
+    def scores(self, partners: Array, features: Any = None, row: int = UNKNOWN) -> Array:
+        """Return the scores of a row with entries at `partners`, known or with these features."""
+        directions = self.directions[0]
+        known = {}
+        if len(partners) and MISSINGNESS in directions.parts:
+            R = directions.parts[MISSINGNESS]
+            known[MISSINGNESS] = R[partners].sum(axis=0)[None] / len(partners) ** 0.5
+        if GIVEN in directions.parts and features is not None:
+            known[GIVEN] = features @ directions.parts[GIVEN]
+        elif GIVEN in directions.parts and row != UNKNOWN:
+            known[GIVEN] = self.given[0][[row]]
+        return directions.scores(known)
+
+    def row_sums(self, partners: Array, values: Array) -> RowSums:
+        """Return the sums of a row's entries that determine its mean."""
+        W = self.means[1][partners].astype(np.float64)
+        weights = self.noises[1].weights[partners]
+        second = self.weighted_moment(partners, weights)
+        return RowSums(W, np.asarray(values, dtype=float) - self.center, weights, second)
+
+    def weighted_moment(self, partners: Array, weights: Floats) -> Floats:
+        """sum_b c_b T_b, T_b = w_b w_b' + S_b."""
+        W = self.means[1][partners].astype(np.float64)
+        return (W.T * weights) @ W + self.covariance.total(self.means, 1, partners, weights)
+
+    def fold(
+        self, partners: Array, values: Array, features: Any = None, sums: RowSums | None = None
+    ) -> Row:
+        """Return a row with these entries and features, everything else fixed.
+
+        The row and its share in the noise are solved for in turn.
+        """
+        prior = self.priors[0]
+        nu = self.noises[0].nu
+        scores = self.scores(partners, features)
+        center = prior.means(scores)[0]
+        S = prior.covariances(scores)[0] if self.learned else 0.0
+        mean, S = self.columns.fill(0, center, S)
+        row = Row(mean, S, self.noises[0].unseen)
+        if not len(partners):
+            return row
+        if sums is None:
+            sums = self.row_sums(partners, values)
+        W, y, c, second = sums
+        for _ in range(FOLD_STEPS if np.isfinite(nu) else 1):
+            precision = row.weight / self.noise if self.learned else 1.0
+            w, P = self._solve(sums, precision, prior.precision @ center)
+            mean, S = self.columns.fill(0, w, np.linalg.inv(P) if self.learned else 0.0)
+            error = c @ y**2 - 2 * mean @ (W.T @ (c * y))
+            error += np.sum((np.outer(mean, mean) + S) * second)
+            misfit = max(float(error), 0.0) / self.noise
+            weight, noise = noise_shares(nu, float(len(partners)), misfit)
+            row = Row(mean, S, noise, weight)
+        return row
+
+    def _solve(self, sums: RowSums, precision: float, shift: Floats) -> tuple[Floats, Floats]:
+        """Prec = precision sum c_b T_b + P; w = Prec^-1 (its sum (y_b v_b - T_b[:, pinned]))."""
+        free = self.columns.free(0)
+        right = sums.W.T @ (sums.weights * sums.values)
+        if self.columns.biases:
+            right = right - sums.second[:, self.columns.pinned(0)]
+        P = self.priors[0].precision + precision * sums.second[np.ix_(free, free)]
+        return np.asarray(np.linalg.lstsq(P, precision * right[free] + shift)[0]), P
+
+    def predict_row(self, row: Row, cols: Array) -> Floats:
+        """center + u . v for a row that was not fitted, not clipped."""
+        return np.asarray(self.center + self.means[1][cols].astype(np.float64) @ row.mean)
+
+    def row_variance(self, row: Row, cols: Array) -> Floats:
+        """Return the predictive variance of a row that was not fitted."""
+        covariance = self._learned_covariance()
+        V = self.means[1][cols].astype(np.float64)
+        # Var(u.v) = v'S_u v + tr(S_v (S_u + u u'))
+        second = row.covariance + np.outer(row.mean, row.mean)
+        factors = np.einsum("ei,ei->e", V @ row.covariance, V)
+        factors += covariance.traces(1, cols, second)
+        noises = row.noise * self.noises[1].variances[cols]
+        return np.asarray(np.maximum(factors, 0) + self.noise * noises)
+
+    def contributions(
+        self, row: int, partners: Array, values: Array, col: int, sums: RowSums | None = None
+    ) -> dict[str, Any]:
+        """Return what a row's entries and blocks of features add to its prediction for `col`.
+
+        A row's mean is linear in its values and its prior mean:
+        u = Prec^-1 (precision sum_b c_b v_b (y_b - bias_b) + P (m + g)), so entry b adds
+        precision c_b v_col' Prec^-1 v_b (y_b - center - bias_b), and a block g_j
+        v_col' Prec^-1 P g_j.
+        """
+        free = self.columns.free(0)
+        prior = self.priors[0]
+        if sums is None:
+            sums = self.row_sums(partners, values)
+        precision = self.noises[0].weights[row] / self.noise if self.learned else 1.0
+        residual = sums.values
+        if self.columns.biases:
+            residual = residual - sums.W[:, self.columns.pinned(0)]
+        P = prior.precision + precision * sums.second[np.ix_(free, free)]
+        target = np.linalg.lstsq(P, self.means[1][col].astype(np.float64)[free])[0]
+        entries = precision * sums.weights * (sums.W[:, free] @ target) * residual
+        added = {"entries": entries, MISSINGNESS: 0.0, GIVEN: 0.0}
+        if prior.effects is not None:
+            scores = self.scores(partners, row=row)[0]
+            effect = prior.effects.H @ (prior.precision @ target)
+            directions = self.directions[0]
+            for member, name in zip(directions.members, directions.parts, strict=True):
+                added[name] = float((scores * member) @ effect)
+        return added
+
+    def resized(self, shape: tuple[int, int]) -> FactorModel:
+        """Return a copy with rows and columns added, which start as one that was never seen."""
+        picks = []
+        given = []
+        for side, (known, count) in enumerate(zip(self.shape, shape, strict=True)):
+            new = np.full(count - known, UNKNOWN)
+            picks.append(np.concatenate([np.arange(known), new, [UNKNOWN]]))
+            mean = self.directions[side].mean_scores.get(GIVEN, np.zeros(0))
+            scores = self.given[side]
+            more = np.tile(mean, (count - len(scores), 1)).astype(scores.dtype)
+            given.append(np.concatenate([scores, more]))
+        return replace(
+            self,
+            means=(self.means[0][picks[0]], self.means[1][picks[1]]),
+            noises=(self.noises[0].take(picks[0]), self.noises[1].take(picks[1])),
+            covariance=self.covariance.take(picks),
+            given=(given[0], given[1]),
+        )
+
+    def with_features_of(self, last: FactorModel) -> FactorModel:
+        """Return this model, whose features were scores of `last`, for the features of `last`."""
+        found = []
+        for mine, theirs in zip(self.directions, last.directions, strict=True):
+            parts = dict(mine.parts)
+            if GIVEN in parts:
+                parts[GIVEN] = theirs.parts[GIVEN] @ parts[GIVEN]
+            found.append(replace(mine, parts=parts))
+        return replace(self, directions=(found[0], found[1]), encoders=last.encoders)
+
+    def known_rows(self) -> tuple[list[Array], RowCovariance, list[RowNoise]]:
+        """Return copies of means, covariances and noises without the rows never seen."""
+        picks = [np.arange(count) for count in self.shape]
+        means = [w[at] for w, at in zip(self.means, picks, strict=True)]
+        noises = [noise.take(at) for noise, at in zip(self.noises, picks, strict=True)]
+        return means, self.covariance.take(picks), noises
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """A model and how it was reached."""
+
+    model: Any  # FactorModel or a wrapper of one
+    objective: list[float]
+    status: Status
+    drop_prob: Any
+    learned_drop_prob: Floats | None = None
+    path: Floats | None = None
+    fitted: int | None = None  # entries of the last full fit, all of them if None
+    faults: tuple[str, ...] = ()  # what a cluster lost and computed again
