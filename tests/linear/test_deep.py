@@ -320,3 +320,15 @@ def test_every_sample_of_a_batch_has_a_mask_of_its_own():
     whole = net.effect.sampled_gradients(weights, x, y[:, :2], np.random.default_rng(2))
     for one, other in zip(gradients, whole, strict=True):
         assert np.linalg.norm(one - other) < 0.3 * np.linalg.norm(one)
+
+
+@pytest.mark.parametrize("seed", [2, 5, 8])
+def test_no_network_of_limited_rank_is_better_than_the_solution(seed):
+    """With one probability per unit a solution of rank 15 was worse than one of rank 14."""
+    rng = np.random.default_rng(seed)
+    target = rng.standard_normal((20, 20))
+    per_unit = overt.Dropout(tuple(rng.uniform(0.05, 0.9, 20)))
+    noise = [overt.Dropout(0.3, gaussian=True), per_unit]
+    net = overt.DeepLinearNetwork(target, (24, 20), noise=noise)
+    limited = min(net.solve(rank=q).objective for q in range(1, 21))
+    assert net.solve().objective <= limited * (1 + 1e-9)

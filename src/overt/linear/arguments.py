@@ -1,4 +1,4 @@
-"""What the arguments of a network stand for: a regression, and a noise's effect on it."""
+"""Validate the arguments of a network: the regression, and the effect of a noise on it."""
 
 from __future__ import annotations
 

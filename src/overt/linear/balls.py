@@ -1,6 +1,6 @@
 """Proposals of more digits than float64 has, and fast products of exact matrices, by python-flint.
 
-What is proposed here is computed in the midpoints of balls and may be wrong: a proof verifies it.
+Proposals are computed in the midpoints of balls and may be wrong: a proof verifies them.
 """
 
 from __future__ import annotations

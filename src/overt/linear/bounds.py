@@ -1,7 +1,7 @@
 """Proved lower bounds on the objective of a two-layer network, for any noise.
 
 A noise costs at least weight * norm(A L) for some (weight, norm) pairs, or as much as units with
-costs of their own (`UnitShares`): its envelopes. Minimizing loss plus envelope over maps A of rank
+individual costs (`UnitShares`): its envelopes. Minimizing loss plus envelope over maps A of rank
 at most the width bounds the objective from below. The bound is evaluated by weak duality at a
 reference point, so it is valid whatever that point is: a mistake in the code that proposes the
 point can make the bound loose, never wrong. What rounding may have added is taken off.
@@ -127,7 +127,7 @@ def spectral_bound(m: Floats, rest: float, envelope: Envelope) -> float:
 
 
 class Rounding(Protocol):
-    """What a regression knows of the errors of its singular values."""
+    """The residual of a regression and the rounding errors of its singular values."""
 
     residual: float
 

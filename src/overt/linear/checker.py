@@ -354,7 +354,7 @@ class Problem:
     def costs(self) -> tuple[list[Fraction], Fraction, int | None]:
         """Return (delta, gamma, band): the penalty is at least sum_i delta_i x_i^2 + gamma |A|^2.
 
-        x_i is what unit i carries; with a band |A| is the k-support norm, k the band.
+        x_i is the share of unit i; with a band |A| is the k-support norm, k the band.
         """
         lam, d = self.strengths, self.width
         if self.kind == "dropblock":
@@ -390,7 +390,7 @@ class Problem:
 
     @cached_property
     def gram(self) -> tuple[Matrix, Fraction | None]:
-        """(K, c): the squared singular values of the target are at most those of K / c.
+        """(K, c): the squared singular values of the target are at most the eigenvalues of K / c.
 
         Tied weights with isotropic inputs have M + M', and no c.
         """
@@ -407,7 +407,7 @@ class Problem:
         return M.T @ M if M.shape[1] <= M.shape[0] else M @ M.T, shrink
 
     def _spanning(self, R: Matrix) -> Matrix:
-        """Return X R, whose columns span those of X: as many, less the relations between them."""
+        """Return X R, whose columns span the columns of X."""
         if self.X is None:
             raise RefusedError("an inverse root without data")
         relations = self.witness.get("relations") or []

@@ -4,7 +4,7 @@ A deep linear network with independent noise on its hidden layers has the optimu
 
     |s|^2 - max over shares pi^1..pi^k in the simplex of sum_p s_p^2 prod_l pi^l_p/(pi^l_p + beta_l)
 
-with beta_l = lam_l / d_l: pi^l_p is the share of layer l's units that carries direction p. Write
+with beta_l = lam_l / d_l: pi^l_p is the share of layer l's units that serves direction p. Write
 F(pi) = prod_l pi_l / (pi_l + beta_l). It is concave on the convex set
 
     C = {pi >= 0: sum_l beta_l / (beta_l + 2 pi_l) <= 1},

@@ -96,7 +96,7 @@ def _rounding(flat: Callable[[Floats], tuple[float, Floats]], theta: Floats) -> 
 
 
 def attains(bound: float) -> float:
-    """Return the objective at which a bound counts as attained, with room to spare."""
+    """Return the objective at which a bound counts as attained, with a margin."""
     return bound * (1 + EXACT / 10)
 
 

@@ -1,4 +1,4 @@
-"""What a noise does to a linear network: the contract of solver, grader and training."""
+"""The effect of a noise on a linear network: the contract of solver, certificate and training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from overt.linear.sparse import ImplicitRegression  # loads scipy
 
 Regression: TypeAlias = "DenseRegression | ImplicitRegression"
-"""What is fitted, from dense or from large targets."""
+"""The regression problem, with a dense or a large target."""
 
 
 def decayed(

@@ -1,6 +1,6 @@
 """Compiled steps of stochastic gradient descent with masked hidden units or weights.
 
-Samples and masks are drawn before, steps x batch x ...; factors are held transposed, one contiguous
+Samples and masks are arguments, steps x batch x ...; factors are stored transposed, one contiguous
 row per hidden unit, so a dropped unit costs nothing. Each kernel takes as many steps as there are
 rates and returns how many it took before an error exceeded LIMIT (all of them, unless it diverged).
 `overt.linear.reference` says the same in NumPy.

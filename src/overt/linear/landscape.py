@@ -36,7 +36,7 @@ class CriticalPoint(Result):
     Attributes
     ----------
     directions
-        Indices of the kept eigenvectors of M, by decreasing eigenvalue.
+        Indices of the selected eigenvectors of M, by decreasing eigenvalue.
     U, objective
         The point and its value.
     kind
@@ -74,7 +74,7 @@ class Landscape(Result):
         return all(p.kind == "strict saddle" for p in self.points if p.objective > above)
 
     def plot(self) -> Any:
-        """Draw each critical point by its rank, objective and kind."""
+        """Plot each critical point by its rank, objective and kind."""
         figure, axes = subplots()
         for kind in ("minimum", "strict saddle"):
             chosen = [p for p in self.points if p.kind == kind]

@@ -12,7 +12,7 @@ q_n = (1 - e) y_n + e pi, whatever e. With units h fixed and C = E[h h'], the be
 ridge regression, U (Cov(h) + Gamma o C) = Cov(y, h). The guide on auditing has the proofs.
 
 Data come as R of a decomposition Q R of the rows (1, ..., targets, ...), divided by sqrt(n). Its
-rows below the first are those of the centered data.
+rows below the first belong to the centered data.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SINGULAR = 1e-11
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """What a last layer can approach: singular values, and the squared error outside."""
+    """The target of a last layer: singular values, and the squared error outside."""
 
     spectrum: Floats
     residual: float

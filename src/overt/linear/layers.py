@@ -1,4 +1,4 @@
-"""Deep linear networks with a noise of its own on every hidden layer.
+"""Deep linear networks with one noise per hidden layer.
 
 Let R_l = Gamma_l + 1 1' be the second moment of layer l's multipliers, and for U (directions x
 units) let Pi(U) = U (R_l o U'U)^+ U'. Layer l can attain the spectra of Pi(U). The optimum is
@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property, reduce
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -54,7 +55,7 @@ RANK_TOL = 1e-10
 
 
 class Layer:
-    """A hidden layer with noise: what the best two-layer network with this noise attains."""
+    """A hidden layer with noise, and the spectra that a two-layer network with it attains."""
 
     def __init__(self, noise: Noise, width: int) -> None:
         self.noise = noise
@@ -75,7 +76,7 @@ class Layer:
 
     @property
     def narrow(self) -> bool:
-        """Whether noise lets one direction pass at a time, as where one unit is kept."""
+        """Whether noise lets one direction pass at a time, as when a single unit survives."""
         return self.costs is not None and self.costs.gamma <= -1 + 1e-12
 
     @cached_property
@@ -314,8 +315,14 @@ class DeepNoise(NoiseEffect):
     def weights_of(self, shares: Floats) -> Sequence[Floats]:
         """Return weights whose layers' units have these shares (layers x directions)."""
         count = int(np.sum(shares[0] > 0))
-        pairs = zip(self.layers, shares, strict=True)
-        return self._joined([layer.balanced(pi[:count]) for layer, pi in pairs])
+        known: dict[Any, tuple[Floats, Floats, Floats]] = {}  # layers that are alike share factors
+        parts = []
+        for layer, pi in zip(self.layers, shares, strict=True):
+            key = layer.width, layer.minorant, pi.tobytes()
+            if key not in known:
+                known[key] = layer.balanced(pi[:count])
+            parts.append(known[key])
+        return self._joined(parts)
 
     def _joined(self, parts: Sequence[tuple[Floats, Floats, Floats]]) -> Sequence[Floats]:
         """Return weights made of each layer's (U, lambda, J).

@@ -74,7 +74,7 @@ class NoisyNetwork(ABC):
         seeds
             The number of runs (seeds 0, 1, ...), or the list of seeds.
         batch_size
-            Samples in a step, each with a mask of its own.
+            Samples in a step, each with its mask.
         gradient
             "sampled", or "expected": gradient descent on the exact objective.
         init, init_scale

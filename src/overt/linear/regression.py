@@ -1,4 +1,4 @@
-"""What a network is asked to fit: the squared loss of a linear map, from a target or from data.
+"""The squared loss of a linear map, from a target or from data.
 
 In whitened coordinates E|y - A x|^2 = residual + |T - A L|^2. L (inputs x rank) is a root of the
 inputs' second moment, C = L L'; T = E[y x'] L^+' is the target that A L can approach, and the
@@ -33,7 +33,7 @@ class DenseRegression:
     `residual` is its least value, `scale` is E|y|^2, `input_variances` are diag(C); `given` are
     the arrays that it was made from, where a proof may ask for them. T (outputs x rank) is the
     whitened target, L (inputs x rank) the root of C and L_inverse its left inverse, both None for
-    isotropic inputs. Training draws (x, y) from `samples`; `rows` are (X, Y, n) of a regression on
+    isotropic inputs. Training takes (x, y) from `samples`; `rows` are (X, Y, n) of a regression on
     data.
     """
 
@@ -174,7 +174,7 @@ def from_data(X: Any, Y: Any, noise: Noise | None = None) -> DenseRegression:
 
 
 def _from_rows(X: Floats, Y: Floats, n: int, samples: Samples) -> DenseRegression:
-    """sum over rows |y - A x|^2 / n; noise on the inputs adds rows of its own."""
+    """sum over rows |y - A x|^2 / n; noise on the inputs adds rows."""
     if samples.noise is not None:
         more = _noise_rows(X, samples.noise)
         X, Y = np.vstack([X, more]), np.vstack([Y, np.zeros((len(more), Y.shape[1]))])

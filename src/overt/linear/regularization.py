@@ -55,7 +55,7 @@ class RegularizationPath(Result):
     attained: Bools
 
     def plot(self) -> Any:
-        """Draw the singular values of the optimal map, and its rank, along the path."""
+        """Plot the singular values of the optimal map, and its rank, along the path."""
         over_widths = np.ptp(self.drop_probs) == 0 and np.ptp(self.widths) > 0
         along, name = self.drop_probs, "drop probability"
         if over_widths:
@@ -183,7 +183,7 @@ def drop_prob_for_rank(
     """Return the smallest drop probability whose optimal network has this rank.
 
     The optimum has rank at least j iff lam < r s_j / (h_j - j s_j), h_j = s_1 + ... + s_j, r the
-    width (Implicit bias of dropout, Theorem 3.6 solved for lam). Several widths are those of the
+    width (Implicit bias of dropout, Theorem 3.6 solved for lam). Several widths mean the
     hidden layers of a deep network, all with this probability: found by bisection.
 
     Examples

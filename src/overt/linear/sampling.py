@@ -1,6 +1,6 @@
-"""What training draws, a block of steps at a time: samples (x, y) and multipliers of units.
+"""Random samples (x, y) and multipliers of units for training, a block of steps at a time.
 
-Each comes from a stream of its own, so that a run does not depend on where it is cut into blocks.
+Each comes from a separate stream, so that a run does not depend on where it is cut into blocks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LIMIT = 1e40
 """The squared error beyond which a run has diverged."""
 
 BLOCK = 100_000
-"""Numbers that are drawn at once, at most."""
+"""Largest number of random numbers generated at once."""
 
 ISOTROPIC, CORRELATED, DATA = 0, 1, 2
 
@@ -36,7 +36,7 @@ class Samples(NamedTuple):
     kind        x                                 y
     ISOTROPIC   normal                            outputs @ x
     CORRELATED  inputs @ normal                   outputs @ x
-    DATA        a row of inputs, drawn uniformly  the same row of outputs
+    DATA        a row of inputs, at random        the same row of outputs
     """
 
     kind: int
@@ -47,7 +47,7 @@ class Samples(NamedTuple):
     def batch(
         self, size: int, rng: np.random.Generator, masks: np.random.Generator | None = None
     ) -> tuple[Floats, Floats]:
-        """Draw `size` samples at once, samples x features; masks of inputs from a stream apart."""
+        """Sample `size` pairs at once, samples x features; masks of inputs from a stream apart."""
         if self.kind == DATA:
             rows = rng.integers(0, len(self.inputs), size)
             x, y = self.inputs[rows], self.outputs[rows]
@@ -69,7 +69,7 @@ def samples_of_target(M: Floats, L: Floats | None, noise: Noise | None = None) -
 
 
 def multipliers(noise: Noise, units: int, size: int, rng: np.random.Generator) -> Floats:
-    """Return z / mu as the noise draws them, `size` x units."""
+    """Return sampled multipliers z / mu, `size` x units."""
     z = np.ascontiguousarray(noise.multipliers(units, size, rng), dtype=float)
     if z.shape != (size, units) or not np.isfinite(z).all():
         raise InputError(
@@ -89,7 +89,7 @@ def masks(
     batch_size: int = 1,
     decay: tuple[float, float] = (0.0, 0.0),
 ) -> Advance:
-    """Return steps by a kernel whose masks, of this shape, are drawn from the noise."""
+    """Return steps by a kernel whose masks, of this shape, are sampled from the noise."""
     for_masks, for_inputs = rng.spawn(2)
     drawn = samples.outputs.shape[0] + samples.inputs.shape[-1] + int(np.prod(shape))
     block, decays = max(1, BLOCK // (drawn * batch_size)), np.array(decay)
@@ -97,7 +97,7 @@ def masks(
     def advance(weights: list[Floats], rates: Floats) -> int:
         rows = [np.ascontiguousarray(W.T) for W in weights]
         taken = 0
-        # Without rates nothing is drawn, but what is not compiled yet is compiled.
+        # Without rates nothing is sampled, but what is not compiled yet is compiled.
         for first in range(0, max(len(rates), 1), block):
             part = rates[first : first + block]
             size, places = len(part) * batch_size, (len(part), batch_size)

@@ -1,9 +1,9 @@
-"""Noise with Gamma = diag(delta) + gamma 1 1': what it costs a map, and the best map, exactly.
+"""Noise with Gamma = diag(delta) + gamma 1 1': the cost of a map, and the best map, exactly.
 
 Dropout, with one probability or one per unit, has gamma = 0; noise that treats all units alike has
 one delta. Let x_i = |u_i| |p_i| be the units' shares of A = U P', by increasing delta, and a the
 spectrum of A. Removing k units leaves a map of nuclear norm at least a_(k+1) + a_(k+2) + ..., so
-every tail of x sums to at least that tail of a; and every such x with the sum of a is carried by
+every tail of x sums to at least that tail of a; and every such x with the sum of a is realized by
 some factors (Schur and Horn). The penalty is sum_i delta_i x_i^2 + gamma |a|^2, and the optimum is
 
     min_{a, x} |s - a|^2 + gamma |a|^2 + sum_i delta_i x_i^2,   tails of x at least those of a,

@@ -85,7 +85,7 @@ def _diagonal_plus_constant(noise: Noise, width: int) -> UnitShares | None:
 
 
 def _shared_units(units: UnitShares, left: Floats, a: Floats, right: Floats) -> Pair:
-    """Return factors whose units carry their best shares, by Schur and Horn."""
+    """Return factors whose units have their best shares, by Schur and Horn."""
     if np.ptp(units.delta) == 0:
         return equalize.balanced_factors(left, a, right, len(units.delta))
     padded = np.concatenate([a, np.zeros(len(units.delta) - len(a))])
@@ -104,7 +104,7 @@ def _unlike_units(Gamma: Floats, left: Floats, a: Floats, right: Floats) -> Pair
 def block_factors(
     left: Floats, a: Floats, right: Floats, width: int, block_size: int
 ) -> tuple[Floats, Floats]:
-    """Return (U, V) with U V' = left diag(a) right', a > 0, spread over blocks of columns.
+    """Return (U, V) with U V' = left diag(a) right', a > 0, distributed over blocks of columns.
 
     The best product has spectrum a with occupancies t (sum t = b). If F_j (rank x b) have
     orthonormal columns and the average of F_j F_j' over the k blocks is diag(t), then the blocks
@@ -132,7 +132,7 @@ def block_factors(
 
 
 def attains_bound(a: Floats, blocks: int, block_size: int) -> bool:
-    """Return whether so many blocks are known to attain the bound for a map with spectrum a > 0."""
+    """Return whether the blocks are known to attain the bound for a map with spectrum a > 0."""
     if len(a) == 0:
         return True
     t = np.asarray(KSupport(block_size).occupancy(a))
@@ -144,7 +144,7 @@ def attained(t: Floats, blocks: int) -> bool | None:
     """Return whether k diag(t) is a sum of k projections of rank b = sum t, None if not known.
 
     That decides whether k blocks attain the bound, t being the occupancies below one: equality
-    makes each block carry a multiple of a projection on them. One block is one projection. Two
+    makes each block a multiple of a projection on them. One block is one projection. Two
     projections have eigenvalues in pairs 1 + c, 1 - c. For b = 1, and by complements for b = n - 1,
     it is a question of majorization, k >= n. Equal t make a tight fusion frame (Casazza, Fickus,
     Mixon, Wang and Zhou, 2011).
@@ -198,7 +198,7 @@ def hadamard(order: int) -> Floats | None:
 
 
 def _signed_frame(t: Floats, free: Bools, width: int, block_size: int, seed: int) -> Floats:
-    """Return R (rank x width), R R' = I: one frame F for all blocks, with signs of its own in each.
+    """Return R (rank x width), R R' = I: one frame F for all blocks, with separate signs in each.
 
     Rows of a Hadamard matrix make the blocks' average diag(t) exactly; other signs nearly.
     """

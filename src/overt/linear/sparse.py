@@ -74,7 +74,7 @@ class ImplicitRegression:
         return 64 * EPS * self.scale
 
     def dense(self, purpose: str) -> DenseRegression:
-        """Refuse: the target is not held as a matrix."""
+        """Refuse: the target is not stored as a matrix."""
         raise InputError(
             f"a sparse or implicit target cannot be used to {purpose}; pass a dense array"
         )

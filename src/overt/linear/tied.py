@@ -209,7 +209,7 @@ class TiedUnitNoise(NoiseEffect):
         return (U,)
 
     def _ends(self, U: Floats, balances: int, tries: int) -> Iterator[Sequence[Floats]]:
-        """Yield where descents end, each in coordinates Z of its own, U = R Z.
+        """Yield where descents end, each in different coordinates Z, U = R Z.
 
         Alone, a direction w is best multiplied by w'K w / w'C w, K = E[y x'] and |w| = 1, before
         noise; the directions for which that lowers the error most are eigenvectors of K + K'
@@ -275,5 +275,5 @@ class TiedUnitNoise(NoiseEffect):
         return value, (gradient_U + gradient_V,)
 
     def steps(self, rng: np.random.Generator, batch_size: int = 1) -> Advance:
-        """Return those of the untied network, which move the same array twice."""
+        """Return steps of the untied network, which update the same array twice."""
         return self.untied.steps(rng, batch_size, decay=(self.weight_decay, 0.0))

@@ -1,6 +1,6 @@
 """Training: many seeds over the cores, records, divergence, interruption.
 
-What a run does is given as functions; all that `train` knows of a network is its noise's effect.
+The steps of a run are given as functions; `train` uses a network only through its noise effect.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def run_seeds(
 
 
 def gradient_descent(value: Value) -> Descent:
-    """Return steps along the gradient of half the exact objective, which draw nothing."""
+    """Return steps along the gradient of half the exact objective, which need no random numbers."""
 
     def advance(weights: Weights, rates: Floats) -> int:
         for step, rate in enumerate(rates):

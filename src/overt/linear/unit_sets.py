@@ -7,7 +7,7 @@ Z_S, satisfy sum_S c^S_p = s_p 1 for every singular value s_p of the target. The
     objective >= |s|^2 - sum_S (sum of the |S| largest over p of c^S_p' Z_S^+ c^S_p).
 
 Proof: with X_i = u_i p_i' the objective is |T|^2 - 2 sum_i <T, X_i> + sum_ij R_ij <X_i, X_j>. The
-Gram matrix of the X_i is positive semi-definite, so Z_S may stand for R. What a set S gains is at
+Gram matrix of the X_i is positive semi-definite, so Z_S may stand for R. The gain of a set S is at
 most what matrices X_i with a common range of dimension |S| gain: complete the square, and use
 Ky Fan. It is Eckart and Young's theorem with multipliers.
 
@@ -159,7 +159,7 @@ def certified_gain(R: Floats, s: Floats, pieces: Sequence[Piece]) -> float:
 
 
 def proposals(Gamma: Floats, s: Floats) -> Iterable[list[Piece]]:
-    """Yield pieces: those of a fixed family of sets, then with sets that its duals ask for."""
+    """Yield pieces for a fixed family of sets, then with sets that the duals select."""
     d = len(Gamma)
     bases = [(units, np.eye(len(units))) for units in _windows(Gamma)]
     bases += [(units, 1 + np.diag(Gamma)[list(units), None]) for units in _rays(Gamma)]
@@ -237,7 +237,7 @@ def cyclic_gain(Gamma: Floats, s: Floats) -> float:
         loads = np.einsum("wij,ij->w", K, (vectors * np.maximum(values, 0.0)) @ vectors.T)
         used += loads
         weights[size] = loads[0] / d
-    # A common factor makes the proposal feasible; what is left goes to all units.
+    # A common factor makes the proposal feasible; the remainder goes to all units.
     factor = min(1.0, float(np.min(lam[live] / np.maximum(used[live], 1e-300)))) * (1 - 1e-10)
     weights = {size: factor * weight for size, weight in weights.items()}
     weights[d] = lam[0] / d * (1 - 1e-12) - sum(weights.values())
@@ -256,8 +256,8 @@ def _kernel(F: Any) -> Floats:
 def _support_gain(s: Floats, sizes: Any, weights: Floats, proposed: Floats) -> float:
     """Return at least max_a 2 s.a - sum_k weight_k |a|_(k)^2, by shares c_k that add up to s.
 
-    Any such shares bound it: sum_k (sum of the k largest c_kp^2) / weight_k. Those of the program
-    are tried, and those at the maximum found by descent.
+    Any such shares bound it: sum_k (sum of the k largest c_kp^2) / weight_k. The program's shares
+    are tried, and the shares at the maximum found by descent.
     """
     from scipy.optimize import minimize
 
@@ -423,7 +423,7 @@ def _knots(s: Floats) -> tuple[Floats, Floats]:
 def _solve(
     R: Floats, s: Floats, bases: list[tuple[Units, Floats]]
 ) -> tuple[list[Piece], tuple[Floats, Floats, Floats]]:
-    """Propose Z_S = B Y B' and c^S = B g for every (S, B); what is left goes to all units."""
+    """Propose Z_S = B Y B' and c^S = B g for every (S, B); the remainder goes to all units."""
     clarabel = solver_package()
 
     d = len(R)

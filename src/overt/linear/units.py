@@ -31,7 +31,7 @@ RANK_MARGIN = 1e-10
 """Share of the largest singular value within which a threshold does not decide the rank."""
 
 RIDGE = 1e-14
-"""What is added to the costs of units, relative to their sizes, so that they decide."""
+"""Ridge added to the costs of units, relative to their sizes, so that they decide."""
 
 
 class UnitNoise(NoiseEffect):
@@ -46,7 +46,7 @@ class UnitNoise(NoiseEffect):
         self.shapes = (regression.outputs, width), (regression.inputs, width)
         self.sharing = sharing(noise, width)
         if not noise.independent and self._characteristic.min() < 0:
-            # Terms of the penalty cancel; what is left is known up to the rounding of Gamma.
+            # Terms of the penalty cancel; the remainder is known up to the rounding of Gamma.
             largest = float(self._characteristic.max())
             self.least = max(32 * EPS / EXACT * min(1.0, largest), self.least)
 
@@ -155,7 +155,7 @@ class UnitNoise(NoiseEffect):
     def _partner(self, T: Floats, U: Floats, mu: float, raised: float | None = None) -> Floats:
         """Return the best P for U: (U'U + Gamma o U'U + mu I) P' = U'T; unless raised, from roots.
 
-        Units are taken at one size, as what they carry depends on no other.
+        Units are scaled to one size, which does not change the solution.
         """
         UU = U.T @ U
         size = np.sqrt(np.diag(UU))

@@ -1,7 +1,7 @@
 """Roots of the inputs' second moment, C = L L', that depend neither on units nor on conditioning.
 
 Features are first divided by the root of their second moment, so that a change of units changes
-nothing; what the scaled inputs hold only up to rounding is cut. W = L^+' is then right up to the
+nothing; directions that are zero up to rounding are removed. W = L^+' is then right up to the
 inputs' condition, and one step with products that are exact mends it: X W, or W'C W, is nearly
 orthogonal, and its triangular factor says what W lacks.
 """

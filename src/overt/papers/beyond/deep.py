@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
+from overt._figures import BLUE, GRAY, ORANGE, canvas
 from overt.linear import DeepLinearNetwork, LinearNetwork, rank_jump
 from overt.noise import CovarianceNoise
 from overt.papers import descent, oracles
 from overt.papers.evidence import DESCENT, EXACT, STRICT, Evidence, relative, worst
-from overt.papers.records import Residuals, statement
+from overt.papers.figures import Finding, Findings, Params, Row, rows_with, values_of
+from overt.papers.records import Residuals, figure, statement
+
+LEFT = 0.4
+"""s_2 / s_1 of the map above which a run has left the minimum of rank one."""
 
 
 @statement(how="sampled")
@@ -147,3 +154,221 @@ def any_noise_bound(scale: int, rng: np.random.Generator) -> Evidence:
         too_high.append(worst(0.0, 1.2 * bound / least - 1))
     detail = "1,000 networks, random ones and ones near the best that is known; null: 1.2 times it"
     return Evidence(max(over), EXACT, detail, null=max(too_high))
+
+
+def run_jump(params: Params, seed: int) -> dict[str, Any]:
+    """Return the optimum for diag(1, ratio), and the best of some descents over all masks."""
+    M = np.diag([1.0, params["ratio"]])
+    widths = (params["width"],) * 2
+    probs = (params["drop_prob"],) * 2
+    net = DeepLinearNetwork(M, widths, probs)
+    best = net.solve()
+    rng = np.random.default_rng(seed)
+    reached, W = descent.deep_descent(M, np.eye(2), widths, probs, params["descents"], rng)
+    return {
+        "objective": best.objective,
+        "second": float(np.linalg.svd(best.product, compute_uv=False)[1]),
+        "descent": reached,
+        "descent_second": float(np.linalg.svd(W, compute_uv=False)[1]),
+        "rank": best.rank,
+        "jump": rank_jump(widths, params["drop_prob"]),
+    }
+
+
+def check_jump(rows: list[Row]) -> Findings:
+    """Yield whether descents agree with the optimum, and where the rank changes."""
+    apart = [row["descent"] / row["objective"] - 1 for row in rows]
+    yield Finding(
+        "no descent is below the exact optimum",
+        min(apart) > -EXACT,
+        f"least difference {min(apart):.1e}, relative",
+    )
+    yield Finding(
+        "the best descent reaches the exact optimum at every ratio",
+        max(apart) < DESCENT,
+        f"largest difference {max(apart):.1e}, relative",
+    )
+    right = [(row["rank"] == 2) == (row["ratio"] > row["jump"]) for row in rows]
+    yield Finding(
+        "the rank is two exactly above the closed form of the jump",
+        all(right),
+        f"{sum(right)} of {len(right)} ratios, jump at {rows[0]['jump']:.4f}",
+    )
+
+
+def plot_jump(rows: list[Row]) -> Any:
+    """Draw the second singular value of the optimal map, with descents on it."""
+    picture, axes = canvas(6, 4)
+    ratios = [row["ratio"] for row in rows]
+    axes.plot(ratios, [row["second"] for row in rows], color=BLUE, label="exact optimum")
+    found = [row["descent_second"] for row in rows]
+    axes.plot(ratios, found, "o", color=ORANGE, label="best descent")
+    axes.axvline(rows[0]["jump"], color=GRAY, linestyle="--", label="jump, closed form")
+    axes.set(xlabel="$s_2 / s_1$ of the target", ylabel="second singular value of the best map")
+    axes.legend()
+    return picture
+
+
+figure(
+    "deep-rank-jump-curve",
+    "The jump of the rank",
+    "deep networks",
+    """The rank of a deep network jumps.
+
+    The second singular value of the best deep network jumps away from zero as the second singular
+    value of the target grows, at the ratio in closed form.
+    """,
+    run=run_jump,
+    check=check_jump,
+    plot=plot_jump,
+    sizes={
+        "toy": {
+            "ratio": [0.3, 0.5, 0.6, 0.65, 0.75, 0.9],
+            "width": 2,
+            "drop_prob": 0.4,
+            "descents": 24,
+        },
+        "paper": {
+            "ratio": [round(0.02 * i, 2) for i in range(10, 50)],
+            "width": 2,
+            "drop_prob": 0.4,
+            "descents": 100,
+        },
+    },
+)
+
+
+def run_phase(params: Params, seed: int) -> dict[str, Any]:
+    """Return the rank of the optimum for the target diag(1, .8, .8^2, ...)."""
+    widths = (params["width"],) * params["hidden"]
+    M = np.diag(0.8 ** np.arange(params["width"]))
+    best = DeepLinearNetwork(M, widths, params["drop_prob"]).solve()
+    certificate = best.rank_certificate
+    return {
+        "rank": best.rank,
+        "decided": certificate is not None and certificate.least == certificate.most,
+        "jump": rank_jump(widths, params["drop_prob"]),
+    }
+
+
+def check_phase(rows: list[Row]) -> Findings:
+    """Yield whether ranks are certified and fall with depth, and agree with the closed form."""
+    decided = sum(row["decided"] for row in rows)
+    yield Finding(
+        "the rank of every optimum is certified",
+        decided == len(rows),
+        f"{decided} of {len(rows)} settings",
+    )
+    risen = 0
+    for prob in values_of(rows, "drop_prob"):
+        ranks = [row["rank"] for row in rows_with(rows, drop_prob=prob)]
+        risen += int(np.sum(np.diff(ranks) > 0))
+    yield Finding("depth never raises the rank", risen == 0, f"raised {risen} times")
+    above = [row["rank"] for row in rows if row["jump"] < 0.8]
+    yield Finding(
+        "where s_2 / s_1 is above the jump the rank is two or more",
+        min(above, default=2) >= 2,
+        f"{len(above)} settings above the jump",
+    )
+
+
+def plot_phase(rows: list[Row]) -> Any:
+    """Draw the rank over drop probability and depth, with the jump from rank one."""
+    picture, axes = canvas(6, 4)
+    probs = values_of(rows, "drop_prob")
+    depths = values_of(rows, "hidden")
+    ranks = [[rows_with(rows, drop_prob=p, hidden=k)[0]["rank"] for p in probs] for k in depths]
+    jumps = [[rows_with(rows, drop_prob=p, hidden=k)[0]["jump"] for p in probs] for k in depths]
+    drawn = axes.pcolormesh(probs, depths, ranks, shading="nearest")
+    picture.colorbar(drawn, ax=axes, label="rank of the optimum")
+    if np.min(jumps) < 0.8 < np.max(jumps):
+        axes.contour(probs, depths, np.minimum(jumps, 2.0), [0.8], colors=ORANGE)
+    axes.set(xlabel="drop probability", ylabel="hidden layers", yticks=depths)
+    return picture
+
+
+figure(
+    "deep-phase-diagram",
+    "The rank by drop probability and depth",
+    "deep networks",
+    """The rank of deep networks as a phase diagram.
+
+    Each further hidden layer lowers the certified rank of the optimum or leaves it as it is, down
+    to rank one, where the closed form of the jump says so.
+    """,
+    run=run_phase,
+    check=check_phase,
+    plot=plot_phase,
+    sizes={
+        "toy": {"drop_prob": [0.1, 0.3, 0.5, 0.7], "hidden": [2, 3, 4], "width": 8},
+        "paper": {
+            "drop_prob": [round(0.02 * i, 2) for i in range(1, 48)],
+            "hidden": [2, 3, 4, 5, 6, 7, 8, 9, 10],
+            "width": 20,
+        },
+    },
+)
+
+
+def run_escape(params: Params, seed: int) -> dict[str, Any]:
+    """Start SGD with sampled dropout at the spurious minimum; return which runs leave it."""
+    net = DeepLinearNetwork(np.diag([1.0, 0.9]), (2, 2), 1 / 3)
+    spurious = net.landscape().minima[0]
+    trace = net.train(
+        params["steps"],
+        params["rate"],
+        [1000 * seed + i for i in range(params["count"])],
+        batch_size=8,
+        init=spurious.weights,
+        records=[0, params["steps"]],
+        n_jobs=1,
+    )
+    ratios = []
+    for weights in zip(*trace.weights, strict=True):
+        s = np.linalg.svd(oracles.chain(list(weights)), compute_uv=False)
+        ratios.append(float(s[1] / s[0]))
+    return {"ratios": ratios, "left": sum(ratio > LEFT for ratio in ratios)}
+
+
+def check_escape(rows: list[Row]) -> Findings:
+    """Yield whether small steps stay and large steps leave."""
+    slow, fast = rows[0], rows[-1]
+    yield Finding(
+        "at the smallest step size every run stays at the spurious minimum",
+        slow["left"] == 0,
+        f"step size {slow['rate']:g}: {slow['left']} of {slow['count']} leave",
+    )
+    yield Finding(
+        "at the largest step size every run leaves it",
+        fast["left"] == fast["count"],
+        f"step size {fast['rate']:g}: {fast['left']} of {fast['count']} leave",
+    )
+
+
+def plot_escape(rows: list[Row]) -> Any:
+    """Draw the share of runs that leave, by step size."""
+    picture, axes = canvas(6, 4)
+    shares = [row["left"] / row["count"] for row in rows]
+    axes.plot([row["rate"] for row in rows], shares, "o-", color=BLUE)
+    label = f"share of runs that leave in {rows[0]['steps']:,} steps"
+    axes.set(xscale="log", xlabel="step size", ylabel=label, ylim=(-0.05, 1.05))
+    return picture
+
+
+figure(
+    "deep-spurious-escape",
+    "SGD at the spurious minimum",
+    "deep networks",
+    """SGD stays at a spurious minimum or leaves it, by step size.
+
+    Started at the spurious minimum of the smallest example, SGD with sampled dropout stays there
+    at small step sizes and leaves it at large ones.
+    """,
+    run=run_escape,
+    check=check_escape,
+    plot=plot_escape,
+    sizes={
+        "toy": {"rate": [0.003, 0.1], "steps": 6000, "count": 3},
+        "paper": {"rate": [0.003, 0.01, 0.02, 0.03, 0.1], "steps": 60_000, "count": 64},
+    },
+)
