@@ -204,5 +204,42 @@ class Figure:
         """Return the picture, which says what it is to be laid beside."""
         with styled(**{"axes.titlesize": 10, "legend.fontsize": 8}):
             picture = self.plot(rows)
+            _simplify_log_ticks(picture)
+            _move_legends_below(picture)
         picture.suptitle(f"{self.source} (recomputed, {size} size)", fontsize=9, color="0.35")
         return picture
+
+
+def _simplify_log_ticks(picture: Any) -> None:
+    """Label logarithmic axes at powers of ten; at .1, .2, .5 where they span less than two."""
+    from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
+
+    for panel in picture.axes:
+        for axis, limits in ((panel.xaxis, panel.get_xlim()), (panel.yaxis, panel.get_ylim())):
+            if axis.get_scale() != "log" or axis.get_transform().base != 10:
+                continue
+            axis.set_minor_formatter(NullFormatter())
+            if max(limits) < 100 * min(limits):
+                axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+                axis.set_major_formatter(FormatStrFormatter("%g"))
+
+
+def _move_legends_below(picture: Any) -> None:
+    """Replace the panels' legends by one below them, so that none covers data."""
+    entries: dict[str, Any] = {}
+    title = ""
+    for panel in picture.axes:
+        legend = panel.get_legend()
+        if legend is not None:
+            handles, labels = panel.get_legend_handles_labels()
+            entries.update(zip(labels, handles, strict=True))
+            title = title or legend.get_title().get_text()
+            legend.remove()
+    if entries:
+        picture.legend(
+            entries.values(),
+            entries.keys(),
+            title=title,
+            loc="outside lower center",
+            ncols=len(entries) if len(entries) <= 4 else 3,
+        )

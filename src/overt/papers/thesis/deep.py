@@ -376,8 +376,10 @@ def plot_spectra(rows: list[Row]) -> Any:
     from overt import spectral
 
     rows = tuned(rows_with(rows, target_scale="normalized"))
-    figure, axes = canvas(3.1 * len(rows), 3.3, 1, len(rows), squeeze=False, sharey=True)
-    for row, panel in zip(rows, axes[0], strict=True):
+    lines = math.ceil(len(rows) / 3)
+    shape = (lines, math.ceil(len(rows) / lines))
+    figure, axes = canvas(3.3 * shape[1], 2.9 * lines, *shape, squeeze=False, sharey=True)
+    for row, panel in zip(rows, axes.flat, strict=False):
         count = min(2 * row["rank"] + 2, len(row["target"]))
         nu = spectral.nu((row["size"],) * row["hidden"], row["drop_prob"])
         envelope = spectral.SquaredNuclear().prox(row["target"], nu)
@@ -388,8 +390,9 @@ def plot_spectra(rows: list[Row]) -> Any:
             label = "trained" if i == 0 else None
             panel.plot(s[:count], "o", ms=4, color=ORANGE, alpha=0.6, label=label)
         panel.set(title=f"drop probability {row['drop_prob']:g}", xlabel="index of singular value")
-    axes[0][0].set_ylabel("singular value")
-    axes[0][-1].legend()
+    for panel in axes[:, 0]:
+        panel.set_ylabel("singular value")
+    axes[0][0].legend()
     return figure
 
 
@@ -551,6 +554,9 @@ figure(
     """Deep dropout equalizes.
 
     With one output, dropout converges to equalized networks, in every order.
+
+    Open: the thesis does not give the number of steps; after 30,000 at the one rate at which no run
+    diverges the objective is 2.08% above the optimum (the limit here is 2%) and still falls.
     """,
     run=run_gaps,
     check=check_gaps,
