@@ -10,8 +10,8 @@ basis that makes both learned priors diagonal and alike.
 Of each sample V is stored, the mean of u_a given V (the same expectation, less noise), and the law
 of that mean, by which a row that was not fitted is folded in the same way.
 
-A model averages the products of these samples with those of the learned means; how far the samples
-scatter is how uncertain a prediction is.
+A model averages the products of these samples with the products of the learned means. The scatter
+of the samples is the uncertainty of a prediction.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ def dask_engine(engine: str, n_jobs: int) -> Iterator[Engine]:
 
 
 class Task(NamedTuple):
-    """What a half sweep asks of workers: a kernel by name, and the format of its results."""
+    """The task of a half sweep: a kernel by name, and the format of its results."""
 
     module: str
     kernel: str
@@ -178,10 +178,10 @@ class DaskEngine:
 
     @property
     def faults(self) -> list[str]:
-        """What was lost and computed again, and which workers left, needed or not."""
+        """Losses that were computed again, and workers that left, needed or not."""
         try:
             gone = self._known - set(self.client.nthreads())
-        except Exception:  # the scheduler itself is gone, and what was asked of it is done
+        except Exception:  # the scheduler itself is gone, and its work is done
             gone = self._known
         left = [f"workers left before the end: {', '.join(sorted(gone))}"] if gone else []
         return self._losses + left
@@ -219,7 +219,7 @@ class DaskEngine:
     def _results(
         self, task: Task, shares: list[Share], shared: Any, by_row: Any
     ) -> Iterator[tuple[Share, list[Array], Array | None]]:
-        """Yield the results of shares as workers finish them; what is lost is left out."""
+        """Yield the results of shares as workers finish them, without lost ones."""
         from distributed import KilledWorker, as_completed
 
         self._report(sum(share.lost for share in shares))
@@ -268,7 +268,7 @@ class DaskEngine:
         )[0]
 
     def _recover(self, count: int, reason: str, fruitless: int) -> None:
-        """Wait for workers; what was lost is sent again in the next attempt."""
+        """Wait for workers; the next attempt sends lost shares again."""
         if fruitless > MAX_ATTEMPTS:
             raise ClusterLostError(f"{MAX_ATTEMPTS} attempts in a row finished nothing ({reason})")
         self._report(count, reason)

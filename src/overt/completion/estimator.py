@@ -371,7 +371,7 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         """Return predictions for entries (rows[i], cols[i]).
 
         `rows` alone may be Entries, or an (n, 2) array or frame of pairs. A model that was fitted
-        with identifiers is asked by identifiers, any other by indices from 0; keys="id" and
+        with identifiers is queried by identifiers, any other by indices from 0; keys="id" and
         keys="index" say which explicitly. Entries mean what they say, identifiers or indices.
 
         A row or column that was never seen (an unknown identifier, an index of -1 or beyond the

@@ -1,4 +1,4 @@
-"""Every pair counts: what was not observed is a zero, which turns completion into ranking.
+"""Every pair counts: unobserved pairs are zeros, which turns completion into ranking.
 
     y_ab ~ N(u_a . v_b, sigma^2 / (w_ab r_a c_b)),  w = 1 and y = 0 where unobserved,
     w = WEIGHT and y = strength where observed,  u_a ~ N(m, P^-1) and the same for v_b
@@ -199,7 +199,7 @@ class PrecisionRule:
 
 @dataclass(frozen=True, eq=False)
 class ImplicitModel:
-    """A model whose predictions rank columns: what was not observed counted as zero."""
+    """A model whose predictions rank columns: unobserved pairs counted as zero."""
 
     has_std: ClassVar[bool] = False
     base: FactorModel
@@ -228,7 +228,7 @@ class ImplicitModel:
     row_variance = variance
 
     def row_sums(self, partners: Array, values: Array) -> RowSums:
-        """Return the sums of a row's entries, those of all pairs included."""
+        """Return the sums of a row's entries, unobserved pairs included."""
         y = self.strengths(values)
         r = float(self.rules[0](np.sum(y**2)))
         c = self.col_precisions[partners]

@@ -1,6 +1,6 @@
 """Learned noise: the dropout of each factor row is estimated instead of fixed.
 
-Every row carries a mean w and a covariance S, each side a Gaussian prior (m + g_a, P), each row and
+Every row has a mean w and a covariance S, each side a Gaussian prior (m + g_a, P), each row and
 column a share alpha_a, beta_b in the precision of the noise:
 
     Prec_a = (alpha_a/sigma^2) sum_b beta_b (v_b v_b' + S_b) + P

@@ -1,7 +1,7 @@
 """A fitted completion model: everything needed to predict, and nothing of how it was fitted.
 
 The prediction of entry (a, b) is center + u_a . v_b over factors and biases. Every array of rows
-has one more row at its end: what is expected of a row never seen (its prior mean).
+has one more row at its end: the prior mean, expected of a row never seen.
 
 `FactorModel` is immutable. `overt.completion.averaged.AveragedModel` wraps one with samples to
 average over, `overt.completion.implicit.ImplicitModel` one in which what is not observed counts as

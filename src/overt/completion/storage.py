@@ -1,6 +1,6 @@
 """Models and checkpoints on disk, written whole or not at all, and readable after a kill.
 
-A model is a folder with model.safetensors (arrays) and model.json (everything else). Both carry a
+A model is a folder with model.safetensors (arrays) and model.json (everything else). Both have a
 checksum over their meaning, so that neither is believed when it was changed. A checkpoint is a
 folder with a file for each kind of fit: its state after the last finished sweep.
 """

@@ -203,7 +203,7 @@ class Entries:
 
     @classmethod
     def sample(cls, truth: Any, count: int, seed: Seed = 0) -> Self:
-        """Observe `count` different entries of a known matrix, drawn uniformly."""
+        """Observe `count` different entries of a known matrix, sampled uniformly."""
         truth = doubles("truth", truth, ndim=2)
         count = whole("count", count)
         if count > truth.size:

@@ -2,7 +2,7 @@
 
 overt has one rule for "index or identifier". A matrix has identifiers on a side, or it has not.
 Where it has, what users give for that side are identifiers; where it has not, they are indices
-from 0. `keys="index"` and `keys="id"` say it explicitly. `Entries` always carry both.
+from 0. `keys="index"` and `keys="id"` say it explicitly. `Entries` always have both.
 """
 
 from __future__ import annotations

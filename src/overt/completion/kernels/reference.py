@@ -1,4 +1,4 @@
-"""The kernels in plain NumPy: what they compute, in a form to read and to test against."""
+"""The kernels in plain NumPy, to read and to test against."""
 
 from __future__ import annotations
 

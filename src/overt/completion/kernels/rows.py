@@ -499,7 +499,7 @@ def sample_rows(
     normals: Array,
     out: SampledRows,
 ) -> None:
-    """Draw rows from N(w, Prec^-1) given their partners: w + R^-1 normal, Prec = R'R.
+    """Sample rows from N(w, Prec^-1) given their partners: w + R^-1 normal, Prec = R'R.
 
     Partners are dropped, s_b = strength o w_b o w_b; samples have strength 0. Fixed dropout has
     normals 0, precision 1 and P = ridge I.
