@@ -36,6 +36,7 @@ from overt.nn.graph.state import Output, SavedState, call_model, copy_inputs, se
 
 aten = torch.ops.aten
 Decompose = Callable[[Any], Callable[..., Any] | None]
+Whole = Callable[[nn.Module, Any], bool]
 
 _READS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 """Tags of operations whose result, or the size of it, depends on values."""
@@ -70,6 +71,8 @@ def op_info(func: Any) -> OpInfo:
     """Return what is known of an operation."""
     if isinstance(func, LayerNoise):
         return OpInfo("mask", True, False, False, False)
+    if isinstance(func, WholeModule):
+        return OpInfo(type(func.module).__name__, False, False, False, False)
     name = func.overloadpacket.__name__
     tags = set(func.tags)
     return OpInfo(
@@ -104,6 +107,16 @@ class LayerNoise(NamedTuple):
     def __call__(self, x: Tensor) -> Tensor:
         """Draw a mask and apply it."""
         return self.layer(x)
+
+
+class WholeModule(NamedTuple):
+    """Stands for the operations of a module that the caller wants to see as one."""
+
+    module: nn.Module
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Run the module."""
+        return self.module(x)
 
 
 @dataclass(eq=False)
@@ -214,8 +227,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         # True would import dynamo at the first use, which takes a second.
         return False
 
-    def __init__(self, saved: SavedState, decompose: Decompose) -> None:
+    def __init__(self, saved: SavedState, decompose: Decompose, whole: Whole) -> None:
         super().__init__()
+        self.whole = whole
+        self.given: Any = None  # the input of the module that is recorded as one operation
         self.calls: list[Call] = []
         self.noisy: set[int] = set()
         self.decompose = decompose
@@ -304,21 +319,28 @@ def knows_its_covariance(module: nn.Module, args: Any) -> bool:
 
 @contextmanager
 def _module_hooks(recorder: _Recorder) -> Iterator[None]:
-    """Follow which module runs; record layers that know their covariance as one operation."""
+    """Follow which module runs; record some modules as one operation."""
 
     def enter(module: nn.Module, args: Any) -> None:
         recorder.names.enter(module)
-        if recorder.paused or knows_its_covariance(module, args):
-            recorder.paused += 1
-
-    def leave(module: nn.Module, args: Any, result: Any) -> None:
         if recorder.paused:
-            recorder.paused -= 1
-            if not recorder.paused and isinstance(result, Tensor):
-                func = LayerNoise(module)
-                call = Call(func, (_inner(args[0]),), {}, _inner(result), True)
-                recorder.add(call, op_info(func))
+            recorder.paused += 1
+        elif recorder.whole(module, args):
+            recorder.paused = 1
+            recorder.given = _inner_if_functional(args[0])
+
+    def leave(module: nn.Module, args: Any, result: Any) -> Any:
+        if recorder.paused == 1 and isinstance(result, Tensor):
+            if _inner_if_functional(result) is recorder.given:  # an identity: told apart
+                result = result.clone()
+            masks = knows_its_covariance(module, args)
+            func = LayerNoise(module) if masks else WholeModule(module)
+            noisy = masks or recorder.is_noisy((recorder.given,))
+            made = _inner_if_functional(result)
+            recorder.add(Call(func, (recorder.given,), {}, made, noisy), op_info(func))
+        recorder.paused = max(0, recorder.paused - 1)
         recorder.names.leave()
+        return result
 
     handles = [
         register_module_forward_pre_hook(enter),
@@ -392,15 +414,18 @@ def record(
     *,
     decompose: Decompose = decompose_draw,
     statistics: Statistics = "running",
+    noise: bool = True,
+    whole: Whole = knows_its_covariance,
 ) -> Recording:
-    """Run the model once with its noise on, and return what its output depends on.
+    """Run the model once with its noise on or off, and return what its output depends on.
 
     Must run inside `untouched(model)`, which gives `saved`. `decompose` returns the parts of an
-    operation that is to be recorded in parts, None for others.
+    operation that is to be recorded in parts, None for others. `whole(module, arguments)` says
+    which modules of one tensor are recorded as one operation.
     """
     model = saved.model
-    recorder = _Recorder(saved, decompose)
-    saved.prepare(statistics=statistics)
+    recorder = _Recorder(saved, decompose, whole)
+    saved.prepare(noise=noise, statistics=statistics)
     outside = python_rng_states()
     state = torch_rng_states()
     with _recording(recorder):
