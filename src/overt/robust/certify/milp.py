@@ -67,9 +67,15 @@ class Network:
 
 
 def best_lead(
-    net: Network, x: Floats, own: int, region: Region, level: float, *, hidden: Hidden = None,
+    net: Network,
+    x: Floats,
+    own: int,
+    region: Region,
+    level: float,
+    *,
+    hidden: Hidden = None,
     seconds: float = np.inf,
-) -> tuple[float, float, Floats]:  # fmt: skip
+) -> tuple[float, float, Floats]:
     """Return (lead reached, proved upper bound, the input that reaches it) over wrong classes.
 
     Classes and tangent planes are gone through only until the level is decided, or time is over.
@@ -93,9 +99,15 @@ def best_lead(
 
 
 def _against(
-    net: Network, x: Floats, own: int, j: int, region: Region, level: float, hidden: Hidden,
+    net: Network,
+    x: Floats,
+    own: int,
+    j: int,
+    region: Region,
+    level: float,
+    hidden: Hidden,
     end: float,
-) -> tuple[float, float, Floats]:  # fmt: skip
+) -> tuple[float, float, Floats]:
     threat, program = region.threat, _Program(net, x, own, j, region, hidden)
     best, upper, where = -np.inf, np.inf, x
     for _ in range(MOST_PLANES):
