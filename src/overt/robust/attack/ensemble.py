@@ -73,8 +73,8 @@ def strongest(
     class in turn finds those whose nearest wrong class is not the likeliest. A search without
     gradients follows: a tenth of `queries` where gradients keep their promises, all of them where
     they do not or where the tenth finds anything. There gradients are also averaged over random
-    moves, and passed straight through rounding and detaching. A model that returns labels is attacked by its
-    decisions alone. Logit scale, batch size and order do not matter.
+    moves, and passed straight through rounding and detaching. A model that returns labels is
+    attacked by its decisions alone. Logit scale, batch size and order do not matter.
 
     Parameters
     ----------
