@@ -32,9 +32,9 @@ CLOSURES = {
     "without_noise": 28,
     "audit": 46,
     "compress": 41,
-    "PGD": 18,
-    "robust_error": 27,
-    "adversarial_train": 22,
+    "PGD": 17,
+    "robust_error": 26,
+    "adversarial_train": 21,
     "minima": 28,
     "simulate": 20,
 }

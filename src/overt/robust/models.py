@@ -341,7 +341,7 @@ def split_labeled(batch: Any) -> tuple[Any, Any]:
     from overt.nn.data.batches import LABELS, split_batch
 
     pair = batch[:2] if isinstance(batch, (tuple, list)) else batch
-    inputs, y = split_batch(pair)
+    inputs, y = split_batch(pair, where="batches of data")
     if y is None:
         raise InputError(
             "data must give batches (inputs, classes), or dicts with the classes under one of "
