@@ -27,7 +27,7 @@ from overt.nn import (
     advance,
     schedules,
 )
-from overt.nn.layers.mask_covariance import MaskCovariance
+from overt.nn.layers.masks import MaskCovariance
 
 MU = np.array([0.5, 0.7, 0.9])
 SD = np.sqrt(MU * (1 - MU))

@@ -1,4 +1,4 @@
-"""What a deviation of the outputs adds to a loss, and the loss's curvature.
+"""The amount that a deviation of the outputs adds to a loss, and the loss's curvature.
 
 A loss is averaged over positions: the rows of a batch, or for cross-entropy on outputs of shape
 (batch, classes, ...) all tokens or pixels. Class weights and an index to ignore weigh them.
@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from overt._check import InputError
 from overt.nn.data.losses import Loss, is_squared, loss_name, mean_loss
+from overt.nn.moments.propagate import PropagatedOutput
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,15 @@ def curvature(mean: Tensor, loss: str) -> tuple[Tensor, Tensor | None, float]:
         return p * (1 - p), None, 0.5
     p = torch.softmax(_logits(mean), 1)
     return p, p, 0.5
+
+
+def curved_variance(found: PropagatedOutput, loss: str) -> Tensor:
+    """Return <H, Cov(output)> at each position, with H half the loss's second derivative."""
+    diagonal, direction, scale = curvature(found.mean, loss)
+    value = sum_outputs(diagonal * found.variances[0], loss)
+    if direction is not None:
+        value = value - found.along(direction)
+    return scale * value
 
 
 def sum_outputs(values: Tensor, loss: str) -> Tensor:

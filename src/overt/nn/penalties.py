@@ -1,4 +1,4 @@
-"""What a model's noise adds to its expected loss, as a tensor with gradients."""
+"""The penalty that a model's noise adds to its expected loss, as a tensor with gradients."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from overt.nn.curvature import (
     WeightedLoss,
     average,
-    curvature,
+    curved_variance,
     quadratic,
     read_loss,
-    sum_outputs,
 )
 from overt.nn.data.losses import Loss, is_squared
 from overt.nn.graph.record import Recording, UnsupportedError, check_for_hidden_noise, record
@@ -30,8 +29,7 @@ from overt.nn.graph.state import (
     seed_all,
     untouched,
 )
-from overt.nn.moments.propagate import PropagatedOutput, propagate
-from overt.nn.moments.rules import decompose
+from overt.nn.moments.propagate import PropagatedOutput, decompose, propagate
 from overt.nn.moments.values import Propagation
 from overt.results import Result
 
@@ -42,7 +40,7 @@ CHECKS = 64
 """Samples that a propagated penalty is compared with: enough to see that it is 30 % off."""
 
 ALL_NOISE = "all noise"
-"""The name of the one term of a model whose noises cannot be told apart."""
+"""The name of the one term of a model whose noises cannot be separated."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -75,7 +73,7 @@ class Term(Result):
 class Penalty(Result):
     """What noise adds to a loss: `value`, the sum of its `terms`, a tensor with gradient.
 
-    `drawn` names the noises that were sampled (("all",): the model cannot be propagated), `error`
+    The noises in `drawn` were sampled (("all",): the model cannot be propagated), `error`
     is the standard error that this leaves in the value, `linearized` names operations that overt
     has no rule for.
     """
@@ -167,15 +165,6 @@ def explicit_penalty(
             if not saved.interrupts.pending:
                 _warn_if_contradicted(torch.cat(samples), penalty, mean, y, weighted)
     return penalty
-
-
-def curved_variance(found: PropagatedOutput, loss: str) -> Tensor:
-    """Return <H, Cov(output)> at each position, with H half the loss's second derivative."""
-    diagonal, direction, scale = curvature(found.mean, loss)
-    value = sum_outputs(diagonal * found.variances[0], loss)
-    if direction is not None:
-        value = value - found.along(direction)
-    return scale * value
 
 
 def _propagated(

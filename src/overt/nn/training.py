@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from overt._check import InputError, InputTypeError, whole
-from overt.nn.curvature import average, divergence, read_loss
+from overt.nn.curvature import average, curved_variance, divergence, read_loss
 from overt.nn.data.losses import Loss
 from overt.nn.graph.record import Recording, UnsupportedError, check_for_hidden_noise, record
 from overt.nn.graph.state import (
@@ -25,10 +25,8 @@ from overt.nn.graph.state import (
     select_output,
     untouched,
 )
-from overt.nn.moments.propagate import propagate
-from overt.nn.moments.rules import decompose
+from overt.nn.moments.propagate import decompose, propagate
 from overt.nn.moments.values import Propagation
-from overt.nn.penalties import curved_variance
 from overt.results import Result
 
 GROUPS = 8
@@ -95,7 +93,7 @@ class WithoutNoise(nn.Module):  # type: ignore[misc]
 
     @property
     def penalty(self) -> Tensor:
-        """What the noise adds to the loss on the batch of the last training pass."""
+        """The penalty on the batch of the last training pass."""
         if self._weighted.needs_targets:
             raise InputError(
                 "the penalty of a loss with class weights or ignore_index depends on the targets: "
@@ -280,13 +278,13 @@ def without_noise(
     it is loss(net(x), y) + net.penalty_for(y).
 
     Where working the penalty out would take a backward pass for each output, it comes from one
-    random draw t of the output's deviation in the linearized network: the loss at mean + t, less
+    random sample t of the output's deviation in the linearized network: the loss at mean + t, less
     that at the mean and what is linear in t, so that its expectation is that of the loss and not of
     its expansion. Its gradient takes the variances inside the network as they are, and is off for
-    it, by 1 to 30 per cent from one network to another; `gradient_bias` measures it on a batch.
+    it, by 1 to 30 % from one network to another; `gradient_bias` measures it on a batch.
 
     A model that cannot be propagated is trained as usual, with sampled noise and a penalty of 0; a
-    warning and `sampled` say so. In evaluation mode it is the model.
+    warning and `sampled` give the reason. In evaluation mode it is the model.
 
     Parameters
     ----------

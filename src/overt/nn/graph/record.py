@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch._decomp import core_aten_decompositions
+from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.module import (
     register_module_forward_hook,
@@ -31,7 +32,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from overt._check import InputError
 from overt.nn.data.models import Statistics, disable_fast_attention
 from overt.nn.data.rng import python_rng_states, set_torch_rng, torch_rng_states
-from overt.nn.graph.draws import decompose_draw
 from overt.nn.graph.state import Output, SavedState, call_model, copy_inputs, select_output
 
 aten = torch.ops.aten
@@ -99,13 +99,87 @@ def core_decomposition(func: Any) -> Callable[..., Any] | None:
     return _core_decompositions().get(func)
 
 
+# -- random operations in terms of bernoulli, rand and randn -----------------------------------
+#
+# `torch.func.vmap` gives each sample its own numbers for these three. It silently shares the
+# numbers of others (uniform, exponential), which are therefore recorded in parts.
+
+BASIC_DRAWS = {"bernoulli", "rand", "rand_like", "randn", "randn_like"}
+"""Random operations that vmap repeats for each sample; a test shows it for each."""
+
+
+def _native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+    if train is False:
+        return x.clone(), torch.ones_like(x, dtype=torch.bool)
+    mask = aten.bernoulli(torch.empty_like(x), 1 - p)
+    return x * (mask / (1 - p)), mask
+
+
+def _rrelu(
+    x: Tensor,
+    noise: Tensor,
+    lower: float = 1 / 8,
+    upper: float = 1 / 3,
+    training: bool = False,
+    generator: Any = None,
+) -> tuple[Tensor, Tensor]:
+    if not training:
+        return functional.leaky_relu(x, (lower + upper) / 2), noise
+    slope = lower + (upper - lower) * torch.rand_like(x)
+    return torch.relu(x) - slope * torch.relu(-x), noise
+
+
+def _uniform(x: Tensor, low: float = 0.0, high: float = 1.0, **_: Any) -> Tensor:
+    return low + (high - low) * torch.rand_like(x)
+
+
+def _exponential(x: Tensor, rate: float = 1.0, **_: Any) -> Tensor:
+    return -torch.log(torch.rand_like(x)) / rate
+
+
+def _normal(x: Tensor, mean: Any = 0.0, sd: Any = 1.0, **_: Any) -> Tensor:
+    return mean + sd * torch.randn_like(x)
+
+
+def _normal_of(mean: Any, sd: Any = 1.0, **_: Any) -> Tensor:
+    like = mean if isinstance(mean, Tensor) else sd
+    return mean + sd * torch.randn_like(like)
+
+
+def _normal_of_size(mean: float, sd: float, size: Any, **options: Any) -> Tensor:
+    options.pop("generator", None)
+    return mean + sd * torch.randn(size, **options)
+
+
+_PARTS: dict[Any, Callable[..., Any]] = {
+    aten.native_dropout.default: _native_dropout,
+    aten.rrelu_with_noise_functional.default: _rrelu,
+    aten.uniform.default: _uniform,
+    aten.exponential.default: _exponential,
+    aten.normal_functional.default: _normal,
+    aten.normal.Tensor_float: _normal_of,
+    aten.normal.Tensor_Tensor: _normal_of,
+    aten.normal.float_Tensor: _normal_of,
+    aten.normal.float_float: _normal_of_size,
+}
+
+
+@cache
+def decompose_draw(func: Any) -> Callable[..., Any] | None:
+    """Return a random operation in terms of the basic ones, None for all others."""
+    return _PARTS.get(func)
+
+
+# -- recordings ----------------------------------------------------------------------------------
+
+
 class LayerNoise(NamedTuple):
     """Stands for the operations of a noise layer that knows the covariance of its mask."""
 
     layer: nn.Module
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Draw a mask and apply it."""
+        """Apply a random mask."""
         return self.layer(x)
 
 
@@ -123,7 +197,7 @@ class WholeModule(NamedTuple):
 class Call:
     """One operation: its arguments, its result in the recorded pass, and whether it is random.
 
-    `noise` is the name of what it draws, empty if it draws nothing.
+    `noise` is the name of a random operation, empty for others.
     """
 
     func: Any
@@ -146,8 +220,6 @@ class Recording:
         Pairs of tensors: the model's buffers, and what the pass would have made of them.
     state
         Of torch's generators when the pass began.
-    writes_parameters
-        Whether the pass changed a parameter, so that later passes need copies of them.
     """
 
     calls: list[Call]
@@ -155,7 +227,6 @@ class Recording:
     inputs: list[tuple[Tensor, Tensor]]
     buffers: list[tuple[Tensor, Tensor]]
     state: list[Tensor] = field(repr=False)
-    writes_parameters: bool = False
 
     @property
     def noises(self) -> tuple[str, ...]:
@@ -163,13 +234,8 @@ class Recording:
         return tuple(call.noise for call in self.calls if call.noise)
 
     @property
-    def noisy(self) -> bool:
-        """Whether noise reaches the output."""
-        return any(any(t is self.output for t in tensors((c.out,))) and c.noisy for c in self.calls)
-
-    @property
     def signature(self) -> tuple[Any, ...]:
-        """What is the same in two recordings of the same operations on the same shapes."""
+        """Operations and shapes: equal for two recordings of the same computation."""
         return tuple(
             (call.func, call.noisy, tuple(t.shape for t in tensors((call.out,))))
             for call in self.calls
@@ -208,7 +274,7 @@ class _NoiseNames:
         self.stack.pop()
 
     def new(self, operation: str) -> str:
-        """Return the name of a new draw."""
+        """Return the name of a new random call."""
         path, is_dropout = self.stack[-1]
         name = path
         if not is_dropout or not path:
@@ -449,10 +515,10 @@ def record(
         buffers = [(old, _inner_if_functional(new)) for old, new in saved.changed_buffers()]
         result = _inner_if_functional(result)
     if python_rng_states() != outside or saved.python_generators_moved():
-        raise UnsupportedError("it draws from generators of Python or NumPy")
+        raise UnsupportedError("it uses generators of Python or NumPy")
     saved.copy_parameters = written
     needed = _needed(recorder.calls, result)
-    return Recording(needed, result, inputs, buffers, state, written)
+    return Recording(needed, result, inputs, buffers, state)
 
 
 def _needed(calls: list[Call], output: Tensor) -> list[Call]:
@@ -485,7 +551,7 @@ def check_for_hidden_noise(
             break
     else:
         if not _close(*passes):
-            raise UnsupportedError("it draws from a generator of its own")
+            raise UnsupportedError("it uses a random generator that torch does not know")
     set_torch_rng(now)
     return passes[0]
 

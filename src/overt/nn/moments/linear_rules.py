@@ -14,8 +14,7 @@ from torch import Tensor
 from overt.nn.graph.record import aten, op_info, op_schema
 from overt.nn.graph.replay import RERUN_AS, map_tree
 from overt.nn.moments.backward import output_variances
-from overt.nn.moments.registry import RULES, combined_flags, find_values, rule
-from overt.nn.moments.unknown_ops import unknown_operation
+from overt.nn.moments.registry import RULES, combined_flags, find_values, rule, unknown_operation
 from overt.nn.moments.values import (
     SETTINGS,
     Derived,
@@ -227,7 +226,7 @@ def product(run: Propagation, f: Callable[[Any, Any], Tensor], a: Any, b: Any) -
     """f(a, b), linear in each.
 
     For independent x and y the deviation is f(t_x, E y) + f(E x, t_y) + f(t_x, t_y), of which the
-    last is a source of its own.
+    last is a separate source.
     """
     x = a.moments(run) if isinstance(a, Value) else None
     y = b.moments(run) if isinstance(b, Value) else None

@@ -12,8 +12,7 @@ from torch.nn import functional
 
 from overt.nn.graph.record import UnsupportedError, aten, op_info
 from overt.nn.moments.linear_rules import add, linear, multiply
-from overt.nn.moments.registry import rule
-from overt.nn.moments.unknown_ops import unknown_operation
+from overt.nn.moments.registry import rule, unknown_operation
 from overt.nn.moments.values import SETTINGS, Derived, Propagation, RandomTensor, Value
 
 MAX_LOGIT_DEVIATION = 3.0
@@ -69,7 +68,7 @@ def softmax(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _check_logits(run: Propagation, p: Tensor, var: Tensor, dim: Any) -> None:
-    """Refuse noise on logits that a second-order expansion cannot follow; note smaller noise."""
+    """Refuse noise on logits that a second-order expansion cannot follow."""
     if run.sampled:
         return
     with torch.no_grad():
@@ -80,7 +79,6 @@ def _check_logits(run: Propagation, p: Tensor, var: Tensor, dim: Any) -> None:
         typical = weighted.mean().sqrt() if weighted.numel() else weighted.sum()
         if float(typical) > MAX_LOGIT_DEVIATION:
             raise UnsupportedError("noise before a softmax is too strong to be propagated")
-        run.note_curvature(typical[None])
 
 
 def standardize(
@@ -111,7 +109,6 @@ def standardize(
     if not run.sampled:
         with torch.no_grad():  # how much the mean square fluctuates, relative to itself
             fluctuation = (average(4 * m * m * v + 2 * v * v) / d).clamp(min=0).sqrt() / square
-            run.note_curvature(fluctuation.mean()[None] / 2)
             left_out = fluctuation**2 * (var + u * u * fluctuation**2) / 4
         dev = run.doubt(dev, left_out)
     return Value(x.approximated(mean=u, var=var, dev=dev, independent=False))
@@ -169,7 +166,7 @@ def group_norm(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
     "_native_batch_norm_legit_functional",
 )
 def batch_norm(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
-    """Affine by running statistics; by those of the batch, rows share all noise."""
+    """Affine by running statistics; by batch statistics, rows share all noise."""
     if not isinstance(args[0], Value):
         return unknown_operation(run, func, args, kwargs)
     x, weight, bias, center, spread, *more = args
@@ -243,7 +240,7 @@ def _max_after_dropout(
     stride: list[int],
     padding: list[int],
 ) -> Value | None:
-    """Return the exact maximum of entries that are kept or 0, None where they are not so."""
+    """Return the exact maximum of entries after dropout, None where they are not."""
     root = value.root
     if root.law is None or not root.law.is_coin or not root.independent:
         return None
@@ -286,14 +283,14 @@ def largest_of_normals(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def largest_kept(windows: Tensor, keep_prob: float) -> tuple[Tensor, Tensor]:
-    """Return mean and variance of the largest of entries that are kept or 0, exactly."""
+    """Return mean and variance of the largest of entries after dropout, exactly."""
     count = windows.shape[-1]
     descending = windows.sort(-1, descending=True).values
     all_larger_dropped = (1 - keep_prob) ** torch.arange(
         count, dtype=windows.dtype, device=windows.device
     )
     positive = descending.clamp(min=0)
-    # If all entries are negative, the largest is 0 unless all are kept.
+    # If all entries are negative, the largest is 0 unless none is dropped.
     negative = descending[..., 0].clamp(max=0)
     mean = keep_prob * (positive * all_larger_dropped).sum(-1) + negative * keep_prob**count
     square = keep_prob * (positive**2 * all_larger_dropped).sum(-1)

@@ -1,4 +1,4 @@
-"""Functions of single entries: kept as functions of their root, integrated when needed."""
+"""Entrywise functions: stored as functions of their root, integrated when needed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from torch import Tensor
 from overt.nn.graph.record import aten, op_info
 from overt.nn.graph.replay import map_tree
 from overt.nn.moments.linear_rules import add, linear, multiply
-from overt.nn.moments.registry import broadcast_shape, find_values
-from overt.nn.moments.unknown_ops import unknown_operation
+from overt.nn.moments.registry import broadcast_shape, find_values, unknown_operation
 from overt.nn.moments.values import (
     SETTINGS,
     Derived,
@@ -130,7 +129,7 @@ def _closed_form(run: Propagation, func: Any, args: Any, kwargs: Any) -> RandomT
 
 
 def _as_coin(run: Propagation, packet: Any, out: Value, law: Law) -> Value | None:
-    """Return the coin that a step of a draw is, None if it has not a single threshold.
+    """Return the coin that a step function of a root is, None without a single threshold.
 
     `rand >= p`, `floor(rand + p)`: the threshold is found by bisection of the quantiles.
     """
@@ -162,7 +161,7 @@ def _as_coin(run: Propagation, packet: Any, out: Value, law: Law) -> Value | Non
     noises = out.root.noises
     if not noises:
         var = torch.zeros_like(var)
-    # What else is made of the same draw depends on the coin in a way that no slope shows.
+    # Other functions of the same root depend on the coin in a way that no slope shows.
     derived = frozenset({Derived(noises)})
     tossed = Value(
         RandomTensor(mean, var, run.source(var) if noises else var, noises, coin, derived=derived),
