@@ -324,13 +324,18 @@ class L2(Threat):
 
     def project(self, v: Tensor, box: Limits, out: Tensor | None = None) -> Tensor:
         """Return clip(s v, low, high) with the largest s in [0, 1] that keeps the norm."""
+        # Squares of perturbations as long as a very large radius would overflow.
+        large = self.radius > torch.finfo(v.dtype).max ** 0.4
         if box is None:
-            # Squares of perturbations as long as a very large radius would overflow.
-            wide = torch.float64 if self.radius > torch.finfo(v.dtype).max ** 0.4 else None
+            wide = torch.float64 if large else None
             norm = torch.linalg.vector_norm(v, dim=1, keepdim=True, dtype=wide)
             shrink = self.radius / norm.clamp(min=max(self.radius, torch.finfo(v.dtype).tiny))
             return torch.mul(v, shrink.to(v.dtype), out=out)
-        return l2_in_box(v, self.radius, *box, torch.empty_like(v) if out is None else out)
+        out = torch.empty_like(v) if out is None else out
+        if large and v.dtype != torch.float64:
+            exact = self.project(v.double(), (box[0].double(), box[1].double()))
+            return out.copy_(exact)
+        return l2_in_box(v, self.radius, *box, out)
 
     def ascent(self, gradient: Tensor, box: Limits) -> Tensor:
         """Return g / |g|, which neither overflows nor vanishes however large or small g is."""
@@ -491,7 +496,7 @@ def l2_in_box(v: Tensor, radius: float, low: Tensor, high: Tensor, out: Tensor) 
     tangent at any q meets radius^2 at or before h does, so Newton's steps, after the first, go up
     to the root and stop there exactly.
     """
-    target = radius * radius
+    target = min(radius * radius, torch.finfo(v.dtype).max)
     tiny = torch.finfo(v.dtype).tiny
     clipped = _squares(torch.clamp(v, low, high, out=out))
     over = clipped > target
