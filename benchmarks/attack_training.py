@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy, kl_div, log_softmax, softmax
 
 from benchmarks.attack_networks import data
 from benchmarks.harness import Table, verdict
-from overt.robust import PGD, Linf, adversarial_train, strongest
+from overt.robust import PGD, Linf, TrainingConfig, adversarial_train, strongest
 
 RADIUS, STEPS, BATCH, POINTS, EPOCHS, TESTED, SEEDS = 0.1, 5, 100, 1000, 3, 100, 3
 SIZE, RATE, BETA = 0.04, 2e-3, 3.0
@@ -80,9 +80,16 @@ def _overt(model: nn.Module, loss: str, seed: int) -> None:
         random_start=True,
     )
     adversarial_train(
-        model, _points(), attack, batch_size=BATCH, epochs=EPOCHS, loss=loss, beta=BETA, seed=seed,
+        model,
+        _points(),
+        attack,
+        epochs=EPOCHS,
+        batch_size=BATCH,
         optimizer=torch.optim.Adam(model.parameters(), RATE),
-    )  # fmt: skip
+        loss=loss,
+        seed=seed,
+        config=TrainingConfig(beta=BETA),
+    )
 
 
 def _by_hand(model: nn.Module, loss: str, seed: int) -> None:

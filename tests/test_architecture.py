@@ -32,9 +32,9 @@ CLOSURES = {
     "without_noise": 24,
     "audit": 43,
     "compress": 32,
-    "PGD": 18,
-    "robust_error": 27,
-    "adversarial_train": 22,
+    "PGD": 17,
+    "robust_error": 26,
+    "adversarial_train": 21,
     "minima": 28,
     "simulate": 20,
 }

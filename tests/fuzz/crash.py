@@ -104,7 +104,7 @@ def _fit(folder: Path) -> bytes:
 def _train(folder: Path) -> bytes:
     import torch
 
-    from overt.robust import FGSM, L2, adversarial_train
+    from overt.robust import FGSM, L2, TrainingConfig, adversarial_train
 
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -112,8 +112,8 @@ def _train(folder: Path) -> bytes:
                                     torch.nn.Linear(5, 3))  # fmt: skip
     x, y = torch.tensor(readers.M).float().repeat(8, 1), torch.arange(40) % 3
     adversarial_train(model, (x, y), FGSM(L2(0.1)), batch_size=8, epochs=4,
-                      checkpoint=folder / "training.safetensors", checkpoint_every=2,
-                      seed=1)  # fmt: skip
+                      checkpoint=folder / "training.safetensors", seed=1,
+                      config=TrainingConfig(checkpoint_every=2))  # fmt: skip
     return pickle.dumps([value.numpy() for value in model.state_dict().values()])
 
 

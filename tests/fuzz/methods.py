@@ -215,15 +215,13 @@ MORE = {
         "robust.minimum_distance whole": whole(robust.minimum_distance, {"warn": False}, model=MODEL, x=X, y=Y, threat=by.BALL, steps=3),
         "robust.adversarial_train whole": whole(lambda data: robust.adversarial_train(by.net(), data, robust.FGSM(by.BALL), epochs=1), data=(X, Y)),
         "robust.adversarial_train of settings": whole(
-            lambda attack, batch_size, epochs, optimizer, scheduler, step_scheduler_each, loss, beta, clean_fraction,
-            warm_start, ramp_epochs, holdout, scaler, autocast, checkpoint, checkpoint_every, on_epoch, seed:
+            lambda attack, batch_size, epochs, optimizer, scheduler, loss, holdout, checkpoint, seed, config:
             robust.adversarial_train(by.net(), (X, Y), attack, batch_size=batch_size, epochs=epochs, optimizer=optimizer,
-                scheduler=scheduler, step_scheduler_each=step_scheduler_each, loss=loss, beta=beta, clean_fraction=clean_fraction,
-                warm_start=warm_start, ramp_epochs=ramp_epochs, holdout=holdout, scaler=scaler, autocast=autocast,
-                checkpoint=checkpoint, checkpoint_every=checkpoint_every, on_epoch=on_epoch, seed=seed).status,
-            attack=robust.FGSM(by.BALL), batch_size=3, epochs=1, optimizer=None, scheduler=None, step_scheduler_each="epoch",
-            loss="cross_entropy", beta=6.0, clean_fraction=0.0, warm_start=False, ramp_epochs=0, holdout=(X, Y), scaler=None,
-            autocast=None, checkpoint=None, checkpoint_every=0, on_epoch=None, seed=0),
+                scheduler=scheduler, loss=loss, holdout=holdout, checkpoint=checkpoint, seed=seed, config=config).status,
+            attack=robust.FGSM(by.BALL), batch_size=3, epochs=1, optimizer=None, scheduler=None, loss="cross_entropy",
+            holdout=(X, Y), checkpoint=None, seed=0, config=None),
+        "robust.TrainingConfig": whole(robust.TrainingConfig, shown=lambda c: c.beta, beta=6.0, clean_fraction=0.0,
+            step_scheduler_each="epoch", autocast=None, scaler=None, checkpoint_every=0, on_epoch=None),
         "robust.smoothed whole": whole(robust.smoothed, model=MODEL, x=X, noise=0.25, draws=10, guesses=5),
         "robust.MinimumDistance.errors": whole(NEAR.errors, radii=[0.1, 0.5]),
         "robust.Smoothed.errors": whole(SMOOTH.errors, y=Y.numpy(), radii=[0.1, 0.5]),

@@ -11,7 +11,7 @@ from torch import nn
 
 from overt.robust import L1, L2, PGD, Linf, RobustnessWarning, exact
 from overt.robust.attack import results
-from overt.robust.models import examples, pair
+from overt.robust.models import examples, split_labeled
 
 
 def test_signs_are_reported_from_a_hundredth_on():
@@ -98,4 +98,4 @@ def test_batches_are_put_together_by_name_and_place():
     ball = L2(1.0)
     assert examples([(x, y)], ball)[2] is ball
     assert examples(x, y, ball) == (x, y, ball)
-    assert pair({"pixels": x, "target": y})[0] is x
+    assert split_labeled({"pixels": x, "target": y})[0] is x

@@ -23,7 +23,6 @@ from overt.robust import (
     robust_error,
     strongest,
 )
-from overt.robust.certify import milp
 from overt.robust.certify.bounds import LinearBounds
 from overt.robust.certify.milp import Network, best_lead
 from overt.robust.certify.network import ReluNetwork
@@ -342,35 +341,6 @@ def test_the_lead_in_a_ball_of_radius_zero_is_that_of_the_input(kind):
     assert reached == pytest.approx(f[0] - f[1])
     assert bound == pytest.approx(f[0] - f[1], abs=1e-4)
     np.testing.assert_allclose(where, x)
-
-
-def test_the_solver_is_given_the_time_that_is_left(monkeypatch):
-    """A clock that goes on by 10 at each look, and a Euclidean ball, which takes several looks."""
-    clock, asked, solve = itertools.count(100, 10), [], milp.milp
-
-    def told(*given, options, **more):
-        asked.append(options.pop("time_limit", None))
-        return solve(*given, options=options, **more)
-
-    monkeypatch.setattr(milp, "milp", told)
-    monkeypatch.setattr(milp.time, "monotonic", lambda: float(next(clock)))
-    rng = np.random.default_rng(4)
-    net = Network.chain([rng.normal(size=(3, 2)), rng.normal(size=(2, 3))],
-                  [rng.normal(size=3), np.array([0.0, 30.0])], [0.3])  # fmt: skip
-    x = rng.normal(size=2)
-    best_lead(net, x, 1, around(L2(0.5), x), -np.inf, seconds=25.0)
-    assert len(asked) > 3
-    assert asked == [15.0, 5.0] + [1e-3] * (len(asked) - 2)
-    asked.clear()
-    best_lead(net, x, 1, around(Linf(0.5), x), -np.inf)
-    assert asked == [None]
-    for high, solves in ((-30.0, 1), (30.0, 3)):  # the first class decides, or none does
-        net = Network.chain([np.eye(2), rng.normal(size=(4, 2))], [np.zeros(2), np.zeros(4)], [0.3])
-        net.b[-1][1], x = high, rng.normal(size=2)
-        for threat in (L2(0.5), Linf(0.5)):
-            asked.clear()
-            reached, bound, _ = best_lead(net, x, 1, around(threat, x), 0.0)
-            assert (len(asked), reached > 0, bound > 0) == (solves, high < 0, high < 0)
 
 
 @pytest.mark.parametrize("bounds_", [None, (-0.9, 1.1)])

@@ -16,6 +16,7 @@ from overt.robust import (
     Deviates,
     Linf,
     RobustnessWarning,
+    TrainingConfig,
     adversarial_train,
     robust_error,
     strongest,
@@ -51,7 +52,7 @@ def test_loaders_tuples_and_further_inputs_give_the_same():
     assert torch.equal(ATTACK(model, DataLoader(rows, batch_size=7)).x, wanted.x)
     with pytest.raises(InputError, match=r"data must give batches \(inputs, classes\)"):
         ATTACK(model, DataLoader(x, batch_size=7))
-    with pytest.raises(InputError, match="data must give classes under one of labels"):
+    with pytest.raises(InputError, match="classes under one of labels"):
         ATTACK(model, [{"pixels": x, "kind": y}])
     assert torch.equal(ATTACK(lambda v: (model(v), v), x, y, output=lambda o: o[0]).x, wanted.x)
     with pytest.raises(InputError, match=r"got tuple; output=lambda o: o\[0\]"):
@@ -153,8 +154,9 @@ def test_every_loss_trains(loss, attack):
     model = network()
     adam = torch.optim.Adam(model.parameters(), 0.02)
     run = adversarial_train(
-        model, (x, y), attack, epochs=6, optimizer=adam, loss=loss, beta=2.0, batch_size=30
-    )
+        model, (x, y), attack, epochs=6, optimizer=adam, loss=loss, batch_size=30,
+        config=TrainingConfig(beta=2.0),
+    )  # fmt: skip
     assert run.robust_accuracy[-1] > 0.85
 
 
@@ -166,9 +168,10 @@ def test_dicts_soft_labels_scaler_and_the_best_weights(tmp_path):
     path = tmp_path / "run.safetensors"
     held = DataLoader(TensorDataset(*blobs(40, seed=1)), batch_size=16)
     attack = PGD(Linf(0.03, (0.0, 1.0)), steps=2)
+    mixed = TrainingConfig(scaler=torch.amp.GradScaler("cpu"), autocast=torch.bfloat16)
     run = adversarial_train(
         model, rows, attack, epochs=4, optimizer=torch.optim.Adam(model.parameters(), 0.03),
-        holdout=held, scaler=torch.amp.GradScaler("cpu"), autocast=torch.bfloat16, checkpoint=path,
+        holdout=held, checkpoint=path, config=mixed,
     )  # fmt: skip
     assert run.clean_accuracy[-1] > 0.8
     score = list(zip(run.holdout_robust_accuracy, run.holdout_clean_accuracy, strict=True))

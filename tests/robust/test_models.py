@@ -9,7 +9,7 @@ from robust_cases import points
 
 from overt import InputError
 from overt.robust import PGD, Linf
-from overt.robust.models import ModelAdapter, classes, floating, pair
+from overt.robust.models import ModelAdapter, classes, floating, split_labeled
 
 
 @pytest.mark.parametrize("shape", [(1, 3), (2, 3), (1, 3, 2), (3, 3, 2, 2), (2, 3, 3)])
@@ -71,13 +71,13 @@ def test_inputs_are_points_of_numbers_with_a_fraction():
 
 def test_batches_are_pairs_or_have_a_usual_name():
     for name in ("labels", "label", "targets", "target", "y"):
-        assert pair({"a": 1, name: 2}) == (1, 2)
-        assert pair({"a": 1, "b": 3, name: 2}) == ({"a": 1, "b": 3}, 2)
-    assert pair({"y": 2, "label": 3}) == (2, 3)
-    assert (pair((1, 2)), pair([1, 2, 3])) == ((1, 2), (1, 2))
+        assert split_labeled({"a": 1, name: 2}) == (1, 2)
+        assert split_labeled({"a": 1, "b": 3, name: 2}) == ({"a": 1, "b": 3}, 2)
+    assert split_labeled({"y": 2, "label": 3}) == (2, 3)
+    assert (split_labeled((1, 2)), split_labeled([1, 2, 3])) == ((1, 2), (1, 2))
     for wrong, message in (({"a": 1}, "under one of labels"), ((1,), "batches"), (7, "batches")):
         with pytest.raises(InputError, match=message):
-            pair(wrong)
+            split_labeled(wrong)
 
 
 def test_probabilities_of_zero_have_finite_logits():

@@ -9,8 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from overt import InputError
 from overt.results import Status
-from overt.robust import L2, PGD, Linf, adversarial_train, strongest
-from overt.robust.training.epoch import WarmStarts, batches
+from overt.robust import L2, PGD, Linf, TrainingConfig, adversarial_train, strongest
 
 ATTACK = PGD(L2(0.2, (0.0, 1.0)), steps=5)
 
@@ -59,10 +58,10 @@ def test_interrupted_training_resumes_to_the_same_weights(tmp_path, every, momen
         optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=momentum)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
         attack = PGD(L2(0.1), steps=3, random_start=True)
+        config = TrainingConfig(clean_fraction=0.3, checkpoint_every=every)
         return adversarial_train(
             model, loader(), attack, epochs=4, optimizer=optimizer, scheduler=scheduler,
-            clean_fraction=0.3, warm_start=True, ramp_epochs=2, checkpoint=path,
-            checkpoint_every=every, seed=3, **more,
+            checkpoint=path, seed=3, config=config, **more,
         )  # fmt: skip
 
     whole = network()
@@ -101,8 +100,8 @@ def test_killed_training_resumes_to_the_same_weights(tmp_path):
             shutil.copy(path, left)
 
     whole, model, rows = network(), network(seed=5), []
-    run(whole, path, on_epoch=keep)
-    assert run(model, left, on_epoch=rows.append).epochs == 3
+    run(whole, path, config=TrainingConfig(on_epoch=keep))
+    assert run(model, left, config=TrainingConfig(on_epoch=rows.append)).epochs == 3
     assert len(rows) == 2
     assert same(model, whole)
 
@@ -136,7 +135,6 @@ def test_a_pair_of_arrays_is_shuffled_and_resumes(tmp_path):
     straight, wanted = run(Permuted(), None, epochs=3)
     assert same(resumed, straight)
     assert last == wanted
-    assert len(list(batches(pair, 64))) == 4
 
 
 def test_training_does_not_touch_the_global_generator():
@@ -150,18 +148,6 @@ def test_training_does_not_touch_the_global_generator():
 def network_without_seed():
     with torch.random.fork_rng():
         return network()
-
-
-def test_warm_starts_find_perturbations_by_content():
-    known, x = WarmStarts(), torch.arange(6.0).reshape(3, 2)
-    assert torch.equal(known.recall(x), x)
-    known.store(x, x + 1)
-    order = torch.tensor([2, 0, 1])
-    assert torch.equal(known.recall(x[order]), x[order] + 1)
-    copy = WarmStarts()
-    copy.load_state_dict(known.state_dict())
-    assert torch.equal(copy.recall(x[:1]), x[:1] + 1)
-    assert torch.equal(copy.recall(x + 10), x + 10)
 
 
 class Stopped(Exception):
@@ -211,7 +197,7 @@ def test_every_optimizer_and_scheduler_resumes_to_the_same(tmp_path, optimizer, 
         attack = PGD(Linf(0.1, (0.0, 1.0)), steps=1)
         adversarial_train(
             model, batches, attack, epochs=3, optimizer=steps, scheduler=rates,
-            step_scheduler_each=each, checkpoint=path, checkpoint_every=2,
+            checkpoint=path, config=TrainingConfig(step_scheduler_each=each, checkpoint_every=2),
         )  # fmt: skip
         return model, float(steps.param_groups[0]["lr"])
 
@@ -232,15 +218,6 @@ def test_reporting_leaves_no_trace_in_batch_normalization():
     assert int(model[1].num_batches_tracked) == len(loader())
 
 
-def test_warm_starts_go_with_random_ones():
-    attack, runs = PGD(Linf(0.1, (0.0, 1.0)), steps=1, random_start=True), []
-    for warm in (False, True):
-        model = network()
-        runs.append(adversarial_train(model, loader(), attack, epochs=2, warm_start=warm).loss)
-    assert runs[0][0] == runs[1][0]  # nothing is known in the first epoch
-    assert runs[0][1] != runs[1][1]
-
-
 def test_bounds_from_the_data_hold_the_holdout_too():
     x, y = blobs(seed=1)
     attack = PGD(Linf(0.1, "data"), steps=1)
@@ -252,9 +229,7 @@ def test_bounds_from_the_data_hold_the_holdout_too():
     ("change", "message"),
     [
         ({"attack": "pgd"}, "attack must be"),
-        ({"clean_fraction": 2.0}, "clean_fraction"),
         ({"epochs": 0}, "epochs"),
-        ({"step_scheduler_each": "step"}, "step_scheduler_each"),
         ({"data": [(torch.zeros(2, 2),)]}, "batches"),
         ({"data": []}, "empty"),
         ({"data": (np.zeros((3, 2)), np.zeros(4))}, "same length, got lengths 3, 4"),
@@ -268,8 +243,7 @@ def test_bounds_from_the_data_hold_the_holdout_too():
         ({"holdout": (torch.zeros(3, 2), [0])}, "one class for each of the 3 points"),
         ({"holdout": torch.zeros(3, 2)}, "holdout must be a pair"),
         ({"holdout": {}}, "holdout must be a pair"),
-        ({"ramp_epochs": -1}, "ramp_epochs"),
-        ({"checkpoint_every": -1}, "checkpoint_every"),
+        ({"config": {"beta": 1.0}}, "config must be a TrainingConfig"),
         ({"seed": "a"}, "seed"),
     ],
 )
@@ -277,6 +251,23 @@ def test_mistakes_are_named_before_training(change, message):
     given = {"data": loader(), "attack": None, "epochs": 1} | change
     with pytest.raises(InputError, match=message):
         adversarial_train(network(), given.pop("data"), given.pop("attack"), **given)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"beta": -1.0}, "beta"),
+        ({"clean_fraction": 2.0}, "clean_fraction"),
+        ({"step_scheduler_each": "step"}, "step_scheduler_each"),
+        ({"autocast": "bfloat16"}, "autocast must be a torch.dtype"),
+        ({"scaler": 3}, "scaler must be a torch.amp.GradScaler"),
+        ({"checkpoint_every": -1}, "checkpoint_every"),
+        ({"on_epoch": "print"}, "on_epoch must be a function"),
+    ],
+)
+def test_mistakes_of_the_config_are_named(change, message):
+    with pytest.raises(InputError, match=message):
+        TrainingConfig(**change)
 
 
 def test_checkpoints_that_do_not_fit_are_refused(tmp_path):

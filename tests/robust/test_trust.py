@@ -159,16 +159,7 @@ MASKS = {
 }
 
 
-def hooked(v):
-    v = v * 1
-    if v.requires_grad:
-        v.register_hook(lambda g: Backward.backward(None, g))
-    return v
-
-
 HIDDEN = {
-    "backward": Backward.apply,
-    "hook": hooked,
     "detached": torch.detach,
     "data": lambda v: v.data,
     "shifted": lambda v: v.detach() - (v - v.detach()),  # the gradient has the wrong sign

@@ -42,7 +42,7 @@ from overt.robust.losses import (
     Targeted,
 )
 from overt.robust.threats import L0, L1, L2, Linf, Threat
-from overt.robust.training import Training, adversarial_train
+from overt.robust.training import Training, TrainingConfig, adversarial_train
 
 __all__ = [
     "BIM",
@@ -71,6 +71,7 @@ __all__ = [
     "Targeted",
     "Threat",
     "Training",
+    "TrainingConfig",
     "adversarial_train",
     "exact",
     "minimum_distance",

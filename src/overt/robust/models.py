@@ -38,9 +38,6 @@ CHECKED_POINTS = 64
 RANDOM_DIFFERENCE = 1e-3
 """Difference of two evaluations, relative to the largest logit, that counts as randomness."""
 
-LABELS = ("labels", "label", "targets", "target", "y")
-"""Names under which a dict of a batch may hold the classes."""
-
 
 class ModelOptions(TypedDict, total=False):
     """How a model is called.
@@ -322,7 +319,7 @@ def examples(x: Any, y: Any, threat: Any = None) -> tuple[Any, Any, Any]:
         return x, y, threat
     if not isinstance(x, Iterable):
         raise InputTypeError(f"without y, x must give batches (inputs, classes), got {x!r}")
-    pairs = [pair(batch) for batch in x]
+    pairs = [split_labeled(batch) for batch in x]
     if not pairs:
         raise InputError("x must give at least one batch, got none")
     inputs: Any = [part[0] for part in pairs]
@@ -335,22 +332,22 @@ def examples(x: Any, y: Any, threat: Any = None) -> tuple[Any, Any, Any]:
     return inputs, _concatenate([part[1] for part in pairs]), threat
 
 
-def pair(batch: Any) -> tuple[Any, Any]:
+def split_labeled(batch: Any) -> tuple[Any, Any]:
     """Return inputs and classes of a batch: a pair, or a dict with the classes under a usual name.
 
     A dict with one more entry gives that entry; several are the model's arguments by name.
     """
-    if isinstance(batch, Mapping):
-        name = next((n for n in LABELS if n in batch), None)
-        if name is None:
-            known = ", ".join(LABELS)
-            seen = ", ".join(map(str, batch))
-            raise InputError(f"data must give classes under one of {known}, got {seen}")
-        rest = {key: value for key, value in batch.items() if key != name}
-        return (next(iter(rest.values())) if len(rest) == 1 else rest), batch[name]
-    if not isinstance(batch, (tuple, list)) or len(batch) < 2:
-        raise InputError("data must give batches (inputs, classes)")
-    return batch[0], batch[1]
+    # On first use: overt.nn takes longer to load than all of overt.robust.
+    from overt.nn.data.batches import LABELS, split_batch
+
+    pair = batch[:2] if isinstance(batch, (tuple, list)) else batch
+    inputs, y = split_batch(pair, where="batches of data")
+    if y is None:
+        raise InputError(
+            "data must give batches (inputs, classes), or dicts with the classes under one of "
+            + ", ".join(LABELS)
+        )
+    return inputs, y
 
 
 def classes(y: Any, x: Any, count: int) -> Tensor:

@@ -67,7 +67,6 @@ class Threat(ABC):
     order: ClassVar[float]
     dual_order: ClassVar[float]
     sum_dtype: ClassVar[torch.dtype | None] = None  # in which the norm is summed
-    has_kernel: ClassVar[bool] = False  # whether `kernels` takes its steps in a box in one pass
     __eq__ = Result.__eq__  # by value, arrays included
 
     def __post_init__(self) -> None:
@@ -277,17 +276,7 @@ class Region:
 
         delta <- project(delta + length direction), moved <- x + delta.
         """
-        if self.threat.has_kernel and self.limits is not None and compiles(delta):
-            from overt.robust.kernels import l2_step
-
-            lengths = torch.as_tensor(length, dtype=delta.dtype).expand(len(delta), 1)
-            tensors = (self.x, delta, gradient, lengths.squeeze(1), *self.limits, moved)
-            x, d, g, s, low, high, m = (t.contiguous().numpy() for t in tensors)
-            l2_step(x, d, g, s, self.threat.radius, low, high, m)
-            if self.coarse:
-                moved.copy_(self.perturbed(delta))
-        else:
-            self.step(delta, self.threat.ascent(gradient, self.delta_bounds), length, moved)
+        self.step(delta, self.threat.ascent(gradient, self.delta_bounds), length, moved)
 
     def step(self, delta: Tensor, direction: Tensor, length: Length, moved: Tensor) -> None:
         """Step along any direction, in place."""
@@ -332,25 +321,21 @@ class L2(Threat):
     name: ClassVar[str] = "l2"
     order, dual_order = 2, 2
     sum_dtype = torch.float64  # its squares do not overflow
-    has_kernel: ClassVar[bool] = True
 
     def project(self, v: Tensor, box: Limits, out: Tensor | None = None) -> Tensor:
         """Return clip(s v, low, high) with the largest s in [0, 1] that keeps the norm."""
+        # Squares of perturbations as long as a very large radius would overflow.
+        large = self.radius > torch.finfo(v.dtype).max ** 0.4
         if box is None:
-            # Squares of perturbations as long as a very large radius would overflow.
-            wide = torch.float64 if self.radius > torch.finfo(v.dtype).max ** 0.4 else None
+            wide = torch.float64 if large else None
             norm = torch.linalg.vector_norm(v, dim=1, keepdim=True, dtype=wide)
             shrink = self.radius / norm.clamp(min=max(self.radius, torch.finfo(v.dtype).tiny))
             return torch.mul(v, shrink.to(v.dtype), out=out)
         out = torch.empty_like(v) if out is None else out
-        low, high = box
-        if compiles(v):
-            from overt.robust.kernels import l2_in_box as compiled
-
-            compiled(v.numpy(), self.radius, low.numpy(), high.numpy(), out.numpy())
-        else:
-            l2_in_box(v, self.radius, low, high, out)
-        return out
+        if large and v.dtype != torch.float64:
+            exact = self.project(v.double(), (box[0].double(), box[1].double()))
+            return out.copy_(exact)
+        return l2_in_box(v, self.radius, *box, out)
 
     def ascent(self, gradient: Tensor, box: Limits) -> Tensor:
         """Return g / |g|, which neither overflows nor vanishes however large or small g is."""
@@ -504,14 +489,14 @@ class L0(Threat):
         return torch.zeros_like(gain).scatter_(1, chosen, 1.0)
 
 
-def l2_in_box(v: Tensor, radius: float, low: Tensor, high: Tensor, out: Tensor) -> None:
+def l2_in_box(v: Tensor, radius: float, low: Tensor, high: Tensor, out: Tensor) -> Tensor:
     """Write clip(s v, low, high) to `out` with the largest s in [0, 1] that keeps the norm.
 
     h(q) = |clip(sqrt(q) v, low, high)|^2 is concave, piecewise linear and grows with q = s^2. The
     tangent at any q meets radius^2 at or before h does, so Newton's steps, after the first, go up
     to the root and stop there exactly.
     """
-    target = radius * radius
+    target = min(radius * radius, torch.finfo(v.dtype).max)
     tiny = torch.finfo(v.dtype).tiny
     clipped = _squares(torch.clamp(v, low, high, out=out))
     over = clipped > target
@@ -528,16 +513,11 @@ def l2_in_box(v: Tensor, radius: float, low: Tensor, high: Tensor, out: Tensor) 
         moving = over & (first | (root > q * (1 + 8 * torch.finfo(v.dtype).eps)))
         q = torch.where(moving, root, q)
     torch.clamp(v * q.sqrt(), low, high, out=out)
-    out.mul_((target / _squares(out).clamp(min=max(target, tiny))).sqrt_())
+    return out.mul_((target / _squares(out).clamp(min=max(target, tiny))).sqrt_())
 
 
 def _squares(v: Tensor) -> Tensor:
     return v.square().sum(1, keepdim=True)
-
-
-def compiles(v: Tensor) -> bool:
-    """Return whether the compiled functions of `kernels` can work on v."""
-    return v.device.type == "cpu" and v.dtype in (torch.float32, torch.float64)
 
 
 def check_threat(threat: Any) -> Threat:

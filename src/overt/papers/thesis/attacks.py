@@ -407,7 +407,7 @@ def run_cifar(params: Params, seed: int) -> dict[str, Any]:
     from torch.utils.data import DataLoader, TensorDataset
 
     from overt.papers import models
-    from overt.robust import PGD, Linf, adversarial_train
+    from overt.robust import PGD, Linf, TrainingConfig, adversarial_train
 
     data = models.load(params["data"])
     if len(data.x_test) < params["points"]:
@@ -442,8 +442,8 @@ def run_cifar(params: Params, seed: int) -> dict[str, Any]:
             epochs=epochs,
             optimizer=optimizer,
             scheduler=scheduler,
-            step_scheduler_each="batch",
             seed=params["run"],
+            config=TrainingConfig(step_scheduler_each="batch"),
         )
     x, y = data.x_test[: params["points"]], data.y_test[: params["points"]]
     measure = PGD(Linf(params["test_radius"] / 255, (0.0, 1.0)), steps=50, loss="cross_entropy")

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
-from torch.utils.hooks import RemovableHandle
 
 from overt._check import InputError
 from overt.robust.attack.base import AttackState, Batch, slope
@@ -36,48 +33,36 @@ class GradientTestConfig:
     rounding: float = 64  # machine epsilons of the largest logit that a loss may be off by
 
 
-@dataclass(frozen=True, eq=False)
-class GradientTest:
-    """How far gradients keep what they promise, at the points that are left."""
-
-    step_lengths: tuple[float, ...]  # in radii
-    kept: tuple[float, ...]  # share of the points whose loss rises as promised, per step length
-    zero: float  # share of the points without any gradient
-    doubtful: Tensor  # which of all points break a promise, (points,)
-    trustworthy: bool
+CONFIG = GradientTestConfig()
 
 
-def test_gradients(state: AttackState, config: GradientTestConfig) -> GradientTest:
+def find_doubtful_gradients(state: AttackState) -> tuple[Tensor, bool]:
     """Step along the gradient and compare the gain with what the gradient promised.
 
-    Several lengths are tried because a masking layer may ripple at one scale only: a sine of
-    period 1/300 is honest at 1/1000 of the radius and useless at a tenth of it. The loss is the
-    margin, which is nearly linear. Costs a gradient and three queries a point.
+    Return at which of all points a gradient breaks its promise, (points,), and whether gradients
+    can be trusted in general. Several lengths are tried because a masking layer may ripple at one
+    scale only: a sine of period 1/300 is honest at 1/1000 of the radius and useless at a tenth of
+    it. The loss is the margin, which is nearly linear. Costs a gradient and three queries a point.
     """
     left = state.left
     doubtful = torch.zeros_like(state.best.fooled)
     flat = state.best.flat.clone()
-    broken = torch.zeros(len(config.step_lengths))
     margin = find_loss("margin", regression=state.criterion.regression)
     objective = objective_of(margin, targeted=state.targeted)
-    min_kept = config.min_kept_toward if state.targeted else config.min_kept
+    min_kept = CONFIG.min_kept_toward if state.targeted else CONFIG.min_kept
     for rows in left.split(state.batch_size):
         batch = state.batch(rows, objective=objective)
         value, _, gradient = batch.differentiate(batch.region.x.clone())
-        rounding = _rounding(state, rows, gradient, config)
-        for k, length in enumerate(config.step_lengths):
+        rounding = _rounding(state, rows, gradient)
+        for length in CONFIG.step_lengths:
             breaks = _breaks_promise(batch, value, gradient, length, rounding, min_kept)
-            broken[k] += breaks.sum().cpu()
             doubtful[rows] |= breaks.to(doubtful.device)
         flat[rows] = (~(gradient.abs().amax(1) > 0)).to(flat.device)
         cost = state.adapter.samples * len(rows)
         state.best.gradients += cost
-        state.best.queries += len(config.step_lengths) * cost
-    kept = tuple((1 - broken / len(left)).tolist())
-    zero = float(flat[left].double().mean())
+        state.best.queries += len(CONFIG.step_lengths) * cost
     doubt = float((doubtful | flat)[left].double().mean())
-    trustworthy = doubt <= config.max_doubtful
-    return GradientTest(config.step_lengths, kept, zero, doubtful & ~flat, trustworthy)
+    return doubtful & ~flat, doubt <= CONFIG.max_doubtful
 
 
 def _breaks_promise(
@@ -102,14 +87,12 @@ def _breaks_promise(
     return known & ~(gained > min_kept * promised)
 
 
-def _rounding(
-    state: AttackState, rows: Tensor, gradient: Tensor, config: GradientTestConfig
-) -> Tensor:
+def _rounding(state: AttackState, rows: Tensor, gradient: Tensor) -> Tensor:
     """Return by how much rounding in the model's number format may change the loss, (points,)."""
     x = state.x[rows].flatten(1).to(gradient.device)
     inputs = (gradient.abs().double() * x.abs().double()).sum(1)
     logits = state.clean[rows].abs().amax(1).double().to(gradient.device)
-    return state.adapter.precision * (config.rounding * logits + inputs)
+    return state.adapter.precision * (CONFIG.rounding * logits + inputs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,27 +116,24 @@ class OtherGradients:
             if self.sigma > 0:
                 there = moved + self.sigma * normal(keys_of(moved, k), moved.shape[1], moved)
             there = there.detach().requires_grad_()
-            with torch.enable_grad(), StraightThrough() if self.straight else nullcontext() as mode:
-                logits = self.adapter.logits(there, batch.rows)
+            mode = StraightThrough() if self.straight else nullcontext()
             with torch.enable_grad():
-                if mode is not None:
-                    mode.pass_through_functions(logits)
+                with mode:
+                    logits = self.adapter.logits(there, batch.rows)
                 value = batch.objective(logits, batch.y, batch.target)
                 total += slope(value, there).nan_to_num_(0, 0, 0)
         return total
 
 
 class StraightThrough(TorchFunctionMode):  # type: ignore[misc]
-    """Give operations that hide a gradient that of the identity; `seen` says if there are any.
+    """Give rounding and detaching the gradient of the identity; `seen` says if there are any.
 
-    These are rounding (conversions to whole numbers keep their values and become numbers with a
-    fraction), detaching, hooks on gradients, and operations with a backward pass of their own, as
-    far as inputs are shaped like outputs.
+    Conversions to whole numbers keep their values and become numbers with a fraction.
     """
 
     ROUNDING: ClassVar[frozenset[Any]] = frozenset(
         getattr(place, name)
-        for name in ("round", "floor", "ceil", "trunc", "fix", "sign", "int", "long", "byte")
+        for name in ("round", "floor", "ceil", "trunc", "sign", "int", "long", "byte")
         for place in (torch, Tensor)
         if callable(getattr(place, name, None)) and not isinstance(getattr(place, name), type)
     )
@@ -167,48 +147,22 @@ class StraightThrough(TorchFunctionMode):  # type: ignore[misc]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         x = args[0] if args else None
-        hides = func in self.ROUNDING or func in self.DETACHING or func is Tensor.register_hook
+        hides = func in self.ROUNDING or func in self.DETACHING
         if not hides or not isinstance(x, Tensor) or not x.requires_grad:
             return func(*args, **(kwargs or {}))
         self.seen = True
         if func in self.DETACHING:
             return x
-        if func is Tensor.register_hook:
-            return RemovableHandle(OrderedDict())
         return func(*args, **(kwargs or {})).detach().to(x.dtype) + (x - x.detach())
-
-    def pass_through_functions(self, logits: Tensor) -> None:
-        """Replace the backward passes of the user's own autograd functions by the identity."""
-        waiting = [logits.grad_fn]
-        known = {None, logits.grad_fn}
-        while waiting:
-            node = waiting.pop()
-            if node is None:
-                continue
-            own = isinstance(node, BackwardCFunction)
-            if own and not str(node._forward_cls.__module__).startswith("torch."):
-                self.seen = True
-                node.register_hook(_identity)
-            further = {n for n, _ in node.next_functions} - known
-            known |= further
-            waiting += further
-
-
-def _identity(inward: tuple[Any, ...], outward: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the gradients of an operation's inputs: that of its output, where shapes agree."""
-    g = outward[0]
-    return tuple(
-        g if old is not None and g is not None and old.shape == g.shape else old for old in inward
-    )
 
 
 def hides_gradients(state: AttackState) -> bool:
-    """Return whether the model rounds, detaches or differentiates in a way of its own."""
+    """Return whether the model rounds or detaches."""
     rows = state.left[: state.batch_size]
     x = state.x[rows].to(state.adapter.device).requires_grad_()
     try:
         with torch.enable_grad(), StraightThrough() as mode:
-            mode.pass_through_functions(state.adapter.logits(x, rows))
+            state.adapter.logits(x, rows)
     except Exception:  # a number with a fraction may not do as an index, say
         return False
     return mode.seen

@@ -94,9 +94,17 @@ def linear(weight: Any, bias: Any, x: Any, y: Any, threat: Threat) -> ExactError
 
 
 def two_layer(
-    hidden: Any, top: Any, x: Any, y: Any, threat: Threat, *, hidden_bias: Any = None,
-    top_bias: Any = None, slope: float = 0.0, level: float = 0.0,
-) -> ExactError:  # fmt: skip
+    hidden: Any,
+    top: Any,
+    x: Any,
+    y: Any,
+    threat: Threat,
+    *,
+    hidden_bias: Any = None,
+    top_bias: Any = None,
+    slope: float = 0.0,
+    level: float = 0.0,
+) -> ExactError:
     """Return the exact robust error of x -> A max(slope z, z) + c, z = W x + b.
 
     Parameters

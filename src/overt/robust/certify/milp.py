@@ -15,8 +15,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import csr_array
 
 from overt._types import Floats
 from overt.robust.threats import L1, L2, Region
@@ -67,9 +65,15 @@ class Network:
 
 
 def best_lead(
-    net: Network, x: Floats, own: int, region: Region, level: float, *, hidden: Hidden = None,
+    net: Network,
+    x: Floats,
+    own: int,
+    region: Region,
+    level: float,
+    *,
+    hidden: Hidden = None,
     seconds: float = np.inf,
-) -> tuple[float, float, Floats]:  # fmt: skip
+) -> tuple[float, float, Floats]:
     """Return (lead reached, proved upper bound, the input that reaches it) over wrong classes.
 
     Classes and tangent planes are gone through only until the level is decided, or time is over.
@@ -93,9 +97,15 @@ def best_lead(
 
 
 def _against(
-    net: Network, x: Floats, own: int, j: int, region: Region, level: float, hidden: Hidden,
+    net: Network,
+    x: Floats,
+    own: int,
+    j: int,
+    region: Region,
+    level: float,
+    hidden: Hidden,
     end: float,
-) -> tuple[float, float, Floats]:  # fmt: skip
+) -> tuple[float, float, Floats]:
     threat, program = region.threat, _Program(net, x, own, j, region, hidden)
     best, upper, where = -np.inf, np.inf, x
     for _ in range(MOST_PLANES):
@@ -185,7 +195,8 @@ class _Program:
             self._row(0.0, (i, -1.0), (d + i, -1.0))
         if extra:
             self._row(threat.radius / self.radius, (slice(d, 2 * d), 1.0))
-        self.bounds = Bounds(np.concatenate(least), np.concatenate(most))
+        self.least = np.concatenate(least)
+        self.most = np.concatenate(most)
 
     def _layer(
         self,
@@ -231,12 +242,16 @@ class _Program:
 
     def solve(self, seconds: float) -> tuple[float, Floats | None]:
         """Return a proved upper bound on the lead, and the best perturbation, if one was found."""
+        # On first use: scipy.optimize takes longer to load than all of overt.robust.
+        from scipy.optimize import Bounds, LinearConstraint, milp
+        from scipy.sparse import csr_array
+
         limit = {} if np.isinf(seconds) else {"time_limit": max(seconds, 1e-3)}
         with _silence():
             answer = milp(
                 self.cost,
                 constraints=LinearConstraint(csr_array(np.array(self.rows)), -np.inf, self.limits),
-                bounds=self.bounds,
+                bounds=Bounds(self.least, self.most),
                 integrality=self.kinds,
                 options={"mip_rel_gap": 0.0, "disp": False} | limit,
             )
@@ -247,7 +262,7 @@ class _Program:
         proved = self.scale * (SLACK - float(dual)) + self.offset if known else np.inf
         if answer.x is None:
             return proved, None
-        delta = np.clip(answer.x, self.bounds.lb, self.bounds.ub)[: self.inputs]
+        delta = np.clip(answer.x, self.least, self.most)[: self.inputs]
         return proved, delta * self.radius
 
 

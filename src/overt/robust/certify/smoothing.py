@@ -71,10 +71,18 @@ class Smoothed(Result):
 
 
 def smoothed(
-    model: Model, x: Any, noise: Any, *, draws: int = 1000, guesses: int = 100,
-    confidence: float = 0.999, jointly: bool = False, batch_size: int = BATCH_SIZE,
-    seed: int = 0, **options: Unpack[ModelOptions],
-) -> Smoothed:  # fmt: skip
+    model: Model,
+    x: Any,
+    noise: Any,
+    *,
+    draws: int = 1000,
+    guesses: int = 100,
+    confidence: float = 0.999,
+    jointly: bool = False,
+    batch_size: int = BATCH_SIZE,
+    seed: int = 0,
+    **options: Unpack[ModelOptions],
+) -> Smoothed:
     """Predict by vote under noise, with a radius within which no perturbation changes the class.
 
     Parameters
@@ -125,9 +133,13 @@ def smoothed(
 
 
 def _votes(
-    adapter: ModelAdapter, i: int, noise: Any, draws: int, batch_size: int,
+    adapter: ModelAdapter,
+    i: int,
+    noise: Any,
+    draws: int,
+    batch_size: int,
     rng: np.random.Generator,
-) -> Ints:  # fmt: skip
+) -> Ints:
     """Return how often each class is predicted at point i under noise, (classes,)."""
     x, votes = adapter.x[i].to(adapter.device), np.zeros(1, int)
     for k in range(0, draws, batch_size):

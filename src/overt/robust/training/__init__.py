@@ -9,15 +9,14 @@ network.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from overt._check import InputError, InputTypeError, choice, instance, number, whole
 from overt._progress import meter
@@ -25,14 +24,72 @@ from overt._types import Floats
 from overt.results import Result, Status
 from overt.robust.attack.base import Attack
 from overt.robust.losses import Deviates
-from overt.robust.models import BATCH_SIZE, ModelAdapter, classes, evaluation_mode, examples, pair
+from overt.robust.models import (
+    BATCH_SIZE,
+    ModelAdapter,
+    classes,
+    evaluation_mode,
+    examples,
+    split_labeled,
+)
 from overt.robust.threats import tensor
 from overt.robust.training.checkpoints import TrainingCheckpoint
-from overt.robust.training.epoch import Epoch, Recipe, WarmStarts, batches, hits
+from overt.robust.training.epoch import Epoch, Recipe, count_hits
 from overt.robust.training.losses import TrainingLoss
 
 MAX_LOSS = 100.0
-"""Mean training loss of an epoch that only weights that ran away have."""
+"""Mean training loss of an epoch from which training has diverged: beyond any guessing."""
+
+COLUMNS = (
+    "loss",
+    "clean_accuracy",
+    "robust_accuracy",
+    "holdout_clean_accuracy",
+    "holdout_robust_accuracy",
+)
+"""What each epoch has one number of."""
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """Settings of adversarial training that few runs change.
+
+    Parameters
+    ----------
+    beta
+        Weight of the second term of the losses "trades" and "mart".
+    clean_fraction
+        Weight of the clean loss, 0 to 1.
+    step_scheduler_each
+        Whether the scheduler is stepped after each "epoch" or each "batch".
+    autocast, scaler
+        The number format that the model is run in, such as torch.bfloat16, and a torch GradScaler.
+    checkpoint_every
+        Also save the checkpoint after every this many batches; 0: after epochs only.
+    on_epoch
+        Called with each epoch's numbers.
+    """
+
+    beta: float = 6.0
+    clean_fraction: float = 0.0
+    step_scheduler_each: str = "epoch"
+    autocast: torch.dtype | None = None
+    scaler: Any = None
+    checkpoint_every: int = 0
+    on_epoch: Callable[[dict[str, float]], None] | None = None
+
+    def __post_init__(self) -> None:
+        number("beta", self.beta)
+        if number("clean_fraction", self.clean_fraction) > 1:
+            raise InputError(f"clean_fraction must lie in [0, 1], got {self.clean_fraction!r}")
+        choice("step_scheduler_each", self.step_scheduler_each, ("epoch", "batch"))
+        if self.autocast is not None:
+            instance("autocast", self.autocast, torch.dtype, "a torch.dtype such as torch.bfloat16")
+        if self.scaler is not None and not callable(getattr(self.scaler, "scale", None)):
+            raise InputTypeError(f"scaler must be a torch.amp.GradScaler, got {self.scaler!r:.60}")
+        whole("checkpoint_every", self.checkpoint_every, minimum=0)
+        if self.on_epoch is not None and not callable(self.on_epoch):
+            raise InputTypeError(f"on_epoch must be a function of a row, got {self.on_epoch!r:.60}")
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -68,20 +125,27 @@ class Training(Result):
 
 
 def adversarial_train(
-    model: nn.Module, data: Any, attack: Attack | None, *, batch_size: int = 64, epochs: int = 10,
-    optimizer: torch.optim.Optimizer | None = None, scheduler: Any = None,
-    step_scheduler_each: str = "epoch", loss: Any = "cross_entropy", beta: float = 6.0,
-    clean_fraction: float = 0.0, warm_start: bool = False, ramp_epochs: int = 0,
-    holdout: Any = None, scaler: Any = None, autocast: torch.dtype | None = None,
-    checkpoint: str | os.PathLike[str] | None = None, checkpoint_every: int = 0,
-    on_epoch: Callable[[dict[str, float]], None] | None = None, seed: int = 0,
-) -> Training:  # fmt: skip
+    model: nn.Module,
+    data: Any,
+    attack: Attack | None,
+    *,
+    epochs: int = 10,
+    batch_size: int = 64,
+    optimizer: torch.optim.Optimizer | None = None,
+    scheduler: Any = None,
+    loss: Any = "cross_entropy",
+    holdout: Any = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    seed: int = 0,
+    config: TrainingConfig | None = None,
+) -> Training:
     """Train `model` in place on attacked batches; start again with the same call after a kill.
 
     Parameters
     ----------
     model
-        Any module that returns logits; one logit is trained as two classes.
+        Any module that returns logits; one logit is trained as two classes. It is returned in the
+        mode in which it was given.
     data
         A pair (inputs, classes) of arrays or tensors, a DataLoader, or any iterable of batches
         (inputs, classes), the same number in each epoch. Its order and whatever else draws from
@@ -90,118 +154,174 @@ def adversarial_train(
         classes may be rows of probabilities.
     attack
         What each batch is attacked with, on all points to the end (early_exit does not apply), its
-        last iterate counting; None for standard training. FGSM starts at random unless told not to.
-    batch_size
-        Points of a batch, where the data are a pair of arrays.
+        last iterate counting; None for standard training. FGSM starts at random by default.
     epochs
         Passes over the data in all, resumed ones included.
+    batch_size
+        Points of a batch, where the data are a pair of arrays.
     optimizer
         Any torch optimizer of the model's parameters; by default SGD, rate 0.1, momentum 0.9.
-    scheduler, step_scheduler_each
-        A torch learning-rate scheduler of that optimizer, stepped after each "epoch" or "batch";
+    scheduler
+        A torch learning-rate scheduler of that optimizer, stepped after each epoch;
         ReduceLROnPlateau goes by the epoch's training loss.
-    loss, beta
-        What is descended on: "cross_entropy" of the attacked inputs, "trades" or "mart" with the
-        weight beta of their second term ("trades" also climbs its own loss), or a function (logits,
-        y) -> mean.
-    clean_fraction
-        Weight of the clean loss, 0 to 1.
-    warm_start
-        Whether each input's attack starts from its perturbation in the epoch before.
-    ramp_epochs
-        Epochs over which the radius grows from 0 to its full size.
+    loss
+        What is descended on: "cross_entropy" of the attacked inputs, "trades" (which also climbs
+        its own loss) or "mart", or a function (logits, y) -> mean.
     holdout
         Inputs and classes, or a DataLoader, kept from training, on which to report clean and
         robust accuracy after each epoch.
-    scaler, autocast
-        A torch GradScaler, and the number format that the model is run in, such as torch.bfloat16.
     checkpoint
-        File (.safetensors) written after each epoch. If it exists, training goes on from it and
+        File (.safetensors) written after each epoch. If it exists, training resumes from it and
         reaches the same weights as if it had never stopped; another seed, attack or loss is
-        refused. With a holdout the weights of the best epoch are kept beside it, in a file whose
+        refused. With a holdout the weights of the best epoch are stored beside it, in a file whose
         name ends in .best.safetensors.
-    checkpoint_every
-        Also save after every so many batches; 0 for not.
-    on_epoch
-        Called with each epoch's numbers.
     seed
         Seed of the order, of dropout and of the attack's random starts.
+    config
+        Further settings: weights of losses, mixed precision, schedules by batch, callbacks.
     """
-    if not isinstance(model, nn.Module):
-        raise InputTypeError(f"model must be a torch module, got {model!r}")
+    instance("model", model, nn.Module, "a torch module")
     if attack is not None and not isinstance(attack, Attack):
         raise InputTypeError(f"attack must be FGSM, BIM, PGD or None, got {type(attack).__name__}")
-    whole("epochs", epochs)
-    whole("ramp_epochs", ramp_epochs, minimum=0)
-    whole("checkpoint_every", checkpoint_every, minimum=0)
-    whole("seed", seed, minimum=0)
-    if not 0 <= (clean_fraction := float(number("clean_fraction", clean_fraction))) <= 1:
-        raise InputError(f"clean_fraction must lie in [0, 1], got {clean_fraction!r}")
-    if on_epoch is not None and not callable(on_epoch):
-        raise InputTypeError(f"on_epoch must be a function of a row, got {on_epoch!r:.60}")
-    if autocast is not None:
-        instance("autocast", autocast, torch.dtype, "a torch.dtype such as torch.bfloat16")
-    if scaler is not None and not callable(getattr(scaler, "scale", None)):
-        raise InputTypeError(f"scaler must be a torch.amp.GradScaler, got {scaler!r:.60}")
     if attack is not None and isinstance(attack.criterion, Deviates):
         raise InputError("attack must have a criterion of classes in training, got Deviates")
-    step_rates = _rates(scheduler, step_scheduler_each)
-    descent = TrainingLoss.of(loss, beta)
-    data = batches(data, batch_size)
-    optimizer = _optimizer(optimizer, model)
+    whole("epochs", epochs)
+    whole("seed", seed, minimum=0)
+    config = TrainingConfig() if config is None else config
+    instance("config", config, TrainingConfig, "a TrainingConfig")
+    _check_scheduler(scheduler, config)
+    batches = _batches(data, batch_size)
     held = None if holdout is None else _Holdout(model, holdout)
-    attack = _settle(attack, data, held)
-    warm_starts = WarmStarts() if warm_start and attack is not None else None
+    attack = _with_data_bounds(attack, batches, held)
     recipe = Recipe(
-        model, optimizer, attack, descent, clean_fraction, warm_starts, scaler, autocast
+        model=model,
+        optimizer=_optimizer(optimizer, model),
+        attack=attack,
+        loss=TrainingLoss.of(loss, config.beta),
+        clean_fraction=float(config.clean_fraction),
+        scaler=config.scaler,
+        autocast=config.autocast,
     )
-    saved = TrainingCheckpoint(checkpoint, recipe, scheduler, _settings(recipe, seed, ramp_epochs))
-    history: list[dict[str, float]] = []
-    status = Status.FINISHED
-    before = {module: module.training for module in model.modules()}
+    parts = {
+        "model": model,
+        "optimizer": recipe.optimizer,
+        "scheduler": scheduler,
+        "scaler": config.scaler,
+    }
+    saved = TrainingCheckpoint(checkpoint, parts, _settings(recipe, seed))
+    run = _Run(recipe, batches, scheduler, held, saved, seed, config)
+    modes = {module: module.training for module in model.modules()}
     if not model.training:
         model.train()  # what was frozen on purpose is known only inside a model in training mode
-    with torch.random.fork_rng(devices=list(range(torch.cuda.device_count()))):
-        done, sums = saved.load(history)
+    try:
+        with torch.random.fork_rng(devices=list(range(torch.cuda.device_count()))):
+            status = run(epochs)
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+    columns = {name: np.array([row[name] for row in run.history]) for name in COLUMNS}
+    best = 0 if held is None else _best(run.history)
+    return Training(**columns, epochs=len(run.history), best_epoch=best, status=status)
+
+
+@dataclass(eq=False)
+class _Run:
+    """The epochs of one training, and their numbers so far."""
+
+    recipe: Recipe
+    batches: Iterable[Any]
+    scheduler: Any
+    held: _Holdout | None
+    saved: TrainingCheckpoint
+    seed: int
+    config: TrainingConfig
+
+    def __post_init__(self) -> None:
+        self.history: list[dict[str, float]] = []
+
+    def __call__(self, epochs: int) -> Status:
+        """Train until there are this many epochs; return how it ended."""
+        done, sums = self.saved.load(self.history)
         try:
             with meter("adversarial training", epochs) as bar:
-                bar.advance(len(history))
-                for epoch in range(len(history), epochs):
-                    run = Epoch(recipe, min(1.0, (epoch + 1) / (ramp_epochs + 1)), sums)
-                    for count, batch in _left(data, _mix(seed, epoch), done, saved):
-                        run.step(batch, _mix(seed, epoch, count), count)
-                        step_rates("batch")
-                        if checkpoint_every and count % checkpoint_every == 0:
-                            saved.save(history, count, run.sums)
-                    row = run.summary()
-                    step_rates("epoch", row["loss"])
-                    if warm_starts is not None:
-                        warm_starts.next_epoch()
-                    history.append(row | _accuracy(model, attack, held))
+                bar.advance(len(self.history))
+                while len(self.history) < epochs:
+                    row = self._epoch(done, sums)
                     done, sums = 0, None
-                    saved.save(history, 0, None)
-                    if held is not None and _best(history) == len(history):
-                        saved.keep_best()
-                    if on_epoch is not None:
-                        on_epoch(history[-1])
                     clean, robust = row["clean_accuracy"], row["robust_accuracy"]
                     bar.advance(note=f"clean {clean:.3f} robust {robust:.3f}")
         except KeyboardInterrupt:
-            status = Status.INTERRUPTED
-        finally:
-            for module, mode in before.items():
-                module.training = mode
-    if status is Status.FINISHED and _diverged(history):
-        status = Status.DIVERGED
-    names = [f.name for f in dataclasses.fields(Training)][:-3]  # all that epochs have one of
-    columns = {name: np.array([row[name] for row in history]) for name in names}
-    best = 0 if held is None else _best(history)
-    return Training(**columns, epochs=len(history), best_epoch=best, status=status)
+            return Status.INTERRUPTED
+        diverged = any(not row["loss"] <= MAX_LOSS for row in self.history)
+        return Status.DIVERGED if diverged else Status.FINISHED
+
+    def _epoch(self, done: int, sums: list[float] | None) -> dict[str, float]:
+        number = len(self.history)
+        every = self.config.checkpoint_every
+        epoch = Epoch(self.recipe, sums)
+        for count, batch in self._left(number, done):
+            epoch.step(batch, _mix(self.seed, number, count), count)
+            self._step_scheduler("batch")
+            if every and count % every == 0:
+                self.saved.save(self.history, count, epoch.sums)
+        row = epoch.summary()
+        self._step_scheduler("epoch", row["loss"])
+        row |= _holdout_accuracy(self.recipe, self.held)
+        self.history.append(row)
+        self.saved.save(self.history, 0, None)
+        if self.held is not None and _best(self.history) == len(self.history):
+            self.saved.save_best()
+        if self.config.on_epoch is not None:
+            self.config.on_epoch(row)
+        return row
+
+    def _left(self, number: int, done: int) -> Iterator[tuple[int, Any]]:
+        """Yield the epoch's batches after those done, numbered from 1, as if never stopped."""
+        seed = _mix(self.seed, number)
+        torch.manual_seed(seed)
+        generator = getattr(self.batches, "generator", None)
+        if isinstance(generator, torch.Generator):
+            generator.manual_seed(seed)
+        for count, batch in enumerate(self.batches, 1):
+            if count > done:
+                yield count, batch
+            elif count == done:
+                self.saved.restore_random()
+
+    def _step_scheduler(self, after: str, *loss: float) -> None:
+        if self.scheduler is None or self.config.step_scheduler_each != after:
+            return
+        by_loss = isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+        self.scheduler.step(*(loss if by_loss else ()))
 
 
-def _diverged(history: list[dict[str, float]]) -> bool:
-    """Return whether an epoch's loss is far beyond that of guessing among a million classes."""
-    return any(not row["loss"] <= MAX_LOSS for row in history)
+@dataclass(frozen=True, eq=False)
+class _Shuffled:
+    """Arrays as batches, in an order that each pass draws from torch's generator."""
+
+    x: Tensor
+    y: Tensor
+    batch_size: int
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for rows in torch.randperm(len(self.x)).split(self.batch_size):
+            yield self.x[rows], self.y[rows]
+
+
+def _batches(data: Any, batch_size: int) -> Iterable[Any]:
+    """Return the data as batches (inputs, classes): a pair of arrays is shuffled and cut."""
+    batch_size = whole("batch_size", batch_size)
+    if not isinstance(data, Iterable) or hasattr(data, "__array__"):
+        raise InputTypeError(f"data must give batches (inputs, classes), got {data!r:.60}")
+    if not isinstance(data, (tuple, list)) or not data or not hasattr(data[0], "__array__"):
+        return data
+    lengths = [part.shape[0] if getattr(part, "shape", ()) else None for part in data]
+    if len(lengths) != 2 or lengths[0] != lengths[1]:
+        raise InputError(
+            "data must be one array of inputs and one of classes of the same length, got lengths "
+            + ", ".join(map(str, lengths))
+        )
+    return _Shuffled(tensor("data", data[0]), tensor("data", data[1]), batch_size)
 
 
 def _best(history: list[dict[str, float]]) -> int:
@@ -210,45 +330,24 @@ def _best(history: list[dict[str, float]]) -> int:
     return score.index(max(score)) + 1 if score else 0
 
 
-def _settings(recipe: Recipe, seed: int, ramp_epochs: int) -> dict[str, str]:
+def _settings(recipe: Recipe, seed: int) -> dict[str, str]:
     """Return what a checkpoint must agree in with the call that resumes it, in words."""
     loss = recipe.loss
     kind = loss.kind if isinstance(loss.kind, str) else getattr(loss.kind, "__name__", "own")
     return {
-        "seed": str(seed), "attack": repr(recipe.attack), "loss": f"{kind}, beta {loss.beta:g}",
-        "clean_fraction": f"{recipe.clean_fraction:g}", "ramp_epochs": str(ramp_epochs),
-        "warm_start": str(recipe.warm_starts is not None),
-    }  # fmt: skip
+        "seed": str(seed),
+        "attack": repr(recipe.attack),
+        "loss": f"{kind}, beta {loss.beta:g}",
+        "clean_fraction": f"{recipe.clean_fraction:g}",
+    }
 
 
-def _rates(scheduler: Any, each: str) -> Callable[..., None]:
-    """Return what steps a scheduler, checked, after a "batch" or an "epoch" of so much loss."""
-    choice("step_scheduler_each", each, ("epoch", "batch"))
+def _check_scheduler(scheduler: Any, config: TrainingConfig) -> None:
     if scheduler is not None and not callable(getattr(scheduler, "step", None)):
         raise InputTypeError(f"scheduler must be a torch scheduler, got {scheduler!r}")
     by_loss = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
-    if by_loss and each == "batch":
+    if by_loss and config.step_scheduler_each == "batch":
         raise InputError("step_scheduler_each must be 'epoch' for ReduceLROnPlateau, got 'batch'")
-
-    def after(part: str, *loss: float) -> None:
-        if scheduler is not None and each == part:
-            scheduler.step(*(loss if by_loss else ()))
-
-    return after
-
-
-def _left(
-    data: Iterable[Any], seed: int, done: int, saved: TrainingCheckpoint
-) -> Iterator[tuple[int, Any]]:
-    """Yield the epoch's batches after those done, numbered from 1, as if it had never stopped."""
-    torch.manual_seed(seed)
-    if isinstance(generator := getattr(data, "generator", None), torch.Generator):
-        generator.manual_seed(seed)
-    for count, batch in enumerate(data, 1):
-        if count > done:
-            yield count, batch
-        elif count == done:
-            saved.restore_random()
 
 
 def _optimizer(optimizer: Any, model: nn.Module) -> torch.optim.Optimizer:
@@ -267,44 +366,47 @@ class _Holdout:
     """Data kept from training, checked before any time is spent on it."""
 
     def __init__(self, model: nn.Module, given: Any) -> None:
-        whole_arrays = isinstance(given, (tuple, list)) and len(given) == 2
+        arrays = isinstance(given, (tuple, list)) and len(given) == 2
         batches = isinstance(given, Iterable) and not isinstance(given, dict)
-        if not whole_arrays and (hasattr(given, "__array__") or not batches):
+        if not arrays and (hasattr(given, "__array__") or not batches):
             raise InputTypeError(
                 "holdout must be a pair (inputs, classes) or give such batches, got "
                 f"{type(given).__name__}"
             )
-        x, y, _ = examples(*given) if whole_arrays else examples(given, None)
-        adapter = ModelAdapter(model, x, {})
+        self.inputs, y, _ = examples(*given) if arrays else examples(given, None)
+        adapter = ModelAdapter(model, self.inputs, {})
         with evaluation_mode(model):
             count = adapter.all_logits(adapter.x[:1], 1).shape[1]
-        self.given, self.x, self.y = x, adapter.x, classes(y, adapter.x, count)
+        self.x = adapter.x
+        self.y = classes(y, adapter.x, count)
 
 
-def _settle(attack: Attack | None, data: Iterable[Any], held: _Holdout | None) -> Attack | None:
-    """Return the attack with bounds from all of the data, where it asks for them."""
+def _with_data_bounds(
+    attack: Attack | None, batches: Iterable[Any], held: _Holdout | None
+) -> Attack | None:
+    """Return the attack with bounds from all of the data, where they are "data"."""
     if attack is None or not isinstance(attack.threat.bounds, str):
         return attack
     with torch.random.fork_rng():
-        ranges = [tensor("data", pair(batch)[0]).aminmax() for batch in data]
+        ranges = [tensor("data", split_labeled(batch)[0]).aminmax() for batch in batches]
     if held is not None:
         ranges.append(held.x.aminmax())
     if not ranges:
         return attack
     bounds = min(float(r.min) for r in ranges), max(float(r.max) for r in ranges)
-    return dataclasses.replace(attack, threat=dataclasses.replace(attack.threat, bounds=bounds))
+    return replace(attack, threat=replace(attack.threat, bounds=bounds))
 
 
-def _accuracy(model: nn.Module, attack: Attack | None, held: _Holdout | None) -> dict[str, float]:
+def _holdout_accuracy(recipe: Recipe, held: _Holdout | None) -> dict[str, float]:
     """Return clean and robust accuracy on the holdout, NaN without one."""
     clean = robust = float("nan")
     if held is not None:
-        with evaluation_mode(model):
-            logits = ModelAdapter(model, held.given, {}).clean_logits(BATCH_SIZE)
-        clean = robust = hits(logits, held.y) / len(held.y)
-        if attack is not None:
-            attack = dataclasses.replace(attack, early_exit=True)
-            found = attack(model, held.given, held.y, warn=False)
+        with evaluation_mode(recipe.model):
+            logits = ModelAdapter(recipe.model, held.inputs, {}).clean_logits(BATCH_SIZE)
+        clean = robust = count_hits(logits, held.y) / len(held.y)
+        if recipe.attack is not None:
+            attack = replace(recipe.attack, early_exit=True)
+            found = attack(recipe.model, held.inputs, held.y, warn=False)
             if found.status is Status.INTERRUPTED:
                 raise KeyboardInterrupt
             robust = found.robust_accuracy
