@@ -26,7 +26,7 @@ TORCH = {"nn", "relu", "robust"}  # may share what they need of PyTorch
 CLOSURES = {
     "LinearNetwork": 45,
     "DropoutCompletion": 51,
-    "DropoutImputer": 11,
+    "DropoutImputer": 8,
     "predictive_moments": 29,
     "mc_moments": 17,
     "without_noise": 28,
@@ -35,8 +35,8 @@ CLOSURES = {
     "PGD": 18,
     "robust_error": 27,
     "adversarial_train": 22,
-    "minima": 28,
-    "simulate": 20,
+    "minima": 15,
+    "simulate": 16,
 }
 
 WORDS = {  # what is not said -> what is, and the room that may

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from overt._check import InputError, MissingExtraError
-from overt._files import write_whole
+from overt._io import write_whole
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#8a97a3")
 BLUE, ORANGE, GREEN, _, YELLOW, GRAY = COLORS

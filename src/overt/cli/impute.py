@@ -12,7 +12,7 @@ import numpy as np
 from typer import Argument, Option
 
 from overt._check import InputError
-from overt._files import reading, write_csv
+from overt._io import reading, write_csv
 from overt._types import Array, Floats
 from overt.cli.base import AsJson, Seed, app, awaited, show_json, show_path, show_table
 

@@ -121,7 +121,7 @@ def _print_sources(items: list[Item], as_latex: bool, as_bibtex: bool) -> None:
 
 
 def _store(verdicts: list[Verdict], size: str, folder: Path) -> None:
-    from overt._files import ready
+    from overt._io import ready
     from overt.papers.overview import read_verdicts, summarize, write_verdicts
 
     ready(folder)

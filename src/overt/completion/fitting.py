@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from overt._check import InputError
-from overt._cluster import ClusterLostError
+from overt._parallel import ClusterLostError
 from overt._progress import Meter, meter
 from overt._types import Array, Floats
 from overt.completion import incremental

@@ -31,10 +31,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from overt._check import InputError, MissingExtraError, choice
-from overt._files import as_path, is_number, reading
-from overt._mapped import n_bytes, room, slices
+from overt._io import as_path, is_number, reading
 from overt._types import Array, Floats, Ints
 from overt.completion import ratings_text as text
+from overt.completion.memory import n_bytes, room, slices
 from overt.completion.ratings_text import ORDER, Dialect, Rejected, Said
 from overt.entries import Entries
 from overt.entries.entries import DUPLICATES

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from overt._check import InputError
-from overt._files import bounded_lines, is_number
+from overt._io import bounded_lines, is_number
 from overt.entries.frames import find_roles, role_of
 
 SAMPLE_LINES = 200

@@ -9,9 +9,9 @@ import numpy as np
 
 from overt import _check
 from overt._check import InputError, InputTypeError
-from overt._cluster import checked_engine
-from overt._mapped import n_bytes
+from overt._parallel import checked_engine
 from overt._types import Floats, Ints, Seed
+from overt.completion.memory import n_bytes
 
 LEAST = 0.01
 """Smallest drop probability whose equations are sound in single precision."""

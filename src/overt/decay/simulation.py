@@ -13,8 +13,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from overt._check import InputError, InputTypeError, choice, doubles, number, whole
-from overt._cluster import checked_engine
-from overt._mapping import mapped_seeds, record_steps, seed_numbers, thread_count
+from overt._parallel import checked_engine, mapped_seeds, record_steps, seed_numbers, thread_count
 from overt._progress import Meter, meter
 from overt._types import Bools, Floats, Ints, Seed
 from overt.decay import layers

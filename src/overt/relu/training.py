@@ -19,7 +19,7 @@ from overt._check import (
     plain_array,
     whole,
 )
-from overt._mapping import record_steps
+from overt._parallel import record_steps
 from overt._progress import meter
 from overt._types import Floats, Seed
 from overt.results import Result, Status

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from overt._cluster import checked_engine
-from overt._mapping import thread_count
+from overt._parallel import checked_engine, thread_count
 
 if TYPE_CHECKING:
     from overt.completion.forms.problem import Layout

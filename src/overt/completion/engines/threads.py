@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from overt._mapped import forget
+from overt.completion.memory import forget
 
 if TYPE_CHECKING:
     from overt.completion.engines import Engine

@@ -43,7 +43,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from overt._check import InputError
-from overt._mapped import slices
 from overt._types import Array, Floats, Ints
 from overt.completion.engines import Engine
 from overt.completion.forms.features import NOTHING
@@ -53,6 +52,7 @@ from overt.completion.forms.problem import CompletionProblem
 from overt.completion.forms.spread import FULL_BYTES, FullSpread, full_bytes
 from overt.completion.kernels import Held, Learned
 from overt.completion.kernels.full import Everyone, learn_pairs, pack, unpack, weighted_sum
+from overt.completion.memory import slices
 from overt.entries import Entries
 
 LEAST = 0.2

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from overt._check import InputError
-from overt._mapped import SLICE, arranged, lowest, moments, room, slices, standardized
 from overt._types import Array, Floats, Ints
 from overt.completion.kernels import NOT_PINNED, Blocks, Csr, block, dots, group
+from overt.completion.memory import SLICE, arranged, lowest, moments, room, slices, standardized
 from overt.entries import Entries
 
 DOUBLE_BELOW = 5_000_000

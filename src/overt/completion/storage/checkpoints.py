@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from overt._check import InputError
-from overt._files import as_path, read_sealed, ready, write_sealed
-from overt._mapped import mark_of
-from overt._plain import plain
+from overt._io import as_path, plain, read_sealed, ready, write_sealed
 from overt._types import Array
 from overt.completion.forms.averaged import SampledForm
+from overt.completion.memory import mark_of
 
 if TYPE_CHECKING:
     from overt.completion.forms import Form

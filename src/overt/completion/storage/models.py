@@ -14,17 +14,17 @@ from typing import Any
 import numpy as np
 
 from overt._check import InputError
-from overt._files import (
+from overt._io import (
     alone,
     as_path,
     digest,
+    plain,
     read_sealed,
     reading,
     ready,
     write_sealed,
     write_whole,
 )
-from overt._plain import plain
 from overt.completion.forms.averaged import Draws
 from overt.completion.forms.encoding import Encoder
 from overt.completion.forms.features import Directions

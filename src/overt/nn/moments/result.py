@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from overt._plain import as_numpy
+from overt._io import as_numpy
 from overt.results import Result
 
 LEVEL = 2.0

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from overt._check import InputError
-from overt._files import as_path, digest, reading, safetensors, write_whole
+from overt._io import as_path, digest, reading, safetensors, write_whole
 from overt.robust.training.epoch import Recipe
 
 _KINDS: dict[str, Any] = {"counter": Counter, "dict": dict, "tuple": tuple, "set": set}

@@ -14,22 +14,24 @@ import json
 import math
 import os
 import stat
+import types
 import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import MISSING, fields, is_dataclass
+from enum import StrEnum
 from importlib import import_module
+from itertools import count, takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import get_ident
-from typing import IO, Any
+from typing import IO, Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from overt._check import InputError, InputTypeError, MissingExtraError
-from overt._errors import InputFileError
-from overt._market import read_market
-from overt._types import Array
+from overt._check import InputError, InputFileError, InputTypeError, MissingExtraError
+from overt._types import Array, Floats
 
 ACCEPTED = (".npy", ".npz", ".csv", ".tsv", ".txt", ".mtx")
 
@@ -302,3 +304,142 @@ def safetensors(framework: str, extra: str) -> Any:
     except ModuleNotFoundError:
         raise MissingExtraError("safetensors", extra) from None
     return import_module("safetensors")
+
+
+def read_market(path: Path, lines: Iterator[str]) -> Any:
+    """Return the matrix that lines hold: dense, or scipy sparse where they list coordinates."""
+    banner = next(lines, "").lower().split()
+    if banner[:2] != ["%%matrixmarket", "matrix"] or len(banner) != 5:
+        raise InputError(f"{path} cannot be read as Matrix Market: see its first line")
+    form, field, symmetry = banner[2:]
+    coordinate = form == "coordinate"
+    known = (form in ("coordinate", "array"), field in ("real", "integer", "pattern", "double"))
+    if not all(known) or symmetry not in ("general", "symmetric", "skew-symmetric"):
+        raise InputError(f"{path} must hold real numbers, it holds {' '.join(banner[2:])}")
+    sizes = next(line for line in lines if line.strip() and not line.startswith("%"))
+    rows, cols, *rest = map(int, sizes.split())
+    table = np.loadtxt(lines, comments="%", ndmin=2)
+    if not (0 < rows < 2**31 and 0 < cols < 2**31) or len(rest) != int(coordinate):
+        raise InputError(f"{path} announces a matrix of {sizes.strip()[:60]}")
+    if coordinate:
+        return _coordinates(path, table, (rows, cols, *rest), field == "pattern", symmetry)
+    return _listed(path, table.ravel(), (rows, cols), symmetry)
+
+
+def _coordinates(
+    path: Path, table: Any, sizes: tuple[int, ...], pattern: bool, symmetry: str
+) -> Any:
+    from scipy.sparse import coo_array
+
+    rows, cols, count = sizes
+    table = table.reshape(-1, 2 if pattern else 3) if not table.size else table
+    if table.shape != (count, 2 if pattern else 3):
+        raise InputError(f"{path} announces {count} entries, but holds {table.shape}")
+    i, j = table[:, 0] - 1, table[:, 1] - 1
+    for name, index, size in (("row", i, rows), ("column", j, cols)):
+        if np.any((index < 0) | (index >= size) | (index != np.floor(index))):
+            raise InputError(f"{path} holds an entry in no {name} of {rows} x {cols}")
+    values = np.ones(count) if pattern else table[:, 2]
+    if symmetry != "general":
+        below = i != j
+        sign = -1 if symmetry == "skew-symmetric" else 1
+        i, j = np.append(i, j[below]), np.append(j, i[below])
+        values = np.append(values, sign * values[below])
+    places = i.astype(np.int64), j.astype(np.int64)
+    if len(i) and max(places[0].max() + 1 - rows, places[1].max() + 1 - cols) > 0:
+        raise InputError(f"{path} is {symmetry} but not square: {rows} x {cols}")
+    return coo_array((values, places), shape=(rows, cols))
+
+
+def _listed(path: Path, values: Any, shape: tuple[int, int], symmetry: str) -> Any:
+    rows, cols = shape
+    strict = int(symmetry == "skew-symmetric")
+    count = rows * cols if symmetry == "general" else rows * (rows + 1 - 2 * strict) // 2
+    if len(values) != count or (symmetry != "general" and rows != cols):
+        raise InputError(f"{path} announces {rows} x {cols} numbers, but holds {len(values)}")
+    if symmetry == "general":
+        return values.reshape(cols, rows).T.copy()
+    found = np.zeros(shape)
+    found.T[np.triu_indices(rows, strict)] = values
+    return found + (-1 if strict else 1) * np.tril(found, -1).T
+
+
+def as_numpy(value: Any) -> Any:
+    """Return a PyTorch tensor as a NumPy array, and anything else as it is."""
+    return value.detach().cpu().numpy() if hasattr(value, "detach") else value
+
+
+def same(one: Any, other: Any) -> bool:
+    """Return whether two fields hold the same, NaN included."""
+    one, other = as_numpy(one), as_numpy(other)
+    if isinstance(one, (tuple, list)) and isinstance(other, (tuple, list)):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, (np.ndarray, float)):
+        inexact = np.asarray(one).dtype.kind in "fc" and np.asarray(other).dtype.kind in "fc"
+        return np.array_equal(one, other, equal_nan=inexact)
+    return bool(one == other)
+
+
+def restored(cls: Any, stored: dict[str, Any]) -> Any:
+    """Build a result from what `save` wrote of its fields."""
+    hints = get_type_hints(cls)
+    values = {}
+    for f in fields(cls):
+        if f.name not in stored and f"{f.name}_1" in stored:
+            parts = takewhile(stored.__contains__, (f"{f.name}_{i}" for i in count(1)))
+            values[f.name] = tuple(stored[part] for part in parts)
+        elif f.name in stored or f.default is MISSING:  # files of older versions lack new fields
+            values[f.name] = _as(hints[f.name], stored[f.name])
+    return cls(**values)
+
+
+def _as(hint: Any, value: Any) -> Any:
+    """Return a stored value as the type that a field announces."""
+    origin, kinds = get_origin(hint), get_args(hint)
+    if origin is types.UnionType:
+        return None if value is None else _as(kinds[0], value)
+    tensor = getattr(hint, "__module__", "") == "torch"
+    if (tensor or origin is get_origin(Floats)) and not isinstance(value, np.ndarray):
+        # null in an array of numbers is NaN, which JSON lacks
+        array = np.array(value)
+        return np.array(value, dtype=float) if array.dtype == object else array
+    if origin is tuple:
+        return tuple(
+            _as(kinds[0] if kinds[-1] is ... else kinds[i], v) for i, v in enumerate(value)
+        )
+    if is_dataclass(hint):
+        return restored(hint, value)
+    if hint is float:
+        return float("nan" if value is None else value)
+    return hint(value) if isinstance(hint, type) and issubclass(hint, StrEnum) else value
+
+
+def plain(value: Any) -> Any:
+    """Return what JSON can hold: lists for arrays, numbers for scalars, None for NaN and inf."""
+    value = as_numpy(value)
+    match value:
+        case np.ndarray():
+            return plain(value.tolist())
+        case float() if not np.isfinite(value):
+            return None
+        case np.generic():
+            return plain(value.item())
+        case StrEnum():
+            return str(value)
+        case tuple() | list():
+            return [plain(v) for v in value]
+        case dict():
+            return {name: plain(v) for name, v in value.items()}
+    return value.to_dict() if hasattr(value, "to_dict") else value
+
+
+def brief(value: Any) -> str:
+    """Return a field as it is printed: an array by its shape."""
+    match value:
+        case np.ndarray():
+            return "array(" + " x ".join(map(str, value.shape)) + ")"
+        case tuple():
+            return "(" + ", ".join(map(brief, value)) + ")"
+        case float():
+            return f"{value:.6g}"
+    return f"'{value}'" if isinstance(value, str) else repr(value)
