@@ -146,15 +146,6 @@ class Schedule:
         kept = [replace(phase, steps=b - a) for a, b, phase in pieces if b <= step]
         return Schedule(tuple(kept))
 
-    def phase_at(self, step: int) -> Phase:
-        """Return the phase that takes step number `step` (counted from 0)."""
-        step = whole("step", step, 0)
-        for phase in self.phases:
-            if step < phase.steps:
-                return phase
-            step -= phase.steps
-        raise InputError(f"step must be below {self.steps}, the schedule's length")
-
     def pieces(self, cuts: Sequence[int]) -> list[tuple[int, int, Phase]]:
         """Return (first step, last step + 1, phase), cut at phase ends and at the given steps."""
         if not isinstance(cuts, (Sequence, np.ndarray)) or plain_array("cuts", cuts).ndim != 1:
