@@ -7,9 +7,25 @@ from importlib import import_module
 from overt.cli.base import app, main
 
 COMMANDS = (
-    "audit", "certify", "complete", "compress", "evaluate", "explore", "impute", "jumps", "predict",
-    "recommend", "reproducing", "robust", "solve", "theory", "tour", "train", "update",
-)  # fmt: skip
+    "attack",
+    "audit",
+    "certify",
+    "cite",
+    "complete",
+    "compress",
+    "evaluate",
+    "explore",
+    "impute",
+    "jumps",
+    "predict",
+    "recommend",
+    "reproduce",
+    "solve",
+    "tour",
+    "train",
+    "update",
+    "verify",
+)
 for _name in COMMANDS:
     import_module(f"overt.cli.{_name}")  # registers its commands
 

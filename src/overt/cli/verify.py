@@ -1,4 +1,4 @@
-"""`overt verify` and `overt cite`: the papers' statements, checked on this machine, and cited."""
+"""`overt verify`: the papers' statements, checked on this machine."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ def verify(
     size: Annotated[str, Option(help="small, medium or large problems.")] = "small",
     list_all: Annotated[bool, Option("--list", help="List the statements.")] = False,
     card: Annotated[bool, Option("--card", help="Show all that is known of each.")] = False,
-    as_latex: Annotated[bool, Option("--latex", help="Print them as LaTeX.")] = False,
-    as_bibtex: Annotated[bool, Option("--bibtex", help="Print their papers.")] = False,
+    as_latex: Annotated[bool, Option("--latex", help="Print them as LaTeX; check none.")] = False,
     out: Annotated[
         Path | None, Option(help="Folder in which to store the worst verdict of each.")
     ] = None,
@@ -39,18 +38,17 @@ def verify(
     The paper's own form of a corrected statement, and the null of a bound, are measured too and
     must fail. The exit code is 1 if any statement does not hold, or one that was named could not be
     run. Try: [bold]overt verify --list[/bold], [bold]overt verify path-norm --card[/bold],
-    [bold]overt verify my_file.py[/bold]; --latex and --bibtex print and check nothing.
+    [bold]overt verify my_file.py[/bold]
     """
     from overt._progress import meter, reraising_interrupts
     from overt.papers import verify as check
 
     chosen = _chosen(ids or [])
     if list_all:
-        lines = [(item.id, item.source, item.how, item.claim) for item in chosen]
-        show_table(("id", "source", "checked", "claim"), lines)
+        _list(chosen, as_json)
         return
-    if as_latex or as_bibtex:
-        _print_sources(chosen, as_latex, as_bibtex)
+    if as_latex:
+        typer.echo("\n\n".join(item.to_latex() for item in chosen))
         return
     verdicts: list[Verdict] = []
     status = "finished"
@@ -82,21 +80,6 @@ def verify(
         fail(f"not confirmed: {', '.join(failed)}", 1)
 
 
-@app.command()
-def cite(
-    ids: Annotated[
-        list[str] | None, Argument(help="Items whose papers to cite; overt and all by default.")
-    ] = None,
-) -> None:
-    """Print BibTeX entries of overt and of the papers that it runs.
-
-    Try: [bold]overt cite[/bold], or [bold]overt cite path-norm[/bold] for the paper of one item.
-    """
-    from overt.papers import bibtex, find
-
-    typer.echo(bibtex({find(name).paper for name in ids} if ids else None))
-
-
 def _chosen(ids: list[str]) -> list[Item]:
     """Return the statements with these ids and in these Python files; all if none is named."""
     from overt.papers import find, items
@@ -111,13 +94,13 @@ def _chosen(ids: list[str]) -> list[Item]:
     return list(chosen.values())
 
 
-def _print_sources(items: list[Item], as_latex: bool, as_bibtex: bool) -> None:
-    from overt.papers import bibtex
-
-    parts = [item.to_latex() for item in items] if as_latex else []
-    if as_bibtex:
-        parts.append(bibtex({item.paper for item in items}))
-    typer.echo("\n\n".join(parts))
+def _list(chosen: list[Item], as_json: bool) -> None:
+    if as_json:
+        names = ("id", "source", "how", "claim")
+        show_json([{name: getattr(item, name) for name in names} for item in chosen], indent=1)
+    else:
+        lines = [(item.id, item.source, item.how, item.title) for item in chosen]
+        show_table(("id", "source", "how", "title"), lines)
 
 
 def _store(verdicts: list[Verdict], size: str, folder: Path) -> None:
@@ -132,25 +115,28 @@ def _store(verdicts: list[Verdict], size: str, folder: Path) -> None:
 
 def _show_verdicts(verdicts: list[Verdict]) -> None:
     show_table(
-        ("statement", "residual", "tolerance", "paper's form", "null", "verdict", "seconds"),
+        ("statement", "verdict", "residual", "tolerance", "paper's form", "null", "seconds"),
         [
             (
-                f"{v.id}: {v.claim if v.residual is not None else v.detail}",
+                v.id,
+                v.verdict,
                 v.residual,
                 v.tolerance,
                 v.printed_residual,
                 v.null_residual,
-                v.verdict,
                 v.seconds,
             )
             for v in verdicts
         ],
     )
+    for v in verdicts:
+        if v.verdict in ("error", "fails", "no power"):
+            console.print(f"{v.id}: {escape(v.detail)}", soft_wrap=True, highlight=False)
     held = sum(v.verdict == "holds" for v in verdicts)
     console.print(f"{held} of {len(verdicts)} statements hold.")
     absent = [v for v in verdicts if v.verdict == "not run"]
     if absent:
-        console.print(f"{len(absent)} were not run: {absent[0].detail}")
+        console.print(f"{len(absent)} were not run: {absent[0].detail}", highlight=False)
     corrected = sum(v.printed_residual is not None for v in verdicts)
     if corrected:
         noun = "statement corrects its" if corrected == 1 else "statements correct their"

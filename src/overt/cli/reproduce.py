@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from overt._check import InputError
-from overt.cli.base import Engine, app, console, fail, keeping, show_path, show_table
+from overt.cli.base import (
+    AsJson,
+    Engine,
+    app,
+    console,
+    fail,
+    keeping,
+    show_json,
+    show_path,
+    show_table,
+)
 
 if TYPE_CHECKING:
     from overt.papers import Figure
@@ -18,7 +28,8 @@ if TYPE_CHECKING:
 @app.command()
 def reproduce(
     what: Annotated[
-        list[str] | None, Argument(metavar="ID", help="Which one; all; page; or compare OLD NEW.")
+        list[str] | None,
+        Argument(metavar="ID", help="A figure; or all; or page; or compare OLD NEW (two folders)."),
     ] = None,
     list_all: Annotated[
         bool, Option("--list", help="List figures, their sizes, hours and data.")
@@ -38,8 +49,9 @@ def reproduce(
         bool, Option("--download", help="Fetch MNIST or MovieLens into OVERT_DATA if absent.")
     ] = False,
     as_markdown: Annotated[
-        bool, Option("--markdown", help="The page as index.md with its pictures.")
+        bool, Option("--markdown", help="Write the page as index.md with its pictures.")
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Recompute a figure or table of the papers and compare it with what was printed.
 
@@ -50,23 +62,19 @@ def reproduce(
     """
     match what or []:
         case _ if list_all or not what:
-            _list_figures()
+            _list_figures(as_json)
         case ["all"]:
-            _reproduce_all(size, n_jobs, out, engine)
+            _reproduce_all(size, n_jobs, out, engine, as_markdown, as_json)
         case ["page"]:
-            _write_page(out, {}, as_markdown)
+            _write_page(out, {}, as_markdown, as_json)
         case ["compare", old, new]:
-            from overt.papers.overview import compare
-
-            changed = list(compare(_figures(), old, new))
-            show_table(("id", "claim", "before", "now"), changed)
-            console.print(f"{len(changed)} claims changed.")
+            _compare(old, new, as_json)
         case [name]:
             figure = _figure(name)
             if download:
                 _download(figure, size)
             rows = _rows(figure, size, n_jobs, out, engine)
-            _report(figure, size, rows, out, picture_format)
+            _report(figure, size, rows, out, picture_format, as_json)
         case _:
             raise InputError(
                 f"one figure at a time, or all, page, compare OLD NEW; got {' '.join(what)}"
@@ -92,7 +100,22 @@ def _figure(name: str) -> Figure:
     return figure
 
 
-def _list_figures() -> None:
+def _list_figures(as_json: bool) -> None:
+    if as_json:
+        show_json(
+            [
+                {
+                    "id": figure.id,
+                    "source": figure.source,
+                    "sizes": list(figure.sizes),
+                    "hours": figure.hours,
+                    "data": figure.data("paper") or None,
+                }
+                for figure in _figures()
+            ],
+            indent=1,
+        )
+        return
     lines = [
         (
             figure.id,
@@ -130,25 +153,45 @@ def _rows(
         return run(figure, size=size, n_jobs=n_jobs, out=out, on_row=bar.reach, engine=engine)
 
 
-def _report(figure: Figure, size: str, rows: list[Row], out: Path, picture_format: str) -> None:
+def _report(
+    figure: Figure, size: str, rows: list[Row], out: Path, picture_format: str, as_json: bool
+) -> None:
     from overt.papers import report
 
     findings, picture = report(figure, size, rows, out, picture_format)
-    show_table(
-        ("claim", "verdict", "measured", "reported"),
-        [(f.claim, f.verdict, f.measured, f.reported) for f in findings],
-    )
-    if figure.table:
-        header, lines = figure.table(rows)
-        show_table(header, lines)
-    if size in figure.differs:
-        console.print(f"Differs from the paper: {figure.differs[size]}.", soft_wrap=True)
-    show_path("picture", picture)
+    shown = [
+        {"claim": f.claim, "verdict": f.verdict, "measured": f.measured, "reported": f.reported}
+        for f in findings
+    ]
+    if as_json:
+        show_json({"id": figure.id, "size": size, "findings": shown, "picture": str(picture)})
+    else:
+        header = ("claim", "verdict", "measured", "reported")
+        show_table(header, [tuple(line.values()) for line in shown])
+        if figure.table:
+            show_table(*figure.table(rows))
+        if size in figure.differs:
+            console.print(f"Differs from the paper: {figure.differs[size]}.", soft_wrap=True)
+        show_path("picture", picture)
     if any(f.verdict == "fails" for f in findings):
         fail(f"{figure.id}: a claim did not hold", 1)
 
 
-def _reproduce_all(size: str, n_jobs: int, out: Path, engine: str) -> None:
+def _compare(old: str, new: str, as_json: bool) -> None:
+    from overt.papers.overview import compare
+
+    header = ("id", "claim", "before", "now")
+    changed = list(compare(_figures(), old, new))
+    if as_json:
+        show_json([dict(zip(header, line, strict=True)) for line in changed])
+    else:
+        show_table(header, changed)
+        console.print(f"{len(changed)} claims changed.")
+
+
+def _reproduce_all(
+    size: str, n_jobs: int, out: Path, engine: str, as_markdown: bool, as_json: bool
+) -> None:
     from overt._check import choice
     from overt._progress import meter
     from overt.papers.figures import SIZES
@@ -163,19 +206,23 @@ def _reproduce_all(size: str, n_jobs: int, out: Path, engine: str) -> None:
             bar.advance(0, note=name)
 
         absent = run_all(_figures(), size, out, n_jobs=n_jobs, on_row=show_progress, engine=engine)
-    _write_page(out, absent)
+    _write_page(out, absent, as_markdown, as_json)
 
 
-def _write_page(out: Path, absent: dict[str, str], as_markdown: bool = False) -> None:
+def _write_page(out: Path, absent: dict[str, str], as_markdown: bool, as_json: bool) -> None:
     from overt.papers.overview import measured, write_markdown, write_page
 
-    found = list(measured(_figures(), out))
-    show_table(("id", "size", "claims"), [(m.figure.id, m.size, m.counts) for m in found])
-    for name, reason in absent.items():
-        console.print(f"{name} was not run: {reason}", soft_wrap=True)
-    command = "overt reproduce {id} --size {size}"
     if as_markdown:
         path = write_markdown(_figures(), out)
     else:
-        path = write_page(_figures(), out, absent, command)
+        path = write_page(_figures(), out, absent, "overt reproduce {id} --size {size}")
+    found = [(m.figure.id, m.size, m.counts) for m in measured(_figures(), out)]
+    header = ("id", "size", "claims")
+    if as_json:
+        figures = [dict(zip(header, line, strict=True)) for line in found]
+        show_json({"page": str(path), "figures": figures, "not_run": absent})
+        return
+    show_table(header, found)
+    for name, reason in absent.items():
+        console.print(f"{name} was not run: {reason}", soft_wrap=True)
     show_path("page", path)
