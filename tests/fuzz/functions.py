@@ -547,11 +547,6 @@ ROBUST = {
         "top": (c, 1), "among": (c, 1)}, warns=".", unique=False),
     "robust.exact": Row(lambda weight, bias, x, y: robust.exact.linear(weight, bias, x, y, BALL).value, {
         "weight": (a, W2), "bias": (a, Y[0]), "x": (a, X), "y": (i, LABELS.numpy())}),
-    "robust.guarantees": Row(robust.guarantees.linear_training_plan, {
-        "epsilon": (n, 0.5), "margin": (n, 1.0), "radius": (n, 0.5), "reach": (n, 1.0),
-        "width": (w, 3)}, infinite=True),
-    "robust.leaky": Row(
-        lambda y: robust.leaky.separation(UNIT, y)[0], {"y": (a, SIGNS)}, infinite=True),
 }  # fmt: skip
 
 

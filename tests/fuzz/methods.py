@@ -19,7 +19,7 @@ import overt
 from overt import decay, relu, robust
 from overt import nn as noisy
 from overt.completion import DropoutCompletion, DropoutImputer, evaluate, read_ratings
-from overt.robust import exact, guarantees, leaky
+from overt.robust import exact
 
 QUIET = {"progress", "n_jobs", "engine", "warn", "device", "door"}
 """Arguments that are checked by rows of their own, or start processes and displays."""
@@ -77,7 +77,6 @@ MODEL, X, Y = by.GOOD["model"][1], by.BATCH, by.LABELS
 NEAR = robust.minimum_distance(MODEL, X, Y, by.BALL, steps=2, warn=False)
 SMOOTH = robust.smoothed(MODEL, X, 0.25, draws=10, guesses=5)
 
-LEAKY = leaky.LeakyNetwork(by.grid(4, 2), by.grid(4), 0.25)
 SMALL = {"problem": by.SMALL, "depth": 3, "width": 2, "weight_decay": 0.01}
 
 MORE = {
@@ -233,14 +232,6 @@ MORE = {
         "robust.Smoothed.errors": whole(SMOOTH.errors, y=Y.numpy(), radii=[0.1, 0.5]),
         "robust.exact.two_layer": whole(exact.two_layer, hidden=by.grid(4, 3), top=by.grid(2, 4), x=by.X, y=Y.numpy(), threat=by.BALL),
         "robust.exact.linear whole": whole(exact.linear, weight=by.W2, bias=by.Y[0], x=by.X, y=Y.numpy(), threat=by.BALL),
-        "robust.guarantees.training_plan": whole(guarantees.training_plan, epsilon=0.5, margin=1.0, radius=0.5, reach=1.0,
-            width=3, slope=0.1, kappa=1.0, omega=1.0),
-        "robust.guarantees.training_plan_for_beta": whole(guarantees.training_plan_for_beta, beta=0.5, epsilon=0.5, margin=1.0,
-            radius=0.5, reach=1.0, width=3, slope=0.1, omega=1.0),
-        "robust.leaky.separation": whole(leaky.separation, x=by.UNIT, y=by.SIGNS),
-        "robust.leaky.LeakyNetwork": whole(leaky.LeakyNetwork, shown=lambda net: net.value(by.UNIT), W=by.grid(4, 2), a=by.grid(4), slope=0.25),
-        "robust.leaky.reflected_ascent": whole(leaky.reflected_ascent, net=LEAKY, x=by.UNIT[0], y=1, radius=0.5, step_size=0.1, steps=2),
-        "robust.leaky.beta_robust_error": whole(leaky.beta_robust_error, net=LEAKY, x=by.UNIT, y=by.SIGNS, radius=0.5),
     },
 }  # fmt: skip
 

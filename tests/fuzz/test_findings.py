@@ -18,7 +18,6 @@ from overt.completion import DropoutCompletion, DropoutImputer, evaluate, read_r
 torch = pytest.importorskip("torch")
 pytest.importorskip("duckdb")
 from overt import nn, robust  # noqa: E402
-from overt.robust import leaky  # noqa: E402
 
 A = np.arange(12.0).reshape(4, 3)
 ROWS, COLS = np.array([0, 1, 2, 3, 0]), np.array([0, 1, 2, 0, 2])
@@ -92,7 +91,6 @@ REFUSED = {
         network(), (X, scipy.sparse.csr_array(X)), None
     ),
     "a width beyond memory": lambda: overt.equalize.equalize_product(torch.eye(3), 10**12),
-    "no network": lambda: leaky.reflected_ascent("", np.ones(2), 1, 0.5, 0.1, 2),
     "no path": lambda: TASK.solve().save(3.5),
     "a path with NUL": lambda: TASK.solve().save("a\0.npz"),
     "a folder that is missing": lambda: TASK.solve().save("none/below/a.npz"),
@@ -194,16 +192,6 @@ def test_whole_numbers_without_sign_and_labels_in_reverse_are_taken():
     y = LABELS.numpy()[::-1]
     found, expected = (nn.audit(model, (X, labels), "cross_entropy") for labels in (y, y.copy()))
     assert found.objective == expected.objective
-
-
-def test_leaky_networks_whose_numbers_overflow_are_refused():
-    pytest.importorskip("torch", reason="robustness needs torch")
-    from overt.robust.certificates.leaky import LeakyNetwork
-
-    net = LeakyNetwork(np.array([[1e300, 1.0]]), np.array([-1e300]), 0.25)
-    for ask in (lambda: net.value(np.ones(2)), lambda: net.input_gradient(np.ones(2))):
-        with pytest.raises(overt.InputError, match="range of floating point"):
-            ask()
 
 
 def test_radii_beyond_the_format_of_inputs_are_refused():

@@ -7,6 +7,7 @@ import torch
 from nn_enumerated import Noisy, enumerated_moments
 from torch import nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from overt import InputError
 from overt.nn import explicit_penalty, predictive_moments, without_noise
@@ -249,6 +250,49 @@ def test_exact_moments_are_those_of_all_masks(name, dtype):
     tol = 1e-5 if dtype == torch.float32 else 1e-10
     torch.testing.assert_close(found.mean.double(), mean, rtol=tol, atol=tol)
     torch.testing.assert_close(found.variance.double(), variance, rtol=tol, atol=tol)
+
+
+class ByKeyword(TorchFunctionMode):
+    """Calls functions of torch with keywords after the first argument, where they take them."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        packet = getattr(torch.ops.aten, name, None)
+        for overload in packet.overloads() if packet is not None and len(args) > 1 else ():
+            words = [argument.name for argument in getattr(packet, overload)._schema.arguments]
+            named = dict(zip(words[1:], args[1:], strict=False))
+            if len(words) < len(args) or named.keys() & kwargs.keys():
+                continue
+            try:
+                out = func(args[0], **named, **kwargs)
+            except TypeError:  # not this overload, or a name of C++ only
+                continue
+            self.seen.add(name)
+            return out
+        return func(*args, **kwargs)
+
+
+def test_exact_moments_are_the_same_by_keyword():
+    x = inputs(torch.float64)
+    spelling = ByKeyword()
+    for name, function in EXACT.items():
+
+        def by_keyword(x, noise, function=function):
+            with spelling:
+                return function(x, noise)
+
+        found = predictive_moments(Noisy(by_keyword), x, draws=0)
+        expected = predictive_moments(Noisy(function), x, draws=0)
+        assert found.exact, name
+        assert torch.equal(found.mean, expected.mean), name
+        assert torch.equal(found.variance, expected.variance), name
+    listed = "add bmm masked_fill index_add scatter gather roll sum pow unfold"
+    assert set(listed.split()) <= spelling.seen
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -2,6 +2,8 @@
 
 import collections
 import copy
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -395,3 +397,34 @@ def test_training_reaches_what_comes_before_the_model():
     net = without_noise(nn.Sequential(nn.Dropout(0.5), nn.Linear(6, 2))).train()
     net(body(torch.randn(5, 4))).sum().backward()
     assert body.weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("call", [predictive_moments, mc_moments, explicit_penalty])
+def test_calls_inside_compiled_functions_run_as_they_are(call):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.3), nn.Linear(4, 2))
+    x = torch.randn(2, 3)
+
+    def twice(x):
+        found = call(model, 2 * x, seed=0)
+        return found.mean if call is not explicit_penalty else found.value
+
+    with torch.no_grad():
+        expected = twice(x)
+        torch.testing.assert_close(torch.compile(twice, backend="eager")(x), expected)
+
+
+def test_importing_the_package_does_not_import_the_compiler():
+    code = "import sys, overt.nn; assert 'torch._dynamo' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_output_without_axes_has_a_penalty():
+    class Total(nn.Module):
+        def forward(self, x):
+            return F.dropout(x, 0.5, self.training).sum()
+
+    x = torch.tensor([[3.0, 1.0]])
+    penalty = explicit_penalty(Total(), x, torch.tensor(2.0))
+    assert penalty.exact
+    assert penalty.value.item() == pytest.approx(10.0)  # 3^2 + 1^2, whatever the target

@@ -14,74 +14,10 @@ from overt.nn import (
     DropConnectConv2d,
     DropConnectLinear,
     Dropout,
-    curvature,
     explicit_penalty,
     predictive_moments,
 )
-from overt.nn.data.losses import mean_loss
 from overt.nn.layers import recognized
-
-
-def drawn(groups, copies, shared=0.0, rows=3):
-    rng = torch.Generator().manual_seed(0)
-    y = torch.randn(copies, groups, rows, 2, generator=rng, dtype=torch.float64)
-    y = y + shared * torch.randn(1, groups, rows, 2, generator=rng, dtype=torch.float64)
-    return y * torch.tensor([1.0, 3.0]) + 0.7
-
-
-def grouped(n, most, sure, alone, quick, forms):
-    """Copies to a group and whether they are balanced, by trying all."""
-    alone = alone or (not sure and n < 16)
-    even = alone or (sure and bool(forms))
-    most = n if alone else max(1, min(most, n if sure else n // 8))
-    fits = [g for g in range(1, most + 1) if n % g == 0]
-    good = [g for g in fits if 10 <= g <= 64 and n >= 2 * g] if even else []
-    if good:
-        return (20 if 20 in good else 10 if 10 in good else max(good)), True
-    if quick and even and n == most:
-        return n, True
-    return (1 if alone else max(fits)), False
-
-
-HELD = [  # whether rows and draws are apart, samples, copies in each pass, if that shows they are
-    (True, True, 40, [40], False), (True, True, 700, [640, 60], True),
-    (True, True, 2, [2], False), (True, None, 16, [2] * 8, False),
-    (True, None, 17, [1] * 17, False), (True, None, 152, [19] * 8, False),
-    (True, None, 160, [20] * 8, True), (False, True, 40, [1] * 40, False),
-    (True, False, 40, [1] * 40, False), (True, "beside", 40, [8] * 40, False),
-]  # fmt: skip
-
-
-LOSSES = ["squared", "mse", "cross_entropy", "logistic"]
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("f", [curvature.quadratic, curvature.divergence])
-def test_what_deviations_add_is_the_mean_over_rows(loss, f):
-    rng = torch.Generator().manual_seed(4)
-    mean, t = (torch.randn(3, 4, generator=rng, dtype=torch.float64) for _ in range(2))
-    rows = [f(t[i : i + 1], mean[i : i + 1], loss) for i in range(3)]
-    torch.testing.assert_close(f(t, mean, loss), torch.stack(rows).mean())
-    y = torch.tensor([0, 2, 1]) if loss == "cross_entropy" else torch.rand(3, 4).double()
-    slope = torch.autograd.functional.jacobian(lambda m: mean_loss(m, y, loss), mean)
-    added = mean_loss(mean + t, y, loss) - mean_loss(mean, y, loss) - (slope * t).sum()
-    if f is curvature.divergence:
-        torch.testing.assert_close(f(t, mean, loss), added)
-
-
-def test_classes_are_at_least_two():
-    for shape in ((4, 1), (4,), (4, 2, 2)):
-        with pytest.raises(InputError, match="at least 2 classes"):
-            curvature.curvature(torch.zeros(shape), "cross_entropy")
-
-
-CONTRADICTED = [  # (value over what samples show, kurtosis, worth, rows, doubt, whether it is said)
-    (1.21, 3.0, 1e6, 1, 0.0, False), (1.23, 3.0, 1e6, 1, 0.0, True), (0.80, 3.0, 1e6, 1, 0.0, True),
-    (0.83, 3.0, 1e6, 1, 0.0, False), (1.6, 3.0, 100, 1, 0.0, False), (1.7, 3.0, 100, 1, 0.0, True),
-    (1.7, 2.0, 100, 1, 0.0, True), (1.6, 2.0, 100, 1, 0.0, False), (1.7, 4.0, 100, 1, 0.0, False),
-    (1.28, 3.0, 100, 4, 0.0, False), (1.32, 3.0, 100, 4, 0.0, True),
-    (1.7, 3.0, 100, 1, 0.1, False), (1.9, 3.0, 100, 1, 0.1, True), (0.0, 3.0, 100, 1, 0.0, True),
-]  # fmt: skip
 
 
 def test_layers_and_outputs_that_cannot_be_are_refused():

@@ -71,14 +71,25 @@ def test_it_trains_as_the_model_does_and_predicts_under_inference_mode():
         torch.testing.assert_close(sure(x).exp(), sure.probabilities(x))
 
 
+def maps():
+    model = nn.Sequential(nn.Dropout(0.5), nn.Conv2d(1, 2, 1))
+    return Predictive(model, loss="cross_entropy").probabilities(torch.randn(2, 1, 3, 3))
+
+
+def no_probabilities():
+    data = (torch.randn(5, 4), 4 * torch.rand(5, 3))
+    return Predictive(network(), loss="cross_entropy").recalibrate(data)
+
+
 MISTAKES = {
     "model": (lambda: Predictive("net"), "model must be"),
     "loss": (lambda: Predictive(network(), loss="hinge"), "loss must be"),
     "level": (lambda: Predictive(network()).interval(torch.randn(2, 4), level=1.0), "level"),
-    "maps": (lambda: Predictive(nn.Sequential(nn.Dropout(0.5), nn.Conv2d(1, 2, 1)))
-             .probabilities(torch.randn(2, 1, 3, 3)), "classes"),
+    "maps": (maps, "classes"),
+    "numbers": (lambda: Predictive(network()).probabilities(torch.randn(2, 4)), "cross_entropy"),
+    "no probabilities": (no_probabilities, "probabilities"),
     "data": (lambda: Predictive(network()).recalibrate(3), "data must be"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("wrong", "message"), MISTAKES.values(), ids=MISTAKES.keys())

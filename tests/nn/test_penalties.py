@@ -24,8 +24,6 @@ from overt.nn import (
     predictive_moments,
     without_noise,
 )
-from overt.nn.curvature import divergence, quadratic
-from overt.nn.data.losses import LOSSES, mean_loss
 
 COVARIANCE = np.array([[0.5, 0.2, -0.1], [0.2, 0.4, 0.1], [-0.1, 0.1, 0.3]])
 
@@ -451,35 +449,6 @@ def test_logistic_is_half_curvature_times_variance():
     torch.testing.assert_close(value, (p * (1 - p) * variance).mean() / 2)
     with pytest.raises(InputError, match="logistic"):
         explicit_penalty(model, x, loss="cross_entropy")
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-def test_probes_add_on_average_what_noise_adds(loss):
-    """Over all masks, whatever y and however far the outputs go."""
-    model, x = prepared(*flat(nn.Dropout(0.3), nn.Linear(3, 4)))
-    y = torch.rand(5, 4, dtype=x.dtype).softmax(1)
-    with torch.no_grad():
-        outputs, prob = outputs_under_masks(model, "2", 3 * x)
-        mean = torch.einsum("m,mrk->rk", prob, outputs)
-        noisy = prob @ torch.stack([mean_loss(out, y, loss) for out in outputs])
-        probes = prob @ torch.stack([divergence(out - mean, mean, loss) for out in outputs])
-    torch.testing.assert_close(probes, noisy - mean_loss(mean, y, loss))
-
-
-@pytest.mark.parametrize("loss", ["cross_entropy", "logistic"])
-def test_a_probe_is_bounded_and_quadratic_where_small(loss):
-    """Positive, below max t - min t and, by Hoeffding's lemma, below (max t - min t)^2 / 8."""
-    torch.manual_seed(0)
-    mean, t = torch.randn(2, 200, 1 if loss == "logistic" else 4, dtype=torch.float64)
-    both = torch.cat((t, 0 * t), 1) if loss == "logistic" else t  # one logit is two, one of them 0
-    for scale in (0.1, 1.0, 100.0):
-        values = torch.stack([divergence(scale * s[None], m[None], loss)
-                              for s, m in zip(t, mean, strict=True)])  # fmt: skip
-        spread = scale * (both.amax(1) - both.amin(1))
-        assert bool((values > 0).all())
-        assert bool((values <= torch.minimum(spread, spread**2 / 8)).all())
-    near, curved = (f(1e-4 * t, mean, loss) for f in (divergence, quadratic))
-    torch.testing.assert_close(near, curved, rtol=1e-3, atol=0)
 
 
 def test_modes_statistics_and_counters_are_left_alone():

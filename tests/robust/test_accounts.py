@@ -9,11 +9,8 @@ import torch
 from robust_cases import points
 from torch import nn
 
-from overt import InputError
 from overt.robust import L1, L2, PGD, Linf, RobustnessWarning, exact
 from overt.robust.attack import results
-from overt.robust.certificates import leaky
-from overt.robust.certificates.leaky import LeakyNetwork, reflected_ascent, train_online
 from overt.robust.models import examples, pair
 
 
@@ -80,49 +77,6 @@ def test_leads_of_linear_models_are_convex_programs(kind, radius, bounds):
     one = exact.linear(W[0], b[:1], X, [0, 1, 0, 1], threat)
     two = exact.linear(np.stack([0 * W[0], W[0]]), [0.0, b[0]], X, [0, 1, 0, 1], threat)
     np.testing.assert_allclose(one.lead, two.lead)
-
-
-def test_leaky_networks_and_their_attack_step_by_step():
-    rng = np.random.default_rng(5)
-    W, a, alpha = rng.normal(size=(4, 3)), rng.normal(size=4), 0.3
-    net, x, y, nu, eta = LeakyNetwork(W, a, alpha), rng.normal(size=3), -1, 0.4, 0.7
-
-    def f(v, W=W):
-        return float(sum(a[r] * max(alpha * (W[r] @ v), W[r] @ v) for r in range(4)))
-
-    assert net.value(x) == pytest.approx(f(x))
-    np.testing.assert_allclose(net.value(np.stack([x, -x])), [f(x), f(-x)])
-    h = 1e-6
-    slope = [(f(x + e) - f(x - e)) / (2 * h) for e in h * np.eye(3)]
-    np.testing.assert_allclose(net.input_gradient(x), slope, atol=1e-6)
-    steps = h * np.eye(12).reshape(12, 4, 3)
-    slopes = [(f(x, W + e) - f(x, W - e)) / (2 * h) for e in steps]
-    np.testing.assert_allclose(net.weight_gradient(x).ravel(), slopes, atol=1e-6)
-    kappa, size = np.abs(a).max(), np.linalg.norm(W)
-    assert (net.kappa, net.norm) == (pytest.approx(kappa), pytest.approx(size))
-    assert net.attack_step_size() == pytest.approx(1 / (kappa**2 * 4 * size**2))
-    assert net.beta(nu) == pytest.approx(4 * nu * 0.7 * kappa * 2)
-    delta, margins = x, []
-    for _ in range(5):
-        margins.append((y * f(delta), delta))
-        push = -y / (1 + np.exp(-y * f(delta))) * net.input_gradient(delta)
-        move = delta + eta * push - x
-        delta = x + move * min(1.0, nu / np.linalg.norm(move))
-    best = min(margins, key=lambda pair: pair[0])[1]
-    np.testing.assert_allclose(reflected_ascent(net, x, y, nu, eta, 5), best)
-    np.testing.assert_allclose(reflected_ascent(net, x, y, nu, eta, 1), x)
-    first, second = train_online(net, [(x, y)], 0.2, lambda net, x, y: x + 0.1)
-    assert first is net
-    at = x + 0.1
-    pull = 1 / (1 + np.exp(y * f(at)))
-    np.testing.assert_allclose(second.W, W + 0.2 * y * pull * net.weight_gradient(at))
-    np.testing.assert_array_equal(second.a, a)
-    for call in (lambda: reflected_ascent(3, x, y, nu, eta, 5),
-                 lambda: leaky.beta_robust_error(3, x[None], [1], nu)):  # fmt: skip
-        with pytest.raises(InputError, match="net must be a LeakyNetwork"):
-            call()
-    with pytest.raises(InputError, match="step_size must be"):
-        next(train_online(net, [], -1.0, None))
 
 
 def test_batches_are_put_together_by_name_and_place():

@@ -1,15 +1,12 @@
-import math
 import os
 
 import numpy as np
 import pytest
 import torch
 from robust_cases import points, small_mlp
-from torch import nn
 
 from overt import InputError
-from overt.robust import L0, L1, L2, PGD, Linf, exact, guarantees, leaky, strongest
-from overt.robust.certificates.leaky import LeakyNetwork, reflected_ascent, train_online
+from overt.robust import L0, L1, L2, Linf, exact, strongest
 
 THREATS = [L1(0.8), L2(0.5), Linf(0.25), L2(0.5, (-1.5, 1.5)), Linf(0.25, (-1.5, 1.5))]
 
@@ -158,147 +155,7 @@ def test_points_that_ctrl_c_left_out_are_undecided(monkeypatch):
     assert found.undecided.tolist() == [False, False, True, True]
 
 
-def network(width=6, inputs=3, slope=0.4, seed=0, kappa=0.5):
-    rng = np.random.default_rng(seed)
-    return LeakyNetwork(
-        rng.normal(size=(width, inputs)), kappa * rng.choice([-1.0, 1.0], width), slope
-    )
-
-
-def separable(n, seed, inputs=3, margin=0.5):
-    rng = np.random.default_rng(seed)
-    x = rng.normal(size=(n, inputs))
-    y = np.where(x[:, 0] > 0, 1, -1)
-    x[:, 0] += margin * y
-    return x, y
-
-
-def test_gradients_are_those_of_autograd():
-    net, x = network(), np.array([0.3, -1.0, 2.0])
-    W, v = (torch.tensor(a, requires_grad=True) for a in (net.W, x))
-    z = W @ v
-    value = torch.maximum(net.slope * z, z) @ torch.tensor(net.a)
-    value.backward()
-    assert np.isclose(value.item(), net.value(x))
-    assert np.allclose(v.grad, net.input_gradient(x))
-    assert np.allclose(W.grad, net.weight_gradient(x))
-
-
-def test_constants_of_lemma_18():
-    net = network(width=6, slope=0.4, kappa=0.5)
-    assert net.norm == pytest.approx(math.sqrt(np.sum(net.W**2)))
-    assert net.attack_step_size() == pytest.approx(1 / (0.25 * 6 * np.sum(net.W**2)))
-    assert net.beta(0.3) == pytest.approx(4 * 0.3 * 0.6 * 0.5 * math.sqrt(6))
-
-
-def test_the_printed_attack_is_pgd_with_the_reflected_loss_and_raw_steps():
-
-    net = network()
-    model = nn.Sequential(
-        nn.Linear(3, 6, bias=False), nn.LeakyReLU(0.4), nn.Linear(6, 1, bias=False)
-    )
-    model.double()
-    model[0].weight.data = torch.tensor(net.W)
-    model[2].weight.data = torch.tensor(net.a)[None]
-    x, y = separable(6, 3)
-    size = 0.1
-    general = PGD(
-        L2(0.6), steps=29, schedule="constant", step_size=size, normalize=False, early_exit=False
-    )
-    found = general(model, x, y, warn=False)
-    for i in range(6):
-        printed = reflected_ascent(net, x[i], int(y[i]), 0.6, size, 30)
-        assert np.allclose(net.value(printed), net.value(found.x[i].numpy()))
-
-
-def test_the_printed_training_learns_a_robust_network():
-    x, y = separable(200, 4)
-    net = network(width=8, seed=1)
-    attack = lambda n, v, t: reflected_ascent(n, v, t, 0.2, n.attack_step_size(), 10)  # noqa: E731
-    *_, last = train_online(net, zip(x, y, strict=True), 0.1, attack)
-    before = leaky.beta_robust_error(net, x[:25], y[:25], 0.2).value
-    after = exact.two_layer(last.W, last.a, x[:25], y[:25], L2(0.2), slope=0.4).value
-    assert after < before or after == 0
-    assert after <= 0.1
-
-
-def test_plans_follow_the_corrected_formulas():
-    eps, gamma, nu, R, m, alpha, kappa, omega = 0.13, 1.1, 0.27, 2.3, 13, 0.41, 0.57, 3.7
-    given = {"epsilon": eps, "margin": gamma, "radius": nu, "reach": R, "width": m}
-    plan = guarantees.training_plan(**given, slope=alpha, kappa=kappa, omega=omega)
-    growth = 1 + omega * gamma * alpha * kappa * np.sqrt(m) * eps
-    steps = 64 * (R + nu) ** 2 * growth / ((gamma - nu) ** 2 * alpha**2 * eps**2)
-    assert plan.train_steps == int(np.ceil(steps))
-    assert plan.train_step_size == pytest.approx(1 / (m * kappa**2 * (R + nu) ** 2))
-    assert plan.beta == pytest.approx(4 * nu * (1 - alpha) * kappa * np.sqrt(m))
-    assert plan.attack_work == pytest.approx(8 * nu**2 * kappa**2 * m / eps)
-    assert plan.attack_steps(3.1) == int(np.ceil(plan.attack_work * 3.1**2))
-    assert plan.attack_steps(1e-9) == 1
-    assert (plan.kappa, plan.epsilon) == (kappa, eps)
-    linear = guarantees.linear_training_plan(**given)
-    assert linear.beta == 0
-    expected = 64 * (R + nu) ** 2 * (1 + eps) / ((gamma - nu) ** 2 * eps**2)
-    assert linear.train_steps == int(np.ceil(expected))
-    assert linear.kappa == pytest.approx(1 / np.sqrt(m))
-    chosen = guarantees.training_plan_for_beta(**given, beta=0.3, slope=alpha, omega=omega)
-    assert chosen.beta == pytest.approx(0.3)
-    assert chosen.attack_work == pytest.approx(0.3**2 / (2 * (1 - alpha) ** 2 * eps))
-    exactly = {"margin": 1.0, "reach": 1.0 - 1e-12}
-    assert guarantees.linear_training_plan(**(given | exactly)).train_steps > 0
-    for bad in ({"slope": 1.0}, {"slope": 0.0}, {"radius": 0.0}):
-        with pytest.raises(InputError, match="slope must lie in"):
-            guarantees.training_plan_for_beta(
-                **(given | {"beta": 0.3, "slope": alpha, "omega": omega} | bad)
-            )
-    with pytest.raises(InputError, match="below the margin"):
-        guarantees.linear_training_plan(**(given | {"radius": gamma}))
-
-
-def test_separation_finds_the_margin():
-    x, y = separable(60, 5)
-    gamma, v = leaky.separation(x, y)
-    assert np.isclose(np.linalg.norm(v), 1)
-    assert np.isclose((y * (x @ v)).min(), gamma)
-    rng = np.random.default_rng(0)
-    others = rng.normal(size=(20_000, 3))
-    others /= np.linalg.norm(others, axis=1, keepdims=True)
-    assert (y * (others @ x.T)).min(1).max() <= gamma + 1e-9
-    with pytest.raises(InputError, match="separable"):
-        leaky.separation(np.vstack([x, -x]), np.concatenate([y, y]))
-    with pytest.raises(InputError, match="separable"):
-        leaky.separation(np.zeros((2, 3)), [1, -1])
-
-
-@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
-def test_separation_does_not_depend_on_units(scale):
-    x, y = np.array([[1e-3, 1.0], [-1e-3, 1.0]]), [1, -1]
-    gamma, v = leaky.separation(scale * x, y)
-    assert gamma == pytest.approx(1e-3 * scale, rel=1e-6)
-    assert np.allclose(v, [1, 0], atol=1e-6)
-
-
-@pytest.mark.parametrize("width", [1, 4])
-def test_the_least_margin_is_a_share_of_the_longest_input(width):
-    least, _ = leaky.separation(np.outer([1.0, 1e-8], np.ones(width)), [1, 1])
-    assert least == pytest.approx(1e-8 * np.sqrt(width), rel=1e-12)
-    with pytest.raises(InputError, match="separable"):
-        leaky.separation(np.outer([1.0, 0.9e-8], np.ones(width)), [1, 1])
-
-
-def test_beta_of_choice():
-    net, (x, y) = network(), separable(12, 6)
-    errors = [
-        leaky.beta_robust_error(net, x, y, 0.3, beta).value for beta in (0.0, 0.05, 0.5, None)
-    ]
-    assert errors[0] == exact.two_layer(net.W, net.a, x, y, L2(0.3), slope=0.4).value
-    assert errors == sorted(errors, reverse=True)
-    assert errors[0] > errors[2]
-    assert errors[-1] == leaky.beta_robust_error(net, x, y, 0.3, net.beta(0.3)).value
-
-
 W, A, X = np.eye(2), np.eye(2), np.ones((3, 2))
-PLAN = {"epsilon": 0.1, "margin": 0.5, "radius": 0.2, "reach": 1.0, "width": 9, "slope": 0.5,
-        "kappa": 0.2, "omega": 1.0}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -324,21 +181,6 @@ PLAN = {"epsilon": 0.1, "margin": 0.5, "radius": 0.2, "reach": 1.0, "width": 9, 
         (lambda: exact.two_layer(W, A, X, [0, 1, 1], L0(1, (0.0, 2.0))), "L1, L2 or Linf"),
         (lambda: exact.two_layer(W, A[:, :1], X, [0, 1, 1], L2(0.1)), "must fit"),
         (lambda: exact.two_layer(W, A, X[:, :1], [0, 1, 1], L2(0.1)), "must fit"),
-        (lambda: LeakyNetwork(W, [1.0, np.nan], 0.5), "a must be finite"),
-        (lambda: LeakyNetwork(W, [1.0], 0.5), "a must be"),
-        (lambda: LeakyNetwork(W, [1.0, 1.0], 1.5), "slope must lie"),
-        (lambda: LeakyNetwork(0 * W, [1.0, 1.0], 0.5).attack_step_size(), "must not be zero"),
-        (lambda: network().value(np.ones(2)), "x must have 3 inputs"),
-        (lambda: reflected_ascent(network(), np.ones(3), 0, 0.1, 0.1, 5), "y must be -1 or 1"),
-        (lambda: reflected_ascent(network(), np.ones(3), [1], 0.1, 0.1, 5), "y must be -1 or 1"),
-        (lambda: reflected_ascent(network(), np.ones(3), True, 0.1, 0.1, 5), "y must be -1 or 1"),
-        (lambda: reflected_ascent(network(), np.ones(3), 1, -0.1, 0.1, 5), "radius must be"),
-        (lambda: leaky.separation(X, [0, 1, 1]), "y must be -1 or 1"),
-        (lambda: leaky.separation(X, [1, 1]), "y must be 3 labels"),
-        (lambda: guarantees.training_plan(**(PLAN | {"kappa": 0.0})), "kappa must be"),
-        (lambda: guarantees.training_plan(**(PLAN | {"slope": 2.0})), "slope must lie"),
-        (lambda: guarantees.training_plan(**(PLAN | {"reach": 0.3})), "reach must be at least"),
-        (lambda: guarantees.training_plan(**(PLAN | {"omega": -1.0})), "omega must be"),
     ],
 )
 def test_bad_input_of_the_theory_is_refused(call, message):
@@ -359,10 +201,3 @@ def test_a_tie_counts_as_the_prediction_does():
     assert truth.fooled.tolist() == found.success.tolist() == [True, False]
     assert truth.undecided.tolist() == [False, True]  # class 0 wins the tie, and no more is proved
     assert truth.status == "finished"
-
-
-def test_steps_and_margins_of_leaky_networks_are_those_of_lemma_18():
-    net = LeakyNetwork([[3.0, 0.0], [0.0, 4.0], [0.0, 0.0]], [0.5, -0.5, 0.25], 0.2)
-    assert net.attack_step_size() == pytest.approx(1 / (0.25 * 3 * 25))
-    assert net.beta(0.1) == pytest.approx(4 * 0.1 * 0.8 * 0.5 * np.sqrt(3))
-    assert net.input_gradient(np.zeros(2)) == pytest.approx(0.2 * (net.a @ net.W))  # at the kink

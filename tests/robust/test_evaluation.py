@@ -15,7 +15,6 @@ from overt.robust import (
     Targeted,
     adversarial_train,
     exact,
-    guarantees,
     robust_error,
     strongest,
 )
@@ -49,14 +48,12 @@ def results():
     """One of each kind of result, with tensors, arrays, NaN and infinity."""
     model, x = small_mlp(dtype=torch.float32), points(30, 6, dtype=torch.float32)
     y = model(x).argmax(1)
-    plan = guarantees.linear_training_plan(epsilon=0.1, margin=1, radius=0.2, reach=2, width=9)
     weight = model[0].weight.detach()[:3]
     return {
         "attack": PGD(L2(0.6), steps=9)(model, x, y),
         "strongest": strongest(model, x, y, L2(0.6), budget=30),
         "evaluation": robust_error(model, x, y, L2(0.5), radii=[0.1], budget=30),
         "exact": exact.linear(weight, None, x, y, L2(0.1)),
-        "plan": plan,
         "training": adversarial_train(small_mlp(2, dtype=torch.float32), blobs(), None, epochs=2),
     }
 

@@ -30,36 +30,46 @@ def attack(
     data: Annotated[
         Path, Option(help="npz file with inputs and classes: x and y, or x_test and y_test.")
     ],
-    norm: Annotated[str, Option(help="l0, l1, l2 or linf.")] = "l2",
+    norm: Annotated[str, Option(help="Norm of perturbations: l0, l1, l2 or linf.")] = "l2",
     radius: Annotated[str, Option(help="Largest size of a perturbation: 0.5, 8/255.")] = "1",
     radii: Annotated[str, Option(help="More radii for a curve, separated by commas.")] = "",
-    bounds: Annotated[str, Option(help="LOW,HIGH of valid inputs, or data, or none.")] = "none",
+    bounds: Annotated[
+        str, Option(help="Range of valid inputs: LOW,HIGH; data for the range seen; none.")
+    ] = "none",
     weights: Weights = None,
     trust_pickle: Annotated[
         bool, Option("--trust-pickle", help="Load a whole model, which runs code of the file.")
     ] = False,
     scale: Annotated[
-        float | None, Option(help="Divide inputs by this first: 255 for bytes.")
+        float | None,
+        Option(help="Divide inputs by this number first; 255 for pixels stored as bytes."),
     ] = None,
-    mean: Annotated[str, Option(help="The model is given (x - mean) / std.")] = "",
-    std: Annotated[str, Option(help="One number, or one for each channel.")] = "",
+    mean: Annotated[
+        str, Option(help="The model is called with (x - mean) / std; a number, or one per channel.")
+    ] = "",
+    std: Annotated[str, Option(help="See --mean.")] = "",
     loss: Annotated[
         str, Option(help="strongest (an ensemble), or the name of one loss.")
     ] = "strongest",
-    budget: Annotated[int, Option(min=24, help="Gradients spent on a point at most.")] = 1000,
-    queries: Annotated[int, Option(min=0, help="Queries without a gradient.")] = 1500,
-    restarts: Annotated[int, Option(min=1, help="Runs of a single loss.")] = 1,
-    target: Annotated[int | None, Option(help="Make every point this class.")] = None,
+    budget: Annotated[int, Option(min=24, help="Largest number of gradients per point.")] = 1000,
+    queries: Annotated[
+        int, Option(min=0, help="Number of queries per point for the attack without gradients.")
+    ] = 1500,
+    restarts: Annotated[int, Option(min=1, help="Number of restarts, with a single loss.")] = 1,
+    target: Annotated[
+        int | None, Option(help="Count an attack as successful only if it reaches this class.")
+    ] = None,
     samples: Annotated[
-        int | None, Option(min=1, help="Samples of a random model; 8 if not given.")
+        int | None, Option(min=1, help="Samples per evaluation of a random model; 8 by default.")
     ] = None,
     outputs: Annotated[
         str, Option(help="What the model returns: logits or probabilities.")
     ] = "logits",
     certify: Annotated[
-        bool, Option("--certify", help="Decide what the attack leaves open.")
+        bool,
+        Option("--certify", help="Try to prove that points which withstood the attack are robust."),
     ] = False,
-    batch_size: Annotated[int, Option(min=1, help="Points at a time.")] = 1024,
+    batch_size: Annotated[int, Option(min=1, help="Number of points in a batch.")] = 1024,
     device: Annotated[str, Option(help="Where the model runs: cpu, cuda.")] = "cpu",
     points: Points = 0,
     plot: Annotated[

@@ -18,20 +18,25 @@ from overt.cli.models import Model, Points, Weights, build_model, read_examples
 def audit(
     model: Model,
     data: Annotated[Path, Option(help="npz file with inputs x and targets y.")],
-    loss: Annotated[str, Option(help="squared, mse, cross_entropy or logistic.")] = "cross_entropy",
+    loss: Annotated[
+        str, Option(help="Training loss: cross_entropy, logistic, mse or squared.")
+    ] = "cross_entropy",
     holdout: Annotated[
         Path | None, Option(help="npz file with x and y that the model was not trained on.")
     ] = None,
     weights: Weights = None,
     points: Points = 0,
-    batch: Annotated[int, Option(min=1, help="Points to a batch.")] = 256,
+    batch: Annotated[int, Option(min=1, help="Number of points in a batch.")] = 256,
     html: Annotated[
-        Path | None, Option(help="Write the report with pictures to this file.")
+        Path | None, Option(help="Write the report with pictures to this HTML file.")
     ] = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON instead of text.")] = False,
-    seed: Annotated[int, Option(min=0, help="Seed of the sampled masks.")] = 0,
+    seed: Annotated[int, Option(min=0, help="Seed for the sampled masks.")] = 0,
 ) -> None:
-    """Say what dropout does to a model, and what theory promises.
+    """Measure what dropout does to a trained model: penalty, variance, capacity.
+
+    The report compares the training loss with and without noise, lists the penalty that each
+    dropout layer adds, and gives the bounds that the theory proves for the model.
 
     Try: [bold]overt audit net.py:build_model --data train.npz --holdout test.npz
     --html audit.html[/bold]

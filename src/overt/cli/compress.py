@@ -26,28 +26,40 @@ def compress(
     data: Annotated[Path, Option(help="npz file with x and y that training has not seen.")],
     weights: Weights = None,
     keep: Annotated[
-        str, Option(help="Share that stays, in (0, 1], or LAYER=SHARE,LAYER=SHARE.")
+        str, Option(help="Share to keep, in (0, 1]; or LAYER=SHARE,LAYER=SHARE.")
     ] = "0.5",
     of: Annotated[
-        str, Option(help="Share of what: parameters, multiply_adds or units.")
+        str, Option(help="What the share counts: parameters, multiply_adds or units.")
     ] = "parameters",
-    by: Annotated[str, Option(help="auto, mask, flow or spectrum.")] = "auto",
-    draws: Annotated[int, Option(min=1, help="Sub-networks that mask tries.")] = 32,
-    loss: Annotated[str, Option(help="auto, cross_entropy, logistic, mse or squared.")] = "auto",
+    by: Annotated[
+        str,
+        Option(
+            help="Method: mask (best sub-network), flow (path norms), spectrum (low rank), auto."
+        ),
+    ] = "auto",
+    draws: Annotated[
+        int, Option(min=1, help="Number of sub-networks that the method mask tries.")
+    ] = 32,
+    loss: Annotated[
+        str,
+        Option(help="Loss: cross_entropy, logistic, mse, squared; auto chooses by the targets."),
+    ] = "auto",
     holdout: Annotated[
         Path | None, Option(help="npz file with x and y to report on; half of data by default.")
     ] = None,
-    recover: Annotated[int, Option(min=0, help="Steps of training after the cut.")] = 0,
+    recover: Annotated[
+        int, Option(min=0, help="Number of training steps after units are removed.")
+    ] = 0,
     train: Annotated[
         Path | None, Option(help="npz file with x and y to train on; data by default.")
     ] = None,
-    learning_rate: Annotated[float, Option(help="Rate of that training.")] = 1e-3,
+    learning_rate: Annotated[float, Option(help="Learning rate of that training.")] = 1e-3,
     points: Points = 0,
     out: Annotated[Path, Option(help="Folder for the results.")] = Path("overt-results"),
     as_json: AsJson = False,
     seed: Seed = 0,
 ) -> None:
-    """Make a trained network smaller: sub-networks of dropout, units with flow, low rank.
+    """Make a trained network smaller by removing units or by low rank.
 
     Half of the points choose the network, the other half give the numbers in the report. Writes
     compressed.safetensors, compress.json and load.py, which needs torch and safetensors only.

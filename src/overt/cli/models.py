@@ -19,7 +19,7 @@ Model = Annotated[
     str, Argument(metavar="FILE.py:FUNCTION", help="A function that builds the model.")
 ]
 Weights = Annotated[Path | None, Option(help="The model's weights: a .safetensors or .pt file.")]
-Points = Annotated[int, Option(min=0, help="Use the first so many points; 0: all.")]
+Points = Annotated[int, Option(min=0, help="Number of points to use, from the first; 0 for all.")]
 
 EXAMPLE_NAMES = (("x", "y"), ("x_test", "y_test"))
 """Names of the arrays in a file of examples, the first that are there."""

@@ -33,7 +33,7 @@ from overt.nn.moments.predictive import predictive_moments
 from overt.nn.moments.result import Moments
 from overt.nn.penalties import Penalty, Term, explicit_penalty
 from overt.nn.predictor import Predictive
-from overt.nn.training import WithoutNoise, without_noise
+from overt.nn.training import GradientBias, WithoutNoise, without_noise
 
 __all__ = [
     "AuditReport",
@@ -46,6 +46,7 @@ __all__ = [
     "DropConnectConv2d",
     "DropConnectLinear",
     "Dropout",
+    "GradientBias",
     "Moments",
     "Penalty",
     "Predictive",

@@ -10,14 +10,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from overt.nn.curvature import curvature, quadratic
-from overt.nn.data.losses import Loss, is_squared, loss_name, mean_loss
+from overt.nn.curvature import (
+    WeightedLoss,
+    average,
+    curvature,
+    quadratic,
+    read_loss,
+    sum_outputs,
+)
+from overt.nn.data.losses import Loss, is_squared
 from overt.nn.graph.record import Recording, UnsupportedError, check_for_hidden_noise, record
 from overt.nn.graph.replay import sample
 from overt.nn.graph.state import (
     Output,
     SavedState,
     check_call,
+    never_compiled,
     raise_if_model_fails,
     seed_all,
     untouched,
@@ -90,6 +98,7 @@ class Penalty(Result):
         return {"value": value, "terms": terms, "exact": exact, "error": self.error}
 
 
+@never_compiled
 def explicit_penalty(
     model: nn.Module,
     x: Any,
@@ -122,8 +131,10 @@ def explicit_penalty(
         A batch of inputs (a tensor, or a tuple or mapping of them), and of targets.
     loss
         "squared": sum over outputs; "mse": mean over outputs, as torch.nn.functional.mse_loss;
-        "cross_entropy" on logits: (1/2) <diag(p) - p p', Cov(logits)>, p the softmax, to second
-        order in the noise; "logistic": (1/2) p (1 - p) Var(logit), summed over outputs.
+        "cross_entropy" on logits (batch, classes, ...): (1/2) <diag(p) - p p', Cov(logits)>, p the
+        softmax, to second order in the noise, averaged over tokens or pixels; "logistic": (1/2)
+        p (1 - p) Var(logit), summed over outputs. A torch.nn.CrossEntropyLoss may have class
+        weights and an `ignore_index`, which need y; targets of -100 never count.
     output
         Selects the output that counts, such as `lambda o: o.logits`.
     seed
@@ -140,36 +151,35 @@ def explicit_penalty(
     (10.0, True)
     """
     model = check_call(model, x, output)
-    name = loss_name(loss)
+    weighted = read_loss(loss)
     grad = torch.is_grad_enabled()
     with untouched(model) as saved, torch.inference_mode(False):
         seed_all(seed)
         try:
             recording = record(saved, x, output, decompose=decompose, statistics="as set")
             check_for_hidden_noise(recording, saved, x, output, "as set")
-            penalty, mean = _propagated(recording, y, name, grad)
+            penalty, mean = _propagated(recording, y, weighted, grad)
         except UnsupportedError as error:
             raise_if_model_fails(model, x, output, error)
-            return _sampled(saved, x, y, name, output, grad)
+            return _sampled(saved, x, y, weighted, output, grad)
         if not all(term.exact for term in penalty.terms):
             samples = list(sample(saved, recording, x, output, CHECKS, "as set"))
             if not saved.interrupts.pending:
-                _warn_if_contradicted(torch.cat(samples), penalty, mean, y, name)
+                _warn_if_contradicted(torch.cat(samples), penalty, mean, y, weighted)
     return penalty
 
 
 def curved_variance(found: PropagatedOutput, loss: str) -> Tensor:
-    """Return <H, Cov(output)>, with H half the loss's second derivative, averaged over rows."""
-    mean = found.mean
-    diagonal, direction, scale = curvature(mean, loss)
-    value = (diagonal * found.variances[0]).reshape(len(mean), -1).sum(1)
+    """Return <H, Cov(output)> at each position, with H half the loss's second derivative."""
+    diagonal, direction, scale = curvature(found.mean, loss)
+    value = sum_outputs(diagonal * found.variances[0], loss)
     if direction is not None:
         value = value - found.along(direction)
-    return scale * value.mean()
+    return scale * value
 
 
 def _propagated(
-    recording: Recording, y: Tensor | None, loss: str, grad: bool
+    recording: Recording, y: Tensor | None, loss: WeightedLoss, grad: bool
 ) -> tuple[Penalty, Tensor]:
     """Return the penalty of a recorded pass, and the mean output."""
     noises = recording.noises
@@ -177,12 +187,13 @@ def _propagated(
     later: Any = 0.0
     found = propagate(recording, Propagation(grad=grad, off=noises))
     clean = found.mean
+    weights = loss.position_weights(y, clean)
     for i in reversed(range(len(noises))):
         found = propagate(recording, Propagation(grad=grad, off=noises[:i]))
         if not found.finite:
             raise UnsupportedError("moments leave the range of numbers")
-        value = curved_variance(found, loss)
-        exact = found.exact and is_squared(loss)
+        value = average(curved_variance(found, loss.name), weights)
+        exact = found.exact and is_squared(loss.name)
         terms.insert(0, Term(noises[i], value - later, exact))
         later = value
     if y is not None and noises:
@@ -191,27 +202,27 @@ def _propagated(
     return Penalty(total, tuple(terms), linearized=tuple(found.run.unknown)), found.mean
 
 
-def _mean_shift(clean: Tensor, found: PropagatedOutput, y: Tensor, loss: str) -> Term:
+def _mean_shift(clean: Tensor, found: PropagatedOutput, y: Tensor, loss: WeightedLoss) -> Term:
     """Return what the move of the mean does to the loss."""
     if found.exact and torch.allclose(clean, found.mean):
-        mean_loss(clean, y, loss)  # refuses targets of a wrong shape
+        loss.mean(clean, y)  # refuses targets of a wrong shape
         return Term("mean shift", clean.new_zeros(()), exact=True)
-    value = mean_loss(found.mean, y, loss) - mean_loss(clean, y, loss)
-    return Term("mean shift", value, exact=found.exact and is_squared(loss))
+    value = loss.mean(found.mean, y) - loss.mean(clean, y)
+    return Term("mean shift", value, exact=found.exact and is_squared(loss.name))
 
 
 def _sampled(
-    saved: SavedState, x: Any, y: Tensor | None, loss: str, output: Output, grad: bool
+    saved: SavedState, x: Any, y: Tensor | None, loss: WeightedLoss, output: Output, grad: bool
 ) -> Penalty:
     """Return the penalty as sampled passes show it, with gradients through each of them."""
     outputs = [saved.plain_pass(x, output, statistics="as set", grad=grad) for _ in range(SAMPLES)]
     mean = torch.stack(outputs).mean(0)
     n = len(outputs)
-    values = torch.stack([quadratic(one - mean, mean, loss) for one in outputs]) * (n / (n - 1))
+    values = _added(torch.stack(outputs), mean, y, loss) * (n / (n - 1))
     terms = [Term(ALL_NOISE, values.mean(), exact=False, error=_standard_error(values))]
     if y is not None:
         clean = saved.plain_pass(x, output, noise=False, statistics="as set", grad=grad)
-        shift = mean_loss(mean, y, loss) - mean_loss(clean, y, loss)
+        shift = loss.mean(mean, y) - loss.mean(clean, y)
         moves = _moves_of_loss(torch.stack(outputs), mean, y, loss)
         terms.append(Term("mean shift", shift, exact=False, error=_standard_error(moves)))
         values = values + moves
@@ -219,11 +230,19 @@ def _sampled(
     return Penalty(total, tuple(terms), drawn=("all",), error=_standard_error(values))
 
 
-def _moves_of_loss(samples: Tensor, mean: Tensor, y: Tensor, loss: str) -> Tensor:
+def _added(samples: Tensor, mean: Tensor, y: Tensor | None, loss: WeightedLoss) -> Tensor:
+    """Return what the distance of each sample from the mean adds to the loss."""
+    weights = loss.position_weights(y, mean)
+    return torch.stack(
+        [average(quadratic(one - mean, mean, loss.name), weights) for one in samples]
+    )
+
+
+def _moves_of_loss(samples: Tensor, mean: Tensor, y: Tensor, loss: WeightedLoss) -> Tensor:
     """Return how much each sample moves the loss, to first order."""
     with torch.enable_grad():
         at = mean.detach().requires_grad_()
-        (slope,) = torch.autograd.grad(mean_loss(at, y, loss), at)
+        (slope,) = torch.autograd.grad(loss.mean(at, y), at)
     away = samples.detach() - mean.detach()
     return (slope * away).reshape(len(samples), -1).sum(1)
 
@@ -234,13 +253,13 @@ def _standard_error(values: Tensor) -> float:
 
 
 def _warn_if_contradicted(
-    samples: Tensor, penalty: Penalty, mean: Tensor, y: Tensor | None, loss: str
+    samples: Tensor, penalty: Penalty, mean: Tensor, y: Tensor | None, loss: WeightedLoss
 ) -> None:
     """Warn where samples contradict a penalty that was propagated through non-linear functions."""
     mean = mean.detach().double()
     center = samples.mean(0)
     n = len(samples)
-    values = torch.stack([quadratic(one - center, center, loss) for one in samples])
+    values = _added(samples, center, y, loss)
     seen = float(values.mean()) * n / (n - 1)
     shift = [term for term in penalty.terms if term.name == "mean shift"]
     value = float(penalty.value.detach()) - sum(float(term.value.detach()) for term in shift)
@@ -256,7 +275,7 @@ def _warn_if_contradicted(
     if y is None:
         return
     y = y.double() if y.is_floating_point() else y
-    gap = float(mean_loss(center, y, loss) - mean_loss(mean, y, loss))
+    gap = float(loss.mean(center, y) - loss.mean(mean, y))
     if abs(gap) > 0.2 * seen + 3 * _standard_error(_moves_of_loss(samples, center, y, loss)):
         warnings.warn(
             f"the loss at the mean output differs by {gap:.3g} between {n} samples and as "

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from overt import _check
 from overt._check import InputError, InputTypeError
 from overt.nn.data.batches import Batches
-from overt.nn.data.losses import Loss, loss_name
+from overt.nn.data.losses import Loss, Targets, loss_name
 from overt.nn.graph.state import Output
 from overt.nn.moments.predictive import predictive_moments
 from overt.nn.moments.result import Moments
@@ -79,11 +79,17 @@ class Predictive(nn.Module):  # type: ignore[misc]
         super().__init__()
         if not isinstance(model, nn.Module):
             raise InputTypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-        self.model, self.loss, self.output = model, loss_name(loss), output
+        self.model = model
+        self.loss = loss_name(loss)
+        self.output = output
         self.tol = None if tol is None else _check.number("tol", tol, exclusive=True)
         self.register_buffer("noise_variance", torch.zeros(()))
         self.register_buffer("temperature", torch.ones(()))
         self.register_buffer("scores", torch.zeros(0))
+
+    @property
+    def _squared(self) -> bool:
+        return self.loss in ("squared", "mse")
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the model's output (training mode), or the mean or log-probabilities."""
@@ -123,6 +129,11 @@ class Predictive(nn.Module):  # type: ignore[misc]
 
         The noise keeps its scale: dropout makes means timid while it trains, and not its noise.
         """
+        if self._squared:
+            raise InputError(
+                f"loss={self.loss!r} predicts numbers: probabilities need loss='cross_entropy' or "
+                "'logistic'"
+            )
 
         def of(batch: Any) -> Tensor:
             return self._expected(*self._logits(batch), float(self.temperature))
@@ -134,11 +145,12 @@ class Predictive(nn.Module):  # type: ignore[misc]
 
         Either has the largest likelihood on the data, which must not be that of training.
         """
-        squared = self.loss in ("squared", "mse")
+        squared = self._squared
         found = []
         for batch in Batches(data, self.model):
             x = _alone(batch.inputs.given)
             parts = self._normal(x, alone=True) if squared else self._logits(x)
+            Targets(batch.y, parts[0], self.loss, batch.where)  # refuses targets that do not fit
             found.append((*parts, batch.y))
         center, spread, y = (torch.cat(parts) for parts in zip(*found, strict=True))
         if squared:
@@ -167,7 +179,7 @@ class Predictive(nn.Module):  # type: ignore[misc]
         for batch in Batches(data, self.model):
             x = _alone(batch.inputs.given)
             y: Any = batch.y
-            if self.loss in ("squared", "mse"):
+            if self._squared:
                 mean, sd = self._normal(x)
                 if y.numel() != mean.numel():
                     raise InputError(
@@ -192,7 +204,7 @@ class Predictive(nn.Module):  # type: ignore[misc]
         For rows that are exchangeable with those of `conformalize`, each output lies in its
         interval with a probability of at least `level`, on average over both.
         """
-        if self.loss not in ("squared", "mse"):
+        if not self._squared:
             raise InputError(f"loss={self.loss!r} has sets of classes: use conformal_set")
         q = self._quantile(level)
         both = self._over(x, lambda batch: torch.stack(self._normal(batch), 1))
@@ -205,7 +217,7 @@ class Predictive(nn.Module):  # type: ignore[misc]
         For rows that are exchangeable with those of `conformalize`, the right class is in the set
         with a probability of at least `level`, on average over both.
         """
-        if self.loss in ("squared", "mse"):
+        if self._squared:
             raise InputError(f"loss={self.loss!r} has intervals: use conformal_interval")
         q = self._quantile(level)
         return self._over(x, lambda batch: 1 - self._classes(batch) <= q)
@@ -291,6 +303,7 @@ def _least(f: Callable[[float], Tensor], low: float, high: float) -> float:
     """Return where f is least, as a function of the logarithm."""
     from scipy.optimize import minimize_scalar
 
-    found = minimize_scalar(lambda t: float(f(math.exp(t))), method="bounded",
-                            bounds=(math.log(low), math.log(high)))  # fmt: skip
+    found = minimize_scalar(
+        lambda t: float(f(math.exp(t))), method="bounded", bounds=(math.log(low), math.log(high))
+    )
     return math.exp(found.x)

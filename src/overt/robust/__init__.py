@@ -28,7 +28,6 @@ from overt.robust.attack.hopskipjump import HopSkipJump
 from overt.robust.attack.pgd import BIM, FGSM, PGD
 from overt.robust.attack.results import AttackResult, RobustnessWarning, Stage
 from overt.robust.attack.square import Square
-from overt.robust.certificates import guarantees, leaky
 from overt.robust.certify import exact
 from overt.robust.certify.smoothing import Smoothed, smoothed
 from overt.robust.evaluate import RobustError, robust_error
@@ -74,8 +73,6 @@ __all__ = [
     "Training",
     "adversarial_train",
     "exact",
-    "guarantees",
-    "leaky",
     "minimum_distance",
     "robust_error",
     "smoothed",

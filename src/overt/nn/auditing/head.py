@@ -22,8 +22,7 @@ from overt.nn.layers.dropblock import DropBlock1d, DropBlock2d, DropBlock3d
 from overt.nn.layers.dropconnect import DropConnectLinear
 from overt.nn.layers.mask_covariance import MaskCovariance
 from overt.nn.layers.recognized import is_weight_noise, mask_covariance_of, plain_dropout
-from overt.nn.recording.hooks import hooked
-from overt.nn.recording.watching import watch
+from overt.nn.recording.watching import hooked, watch
 from overt.noise import CovarianceNoise
 from overt.spectral import KSupport, Schatten, SpectralNorm, SquaredNuclear, nu
 

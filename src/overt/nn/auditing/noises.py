@@ -23,9 +23,8 @@ from overt.nn.layers.recognized import (
     is_weight_noise,
     known_noise,
 )
-from overt.nn.recording.drawers import noted_draws
 from overt.nn.recording.recorder import Operation, Recording
-from overt.nn.recording.watching import is_noise, tensors
+from overt.nn.recording.watching import hooked, is_noise, tensors
 
 MASK_ENTRIES = 2**14
 """Entries of masks sampled to measure the share that is dropped: an error below .004."""
@@ -181,9 +180,35 @@ def _python_draws(model: nn.Module, structure: Structure) -> list[str]:
         structure.inputs.run(model)
         if python_rng_states() == before:
             return []
-        with noted_draws(model) as found:
+        with _note_python_draws(model) as found:
             structure.inputs.run(model)
     return list(found)
+
+
+@contextmanager
+def _note_python_draws(model: nn.Module) -> Iterator[dict[str, None]]:
+    """Collect the modules in whose own forward pass Python or NumPy samples."""
+    found: dict[str, None] = {}
+    before: list[Any] = []
+
+    def begin(module: nn.Module, args: Any) -> None:
+        before.append(python_rng_states())
+
+    def end(module: nn.Module, args: Any, output: Any) -> None:
+        now = python_rng_states()
+        if before.pop() != now:
+            found[names[module]] = None
+            before[:] = [now] * len(before)  # the modules around it did not sample that
+
+    names = {
+        module: name
+        for name, module in model.named_modules()
+        if not isinstance(
+            module, torch.jit.ScriptModule
+        )  # takes no hooks, and samples from torch's
+    }
+    with hooked(names, begin, end):
+        yield found
 
 
 def _differs_between_passes(model: nn.Module, structure: Structure) -> bool:

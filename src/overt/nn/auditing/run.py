@@ -37,7 +37,7 @@ from overt.nn.data.batches import Batch, Batches, Inputs, name_failing_inputs
 from overt.nn.data.losses import Loss, Targets, check_loss, is_squared, loss_name
 from overt.nn.data.models import check_model, modes
 from overt.nn.data.rng import seeded
-from overt.nn.recording.hooks import hooked
+from overt.nn.recording.watching import hooked
 from overt.relu.bounds import coadaptation
 from overt.results import Status
 

@@ -19,7 +19,7 @@ from overt.nn.data.batches import Inputs, first_line
 from overt.nn.data.losses import Loss, Targets
 from overt.nn.data.models import restore_training
 from overt.nn.layers.recognized import is_weight_noise, mask_covariance_of
-from overt.nn.recording.hooks import hooked
+from overt.nn.recording.watching import hooked
 from overt.relu.bounds import coadaptation
 
 

@@ -55,14 +55,6 @@ def seeded(seed: int | None) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def torch_rng_from(states: list[Tensor]) -> Iterator[None]:
-    """Run with saved states of torch's generators, then restore the current ones."""
-    with torch.random.fork_rng(cuda_devices()):
-        set_torch_rng(states)
-        yield
-
-
 def set_torch_rng(states: list[Tensor]) -> None:
     """Put torch's generators into saved states."""
     torch.default_generator.set_state(states[0])
@@ -80,17 +72,6 @@ def seed_torch(seed: int) -> None:
 def cuda_devices() -> list[int]:
     """Return the CUDA devices whose generators may be in use."""
     return list(range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0))
-
-
-def python_rng_fresh() -> bool:
-    """Return whether Python's and NumPy's generators are as a seed of 0 leaves them.
-
-    Samples from both.
-    """
-    return (random.random(), np.random.random_sample()) == _FIRST  # noqa: NPY002, S311
-
-
-_FIRST = (random.Random(0).random(), np.random.RandomState(0).random_sample())  # noqa: S311
 
 
 def repeat_pass(

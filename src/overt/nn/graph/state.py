@@ -10,15 +10,17 @@ after an exception or Ctrl-C.
 from __future__ import annotations
 
 import copy
+import functools
 import random
 import signal
+import sys
 import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import BuiltinFunctionType, FrameType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -37,6 +39,8 @@ from overt.nn.data.models import (
 from overt.nn.data.rng import preserve_rng, seed_torch
 
 Output = Callable[[Any], Any] | None
+P = ParamSpec("P")
+R = TypeVar("R")
 
 MAX_OBJECTS = 20_000
 """Python objects that are searched for state: enough for any model, few enough to take 10 ms."""
@@ -47,6 +51,23 @@ _CODE = (FunctionType, MethodType, BuiltinFunctionType)
 
 
 # -- calling a model ----------------------------------------------------------------------------
+
+
+def never_compiled(function: Callable[P, R]) -> Callable[P, R]:
+    """Let compiled code call a function as it is: a compiled pass cannot be recorded.
+
+    torch.compiler.disable as a decorator would import dynamo with overt.nn, which takes a second.
+    """
+
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        if "torch._dynamo" not in sys.modules:
+            return function(*args, **kwargs)
+        result: R = torch.compiler.disable(function)(*args, **kwargs)
+        return result
+
+    wrapper._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return wrapper
 
 
 def call_model(model: nn.Module, inputs: Any) -> Any:

@@ -55,10 +55,11 @@ def output_covariances(dev: Tensor, sources: list[Source], *, graph: bool = Fals
 def variance_along(
     dev: Tensor, sources: list[Source], direction: Tensor, *, graph: bool = False
 ) -> Tensor:
-    """Return Var(sum_k w_k output_k) for each row, with the row's weights w in `direction`."""
+    """Return Var(sum_k w_k output_k) over the classes k, axis 1; `direction` holds the weights."""
     with torch.enable_grad():
-        y = (dev * direction).reshape(len(dev), -1).sum(1, keepdim=True)
-    return _second_moments(y, sources, graph=graph)[0][0]
+        y = (dev * direction).sum(1)
+    total, _, _ = _second_moments(_by_rows(y), sources, graph=graph)
+    return total.T.reshape(y.shape)
 
 
 def _by_rows(dev: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from overt.nn.graph.state import (
     Output,
     SavedState,
     check_call,
+    never_compiled,
     raise_if_model_fails,
     seed_all,
     untouched,
@@ -165,6 +166,7 @@ class SampleSums:
         )
 
 
+@never_compiled
 def mc_moments(
     model: nn.Module,
     x: Any,

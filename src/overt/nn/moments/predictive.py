@@ -16,6 +16,7 @@ from overt.nn.graph.state import (
     Output,
     SavedState,
     check_call,
+    never_compiled,
     raise_if_model_fails,
     seed_all,
     untouched,
@@ -47,6 +48,7 @@ class SamplingPlan:
 PLAN = SamplingPlan()
 
 
+@never_compiled
 def predictive_moments(
     model: nn.Module,
     x: Any,

@@ -48,7 +48,7 @@ class PropagatedOutput:
         return self._differentiated(output_covariances)
 
     def along(self, direction: Tensor) -> Tensor:
-        """Return Var(w'output) for each row, with the row's weights w in `direction`."""
+        """Return Var(w'output) over the classes, axis 1, with weights w in `direction`."""
         if self.output.product is not None:
             var, weight = self.output.product
             return (var * (direction @ weight.mT) ** 2).sum(1)

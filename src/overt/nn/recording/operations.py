@@ -56,15 +56,12 @@ class Kind:
     ----------
     values, units
         What becomes of a tensor's entries, and of the units along one of its axes.
-    homogeneous
-        Whether f(t x) = t f(x) for t > 0, f having slopes of at most 1.
     constant
         Whether it adds a constant where it is affine (biases of linear operations aside).
     """
 
     values: Values = "unknown"
     units: Units = "mix"
-    homogeneous: bool = False
     constant: bool = False
 
     @property
@@ -148,9 +145,9 @@ _ROWS: list[tuple[Kind, str]] = [
     (Kind("matmul", "mix"),
      "matmul mm bmm mv dot rmatmul einsum tensordot bilinear outer inner"),
     (Kind("matmul", "mix", constant=True), "addmm baddbmm addbmm addmv addcmul addcdiv lerp"),
-    (Kind("entrywise", "pass", homogeneous=True), "relu leaky_relu"),
     (Kind("entrywise", "pass"),
-     "celu elu gelu hardsigmoid hardswish hardtanh hardshrink logsigmoid mish relu6 selu "
+     "relu leaky_relu celu elu gelu hardsigmoid hardswish hardtanh hardshrink logsigmoid mish "
+     "relu6 selu "
      "sigmoid silu softplus softshrink softsign tanh tanhshrink threshold abs exp expm1 log "
      "log1p log2 log10 sqrt rsqrt square sin cos tan atan asin acos sinh cosh erf erfc "
      "reciprocal clamp clamp_min clamp_max pow rpow rdiv float_power sinc xlogy"),
@@ -209,32 +206,27 @@ _ALIASES = {
 }  # fmt: skip
 _PROPERTIES = frozenset(("T", "mT", "H", "mH", "data", "real"))
 _READS = {"__bool__": "bool_read", "__float__": "float_read", "__int__": "int_read"}
-_SIGNATURES = {
-    "linear": ("input", "weight", "bias"),
-    **{f"conv{n}d": ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-       for n in (1, 2, 3)},
-    **{f"conv_transpose{n}d": ("input", "weight", "bias", "stride", "padding", "output_padding",
-                               "groups", "dilation") for n in (1, 2, 3)},
-    **{f"max_pool{n}d": ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode",
-                         "return_indices") for n in (1, 2, 3)},
-    **{f"avg_pool{n}d": ("input", "kernel_size", "stride", "padding", "ceil_mode",
-                         "count_include_pad", "divisor_override") for n in (1, 2, 3)},
-    "dropout": ("input", "p", "train"),
-    "alpha_dropout": ("input", "p", "train"),
-    "feature_alpha_dropout": ("input", "p", "train"),
-    "feature_dropout": ("input", "p", "train"),
-    "scaled_dot_product_attention": ("query", "key", "value", "attn_mask", "dropout_p",
-                                     "is_causal", "scale", "enable_gqa"),
-    "batch_norm": ("input", "weight", "bias", "running_mean", "running_var", "training",
-                   "momentum", "eps", "cudnn_enabled"),
-    "softmax": ("input", "dim", "dtype"),
-    "log_softmax": ("input", "dim", "dtype"),
-    "bernoulli": ("input", "p"),
-    "normal": ("input", "mean", "std"),
-    "uniform": ("input", "from", "to"),
-    "lstm": ("input", "hx", "params", "has_biases", "num_layers", "dropout", "train",
-             "bidirectional", "batch_first"),
-    "gru": ("input", "hx", "params", "has_biases", "num_layers", "dropout", "train",
-            "bidirectional", "batch_first"),
-}  # fmt: skip
+# Functions whose mode is an argument, and which Python knows no signature of.
+_DROPOUT = ("input", "p", "train")
+_RECURRENT = ("input", "hx", "params", "has_biases", "num_layers", "dropout", "train")
+_ATTENTION = (
+    "query",
+    "key",
+    "value",
+    "attn_mask",
+    "dropout_p",
+    "is_causal",
+    "scale",
+    "enable_gqa",
+)
+_SIGNATURES: dict[str, tuple[str, ...]] = {
+    "dropout": _DROPOUT,
+    "alpha_dropout": _DROPOUT,
+    "feature_dropout": _DROPOUT,
+    "feature_alpha_dropout": _DROPOUT,
+    "scaled_dot_product_attention": _ATTENTION,
+    "batch_norm": ("input", "weight", "bias", "running_mean", "running_var", "training"),
+    "lstm": _RECURRENT,
+    "gru": _RECURRENT,
+}
 TABLE = {name: what for what, names in _ROWS for name in names.split()}

@@ -1,10 +1,10 @@
-"""The mechanism of recording: each call that a model makes is shown to a function as it runs."""
+"""The mechanism of recording: each call that a model makes is passed to a function as it runs."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, is_dataclass
 from typing import Any, NamedTuple
 
@@ -16,7 +16,6 @@ from overt.nn.data.models import disable_checkpointing, disable_fast_attention, 
 from overt.nn.data.rng import torch_rng_bytes
 from overt.nn.layers.base import NoiseLayer
 from overt.nn.recording import operations
-from overt.nn.recording.hooks import hooked
 from overt.nn.recording.operations import Kind
 
 Leaves = Callable[[str, nn.Module], bool]
@@ -33,8 +32,7 @@ class Frame(NamedTuple):
 class Call:
     """One call that a model makes, as `watch` shows it.
 
-    `result` and `drew` are set for whole modules only; `again` runs a function that stands for the
-    call and shows what it does in turn.
+    `result` and `drew` are set for whole modules only.
     """
 
     name: str
@@ -48,7 +46,6 @@ class Call:
     result: Any = None
     drew: bool = False  # of a scripted module: whether it drew from torch's generator
     frames: tuple[Frame, ...] = ()
-    again: Callable[[Callable[[], Any]], Any] = lambda function: function()
 
     @property
     def kind(self) -> Kind:
@@ -102,6 +99,31 @@ def watch(
         with hooked(watcher.modules, watcher.enter, watcher.leave, kwargs=True), watcher:
             result = called(model, inputs)
             return result if output is None else output(result)
+
+
+@contextmanager
+def hooked(
+    modules: Iterable[nn.Module], before: Any = None, after: Any = None, *, kwargs: bool = False
+) -> Iterator[None]:
+    """Call before(module, args) and after(module, args, output) at each pass of some modules.
+
+    With `kwargs` the latter is told them, after `args`. Torch's own handles for hooks are slow.
+    """
+    key, hung = object(), list(modules)
+    try:
+        for module in hung:
+            if before is not None:
+                module._forward_pre_hooks[key] = before
+            if after is not None:
+                module._forward_hooks[key] = after
+                if kwargs:
+                    module._forward_hooks_with_kwargs[key] = True
+        yield
+    finally:
+        for module in hung:
+            module._forward_pre_hooks.pop(key, None)
+            module._forward_hooks.pop(key, None)
+            module._forward_hooks_with_kwargs.pop(key, None)
 
 
 class _Scripted(nn.Module):  # type: ignore[misc]
@@ -254,13 +276,8 @@ class _Watcher(TorchFunctionMode):  # type: ignore[misc]
             return _as_extents(result) if self._extents else result
         inplace = inplace or bool(kwargs.get("inplace"))
         frame, module = self._within[-1] if self._within else (Frame("", 0), None)
-        call = Call(name, func, args, kwargs, frame.path, module, inplace, frames=self._frames,
-                    again=self._again)  # fmt: skip
+        call = Call(name, func, args, kwargs, frame.path, module, inplace, frames=self._frames)
         return self._handle(call)
-
-    def _again(self, function: Callable[[], Any]) -> Any:
-        with self:
-            return function()
 
     def enter(self, module: nn.Module, args: Any) -> None:
         name, leaf = self.modules[module]
@@ -282,8 +299,18 @@ class _Watcher(TorchFunctionMode):  # type: ignore[misc]
         label = getattr(module, "original_name", type(module).__name__)
         with torch._C.DisableTorchFunction():
             drew = isinstance(module, _Scripted) and torch_rng_bytes() != self._state
-            call = Call(label, module, args, kwargs, name, module, leaf=module,
-                        result=result, drew=drew, frames=self._frames)  # fmt: skip
+            call = Call(
+                label,
+                module,
+                args,
+                kwargs,
+                name,
+                module,
+                leaf=module,
+                result=result,
+                drew=drew,
+                frames=self._frames,
+            )
             return self._handle(call)
 
 

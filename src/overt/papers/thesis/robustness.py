@@ -164,9 +164,9 @@ def adversarial_training_steps(scale: int, rng: np.random.Generator) -> Residual
     = 64 (R + \nu)^2 (1 + \omega \gamma \alpha \kappa \sqrt{m} \varepsilon) / ((\gamma - \nu)^2
     \alpha^2 \varepsilon^2)$ steps.
     """
+    from overt.papers import leaky_networks as leaky
+    from overt.papers.training_plans import training_plan
     from overt.robust import L2, exact
-    from overt.robust.certificates import leaky
-    from overt.robust.certificates.guarantees import training_plan
 
     d, m, n, epsilon = 3, 4, 80, 0.1
     x = rng.normal(size=(n, d))
@@ -228,7 +228,8 @@ def adversarial_iterates(scale: int, rng: np.random.Generator) -> Residuals:
     steps the mean of $-l'(y f)$ at the attacks is at most $\varepsilon$, and the beta-robust
     error is then at most $2 \varepsilon$.
     """
-    from overt.robust.certificates import guarantees, leaky
+    from overt.papers import leaky_networks as leaky
+    from overt.papers.training_plans import training_plan
 
     m, n, epsilon, slope = 2, 10, 0.25, 0.9
     x = rng.normal(size=(n, 2))
@@ -238,7 +239,7 @@ def adversarial_iterates(scale: int, rng: np.random.Generator) -> Residuals:
     gamma, v = leaky.separation(x, y)
     nu, a = gamma / 4, np.array([1.0, -1.0]) / math.sqrt(2)
     net = leaky.LeakyNetwork(-np.sign(a)[:, None] * v / 2, a, slope)  # everything wrong at first
-    plan = guarantees.training_plan(
+    plan = training_plan(
         epsilon=epsilon,
         margin=gamma,
         radius=nu,
@@ -298,7 +299,7 @@ def attack_steps_for_beta(scale: int, rng: np.random.Generator) -> Residuals:
     TeX: For a $\beta$ of choice, $T_{atk} = 8 \nu^2 / (\eta_{atk} \varepsilon) = \beta^2 |W|^2
     / (2 (1 - \alpha)^2 \varepsilon)$ with $\kappa = \beta / (4 \nu (1 - \alpha) \sqrt{m})$.
     """
-    from overt.robust.certificates.guarantees import training_plan_for_beta
+    from overt.papers.training_plans import training_plan_for_beta
 
     printed = 0.0
     for _ in range(50 * scale):
@@ -340,7 +341,7 @@ def attack_finds(scale: int, rng: np.random.Generator) -> Residuals:
     """
     from scipy.special import expit
 
-    from overt.robust.certificates.leaky import LeakyNetwork, beta_robust_error, reflected_ascent
+    from overt.papers.leaky_networks import LeakyNetwork, beta_robust_error, reflected_ascent
 
     # Three equal units with a far label: without an attack the lemma is broken here.
     net = LeakyNetwork(np.full((3, 1), 20 / 3), np.ones(3), 0.9)
@@ -394,7 +395,7 @@ def gradient_drift(scale: int, rng: np.random.Generator) -> Residuals:
     \sqrt{m} |W|_F$ for two points of the same ball, so that beta-effective attacks with $\beta
     \ge 4 \nu (1 - \alpha) \kappa \sqrt{m}$ are found.
     """
-    from overt.robust.certificates.leaky import LeakyNetwork
+    from overt.papers.leaky_networks import LeakyNetwork
 
     worst = 0.0
     for trial in range(200 * scale):

@@ -1,1 +1,0 @@
-"""What is proved: exact robust error of small models, and what training is sure to reach."""

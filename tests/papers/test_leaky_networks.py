@@ -1,0 +1,166 @@
+"""Leaky-ReLU networks of the thesis, chapter 6: gradients, attack, training, margins."""
+
+import math
+
+import numpy as np
+import pytest
+
+from overt import InputError
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from overt.papers import leaky_networks as leaky  # noqa: E402
+from overt.papers.leaky_networks import (  # noqa: E402
+    LeakyNetwork,
+    reflected_ascent,
+    train_online,
+)
+from overt.robust import L2, PGD, exact  # noqa: E402
+
+
+def network(width=6, inputs=3, slope=0.4, seed=0, kappa=0.5):
+    rng = np.random.default_rng(seed)
+    return LeakyNetwork(
+        rng.normal(size=(width, inputs)), kappa * rng.choice([-1.0, 1.0], width), slope
+    )
+
+
+def separable(n, seed, inputs=3, margin=0.5):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, inputs))
+    y = np.where(x[:, 0] > 0, 1, -1)
+    x[:, 0] += margin * y
+    return x, y
+
+
+def test_gradients_are_those_of_autograd():
+    net, x = network(), np.array([0.3, -1.0, 2.0])
+    W, v = (torch.tensor(a, requires_grad=True) for a in (net.W, x))
+    z = W @ v
+    value = torch.maximum(net.slope * z, z) @ torch.tensor(net.a)
+    value.backward()
+    assert np.isclose(value.item(), net.value(x))
+    assert np.allclose(v.grad, net.input_gradient(x))
+    assert np.allclose(W.grad, net.weight_gradient(x))
+
+
+def test_constants_of_lemma_18():
+    net = network(width=6, slope=0.4, kappa=0.5)
+    assert net.norm == pytest.approx(math.sqrt(np.sum(net.W**2)))
+    assert net.attack_step_size() == pytest.approx(1 / (0.25 * 6 * np.sum(net.W**2)))
+    assert net.beta(0.3) == pytest.approx(4 * 0.3 * 0.6 * 0.5 * math.sqrt(6))
+
+
+def test_the_printed_attack_is_pgd_with_the_reflected_loss_and_raw_steps():
+    net = network()
+    model = nn.Sequential(
+        nn.Linear(3, 6, bias=False), nn.LeakyReLU(0.4), nn.Linear(6, 1, bias=False)
+    )
+    model.double()
+    model[0].weight.data = torch.tensor(net.W)
+    model[2].weight.data = torch.tensor(net.a)[None]
+    x, y = separable(6, 3)
+    size = 0.1
+    general = PGD(
+        L2(0.6), steps=29, schedule="constant", step_size=size, normalize=False, early_exit=False
+    )
+    found = general(model, x, y, warn=False)
+    for i in range(6):
+        printed = reflected_ascent(net, x[i], int(y[i]), 0.6, size, 30)
+        assert np.allclose(net.value(printed), net.value(found.x[i].numpy()))
+
+
+def test_the_printed_training_learns_a_robust_network():
+    x, y = separable(200, 4)
+    net = network(width=8, seed=1)
+    attack = lambda n, v, t: reflected_ascent(n, v, t, 0.2, n.attack_step_size(), 10)  # noqa: E731
+    *_, last = train_online(net, zip(x, y, strict=True), 0.1, attack)
+    before = leaky.beta_robust_error(net, x[:25], y[:25], 0.2).value
+    after = exact.two_layer(last.W, last.a, x[:25], y[:25], L2(0.2), slope=0.4).value
+    assert after < before or after == 0
+    assert after <= 0.1
+
+
+def test_separation_finds_the_margin():
+    x, y = separable(60, 5)
+    gamma, v = leaky.separation(x, y)
+    assert np.isclose(np.linalg.norm(v), 1)
+    assert np.isclose((y * (x @ v)).min(), gamma)
+    rng = np.random.default_rng(0)
+    others = rng.normal(size=(20_000, 3))
+    others /= np.linalg.norm(others, axis=1, keepdims=True)
+    assert (y * (others @ x.T)).min(1).max() <= gamma + 1e-9
+    with pytest.raises(InputError, match="separable"):
+        leaky.separation(np.vstack([x, -x]), np.concatenate([y, y]))
+    with pytest.raises(InputError, match="separable"):
+        leaky.separation(np.zeros((2, 3)), [1, -1])
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
+def test_separation_does_not_depend_on_units(scale):
+    x, y = np.array([[1e-3, 1.0], [-1e-3, 1.0]]), [1, -1]
+    gamma, v = leaky.separation(scale * x, y)
+    assert gamma == pytest.approx(1e-3 * scale, rel=1e-6)
+    assert np.allclose(v, [1, 0], atol=1e-6)
+
+
+@pytest.mark.parametrize("width", [1, 4])
+def test_the_least_margin_is_a_share_of_the_longest_input(width):
+    least, _ = leaky.separation(np.outer([1.0, 1e-8], np.ones(width)), [1, 1])
+    assert least == pytest.approx(1e-8 * np.sqrt(width), rel=1e-12)
+    with pytest.raises(InputError, match="separable"):
+        leaky.separation(np.outer([1.0, 0.9e-8], np.ones(width)), [1, 1])
+
+
+def test_beta_of_choice():
+    net, (x, y) = network(), separable(12, 6)
+    errors = [
+        leaky.beta_robust_error(net, x, y, 0.3, beta).value for beta in (0.0, 0.05, 0.5, None)
+    ]
+    assert errors[0] == exact.two_layer(net.W, net.a, x, y, L2(0.3), slope=0.4).value
+    assert errors == sorted(errors, reverse=True)
+    assert errors[0] > errors[2]
+    assert errors[-1] == leaky.beta_robust_error(net, x, y, 0.3, net.beta(0.3)).value
+
+
+def test_numbers_that_overflow_are_refused():
+    net = LeakyNetwork(np.array([[1e300, 1.0]]), np.array([-1e300]), 0.25)
+    for ask in (lambda: net.value(np.ones(2)), lambda: net.input_gradient(np.ones(2))):
+        with pytest.raises(InputError, match="range of floating point"):
+            ask()
+
+
+W, X = np.eye(2), np.ones((3, 2))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: LeakyNetwork(W, [1.0, np.nan], 0.5), "a must be finite"),
+        (lambda: LeakyNetwork(W, [1.0], 0.5), "a must be"),
+        (lambda: LeakyNetwork(W, [1.0, 1.0], 1.5), "slope must lie"),
+        (lambda: LeakyNetwork(0 * W, [1.0, 1.0], 0.5).attack_step_size(), "must not be zero"),
+        (lambda: network().value(np.ones(2)), "x must have 3 inputs"),
+        (lambda: reflected_ascent(network(), np.ones(3), 0, 0.1, 0.1, 5), "y must be -1 or 1"),
+        (lambda: reflected_ascent(network(), np.ones(3), [1], 0.1, 0.1, 5), "y must be -1 or 1"),
+        (lambda: reflected_ascent(network(), np.ones(3), True, 0.1, 0.1, 5), "y must be -1 or 1"),
+        (lambda: reflected_ascent(network(), np.ones(3), 1, -0.1, 0.1, 5), "radius must be"),
+        (lambda: leaky.separation(X, [0, 1, 1]), "y must be -1 or 1"),
+        (lambda: leaky.separation(X, [1, 1]), "y must be 3 labels"),
+        (lambda: reflected_ascent(3, np.ones(3), 1, 0.1, 0.1, 5), "net must be a LeakyNetwork"),
+        (lambda: leaky.beta_robust_error(3, X, [1, 1, 1], 0.1), "net must be a LeakyNetwork"),
+        (lambda: next(train_online(network(), [], -1.0, None)), "step_size must be"),
+    ],
+)
+def test_bad_input_is_refused(call, message):
+    with pytest.raises(InputError, match=message):
+        call()
+
+
+def test_steps_margins_and_the_gradient_at_the_kink():
+    net = LeakyNetwork([[3.0, 0.0], [0.0, 4.0], [0.0, 0.0]], [0.5, -0.5, 0.25], 0.2)
+    assert net.attack_step_size() == pytest.approx(1 / (0.25 * 3 * 25))
+    assert net.beta(0.1) == pytest.approx(4 * 0.1 * 0.8 * 0.5 * np.sqrt(3))
+    assert net.input_gradient(np.zeros(2)) == pytest.approx(0.2 * (net.a @ net.W))  # at the kink
