@@ -1,4 +1,4 @@
-"""Checks at the door: every message names the argument, the value seen and what is accepted."""
+"""Argument checks: every message names the argument, the value seen and what is accepted."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def floating(name: str, value: Any, *, ndim: int | None = None) -> Array:
     if isinstance(value, (np.ndarray, np.generic)):
         value = np.asarray(value)  # no subclass, no scalar
     xp = namespace(value)
-    plain = type(value) is np.ndarray  # told at once, the common case
+    plain = type(value) is np.ndarray  # checked without the array API, the common case
     if not (value.dtype.kind == "f" if plain else xp.isdtype(value.dtype, "real floating")):
         if not xp.isdtype(value.dtype, "integral"):
             raise InputTypeError(

@@ -1,7 +1,7 @@
 """Files: written whole or not at all; arrays, tables and matrices in them.
 
-What a file says of itself is checked against its size before it is believed, and whatever a
-damaged one makes its reader do comes out as one `InputError`.
+Sizes that a file announces are checked against its length before memory is allocated. Every error
+of a reader on a damaged file becomes one `InputError`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ROOMY = 2**30
 """Bytes that an archive may unpack to, whatever its own size; beyond, 100 times its size."""
 
 LONGEST_LINE = 2**25
-"""Characters of a line of text; what is longer is taken for damage."""
+"""Most characters of a line of text; longer lines are refused as damaged."""
 
 
 @contextmanager
@@ -191,9 +191,9 @@ def read_sealed(path: Path, what: str) -> tuple[dict[str, Array], str]:
         arrays: dict[str, Array] = library.numpy.load(data)
         length = int.from_bytes(data[:8], "little")
         metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
-        told, checksum = metadata.get("what"), metadata.get("checksum", "")
-    if told != what:
-        raise InputError(f"{path} holds something else: {told!r} instead of {what!r}")
+        found, checksum = metadata.get("what"), metadata.get("checksum", "")
+    if found != what:
+        raise InputError(f"{path} holds something else: {found!r} instead of {what!r}")
     if checksum != digest(what, arrays):
         raise InputError(f"{path} was changed or damaged: its checksum does not fit")
     return arrays, checksum
@@ -434,7 +434,7 @@ def plain(value: Any) -> Any:
 
 
 def brief(value: Any) -> str:
-    """Return a field as it is printed: an array by its shape."""
+    """Return the text of a field: an array by its shape."""
     match value:
         case np.ndarray():
             return "array(" + " x ".join(map(str, value.shape)) + ")"

@@ -143,7 +143,7 @@ def checked_engine(engine: Any) -> str:
 
 @contextmanager
 def connected(engine: str, n_jobs: int) -> Iterator[Any]:
-    """Yield a client of the cluster; what is started here ends here."""
+    """Yield a client of the cluster; a cluster started here is closed at the end."""
     try:
         import distributed
     except ModuleNotFoundError as error:

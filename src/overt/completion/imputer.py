@@ -456,9 +456,9 @@ def residuals_of_folds(
     folds: int | None = None,
     options: GaussianOptions = GAUSSIAN,
 ) -> tuple[Floats, Floats]:
-    """Return leave-one-out residuals and their std, for each model those of its own fold.
+    """Return leave-one-out residuals and their std, each model on its fold.
 
-    Model k goes on learning from the rows outside fold k.
+    Model k continues to learn from the rows outside fold k.
     """
     residuals = np.zeros(Z.shape)
     std = np.ones(Z.shape)
@@ -547,7 +547,7 @@ class Neighbors:
         z_aj + sum_k (w_k sum_b s_ab e_bj / (sum_b s_ab + 2 s)
                       + w'_k sum_b s_ab (z_bj - z_aj) / sum_b s_ab)
 
-    b are those of the k rows nearest to the filled row a in which column j is observed, s_ab =
+    b runs over the k rows nearest to the filled row a in which column j is observed, s_ab =
     exp(-2 d_ab / d_a) with squared distances d (d_a the largest), s the mean of s_ab, and e_bj the
     leave-one-out residual of z_bj. The weights w are fitted by ridge regression to entries that
     are hidden, and are 0 unless they clearly predict better on the other half of them.
@@ -675,7 +675,7 @@ def robust_units(x: Floats) -> tuple[float, float]:
 def support(x: Floats) -> tuple[float, float]:
     """Return the range that filled entries of a column keep to.
 
-    At most 20 values that repeat are a scale, whose range is kept. Other columns stay at least 0
+    At most 20 values that repeat are a scale, which bounds the fills. Other columns stay at least 0
     if they are.
     """
     if len(x) == 0:

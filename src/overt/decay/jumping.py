@@ -46,7 +46,7 @@ class Jumps(Result):
     collapsed
         Runs that ended at rank 0 (s_1 below a thousandth of the largest observation).
     seeds, rank, threshold, floor, confidence
-        What was asked.
+        The arguments.
     median
         Median jump step over all runs, infinite if fewer than half jumped.
     runs
@@ -78,7 +78,7 @@ class Jumps(Result):
         return int(np.sum(self.jump_step != NEVER))
 
     def plot(self) -> Any:
-        """Draw the share of runs that have not jumped, with its band, over the steps."""
+        """Plot the share of runs that have not jumped, with its band, over the steps."""
         figure, axes = subplots()
         axes[0][0].fill_between(self.steps, self.lower, self.upper, alpha=0.25, lw=0, step="post")
         axes[0][0].step(self.steps, self.surviving, where="post")
@@ -107,9 +107,9 @@ def jumps(
     confidence: float = 0.95,
     **options: Any,
 ) -> Jumps:
-    """Simulate and find the jumps to `rank`; other options are those of `simulate`.
+    """Simulate and find the jumps to `rank`; other options go to `simulate`.
 
-    Runs with sampling="shuffled" are not expected to jump, and a warning says so.
+    Warns if sampling="shuffled", because such runs are not expected to jump.
     """
     if options.get("sampling") == "shuffled":
         warnings.warn(

@@ -30,7 +30,7 @@ CONVENTIONS = tuple(_FACTORS)
 
 
 def effective(learning_rate: float, weight_decay: float, convention: str) -> tuple[float, float]:
-    """Return (learning_rate, weight_decay) in overt's convention, from those of another."""
+    """Return (learning_rate, weight_decay) in overt's convention, given another."""
     choice("convention", convention, CONVENTIONS)
     rate, decay = _FACTORS[convention]
     eta, lam = number("learning_rate", learning_rate), number("weight_decay", weight_decay)

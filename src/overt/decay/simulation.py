@@ -87,7 +87,7 @@ class Runs(Result):
         return spectral_ratio(self.singular_values, rank=1)
 
     def plot(self) -> Any:
-        """Draw the singular values and the training error over the steps; band: the seeds."""
+        """Plot the singular values and the training error over the steps; band: the seeds."""
         from overt._figures import BLUE, COLORS, draw_band, subplots
 
         figure, axes = subplots(1, 2)
@@ -148,7 +148,7 @@ def simulate(
     seed
         Root of all randomness.
     sampling
-        "replacement" draws each entry independently, as in the paper. "shuffled" uses every entry
+        "replacement" samples each entry independently, as in the paper. "shuffled" uses every entry
         once per pass, in a new random order, as data loaders do; such runs do not jump at small
         learning rates.
     balance
