@@ -1,7 +1,9 @@
 """Recording: what is seen, what is refused, and that a call leaves the model as it was."""
 
 import ast
+import gc
 import random
+import signal
 import threading
 import time
 import weakref
@@ -14,9 +16,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import overt.nn
-from overt.nn.graph.draws import BASIC_DRAWS
-from overt.nn.graph.record import UnsupportedError, check_for_hidden_noise, record
-from overt.nn.graph.state import untouched
+from overt import InputError
+from overt.nn import explicit_penalty, mc_moments, predictive_moments
 
 X = torch.linspace(-1.0, 2.0, 12).reshape(3, 4)
 
@@ -129,102 +130,81 @@ def prepared(model):
     return model
 
 
+CALLS = {
+    "predictive_moments": predictive_moments,
+    "mc_moments": lambda model, x: mc_moments(model, x, 8),
+    "explicit_penalty": explicit_penalty,
+}
+
+
+@pytest.mark.filterwarnings("ignore:the noise adds")
 @pytest.mark.parametrize("make", [Wild, WritesParameters, DeletesParameters])
-@pytest.mark.parametrize("statistics", ["running", "batch", "as set"])
-def test_a_recording_leaves_the_model_bit_for_bit_as_it_was(make, statistics):
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_leaves_the_model_bit_for_bit_as_it_was(make, name):
     model = prepared(make())
     before = snapshot(model)
-    with untouched(model) as saved:
-        try:
-            recording = record(saved, X, None, statistics=statistics)
-        except UnsupportedError:
-            assert make is DeletesParameters
-        else:
-            assert recording.writes_parameters == (make is WritesParameters)
-            assert saved.copy_parameters == recording.writes_parameters
-        saved.plain_pass(X, None, statistics=statistics)
-        saved.plain_pass(X, None, noise=False)
+    CALLS[name](model, X)
     assert snapshot(model) == before
 
 
+@pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt(), SystemExit()])
-def test_an_exception_leaves_the_model_as_it_was(error):
+def test_an_exception_leaves_the_model_and_torch_as_they_were(error, name):
     model = prepared(Wild(fails=error))
     before = snapshot(model)
-    expected = UnsupportedError if isinstance(error, ValueError) else type(error)
-    with pytest.raises(expected), untouched(model) as saved:
-        record(saved, X, None)
+    expected = InputError if isinstance(error, ValueError) else type(error)
+    with pytest.raises(expected):
+        CALLS[name](model, X)
     assert snapshot(model) == before
-
-
-def test_an_exception_leaves_torch_as_it_was():
-    with pytest.raises(UnsupportedError), untouched(model := Wild(ValueError())) as saved:
-        record(saved, X, None)
     assert torch.is_grad_enabled()
-    assert torch.backends.mkldnn.is_available() == torch._C._get_mkldnn_enabled()
     assert torch.backends.mha.get_fastpath_enabled()
     model.fails = None
     model(X).sum().backward()
-
-
-def test_inputs_that_a_pass_changes_are_copied_for_each_pass():
-    cache = [X.clone()]
-    with untouched(GrowsACache()) as saved:
-        record(saved, (X, cache), None)
-        saved.plain_pass((X, cache), None)
-    assert len(cache) == 1
 
 
 def test_ctrl_c_comes_after_the_model_is_restored():
     class Interrupted(Wild):
         def forward(self, x):
             out = super().forward(x)
-            import signal
-
             signal.raise_signal(signal.SIGINT)
             return out
 
     model = prepared(Interrupted())
     before = snapshot(model)
-    with pytest.raises(KeyboardInterrupt), untouched(model) as saved:
-        record(saved, X, None)
+    with pytest.raises(KeyboardInterrupt):
+        predictive_moments(model, X)
     assert snapshot(model) == before
 
 
 def test_threads_take_turns():
     model = prepared(Wild())
     before = snapshot(model)
-    errors = []
-
-    def work():
-        try:
-            with untouched(model) as saved:
-                record(saved, X, None)
-        except Exception as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
+    expected = predictive_moments(model, X, draws=0)
+    found = []
+    threads = [
+        threading.Thread(target=lambda: found.append(predictive_moments(model, X, draws=0)))
+        for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert not errors
+    assert len(found) == 4
+    assert all(torch.equal(one.mean, expected.mean) for one in found)
     assert snapshot(model) == before
 
 
-def test_nothing_keeps_the_model_alive():
+def test_a_result_does_not_keep_the_model_alive():
     model = Wild()
-    with untouched(model) as saved:
-        recording = record(saved, X, None)
     reference = weakref.ref(model)
-    del model, saved, recording
-    import gc
-
+    found = predictive_moments(model, X)
+    del model
     gc.collect()
     assert reference() is None
+    assert found.draws >= 0
 
 
-# -- what is recorded, and what is refused ------------------------------------------------------
+# -- what is recorded, and what is sampled ------------------------------------------------------
 
 
 class Function(nn.Module):
@@ -237,45 +217,48 @@ class Function(nn.Module):
         return self.function(self, x)
 
 
+# Names of noises, functions that draw them, and the variance over x^2 or of what is added.
 NAMES = {
-    "inner.0": lambda m, x: m.inner(x),
-    "dropout": lambda m, x: F.dropout(x),
-    "rand_like": lambda m, x: x + torch.rand_like(x),
-    "uniform_": lambda m, x: x + torch.empty_like(x).uniform_(),
-    "normal": lambda m, x: torch.normal(x, 1.0),
-    "exponential_": lambda m, x: x * torch.empty_like(x).exponential_(),
-    "rrelu": lambda m, x: F.rrelu(x, training=True),
+    "inner.0": (lambda m, x: m.inner(x), lambda x: x**2),
+    "dropout": (lambda m, x: F.dropout(x), lambda x: x**2),
+    "rand_like": (lambda m, x: x + torch.rand_like(x), lambda x: 0 * x + 1 / 12),
+    "uniform_": (lambda m, x: x + torch.empty_like(x).uniform_(1, 4), lambda x: 0 * x + 9 / 12),
+    "normal": (lambda m, x: torch.normal(x, 2.0), lambda x: 0 * x + 4),
+    "exponential_": (lambda m, x: x * torch.empty_like(x).exponential_(2), lambda x: x**2 / 4),
+    "rrelu": (
+        lambda m, x: F.rrelu(x, 0.1, 0.4, training=True),
+        lambda x: torch.where(x < 0, x**2 * 0.3**2 / 12, 0.0),
+    ),
 }
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_noises_have_names_and_basic_draws(name):
-    with untouched(Function(NAMES[name])) as saved:
-        recording = record(saved, X, None)
-    assert recording.noises == (name,)
-    assert recording.noisy
-    drawn = [call.func.overloadpacket.__name__ for call in recording.calls if call.noise]
-    assert set(drawn) <= BASIC_DRAWS
+def test_noises_have_names_and_their_own_variance(name):
+    function, variance = NAMES[name]
+    found = predictive_moments(Function(function), X, draws=0)
+    assert found.propagated == (name,)
+    # The logarithm of an exponential draw is integrated at 64 points.
+    torch.testing.assert_close(found.variance, variance(X), rtol=1e-2, atol=1e-6)
+    sampled = mc_moments(Function(function), X, 2000, seed=0)
+    off = (sampled.std - variance(X).sqrt()).abs()
+    assert bool((off <= 2.5 * sampled.std_error + 1e-6).all())  # five standard errors
 
 
 def test_noise_that_does_not_reach_the_output_is_not_named():
-    with untouched(Function(lambda m, x: (F.dropout(x), x * 2)[1])) as saved:
-        recording = record(saved, X, None)
-    assert recording.noises == ()
-    assert not recording.noisy
+    found = predictive_moments(Function(lambda m, x: (F.dropout(x), x * 2)[1]), X)
+    assert found.exact
+    assert found.propagated == ()
+    assert not found.variance.any()
 
 
 def test_a_branch_on_certain_values_is_the_right_one():
     model = Function(lambda m, x: F.dropout(x) * (2 if x.sum() > 0 else 3))
     for sign, factor in ((1, 2), (-1, 3)):
-        with untouched(model) as saved:
-            recording = record(saved, sign * X, None)
-        kept = recording.output != 0
-        expected = 2 * factor * sign * X
-        torch.testing.assert_close(recording.output[kept], expected[kept])
+        found = predictive_moments(model, sign * X, draws=0)
+        torch.testing.assert_close(found.mean, factor * sign * X)
 
 
-REFUSED = {
+SAMPLED = {
     "if": lambda m, x: x if F.dropout(x).sum() > 0 else -x,
     "while": lambda m, x: halved(F.dropout(x)),
     "item": lambda m, x: x * F.dropout(x).sum().item(),
@@ -284,6 +267,7 @@ REFUSED = {
     "nonzero": lambda m, x: x[F.dropout(x) > 0][:1].expand(3, 1),
     "Python's random": lambda m, x: x * random.random(),  # noqa: S311
     "NumPy's random": lambda m, x: x * np.random.rand(),  # noqa: NPY002
+    "the clock": lambda m, x: x * (time.perf_counter_ns() % 997),
 }
 
 
@@ -293,10 +277,14 @@ def halved(h):
     return h
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_noise_that_decides_or_leaves_torch_is_refused(name):
-    with pytest.raises(UnsupportedError), untouched(Function(REFUSED[name])) as saved:
-        record(saved, X, None)
+@pytest.mark.parametrize("name", SAMPLED)
+def test_noise_that_decides_or_leaves_torch_is_sampled(name):
+    model = Function(SAMPLED[name])
+    found = predictive_moments(model, X, draws=50)
+    assert found.method == "sampled"
+    assert found.reason
+    with pytest.raises(InputError, match="propagated"):
+        predictive_moments(model, X, draws=0)
 
 
 @pytest.mark.parametrize("draw", [torch.rand_like, torch.randn_like, torch.bernoulli])
@@ -304,22 +292,6 @@ def test_basic_draws_differ_in_each_sample_under_vmap(draw):
     half = torch.full((4,), 0.5)
     samples = torch.func.vmap(lambda _: draw(half), randomness="different")(torch.zeros(64))
     assert len(samples.unique(dim=0)) > 1
-
-
-def test_a_plain_pass_with_the_same_seed_agrees():
-    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 2))
-    with untouched(model) as saved:
-        recording = record(saved, X, None)
-        sample = check_for_hidden_noise(recording, saved, X, None, "running")
-    torch.testing.assert_close(sample, recording.output)
-
-
-def test_noise_by_the_clock_is_seen():
-    model = Function(lambda m, x: x * (time.perf_counter_ns() % 997))
-    with untouched(model) as saved:
-        recording = record(saved, X, None)
-        with pytest.raises(UnsupportedError, match="own"):
-            check_for_hidden_noise(recording, saved, X, None, "running")
 
 
 # -- private names of torch ---------------------------------------------------------------------

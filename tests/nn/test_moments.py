@@ -13,8 +13,8 @@ from overt import InputError
 from overt.nn import explicit_penalty, predictive_moments, without_noise
 from overt.nn.graph.record import op_info, record
 from overt.nn.graph.state import untouched
+from overt.nn.moments.propagate import decompose
 from overt.nn.moments.registry import EXACT_OPERATIONS
-from overt.nn.moments.rules import decompose
 
 A = torch.linspace(-1.0, 2.0, 12).reshape(3, 4).sin()
 B = torch.linspace(0.5, 2.5, 6).reshape(2, 3).cos()

@@ -61,6 +61,12 @@ def recurrent():
     return Last()
 
 
+def bias_of_gradient(model, x, outputs):
+    return onn.without_noise(model, loss="mse").gradient_bias(
+        x, torch.zeros(len(x), outputs), samples=16
+    )
+
+
 MODELS = (Wild, WritesParameters, Branching, Failing, seeded_layers, recurrent)
 CALLED = (
     lambda m, x, r: onn.predictive_moments(m, x, draws=r.choice((None, 0, 10))),
@@ -68,6 +74,8 @@ CALLED = (
     lambda m, x, r: onn.predictive_moments(m, x, differentiable=True),
     lambda m, x, r: onn.mc_moments(m, x, r.choice((2, 20))),
     lambda m, x, r: onn.explicit_penalty(m, x, loss=r.choice(("squared", "logistic"))),
+    lambda m, x, r: bias_of_gradient(m, x, r.choice((2, 4))),
+    lambda m, x, r: onn.Predictive(m).interval(x),
 )
 
 

@@ -2,7 +2,7 @@
 Half of a picture
 =================
 
-A handwritten digit data set as a matrix, images by pixels, with 60 per cent of the entries
+A handwritten digit data set as a matrix, images by pixels, with 60 % of the entries
 removed. The images come back with a map of how sure each pixel is.
 """
 
@@ -10,12 +10,13 @@ import matplotlib.pyplot as plt
 import numpy as np
 from sklearn.datasets import load_digits
 
+from overt import Entries
 from overt.completion import DropoutCompletion
 
 images = load_digits().data[:600]
 rng = np.random.default_rng(0)
 seen = np.where(rng.random(images.shape) < 0.4, images, np.nan)
-model = DropoutCompletion(n_factors=20).fit(seen)
+model = DropoutCompletion(n_factors=20).fit(Entries.from_matrix(seen))
 
 figure, axes = plt.subplots(4, 6, figsize=(8.4, 5.8), layout="constrained")
 cells = np.indices((6, 64)).reshape(2, -1)

@@ -17,7 +17,6 @@ rows below the first are those of the centered data.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +25,6 @@ import numpy as np
 
 from overt._types import Floats
 from overt.linear.bounds import Envelope, shrink, spectral_bound
-from overt.linear.regression import from_data
 from overt.spectral import SquaredNuclear
 
 WeighUnits = Callable[[Floats], Floats]
@@ -34,6 +32,12 @@ WeighUnits = Callable[[Floats], Floats]
 
 UNUSED = 1e-12
 """A unit whose root mean square is this fraction of the largest one counts as zero."""
+
+SPANNED = 1e-14
+"""Singular values of the scaled inputs below this fraction of the largest are zero.
+
+A direction too many only lowers the bound.
+"""
 
 SINGULAR = 1e-11
 """Eigenvalues below this fraction of the trace are rounding errors of zero."""
@@ -66,11 +70,13 @@ def affine_target(
     X = rows[:, inputs]
     if shifted and not centered:
         X = np.concatenate([rows[:, :1], X], 1)
-    if not np.any(X):
-        return Target(np.zeros(1), float(np.sum(rows[:, targets] ** 2)))
-    scale = math.sqrt(len(rows))  # from_data takes means over rows, and R holds sums
-    quadratic = from_data(X * scale, rows[:, targets] * scale)
-    return Target(quadratic.svd[1], quadratic.residual)
+    Y = rows[:, targets]
+    size = np.linalg.norm(X, axis=0)
+    left, s, _ = np.linalg.svd(X[:, size > 0] / size[size > 0], full_matrices=False)
+    left = left[:, s > SPANNED * s.max(initial=0.0)]
+    spanned = left.T @ Y
+    spectrum = singular_values(spanned) if spanned.size else np.zeros(1)
+    return Target(spectrum, float(np.sum((Y - left @ spanned) ** 2)))
 
 
 def squared_bound(target: Target, rank: int, envelopes: list[Envelope]) -> tuple[float, Floats]:

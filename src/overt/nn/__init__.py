@@ -28,9 +28,8 @@ from overt.nn.layers.covariance import CovarianceDropout
 from overt.nn.layers.dropblock import DropBlock1d, DropBlock2d, DropBlock3d
 from overt.nn.layers.dropconnect import DropConnectConv2d, DropConnectLinear
 from overt.nn.layers.dropout import Dropout
-from overt.nn.moments.monte_carlo import mc_moments
+from overt.nn.moments.monte_carlo import Moments, mc_moments
 from overt.nn.moments.predictive import predictive_moments
-from overt.nn.moments.result import Moments
 from overt.nn.penalties import Penalty, Term, explicit_penalty
 from overt.nn.predictor import Predictive
 from overt.nn.training import GradientBias, WithoutNoise, without_noise

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from overt._check import InputError
 from overt.nn.data.losses import Loss, is_squared, loss_name, mean_loss
+from overt.nn.moments.propagate import PropagatedOutput
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,15 @@ def curvature(mean: Tensor, loss: str) -> tuple[Tensor, Tensor | None, float]:
         return p * (1 - p), None, 0.5
     p = torch.softmax(_logits(mean), 1)
     return p, p, 0.5
+
+
+def curved_variance(found: PropagatedOutput, loss: str) -> Tensor:
+    """Return <H, Cov(output)> at each position, with H half the loss's second derivative."""
+    diagonal, direction, scale = curvature(found.mean, loss)
+    value = sum_outputs(diagonal * found.variances[0], loss)
+    if direction is not None:
+        value = value - found.along(direction)
+    return scale * value
 
 
 def sum_outputs(values: Tensor, loss: str) -> Tensor:

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from overt.nn.curvature import (
     WeightedLoss,
     average,
-    curvature,
+    curved_variance,
     quadratic,
     read_loss,
-    sum_outputs,
 )
 from overt.nn.data.losses import Loss, is_squared
 from overt.nn.graph.record import Recording, UnsupportedError, check_for_hidden_noise, record
@@ -30,8 +29,7 @@ from overt.nn.graph.state import (
     seed_all,
     untouched,
 )
-from overt.nn.moments.propagate import PropagatedOutput, propagate
-from overt.nn.moments.rules import decompose
+from overt.nn.moments.propagate import PropagatedOutput, decompose, propagate
 from overt.nn.moments.values import Propagation
 from overt.results import Result
 
@@ -167,15 +165,6 @@ def explicit_penalty(
             if not saved.interrupts.pending:
                 _warn_if_contradicted(torch.cat(samples), penalty, mean, y, weighted)
     return penalty
-
-
-def curved_variance(found: PropagatedOutput, loss: str) -> Tensor:
-    """Return <H, Cov(output)> at each position, with H half the loss's second derivative."""
-    diagonal, direction, scale = curvature(found.mean, loss)
-    value = sum_outputs(diagonal * found.variances[0], loss)
-    if direction is not None:
-        value = value - found.along(direction)
-    return scale * value
 
 
 def _propagated(

@@ -14,8 +14,8 @@ from overt._check import InputError, InputTypeError
 from overt.nn.data.batches import Batches
 from overt.nn.data.losses import Loss, Targets, loss_name
 from overt.nn.graph.state import Output
+from overt.nn.moments.monte_carlo import Moments
 from overt.nn.moments.predictive import predictive_moments
-from overt.nn.moments.result import Moments
 
 NODES = 256
 """Points, evenly spread over a normal law, at which probabilities are averaged."""

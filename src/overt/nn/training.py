@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from overt._check import InputError, InputTypeError, whole
-from overt.nn.curvature import average, divergence, read_loss
+from overt.nn.curvature import average, curved_variance, divergence, read_loss
 from overt.nn.data.losses import Loss
 from overt.nn.graph.record import Recording, UnsupportedError, check_for_hidden_noise, record
 from overt.nn.graph.state import (
@@ -25,10 +25,8 @@ from overt.nn.graph.state import (
     select_output,
     untouched,
 )
-from overt.nn.moments.propagate import propagate
-from overt.nn.moments.rules import decompose
+from overt.nn.moments.propagate import decompose, propagate
 from overt.nn.moments.values import Propagation
-from overt.nn.penalties import curved_variance
 from overt.results import Result
 
 GROUPS = 8

@@ -1,11 +1,17 @@
-"""The findings of an audit as data; `presentation` turns them into words and pictures."""
+"""The report of an audit: findings as data, in words and tables, and as a page with pictures."""
 
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from overt._check import InputError
+from overt._figures import BLUE, COLORS, GRAY, ORANGE, subplots
+from overt._html import Page
 from overt._types import Floats, Ints
 from overt.results import Result, Status
 
@@ -239,20 +245,14 @@ class AuditReport(Result):
     seconds: float
 
     def __str__(self) -> str:
-        from overt.nn.auditing.presentation import text
-
         return text(self)
 
     def plot(self) -> Any:
         """Draw the flow through units, the last layer's spectra and the curve of the suggestion."""
-        from overt.nn.auditing.presentation import plot
-
         return plot(self)
 
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
         """Return the report as one HTML page with pictures; write it to `path` if given."""
-        from overt.nn.auditing.presentation import html
-
         return html(self, path)
 
     def to_dict(self) -> dict[str, Any]:
@@ -261,3 +261,262 @@ class AuditReport(Result):
         if self.head is not None:
             plain["head"]["lower_bound"] = self.head.lower_bound
         return plain
+
+
+SHOWN = 12
+"""The most singular values and layers in a table for the terminal."""
+Row = tuple[object, ...]
+
+
+class Section(NamedTuple):
+    """A title, words, and a table and a picture if there are any; a page adds a note."""
+
+    title: str
+    words: Sequence[str] = ()
+    header: Sequence[str] = ()
+    rows: Sequence[Row] = ()
+    note: str = ""
+    picture: tuple[Callable[[Any, Any], None], Any, str] | None = None
+
+
+def text(report: Any) -> str:
+    """Return the report as plain text."""
+    parts = [*summary(report)]
+    for section in _sections(report):
+        parts += ["", section.title, *(f"  {line}" for line in section.words)]
+        shown = len(section.rows) if section.title == "noise" else SHOWN
+        if section.rows:
+            parts += _table(section.header, section.rows[:shown])
+        if len(section.rows) > shown:
+            parts.append(f"  and {len(section.rows) - shown} more")
+    return "\n".join(parts)
+
+
+def html(report: Any, path: str | os.PathLike[str] | None) -> str:
+    """Return the page, and write it to `path` if given."""
+    page = Page(f"Audit of {report.model}", " · ".join(summary(report)) + ".")
+    for section in _sections(report):
+        page.section(section.title.capitalize())
+        for line in (section.note, *section.words):
+            if line:
+                page.text(f"{line[:1].upper()}{line[1:]}".removesuffix(".") + ".")
+        if section.rows:
+            page.table(section.header, section.rows)
+        if section.picture is not None:
+            draw, what, caption = section.picture
+            page.figure(_drawn((draw, what)), caption)
+    footer = f"Made with overt in {report.seconds:.1f} s."
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "audit.html" if path is None else path
+        return page.write(target, footer).read_text(encoding="utf-8")
+
+
+def summary(report: Any) -> list[str]:
+    """Return what was audited and the loss with and without noise, a line each."""
+    error = f" (s.e. {report.objective_error:.1g})" if report.objective_error else ""
+    lines = [
+        f"{report.model}: {report.parameters:,} parameters, {report.outputs} output(s), "
+        f"{report.samples:,} rows, loss {report.loss}",
+        f"loss without noise {report.plain_loss:.5g}; training objective, with noise, "
+        f"{report.objective:.5g}{error}",
+    ]
+    if report.accuracy is not None:
+        lines.append(f"accuracy {report.accuracy:.4f}")
+    if report.holdout_loss is not None:
+        lines.append(f"loss on held-out data {report.holdout_loss:.5g}")
+    if report.status is Status.INTERRUPTED:
+        lines.append("interrupted: on the rows seen until then")
+    return lines
+
+
+def noise_rows(report: Any) -> list[Row]:
+    """Return a row for each noise layer."""
+    return [
+        (
+            n.name or "(model)",
+            n.kind,
+            n.drop_prob,
+            None if n.realized is None else f"{n.realized:.4f} ± {n.realized_error:.4f}",
+            f"{n.penalty:.4g}" + (" exact" if n.exact else f" ± {n.penalty_error:.1g}"),
+            f"{n.share:.1%}",
+            _with_error(n.coadaptation, n.coadaptation_error),
+            None if n.dead is None else f"{n.dead} of {n.units}",
+        )
+        for n in report.noises
+    ]
+
+
+def _with_error(value: float | None, error: float | None) -> str | None:
+    if value is None:
+        return None
+    return f"{value:.4g} ± {error:.1g}" if error else f"{value:.4g}"
+
+
+def gap_line(report: Any, head: Any) -> str:
+    """Return what the gap to the first bound is."""
+    return (
+        f"objective {report.objective:.5g}, gap {head.gap:.4g} "
+        f"({head.relative_gap:.1%} of the objective)"
+    )
+
+
+def _sections(report: Any) -> Iterator[Section]:
+    """Yield the parts that both forms of a report show."""
+    flowing = _flowing(report)
+    caption = (
+        "Flow through each unit, in decreasing order, relative to the mean: a flat line is a layer "
+        "whose units contribute alike."
+    )
+    yield Section(
+        "noise",
+        () if report.noises else ("no noise layer that overt knows is in this model",),
+        ("layer", "kind", "drop_prob", "realized", "penalty", "share", "phi", "dead units"),
+        noise_rows(report),
+        "What each noise layer adds to the loss, with the noise of the layers behind it on. "
+        "Realized is the share of zeros in masks drawn from the layer. phi is the co-adaptation of "
+        "its units: 1 if all contribute alike, 1/sqrt(units) if one does everything."
+        if report.noises
+        else "",
+        (_flows, flowing, caption) if flowing else None,
+    )
+    if report.head is not None:
+        yield _last_layer(report, report.head)
+    if report.suggestion is not None:
+        first, *lines = str(report.suggestion).splitlines()
+        caption = (
+            "Held-out squared error of the best last layer at each drop probability, with one "
+            "standard error, and the rank of the optimal outputs. Dotted: the model's own drop "
+            "probability."
+        )
+        words = (first.split(": ")[1], *map(str.strip, lines))
+        picture = (_curve, report.suggestion, caption)
+        yield Section("suggested drop probability before the last layer", words, picture=picture)
+    layers: list[Row] = [
+        (
+            layer.name or "(model)",
+            " x ".join(map(str, layer.shape)),
+            layer.spectral,
+            layer.frobenius,
+            layer.stable_rank,
+            f"{layer.dead} of {layer.inputs}" + (" (data)" if layer.from_data else ""),
+        )
+        for layer in report.layers
+    ]
+    header = ("layer", "weight", "spectral norm", "Frobenius", "stable rank", "dead inputs")
+    yield Section("layers", (), header, layers)
+    if report.measures:
+        measures: list[Row] = [(m.name, m.value, m.formula) for m in report.measures]
+        title = "complexity measures (they rank networks, and bound nothing)"
+        yield Section(title, (), ("measure", "value", "formula"), measures)
+    if report.skipped:
+        yield Section("left out", [f"{name or '(model)'}: {why}" for name, why in report.skipped])
+
+
+def _last_layer(report: Any, head: Any) -> Section:
+    phi = "" if head.coadaptation is None else f", phi {head.coadaptation:.3g}"
+    note = _spectrum_note(report, head)
+    words = (
+        f"from {head.name or '(model)'}: {head.width} units, rank at most {head.rank_limit}{phi}",
+        *(f"at least {b.value:.5g} over {b.over} ({b.source})" for b in head.lower_bounds),
+        gap_line(report, head),
+        note,
+    )
+    picture = (_spectra, head, "The values of the table.")
+    header = ("", "outputs", "optimum", "targets")
+    return Section("last layer", words, header, _spectrum_rows(head)[:SHOWN], "", picture)
+
+
+def _spectrum_note(report: Any, head: Any) -> str:
+    """Return what the columns of the spectra are."""
+    centered = "centered " if head.centered else ""
+    what = {
+        "any": "for whatever features the layers before may learn",
+        "affine": "for features that are linear in the inputs",
+        "fixed": "for features that are the inputs",
+    }[head.trunk]
+    note = (
+        f"singular values of the {centered}outputs, beside those of the {centered}targets and of "
+        f"the optimum of the squared loss under this noise, {what}"
+    )
+    if report.loss not in ("squared", "mse"):
+        note += "; a reference only, as this loss is another and has no such optimum"
+    return note
+
+
+def _spectrum_rows(head: Any) -> list[tuple[Any, ...]]:
+    """Return the spectra of outputs, optimum and targets side by side."""
+    columns = (head.spectrum, head.predicted_spectrum, head.target_spectrum)
+    count = max(map(len, columns))
+    return [(i + 1, *(float(c[i]) if i < len(c) else 0.0 for c in columns)) for i in range(count)]
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    lines = [tuple(header), *(tuple(map(_cell, row)) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return [
+        "  " + "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]
+
+
+def _cell(value: object) -> str:
+    return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def plot(report: Any) -> Any:
+    """Draw the flow through units, the last layer's spectra and the curve of the suggestion."""
+    found = ((_flows, _flowing(report)), (_spectra, report.head), (_curve, report.suggestion))
+    panels = [(draw, what) for draw, what in found if what]
+    if not panels:
+        raise InputError("there is nothing to draw: no noise, last layer or suggestion was found")
+    return _drawn(*panels)
+
+
+def _flowing(report: Any) -> list[Any]:
+    return [n for n in report.noises if n.flows is not None and n.flows.max() > 0][-4:]
+
+
+def _drawn(*panels: tuple[Callable[[Any, Any], None], Any]) -> Any:
+    figure, axes = subplots(1, len(panels), (6.4, 3.4) if len(panels) == 1 else (4.6, 3.2))
+    for axis, (draw, what) in zip(axes[0], panels, strict=True):
+        draw(axis, what)
+    return figure
+
+
+def _spectra(axes: Any, head: Any) -> None:
+    at, outputs, optimum, targets = zip(*_spectrum_rows(head)[:40], strict=True)
+    for values, color, marker, label in (
+        (targets, GRAY, "s", "targets"),
+        (optimum, ORANGE, "o", "optimum, predicted"),
+        (outputs, BLUE, "x", "outputs"),
+    ):
+        axes.plot(at, values, color=color, marker=marker, ms=5, lw=1, label=label)
+    axes.set(xlabel="index", ylabel="singular value / sqrt(samples)", ylim=(0, None))
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.legend()
+
+
+def _curve(axes: Any, s: Any) -> None:
+    low = s.holdout - s.holdout_error
+    high = s.holdout + s.holdout_error
+    best = s.holdout.argmin()
+    axes.fill_between(s.drop_probs, low, high, color=BLUE, alpha=0.15, lw=0)
+    axes.plot(s.drop_probs, s.holdout, "o-", color=BLUE, markevery=[best])
+    axes.axvline(s.current, color=GRAY, ls=":", lw=1)
+    axes.set(xlabel="drop probability", ylabel="held-out squared error")
+    ranks = axes.twinx()
+    ranks.step(s.drop_probs, s.predicted_rank, where="mid", color=ORANGE, lw=1)
+    ranks.set(ylim=(0, s.predicted_rank.max() + 1))
+    ranks.set_ylabel("predicted rank", color=ORANGE)
+    ranks.yaxis.get_major_locator().set_params(integer=True)
+
+
+def _flows(axes: Any, noises: list[Any]) -> None:
+    for noise, color in zip(noises, COLORS, strict=False):
+        ordered = sorted((noise.flows / noise.flows.mean()).tolist(), reverse=True)
+        share = [(i + 1) / len(ordered) for i in range(len(ordered))]
+        label = f"{noise.name or 'model'}, phi {noise.coadaptation:.2f}"
+        axes.plot(share, ordered, color=color, label=label)
+    axes.axhline(1, color=GRAY, lw=1)
+    axes.set(xlabel="share of units", ylabel="flow / mean flow", ylim=(0, None), xlim=(0, 1))
+    axes.legend()

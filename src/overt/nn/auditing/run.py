@@ -19,26 +19,23 @@ from overt import _check
 from overt._check import InputError
 from overt._progress import meter
 from overt._types import Floats
-from overt.nn.auditing.head import Head, find_head
-from overt.nn.auditing.last_layer import LastLayer
-from overt.nn.auditing.layers import LAYERS, LayerNorms
+from overt.nn.auditing.last_layer import Head, LastLayer, find_head
 from overt.nn.auditing.noises import (
     drop_prob_of,
     find_noises,
     realized_share,
     silence_always_on_dropout,
 )
-from overt.nn.auditing.path_norm import path_norms
-from overt.nn.auditing.report import AuditReport, NoiseFindings, Suggestion
+from overt.nn.auditing.norms import LAYERS, LayerNorms, path_norms
+from overt.nn.auditing.report import AuditReport, Measure, NoiseFindings, Suggestion
 from overt.nn.auditing.sampling import Estimate, Flow, SampledPenalties
-from overt.nn.auditing.streaming import ArrayMean, Mean
-from overt.nn.auditing.structure import Structure
+from overt.nn.auditing.streaming import ArrayMean, Mean, coadaptation
+from overt.nn.auditing.structure import Structure, record_structure
 from overt.nn.data.batches import Batch, Batches, Inputs, name_failing_inputs
 from overt.nn.data.losses import Loss, Targets, check_loss, is_squared, loss_name
-from overt.nn.data.models import check_model, modes
+from overt.nn.data.models import check_model, hook_modules, modes
 from overt.nn.data.rng import seeded
-from overt.nn.recording.watching import hooked
-from overt.relu.bounds import coadaptation
+from overt.nn.graph.record import UnsupportedError
 from overt.results import Status
 
 TORCH_LOSSES = (nn.MSELoss, nn.CrossEntropyLoss)
@@ -134,10 +131,10 @@ def audit(
             try:
                 for is_holdout, batch in _both(batches, others):
                     if measured is None:
-                        structure, whole = _record(model, batch)
-                        structure = stack.enter_context(silence_always_on_dropout(model, structure))
-                        sampling = (batches.count, passes, whole)
-                        measured = _Audit(model, structure, batch, checked, sampling)
+                        few = _few_rows(model, batch)
+                        stack.enter_context(silence_always_on_dropout(model, few))
+                        sampling = (batches.count, passes, few is batch.inputs)
+                        measured = _Audit(model, few, batch, checked, sampling)
                     if is_holdout:
                         measured.add_holdout(batch)
                     else:
@@ -184,26 +181,17 @@ def defer_interrupt() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _record(model: nn.Module, batch: Batch) -> tuple[Structure, bool]:
-    """Return the recorded pass of two rows, or of the whole batch where the model needs it."""
+def _few_rows(model: nn.Module, batch: Batch) -> Inputs:
+    """Return two rows, or the whole batch where the model fixes the number of rows."""
     few = batch.inputs.first(2)
     try:
-        return Structure(model, few), False
-    except Exception:  # the model fixes the number of rows, as of a graph's nodes, or is wrong
+        with torch.no_grad():
+            few.run(model)
+    except Exception:  # as of a graph's nodes; or the model is wrong
         with name_failing_inputs(batch.inputs, batch.where), torch.no_grad():
             batch.inputs.run(model)
-        if _runs(model, few):
-            raise
-        return Structure(model, batch.inputs), True
-
-
-def _runs(model: nn.Module, inputs: Inputs) -> bool:
-    try:
-        with torch.no_grad():
-            inputs.run(model)
-    except Exception:  # whatever the model's code raises
-        return False
-    return True
+        return batch.inputs
+    return few
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,18 +214,23 @@ class _Audit:
     def __init__(
         self,
         model: nn.Module,
-        structure: Structure,
+        few: Inputs,
         batch: Batch,
         loss: Loss,
         sampling: tuple[int, float, bool],
     ) -> None:
         self._model = model
         self._loss = loss
-        self._structure = structure
-        self._outputs = structure.units(structure.output)
-        self._noises = find_noises(model, structure)
+        self._outputs = _count_outputs(model, few)
+        self._noises = find_noises(model, few)
         self._sources = list(self._noises.sources.values())
         self._skipped = list(self._noises.skipped)
+        self._structure: Structure | None = None
+        self._not_recorded = ""
+        try:
+            self._structure = record_structure(model, few)
+        except UnsupportedError as error:
+            self._not_recorded = f"the pass cannot be recorded: {error}"
         self.samples = 0
         head = self._find_head()
         self._last: LastLayer | None = None
@@ -250,7 +243,7 @@ class _Audit:
         self._holdout = Mean()
         # Two passes tell the error of noise that stays on in evaluation mode.
         self._evaluation_noise = Estimate(shared=True)
-        names = [source.name for source in self._sources if source.op is not None]
+        names = [source.name for source in self._sources if source.example is not None]
         if head is not None:
             names.append(head.name)
         self._squares = {name: ArrayMean() for name in names}
@@ -273,7 +266,7 @@ class _Audit:
     def add(self, batch: Batch, *, split: bool) -> None:
         """Add a batch of the training data; `split` holds a fifth of its rows out."""
         seen = self._forward(batch)
-        if self._structure.random_in_evaluation:
+        if self._noises.always_on:
             again = self._forward(batch)
             self._evaluation_noise.add((again.losses - seen.losses)[None] / math.sqrt(2))
         self.samples += len(seen.losses)
@@ -310,7 +303,10 @@ class _Audit:
         if self._sampled.no_flows is not None:
             self._skipped.append(("flows", f"there is no gradient: {self._sampled.no_flows}"))
         layers, without_norms = self._layers.findings(self._model)
-        measures, no_paths = path_norms(self._structure)
+        measures: list[Measure] = []
+        no_paths: str | None = self._not_recorded
+        if self._structure is not None:
+            measures, no_paths = path_norms(self._structure)
         if no_paths is not None:
             self._skipped.append(("path norm", no_paths))
         self._skipped += without_norms
@@ -351,7 +347,7 @@ class _Audit:
                 self._layers.add(name, module, h, from_data=_is_one_of(h, inputs.tensors))
 
         with (
-            hooked(self._watched, after=hook),
+            hook_modules(self._watched, after=hook),
             torch.no_grad(),
             name_failing_inputs(inputs, where),
         ):
@@ -384,11 +380,11 @@ class _Audit:
     def _find_head(self) -> Head | None:
         """Return the last layers, None where nothing is known of them."""
         head: Head | str = "the loss is a function of one's own, of which nothing is proved"
-        if isinstance(self._loss, str):
+        if self._structure is None:
+            head = self._not_recorded
+        elif isinstance(self._loss, str):
             log_softmax = self._loss == "cross_entropy"
-            head = find_head(self._model, self._structure, log_softmax=log_softmax)
-        if isinstance(head, Head) and self._noises.unknown_noise_behind(head.name):
-            head = f"noise whose law is not known is drawn behind {head.name}: no bound is taken"
+            head = find_head(self._model, self._structure, self._noises, log_softmax=log_softmax)
         if self._outputs > MAX_OUTPUTS:
             head = f"{self._outputs} outputs are more than the {MAX_OUTPUTS} whose spectrum is kept"
         if isinstance(head, str):
@@ -400,9 +396,9 @@ class _Audit:
         """Return whether what the last noise adds to the loss is known exactly."""
         if not head.noisy or not is_squared(self._loss):
             return False
-        uses = sum(op.noise == head.name for op in self._structure.operations)
+        uses = self._noises.training.calls[head.name]
         last = self._sources[-1].name == head.name
-        return last and uses == 1 and not self._noises.steers_control_flow(head.name)
+        return last and uses == 1 and not self._noises.decides
 
     def _nothing_to_sample(self, head: Head | None) -> bool:
         """Return whether the only noise has an exact penalty and exact flows."""
@@ -467,6 +463,18 @@ class _Audit:
         """Return E h_j^2 of the units at a place, None if they change or are not known."""
         mean = self._squares.get(name)
         return None if mean is None else mean.value
+
+
+def _count_outputs(model: nn.Module, inputs: Inputs) -> int:
+    """Return the number of outputs for a row."""
+    with torch.no_grad():
+        output = inputs.run(model)
+    if not isinstance(output, Tensor):
+        raise InputError(
+            f"model must return one tensor of numbers, got a {type(output).__name__}; say which "
+            "output counts, such as output=lambda o: o.logits"
+        )
+    return output.numel() // len(inputs)
 
 
 def _is_one_of(h: Tensor, inputs: tuple[Tensor, ...]) -> bool:

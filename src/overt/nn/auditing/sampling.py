@@ -14,13 +14,11 @@ from torch import Tensor, nn
 
 from overt._types import Floats
 from overt.nn.auditing.noises import NoiseSource
-from overt.nn.auditing.streaming import Mean
+from overt.nn.auditing.streaming import Mean, coadaptation
 from overt.nn.data.batches import Inputs, first_line
 from overt.nn.data.losses import Loss, Targets
-from overt.nn.data.models import restore_training
+from overt.nn.data.models import hook_modules, restore_training
 from overt.nn.layers.recognized import is_weight_noise, mask_covariance_of
-from overt.nn.recording.watching import hooked
-from overt.relu.bounds import coadaptation
 
 
 @dataclass(frozen=True)
@@ -204,7 +202,7 @@ class SampledPenalties:
 
     def _add_flows(self, inputs: Inputs) -> None:
         """Add (h_j df/dh_j)^2 for one random direction f of the outputs."""
-        known = [source.module for source in self._sources if source.op is not None]
+        known = [source.module for source in self._sources if source.example is not None]
         if not known:
             return
         with torch.enable_grad(), _add_zeros(known) as uses:
@@ -240,7 +238,7 @@ def _add_zeros(modules: Sequence[nn.Module]) -> Iterator[list[tuple[nn.Module, T
         uses.append((module, args[0].detach(), zeros))
         return output + zeros
 
-    with hooked(modules, after=hook):
+    with hook_modules(modules, after=hook):
         yield uses
 
 

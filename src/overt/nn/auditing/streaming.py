@@ -41,6 +41,12 @@ class Mean:
         return math.sqrt(self._squares / max(self.count - 1, 1) / max(self.count, 1))
 
 
+def coadaptation(flow: Floats) -> float | None:
+    """Return phi = |psi|_1 / (sqrt(d) |psi|_2) of the flow through d units, None where it is 0."""
+    size = float(np.linalg.norm(flow))
+    return float(np.sum(flow)) / (math.sqrt(len(flow)) * size) if size else None
+
+
 class ArrayMean:
     """The mean over samples of an array; None once the shape has changed."""
 

@@ -7,32 +7,62 @@ affine in the inputs, or even the inputs themselves (the **trunk**)?
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from overt._check import InputError
 from overt.nn.data.batches import Inputs
+from overt.nn.graph.record import Call, Recording, WholeModule, op_info, record, tensors
+from overt.nn.graph.replay import RERUN_AS, map_tree, store_results
+from overt.nn.graph.state import untouched
 from overt.nn.layers.recognized import is_weight_noise, known_noise
-from overt.nn.recording.recorder import Operation, Recording, Value, record
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+MOVES = _names(
+    "view _unsafe_view t transpose permute squeeze unsqueeze clone alias detach lift_fresh flip "
+    "roll pixel_shuffle pixel_unshuffle channel_shuffle _to_copy"
+)
+"""Operations that give each entry once, in another order, shape or number format."""
+
+SELECTS = _names(
+    "slice select split split_with_sizes unbind index index_select gather diagonal tril triu "
+    "unfold constant_pad_nd masked_fill where slice_scatter select_scatter index_put copy cat "
+    "stack"
+)
+"""Operations that leave entries out, or put constants beside them."""
+
+SUMS = frozenset(("add", "sub", "rsub", "addmm", "baddbmm"))
+"""Operations that add a constant, where only one argument depends on the inputs."""
+
+LINEAR = _names(
+    "expand repeat mm bmm mv dot convolution mean sum cumsum mul neg div avg_pool2d avg_pool3d "
+    "_adaptive_avg_pool2d _adaptive_avg_pool3d upsample_nearest1d upsample_nearest2d "
+    "upsample_nearest3d upsample_linear1d upsample_bilinear2d upsample_bicubic2d "
+    "upsample_trilinear3d"
+)
+"""Other operations that are linear in one argument, all others being fixed."""
 
 
 @dataclass(frozen=True, eq=False)
 class Point:
-    """A place in the tail: the input of the operation `op`, a noise layer or a linear operation.
+    """A place in the tail: the input `features` of a noise layer or of a linear layer.
 
-    `narrowest` is the fewest units that anything from here to the output passes through. No map
-    behind this place has a larger rank.
+    `module` is None where the linear map is no torch.nn.Linear. `shifted` says that a bias is added
+    behind the place. `narrowest` is the fewest units that anything from here to the output passes
+    through: no map behind this place has a larger rank.
     """
 
-    op: Operation
-    noise: str | None  # name of the noise layer
-    shifted: bool  # whether a bias is added behind it
+    call: Call
+    module: nn.Module | None
+    features: Tensor
+    shifted: bool
     narrowest: int
 
 
@@ -41,8 +71,7 @@ class Tail:
     """The affine operations at the end of a network, one after another."""
 
     noises: tuple[Point, ...]  # the one nearest the output first
-    linear: Point | None  # the last linear operation, and its weight
-    weight: Tensor | None
+    linear: Point | None  # the last linear map
     stopped: str  # the operation in front of the tail, or "the input"
 
 
@@ -58,170 +87,204 @@ class Trunk:
     narrowest: int
 
 
+def record_structure(model: nn.Module, inputs: Inputs) -> Structure:
+    """Record a pass without noise; noise layers and linear layers are one operation each."""
+    with untouched(model) as saved:
+        recording = record(saved, inputs.given, inputs.output, noise=False, whole=_is_whole)
+    return Structure(recording, len(inputs))
+
+
+def _is_whole(module: nn.Module, args: Any) -> bool:
+    """Whether a module is one operation: nothing but its own code runs on its one input."""
+    known = known_noise(module) or type(module).forward is nn.Linear.forward
+    changed = "forward" in vars(module) or module._forward_pre_hooks
+    return known and not changed and len(args) == 1 and isinstance(args[0], Tensor)
+
+
 class Structure:
-    """A recorded forward pass of a few rows, noise layers as single operations."""
+    """A recorded pass of some rows, and which of its tensors depend on the inputs."""
 
-    def __init__(self, model: nn.Module, inputs: Inputs) -> None:
-        self.inputs = inputs
-        self.recording = record(
-            model, inputs.given, output=_one_tensor(inputs.output), leaves=is_noise_leaf
-        )
-        self.operations = self.recording.operations
-        self.output = self.recording.output
+    def __init__(self, recording: Recording, rows: int) -> None:
+        self.recording = recording
+        self.calls = recording.calls
+        self.output = recording.output
+        self._rows = rows
+        self._dependent = {id(tensor) for tensor, _ in recording.inputs}
+        self._makers: dict[int, Call] = {}
+        for call in self.calls:
+            if self.given(call):
+                made = tensors((call.out,))
+                self._dependent.update(map(id, made))
+                self._makers.update((id(tensor), call) for tensor in made)
 
-    @property
-    def noises(self) -> dict[str, Operation]:
-        """The first use of each noise layer, in the order of the pass."""
-        first: dict[str, Operation] = {}
-        for op in self.operations:
-            if op.noise is not None and is_noise_layer(op):
-                first.setdefault(op.noise, op)
-        return first
+    def given(self, call: Call) -> list[Tensor]:
+        """Return the arguments of an operation that depend on the inputs."""
+        return [t for t in _arguments(call) if id(t) in self._dependent]
 
-    @property
-    def random_in_evaluation(self) -> Counter[str]:
-        """The modules that sample in evaluation mode too, and how often."""
-        return Counter(op.module for op in self.operations if op.random and not is_noise_layer(op))
+    def depends(self, tensor: Any) -> bool:
+        """Return whether a value depends on the inputs."""
+        return id(tensor) in self._dependent
 
-    def units(self, value: Value) -> int:
+    def units(self, tensor: Tensor) -> int:
         """Return the number of entries per sample."""
-        return math.prod(value.shape) // len(self.inputs)
+        return tensor.numel() // self._rows
 
-    def tail(self, *, log_softmax: bool) -> Tail:
-        """Walk back from the output through affine operations of one input.
+    def uses(self, module: nn.Module | None) -> list[Call]:
+        """Return the calls of a module that is one operation."""
+        return [call for call in self.calls if module_of(call) is module]
 
-        With `log_softmax` a final log_softmax is skipped: cross-entropy does not depend on it.
-        """
+    def logits(self, *, log_softmax: bool) -> Tensor:
+        """Return the output, before a final log_softmax if that is to be skipped."""
+        maker = self._makers.get(id(self.output))
+        if log_softmax and maker is not None and op_info(maker.func).name == "_log_softmax":
+            (before,) = self.given(maker)
+            return before
+        return self.output
+
+    def back(self, tensor: Tensor) -> Iterator[Call]:
+        """Yield the operations that lead to a tensor, nearest first, while there is one path."""
+        while id(tensor) in self._makers:
+            call = self._makers[id(tensor)]
+            yield call
+            given = self.given(call)
+            if len(given) != 1:
+                return
+            (tensor,) = given
+
+    def tail(self, output: Tensor) -> Tail:
+        """Walk back from the output through affine operations of one input."""
         noises: list[Point] = []
         linear = None
-        weight = None
         stopped = "the input"
         shifted = False
-        narrowest = self.units(self.output)
-        for op in self.recording.back(self.output):
-            if op.name == "log_softmax" and log_softmax and linear is None and not noises:
-                continue
-            if not is_affine(op):
-                stopped = op.name
+        narrowest = self.units(output)
+        for call in self.back(output):
+            if not self._is_affine(call):
+                stopped = op_info(call.func).name.lstrip("_")
                 break
-            shifted |= adds_constant(op)
-            narrowest = min(narrowest, self.units(op.given[0]))
-            if is_noise_layer(op):
-                noises.append(Point(op, op.noise, shifted, narrowest))
-            if linear is None and weight_of(op) is not None:
-                linear = Point(op, None, shifted, narrowest)
-                weight = weight_of(op)
-        return Tail(tuple(noises), linear, weight, stopped)
+            (features,) = self.given(call)
+            shifted |= _adds_constant(call)
+            narrowest = min(narrowest, self.units(features))
+            module = module_of(call)
+            place = Point(call, module, features, shifted, narrowest)
+            if module is not None and known_noise(module):
+                noises.append(place)
+            if linear is None and _is_linear_map(call):
+                linear = place
+        return Tail(tuple(noises), linear, stopped)
 
     def trunk(self, point: Point) -> Trunk:
         """Return what leads from the inputs to a place in the tail."""
-        (features,) = point.op.given
         kind = "fixed"
         shifted = False
-        narrowest = self.units(features)
-        source = features
-        for op in self.recording.back(features):
-            if not is_affine(op):
+        source = point.features
+        narrowest = self.units(source)
+        for call in self.back(source):
+            if not self._is_affine(call):
                 return Trunk("any", shifted, narrowest)
-            if is_noise_layer(op) or not _only_moves(op):
+            if not _only_moves(call):
                 kind = "affine"
-            shifted |= adds_constant(op)
-            (source,) = op.given
+            shifted |= _adds_constant(call)
+            (source,) = self.given(call)
             narrowest = min(narrowest, self.units(source))
-        return Trunk(kind if source.maker is None else "any", shifted, narrowest)
+        return Trunk(kind, shifted, narrowest)
 
-    def only_weight(self, point: Point) -> Tensor | None:
-        """Return the weight of the one linear operation behind a place, None if there is more."""
-        ops = list(takewhile(lambda op: op is not point.op, self.recording.back(self.output)))
-        if not is_noise_layer(point.op):
-            ops.append(point.op)
-        ops = [op for op in ops if op.name != "log_softmax"]
-        if len(ops) != 1 or ops[0].name != "linear":
+    def only_weight(self, point: Point, output: Tensor) -> Tensor | None:
+        """Return the weight of the one linear layer behind a place, None if there is more."""
+        behind: list[Call] = []
+        for call in self.back(output):
+            if call is point.call:
+                break
+            behind.append(call)
+        if point.module is None or not is_unit_noise(point.module):
+            behind.append(point.call)
+        module = module_of(behind[0]) if len(behind) == 1 else None
+        if module is None or module.weight.shape[1:] != (self.units(point.features),):
             return None
-        weight = weight_of(ops[0])
-        units = self.units(point.op.given[0])
-        return weight if weight is not None and weight.shape[1:] == (units,) else None
+        return module.weight
 
-    def is_last(self, point: Point) -> bool:
-        """Return whether the noise or weight at a place is not used again after it."""
-        later = self.operations[point.op.at + 1 :]
-        if point.noise is not None:
-            return not any(op.noise == point.noise for op in later)
-        weight = weight_of(point.op)
-        return not any(weight_of(op) is weight for op in later)
+    def jacobian(self, features: Tensor, output: Tensor) -> Tensor:
+        """Return d output / d features of the first row, outputs x units, in double precision."""
+        x = features.detach().clone().requires_grad_()
+        with torch.enable_grad():
+            outputs = self.rerun({id(features): x}, _run_again)[id(output)][0].flatten()
+            rows = [
+                torch.autograd.grad(value, x, retain_graph=True, materialize_grads=True)[0]
+                for value in outputs
+            ]
+        return torch.stack([row[0].flatten() for row in rows]).double().cpu()
+
+    def rerun(self, made: dict[int, Any], run: Callable[..., Any]) -> dict[int, Any]:
+        """Run what depends on other values of some tensors; return the new values by id.
+
+        `run(call, args, kwargs)` returns what an operation gives.
+        """
+
+        def now(leaf: Any) -> Any:
+            return made.get(id(leaf), leaf) if isinstance(leaf, Tensor) else leaf
+
+        for call in self.calls:
+            if any(id(tensor) in made for tensor in _arguments(call)):
+                args = map_tree(tuple(call.args), now)
+                store_results(made, call.out, run(call, args, map_tree(call.kwargs, now)))
+        return made
+
+    def _is_affine(self, call: Call) -> bool:
+        """Return whether an operation is affine in the one tensor that depends on the data."""
+        given = self.given(call)
+        if len(given) != 1:
+            return False
+        if module_of(call) is not None:
+            return True
+        made = tensors((call.out,))
+        if not all(tensor.is_floating_point() for tensor in (*given, made[0])):
+            return False
+        name = op_info(call.func).name
+        if name == "div":
+            return given[0] is call.args[0]
+        if name == "native_batch_norm":
+            return given[0] is call.args[0] and not call.args[5]
+        return name in MOVES or name in SELECTS or name in SUMS or name in LINEAR
 
 
-def record_training(model: nn.Module, inputs: Inputs) -> Recording:
-    """Record a pass in the model's current modes, without storing values."""
-    return record(model, inputs.given, leaves=is_noise_leaf, keep=False)
+def _arguments(call: Call) -> list[Tensor]:
+    return tensors((*call.args, *call.kwargs.values()))
 
 
-def is_noise_leaf(name: str, module: nn.Module) -> bool:
-    """Return whether the recorder treats a module as one operation."""
-    return known_noise(module)
+def _run_again(call: Call, args: Any, kwargs: Any) -> Any:
+    return RERUN_AS.get(call.func, call.func)(*args, **kwargs)
 
 
-def is_noise_layer(op: Operation) -> bool:
-    """Return whether an operation is a call of a noise layer whose moments are known."""
-    return op.leaf is not None and known_noise(op.leaf)
+def module_of(call: Call) -> Any:
+    """Return the module that an operation stands for, None for an operation of torch."""
+    return call.func.module if isinstance(call.func, WholeModule) else None
 
 
-def is_affine(op: Operation) -> bool:
-    """Return whether an operation is affine in the one tensor that depends on the data."""
-    if is_noise_layer(op):
-        return True
-    if len(op.given) != 1:
-        return False
-    (given,) = op.given
-    if not (given.dtype.is_floating_point and op.output.dtype.is_floating_point):
-        return False
-    if op.kind.values in ("quotient", "matmul", "linear"):  # in the first argument only
-        return given is op.argument(0, "input")
-    if _is_dropout(op) or op.name == "batch_norm":
-        return op.training is False and not op.random
-    return op.kind.affine
+def is_unit_noise(module: nn.Module) -> bool:
+    """Return whether a module multiplies units by noise whose moments are known."""
+    return known_noise(module) and not is_weight_noise(module)
 
 
-def adds_constant(op: Operation) -> bool:
+def _is_linear_map(call: Call) -> bool:
+    """Return whether an operation applies a weight."""
+    module = module_of(call)
+    if module is not None:
+        return not is_unit_noise(module)
+    return op_info(call.func).name in ("mm", "addmm", "convolution")
+
+
+def _adds_constant(call: Call) -> bool:
     """Return whether an affine operation may add a constant."""
-    if op.leaf is not None:
-        return getattr(op.leaf, "bias", None) is not None
-    if op.kind.values == "linear":
-        return isinstance(op.argument(2, "bias"), Value)
-    return op.kind.constant or op.kind.values in ("join", "select") or op.name == "batch_norm"
+    module = module_of(call)
+    if module is not None:
+        return getattr(module, "bias", None) is not None
+    name = op_info(call.func).name
+    if name == "convolution":
+        return call.args[2] is not None
+    return name in SUMS or name in SELECTS or name == "native_batch_norm"
 
 
-def weight_of(op: Operation) -> Tensor | None:
-    """Return the weight of a linear operation, or of a layer that drops weights."""
-    if op.leaf is not None:
-        return op.leaf.weight if is_weight_noise(op.leaf) else None
-    if op.kind.values != "linear":
-        return None
-    weight = op.argument(1, "weight")
-    return weight.tensor if isinstance(weight, Value) else None
-
-
-def _only_moves(op: Operation) -> bool:
+def _only_moves(call: Call) -> bool:
     """Return whether an operation only moves entries, or multiplies them by noise in training."""
-    unit_noise = is_noise_layer(op) and not is_weight_noise(op.leaf)
-    return unit_noise or _is_dropout(op) or op.kind.values == "move"
-
-
-def _is_dropout(op: Operation) -> bool:
-    """Return whether an operation is a dropout function that no known noise layer has called."""
-    return op.kind.values == "random" and "dropout" in op.name
-
-
-def _one_tensor(output: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
-    """Return a function that selects the output, and refuses what is not one tensor."""
-
-    def select(result: Any) -> Tensor:
-        value = result if output is None else output(result)
-        if not isinstance(value, Tensor):
-            raise InputError(
-                f"model must return one tensor of numbers, got a {type(value).__name__}; say "
-                "which output counts, such as output=lambda o: o.logits"
-            )
-        return value
-
-    return select
+    module = module_of(call)
+    return op_info(call.func).name in MOVES if module is None else is_unit_noise(module)

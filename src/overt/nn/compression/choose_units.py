@@ -25,11 +25,11 @@ from overt.nn.compression.problem import (
     check_layers,
     copy_model,
 )
+from overt.nn.compression.record import tensors
 from overt.nn.compression.remove_units import Cut, shrink
 from overt.nn.compression.report import Change
 from overt.nn.data.batches import first_line
 from overt.nn.data.models import disable_fast_attention
-from overt.nn.recording.watching import tensors
 
 BISECTIONS = 16
 """Steps of the search for a share of units: 1.5e-5, below one unit in 65,000."""

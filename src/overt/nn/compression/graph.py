@@ -17,12 +17,11 @@ from torch import nn
 from overt._check import InputError
 from overt.nn.compression import layers
 from overt.nn.compression.dependencies import Dependencies, DependencyGraph, UnitAxes, group_units
+from overt.nn.compression.record import Frame, Operation, Recording, Value, record, tensors
 from overt.nn.compression.shapes import follow_function, letters_of, product_cost
 from overt.nn.data.batches import Inputs, name_failing_inputs
 from overt.nn.data.models import modes
 from overt.nn.data.rng import preserve_rng, python_rng_states
-from overt.nn.recording.recorder import Operation, Recording, Value, record
-from overt.nn.recording.watching import Frame, tensors
 
 
 def build_graph(model: nn.Module, inputs: Inputs, *, training: bool = False) -> DependencyGraph:
@@ -36,7 +35,6 @@ def build_graph(model: nn.Module, inputs: Inputs, *, training: bool = False) -> 
             other, _, _ = _record(model, inputs)
         recording = Recording(
             (*other.operations, *recording.operations),
-            recording.inputs,
             (*other.outputs, *recording.outputs),
         )
     walk = _Walk(model, recording)
@@ -68,29 +66,9 @@ def _skip_unrecorded(model: nn.Module, recording: Recording, found: Dependencies
 
 def _record(model: nn.Module, inputs: Inputs) -> tuple[Recording, Any, tuple[str, ...]]:
     """Return the recorded pass, the outputs that count, and which modules have sampled."""
-    results: list[Any] = []
-
-    def note(result: Any) -> Any:
-        results.append(result)
-        return result
-
-    def run(extents: bool) -> Recording:
-        return record(
-            model,
-            inputs.given,
-            output=note,
-            leaves=lambda _, module: layers.is_layer(module),
-            keep=False,
-            extents=extents,
-        )
-
     before = python_rng_states()
     with name_failing_inputs(inputs, "example"):
-        try:
-            recording = run(extents=True)
-        except (TypeError, RuntimeError):  # compiled functions only take sizes that are plain ints
-            recording = run(extents=False)
-        outputs = results[-1] if inputs.output is None else inputs.output(results[-1])
+        recording, outputs = record(model, inputs, layers.is_layer)
     if any(x.is_floating_point() and x.isnan().any() for x in tensors(outputs)):
         raise InputError("example: the model returns NaN")
     random_modules = {op.module: None for op in recording.operations if op.random}
@@ -109,10 +87,7 @@ class _Walk:
         self._regions: dict[Value, Frame | None] = {}
         self._own = {id(t) for t in (*model.parameters(), *model.buffers())}
         self._reading = {  # modules whose forward pass depends on values
-            frame.path
-            for op in recording.operations
-            if op.kind.values == "read" and op.given
-            for frame in op.frames
+            frame.path for op in recording.operations if op.reads_data for frame in op.frames
         }
         for path in self._reading:
             self.found.skipped[path or type(model).__name__] = (
@@ -185,18 +160,18 @@ class _Walk:
             return None
         if not op.outputs:
             return f"{op.name} reads its units"
-        if op.kind.units == "tie" and given:
+        if op.kind == "tie" and given:
             return self._tied(op)
-        if op.kind.values in ("matmul", "attention") and given:
+        if op.kind in ("matmul", "attention") and given:
             multiplied = self._multiplied(op)
             if multiplied is not None:
                 return multiplied
         first = op.argument(0, "input")
         if not parameters and all(v is first for v, _ in given):
             x = self._units[first]
-            if op.kind.units == "drop" and op.argument(1, "p", 0.5) > 0 and len(x.axes) == 1:
+            if op.kind == "drop" and op.argument(1, "p", 0.5) > 0 and len(x.axes) == 1:
                 single = op.name != "dropout" or x.axis == len(first.shape) - 1
-                return replace(x, drops=x.drops | {str(op.noise)}) if single else x
+                return replace(x, drops=x.drops | {op.noise}) if single else x
             after = follow_function(op, x, first.shape, self.found, self._model)
             if after is not None:
                 return after

@@ -18,10 +18,10 @@ from overt._check import InputError
 from overt._types import Floats
 from overt.nn.compression.dependencies import DependencyGraph
 from overt.nn.compression.measure import count_parameters, multiply_adds
+from overt.nn.compression.record import KIND_OF, Call, tensors, watch
 from overt.nn.compression.report import Change
 from overt.nn.data.batches import Batch, Batches, Inputs
 from overt.nn.data.losses import Loss
-from overt.nn.recording.watching import Call, tensors, watch
 
 Keep = float | Mapping[str, float]
 """One share for all layers, or a share for each of those named."""
@@ -77,15 +77,17 @@ class Problem:
             return self.inputs.run(model)
 
         def handle(call: Call) -> Any:
-            if call.kind.units == "drop":
+            if KIND_OF.get(call.name) == "drop":
                 return call.args[0]
-            if call.kind.values == "attention" and call.leaf is None:
-                return call.function(**{**call.named(), "dropout_p": 0.0})
+            if call.name == "scaled_dot_product_attention":
+                places = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+                named = {**dict(zip(places, call.args, strict=False)), **call.kwargs}
+                return call.function(**{**named, "dropout_p": 0.0})
             return call.run()
 
         with torch.random.fork_rng():
             torch.manual_seed(0)
-            return watch(model, self.inputs.given, handle, output=self.inputs.output)
+            return watch(model, self.inputs, handle)
 
     def share_of(self, model: nn.Module) -> float:
         """Return a network's share of the cost that is to be kept."""

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from overt.nn.compression.dependencies import Dependencies, Ids, UnitAxes, WrittenSize
-from overt.nn.recording.recorder import Operation
-from overt.nn.recording.watching import Extent
+from overt.nn.compression.record import Extent, Operation
 
 Shape = tuple[int, ...]
 RESHAPES = ("view", "reshape", "flatten", "unflatten", "view_as", "reshape_as")
@@ -132,17 +131,17 @@ def _axis_after(op: Operation, before: Shape, after: Shape, axis: int) -> int | 
     """Return where an axis is after an operation that leaves units as they are."""
     ndim = len(before)
     kind = op.kind
-    silent = kind.values == "random" and not op.random  # dropout in evaluation mode, and the like
-    if kind.units in ("pass", "drop") or silent:
+    silent = kind == "random" and not op.random  # dropout in evaluation mode, and the like
+    if kind in ("pass", "drop") or silent:
         return axis if before == after else None
     if op.name in ("tril", "triu"):
         return axis if axis <= ndim - 3 else None
-    if kind.units == "spatial":
+    if kind == "spatial":
         return axis if axis == 1 and len(after) == ndim > 2 else None
-    if kind.units == "normalize":
+    if kind == "normalize":
         dim = op.kwargs.get("dim", 1) if op.name == "normalize" else op.argument(1, "dim")
         return axis if isinstance(dim, int) and dim % ndim != axis else None
-    if kind.units == "reduce":
+    if kind == "reduce":
         return _axis_after_sum(op, ndim, axis, kept=len(after) == ndim)
     if op.name == "pad":  # pairs of sizes, for the last axes first
         padded = len(_sequence((op.argument(1, "pad"),))) // 2
@@ -231,7 +230,7 @@ def product_cost(op: Operation, letters: list[str]) -> int:
     for value, word in zip((*op.inputs, op.output), letters, strict=True):
         for letter, n in zip(word, value.shape, strict=True):
             sizes[letter] = max(sizes.get(letter, 1), n)
-    if op.kind.values != "attention":
+    if op.kind != "attention":
         return math.prod(sizes.values())
     scores = math.prod(n for letter, n in sizes.items() if letter != letters[-1][-1])
     averages = math.prod(n for letter, n in sizes.items() if letter != "y")

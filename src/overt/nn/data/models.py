@@ -96,6 +96,24 @@ def restore_training(modules: Iterable[nn.Module], training: bool) -> Iterator[N
 
 
 @contextmanager
+def hook_modules(
+    modules: Iterable[nn.Module], before: Any = None, after: Any = None
+) -> Iterator[None]:
+    """Call before(module, args) and after(module, args, output) at each pass of some modules."""
+    handles = []
+    try:
+        for module in modules:
+            if before is not None:
+                handles.append(module.register_forward_pre_hook(before))
+            if after is not None:
+                handles.append(module.register_forward_hook(after))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
 def disable_fast_attention() -> Iterator[None]:
     """Make torch's transformer layers call their parts; their fast path skips dropout modules."""
     with MODEL_LOCK:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-
-from overt.nn.data.models import modes
+from torch import Tensor
 
 
 def torch_rng_states() -> list[Tensor]:
@@ -72,31 +70,3 @@ def seed_torch(seed: int) -> None:
 def cuda_devices() -> list[int]:
     """Return the CUDA devices whose generators may be in use."""
     return list(range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0))
-
-
-def repeat_pass(
-    model: nn.Module, run: Callable[[], list[Tensor]], passes: int
-) -> tuple[list[Tensor], bool]:
-    """Return the result of a noisy pass, and whether passes from the same states differ.
-
-    They differ if something samples from a generator of its own. Buffers are the same at the start
-    of each pass, too.
-    """
-    found = []
-    with torch.no_grad(), preserve_rng():
-        for _ in range(passes):
-            seed_torch(0)
-            random.seed(0)
-            np.random.seed(0)  # noqa: NPY002
-            with modes(model, noise=True):
-                found.append(run())
-    first = found[0]
-    same = all(len(first) == len(other) and all(map(_same, first, other)) for other in found[1:])
-    return first, not same
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    if torch.equal(a, b):
-        return True
-    close = a.shape == b.shape and a.is_floating_point()
-    return close and bool(torch.allclose(a, b, equal_nan=True))

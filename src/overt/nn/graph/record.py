@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch._decomp import core_aten_decompositions
+from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.module import (
     register_module_forward_hook,
@@ -31,11 +32,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from overt._check import InputError
 from overt.nn.data.models import Statistics, disable_fast_attention
 from overt.nn.data.rng import python_rng_states, set_torch_rng, torch_rng_states
-from overt.nn.graph.draws import decompose_draw
 from overt.nn.graph.state import Output, SavedState, call_model, copy_inputs, select_output
 
 aten = torch.ops.aten
 Decompose = Callable[[Any], Callable[..., Any] | None]
+Whole = Callable[[nn.Module, Any], bool]
 
 _READS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 """Tags of operations whose result, or the size of it, depends on values."""
@@ -70,6 +71,8 @@ def op_info(func: Any) -> OpInfo:
     """Return what is known of an operation."""
     if isinstance(func, LayerNoise):
         return OpInfo("mask", True, False, False, False)
+    if isinstance(func, WholeModule):
+        return OpInfo(type(func.module).__name__, False, False, False, False)
     name = func.overloadpacket.__name__
     tags = set(func.tags)
     return OpInfo(
@@ -96,6 +99,80 @@ def core_decomposition(func: Any) -> Callable[..., Any] | None:
     return _core_decompositions().get(func)
 
 
+# -- draws in terms of bernoulli, rand and randn -------------------------------------------------
+#
+# `torch.func.vmap` gives each sample its own numbers for these three. It silently shares those of
+# others (uniform, exponential), which are therefore recorded in parts.
+
+BASIC_DRAWS = {"bernoulli", "rand", "rand_like", "randn", "randn_like"}
+"""Draws that are different in each sample under vmap; a test shows it for each."""
+
+
+def _native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+    if train is False:
+        return x.clone(), torch.ones_like(x, dtype=torch.bool)
+    mask = aten.bernoulli(torch.empty_like(x), 1 - p)
+    return x * (mask / (1 - p)), mask
+
+
+def _rrelu(
+    x: Tensor,
+    noise: Tensor,
+    lower: float = 1 / 8,
+    upper: float = 1 / 3,
+    training: bool = False,
+    generator: Any = None,
+) -> tuple[Tensor, Tensor]:
+    if not training:
+        return functional.leaky_relu(x, (lower + upper) / 2), noise
+    slope = lower + (upper - lower) * torch.rand_like(x)
+    return torch.relu(x) - slope * torch.relu(-x), noise
+
+
+def _uniform(x: Tensor, low: float = 0.0, high: float = 1.0, **_: Any) -> Tensor:
+    return low + (high - low) * torch.rand_like(x)
+
+
+def _exponential(x: Tensor, rate: float = 1.0, **_: Any) -> Tensor:
+    return -torch.log(torch.rand_like(x)) / rate
+
+
+def _normal(x: Tensor, mean: Any = 0.0, sd: Any = 1.0, **_: Any) -> Tensor:
+    return mean + sd * torch.randn_like(x)
+
+
+def _normal_of(mean: Any, sd: Any = 1.0, **_: Any) -> Tensor:
+    like = mean if isinstance(mean, Tensor) else sd
+    return mean + sd * torch.randn_like(like)
+
+
+def _normal_of_size(mean: float, sd: float, size: Any, **options: Any) -> Tensor:
+    options.pop("generator", None)
+    return mean + sd * torch.randn(size, **options)
+
+
+_PARTS: dict[Any, Callable[..., Any]] = {
+    aten.native_dropout.default: _native_dropout,
+    aten.rrelu_with_noise_functional.default: _rrelu,
+    aten.uniform.default: _uniform,
+    aten.exponential.default: _exponential,
+    aten.normal_functional.default: _normal,
+    aten.normal.Tensor_float: _normal_of,
+    aten.normal.Tensor_Tensor: _normal_of,
+    aten.normal.float_Tensor: _normal_of,
+    aten.normal.float_float: _normal_of_size,
+}
+
+
+@cache
+def decompose_draw(func: Any) -> Callable[..., Any] | None:
+    """Return a draw in terms of the basic ones, None where it is basic or no draw."""
+    return _PARTS.get(func)
+
+
+# -- recordings ----------------------------------------------------------------------------------
+
+
 class LayerNoise(NamedTuple):
     """Stands for the operations of a noise layer that knows the covariance of its mask."""
 
@@ -104,6 +181,16 @@ class LayerNoise(NamedTuple):
     def __call__(self, x: Tensor) -> Tensor:
         """Draw a mask and apply it."""
         return self.layer(x)
+
+
+class WholeModule(NamedTuple):
+    """Stands for the operations of a module that the caller wants to see as one."""
+
+    module: nn.Module
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Run the module."""
+        return self.module(x)
 
 
 @dataclass(eq=False)
@@ -133,8 +220,6 @@ class Recording:
         Pairs of tensors: the model's buffers, and what the pass would have made of them.
     state
         Of torch's generators when the pass began.
-    writes_parameters
-        Whether the pass changed a parameter, so that later passes need copies of them.
     """
 
     calls: list[Call]
@@ -142,17 +227,11 @@ class Recording:
     inputs: list[tuple[Tensor, Tensor]]
     buffers: list[tuple[Tensor, Tensor]]
     state: list[Tensor] = field(repr=False)
-    writes_parameters: bool = False
 
     @property
     def noises(self) -> tuple[str, ...]:
         """The names of all noises that reach the output, in order."""
         return tuple(call.noise for call in self.calls if call.noise)
-
-    @property
-    def noisy(self) -> bool:
-        """Whether noise reaches the output."""
-        return any(any(t is self.output for t in tensors((c.out,))) and c.noisy for c in self.calls)
 
     @property
     def signature(self) -> tuple[Any, ...]:
@@ -214,8 +293,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         # True would import dynamo at the first use, which takes a second.
         return False
 
-    def __init__(self, saved: SavedState, decompose: Decompose) -> None:
+    def __init__(self, saved: SavedState, decompose: Decompose, whole: Whole) -> None:
         super().__init__()
+        self.whole = whole
+        self.given: Any = None  # the input of the module that is recorded as one operation
         self.calls: list[Call] = []
         self.noisy: set[int] = set()
         self.decompose = decompose
@@ -304,21 +385,28 @@ def knows_its_covariance(module: nn.Module, args: Any) -> bool:
 
 @contextmanager
 def _module_hooks(recorder: _Recorder) -> Iterator[None]:
-    """Follow which module runs; record layers that know their covariance as one operation."""
+    """Follow which module runs; record some modules as one operation."""
 
     def enter(module: nn.Module, args: Any) -> None:
         recorder.names.enter(module)
-        if recorder.paused or knows_its_covariance(module, args):
-            recorder.paused += 1
-
-    def leave(module: nn.Module, args: Any, result: Any) -> None:
         if recorder.paused:
-            recorder.paused -= 1
-            if not recorder.paused and isinstance(result, Tensor):
-                func = LayerNoise(module)
-                call = Call(func, (_inner(args[0]),), {}, _inner(result), True)
-                recorder.add(call, op_info(func))
+            recorder.paused += 1
+        elif recorder.whole(module, args):
+            recorder.paused = 1
+            recorder.given = _inner_if_functional(args[0])
+
+    def leave(module: nn.Module, args: Any, result: Any) -> Any:
+        if recorder.paused == 1 and isinstance(result, Tensor):
+            if _inner_if_functional(result) is recorder.given:  # an identity: told apart
+                result = result.clone()
+            masks = knows_its_covariance(module, args)
+            func = LayerNoise(module) if masks else WholeModule(module)
+            noisy = masks or recorder.is_noisy((recorder.given,))
+            made = _inner_if_functional(result)
+            recorder.add(Call(func, (recorder.given,), {}, made, noisy), op_info(func))
+        recorder.paused = max(0, recorder.paused - 1)
         recorder.names.leave()
+        return result
 
     handles = [
         register_module_forward_pre_hook(enter),
@@ -392,15 +480,18 @@ def record(
     *,
     decompose: Decompose = decompose_draw,
     statistics: Statistics = "running",
+    noise: bool = True,
+    whole: Whole = knows_its_covariance,
 ) -> Recording:
-    """Run the model once with its noise on, and return what its output depends on.
+    """Run the model once with its noise on or off, and return what its output depends on.
 
     Must run inside `untouched(model)`, which gives `saved`. `decompose` returns the parts of an
-    operation that is to be recorded in parts, None for others.
+    operation that is to be recorded in parts, None for others. `whole(module, arguments)` says
+    which modules of one tensor are recorded as one operation.
     """
     model = saved.model
-    recorder = _Recorder(saved, decompose)
-    saved.prepare(statistics=statistics)
+    recorder = _Recorder(saved, decompose, whole)
+    saved.prepare(noise=noise, statistics=statistics)
     outside = python_rng_states()
     state = torch_rng_states()
     with _recording(recorder):
@@ -427,7 +518,7 @@ def record(
         raise UnsupportedError("it draws from generators of Python or NumPy")
     saved.copy_parameters = written
     needed = _needed(recorder.calls, result)
-    return Recording(needed, result, inputs, buffers, state, written)
+    return Recording(needed, result, inputs, buffers, state)
 
 
 def _needed(calls: list[Call], output: Tensor) -> list[Call]:

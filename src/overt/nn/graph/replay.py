@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from overt.nn.data.models import Statistics
-from overt.nn.graph.draws import BASIC_DRAWS
 from overt.nn.graph.record import (
+    BASIC_DRAWS,
     LayerNoise,
     Recording,
     UnsupportedError,

@@ -18,21 +18,6 @@ def known_noise(module: nn.Module) -> bool:
     return isinstance(module, NoiseLayer) or type(module) in (nn.Dropout, *_CHANNEL_DROPOUT)
 
 
-_STILL = (
-    nn.Sequential, nn.Identity, nn.Flatten, nn.Unflatten, nn.Linear, nn.Conv1d, nn.Conv2d,
-    nn.Conv3d, nn.ReLU, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid,
-    nn.Softplus, nn.Softmax, nn.LogSoftmax, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d,
-    nn.LayerNorm, nn.GroupNorm, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d,
-    nn.AvgPool2d, nn.AvgPool3d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.Embedding,
-)  # fmt: skip
-
-
-def draws_nothing_else(module: nn.Module) -> bool:
-    """Whether a module runs nothing but code of torch that never draws, or known noise."""
-    told = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
-    return not told and (type(module) in _STILL or known_noise(module))
-
-
 def is_silent(module: nn.Module) -> bool:
     """Whether a noise module has a drop probability of 0."""
     if isinstance(module, UnitNoise):

@@ -18,9 +18,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from overt.nn.moments.monte_carlo import SampleSums
+from overt.nn.moments.monte_carlo import LEVEL, Moments, SampleSums
 from overt.nn.moments.propagate import PropagatedOutput
-from overt.nn.moments.result import LEVEL, Moments
 
 
 @dataclass(frozen=True)

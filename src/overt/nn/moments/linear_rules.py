@@ -14,8 +14,7 @@ from torch import Tensor
 from overt.nn.graph.record import aten, op_info, op_schema
 from overt.nn.graph.replay import RERUN_AS, map_tree
 from overt.nn.moments.backward import output_variances
-from overt.nn.moments.registry import RULES, combined_flags, find_values, rule
-from overt.nn.moments.unknown_ops import unknown_operation
+from overt.nn.moments.registry import RULES, combined_flags, find_values, rule, unknown_operation
 from overt.nn.moments.values import (
     SETTINGS,
     Derived,

@@ -12,8 +12,7 @@ from torch.nn import functional
 
 from overt.nn.graph.record import UnsupportedError, aten, op_info
 from overt.nn.moments.linear_rules import add, linear, multiply
-from overt.nn.moments.registry import rule
-from overt.nn.moments.unknown_ops import unknown_operation
+from overt.nn.moments.registry import rule, unknown_operation
 from overt.nn.moments.values import SETTINGS, Derived, Propagation, RandomTensor, Value
 
 MAX_LOGIT_DEVIATION = 3.0
@@ -69,7 +68,7 @@ def softmax(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _check_logits(run: Propagation, p: Tensor, var: Tensor, dim: Any) -> None:
-    """Refuse noise on logits that a second-order expansion cannot follow; note smaller noise."""
+    """Refuse noise on logits that a second-order expansion cannot follow."""
     if run.sampled:
         return
     with torch.no_grad():
@@ -80,7 +79,6 @@ def _check_logits(run: Propagation, p: Tensor, var: Tensor, dim: Any) -> None:
         typical = weighted.mean().sqrt() if weighted.numel() else weighted.sum()
         if float(typical) > MAX_LOGIT_DEVIATION:
             raise UnsupportedError("noise before a softmax is too strong to be propagated")
-        run.note_curvature(typical[None])
 
 
 def standardize(
@@ -111,7 +109,6 @@ def standardize(
     if not run.sampled:
         with torch.no_grad():  # how much the mean square fluctuates, relative to itself
             fluctuation = (average(4 * m * m * v + 2 * v * v) / d).clamp(min=0).sqrt() / square
-            run.note_curvature(fluctuation.mean()[None] / 2)
             left_out = fluctuation**2 * (var + u * u * fluctuation**2) / 4
         dev = run.doubt(dev, left_out)
     return Value(x.approximated(mean=u, var=var, dev=dev, independent=False))

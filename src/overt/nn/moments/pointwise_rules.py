@@ -11,8 +11,7 @@ from torch import Tensor
 from overt.nn.graph.record import aten, op_info
 from overt.nn.graph.replay import map_tree
 from overt.nn.moments.linear_rules import add, linear, multiply
-from overt.nn.moments.registry import broadcast_shape, find_values
-from overt.nn.moments.unknown_ops import unknown_operation
+from overt.nn.moments.registry import broadcast_shape, find_values, unknown_operation
 from overt.nn.moments.values import (
     SETTINGS,
     Derived,

@@ -22,10 +22,8 @@ from overt.nn.graph.state import (
     untouched,
 )
 from overt.nn.moments.combine import combine_with_samples, contradicts, estimate_errors
-from overt.nn.moments.monte_carlo import SampleSums
-from overt.nn.moments.propagate import propagate_with_corrections
-from overt.nn.moments.result import Moments
-from overt.nn.moments.rules import decompose
+from overt.nn.moments.monte_carlo import Moments, SampleSums
+from overt.nn.moments.propagate import decompose, propagate_with_corrections
 
 
 @dataclass(frozen=True)

@@ -2,20 +2,77 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from overt.nn.graph.record import Recording, UnsupportedError, tensors
+from overt.nn.graph.record import (
+    Call,
+    LayerNoise,
+    Recording,
+    UnsupportedError,
+    aten,
+    core_decomposition,
+    decompose_draw,
+    op_info,
+    tensors,
+)
 from overt.nn.graph.replay import RERUN_AS, map_tree, store_results
+from overt.nn.moments import linear_rules, norm_rules  # noqa: F401 (they register their rules)
 from overt.nn.moments.backward import output_covariances, output_variances, variance_along
-from overt.nn.moments.pointwise_rules import is_pointwise
-from overt.nn.moments.registry import find_values
-from overt.nn.moments.rules import HALF_PRECISION, apply_rule
+from overt.nn.moments.noise_rules import draw
+from overt.nn.moments.pointwise_rules import is_pointwise, pointwise
+from overt.nn.moments.registry import EXACT_OPERATIONS, RULES, find_values, unknown_operation
 from overt.nn.moments.values import SETTINGS, Propagation, RandomTensor, Value
+
+HALF_PRECISION = (torch.float16, torch.bfloat16)
+
+
+def _glu(x: Tensor, dim: int = -1) -> Tensor:
+    a, b = x.chunk(2, dim)
+    return a * torch.sigmoid(b)
+
+
+@cache
+def decompose(func: Any) -> Callable[..., Any] | None:
+    """Return an operation's parts, None where there is a rule for the whole."""
+    if func is aten.glu.default:
+        return _glu
+    parts = decompose_draw(func)
+    if parts is not None:
+        return parts
+    if func.overloadpacket in RULES or op_info(func).draws or is_pointwise(func):
+        return None
+    return core_decomposition(func)
+
+
+IDENTITY = {aten.alias, aten.clone, aten.detach, aten.lift_fresh, aten.lift_fresh_copy}
+"""Operations whose result is a function of the same root: the argument itself."""
+
+
+def apply_rule(run: Propagation, call: Call, args: Any, kwargs: Any) -> Any:
+    """Return what comes out of a call: a value, a tensor, or a list of them."""
+    func = call.func
+    name = op_info(func).name
+    if not isinstance(func, LayerNoise) and func.overloadpacket in IDENTITY:
+        return args[0]
+    if isinstance(func, LayerNoise) or op_info(func).draws:
+        out: Any = draw(run, call, args)
+    elif is_pointwise(func):
+        if kwargs.get("dtype") in HALF_PRECISION:
+            kwargs = {**kwargs, "dtype": torch.float32}
+        out = pointwise(run, func, args, kwargs)
+    else:
+        out = RULES.get(func.overloadpacket, unknown_operation)(run, func, args, kwargs)
+    given = find_values((args, kwargs))
+    if name not in EXACT_OPERATIONS or not all(value.enumerated for value in given):
+        for value in find_values(out if isinstance(out, (list, tuple)) else (out,)):
+            value.enumerated = False
+    return out
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,8 +199,7 @@ def interpret(recording: Recording, run: Propagation) -> RandomTensor | Tensor:
                 kwargs = map_tree(kwargs, at_mean)
             if not call.noisy and (find_values((args, kwargs)) or not needs_grad(args, kwargs)):
                 continue  # only a shape is used, or there is nothing to differentiate
-            rerun = call.noise in run.sampled_noises and bool(call.noise)
-            if rerun or not (call.noise or find_values((args, kwargs))):
+            if not (call.noise or find_values((args, kwargs))):
                 out = RERUN_AS.get(call.func, call.func)(*args, **kwargs)
             else:
                 out = apply_rule(run, call, args, kwargs)

@@ -170,24 +170,22 @@ class Source:
 class Propagation:
     """One pass over a recording: its settings, and what it met.
 
-    Noises that are `off` are at their means, those that are `sampled_noises` are drawn, the rest
-    is propagated. With `sampled` the deviation is one draw in a random direction; with `grad` the
-    certain part of the network has gradients. A product f(x, y) of factors that share noise leaves
-    E f(t_x, t_y) out of its mean: a sampled pass appends f(t_x, t_y) to `cross`, and their means
-    with standard errors are the `corrections` of another pass.
+    Noises that are `off` are at their means, the rest is propagated. With `sampled` the deviation
+    is one draw in a random direction; with `grad` the certain part of the network has gradients. A
+    product f(x, y) of factors that share noise leaves E f(t_x, t_y) out of its mean: a sampled pass
+    appends f(t_x, t_y) to `cross`, and their means with standard errors are the `corrections` of
+    another pass.
     """
 
     sampled: bool = False
     grad: bool = False
     off: Collection[str] = ()
-    sampled_noises: Collection[str] = ()
     sources: list[Source] = field(default_factory=list)
     unknown: dict[str, None] = field(default_factory=dict)
     cross: list[Tensor] | None = None
     corrections: list[tuple[Tensor, Tensor]] | None = None
     shared_count: int = 0
     shared_products: float = 0.0
-    curvature: float = 0.0
     draws: int = 0
     coarse: set[int] = field(default_factory=set)
     dtype: torch.dtype = torch.float32
@@ -224,11 +222,6 @@ class Propagation:
     def fixed(self, value: Any) -> Any:
         """Return a factor of a deviation, without gradients unless the pass has them."""
         return value.detach() if isinstance(value, Tensor) and not self.grad else value
-
-    def note_curvature(self, share: Tensor) -> None:
-        """Remember how large second-order effects were beside first-order ones, at most."""
-        if not self.sampled and share.numel():
-            self.curvature = max(self.curvature, float(share.detach().nan_to_num(9.9).amax()))
 
     def note_shared_product(self, share: Tensor) -> None:
         """Remember how much a product of factors that share noise may miss, at most."""
