@@ -24,7 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.harness import Table, verdict
 from overt.nn import audit, compress
-from overt.nn.compression.measure import recover
+from overt.nn.compression.problem import recover
 from overt.nn.data.batches import Batches
 
 TRAIN, TEST, SEEDS, KEEP, STEPS, TURNS = 1500, 1000, 3, 0.25, 60, 7

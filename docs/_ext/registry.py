@@ -3,6 +3,7 @@
 `statements` lists every executable statement, `corrections` those that correct a paper, with what
 `overt verify` measures while the pages are built; `statement-files` says where each is checked,
 `figures` lists the figures, `papers` all items of the papers with labels computed from docs/record,
+`open-questions` what the papers leave open,
 and `command-line` shows the help of every command.
 """
 
@@ -32,6 +33,7 @@ from threadpoolctl import threadpool_limits
 import overt
 from overt.papers import PAPERS, Item, Verdict, items, verify
 from overt.papers.overview import figures_of, labels
+from overt.papers.records import ANSWERS
 
 PACKAGE = Path(overt.__file__).parent
 
@@ -215,6 +217,32 @@ class Papers(Generated):
         return [_checked(self, one) if one.check else _code(one.id) for one in deciding]
 
 
+class OpenQuestions(Papers):
+    """The papers' open questions with their answers, those without one first."""
+
+    def run(self) -> list[nodes.Node]:
+        self.depend()
+        asked = [item for item in items().values() if item.answer]
+        content: list[nodes.Node] = []
+        for answer in reversed(ANSWERS):
+            chosen = [item for item in asked if item.answer == answer]
+            section = nodes.section(ids=[nodes.make_id(f"questions-{answer}")])
+            section += nodes.title(text=f"{answer.capitalize()}: {len(chosen)}")
+            rows = [
+                (
+                    [_text(item.title), nodes.paragraph("", "", nodes.emphasis(text=item.section))],
+                    item.claim if item.claim != item.title else "",
+                    self.checks(item),
+                    item.open,
+                )
+                for item in chosen
+            ]
+            header = ("question", "what is known", "check", "what remains")
+            section += table(header, rows, (32, 32, 18, 18))
+            content.append(section)
+        return content
+
+
 def _remark(item: Item) -> list[nodes.Node]:
     remarks = {"In print: ": item.printed, "Open: ": item.open}
     return [_text(name + text) for name, text in remarks.items() if text]
@@ -356,6 +384,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
         "statement-files": StatementFiles,
         "figures": Figures,
         "papers": Papers,
+        "open-questions": OpenQuestions,
         "command-line": CommandLine,
         "public-names": PublicNames,
     }

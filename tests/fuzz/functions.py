@@ -246,7 +246,6 @@ LINEAR = {
        for net in (TASK, TIED, LAYERED) for name in ("solve", "bound")},
     "linear.rank_jump": Row(rank_jump, {"widths": (t, (3, 3)), "drop_prob": (p, 0.5)}),
     "overt.LinearNetwork.train": Row(TASK.train, RUN, infinite=True),
-    "overt.LinearNetwork.floor": Row(TASK.floor, {"learning_rate": (n, 0.01)}),
     "overt.TiedAutoencoder": Row(lambda target, width, noise: TiedAutoencoder(
         target, width, noise).solve().objective, {"target": (a, C), "width": (w, 2), "noise": (t, DROP)}),
     **methods(TIED, "overt.TiedAutoencoder", penalty={"U": (a, V)}, objective={"U": (a, V)},

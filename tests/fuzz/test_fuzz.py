@@ -170,7 +170,7 @@ def test_every_public_method_is_called(rooms):
 ROOMS = ("noise", "penalty", "spectral", "equalize", "linear", "entries", "completion", "decay",
          "relu", "nn", "robust", "papers")  # fmt: skip
 DEAR = ("linear", "completion", "decay", "nn", "robust")
-SLOWEST = {"decay.minima", "overt.LinearNetwork.floor", "nn.audit"}
+SLOWEST = {"decay.minima", "nn.audit"}
 
 
 @pytest.mark.parametrize("room", ROOMS)

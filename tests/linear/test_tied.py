@@ -5,7 +5,7 @@ import pytest
 from scipy.optimize import minimize
 
 import overt
-from overt.linear.floor import half_hessian
+from overt.papers.stationary_excess import half_hessian
 
 
 def lowest_of_restarts(net, restarts=10):

@@ -414,7 +414,7 @@ def test_a_loss_of_ones_own_is_sampled():
     assert own.plain_loss == pytest.approx(named.plain_loss, rel=1e-5)
     assert abs(own.objective - named.objective) <= 5 * own.objective_error
     assert (own.loss, own.head, own.noises[0].exact) == ("summed", None, False)
-    assert "one's own" in dict(own.skipped)["the last layer"]
+    assert "custom function" in dict(own.skipped)["the last layer"]
     report = audit(model, (x, y), absolute)
     with torch.no_grad():
         values = [float(absolute(model.train()(x), y)) for _ in range(300)]
@@ -578,7 +578,7 @@ def test_draws_in_hooks_of_known_layers_are_found():
 
 def test_a_generator_of_its_own_is_named():
     model = Uses(Foreign(np.random.default_rng(0).random))
-    assert "of its own" in dict(audit(model, [(X, Y)], "squared").skipped)["training mode"]
+    assert "private generator" in dict(audit(model, [(X, Y)], "squared").skipped)["training mode"]
 
 
 def test_forward_passes_of_ones_own_are_given_back():
@@ -771,7 +771,7 @@ def test_words_pages_and_files(tmp_path, digits):
     torch.manual_seed(0)
     report = audit(mlp(), batches(x, y), "squared", holdout=batches(x[:50], y[:50]))
     assert report.holdout_loss > 0
-    assert "given as such" in report.suggestion.evidence
+    assert "holdout data" in report.suggestion.evidence
     text = str(report)
     for word in ("realized", "last layer", "suggested drop probability", "path norm"):
         assert word in text

@@ -190,7 +190,7 @@ def test_shares_by_layer():
         ({"keep": True}, r"keep must be a number in \(0, 1\]"),
         ({"keep": {"nine": 0.5}}, "got nine; there are 0, 4, 7"),
         ({"keep": {"0": 2}}, r"keep\['0'\] must be"),
-        ({"keep": {"2": 0.5}}, "units of their own, got 2; there are 0, 4, 7"),
+        ({"keep": {"2": 0.5}}, "that have units, got 2; there are 0, 4, 7"),
         (
             {"data": [(torch.randn(3, 5), torch.ones(3), torch.ones(3))]},
             "a tuple of Tensor, Tensor, Tensor",

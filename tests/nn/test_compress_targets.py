@@ -221,7 +221,7 @@ class Restless(nn.Module):
 def test_noise_in_evaluation_mode_is_named_and_no_hindrance(by):
     x, y = torch.randn(40, 5), torch.randint(3, (40,))
     _, report = compress(Restless(), 0.6, x[:6], (x, y), by)
-    assert "draws in evaluation mode" in dict(report.skipped)["forward"]
+    assert "samples in evaluation mode" in dict(report.skipped)["forward"]
     assert report.changes
 
 

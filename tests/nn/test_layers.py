@@ -26,7 +26,7 @@ from overt.nn import (
     advance,
     schedules,
 )
-from overt.nn.layers.mask_covariance import MaskCovariance
+from overt.nn.layers.masks import MaskCovariance
 from overt.noise.sliding import Sliding
 
 MU = np.array([0.5, 0.7, 0.9])

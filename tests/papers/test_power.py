@@ -1,5 +1,6 @@
 """Checks have power: a broken formula of the library, or a null, never passes."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,6 +10,9 @@ from overt import decay, equalize, linear, noise, penalty, relu, spectral
 from overt.completion import bounds
 from overt.papers import items, oracles, verify
 from overt.papers.beyond import deep as beyond_deep
+from overt.papers.implicit_bias import landscape
+from overt.papers.one_way_jumps import minima
+from overt.papers.rank_sets import ApproximateRankSet
 from overt.papers.thesis import capacity, training
 
 BOUNDS = [name for name, item in items().items() if item.how == "bound evaluated"]
@@ -56,6 +60,33 @@ def soft_threshold(self, s, weight):
 
 def ridge(self, s, weight):
     return s / (1 + weight)
+
+
+def without_the_rest(original):
+    """Return only the first critical point, or minimum, of those that are found."""
+
+    def wrong(*args, **options):
+        found = original(*args, **options)
+        points = [replace(point, curvature=0.0) for point in found.points]
+        return replace(found, points=points)
+
+    return wrong
+
+
+def only_the_origin(original):
+    return lambda *args, **options: original(*args, **options)[:1]
+
+
+def weaker_bounds(original):
+    def wrong(**options):
+        found = original(**options)
+        return replace(
+            found,
+            full_error=0.03 * found.full_error,
+            subnetwork_error=0.03 * found.subnetwork_error,
+        )
+
+    return wrong
 
 
 def no_noise(self, width, size=1, seed=None):
@@ -195,6 +226,29 @@ MUTATIONS = [
         "dropout-iterations",
     ),
     (bounds, "rademacher_constant", lambda shape: 1.5, "completion-bound"),
+    (equalize, "equalizer", lambda U: np.eye(U.shape[1]), "equalizer"),
+    (
+        equalize,
+        "equalize_product",
+        lambda A, width: (np.eye(len(A), width), A.T @ np.eye(len(A), width)),
+        "equalized-product sensing-gaussian",
+    ),
+    (spectral.norms, "shrinkage_rank", lambda s, sums, w: len(s) - 1, "shrinkage-prefix"),
+    (landscape, "landscape", without_the_rest(landscape.landscape), "strict-saddle"),
+    (
+        ApproximateRankSet,
+        "contains",
+        lambda self, weights: True,
+        "decay-minimum-rank",
+    ),
+    (
+        ApproximateRankSet,
+        "learning_rates",
+        lambda self, problem, depth, width, lam: {"rate": lam**15},
+        "acceptable-rates",
+    ),
+    (minima, "minima", only_the_origin(minima.minima), "decay-minima"),
+    (training, "guarantee", weaker_bounds(training.guarantee), "dropout-training"),
     (
         decay.layers,
         "imbalance",
@@ -218,6 +272,22 @@ def notices(monkeypatch, owner, attribute, wrong, names):
 )
 def test_a_broken_formula_is_noticed(monkeypatch, owner, attribute, wrong, names):
     assert notices(monkeypatch, owner, attribute, wrong, names) == []
+
+
+def test_training_and_attacks_that_do_nothing_are_noticed(monkeypatch):
+    pytest.importorskip("torch")
+    from overt.papers import leaky_networks, training_plans
+
+    names = "attack-finds adversarial-training-steps adversarial-iterates"
+    with monkeypatch.context() as patch:
+        none = lambda net, x, y, nu, size, steps: x  # noqa: E731
+        assert notices(patch, leaky_networks, "reflected_ascent", none, names) == []
+    planned = training_plans.training_plan
+    for changed in ({"train_steps": 700}, {"attack_work": 1e-3}):
+        with monkeypatch.context() as patch:
+            fewer = lambda changed=changed, **given: replace(planned(**given), **changed)  # noqa: E731
+            names = "adversarial-training-steps"
+            assert notices(patch, training_plans, "training_plan", fewer, names) == []
 
 
 def test_a_broken_network_or_attack_is_noticed(monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 
 from overt import InputError
 from overt.papers import PAPERS, find, items, oracles, statement
-from overt.papers.records import HOW, UNCHECKED
+from overt.papers.records import HOW, UNCHECKED, question
 from overt.papers.symbolic import IDENTITIES
 
 ITEMS = items()
@@ -86,9 +86,12 @@ def test_a_record_is_complete(name):
     assert item.how in (*HOW, *UNCHECKED)
     assert set(item.by) <= set(ITEMS)
     decided = item.check or item.figure or item.by
-    if item.how in ("not checked", "cited"):
-        assert not item.check
-        assert item.open or item.printed or item.how == "cited", "say why"
+    if item.how in ("not checked", "cited", "open"):
+        assert not decided
+        assert item.open or item.printed or item.how != "not checked", "say why"
+    elif item.answer:
+        assert item.by
+        assert item.answer != "open"
     else:
         assert decided
     assert bool(item.identity) == (item.how == "symbolic" or item.id == "completion-bound")
@@ -113,6 +116,16 @@ def test_a_statement_is_set_in_valid_tex(name):
 
 def test_only_the_papers_of_the_list_have_items():
     assert {item.paper for item in ITEMS.values()} == set(PAPERS)
+
+
+def test_an_answered_question_names_its_check_and_a_part_says_what_remains():
+    asked = [item for item in ITEMS.values() if item.answer]
+    assert len(asked) == 42
+    for item in asked:
+        assert bool(item.by) == (item.answer != "open")
+        assert bool(item.open) or item.answer != "part"
+    with pytest.raises(InputError, match="answer must be one of"):
+        question(1, "here", "why?", "perhaps")
 
 
 def test_proved_is_said_only_of_all_sizes():
@@ -172,7 +185,7 @@ def test_latex_has_the_theorem_its_assumption_and_its_correction():
     for part in (
         r"\begin{theorem}[Structured dropout, Theorem 4.1]\label{dropconnect}",
         r"\operatorname{diag}(C)",
-        r"\begin{remark}As printed: C = E[x x'] is printed",
+        r"\begin{remark}In the paper: C = E[x x'] stands",
     ):
         assert part in text
     assert r"Assume: E[x x'] = I." in find("path-norm").to_latex()

@@ -8,19 +8,20 @@ from typing import Any, Literal, overload
 import numpy as np
 
 from overt import _check
-from overt._check import InputError, InputTypeError, bounded
+from overt._check import InputError, InputTypeError
 from overt._types import Floats
-from overt.linear import grading
 from overt.linear.arguments import regression, require_consistent, target_or_data
+from overt.linear.certificate import grade
 from overt.linear.deep_landscape import DeepLandscape, deep_landscape
 from overt.linear.layers import DeepNoise
-from overt.linear.proofs import Proof, prove
-from overt.linear.training import Rate, train
+from overt.linear.network import NoisyNetwork
+from overt.linear.proofs import Proof
+from overt.linear.training import Rate
 from overt.noise import Dropout, Noise
 from overt.results import Certificate, DeepSolution, Trace
 
 
-class DeepLinearNetwork:
+class DeepLinearNetwork(NoisyNetwork):
     """A deep linear network trained with dropout on its hidden layers.
 
     The objective is E|y - W_(k+1) D_k W_k ... D_1 W_1 x|^2 with D_i dropout multipliers: the
@@ -52,6 +53,10 @@ class DeepLinearNetwork:
     ('optimal', 1.7778)
     """
 
+    kind = "deep"
+    noise: tuple[Noise, ...]
+    effect: DeepNoise
+
     @target_or_data
     def __init__(
         self,
@@ -77,26 +82,24 @@ class DeepLinearNetwork:
         sizes = " -> ".join(map(str, (task.inputs, *self.widths, task.outputs)))
         return f"DeepLinearNetwork({sizes}, {list(self.noise)})"
 
-    @bounded
     def penalty(self, weights: Sequence[Any]) -> float:
         """Return what dropout adds to the expected squared error."""
-        return self.effect.penalty(*self._checked(weights))
+        return self._penalty(*self._start(weights))
 
-    @bounded
     def objective(self, weights: Sequence[Any]) -> float:
         """Return the expected squared error under dropout, exactly."""
-        return grading.objective(self.effect, *self._checked(weights))
+        return self._objective(*self._start(weights))
 
     @overload
-    def certify(self, weights: Sequence[Any], rigorous: Literal[False] = False) -> Certificate: ...
+    def certify(self, weights: Any, rigorous: Literal[False] = False) -> Certificate: ...
     @overload
-    def certify(self, weights: Sequence[Any], rigorous: Literal[True]) -> Proof: ...
-    def certify(self, weights: Sequence[Any], rigorous: bool = False) -> Certificate | Proof:
-        """Return how far the weights are from the global optimum; with `rigorous`, as a proof."""
-        layers = self._checked(weights)
-        if rigorous:
-            return prove("deep", self.noise, layers, self.effect)
-        return grading.certificate(self.effect, *layers)
+    def certify(self, weights: Any, rigorous: Literal[True]) -> Proof: ...
+    def certify(self, weights: Any, rigorous: bool = False) -> Certificate | Proof:
+        """Return how far weights, or a solution, are from the global optimum.
+
+        With `rigorous` the answer is a proof for the stand-alone checker.
+        """
+        return self._certify(self._start(weights), rigorous)
 
     @property
     def gap_condition(self) -> bool:
@@ -104,10 +107,6 @@ class DeepLinearNetwork:
         s = self.effect.regression.svd[1]
         second = s[1] if len(s) > 1 else 0.0
         return bool(self.nu * (s[0] - second) >= second)
-
-    def bound(self, rank: int | None = None) -> float:
-        """Return a lower bound on the objective of all weights, or of maps of this rank or less."""
-        return self.effect.limited(_check.optional_whole("rank", rank)).relaxation.bound
 
     def solve(self, rank: int | None = None) -> DeepSolution:
         """Return the best weights that are known, and a certificate of their gap to a dual bound.
@@ -122,7 +121,7 @@ class DeepLinearNetwork:
         weights = effect.best_weights()
         exact = effect.exchangeable and len(effect.values) > 0
         shares = effect.layer_shares() if exact else None
-        return DeepSolution(tuple(weights), *grading.grade(effect, *weights), shares)
+        return DeepSolution(tuple(weights), *grade(effect, *weights), shares)
 
     def landscape(self) -> DeepLandscape:
         """Return the local minima that theory knows, one for each rank that has one.
@@ -154,22 +153,23 @@ class DeepLinearNetwork:
         """
         if init_scale is None:  # each layer keeps the size of what passes through it
             init_scale = float(1 / np.sqrt(np.mean([inputs for _, inputs in self.shapes])))
-        return train(
-            self.effect,
-            steps=steps,
-            learning_rate=learning_rate,
-            seeds=seeds,
+        return super().train(
+            steps,
+            learning_rate,
+            seeds,
             batch_size=batch_size,
             gradient=gradient,
+            init=init,
             init_scale=init_scale,
             records=records,
-            init=None if init is None else self._checked(init),
             n_jobs=n_jobs,
             engine=engine,
         )
 
-    def _checked(self, weights: Sequence[Any]) -> list[Floats]:
-        layers = [_check.doubles("weights", W) for W in _check.chain(weights)]
+    def _start(self, init: Any) -> Sequence[Floats]:
+        if isinstance(init, DeepSolution):
+            init = init.weights
+        layers = [_check.doubles("weights", W) for W in _check.chain(init)]
         shapes = [W.shape for W in layers]
         if shapes != self.shapes:
             raise InputError(f"weights must have the shapes {self.shapes}, got {shapes}")

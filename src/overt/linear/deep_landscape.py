@@ -16,9 +16,9 @@ import numpy as np
 
 from overt._check import InputError
 from overt._types import Floats
-from overt.linear import grading
 from overt.linear.bounds import EXACT
 from overt.linear.deep_shares import best_shares, local_maxima
+from overt.linear.effect import Evaluation
 from overt.linear.layers import DeepNoise
 from overt.results import Result
 
@@ -82,7 +82,7 @@ def deep_landscape(effect: DeepNoise) -> DeepLandscape:
     points = []
     for rank, shares in sorted(found.items()):
         weights = tuple(effect.weights_of(shares))
-        points.append((rank, weights, grading.objective(effect, *weights), shares))
+        points.append((rank, weights, Evaluation(effect, *weights).objective, shares))
     least = min(objective for _, _, objective, _ in points)
     minima = tuple(
         LocalMinimum(*point, spurious=point[2] > least * (1 + EXACT)) for point in points

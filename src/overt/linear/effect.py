@@ -88,8 +88,8 @@ class NoiseEffect(ABC):
         """Return what the noise adds to the expected squared error."""
 
     @abstractmethod
-    def imbalance(self, *weights: Floats) -> float:
-        """Return how unevenly the map is spread over what is masked; 0 at the optimum."""
+    def imbalance(self, found: Evaluation) -> float:
+        """Return how unevenly the map is distributed over what is masked; 0 at the optimum."""
 
     @abstractmethod
     def value(self, *weights: Floats) -> tuple[float, Sequence[Floats]]:
@@ -98,3 +98,49 @@ class NoiseEffect(ABC):
     @abstractmethod
     def steps(self, rng: np.random.Generator, batch_size: int = 1) -> Advance:
         """Return stochastic gradient descent that samples what it masks, in batches."""
+
+
+class Evaluation:
+    """Weights and their exact objective, with quantities that are computed once.
+
+    Attributes
+    ----------
+    U, V, P
+        Factors of the map, U V', and P = L'V in whitened coordinates.
+    penalty, objective
+        What noise adds, and the expected squared error under noise with weight decay.
+    """
+
+    def __init__(self, effect: NoiseEffect, *weights: Floats) -> None:
+        self.effect = effect
+        self.U, self.V = effect.product(*weights)
+        self.P = effect.regression.whiten(self.V)
+        self.penalty = effect.penalty(*weights)
+        self.objective = effect.regression.loss(self.U, self.V) + self.penalty
+        if effect.weight_decay:
+            self.objective += effect.weight_decay * sum(float(np.sum(W**2)) for W in weights)
+
+    @cached_property
+    def spectrum(self) -> Floats:
+        """The singular values of the map in whitened coordinates."""
+        product = _triangle(self.U) @ _triangle(self.P).T
+        return np.asarray(np.linalg.svd(product, compute_uv=False))
+
+    @property
+    def imbalance(self) -> float:
+        """How unevenly the map is distributed over what is masked; 0 at the optimum."""
+        return self.effect.imbalance(self)
+
+    @property
+    def distance(self) -> float:
+        """|U P' - A|_F to the map A that attains the bound."""
+        best = self.effect.relaxation
+        left = np.hstack([self.U, best.left * best.spectrum])
+        right = np.hstack([self.P, -best.right])
+        return float(np.linalg.norm(_triangle(left) @ _triangle(right).T))
+
+
+def _triangle(A: Floats) -> Floats:
+    """Return R of the decomposition A = Q R, or A itself if R would not be smaller."""
+    rows, columns = A.shape
+    return A if rows <= columns else np.asarray(np.linalg.qr(A, mode="r"))

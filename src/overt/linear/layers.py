@@ -30,7 +30,7 @@ from overt.linear.deep_shares import (
     fewest_duals,
     noise_cost,
 )
-from overt.linear.effect import NoiseEffect
+from overt.linear.effect import Evaluation, NoiseEffect
 from overt.linear.regression import DenseRegression, from_target
 from overt.linear.sampling import LIMIT, Advance, multipliers
 from overt.linear.shares import UnitShares
@@ -44,8 +44,9 @@ MAX_ROUNDS = 300
 MAX_SEARCH_ROUNDS = 3
 """Rounds where a layer needs a search: each costs one for every such layer."""
 
-MAX_STARTS = 12
-"""Numbers of directions from which layers are optimized in turn."""
+MAX_STARTS = 64
+"""Numbers of directions from which layers are optimized in turn; with 12, 1 of 100 random networks
+ended above the best descent."""
 
 
 RANK_TOL = 1e-10
@@ -352,11 +353,10 @@ class DeepNoise(NoiseEffect):
                 S = weights[i + 1] @ (layer.R * S) @ weights[i + 1].T
         return total
 
-    def imbalance(self, *weights: Floats) -> float:
+    def imbalance(self, found: Evaluation) -> float:
         """Return the equalization gap R / (nu |W C^(1/2)|_*^2) - 1; 0 for a map that is zero."""
-        W = _product(self._whitened(weights))
-        least = self.nu * float(np.square(np.linalg.norm(W, "nuc")))
-        return self.penalty(*weights) / least - 1 if least > 0 else 0.0
+        least = self.nu * float(np.sum(found.spectrum) ** 2)
+        return found.penalty / least - 1 if least > 0 else 0.0
 
     def value(self, *weights: Floats) -> tuple[float, Sequence[Floats]]:
         """Return the objective and its gradients."""

@@ -10,20 +10,20 @@ import numpy as np
 
 from overt import _check
 from overt._check import InputError, InputTypeError, bounded
-from overt._types import Floats, Seed
-from overt.linear import grading, landscape
+from overt._types import Floats
+from overt.linear import landscape
 from overt.linear.arguments import regression, require_consistent, target_or_data
 from overt.linear.bounds import Leading, Relaxation, relax
+from overt.linear.certificate import grade
 from overt.linear.descent import attains, descend, settle
-from overt.linear.effect import NoiseEffect
-from overt.linear.floor import Floor, floor
-from overt.linear.proofs import Proof, prove
+from overt.linear.effect import Evaluation, NoiseEffect
+from overt.linear.network import NoisyNetwork
+from overt.linear.proofs import Proof
 from overt.linear.regression import DenseRegression, from_target
 from overt.linear.sampling import Advance
-from overt.linear.training import Rate, train
 from overt.linear.units import UnitNoise
 from overt.noise import Dropout, Noise
-from overt.results import Certificate, Solution, Trace
+from overt.results import Certificate, Solution
 
 SMALL = 100
 """Weights up to which correlated inputs are worth more descents, as each costs little."""
@@ -32,7 +32,7 @@ THOROUGH, QUICK = (7, 30, 6), (3, 10, 2)
 """Balances between inputs, descents at most, and how many of them must agree."""
 
 
-class TiedAutoencoder:
+class TiedAutoencoder(NoisyNetwork):
     """A linear autoencoder x -> U U'x with noise on its hidden layer.
 
     Parameters
@@ -53,6 +53,10 @@ class TiedAutoencoder:
         `LinearNetwork`.
     """
 
+    kind = "tied"
+    noise: Noise
+    effect: TiedUnitNoise
+
     @target_or_data
     def __init__(
         self,
@@ -67,7 +71,8 @@ class TiedAutoencoder:
     ) -> None:
         if not isinstance(noise, Noise) or noise.masks != "units":
             raise InputTypeError(f"noise on tied weights must mask units, got {noise!r}")
-        self.width, self.noise = _check.whole("width", width), noise
+        self.width = _check.whole("width", width)
+        self.noise = noise
         self.input_noise = input_noise
         self.weight_decay = _check.number("weight_decay", weight_decay)
         task = regression(target, X, X, second_moment, input_noise).dense("tie weights")
@@ -82,15 +87,13 @@ class TiedAutoencoder:
         task = self.effect.regression
         return f"TiedAutoencoder({task.inputs} -> {self.width} -> {task.outputs}, {self.noise!r})"
 
-    @bounded
     def penalty(self, U: Any) -> float:
         """Return what the noise adds to the expected squared error."""
-        return self.effect.penalty(self._checked(U))
+        return self._penalty(self._checked(U))
 
-    @bounded
     def objective(self, U: Any) -> float:
         """Return E|y - U diag(z/mu) U'x|^2, exactly."""
-        return grading.objective(self.effect, self._checked(U))
+        return self._objective(self._checked(U))
 
     @overload
     def certify(self, U: Any, rigorous: Literal[False] = False) -> Certificate: ...
@@ -98,61 +101,13 @@ class TiedAutoencoder:
     def certify(self, U: Any, rigorous: Literal[True]) -> Proof: ...
     def certify(self, U: Any, rigorous: bool = False) -> Certificate | Proof:
         """Return how far U is from the global optimum; with `rigorous`, as a proof."""
-        U = self._checked(U)
-        if rigorous:
-            return prove("tied", self.noise, (U,), self.effect)
-        return grading.certificate(self.effect, U)
+        return self._certify((self._checked(U),), rigorous)
 
     def solve(self, rank: int | None = None) -> Solution:
         """Return the best U that is known, as a solution with V = U; `rank` limits that of U."""
-        effect = self.effect.limited(_check.optional_whole("rank", rank))
+        effect = self._limited(rank)
         (U,) = effect.best_weights()
-        return Solution(U, U, *grading.grade(effect, U))
-
-    def bound(self, rank: int | None = None) -> float:
-        """Return a lower bound on the objective of every U, or of every U of this rank or less."""
-        return self.effect.limited(_check.optional_whole("rank", rank)).relaxation.bound
-
-    def train(
-        self,
-        steps: int = 20_000,
-        learning_rate: Rate = 1e-3,
-        seeds: int | Sequence[int] = 1,
-        *,
-        batch_size: int = 1,
-        gradient: str = "sampled",
-        init: Any = None,
-        init_scale: float | None = None,
-        records: int | Sequence[int] = 40,
-        n_jobs: int | None = None,
-        engine: str = "local",
-    ) -> Trace:
-        """Run stochastic gradient descent with sampled masks; see `LinearNetwork.train`."""
-        return train(
-            self.effect,
-            steps=steps,
-            learning_rate=learning_rate,
-            seeds=seeds,
-            batch_size=batch_size,
-            gradient=gradient,
-            init_scale=init_scale,
-            records=records,
-            init=None if init is None else [self._checked(init)],
-            n_jobs=n_jobs,
-            engine=engine,
-        )
-
-    def floor(
-        self,
-        learning_rate: float,
-        *,
-        batch_size: int = 1,
-        samples: int = 4000,
-        seed: Seed = 0,
-    ) -> Floor:
-        """Return how low `train` gets at a constant learning rate; see `LinearNetwork.floor`."""
-        weights = self.effect.best_weights()
-        return floor(self.effect, weights, learning_rate, batch_size, samples, seed)
+        return Solution(U, U, *grade(effect, U))
 
     def landscape(self, max_points: int = 200) -> landscape.Landscape:
         """Return the equalized critical points, each with its kind and an escape direction."""
@@ -164,6 +119,9 @@ class TiedAutoencoder:
             raise InputError("the landscape is known for one drop probability")
         M, strength = self.effect.symmetric, self.noise.strength
         return landscape.landscape(M, self.width, strength, max_points=max_points)
+
+    def _start(self, init: Any) -> Sequence[Floats]:
+        return (self._checked(init),)
 
     def _checked(self, U: Any) -> Floats:
         U = _check.doubles("U", U, ndim=2)
@@ -307,9 +265,9 @@ class TiedUnitNoise(NoiseEffect):
         """<Gamma, U'U o U'CU>."""
         return self.untied.penalty(*weights * 2)
 
-    def imbalance(self, *weights: Floats) -> float:
+    def imbalance(self, found: Evaluation) -> float:
         """Return the variance of the shares of units, or blocks of them."""
-        return self.untied.imbalance(*weights * 2)
+        return self.untied.imbalance(found)
 
     def value(self, *weights: Floats) -> tuple[float, Sequence[Floats]]:
         """Return the objective and its gradient, that in U plus that in V."""

@@ -20,9 +20,8 @@ from overt._check import InputError
 from overt._parallel import checked_engine, mapped_seeds, record_steps, seed_numbers, thread_count
 from overt._progress import meter, working
 from overt._types import Floats, Ints
-from overt.linear import grading
 from overt.linear.descent import Value
-from overt.linear.effect import NoiseEffect
+from overt.linear.effect import Evaluation, NoiseEffect
 from overt.linear.sampling import LIMIT, Advance
 from overt.results import Status, Trace
 
@@ -67,8 +66,9 @@ def train(
     init_scale = _check.number("init_scale", init_scale)
 
     def measure(weights: Weights) -> tuple[float, float, int]:
-        rank = int(np.sum(grading.spectrum(effect, *weights) > VISIBLE * largest))
-        return grading.objective(effect, *weights), effect.imbalance(*weights), rank
+        found = Evaluation(effect, *weights)
+        rank = int(np.sum(found.spectrum > VISIBLE * largest))
+        return found.objective, found.imbalance, rank
 
     def begin(rng: np.random.Generator) -> Weights:
         if init is not None:

@@ -14,7 +14,7 @@ from overt import penalty
 from overt._types import Floats
 from overt.linear.bounds import EXACT, Relaxation, positive, relax
 from overt.linear.descent import attains, nudged, refine
-from overt.linear.effect import NoiseEffect, Regression, decayed
+from overt.linear.effect import Evaluation, NoiseEffect, Regression, decayed
 from overt.linear.sampling import Advance, masks
 from overt.linear.shares import UnitShares
 from overt.linear.sharing import Pair, sharing
@@ -210,10 +210,9 @@ class UnitNoise(NoiseEffect):
         roots = (vectors[:, kept] * np.sqrt(values[kept])).T
         return float(sum(np.sum(((left * z) @ right.T) ** 2) for z in roots))
 
-    def imbalance(self, *weights: Floats) -> float:
+    def imbalance(self, found: Evaluation) -> float:
         """Return the variance over units, or blocks of them, of their share of the map."""
-        U, V = weights
-        return float(self.sharing.imbalance(U, self.regression.whiten(V)))
+        return float(self.sharing.imbalance(found.U, found.P))
 
     def value(self, *weights: Floats) -> tuple[float, Sequence[Floats]]:
         """Return the objective and its gradients in (U, V)."""

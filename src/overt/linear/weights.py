@@ -23,7 +23,7 @@ from overt._check import InputError
 from overt._types import Floats
 from overt.linear.bounds import Relaxation
 from overt.linear.descent import attains, nudged, refine
-from overt.linear.effect import NoiseEffect, Regression, decayed
+from overt.linear.effect import Evaluation, NoiseEffect, Regression, decayed
 from overt.linear.regression import DenseRegression
 from overt.linear.sampling import Advance, masks
 from overt.linear.units import UnitNoise
@@ -121,10 +121,10 @@ class WeightNoise(NoiseEffect):
         root = np.sqrt(self.regression.input_variances)[:, None]
         return float(penalty.dropconnect(U, root * V, self.noise.drop_prob))
 
-    def imbalance(self, *weights: Floats) -> float:
+    def imbalance(self, found: Evaluation) -> float:
         """Return the variance over units of |u_k| |D^(1/2) v_k|."""
-        U, V = weights
-        return float(equalize.imbalance(U, np.sqrt(self.regression.input_variances)[:, None] * V))
+        root = np.sqrt(self.regression.input_variances)[:, None]
+        return float(equalize.imbalance(found.U, root * found.V))
 
     def value(self, *weights: Floats) -> tuple[float, Sequence[Floats]]:
         """Return the objective and its gradients."""

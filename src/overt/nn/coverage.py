@@ -33,7 +33,7 @@ class Calibration(Result):
     noise_variance: float
 
     def plot(self, axes: Any, label: str = "") -> None:
-        """Draw observed against nominal coverage on matplotlib axes."""
+        """Plot observed against nominal coverage on matplotlib axes."""
         axes.plot([0, 1], [0, 1], color="0.7", lw=1)
         axes.plot(self.nominal, self.observed, marker="o", ms=3, label=label or None)
         axes.set(xlabel="nominal coverage", ylabel="observed coverage", xlim=(0, 1), ylim=(0, 1))
@@ -46,7 +46,7 @@ def calibration(
     """Compare |target - mean| with normal intervals of the given variances.
 
     `noise_variance` is that of the targets around the truth, which dropout's variance does not
-    contain; the residual variance on held-out data is a sound choice.
+    contain; the residual variance on holdout data is a sound choice.
     """
     mean, variance, target = (_array(v) for v in (mean, variance, target))
     if not mean.shape == variance.shape == target.shape or mean.size == 0:

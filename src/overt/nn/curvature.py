@@ -1,4 +1,4 @@
-"""What a deviation of the outputs adds to a loss, and the loss's curvature.
+"""The amount that a deviation of the outputs adds to a loss, and the loss's curvature.
 
 A loss is averaged over positions: the rows of a batch, or for cross-entropy on outputs of shape
 (batch, classes, ...) all tokens or pixels. Class weights and an index to ignore weigh them.

@@ -1,4 +1,4 @@
-"""What a model's noise adds to its expected loss, as a tensor with gradients."""
+"""The penalty that a model's noise adds to its expected loss, as a tensor with gradients."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CHECKS = 64
 """Samples that a propagated penalty is compared with: enough to see that it is 30 % off."""
 
 ALL_NOISE = "all noise"
-"""The name of the one term of a model whose noises cannot be told apart."""
+"""The name of the one term of a model whose noises cannot be separated."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -73,7 +73,7 @@ class Term(Result):
 class Penalty(Result):
     """What noise adds to a loss: `value`, the sum of its `terms`, a tensor with gradient.
 
-    `drawn` names the noises that were sampled (("all",): the model cannot be propagated), `error`
+    The noises in `drawn` were sampled (("all",): the model cannot be propagated), `error`
     is the standard error that this leaves in the value, `linearized` names operations that overt
     has no rule for.
     """

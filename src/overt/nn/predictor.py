@@ -18,7 +18,7 @@ from overt.nn.moments.monte_carlo import Moments
 from overt.nn.moments.predictive import predictive_moments
 
 NODES = 256
-"""Points, evenly spread over a normal law, at which probabilities are averaged."""
+"""Quasirandom points of a normal law at which probabilities are averaged."""
 
 
 class Predictive(nn.Module):  # type: ignore[misc]
@@ -201,7 +201,7 @@ class Predictive(nn.Module):  # type: ignore[misc]
     def conformal_interval(self, x: Any, level: float = 0.9) -> tuple[Tensor, Tensor]:
         """Return the ends of split-conformal intervals, mean -+ q std.
 
-        For rows that are exchangeable with those of `conformalize`, each output lies in its
+        For rows that are exchangeable with the rows of `conformalize`, each output lies in its
         interval with a probability of at least `level`, on average over both.
         """
         if not self._squared:
@@ -214,8 +214,8 @@ class Predictive(nn.Module):  # type: ignore[misc]
     def conformal_set(self, x: Any, level: float = 0.9) -> Tensor:
         """Return which classes are in the split-conformal set of each row, (rows, classes).
 
-        For rows that are exchangeable with those of `conformalize`, the right class is in the set
-        with a probability of at least `level`, on average over both.
+        For rows that are exchangeable with the rows of `conformalize`, the right class is in the
+        set with a probability of at least `level`, on average over both.
         """
         if self._squared:
             raise InputError(f"loss={self.loss!r} has intervals: use conformal_interval")

@@ -93,7 +93,7 @@ class WithoutNoise(nn.Module):  # type: ignore[misc]
 
     @property
     def penalty(self) -> Tensor:
-        """What the noise adds to the loss on the batch of the last training pass."""
+        """The penalty on the batch of the last training pass."""
         if self._weighted.needs_targets:
             raise InputError(
                 "the penalty of a loss with class weights or ignore_index depends on the targets: "
@@ -278,13 +278,13 @@ def without_noise(
     it is loss(net(x), y) + net.penalty_for(y).
 
     Where working the penalty out would take a backward pass for each output, it comes from one
-    random draw t of the output's deviation in the linearized network: the loss at mean + t, less
+    random sample t of the output's deviation in the linearized network: the loss at mean + t, less
     that at the mean and what is linear in t, so that its expectation is that of the loss and not of
     its expansion. Its gradient takes the variances inside the network as they are, and is off for
-    it, by 1 to 30 per cent from one network to another; `gradient_bias` measures it on a batch.
+    it, by 1 to 30 % from one network to another; `gradient_bias` measures it on a batch.
 
     A model that cannot be propagated is trained as usual, with sampled noise and a penalty of 0; a
-    warning and `sampled` say so. In evaluation mode it is the model.
+    warning and `sampled` give the reason. In evaluation mode it is the model.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The papers as code: every item has a record, and what can be checked or drawn is.
+"""The papers as code: every item has a record, and what can be checked or plotted is.
 
 >>> from overt.papers import verify
 >>> [v.verdict for v in verify(["path-norm"])]

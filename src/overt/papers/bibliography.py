@@ -80,7 +80,18 @@ PAPERS = {
     "beyond": Paper(
         "overt (new)",
         "beyond",
-        ("noises", "linear", "deep", "completion", "networks", "decay"),
+        (
+            "noises",
+            "linear",
+            "deep",
+            "landscape",
+            "completion",
+            "networks",
+            "decay",
+            "capacity",
+            "attacks",
+            "questions",
+        ),
     ),
 }
 

@@ -1,6 +1,6 @@
 """How long SGD stays at a minimum, from theory: log(T eta) = c + S / eta as eta -> 0.
 
-A jump needs entries to be drawn unevenly for a while. In time t = eta * step, drawing entry k with
+A jump needs uneven sampling of entries for a while. In time t = eta * step, sampling entry k with
 the share w_k(t) moves the product of balanced weights, which stay balanced, by
 
     A' = sum_k w_k f_k(A),   f_k(A) = -(A_k - y_k) P_A(E_k) - 2 lam L A,
@@ -55,9 +55,9 @@ class Escape(Result):
     times, path
         Time t = eta * step, and matrices on the most likely way, (points, 2, 2).
     shares
-        How often each observed entry is drawn on the way, (points, entries).
+        How often each observed entry is sampled on the way, (points, entries).
     epsilon, depth, weight_decay
-        What was asked.
+        The arguments.
     """
 
     action: float
@@ -119,7 +119,7 @@ class _Way:
     """From the minimum to the saddle at one lam, in the coordinates x = (s_1, s_2, t) of family.py.
 
     A path is y = (x, p), (points, 6), at tau in -1..1, half done at 0. By symmetry the two ones
-    are drawn equally often: moves and shares are those of a one and of epsilon.
+    are sampled equally often: moves and shares belong to a one and to epsilon.
     """
 
     def __init__(self, epsilon: float, depth: int, lam: float) -> None:
@@ -176,7 +176,7 @@ class _Way:
         return np.stack([*H[3:], -H[0], -H[1], -H[2]], axis=1)
 
     def shares(self, y: Floats) -> Floats:
-        """Return how often ones, and epsilon, are drawn, (points, 2)."""
+        """Return how often ones, and epsilon, are sampled, (points, 2)."""
         w = self._tilted(y)
         return np.asarray(w / w.sum(axis=1, keepdims=True))
 

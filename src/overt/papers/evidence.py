@@ -1,4 +1,4 @@
-"""What a check measures: a residual and its tolerance, beside the printed form and a null."""
+"""The measurements of a check: a residual and its tolerance, beside the printed form and a null."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MONTE_CARLO = 5.0
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a check measured.
+    """The measurements of one check.
 
     Attributes
     ----------
@@ -70,7 +70,7 @@ def relative(measured: Any, expected: Any) -> float:
 
 
 def standard_errors(draws: Floats, exact: Any) -> float:
-    """|mean(draws) - exact| in standard errors of the mean."""
+    """|mean - exact| in standard errors of the mean."""
     error = draws.std(ddof=1) / np.sqrt(draws.size)
     return float(abs(draws.mean() - float(exact)) / error)
 

@@ -32,7 +32,7 @@ Grid = Mapping[str, Any]
 """The values along each axis of a size."""
 
 Table = tuple[Sequence[str], Sequence[Sequence[Any]]]
-"""Header and lines, as printed in the paper beside what was measured."""
+"""Header and lines, the paper's numbers beside ours."""
 
 
 @dataclass(frozen=True)
@@ -124,20 +124,20 @@ class Figure:
     Attributes
     ----------
     id, title, claim, source
-        What it is, what it is meant to show, and where it is printed.
+        What it is, what it is meant to show, and its place in the paper.
     run
         Measures one setting: run(params, seed) -> numbers, strings and lists of them, NaN where
         there is none (never None).
     check
         Yields findings from the rows.
     plot
-        Draws the rows as a matplotlib figure.
+        Plots the rows as a matplotlib figure.
     sizes
         For each size ("toy" takes seconds, "paper" is the printed one, "reduced" may stand between
         them) the values along each axis; the rows are their product. A value that is no list is
         the only one; runs = 3 is run = [0, 1, 2]. A list of such grids gives the rows of each.
     differs
-        How each size differs from what was printed, or what was not printed and had to be chosen.
+        How each size differs from the paper, or what the paper leaves out and had to be chosen.
     hours
         Hours on one core at each size, measured or scaled up from a smaller size; absent where
         nobody has measured them.

@@ -126,7 +126,7 @@ def chain(weights: Sequence[Floats]) -> Floats:
 
 
 def pivot_terms(weights: Sequence[Floats], C: Floats) -> list[float]:
-    """[R_1, ..., R_k] summed over all choices of pivot layers and units, as printed."""
+    """[R_1, ..., R_k] summed over all choices of pivot layers and units, in the paper's form."""
     k = len(weights) - 1
     terms = [0.0] * k
     for count in range(1, k + 1):

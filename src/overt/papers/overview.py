@@ -1,4 +1,4 @@
-"""What a folder of rows and verdicts says of every item: labels, pages, and comparison.
+"""Labels and pages of all items from a folder of rows and verdicts, and comparison of folders.
 
 A label is computed from stored rows and verdicts alone, so that no page can say more than was
 measured.
@@ -34,7 +34,7 @@ VERDICT_FILE = "verdicts.json"
 
 @dataclass(frozen=True)
 class Measured:
-    """What a folder holds of one figure at the largest size that is complete."""
+    """The stored rows of one figure at the largest size that is complete."""
 
     figure: Figure
     size: str
@@ -90,7 +90,7 @@ class StoredVerdict:
 
 @dataclass(frozen=True)
 class Label:
-    """What was measured of an item: its verdict, at which size and when."""
+    """The label of an item: its verdict, at which size and when."""
 
     verdict: str
     size: str = ""
@@ -118,7 +118,7 @@ def run_all(
     """Compute the rows that are missing, of all figures at once; return what could not be run.
 
     Each is run at the size, or at the next smaller one that it has. What lacks data or a package is
-    returned by id with what to provide, and the others go on.
+    returned by id with what to provide, and the others continue.
     """
     found = {figure.id: figure for figure in chosen}
     tasks = []

@@ -190,7 +190,7 @@ class ApproximateRankSet:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Closedness(Result):
-    """How many of `steps` SGD steps broke a condition of B_r that held before them."""
+    """How many of `steps` SGD steps broke a condition of B_r that was satisfied before."""
 
     steps: int
     bound: int
@@ -217,7 +217,7 @@ def closedness(
     Each run starts from a random balanced point on the boundary, of approximate rank r + eps_2 and
     a size of C / 100 to C. The three conditions are counted one by one, since the theorem's eps_1
     (about 1e-24) lies below rounding: balance to that accuracy cannot even be stored, and is then
-    neither kept nor broken.
+    neither satisfied nor broken.
     """
     schedule = Schedule.constant(whole("steps", steps), learning_rate, weight_decay)
     depth, width = whole("depth", depth, 2, layers.MAX_DEPTH), whole("width", width)

@@ -18,7 +18,7 @@ A statement is a function with a docstring, which is its page::
         '''
 
 Its id is the function's name with hyphens. `figure` and `item` record figures, tables and what has
-no check of its own.
+no check.
 """
 
 from __future__ import annotations
@@ -48,10 +48,13 @@ HOW = {
     "bound evaluated": "an inequality or an algorithm's promise on instances; a null must fail",
     "sampled": "random instances against another method, or samples at five standard errors",
 }
-"""How a statement is checked, weakest last; the word "proved" is kept for `formal`."""
+"""How a statement is checked, weakest last; only `formal` may say "proved"."""
 
-UNCHECKED = ("definition", "cited", "not checked")
-"""What an item may be that no check decides; one that is not checked says why in its title."""
+UNCHECKED = ("definition", "cited", "not checked", "open")
+"""Kinds of items that no check decides; one that is not checked says why."""
+
+ANSWERS = ("proved", "counterexample", "part", "open")
+"""How far an open question of the papers is settled here."""
 
 Residuals = Generator[float, None, tuple[Any, ...]]
 """Residuals, of which the largest counts; what is returned at last is the rest of the Evidence."""
@@ -74,13 +77,15 @@ class Item:
     how
         One of `HOW` or `UNCHECKED`.
     check, figure
-        What decides it, if it has that of its own.
+        Its own check or figure, if it has one.
     by
         Ids of other items that decide it, or a part of it.
     identity
         The identity in symbols that `make proofs` checks, one of `symbolic.IDENTITIES`.
     module
         The module that holds it.
+    answer
+        Of an open question: one of `ANSWERS`.
     """
 
     id: str
@@ -99,6 +104,7 @@ class Item:
     by: tuple[str, ...] = ()
     identity: str = ""
     module: str = ""
+    answer: str = ""
 
     @property
     def source(self) -> str:
@@ -116,7 +122,9 @@ class Item:
         lines.append(self.tex or f"{escape_tex(self.claim)}.")
         lines.append(r"\end{theorem}")
         if self.printed:
-            lines.append(rf"\begin{{remark}}As printed: {escape_tex(self.printed)}.\end{{remark}}")
+            lines.append(
+                rf"\begin{{remark}}In the paper: {escape_tex(self.printed)}.\end{{remark}}"
+            )
         return "\n".join(lines)
 
 
@@ -238,6 +246,35 @@ def item(
             open=open,
             by=(by,) if isinstance(by, str) else tuple(by),
             **place,
+        )
+    )
+
+
+def question(
+    number: int,
+    source: str,
+    title: str,
+    answer: str,
+    claim: str = "",
+    *,
+    by: str | Sequence[str] = (),
+    remains: str = "",
+) -> None:
+    """Record an open question of the papers: its source, its answer, and what remains."""
+    if answer not in ANSWERS:
+        raise InputError(f"answer must be one of {', '.join(ANSWERS)}; got {answer!r}")
+    _register(
+        Item(
+            id=f"question-{number}",
+            label=f"Question {number}",
+            section=source,
+            title=title,
+            claim=claim or title,
+            how="sampled" if by else "open",
+            open=remains,
+            by=(by,) if isinstance(by, str) else tuple(by),
+            answer=answer,
+            **_place(_calling_module()),
         )
     )
 

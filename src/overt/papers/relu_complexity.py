@@ -22,9 +22,9 @@ class Complexity(Result):
     Attributes
     ----------
     value, standard_error
-        Mean over the draws of the signs zeta of the largest correlation found, and its error.
+        Mean over sampled signs zeta of the largest correlation found, and its error.
     exact
-        Whether the supremum of every draw is exact (one and two dimensions). If not it comes from
+        Whether the supremum of every sample is exact (one and two dimensions). If not it comes from
         local search, so `value` errs on the small side.
     lower, upper
         Theorem 13 and Theorem 12, the latter with the proved side of the retentivity; infinite
@@ -103,7 +103,7 @@ def rademacher(
 
 
 def _signed_counts(chosen: Any, size: int, draws: int, rng: np.random.Generator) -> Floats:
-    """Return for each draw the sum of the signs that fall on each row of X: (draws, rows)."""
+    """Return for each sample the sum of the signs that fall on each row of X: (draws, rows)."""
     counts = np.zeros((size, draws))
     np.add.at(counts, chosen, rng.choice((-1.0, 1.0), size=(draws, len(chosen))).T)
     return np.ascontiguousarray(counts.T)

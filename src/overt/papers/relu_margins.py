@@ -30,7 +30,7 @@ class Margin(Result):
     upper
         The value of a dual point on the same features, three standard errors added.
     gap
-        upper - lower on the features that chose the map, before fresh ones are drawn: how far the
+        upper - lower on the features that chose the map, before fresh ones are sampled: how far the
         optimization is from its end.
     weights
         The dual point: how much each example matters, (samples,).
@@ -61,7 +61,7 @@ def margin(
     any map is meant.) By duality gamma / q = min over probabilities p of E_z |s_p(z)|,
     s_p(z) = sum_i p_i y_i x_i 1[z.x_i >= 0], and psi = s_p / |s_p| is the best answer to p: its
     margins are the gradient in p. The dual is minimized by exponentiated gradients on `features`
-    draws of z until the relative gap is below `tol`; both sides are then measured on fresh draws.
+    samples of z until the relative gap is below `tol`; both sides are then measured on new ones.
     It is the margin of these rows: a law from which they are a sample has a smaller one.
 
     Parameters

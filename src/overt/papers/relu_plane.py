@@ -15,7 +15,7 @@ import numpy as np
 from overt._types import Floats
 
 CHUNK = 2**22
-"""Entries of the table (arcs x points) that are held at a time."""
+"""Entries of the table (arcs x points) in memory at a time."""
 
 
 @dataclass(frozen=True)

@@ -136,7 +136,7 @@ def probabilities(weights: Any, n: int) -> Floats:
 def whiten(X: Floats, p: Floats) -> Floats:
     """Return Z = X C^(+/2) on the range of C = sum_i p_i x_i x_i': (points, rank), E[z z'] = I.
 
-    From the SVD of the weighted points; those of weight 0 must lie in the range of the others.
+    From the SVD of the weighted points; points of weight 0 must lie in the range of the others.
     """
     _, s, Vt = np.linalg.svd(np.sqrt(p)[:, None] * X, full_matrices=False)
     rank = int(np.sum(s > s[0] * max(X.shape) * np.finfo(float).eps)) if s[0] > 0 else 0

@@ -71,7 +71,7 @@ def read_rows(figure: Figure, folder: Folder) -> Iterator[Stored]:
 
 
 def append_row(figure: Figure, folder: Folder, key: str, row: Row) -> None:
-    """Add a row with its provenance, on a line of its own even after a cut-off one."""
+    """Add a row with its provenance, on a new line even after a cut-off one."""
     entry = {
         "key": key,
         "row": plain(row),
@@ -110,7 +110,7 @@ def _entry(path: Path, number: int, line: bytes) -> dict[str, Any] | None:
 
 
 def to_numbers(stored: Any) -> Any:
-    """Return what JSON held with NaN for null, to nine digits; rows hold no other None."""
+    """Return parsed JSON with NaN for null, to nine digits; rows hold no other None."""
     match stored:
         case float():
             return float(f"{stored:.9g}")

@@ -55,7 +55,7 @@ def verify(
 ) -> Iterator[Verdict]:
     """Check the given statements (all, if none is given), one verdict after another.
 
-    The id of an item without a check of its own stands for the statements that decide it.
+    The id of an item without a check stands for the statements that decide it.
     """
     choice("size", size, tuple(SIZES))
     if isinstance(ids, str) or not isinstance(ids, Iterable) or not getattr(ids, "ndim", 1):

@@ -25,9 +25,8 @@ from overt.nn.auditing.report import HeadFindings, LowerBound, Suggestion
 from overt.nn.auditing.streaming import Folds, Mean, Table, coadaptation
 from overt.nn.auditing.structure import Point, Structure, Tail, Trunk, is_unit_noise
 from overt.nn.data.losses import Loss, Targets, is_squared, unit
-from overt.nn.layers.dropblock import DropBlock1d, DropBlock2d, DropBlock3d
 from overt.nn.layers.dropconnect import DropConnectLinear
-from overt.nn.layers.mask_covariance import MaskCovariance
+from overt.nn.layers.masks import MaskCovariance
 from overt.nn.layers.recognized import (
     is_weight_noise,
     known_noise,
@@ -43,7 +42,7 @@ MAX_COVARIANCE = 2048
 
 @dataclass(frozen=True, eq=False)
 class TailPart:
-    """A part of the tail that gives a bound: `envelopes(drop_prob)` are those of its noise."""
+    """A part of the tail that gives a bound: its noise has `envelopes(drop_prob)`."""
 
     centered: bool
     rank: int
@@ -223,7 +222,7 @@ def unit_envelopes(module: Any, shape: tuple[int, ...]) -> list[Envelope]:
     copies = math.prod(shape[axis] for axis in covariance.shared)
     if covariance.matrix is None:
         return [(covariance.strength * copies / units, _support(copies))]
-    if isinstance(module, (DropBlock1d, DropBlock2d, DropBlock3d)) and module.placement == "grid":
+    if getattr(module, "placement", None) == "grid":  # DropBlock on a grid
         sizes = shape[1:]
         blocks = [min(b, n) for b, n in zip(module.block_size, sizes, strict=True)]
         cells = math.prod(-(-n // b) for n, b in zip(sizes, blocks, strict=True))
@@ -268,12 +267,12 @@ def find_head(
     if uses[-1] is not point.call or noises.training.calls[name] != len(uses):
         return f"{name} is called again behind its place: no bound is taken from it"
     if point.features.shape[0] != len(structure.output):
-        return f"the rows that {name} takes are not those of the batch: no bound is taken from it"
+        return f"the rows that {name} takes differ from the batch's: no bound is taken from it"
     module: Any = point.module
     if is_weight_noise(module) and structure.units(point.features) != module.weight[0].numel():
         return f"the weights that {name} drops meet several positions: no bound is taken from it"
     if noises.unknown_noise_behind(name):
-        return f"noise whose law is not known is drawn behind {name}: no bound is taken"
+        return f"noise whose law is not known is sampled behind {name}: no bound is taken"
     head = Head(structure, tail, name, point, output)
     fits = head.fits(point.features, output)
     return head if fits else f"what lies behind {name} is not affine"
@@ -322,15 +321,15 @@ class LastLayer:
         if size <= MAX_INPUTS:
             return size
         why = (
-            f"{size} are more than the {MAX_INPUTS} whose moments are kept: the bound does not use "
-            "that the network is linear"
+            f"{size} are more than the {MAX_INPUTS} whose moments are stored: the bound does not "
+            "use that the network is linear"
         )
         self.skipped.append(("the inputs", why))
         return 0
 
     @property
     def penalty(self) -> float:
-        """What the noise adds to a squared loss, exactly."""
+        """The exact amount that the noise adds to a squared loss."""
         return self._penalty.value * self._unit
 
     def add(
@@ -376,12 +375,12 @@ class LastLayer:
         )
 
     def suggest(self, *, own_rows: bool) -> Suggestion | str:
-        """Return the drop probability with the least held-out error, or why there is none."""
+        """Return the drop probability with the least holdout error, or why there is none."""
         folds = self._folds
         if folds is None:
             return (
                 f"{self.head.units} units feed the last layer, and {MAX_UNITS} is the most whose "
-                "second moments are kept"
+                "second moments are stored"
             )
         if folds.counts[0] < 2 or folds.counts.min() < 1 or not self.head.adjustable:
             return "too few rows to hold out, or no probability to choose"
@@ -425,10 +424,10 @@ class LastLayer:
         return np.array([numerical_rank(spectrum) for spectrum in spectra])
 
     def _evidence(self, own_rows: bool) -> str:
-        evidence = "held out: data given as such"
+        evidence = "judged on the holdout data"
         if own_rows:
             evidence = (
-                "held out: a fifth of the rows given. The features before the last layer were "
+                "judged on a fifth of the rows given. The features before the last layer were "
                 "trained on them too, so that the curve favors little dropout; pass holdout for a "
                 "fair one"
             )
@@ -506,7 +505,7 @@ class LastLayer:
         uncertain = ", and what uncertain targets cost" if entropy else ""
         everything_dropped = LowerBound(
             entropy + self.head.all_dropped * (constant - entropy),
-            f"all weights: what it costs when every unit is dropped{uncertain}; the loss has no "
+            f"all weights: the loss when every unit is dropped{uncertain}; the loss has no "
             "other floor",
             "no output then depends on the input",
         )

@@ -38,7 +38,7 @@ ENTRYWISE = ("dropout", "alpha_dropout", "scaled_dot_product_attention")
 """Functions that sample separately for every entry, hence for every row."""
 
 REPEATS = 4
-"""Passes from the same RNG states. A coin of a generator of its own is missed one time in eight."""
+"""Passes from the same RNG states. A coin of a private generator is missed one time in eight."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +117,7 @@ def find_noises(model: nn.Module, inputs: Inputs) -> FoundNoises:
     skipped = [
         (
             path or "forward",
-            "functions that draw, such as functional dropout, are on in evaluation mode too: "
+            "functions that sample, such as functional dropout, are on in evaluation mode too: "
             "their noise is in every number here; use modules",
         )
         for path in quiet.sampling
@@ -128,7 +128,7 @@ def find_noises(model: nn.Module, inputs: Inputs) -> FoundNoises:
     try:
         training = _follow_modules(model, inputs, noise=True)
         if _differs_between_passes(model, inputs):
-            why = "something draws from a generator of its own: that noise is left out"
+            why = "something samples from a private generator: that noise is left out"
             skipped.append(("training mode", why))
         entrywise = _sampling_functions(model, inputs)
         decides = False

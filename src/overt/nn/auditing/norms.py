@@ -130,7 +130,7 @@ def path_norm(structure: Structure, p: int) -> float:
 
 
 def _follow(structure: Structure, p: int, call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Return the operation's result with path weights |w|^p instead of its own."""
+    """Return the operation's result with weights |w|^p instead of w."""
     module = module_of(call)
     if module is not None:
         if is_unit_noise(module):

@@ -18,7 +18,7 @@ from overt.results import Result, Status
 
 @dataclass(frozen=True, repr=False, eq=False)
 class NoiseFindings(Result):
-    """What one source of noise does: a noise layer, or a module that draws in its forward pass.
+    """One source of noise: a noise layer, or a module that samples in its forward pass.
 
     Attributes
     ----------
@@ -30,8 +30,8 @@ class NoiseFindings(Result):
     drop_prob
         Its nominal drop probability, None for noise that has none.
     realized, realized_error
-        The share of zeros in masks drawn from it, and the standard error of that; None for
-        what draws in another way than by multiplying units or weights.
+        The share of zeros in its sampled masks, and the standard error of that; None for noise
+        that does not multiply units or weights.
     penalty, penalty_error, exact
         What its noise adds to the loss when the noise of all layers behind it is on: exact, or
         from sampled masks with this standard error.
@@ -98,7 +98,7 @@ class LowerBound(Result):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class HeadFindings(Result):
-    """The last layer: what it does beside what theory says about it.
+    """The last layer beside the theory of its optimum.
 
     Attributes
     ----------
@@ -163,21 +163,21 @@ class Suggestion(Result):
     Attributes
     ----------
     drop_prob
-        Where the held-out error is least.
+        Where the holdout error is least.
     current
         The model's own, 0 without dropout there.
     drop_probs
         The candidates.
     holdout, holdout_error
-        For each, the squared error on held-out rows of the last layer that is best on the other
-        rows under that dropout, the features kept as they are; and its standard error over five
+        For each, the squared error on holdout rows of the last layer that is best on the other
+        rows under that dropout, with the features fixed; and its standard error over five
         groups of rows.
     predicted_rank
         For each, the rank of the optimal outputs.
     plausible
         Smallest and largest candidate within one standard error of the best.
     evidence
-        What was held out, and what that is worth.
+        Which rows the error is measured on, and its bias.
     """
 
     drop_prob: float
@@ -196,7 +196,7 @@ class Suggestion(Result):
             f"suggested drop probability before the last layer: {self.drop_prob:g} (now "
             f"{self.current:g}; within one standard error {self.plausible[0]:g} to "
             f"{self.plausible[1]:g})\n"
-            f"  held-out error {self.holdout[best]:.5g} ± {self.holdout_error[best]:.1g}, rank "
+            f"  holdout error {self.holdout[best]:.5g} ± {self.holdout_error[best]:.1g}, rank "
             f"{self.predicted_rank[best]}; at {self.drop_probs[now]:g}: {self.holdout[now]:.5g}, "
             f"rank {self.predicted_rank[now]}\n"
             f"  {self.evidence}"
@@ -216,7 +216,7 @@ class AuditReport(Result):
     objective, objective_error
         The mean loss with noise, which training descends; the error is standard, 0 if it is exact.
     accuracy, holdout_loss
-        Share of classes predicted right, and mean loss on held-out data, where there are any.
+        Share of classes predicted right, and mean loss on holdout data, where there are any.
     noises, layers, head, measures, suggestion
         The findings.
     skipped
@@ -248,7 +248,7 @@ class AuditReport(Result):
         return text(self)
 
     def plot(self) -> Any:
-        """Draw the flow through units, the last layer's spectra and the curve of the suggestion."""
+        """Plot the flow through units, the last layer's spectra and the curve of the suggestion."""
         return plot(self)
 
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
@@ -323,7 +323,7 @@ def summary(report: Any) -> list[str]:
     if report.accuracy is not None:
         lines.append(f"accuracy {report.accuracy:.4f}")
     if report.holdout_loss is not None:
-        lines.append(f"loss on held-out data {report.holdout_loss:.5g}")
+        lines.append(f"loss on holdout data {report.holdout_loss:.5g}")
     if report.status is Status.INTERRUPTED:
         lines.append("interrupted: on the rows seen until then")
     return lines
@@ -373,7 +373,7 @@ def _sections(report: Any) -> Iterator[Section]:
         ("layer", "kind", "drop_prob", "realized", "penalty", "share", "phi", "dead units"),
         noise_rows(report),
         "What each noise layer adds to the loss, with the noise of the layers behind it on. "
-        "Realized is the share of zeros in masks drawn from the layer. phi is the co-adaptation of "
+        "Realized is the share of zeros in the layer's sampled masks. phi is the co-adaptation of "
         "its units: 1 if all contribute alike, 1/sqrt(units) if one does everything."
         if report.noises
         else "",
@@ -384,7 +384,7 @@ def _sections(report: Any) -> Iterator[Section]:
     if report.suggestion is not None:
         first, *lines = str(report.suggestion).splitlines()
         caption = (
-            "Held-out squared error of the best last layer at each drop probability, with one "
+            "Holdout squared error of the best last layer at each drop probability, with one "
             "standard error, and the rank of the optimal outputs. Dotted: the model's own drop "
             "probability."
         )
@@ -435,8 +435,8 @@ def _spectrum_note(report: Any, head: Any) -> str:
         "fixed": "for features that are the inputs",
     }[head.trunk]
     note = (
-        f"singular values of the {centered}outputs, beside those of the {centered}targets and of "
-        f"the optimum of the squared loss under this noise, {what}"
+        f"singular values of the {centered}outputs, beside the values of the {centered}targets and "
+        f"of the optimum of the squared loss under this noise, {what}"
     )
     if report.loss not in ("squared", "mse"):
         note += "; a reference only, as this loss is another and has no such optimum"
@@ -464,11 +464,11 @@ def _cell(value: object) -> str:
 
 
 def plot(report: Any) -> Any:
-    """Draw the flow through units, the last layer's spectra and the curve of the suggestion."""
+    """Plot the flow through units, the last layer's spectra and the curve of the suggestion."""
     found = ((_flows, _flowing(report)), (_spectra, report.head), (_curve, report.suggestion))
     panels = [(draw, what) for draw, what in found if what]
     if not panels:
-        raise InputError("there is nothing to draw: no noise, last layer or suggestion was found")
+        raise InputError("there is nothing to plot: no noise, last layer or suggestion was found")
     return _drawn(*panels)
 
 
@@ -503,7 +503,7 @@ def _curve(axes: Any, s: Any) -> None:
     axes.fill_between(s.drop_probs, low, high, color=BLUE, alpha=0.15, lw=0)
     axes.plot(s.drop_probs, s.holdout, "o-", color=BLUE, markevery=[best])
     axes.axvline(s.current, color=GRAY, ls=":", lw=1)
-    axes.set(xlabel="drop probability", ylabel="held-out squared error")
+    axes.set(xlabel="drop probability", ylabel="holdout squared error")
     ranks = axes.twinx()
     ranks.step(s.drop_probs, s.predicted_rank, where="mid", color=ORANGE, lw=1)
     ranks.set(ylim=(0, s.predicted_rank.max() + 1))

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +34,7 @@ from overt.nn.data.losses import Loss, Targets, check_loss, is_squared, loss_nam
 from overt.nn.data.models import check_model, hook_modules, modes
 from overt.nn.data.rng import seeded
 from overt.nn.graph.record import UnsupportedError
+from overt.nn.graph.state import hold_interrupts
 from overt.results import Status
 
 TORCH_LOSSES = (nn.MSELoss, nn.CrossEntropyLoss)
@@ -62,17 +61,17 @@ def audit(
 
     Per noise layer: the drop probability that sampled masks realize, what the noise adds to the
     loss, the flow through each unit and their co-adaptation. Other modules that sample in training
-    mode (functional dropout, stochastic depth, dropout inside attention, noise of one's own) are
+    mode (functional dropout, stochastic depth, dropout inside attention, custom noise) are
     found by a pass in that mode, and what they add is sampled. For the last layer: the spectrum of
     the outputs beside that of the optimum under its noise, and a proved lower bound on the training
     objective (the guide on auditing has the proofs). For the whole network: norms of its layers,
-    path norms, dead units. And a drop probability for the last layer with the held-out error and
+    path norms, dead units. And a drop probability for the last layer with the holdout error and
     rank that speak for it.
 
     Parameters
     ----------
     model
-        A network with or without noise. What is not understood is named in `skipped`.
+        A network with or without noise. `skipped` names parts that are not understood.
     data
         A pair of arrays or tensors (inputs, targets), a DataLoader, or any iterable of batches:
         pairs (inputs, targets), or dicts with the targets under a name such as "labels". Inputs are
@@ -86,7 +85,7 @@ def audit(
         target) -> mean loss is sampled, and has no bounds.
     holdout
         Data that the network was not trained on, to choose the drop probability with. Without it a
-        fifth of the rows is held out from the last layer, which is not the same: the features
+        fifth of the rows is withheld from the last layer, which is not the same: the features
         before it have seen those rows.
     output
         Which of the model's outputs counts, such as `lambda o: o.logits`.
@@ -113,7 +112,7 @@ def audit(
     (True, ())
     """
     model = check_model(model)
-    # Rows have equal weights here: a torch loss with weights of its own is refused.
+    # Rows have equal weights here: a torch loss with class weights is refused.
     checked = loss_name(loss) if isinstance(loss, TORCH_LOSSES) else check_loss(loss)
     seed = _check.whole("seed", seed, minimum=0)
     start = time.perf_counter()
@@ -127,8 +126,8 @@ def audit(
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(seeded(seed))
         stack.enter_context(modes(model, noise=False))
-        with defer_interrupt() as interrupted, meter("audit", count) as bar:
-            try:
+        try:
+            with hold_interrupts() as interrupts, meter("audit", count) as bar:
                 for is_holdout, batch in _both(batches, others):
                     if measured is None:
                         few = _few_rows(model, batch)
@@ -140,45 +139,22 @@ def audit(
                     else:
                         measured.add(batch, split=others is None)
                     bar.advance()
-                    if interrupted():
-                        raise KeyboardInterrupt
-            except KeyboardInterrupt:
-                if measured is None or measured.samples == 0:
-                    raise
-                status = Status.INTERRUPTED
+                    if interrupts.pending:
+                        break
+        except KeyboardInterrupt:
+            if measured is None or measured.samples == 0:
+                raise
+            status = Status.INTERRUPTED
         assert measured is not None  # noqa: S101 (Batches refuses data without batches)
         return measured.report(status, start, own_rows=others is None)
 
 
 def _both(batches: Batches, others: Batches | None) -> Iterator[tuple[bool, Batch]]:
-    """Yield the training data, then the held-out data."""
+    """Yield the training data, then the holdout data."""
     for batch in batches:
         yield False, batch
     for batch in others or ():
         yield True, batch
-
-
-@contextmanager
-def defer_interrupt() -> Iterator[Callable[[], bool]]:
-    """Delay Ctrl-C until the batch is done; yield a function that says whether it was pressed.
-
-    A second Ctrl-C interrupts at once.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
-        return
-    pressed: list[int] = []
-
-    def note(number: int, frame: Any) -> None:
-        if pressed:
-            raise KeyboardInterrupt
-        pressed.append(number)
-
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield lambda: bool(pressed)
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _few_rows(model: nn.Module, batch: Batch) -> Inputs:
@@ -225,14 +201,9 @@ class _Audit:
         self._noises = find_noises(model, few)
         self._sources = list(self._noises.sources.values())
         self._skipped = list(self._noises.skipped)
-        self._structure: Structure | None = None
-        self._not_recorded = ""
-        try:
-            self._structure = record_structure(model, few)
-        except UnsupportedError as error:
-            self._not_recorded = f"the pass cannot be recorded: {error}"
+        self._measures: list[Measure] = []
         self.samples = 0
-        head = self._find_head()
+        head = self._study_structure(few)
         self._last: LastLayer | None = None
         if head is not None:
             self._last = LastLayer(head, loss, self._outputs, batch.inputs.only)
@@ -289,7 +260,7 @@ class _Audit:
             self._last.add_holdout(seen.units[self._last.head.name], seen.targets)
 
     def report(self, status: Status, start: float, *, own_rows: bool) -> AuditReport:
-        """Return the report; `own_rows` says that the held-out rows are training data."""
+        """Return the report; `own_rows` says that the holdout rows are training data."""
         objective, error = self._objective()
         head = None
         suggestion: Suggestion | None = None
@@ -303,12 +274,6 @@ class _Audit:
         if self._sampled.no_flows is not None:
             self._skipped.append(("flows", f"there is no gradient: {self._sampled.no_flows}"))
         layers, without_norms = self._layers.findings(self._model)
-        measures: list[Measure] = []
-        no_paths: str | None = self._not_recorded
-        if self._structure is not None:
-            measures, no_paths = path_norms(self._structure)
-        if no_paths is not None:
-            self._skipped.append(("path norm", no_paths))
         self._skipped += without_norms
         loss = self._loss
         return AuditReport(
@@ -325,7 +290,7 @@ class _Audit:
             noises=tuple(self._noise(i, objective) for i in range(len(self._sources))),
             layers=tuple(layers),
             head=head,
-            measures=tuple(measures),
+            measures=tuple(self._measures),
             suggestion=suggestion,
             skipped=tuple(self._skipped),
             status=status,
@@ -377,16 +342,23 @@ class _Audit:
                 f"{self._outputs} before; pad the inputs to one shape"
             )
 
-    def _find_head(self) -> Head | None:
-        """Return the last layers, None where nothing is known of them."""
-        head: Head | str = "the loss is a function of one's own, of which nothing is proved"
-        if self._structure is None:
-            head = self._not_recorded
-        elif isinstance(self._loss, str):
+    def _study_structure(self, few: Inputs) -> Head | None:
+        """Record a pass; find path norms and the last layers, None if nothing is known of these."""
+        structure: Structure | None = None
+        no_paths: str | None = None
+        head: Head | str = "the loss is a custom function, of which nothing is proved"
+        try:
+            structure = record_structure(self._model, few)
+            self._measures, no_paths = path_norms(structure)
+        except UnsupportedError as error:
+            head = no_paths = f"the pass cannot be recorded: {error}"
+        if no_paths is not None:
+            self._skipped.append(("path norm", no_paths))
+        if structure is not None and isinstance(self._loss, str):
             log_softmax = self._loss == "cross_entropy"
-            head = find_head(self._model, self._structure, self._noises, log_softmax=log_softmax)
+            head = find_head(self._model, structure, self._noises, log_softmax=log_softmax)
         if self._outputs > MAX_OUTPUTS:
-            head = f"{self._outputs} outputs are more than the {MAX_OUTPUTS} whose spectrum is kept"
+            head = f"{self._outputs} outputs are too many (at most {MAX_OUTPUTS}) for a spectrum"
         if isinstance(head, str):
             self._skipped.append(("the last layer", head))
             return None

@@ -124,9 +124,9 @@ class SampledPenalties:
     """Running estimates of what sources of noise add to the loss, in the order of the pass.
 
     `added[i]` is what source i adds with all those behind it on, `total` what all of them add,
-    `before_last` what all but the last add to the loss under the last one's noise. Rows are spread
-    over the `batches` of `size` rows, or taken from the first ones if their number is not known
-    (0). A batch that the model takes only as a whole is used as a `whole`.
+    `before_last` what all but the last add to the loss under the last one's noise. Rows come from
+    all `batches` of `size` rows, or from the first ones if their number is not known (0).
+    A batch that the model takes only as a whole is used as a `whole`.
     """
 
     def __init__(

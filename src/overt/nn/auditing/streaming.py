@@ -76,7 +76,7 @@ class Table:
     """Rows (1, x, y, f): the inputs (or none), targets and outputs of each sample.
 
     Stored as R of a decomposition Q R. R'R is the Gram matrix, but small singular values keep
-    their digits. Because the first column is constant, the rows of R below the first are those of
+    their digits. Because the first column is constant, the rows of R below the first belong to
     the centered data.
     """
 
@@ -122,7 +122,7 @@ class Table:
 class Folds:
     """Second moments of rows (1, h, y) in six disjoint folds: fold 0 trains, the others test.
 
-    Without data of their own the test folds take every fifth row in turn. `training` lists the
+    Without holdout data the test folds take every fifth row in turn. `training` lists the
     folds with rows of the training data.
     """
 

@@ -14,7 +14,7 @@ from overt.nn.data.batches import Batch, name_failing_inputs
 from overt.nn.data.models import disable_fast_attention
 
 WIDEST = 4096
-"""The most features of which the whole second moment is kept; beyond, its diagonal."""
+"""The most features of which the whole second moment is stored; beyond, its diagonal."""
 ROWS = 8192
 """The most rows of a batch (positions of a convolution count) on which moments are measured."""
 SHRINKAGE = 0.01
@@ -24,7 +24,7 @@ SHRINKAGE = 0.01
 class Moments:
     """Mean and second moments of rows (samples, features) that come in batches.
 
-    The rows themselves are kept while there are fewer than features, which is less to compute with.
+    The rows themselves are stored while there are fewer than features: that is less to compute.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Moments:
         self._rows: list[Tensor] = []
 
     def add(self, x: Tensor) -> None:
-        """Add rows; of very many, some that are spread over all."""
+        """Add rows; of very many, some at equal distances."""
         if len(x) > ROWS:
             x = x[torch.linspace(0, len(x) - 1, ROWS, device=x.device).long()]
         wide, width = x.double(), x.shape[1]

@@ -38,7 +38,7 @@ def open_attention(model: nn.Module) -> nn.Module:
 
 
 def close_attention(model: nn.Module, before: nn.Module) -> nn.Module:
-    """Put torch's attention back where all maps have kept their shapes; change in place."""
+    """Put torch's attention back where all maps have their old shapes; change in place."""
     found = [name for name, part in model.named_modules() if isinstance(part, Attention)]
     whole = []
     for name in found:

@@ -1,10 +1,10 @@
 """Units of a network, and which of them can only be removed together.
 
-Every output of a layer is a unit with a number of its own. An axis of a tensor is a list of such
+Every output of a layer is a unit with its number. An axis of a tensor is a list of such
 numbers: flattening a map repeats them, concatenation joins lists, and addition ties two lists entry
 by entry. Where a reshape splits an axis into several, as attention does into heads and features,
 the numbers lie in a table with an axis for each, until a later operation decides along which of
-them units are removed. A unit that something needs is kept, with the reason.
+them units are removed. A unit that something needs stays, with the reason.
 """
 
 from __future__ import annotations

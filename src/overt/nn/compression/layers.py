@@ -1,7 +1,7 @@
 """How each kind of layer reads, makes or passes on units, and which attributes count them.
 
-Modules without parameters are followed as functions (`shapes`); a layer here is one operation. It
-takes the units of its input, or none, and returns those of its output, or a reason to keep them.
+Modules without parameters are followed as functions (`graph`); a layer here is one operation. It
+takes the units of its input, or none, and returns the units of its output, or why all must stay.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from overt.nn.compression.dependencies import Dependencies, Ids, Reader, UnitAxes
-from overt.nn.layers.covariance import CovarianceDropout
+from overt.nn.layers.base import RatedNoise, UnitNoise
 from overt.nn.layers.dropconnect import DropConnectConv2d, DropConnectLinear
 from overt.nn.layers.dropout import Dropout
 from overt.nn.layers.recognized import is_silent, is_weight_noise, known_noise, plain_dropout
@@ -83,7 +83,7 @@ def why_not_prunable(module: nn.Module) -> str | None:
     if nn.utils.parametrize.is_parametrized(module):
         return "its weights are parametrized"
     if module._forward_pre_hooks or module._forward_hooks:
-        return "it carries hooks"
+        return "it has hooks"
     weight = getattr(module, "weight", None)
     if weight is not None and "weight" not in module._parameters:
         return "its weight is computed from other tensors"
@@ -98,7 +98,7 @@ def follow_layer(
     before: Shape,
     after: Shape,
 ) -> Found:
-    """Return the units of a layer's output; x are those of its input, with their shapes."""
+    """Return the units of a layer's output; x are its input's units."""
     if known_noise(module) and not is_weight_noise(module):
         return _noise(found, name, module, x, before)
     across = isinstance(module, ACROSS) or is_rms_norm(module)
@@ -141,7 +141,7 @@ def _noise(
     """Note whether dropout acts on whole units: removing a unit is what it samples."""
     if x is None:
         return None
-    if isinstance(module, CovarianceDropout):
+    if isinstance(module, UnitNoise) and not isinstance(module, RatedNoise):
         found.units.keep(x.ids, f"the covariance of {name} belongs to its units")
         return x
     drops = not is_silent(module) and _drops_units(module, x, shape)

@@ -24,8 +24,14 @@ from overt._types import Floats
 from overt.nn.compression.activations import Moments, collect
 from overt.nn.compression.dependencies import holders
 from overt.nn.compression.layers import SEALED, WEIGHTED, is_a, why_not_prunable
-from overt.nn.compression.measure import count_parameters, why_it_fails
-from overt.nn.compression.problem import Outcome, Problem, check_layers, copy_model
+from overt.nn.compression.problem import (
+    Outcome,
+    Problem,
+    check_layers,
+    copy_model,
+    count_parameters,
+    why_it_fails,
+)
 from overt.nn.compression.report import Change
 
 KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d)
@@ -63,7 +69,7 @@ class Factors:
 
 
 def by_spectrum(problem: Problem) -> Outcome:
-    """Rewrite layers as products of two, each with a rank of its own."""
+    """Rewrite layers as products of two, each with its rank."""
     base = problem.base
     keep = problem.keep
     layers, skipped = _rewritable(base, problem.layer_costs)

@@ -1,27 +1,36 @@
-"""A network to be made smaller, the data it is judged by, and what comes out."""
+"""A network to be made smaller: its size and loss, the data it is judged by, and what comes out."""
 
 from __future__ import annotations
 
 import copy
 import math
+import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from overt import _check
 from overt._check import InputError
+from overt._progress import meter
 from overt._types import Floats
 from overt.nn.compression.dependencies import DependencyGraph
-from overt.nn.compression.measure import count_parameters, multiply_adds
+from overt.nn.compression.layers import TRANSPOSED, WEIGHTED
 from overt.nn.compression.record import KIND_OF, Call, tensors, watch
 from overt.nn.compression.report import Change
-from overt.nn.data.batches import Batch, Batches, Inputs
-from overt.nn.data.losses import Loss
+from overt.nn.data.batches import Batch, Batches, Inputs, first_line, name_failing_inputs
+from overt.nn.data.losses import Loss, mean_loss
+from overt.nn.data.models import disable_fast_attention, modes, restore_training
+from overt.nn.data.rng import preserve_rng
 
 Keep = float | Mapping[str, float]
 """One share for all layers, or a share for each of those named."""
@@ -90,7 +99,7 @@ class Problem:
             return watch(model, self.inputs, handle)
 
     def share_of(self, model: nn.Module) -> float:
-        """Return a network's share of the cost that is to be kept."""
+        """Return a network's share of the cost that `keep` limits."""
         if self.of == "parameters":
             return count_parameters(model) / max(count_parameters(self.base), 1)
         return multiply_adds(model, self.inputs)[0] / max(self.total, 1)
@@ -98,7 +107,7 @@ class Problem:
 
 @dataclass(eq=False)
 class Outcome:
-    """What a method returns: the network, what changed, what did not and why."""
+    """The result of a method: the network, what changed, what did not and why."""
 
     by: str
     model: nn.Module
@@ -125,12 +134,12 @@ def _check_share(name: str, value: Any) -> float:
 
 
 def check_layers(keep: Mapping[str, float], layers: Iterable[str]) -> None:
-    """Refuse shares for modules that are not layers with outputs of their own."""
+    """Refuse shares for modules that have no units."""
     known = set(layers)
     unknown = [name for name in keep if name not in known]
     if unknown:
         raise InputError(
-            f"keep must name layers with units of their own, got {', '.join(unknown)}; there are "
+            f"keep must name layers that have units, got {', '.join(unknown)}; there are "
             f"{', '.join(sorted(known))}"
         )
 
@@ -172,7 +181,7 @@ def relative_change(old: Any, new: Any) -> float:
 
 
 def first_rows(batches: Batches) -> Iterator[Batch]:
-    """Yield at most MAX_ROWS rows, spread over all batches where their number is known."""
+    """Yield at most MAX_ROWS rows, from all batches where their number is known."""
     per_batch = max(1, MAX_ROWS // batches.count) if batches.count else MAX_ROWS
     left = MAX_ROWS
     for where, inputs, y in batches:
@@ -181,3 +190,248 @@ def first_rows(batches: Batches) -> Iterator[Batch]:
         left -= n
         if not left:
             return
+
+
+EVALUATIONS = 8
+"""How often the loss is evaluated during recovery."""
+
+MIN_ROWS = 64
+"""Rows that statistics of normalizations need: fewer make a variance that is 20 % off."""
+
+MIN_BATCH = 8
+"""Rows of a batch that statistics of normalizations need."""
+
+LATENCY_SECONDS = 0.02
+MAX_PASSES = 1000
+
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Return the number of parameters, shared ones counted once."""
+    return sum(p.numel() for p in model.parameters())
+
+
+def run_plain(model: nn.Module, inputs: Inputs) -> Any:
+    """Return the model's output, without gradients and without torch's fused attention."""
+    with torch.no_grad(), disable_fast_attention():
+        return inputs.run(model)
+
+
+def why_it_fails(model: nn.Module, inputs: Inputs, base: nn.Module) -> str | None:
+    """Return why a pass fails, in training mode too if a pass of the base does not, else None."""
+    for noise in (False, True):
+        try:
+            with torch.no_grad(), preserve_rng(), modes(model, noise=noise):
+                inputs.run(model)
+        except Exception as error:  # the forward pass may use a layer's weight or size
+            if not noise or model is base or why_it_fails(base, inputs, base) is None:
+                return first_line(error)
+    return None
+
+
+def multiply_adds(model: nn.Module, inputs: Inputs) -> tuple[int, Counter[str]]:
+    """Return the multiply-adds for one example, and the multiply-adds of each weighted layer.
+
+    They are half of the operations that torch's own counter finds, attention included.
+    """
+    by_layer: Counter[str] = Counter()
+    rows = len(inputs)
+
+    def count_layer(name: str) -> Any:
+        def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+            # Each output (input, if transposed) meets one slice of the weight.
+            positions = args[0] if isinstance(module, TRANSPOSED) else output
+            by_layer[name] += positions.numel() * math.prod(module.weight.shape[1:]) // rows
+
+        return hook
+
+    counter = _OperationCounter()
+    with ExitStack() as stack:
+        for name, module in model.named_modules():
+            if isinstance(module, WEIGHTED):
+                stack.callback(module.register_forward_hook(count_layer(name)).remove)
+        stack.enter_context(torch.random.fork_rng())
+        stack.enter_context(restore_training(model.modules(), False))
+        # The counter does not know attention where it is one operation on the CPU.
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        stack.enter_context(counter)
+        run_plain(model, inputs.like(model))
+    return counter.operations // 2 // rows, by_layer
+
+
+class _OperationCounter(TorchDispatchMode):  # type: ignore[misc]
+    """Torch's own counts of operations.
+
+    torch's FlopCounterMode also tracks modules, which fails on models that expand a parameter.
+    """
+
+    operations = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        count = flop_registry.get(func._overloadpacket)
+        if count is not None:
+            self.operations += count(*args, **kwargs, out_val=result)
+        return result
+
+
+def latencies(models: list[nn.Module], inputs: Inputs) -> list[float]:
+    """Return the least time of a pass of each model; they take turns, so that load hits all."""
+    times: list[list[float]] = [[] for _ in models]
+    given = [inputs.like(model) for model in models]
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(torch.random.fork_rng())
+        for model in models:
+            stack.enter_context(restore_training(model.modules(), False))
+        start = time.perf_counter()
+        for passes in range(MAX_PASSES):
+            if passes >= 2 and time.perf_counter() - start > LATENCY_SECONDS:
+                break
+            for model, x, taken in zip(models, given, times, strict=True):
+                before = time.perf_counter()
+                x.run(model)
+                if x.tensors[0].is_cuda:
+                    torch.cuda.synchronize()
+                taken.append(time.perf_counter() - before)
+    return [min(taken) for taken in times]
+
+
+@dataclass(frozen=True)
+class Score:
+    """Mean loss over all examples, and the share of right classes where targets are classes."""
+
+    loss: float
+    accuracy: float | None
+
+
+def score(model: nn.Module, batches: Iterable[Batch] | None, loss: Loss) -> Score | None:
+    """Return how a model does on all batches, None without targets or outputs to judge."""
+    if batches is None:
+        return None
+    total = 0.0
+    rows = 0
+    correct = 0
+    predictions = 0
+    classes = True
+    with torch.no_grad():
+        for where, inputs, y in batches:
+            with name_failing_inputs(inputs, where):
+                output = inputs.run(model)
+            if y is None:
+                return None
+            if not callable(loss) and not isinstance(output, Tensor):
+                raise InputError(
+                    f"{where}: the model returns a {type(output).__name__}; say which output "
+                    "counts, such as output=lambda o: o.logits"
+                )
+            total += float(mean_loss(output, y, loss)) * len(y)
+            rows += len(y)
+            right = _correct(output, y, loss)
+            if right is None:
+                classes = False
+            else:
+                correct += int(right.sum())
+                predictions += right.numel()
+    return Score(total / rows, correct / predictions if classes else None)
+
+
+def _correct(output: Any, y: Tensor, loss: Loss) -> Tensor | None:
+    """Return which predicted classes are right, None where targets are not classes."""
+    if not isinstance(output, Tensor):
+        return None
+    if loss == "cross_entropy" and y.shape == output.shape:  # rows of probabilities
+        y = y.argmax(1)
+    if output.ndim >= 2 and output.shape[1] > 1:
+        predicted = output.argmax(1)
+    else:
+        predicted = (output.flatten() > 0).long()
+    if y.is_floating_point() or predicted.shape != y.shape:
+        return None
+    return predicted == y
+
+
+def loss_or_infinity(found: Score | None) -> float:
+    """Return the loss, infinite where there is none."""
+    return math.inf if found is None or math.isnan(found.loss) else found.loss
+
+
+def with_own_statistics(model: nn.Module, batches: list[Batch]) -> nn.Module | None:
+    """Return a copy whose batch normalizations have the statistics of these rows in it.
+
+    The large network's statistics do not fit the smaller one. None where there are no such
+    layers, or too few rows.
+    """
+    small = copy.deepcopy(model)
+    norms = [m for m in small.modules() if type(m) in BATCH_NORMS and m.running_var is not None]
+    rows = [len(batch.inputs) for batch in batches]
+    if not norms or min(rows) < MIN_BATCH or sum(rows) < MIN_ROWS:
+        return None
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # the mean over batches
+    with torch.no_grad(), restore_training(norms, True), disable_fast_attention():
+        for where, inputs, _ in batches:
+            with name_failing_inputs(inputs, where):
+                inputs.run(small)
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
+    return small
+
+
+def recover(
+    model: nn.Module,
+    train: Iterable[Batch],
+    judge: Iterable[Batch],
+    loss: Loss,
+    *,
+    steps: int,
+    learning_rate: float,
+) -> tuple[Floats, bool]:
+    """Train in place with Adam; end with the best weights seen, the first ones included.
+
+    Returns the losses on `judge` at each evaluation, and whether Ctrl-C ended it early.
+    """
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if not trained:
+        raise InputError("recover needs a model with parameters that require gradients")
+    losses: list[float] = []
+    best: dict[str, Tensor] = {}
+
+    def evaluate() -> None:
+        model.eval()
+        value = loss_or_infinity(score(model, judge, loss))
+        if not losses or value < min(losses):
+            best.update({k: v.detach().clone() for k, v in model.state_dict().items()})
+        losses.append(value)
+        model.train()
+
+    interrupted = False
+    every = max(1, steps // EVALUATIONS)
+    optimizer = torch.optim.Adam(trained, lr=learning_rate)
+    try:
+        with meter("recover", steps) as bar:
+            evaluate()
+            step = 0
+            while step < steps:
+                for _, inputs, y in train:
+                    if y is None:
+                        raise InputError("recover needs batches (inputs, targets) to train on")
+                    optimizer.zero_grad()
+                    mean_loss(inputs.run(model), y, loss).backward()
+                    optimizer.step()
+                    step += 1
+                    bar.advance()
+                    if step % every == 0 or step == steps:
+                        evaluate()
+                    if step == steps:
+                        break
+    except KeyboardInterrupt:
+        interrupted = True
+    if best:
+        model.load_state_dict(best)
+    model.eval()
+    return np.array(losses), interrupted

@@ -5,7 +5,7 @@ Removing units needs both: the layers that read a unit, and the code that names 
 
 A `Value` is a tensor as it was at one moment (one changed in place has several). Sizes that the
 model reads from shapes are of the type `Extent`, a whole number that remembers that it was read, so
-that a size written into the code can be told from one that was asked for.
+that a size written into the code can be distinguished from one that was queried.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Kind = Literal[
     "reduce",  # some axes are summed up
     "normalize",  # along one axis: units stay, unless that axis is theirs
     "drop",  # dropout: passes units on, dropping some
-    "random",  # samples, if it is told to
+    "random",  # samples, in training mode
     "matmul",
     "attention",
     "read",  # takes entries out into Python
@@ -163,8 +163,9 @@ class Operation:
     """One call of a function, or of a whole module (`leaf`).
 
     `args` and `kwargs` have a `Value` in the place of each tensor. `module` is the path of the
-    module in whose forward pass it ran, `frames` are these passes, the model's own first. `random`
-    says whether it moved torch's generator, `noise` is a name for a function that may.
+    leaf, or of the module in whose forward pass it ran; `frames` are these passes, the model's
+    first. `random` says whether it moved torch's generator, `noise` is a name for a function that
+    may.
     """
 
     name: str
@@ -173,6 +174,7 @@ class Operation:
     kwargs: dict[str, Any]
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
+    module: str
     frames: tuple[Frame, ...]
     leaf: nn.Module | None
     random: bool
@@ -182,11 +184,6 @@ class Operation:
     def kind(self) -> Kind:
         """What becomes of units."""
         return KIND_OF.get(self.name, "other")
-
-    @property
-    def module(self) -> str:
-        """The path of the innermost module."""
-        return self.frames[-1].path if self.frames else ""
 
     @property
     def output(self) -> Value:
@@ -245,6 +242,7 @@ class Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     inplace: bool
+    module: str
     frames: tuple[Frame, ...]
     leaf: nn.Module | None = None
     result: Any = None
@@ -294,6 +292,7 @@ class _Writer:
             kwargs,
             inputs,
             outputs,
+            call.module,
             call.frames,
             call.leaf,
             random,
@@ -312,9 +311,9 @@ class _Writer:
         return self._values[tensor]
 
     def _noise_name(self, call: Call) -> str:
-        path = call.frames[-1].path if call.frames else ""
-        self._names[f"{path}:{call.name}"] += 1
-        return f"{path}:{call.name}#{self._names[f'{path}:{call.name}']}"
+        name = f"{call.module}:{call.name}"
+        self._names[name] += 1
+        return f"{name}#{self._names[name]}"
 
 
 def watch(
@@ -373,7 +372,8 @@ class _Watcher(TorchFunctionMode):  # type: ignore[misc]
             result = func(*args, **kwargs)
             return _as_extents(result) if self._extents else result
         inplace = inplace or bool(kwargs.get("inplace"))
-        return self._handle(Call(name, func, args, kwargs, inplace, self._frames))
+        path = self._frames[-1].path if self._frames else ""
+        return self._handle(Call(name, func, args, kwargs, inplace, path, self._frames))
 
     def enter(self, module: nn.Module, args: Any) -> None:
         """Note that a module begins to run."""
@@ -390,13 +390,15 @@ class _Watcher(TorchFunctionMode):  # type: ignore[misc]
         """Note that a module has ended; return what a leaf gives."""
         if module not in self._paths or self._leaf not in (None, module):
             return None
-        frames = self._frames
-        self._frames = frames[:-1]
+        path = self._frames[-1].path
+        self._frames = self._frames[:-1]
         if self._leaf is None:
             return None
         self._leaf = None
         name = getattr(module, "original_name", type(module).__name__)
-        call = Call(name, module, args, kwargs, False, frames, module, result, self._state)
+        call = Call(
+            name, module, args, kwargs, False, path, self._frames, module, result, self._state
+        )
         with torch._C.DisableTorchFunction():
             return self._handle(call)
 

@@ -73,9 +73,9 @@ class Compression(Result):
     Attributes
     ----------
     by, keep, of
-        The method, and the share of what was to be kept.
+        The method, and the share that was to stay.
     reached, met, shortfall
-        The share that is left (None where `keep` is of units), whether that is at most 5 per cent
+        The share that is left (None where `keep` is of units), whether that is at most 5 %
         above `keep`, and if not, why.
     loss, loss_guessed
         What `before.loss` and `after.loss` are, None without targets; and whether it was guessed
@@ -92,7 +92,7 @@ class Compression(Result):
     output_change
         Relative root mean square change of the outputs on the example (inf from zero).
     losses
-        Held-out loss of every sub-network that was sampled (by="mask").
+        Loss on `data` of every sub-network that was sampled (by="mask").
     recovery
         Loss before and during recovery training, if there was any.
     status

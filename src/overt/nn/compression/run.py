@@ -13,20 +13,9 @@ from overt import _check
 from overt._check import InputError, InputTypeError
 from overt._types import Seed
 from overt.nn.compression.attention import close_attention, open_attention
-from overt.nn.compression.choose_units import by_units
 from overt.nn.compression.graph import build_graph
 from overt.nn.compression.loader import Attention
 from overt.nn.compression.lowrank import by_spectrum
-from overt.nn.compression.measure import (
-    count_parameters,
-    latencies,
-    multiply_adds,
-    run_plain,
-    score,
-    why_it_fails,
-    with_own_statistics,
-)
-from overt.nn.compression.measure import recover as train_further
 from overt.nn.compression.problem import (
     TOLERANCE,
     Keep,
@@ -34,11 +23,20 @@ from overt.nn.compression.problem import (
     Problem,
     check_keep,
     copy_model,
+    count_parameters,
     first_rows,
+    latencies,
+    multiply_adds,
     relative_change,
+    run_plain,
+    score,
     shortfall,
+    why_it_fails,
+    with_own_statistics,
 )
+from overt.nn.compression.problem import recover as train_further
 from overt.nn.compression.report import Compression, Size
+from overt.nn.compression.units import by_units
 from overt.nn.data.batches import Batch, Batches, Inputs, name_failing_inputs
 from overt.nn.data.losses import LOSSES, Loss, check_loss, guess_loss, loss_text
 from overt.nn.data.models import check_model
@@ -69,19 +67,19 @@ def compress(
 
     by="flow"
         Units with the greatest flow psi_i = |u_i| sqrt(E a_i^2) stay, u_i the weights that read
-        unit i and a_i its activation; what the others contribute is predicted from them by least
-        squares and added to the weights and biases that read them.
+        unit i and a_i its activation; the contribution of the others is predicted from them by
+        least squares and added to the weights and biases that read them.
     by="spectrum"
         Linear and convolutional layers become products of two of low rank wherever that saves
         something; the report states the error of each.
     by="mask"
         The best of `draws` sub-networks that dropout samples (thesis, Theorem 15 and section 5.5):
         units on which a dropout layer acts are removed at random, survivors are scaled by
-        all / kept, as in training, and the sub-network with the least loss on `data` stays.
+        all / survivors, as in training, and the sub-network with the least loss on `data` stays.
     by="auto"
         "flow" and "spectrum" are tried; of those that meet `keep` the one with the least loss on
         `data` is taken, or without targets the one that changes the outputs least. If recovery
-        follows and the loss is more than 5 per cent above the whole network's, it is "flow":
+        follows and the loss is more than 5 % above the whole network's, it is "flow":
         layers of low rank begin better and recover worse. `report.tried` has the numbers, before
         recovery.
 
@@ -99,7 +97,7 @@ def compress(
         Any module; its mode does not matter, and the result has the same.
     keep
         In (0, 1]: the share that stays of the whole network's parameters, or of what `of` names.
-        It is met as closely as whole units allow, up to 5 per cent above; where it cannot be,
+        It is met as closely as whole units allow, up to 5 % above; where it cannot be,
         `report.met` is False and `report.shortfall` says why.
         Or {layer: share}, the share of units (of multiply-adds for "spectrum") of these layers.
     example
@@ -169,7 +167,7 @@ def compress(
     inputs = Inputs.of(example, "example", output).like(model)
     if by == "mask" and data is None:
         raise InputError(
-            "by='mask' judges sub-networks by their loss on held-out examples: pass data, batches "
+            "by='mask' judges sub-networks by their loss on new examples: pass data, batches "
             "(inputs, targets) that training has not seen; by='flow' does without"
         )
     # The copy shares its parameters with the model: nothing writes to them.
@@ -185,7 +183,7 @@ def compress(
         guessed = loss == "auto"
         if guessed:
             loss = _guess_loss(base, few or report_on)
-        for training in (False, True):  # again where the code of that mode has sizes of its own
+        for training in (False, True):  # again where the code of that mode has other sizes
             graph = build_graph(base, inputs, training=training)
             problem = Problem(base, graph, keep, of, inputs, few, loss, draws, rng)
             done = _best(problem, recovers=steps > 0) if by == "auto" else _run(problem, by)
@@ -290,7 +288,7 @@ def _report(
     keep = problem.keep
     skipped = dict(done.skipped)
     for path in problem.graph.random_modules:
-        why = "it draws in evaluation mode too: losses and changes here are those of single draws"
+        why = "it samples in evaluation mode too: losses and changes here are of single samples"
         skipped[path or "forward"] = why
     before, after = _sizes(problem, done.model, report_on)
     reached = None

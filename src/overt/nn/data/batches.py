@@ -29,7 +29,7 @@ ROWS = 256
 """Rows in a batch where data is one pair of arrays."""
 
 Output = Callable[[Any], Any] | None
-"""Which output of a model counts, such as `lambda o: o.logits`; None: what it returns."""
+"""Which output of a model counts, such as `lambda o: o.logits`; None: the result itself."""
 
 
 def call_model(model: Any, inputs: Any, output: Output = None) -> Any:

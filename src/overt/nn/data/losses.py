@@ -222,7 +222,7 @@ class Targets:
 
 
 def _row_by_row(output: Tensor, y: Tensor, loss: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """Return a loss of one's own on batches of one row each, (n,)."""
+    """Return a custom loss on batches of one row each, (n,)."""
 
     def alone(f: Tensor, t: Tensor) -> Tensor:
         return loss(f[None], t[None])

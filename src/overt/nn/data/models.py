@@ -16,7 +16,7 @@ from overt._check import InputError, InputTypeError
 Statistics = Literal["running", "batch", "as set"]
 
 MODEL_LOCK = RLock()
-"""Held while a model's modes or functions of torch are changed: threads take turns."""
+"""Locked while a model's modes or functions of torch are changed: threads take turns."""
 
 
 def check_model(model: Any) -> nn.Module:
@@ -54,7 +54,7 @@ def modes(
 ) -> Iterator[None]:
     """Put a model into training mode (`noise`) or evaluation mode, normalization separately.
 
-    Normalization uses its running statistics, those of the batch, or what its mode says ("as set").
+    Normalization uses its running statistics, the batch's, or what its mode says ("as set").
     Afterwards all modes are restored, and all buffers that a pass in training mode changes, unless
     `update` lets them change.
     """

@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def torch_rng_states() -> list[Tensor]:
-    """Return the states of torch's generators: the CPU's, then those of CUDA devices in use."""
+    """Return the states of torch's generators: the CPU's, then one per CUDA device in use."""
     others = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     return [torch.default_generator.get_state(), *others]
 

@@ -99,13 +99,13 @@ def core_decomposition(func: Any) -> Callable[..., Any] | None:
     return _core_decompositions().get(func)
 
 
-# -- draws in terms of bernoulli, rand and randn -------------------------------------------------
+# -- random operations in terms of bernoulli, rand and randn -----------------------------------
 #
-# `torch.func.vmap` gives each sample its own numbers for these three. It silently shares those of
-# others (uniform, exponential), which are therefore recorded in parts.
+# `torch.func.vmap` gives each sample its own numbers for these three. It silently shares the
+# numbers of others (uniform, exponential), which are therefore recorded in parts.
 
 BASIC_DRAWS = {"bernoulli", "rand", "rand_like", "randn", "randn_like"}
-"""Draws that are different in each sample under vmap; a test shows it for each."""
+"""Random operations that vmap repeats for each sample; a test shows it for each."""
 
 
 def _native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
@@ -166,7 +166,7 @@ _PARTS: dict[Any, Callable[..., Any]] = {
 
 @cache
 def decompose_draw(func: Any) -> Callable[..., Any] | None:
-    """Return a draw in terms of the basic ones, None where it is basic or no draw."""
+    """Return a random operation in terms of the basic ones, None for all others."""
     return _PARTS.get(func)
 
 
@@ -179,7 +179,7 @@ class LayerNoise(NamedTuple):
     layer: nn.Module
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Draw a mask and apply it."""
+        """Apply a random mask."""
         return self.layer(x)
 
 
@@ -197,7 +197,7 @@ class WholeModule(NamedTuple):
 class Call:
     """One operation: its arguments, its result in the recorded pass, and whether it is random.
 
-    `noise` is the name of what it draws, empty if it draws nothing.
+    `noise` is the name of a random operation, empty for others.
     """
 
     func: Any
@@ -235,7 +235,7 @@ class Recording:
 
     @property
     def signature(self) -> tuple[Any, ...]:
-        """What is the same in two recordings of the same operations on the same shapes."""
+        """Operations and shapes: equal for two recordings of the same computation."""
         return tuple(
             (call.func, call.noisy, tuple(t.shape for t in tensors((call.out,))))
             for call in self.calls
@@ -274,7 +274,7 @@ class _NoiseNames:
         self.stack.pop()
 
     def new(self, operation: str) -> str:
-        """Return the name of a new draw."""
+        """Return the name of a new random call."""
         path, is_dropout = self.stack[-1]
         name = path
         if not is_dropout or not path:
@@ -515,7 +515,7 @@ def record(
         buffers = [(old, _inner_if_functional(new)) for old, new in saved.changed_buffers()]
         result = _inner_if_functional(result)
     if python_rng_states() != outside or saved.python_generators_moved():
-        raise UnsupportedError("it draws from generators of Python or NumPy")
+        raise UnsupportedError("it uses generators of Python or NumPy")
     saved.copy_parameters = written
     needed = _needed(recorder.calls, result)
     return Recording(needed, result, inputs, buffers, state)
@@ -551,7 +551,7 @@ def check_for_hidden_noise(
             break
     else:
         if not _close(*passes):
-            raise UnsupportedError("it draws from a generator of its own")
+            raise UnsupportedError("it uses a random generator that torch does not know")
     set_torch_rng(now)
     return passes[0]
 

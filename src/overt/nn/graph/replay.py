@@ -1,7 +1,7 @@
-"""Run a recording again: the certain part is as recorded, the noise is drawn anew.
+"""Run a recording again: the certain part is as recorded, the noise is sampled anew.
 
-`torch.func.vmap` runs many samples at once. Each has draws of its own because all draws are
-recorded in terms of the three that vmap keeps apart (see `draws`).
+`torch.func.vmap` runs many samples at once. Each has separate noise because all noise is
+recorded in terms of the three operations that vmap repeats for each sample.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def sample(
 
 
 def _differs_by_sample(func: Any) -> bool:
-    """Whether vmap draws anew for each sample: not what a layer draws from a seed of its own."""
+    """Whether vmap samples anew each time: not the mask of a layer with a seed."""
     if isinstance(func, LayerNoise):
         return getattr(func.layer, "seed", None) is None
     info = op_info(func)

@@ -242,7 +242,7 @@ def hold_interrupts() -> Iterator[Interrupts]:
 
 
 class SavedState:
-    """What a pass may change in a model, as it was.
+    """State of a model that a pass may change.
 
     `isolate` hands the model copies of its buffers and tensor attributes, so that the originals
     are never written to; `restore` puts everything back. Random generators and the counters of
@@ -395,7 +395,7 @@ class SavedState:
         return pairs
 
     def python_generators_moved(self) -> bool:
-        """Whether a NumPy or Python generator that the model holds has drawn something."""
+        """Whether a NumPy or Python generator of the model has moved."""
         for value, state in self._generators:
             if isinstance(value, torch.Generator):
                 continue

@@ -1,1 +1,1 @@
-"""Layers that drop what they say: each draws its masks and knows their second moments."""
+"""Layers that drop what they say: each samples its masks and knows their second moments."""

@@ -1,4 +1,4 @@
-"""What all noise layers share: a seed of their own, and a drop probability that can change."""
+"""Common parts of all noise layers: a private seed, and a drop probability that can change."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from torch import Tensor, nn
 
 from overt import _check
 from overt._check import InputError, InputTypeError
-from overt.nn.layers.mask_covariance import MaskCovariance
-from overt.nn.layers.masks import Key
+from overt.nn.layers.masks import Key, MaskCovariance
 from overt.nn.layers.schedules import DropSchedule
 
 
 class NoiseLayer(nn.Module, ABC):  # type: ignore[misc]
     """A layer that is random in training mode and deterministic in evaluation mode.
 
-    With a seed the layer has a generator of its own: the buffer `draws` counts the masks sampled so
+    With a seed the layer has a private generator: the buffer `draws` counts the masks sampled so
     far and is saved with the model, so that a restored run continues with the same masks. Without
     a seed the layer samples from torch's generator and has no state.
     """

@@ -21,8 +21,7 @@ from overt import _check
 from overt._check import InputError
 from overt._types import Floats
 from overt.nn.layers.base import UnitNoise, check_shape
-from overt.nn.layers.mask_covariance import MaskCovariance
-from overt.nn.layers.masks import normal
+from overt.nn.layers.masks import MaskCovariance, normal
 from overt.noise import CovarianceNoise
 
 LARGEST = 1e18
@@ -102,7 +101,7 @@ class CovarianceDropout(UnitNoise):
 
     @property
     def silent(self) -> bool:
-        """False: a covariance of zero is drawn like any other."""
+        """False: a covariance of zero is sampled like any other."""
         return False
 
     def mask_covariance(self, shape: tuple[int, ...]) -> MaskCovariance:

@@ -48,7 +48,7 @@ class DropConnectLinear(_DropConnect):
     drop_prob
         Probability in [0, 1) that a weight is dropped, or a schedule of `overt.nn.schedules`.
     per_sample
-        Draw a mask for each sample (slower: each then has weights of its own) instead of one for
+        Sample a mask for each row (slower: each then has other weights) instead of one for
         the batch. What one sample sees has the same law either way.
     seed
         A seed for this layer's own generator; None samples from torch's.

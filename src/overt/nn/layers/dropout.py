@@ -1,4 +1,4 @@
-"""Dropout with a seed of its own, a schedulable probability and shared masks."""
+"""Dropout with a private seed, a schedulable probability and shared masks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from torch.nn import functional
 from overt import _check
 from overt._check import InputError
 from overt.nn.layers.base import RatedNoise, UnitNoise, check_shape
-from overt.nn.layers.mask_covariance import MaskCovariance
-from overt.nn.layers.masks import keep_mask
+from overt.nn.layers.masks import MaskCovariance, keep_mask
 from overt.nn.layers.schedules import DropSchedule
 
 

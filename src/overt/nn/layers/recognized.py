@@ -8,7 +8,7 @@ from overt._check import InputError
 from overt.nn.layers.base import NoiseLayer, UnitNoise
 from overt.nn.layers.dropconnect import DropConnectConv2d, DropConnectLinear
 from overt.nn.layers.dropout import Dropout
-from overt.nn.layers.mask_covariance import MaskCovariance
+from overt.nn.layers.masks import MaskCovariance
 
 _CHANNEL_DROPOUT = {nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}
 

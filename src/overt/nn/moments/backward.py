@@ -1,7 +1,7 @@
 """From the deviation of an output back to its sources: variances and covariances.
 
 The deviation of output k is sum_s <g_ks, step_s>, with gradients g by autograd, so that
-Cov(k, l) = sum_s g_ks' Cov_s g_ls. Rows of a batch mostly have noise of their own. One backward
+Cov(k, l) = sum_s g_ks' Cov_s g_ls. Rows of a batch mostly have separate noise. One backward
 pass for all rows then serves, if the row that an entry of a source belongs to is known.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from overt.nn.moments.values import Source
 
 MAX_ENTRIES = 2**24
-"""Entries of gradients that are held at once: 128 MB in double precision."""
+"""Entries of gradients in memory at once: 128 MB in double precision."""
 
 
 class RowLayout(NamedTuple):

@@ -226,7 +226,7 @@ def product(run: Propagation, f: Callable[[Any, Any], Tensor], a: Any, b: Any) -
     """f(a, b), linear in each.
 
     For independent x and y the deviation is f(t_x, E y) + f(E x, t_y) + f(t_x, t_y), of which the
-    last is a source of its own.
+    last is a separate source.
     """
     x = a.moments(run) if isinstance(a, Value) else None
     y = b.moments(run) if isinstance(b, Value) else None

@@ -53,8 +53,8 @@ class Moments(Result):
     Attributes
     ----------
     mean, variance
-        Shaped like the output; the variance is (batch, outputs, outputs) if covariances were asked
-        for.
+        Shaped like the output; the variance is (batch, outputs, outputs) with
+        `covariance=True`.
     exact
         Whether both are exact: only affine maps follow the noise.
     method

@@ -1,4 +1,4 @@
-"""What a model draws: coins, uniform and normal numbers, and masks of known covariance."""
+"""Random calls of a model: coins, uniform and normal numbers, masks of known covariance."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _DRAWS = {
 
 
 def draw(run: Propagation, call: Call, args: Any) -> Any:
-    """Return the moments of what a call draws."""
+    """Return the moments of a random call."""
     info = op_info(call.func)
     if isinstance(call.func, LayerNoise):
         if call.noise in run.off:
@@ -49,7 +49,7 @@ def draw(run: Propagation, call: Call, args: Any) -> Any:
     off = call.noise in run.off
     out = call.out
     if not isinstance(out, Tensor) or not (out.is_floating_point() or info.name == "bernoulli"):
-        raise UnsupportedError(f"{info.name} draws whole numbers")
+        raise UnsupportedError(f"{info.name} returns random whole numbers")
     if out.dtype != torch.float64:
         out = out.to(torch.promote_types(torch.float32, run.dtype))
     if out.numel() <= (len(out) if out.ndim else 1):  # one number for a row
@@ -57,7 +57,7 @@ def draw(run: Propagation, call: Call, args: Any) -> Any:
     if info.name == "bernoulli":
         return _coins(run, args, out, off=off)
     if info.name not in _DRAWS:
-        raise UnsupportedError(f"{info.name} draws numbers whose law is not known here")
+        raise UnsupportedError(f"{info.name} returns random numbers of a law without a rule")
     mean, var, law = _DRAWS[info.name]
     return run.draw(torch.full_like(out, mean), torch.full_like(out, var), law, off=off)
 
@@ -111,7 +111,7 @@ def masked_by_layer(run: Propagation, layer: Any, given: Any) -> Value:
     if away is not None:
         dev = dev + x.dev * away
     elif x.exact and not exact and mean[0].numel() <= SETTINGS.max_units:
-        # Gamma o S for few correlated units: rows have masks of their own.
+        # Gamma o S for few correlated units: each row has another mask.
         S = output_covariances(x.dev, run.sources, graph=run.grad)
         product = RowCovariance(covariance.dense(mean) * S)
         both = product.matrix.diagonal(dim1=1, dim2=2).reshape(mean.shape)

@@ -166,7 +166,7 @@ def group_norm(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
     "_native_batch_norm_legit_functional",
 )
 def batch_norm(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
-    """Affine by running statistics; by those of the batch, rows share all noise."""
+    """Affine by running statistics; by batch statistics, rows share all noise."""
     if not isinstance(args[0], Value):
         return unknown_operation(run, func, args, kwargs)
     x, weight, bias, center, spread, *more = args
@@ -240,7 +240,7 @@ def _max_after_dropout(
     stride: list[int],
     padding: list[int],
 ) -> Value | None:
-    """Return the exact maximum of entries that are kept or 0, None where they are not so."""
+    """Return the exact maximum of entries after dropout, None where they are not."""
     root = value.root
     if root.law is None or not root.law.is_coin or not root.independent:
         return None
@@ -283,14 +283,14 @@ def largest_of_normals(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def largest_kept(windows: Tensor, keep_prob: float) -> tuple[Tensor, Tensor]:
-    """Return mean and variance of the largest of entries that are kept or 0, exactly."""
+    """Return mean and variance of the largest of entries after dropout, exactly."""
     count = windows.shape[-1]
     descending = windows.sort(-1, descending=True).values
     all_larger_dropped = (1 - keep_prob) ** torch.arange(
         count, dtype=windows.dtype, device=windows.device
     )
     positive = descending.clamp(min=0)
-    # If all entries are negative, the largest is 0 unless all are kept.
+    # If all entries are negative, the largest is 0 unless none is dropped.
     negative = descending[..., 0].clamp(max=0)
     mean = keep_prob * (positive * all_larger_dropped).sum(-1) + negative * keep_prob**count
     square = keep_prob * (positive**2 * all_larger_dropped).sum(-1)

@@ -1,4 +1,4 @@
-"""Functions of single entries: kept as functions of their root, integrated when needed."""
+"""Entrywise functions: stored as functions of their root, integrated when needed."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _closed_form(run: Propagation, func: Any, args: Any, kwargs: Any) -> RandomT
 
 
 def _as_coin(run: Propagation, packet: Any, out: Value, law: Law) -> Value | None:
-    """Return the coin that a step of a draw is, None if it has not a single threshold.
+    """Return the coin that a step function of a root is, None without a single threshold.
 
     `rand >= p`, `floor(rand + p)`: the threshold is found by bisection of the quantiles.
     """
@@ -161,7 +161,7 @@ def _as_coin(run: Propagation, packet: Any, out: Value, law: Law) -> Value | Non
     noises = out.root.noises
     if not noises:
         var = torch.zeros_like(var)
-    # What else is made of the same draw depends on the coin in a way that no slope shows.
+    # Other functions of the same root depend on the coin in a way that no slope shows.
     derived = frozenset({Derived(noises)})
     tossed = Value(
         RandomTensor(mean, var, run.source(var) if noises else var, noises, coin, derived=derived),

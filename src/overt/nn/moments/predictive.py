@@ -28,10 +28,10 @@ from overt.nn.moments.propagate import decompose, propagate_with_corrections
 
 @dataclass(frozen=True)
 class SamplingPlan:
-    """How many samples are taken where nothing else is asked for."""
+    """Default numbers of samples."""
 
     default: int = 400
-    """Where a model cannot be propagated: standard deviations are then 3 or 4 per cent off."""
+    """Where a model cannot be propagated: standard deviations are then 3 to 4 % off."""
     most: int = 12_800
     """The most that `tol` may cost."""
     first: int = 100
@@ -67,10 +67,10 @@ def predictive_moments(
     layer U on activations a, Var(o_k) = sum_ij Gamma_ij U_ki a_i U_kj a_j (structured dropout,
     Lemma 3.1; thesis, Proposition 5).
 
-    A model that cannot be propagated (noise decides what runs, NumPy draws it) is sampled, and the
-    result says so. Where the error estimate is large, samples check what was propagated, and
-    correct it if they contradict it. The model, the inputs and all random generators are left as
-    they were.
+    A model that cannot be propagated (noise decides what runs, or comes from NumPy) is sampled, for
+    the `reason` in the result. Where the error estimate is large, samples check what was
+    propagated, and correct it if they contradict it. The model, the inputs and all random
+    generators are left as they were.
 
     Parameters
     ----------
@@ -134,7 +134,7 @@ def predictive_moments(
 
 @dataclass(frozen=True)
 class _Call:
-    """One call on one model: what it is asked, and how it is answered."""
+    """The arguments of one call, and the steps that answer it."""
 
     saved: SavedState
     x: Any
@@ -183,7 +183,7 @@ class _Call:
     def correct(
         self, recording: Recording, found: Moments, tol: float | None, draws: int | None
     ) -> Moments:
-        """Return propagated moments, corrected by samples where they are asked for or needed."""
+        """Return propagated moments, corrected by samples if requested or needed."""
         goal = PLAN.doubtful if tol is None else tol
         contradicted = contradicts(found, recording.output)
         if draws is None and _within(found, goal) and not (contradicted and tol is None):

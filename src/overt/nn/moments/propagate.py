@@ -218,7 +218,7 @@ def _is_mean_of_coin(out: Any, call: Any) -> bool:
 
 
 def _working_dtype(recording: Recording) -> torch.dtype:
-    """Return the format of draws: torch's are in single precision also in a double model."""
+    """Return the number format of noise: torch's is single precision in a double model, too."""
     random = {id(t) for call in recording.calls if call.noisy for t in tensors((call.out,))}
     for call in recording.calls:
         for tensor in tensors((*call.args, *call.kwargs.values())) if call.noisy else ():

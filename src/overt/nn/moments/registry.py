@@ -175,7 +175,7 @@ def _if_linear(
 
 def _jvp(function: Callable[..., Any], points: list[Tensor], tangents: list[Tensor]) -> Any:
     """Return the derivative in a direction."""
-    with warnings.catch_warnings():  # torch scripts functions of its own at the first use
+    with warnings.catch_warnings():  # torch scripts internal functions at the first use
         warnings.simplefilter("ignore", DeprecationWarning)
         return torch.func.jvp(function, tuple(points), tuple(tangents))[1]
 

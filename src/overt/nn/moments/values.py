@@ -1,13 +1,13 @@
 """Random tensors of a recorded pass: mean, variance per entry, deviation.
 
-A value is a function, entry by entry, of one *root*: a tensor whose law is known (a draw) or that
-counts as normal. Chains of entrywise functions stay functions of their root, so that
+A value is a function, entry by entry, of one *root*: a random call whose law is known, or a
+tensor that counts as normal. Chains of entrywise functions stay functions of their root, so that
 x * sigmoid(x), where(x > 0, x, a * x) or relu(dropout(x)) are integrated as one function.
 
 The deviation of a tensor from its mean, in the linearized network, is a function of the `steps` of
 all sources of noise. The steps are 0 and have gradients: `backward` differentiates the output's
 deviation with respect to them. In a random direction (`sampled=True`) the deviation is instead one
-draw, whose squares have the right expectation; then one pass is enough for training.
+sample, whose squares have the right expectation; then one pass is enough for training.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Law:
 
 @dataclass(frozen=True, eq=False)
 class Derived:
-    """A source that is a function of noises and not a draw itself.
+    """A source that is a function of noises, not a random call itself.
 
     It is the product of deviations of `factors`, which are independent of each other; without
     factors it may be any function of its noises.
@@ -113,9 +113,9 @@ class RandomTensor:
     Attributes
     ----------
     noises
-        Numbers of the draws that it depends on.
+        Numbers of the random calls that it depends on.
     law
-        The law of its entries, if it is a draw.
+        The law of its entries, if it is a random call.
     exact
         Whether the mean is exact and the deviation affine in sources with exact variances.
     known
@@ -123,7 +123,7 @@ class RandomTensor:
     independent
         Whether its entries are independent of each other.
     derived
-        Sources of the deviation that are not draws.
+        Sources of the deviation that are no random calls.
     product
         Variances v of independent entries and a matrix W, if it is their product x @ W and a
         constant: its covariance is W' diag(v) W then.
@@ -147,10 +147,10 @@ class RandomTensor:
 
 @dataclass(eq=False)
 class Source:
-    """Independent deviations of mean 0, or those of a mask with a covariance.
+    """Independent deviations of mean 0, or a mask's with their covariance.
 
-    `rest`: what a linear map leaves of the variance of a function, not noise itself. `doubt`: a
-    second-order effect that is left out of the variance, and counts in its error estimate only.
+    `rest`: the part of a function's variance that a linear map leaves, not noise itself. `doubt`:
+    a second-order effect that is left out of the variance, and counts in its error estimate only.
     """
 
     step: Tensor
@@ -171,10 +171,11 @@ class Propagation:
     """One pass over a recording: its settings, and what it met.
 
     Noises that are `off` are at their means, the rest is propagated. With `sampled` the deviation
-    is one draw in a random direction; with `grad` the certain part of the network has gradients. A
-    product f(x, y) of factors that share noise leaves E f(t_x, t_y) out of its mean: a sampled pass
-    appends f(t_x, t_y) to `cross`, and their means with standard errors are the `corrections` of
-    another pass.
+    is one sample in a random direction; with `grad` the certain part of the network has gradients.
+
+    A product f(x, y) of factors that share noise leaves E f(t_x, t_y) out of its mean: a sampled
+    pass appends f(t_x, t_y) to `cross`, and their means with standard errors are the `corrections`
+    of another pass.
     """
 
     sampled: bool = False
@@ -212,7 +213,7 @@ class Propagation:
         return torch.no_grad() if self.sampled else contextlib.nullcontext()
 
     def draw(self, mean: Tensor, var: Tensor, law: Law | None, *, off: bool = False) -> Value:
-        """Return new independent draws; `off`: of the same law, but without deviations."""
+        """Return new independent entries; `off`: of the same law, but without deviations."""
         self.draws += 1
         if off:
             zero = torch.zeros_like(mean)
@@ -268,7 +269,7 @@ class Value:
         self.home: Value | None = None
         """The value that is the root, if it is another."""
         self.expressions: list[Expression] = []
-        """What the root itself is made of, if it was integrated over several roots."""
+        """The root as a function of other roots, if it was integrated over several."""
 
     def at(self, x: Tensor, cache: dict[int, Tensor]) -> Tensor:
         """Return the value where the root is x."""
@@ -305,7 +306,7 @@ class Value:
     def _integrate(self, run: Propagation) -> RandomTensor:
         """Return E f, the mean slope s = Cov(x, f) / Var x, and Var f over the root's law.
 
-        The deviation is s times the root's; what s leaves of Var f is a source of its own.
+        The deviation is s times the root's; what s leaves of Var f is a separate source.
         """
         root = self.root
         x, weights, small = self._nodes(run)

@@ -27,10 +27,10 @@ def _solve(V: Floats, y: Floats, lam: float) -> Floats:
 def completion_rows(scale: int, rng: np.random.Generator) -> Residuals:
     r"""Alternating minimization.
 
-    With V held, the row of U that minimizes the expected loss of completion with dropout solves
+    With V fixed, the row of U that minimizes the expected loss of completion with dropout solves
     (sum v v' + lam diag(sum v o v)) u = sum y v over its observed entries.
 
-    TeX: With $V$ held, the row of $U$ that minimizes the expected loss of completion with
+    TeX: With $V$ fixed, the row of $U$ that minimizes the expected loss of completion with
     dropout solves $(\sum v v^\top + \lambda \operatorname{diag}(\sum v \circ v)) u = \sum y v$
     over its observed entries.
     """

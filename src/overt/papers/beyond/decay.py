@@ -58,13 +58,13 @@ def shuffled_passes(scale: int, rng: np.random.Generator) -> Evidence:
     r"""Shuffled SGD does not jump.
 
     At small learning rates eta, passes that use every entry once, in any order, never leave a
-    compact component K of {L <= c}; draws with replacement leave it almost surely.
+    compact component K of {L <= c}; samples with replacement leave it almost surely.
 
     Assumes: losses with two continuous derivatives, weight decay; how small is not computed, and
     the check runs at the rate of the paper's Figure 1.
 
     TeX: At small learning rates $\eta$, passes that use every entry once, in any order, never leave
-    a compact component $K$ of $\{L \le c\}$; draws with replacement leave it almost surely.
+    a compact component $K$ of $\{L \le c\}$; samples with replacement leave it almost surely.
     """
     schedule = Schedule.of([(500, 0.03, 0.1), (15_000, 0.2, 0.1)], convention="pytorch")
     seed = int(rng.integers(2**31))
@@ -83,7 +83,7 @@ def shuffled_passes(scale: int, rng: np.random.Generator) -> Evidence:
             progress=False,
         )
         jumped[sampling] = float(np.count_nonzero(runs.jump_step >= 0))
-    detail = f"jumps among {20 * scale} runs; null: draws with replacement"
+    detail = f"jumps among {20 * scale} runs; null: samples with replacement"
     return Evidence(jumped["shuffled"], 0.0, detail, null=jumped["replacement"])
 
 

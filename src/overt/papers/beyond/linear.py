@@ -91,12 +91,12 @@ def dropblock_tight(scale: int, rng: np.random.Generator) -> Residuals:
 def per_unit_optimum(scale: int, rng: np.random.Generator) -> Residuals:
     r"""One drop probability per unit.
 
-    Units dropped with different probabilities carry shares of the nuclear norm inverse to their
+    Units dropped with different probabilities have shares of the nuclear norm inverse to their
     strengths.
 
     Assumes: the spectrum majorizes the shares.
 
-    TeX: Units dropped with different probabilities carry shares of the nuclear norm inverse to
+    TeX: Units dropped with different probabilities have shares of the nuclear norm inverse to
     their strengths.
     \[\|u_i\|\,\|v_i\|=\frac{\lambda_i^{-1}}{\sum_j\lambda_j^{-1}}\,\|A\|_*,\qquad
     R=\frac{\|A\|_*^2}{\sum_j\lambda_j^{-1}}\]

@@ -95,7 +95,7 @@ def compress_expected_loss(scale: int, rng: np.random.Generator) -> Residuals:
     a_i|^2)$.
     """
     from overt.nn.compression.graph import build_graph
-    from overt.nn.compression.remove_units import Cut, shrink
+    from overt.nn.compression.units import Cut, shrink
     from overt.nn.data.batches import Inputs
 
     (torch, seq), d, k = oracles.seeded_torch(rng), 6 + scale, 3

@@ -62,7 +62,7 @@ def sliding_characteristic(scale: int, rng: np.random.Generator) -> Residuals:
 
 @statement(how="sampled")
 def nn_sliding_blocks(scale: int, rng: np.random.Generator) -> Residuals:
-    r"""What the sliding layer drops.
+    r"""Units that the sliding layer drops.
 
     With the seed probability g of mean_i (1-g)^(c_i) = keep, sliding DropBlock drops what it
     says, and its expected output is its input everywhere.
@@ -208,7 +208,7 @@ def check_realized(rows: list[Row]) -> Findings:
 
 
 def plot_realized(rows: list[Row]) -> Any:
-    """Draw realized against nominal, one panel for each block size."""
+    """Plot realized against nominal, one panel for each block size."""
     blocks = values_of(rows, "block_size")
     figure, line = canvas(3.6 * len(blocks), 3.6, 1, len(blocks), squeeze=False)
     for axes, block in zip(line[0], blocks, strict=True):

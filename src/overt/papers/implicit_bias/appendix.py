@@ -34,10 +34,10 @@ def shallow_penalty(scale: int, rng: np.random.Generator) -> Residuals:
 def shrinkage_inverse(scale: int, rng: np.random.Generator) -> Residuals:
     r"""An inverse.
 
-    The equations of the best kept values, (I + (lam/r) 11') a = s, have the solution a = s -
+    The equations of the best nonzero values, (I + (lam/r) 11') a = s, have the solution a = s -
     lam/(r + lam rho) 11's, which is the shrinkage.
 
-    TeX: The equations of the best kept values, $(I + (\lambda/r) 11^\top ) a = s$, have the
+    TeX: The equations of the best nonzero values, $(I + (\lambda/r) 11^\top ) a = s$, have the
     solution $a = s - \lambda/(r + \lambda \rho) 11^\top s$, which is the shrinkage.
     """
     for rho in range(1, 4 + scale):
@@ -45,7 +45,7 @@ def shrinkage_inverse(scale: int, rng: np.random.Generator) -> Residuals:
         exact = np.linalg.solve(np.eye(rho) + lam / r, s)
         yield relative(s - lam / (r + lam * rho) * s.sum(), exact)
         yield relative(spectral.SquaredNuclear().prox(s, lam / r), exact)
-    return EXACT, "linear equations of up to four values, all of which are kept"
+    return EXACT, "linear equations of up to four values, none of which is 0"
 
 
 @statement("Lemma A.3", "A", how="symbolic", identity="algebra")

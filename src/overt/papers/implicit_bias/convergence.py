@@ -53,7 +53,7 @@ def check_seeds(rows: list[Row]) -> Findings:
         below = objective.min() < row["optimum"] * (1 - 1e-8)
         falling = objective[:, -1].mean() < 0.99 * objective[:, -2].mean()
         yield Finding(
-            f"width {row['width']}, lam = {row['strength']:g}: within 2 per cent of the optimum",
+            f"width {row['width']}, lam = {row['strength']:g}: within 2% of the optimum",
             not below and (excess <= 0.02 or (falling and "inconclusive")),
             f"mean of {len(objective)} runs ends {excess:.2%} above; imbalance "
             f"{imbalance.max(1).mean():.1e} -> {imbalance[:, -1].mean():.1e}",
@@ -104,7 +104,7 @@ def _balanced_after(row: Row) -> list[float]:
 
 
 def plot_seeds(rows: list[Row]) -> Any:
-    """Draw the objective beside the optimum, and the imbalance, for each setting."""
+    """Plot the objective beside the optimum, and the imbalance, for each setting."""
     widths = values_of(rows, "width")
     strengths = values_of(rows, "strength")
     shape = (len(widths), len(strengths) + 1)

@@ -24,7 +24,7 @@ def hadamard_equalizer(scale: int, rng: np.random.Generator) -> Residuals:
 
     For a width of 2^k the right singular vectors times a scaled Hadamard matrix equalize.
 
-    Printed: The scale 2^((1-k)/2) is printed at each doubling, which leaves a matrix that is
+    Printed: The paper has the scale 2^((1-k)/2) at each doubling, which leaves a matrix that is
     not orthogonal from width 4 on; it is 2^(-1/2).
 
     TeX: For a width of $2^k$ the right singular vectors times a scaled Hadamard matrix
@@ -41,7 +41,7 @@ def hadamard_equalizer(scale: int, rng: np.random.Generator) -> Residuals:
         right = np.linalg.svd(U)[2].T
         yield inequality(U, equalize.hadamard_equalizer(U))
         printed = min(printed, inequality(U, right @ Z))
-    return EXACT, "orthogonality and spread of the norms", printed
+    return EXACT, "orthogonality and differences of the norms", printed
 
 
 STARTS = ([[0.2, -1.4]], [[-1.6, 1.3]])
@@ -88,7 +88,7 @@ def check_paths(rows: list[Row]) -> Findings:
 
 
 def plot_paths(rows: list[Row]) -> Any:
-    """Draw both paths on the objective's contours."""
+    """Plot both paths on the objective's contours."""
     figure, axes = canvas(3.8 * len(rows), 3.9, 1, len(rows), squeeze=False)
     for row, panel in zip(rows, axes[0], strict=True):
         x, y = np.meshgrid(row["axis"], row["axis"], indexing="ij")

@@ -40,7 +40,7 @@ def equalizer(scale: int, rng: np.random.Generator) -> Residuals:
     for rows, width, rank in shapes:
         U = oracles.with_spectrum(rng, rows, width, rng.exponential(size=rank))
         yield inequality(U, equalize.equalizer(U))
-    return EXACT, "orthogonality and spread of the norms, wide, tall, low rank"
+    return EXACT, "orthogonality and differences of the norms, wide, tall, low rank"
 
 
 def tied_map(M: Floats, lam: float, width: int) -> tuple[Floats, float]:
@@ -138,7 +138,7 @@ def check_landscape(rows: list[Row]) -> Findings:
 
 
 def plot_landscape(rows: list[Row]) -> Any:
-    """Draw the surface above its contours for each strength."""
+    """Plot the surface above its contours for each strength."""
     figure, levels = canvas(3.6 * len(rows), 6.4, 2, len(rows), squeeze=False)
     for column, row in enumerate(rows):
         x, y = np.meshgrid(row["axis"], row["axis"], indexing="ij")

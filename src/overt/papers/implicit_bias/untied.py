@@ -178,7 +178,7 @@ def shallow_optimum(scale: int, rng: np.random.Generator) -> Residuals:
 
 @statement("Theorem 3.6, the rank", "3", how="enumerated")
 def shrinkage_prefix(scale: int, rng: np.random.Generator) -> Residuals:
-    r"""The kept values are a prefix.
+    r"""The nonzero values are a prefix.
 
     The ranks j for which s_j exceeds the common shrinkage, s_j (1 + w j) > w h_j, are 1..rho
     without a hole, so counting them gives the optimal rank.

@@ -151,15 +151,15 @@ def decay_reached(scale: int, rng: np.random.Generator) -> Residuals:
     r"""B_r is reached.
 
     SGD at eta <= lam e_1/(4 (C_1 + C^L) C^(L-1) + 2 lam^2 C) is in B_(C, e_1) after log(2
-    C_0/e_1)/(eta lam) steps; if the next log(4 (w-r) C/(alpha e_2))/(2 eta lam) all draw from r
+    C_0/e_1)/(eta lam) steps; if the next log(4 (w-r) C/(alpha e_2))/(2 eta lam) all sample r
     columns, which has probability at least (r/n)^T, it is in B_r.
 
     Assumes: [[1, *], [.25, 1]], L = 3, r = 1, a coarse alpha = .5; w the width, where n =
-    min(d_in, d_out) is printed, and B.2 prints eta without 2 lam^2 C.
+    the paper has min(d_in, d_out), and B.2 prints eta without 2 lam^2 C.
 
     TeX: SGD at $\eta \le \lambda e_1/(4 (C_1 + C^L) C^{L-1} + 2 \lambda^2 C)$ is in $B_{C,
     e_1}$ after $\log(2 C_0/e_1)/(\eta \lambda)$ steps; if the next $\log(4 (w-r) C/(\alpha
-    e_2))/(2 \eta \lambda)$ all draw from $r$ columns, which has probability at least $(r/n)^T$,
+    e_2))/(2 \eta \lambda)$ all sample $r$ columns, which has probability at least $(r/n)^T$,
     it is in $B_r$.
     """
     problem, lam, width, C, C0, slack, alpha = two_by_two(0.25), 1.0, 2, 1.0, 1.5, 0.4, 0.5
@@ -175,7 +175,7 @@ def decay_reached(scale: int, rng: np.random.Generator) -> Residuals:
     yield largest_norm(W) / C - 1
     yield layers.imbalance(W) / e1 - 1
     column = np.flatnonzero(problem.cols == 0)
-    yield 0.5 - len(column) / len(problem)  # r/n is the least chance of a draw from J
+    yield 0.5 - len(column) / len(problem)  # r/n is the least chance of a sample in J
     # From the first phase the weights may be in B_0 already; a minimum of rank 2 is not.
     decay, rate = 0.01, 0.05
     highest = max(minima(problem, 3, decay, starts=1, seed=rng), key=lambda m: m.rank)
@@ -194,8 +194,8 @@ def decay_reached(scale: int, rng: np.random.Generator) -> Residuals:
             yield np.linalg.svd(W[0], compute_uv=False)[1] - first * (1 - 2 * rate * decay) ** T
     yield ends[0] - 1 - slack
     detail = (
-        f"from the minimum of rank 2, {T} draws from one column end at soft rank {ends[0]:.3f}; "
-        f"null: draws from all entries end at {ends[1]:.3f}"
+        f"from the minimum of rank 2, {T} samples of one column end at soft rank {ends[0]:.3f}; "
+        f"null: samples of all entries end at {ends[1]:.3f}"
     )
     return 1e-9, detail, None, ends[1] - 1 - slack
 
@@ -204,7 +204,7 @@ def decay_reached(scale: int, rng: np.random.Generator) -> Residuals:
 def decay_bounded(scale: int, rng: np.random.Generator) -> Residuals:
     r"""Weights stay bounded and balanced.
 
-    |W_l|^2 <= C is kept by a step of SGD if C >= C_1/(2 lam) and eta <= C_1 / (4 (2 (C_1 + C^L)
+    |W_l|^2 <= C survives a step of SGD if C >= C_1/(2 lam) and eta <= C_1 / (4 (2 (C_1 + C^L)
     C^(L-1) + lam^2 C)); the squared error is at most 2 (C_1 + C^L), and the step makes the
     imbalance at most (1 - eta lam)^2 times what it was, plus 4 eta^2 (C_1 + C^L) C^(L-1).
 
@@ -213,7 +213,7 @@ def decay_bounded(scale: int, rng: np.random.Generator) -> Residuals:
     Printed: Theorem D.4 prints C <= 1/(2 lam), for which steps leave; D.2 prints C^L for
     C^(L-1).
 
-    TeX: $|W_l|^2 \le C$ is kept by a step of SGD if $C \ge C_1/(2 \lambda)$ and $\eta \le C_1 /
+    TeX: $|W_l|^2 \le C$ survives a step of SGD if $C \ge C_1/(2 \lambda)$ and $\eta \le C_1 /
     (4 (2 (C_1 + C^L) C^{L-1} + \lambda^2 C))$; the squared error is at most $2 (C_1 + C^L)$,
     and the step makes the imbalance at most $(1 - \eta \lambda)^2$ times what it was, plus $4
     \eta^2 (C_1 + C^L) C^{L-1}$.
@@ -374,11 +374,11 @@ item(
     "D.1",
     "Weights stay bounded",
     by="decay-bounded",
-    printed="C^L is printed for C^(L-1)",
+    printed="the paper has C^L for C^(L-1)",
 )
 item("Proposition D.3", "D.1", "Weights stay balanced", by="decay-bounded")
-item("Theorem D.5", "D.2", "The approximate rank is kept", by="decay-closed")
-item("Lemma D.7", "D.3", "A term of that proof", by="decay-rank-step", open="k is printed for r")
+item("Theorem D.5", "D.2", "The approximate rank does not rise", by="decay-closed")
+item("Lemma D.7", "D.3", "A term of that proof", by="decay-rank-step", open="the paper has k for r")
 item("Lemma D.8", "D.3", "A term of that proof", by="decay-rank-step")
 item(
     "Theorem E.1",

@@ -53,7 +53,7 @@ def schedule(params: Params, *phases: tuple[int, float, float]) -> Schedule:
 
 
 def as_pytorch(rows: list[Row]) -> list[Row]:
-    """Return the rows in which the printed decay is read as PyTorch's: those of the figure."""
+    """Return the rows in which the printed decay is read as PyTorch's, which the figure shows."""
     return [row for row in rows if "convention" not in row]
 
 
@@ -97,7 +97,7 @@ def _brief(curves: Any) -> Any:
 
 
 def ratio_panel(axes: Any, row: Row, threshold: float = 0.05, shown: int = -1) -> None:
-    """Draw s_2 / s_1 of the first runs; all faint but the one that is `shown`, if any."""
+    """Plot s_2 / s_1 of the first runs; all faint but the one that is `shown`, if any."""
     for k, curve in enumerate(row["ratio"]):
         strength = 1 if k == shown else 0.25 if shown >= 0 else 0.5
         axes.plot(row["grid"], curve, color=ORANGE, lw=0.8, alpha=strength)
@@ -106,7 +106,7 @@ def ratio_panel(axes: Any, row: Row, threshold: float = 0.05, shown: int = -1) -
 
 
 def survival_panel(axes: Any, row: Row, label: str, color: str) -> None:
-    """Draw the share of runs that have not jumped, with its band."""
+    """Plot the share of runs that have not jumped, with its band."""
     axes.step(row["grid"], row["surviving"], where="post", color=color, label=label)
     axes.fill_between(row["grid"], row["lower"], row["upper"], step="post", color=color, alpha=0.2)
     axes.set(ylim=(-0.02, 1.02), xlabel="step", ylabel="share not jumped")
@@ -187,7 +187,7 @@ def _range(ends: list[float]) -> str:
 
 
 def plot_paths(rows: list[Row]) -> Any:
-    """Draw the noisy path and its offshoots, the ratio of singular values, and the survival."""
+    """Plot the noisy path and its offshoots, the ratio of singular values, and the survival."""
     (row,) = as_pytorch(rows)
     shown = int(np.argmax(np.array(row["jump_step"][:6]) > 0))
     figure, (path, ratio, share) = canvas(9, 8, 3, 1)
@@ -244,7 +244,7 @@ def check_depths(rows: list[Row]) -> Findings:
 
 
 def plot_depths(rows: list[Row]) -> Any:
-    """Draw the missing entry of five runs of each depth, and the survival."""
+    """Plot the missing entry of five runs of each depth, and the survival."""
     figure, (curves, share) = canvas(9, 6, 2, 1, sharex=True)
     for row in as_pytorch(rows):
         name, color = f"depth {row['depth']}", {3: BLUE, 4: ORANGE}[row["depth"]]
@@ -307,7 +307,7 @@ def check_periods(rows: list[Row]) -> Findings:
 
 
 def plot_periods(rows: list[Row]) -> Any:
-    """Draw the test error of five runs over the alternating phases."""
+    """Plot the test error of five runs over the alternating phases."""
     (row,) = as_pytorch(rows)
     figure, (error, share) = canvas(9, 6, 2, 1, sharex=True)
     for curve in row["test_error"]:
@@ -395,7 +395,7 @@ def _means(errors: dict[float, list[float]]) -> str:
 
 
 def plot_epsilon(rows: list[Row]) -> Any:
-    """Draw the relative test error against epsilon, one curve for each length."""
+    """Plot the relative test error against epsilon, one curve for each length."""
     rows = as_pytorch(rows)
     figure, axes = canvas(6.4, 4.2)
     for noisy in values_of(rows, "noisy_steps"):
@@ -460,7 +460,7 @@ def check_minima(rows: list[Row]) -> Findings:
 
 
 def plot_minima(rows: list[Row]) -> Any:
-    """Draw the missing entry and the loss of each rank's minimum against the weight decay."""
+    """Plot the missing entry and the loss of each rank's minimum against the weight decay."""
     figure, grid = canvas(3.3 * len(rows), 6, 2, len(rows), squeeze=False, sharex=True)
     colors = {0: GRAY, 1: ORANGE, 2: BLUE}
     for (upper, lower), row in zip(grid.T, rows, strict=True):
@@ -522,7 +522,7 @@ figure(
     "3.2.1",
     """Depth makes jumps more likely.
 
-    Networks of depth 4 jump to rank 1 within the noisy phase, those of depth 3 do not.
+    Networks of depth 4 jump to rank 1 within the noisy phase, networks of depth 3 do not.
     """,
     run=run_depths,
     check=check_depths,
@@ -638,8 +638,8 @@ figure(
         },
     },
     differs={
-        "paper": "the paper states them and draws none",
-        "toy": "one depth and one epsilon; the paper states them and draws none",
+        "paper": "the paper states them without a picture",
+        "toy": "one depth and one epsilon; the paper states them without a picture",
     },
     revision=2,
 )

@@ -204,7 +204,7 @@ def decay_polyak(scale: int, rng: np.random.Generator) -> Residuals:
     |grad L|^2 / 2 >= beta L with beta = s^2/N, s the least singular value of W_(L-1)...W_1, so
     flow's loss falls like exp(-2 beta t).
 
-    Printed: beta is printed as 2 s^2/N, twice what the printed inequality |grad L|^2 >= (2
+    Printed: beta reads 2 s^2/N, twice what the printed inequality |grad L|^2 >= (2
     s^2/N) L gives under the printed definition.
 
     TeX: $|\nabla L|^2 / 2 \ge \beta L$ with $\beta = s^2/N$, $s$ the least singular value of
@@ -242,7 +242,7 @@ def polyak_radius(scale: int, rng: np.random.Generator) -> Residuals:
     If |grad L|^2 / 2 >= beta L in the ball of radius sqrt(2 L/beta) around the start, gradient
     flow stays in the ball and reaches a loss of 0.
 
-    Printed: The radius is printed as sqrt(L/beta): the integral in the proof drops a factor 2.
+    Printed: The radius reads sqrt(L/beta): the integral in the proof drops a factor 2.
     L = theta^2/2 for theta >= a and flat below, from theta = 1, satisfies the inequality in the
     printed ball, and flow stops on the plateau.
 

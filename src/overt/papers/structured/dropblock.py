@@ -26,7 +26,7 @@ def dropblock_mask(scale: int, rng: np.random.Generator) -> Residuals:
 
     Assumes: the block size b divides the width d.
 
-    Printed: The mask is printed as diag(w) kron I_(d/r), which has the wrong size; it is
+    Printed: The paper has the mask diag(w) kron I_(d/r), which has the wrong size; it is
     diag(w) kron I_r with r the block size.
 
     TeX: DropBlock repeats each of $d/b$ block decisions for the $b$ units of its block.
@@ -123,7 +123,7 @@ def ksupport_value(scale: int, rng: np.random.Generator) -> Residuals:
     The k-support norm of a spectrum has a closed form: the largest values count by their
     squares, the rest by the square of their sum.
 
-    Printed: The split rho is printed as the one that maximizes the expression, which is always
+    Printed: The paper takes the split rho that maximizes the expression, which is always
     rho = b; it is the largest rho with (b-rho+1) s_(rho-1) >= the sum of the rest.
 
     TeX: The k-support norm of a spectrum has a closed form: the largest values count by their

@@ -18,7 +18,7 @@ def dropconnect(scale: int, rng: np.random.Generator) -> Residuals:
     DropConnect on the weights V of x -> U V'x adds lam sum_k |u_k|^2 v_k' diag(C) v_k, which is
     Dropout's penalty only for uncorrelated inputs.
 
-    Printed: C = E[x x'] is printed in place of its diagonal part, as if DropConnect and Dropout
+    Printed: C = E[x x'] stands in place of its diagonal part, as if DropConnect and Dropout
     were the same.
 
     TeX: DropConnect on the weights $V$ of $x \to U V^\top x$ adds $\lambda \sum_k |u_k|^2

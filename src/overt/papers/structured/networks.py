@@ -50,10 +50,10 @@ def characteristic_matrix(scale: int, rng: np.random.Generator) -> Residuals:
 def mask_moments(scale: int, rng: np.random.Generator) -> Residuals:
     r"""Sampled masks have the stated moments.
 
-    The masks that a noise draws have the mean and the characteristic matrix that it states, so
+    The masks that a noise samples have the mean and the characteristic matrix that it states, so
     the network's expected output is the noise-free one.
 
-    TeX: The masks that a noise draws have the mean and the characteristic matrix that it
+    TeX: The masks that a noise samples have the mean and the characteristic matrix that it
     states, so the network's expected output is the noise-free one. \[\mathbb{E}[m_i]=1,\qquad
     \Gamma_{ij}=\mathrm{Cov}(m_i,m_j)\]
     """
@@ -95,7 +95,7 @@ def generalized_penalty(scale: int, rng: np.random.Generator) -> Residuals:
     loss = ((Y - (m[:, None, :] * A) @ U.T) ** 2).sum(-1).mean(-1)
     added = loss - ((Y - A @ U.T) ** 2).sum(-1).mean()
     yield standard_errors(added, penalty.hidden(U, A, correlated))
-    return MONTE_CARLO, f"{draws} draws of correlated Gaussian noise on a ReLU layer, in s.e."
+    return MONTE_CARLO, f"{draws} samples of correlated Gaussian noise on a ReLU layer, in s.e."
 
 
 @statement("Lemma 3.1, per input", "3", how="symbolic", identity="units")
@@ -295,7 +295,7 @@ def check(rows: list[Row]) -> Findings:
         name = NAMES[row["data"]]
         gap = row["objective"] / row["bound"] - 1
         yield Finding(
-            f"{name}: training ends within 5 per cent of the lower bound, and never below it",
+            f"{name}: training ends within 5% of the lower bound, and never below it",
             min(row["exact"]) / row["bound"] - 1 >= -1e-6 and gap <= 0.05,
             f"objective {row['objective']:.4f}, bound {row['bound']:.4f}: {100 * gap:+.2f}%",
             "very close",
@@ -312,7 +312,7 @@ def check(rows: list[Row]) -> Findings:
 
 
 def plot(rows: list[Row]) -> Any:
-    """Draw the objective over the steps and the final spectrum, a row for each data set."""
+    """Plot the objective over the steps and the final spectrum, a row for each data set."""
     figure, axes = canvas(8.4, 3.1 * len(rows), len(rows), 2, squeeze=False)
     for (left, right), row in zip(axes, rows, strict=True):
         left.plot(row["steps_seen"], row["exact"], color=BLUE, label="exact objective")
@@ -384,5 +384,5 @@ item(
     "3",
     "Proposition 3.3 for DropBlock on the last layer",
     by="structured-fig2",
-    open="used by Figure 2; no check of its own yet",
+    open="used by Figure 2; it has no check yet",
 )

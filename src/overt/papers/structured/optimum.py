@@ -46,7 +46,7 @@ def dropblock_optimum(scale: int, rng: np.random.Generator) -> Residuals:
     DropBlock's convex problem has a closed-form solution: the largest singular values are
     scaled, the next ones shrunk by a common amount, the rest cut.
 
-    Printed: The split rho is printed to range over 1..b-1; it ranges over 1..b.
+    Printed: The paper lets the split rho range over 1..b-1; it ranges over 1..b.
 
     TeX: DropBlock's convex problem has a closed-form solution: the largest singular values are
     scaled, the next ones shrunk by a common amount, the rest cut.

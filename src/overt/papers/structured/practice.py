@@ -27,7 +27,7 @@ def sliding_keep(scale: int, rng: np.random.Generator) -> Residuals:
 
     Assumes: blocks lie inside the layer.
 
-    Printed: The retain probability of a block position is printed as 1 - drop_prob^(1/(2k-1))
+    Printed: The paper has the retain probability of a block position 1 - drop_prob^(1/(2k-1))
     with k undefined; taken to be the block size it keeps .0022 of the interior units instead of
     .5 for b = 3; it is (1-drop_prob)^(1/b).
 
@@ -46,7 +46,9 @@ def sliding_keep(scale: int, rng: np.random.Generator) -> Residuals:
     yield relative((p @ z)[b - 1], 0.5)
     z, p = oracles.sliding_masks((inner,), b, 0.5 ** (1 / (2 * b - 1)))
     kept = float((p @ z)[b - 1])
-    detail = f"share kept, over all sets of seeds; the printed rule keeps {kept:.4f} instead of .5"
+    detail = (
+        f"active units over all sets of seeds; the paper's rule leaves {kept:.4f} instead of .5"
+    )
     return EXACT, detail, relative(kept, 0.5)
 
 
@@ -67,7 +69,7 @@ def check_placement(rows: list[Row]) -> Findings:
     close = fixed["exact"][-1] / grid["exact"][-1]
     far = plain["exact"][-1] / grid["exact"][-1]
     yield Finding(
-        "at the same drop probability the original DropBlock is within 10 per cent of the grid",
+        "at the same drop probability the original DropBlock is within 10% of the grid",
         abs(close - 1) <= 0.1,
         f"final objective {close:.2f} times the grid's; units dropped {fixed['realized']:.3f} "
         f"and {grid['realized']:.3f}",
@@ -93,7 +95,7 @@ def check_placement(rows: list[Row]) -> Findings:
 
 
 def plot_placement(rows: list[Row]) -> Any:
-    """Draw the exact objectives, and the sampled ones with their errors."""
+    """Plot the exact objectives, and the sampled ones with their errors."""
     figure, axes = canvas(6.4, 5.2)
     for row, color in zip(rows, (BLUE, ORANGE, GRAY), strict=True):
         draw_run(axes, row, (color, color), f"{row['variant']} ({row['realized']:.2f} dropped)")
@@ -117,7 +119,7 @@ def _noise(params: Params) -> tuple[DropBlock, float]:
 
 
 def _printed_keep(params: Params) -> float:
-    """Share of units kept when starts are kept with the probability of section 5.3."""
+    """Share of active units when starts survive with the probability of section 5.3."""
     k = params["block_size"]
     start = 1 - params["drop_prob"] ** (1 / (2 * k - 1))
     return float(np.mean(start ** _coverage(params["width"], k)))

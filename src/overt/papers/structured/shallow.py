@@ -165,7 +165,7 @@ def check_dropconnect(rows: list[Row]) -> Findings:
 
 
 def draw_run(axes: Any, row: Row, colors: tuple[str, str], name: str) -> None:
-    """Draw what masks average to, with five standard errors, on the exact objective."""
+    """Plot what masks average to, with five standard errors, on the exact objective."""
     steps, error = np.maximum(row["steps_seen"], 1), 5 * np.array(row["error"])
     label = f"{name}, sampled (5 s.e.)"
     axes.errorbar(steps, row["sampled"], yerr=error, fmt="o", ms=3.5, color=colors[0], label=label)
@@ -174,7 +174,7 @@ def draw_run(axes: Any, row: Row, colors: tuple[str, str], name: str) -> None:
 
 
 def plot_dropblock(rows: list[Row]) -> Any:
-    """Draw sampled and exact objectives, the optimum, and the spectra."""
+    """Plot sampled and exact objectives, the optimum, and the spectra."""
     figure, axes = canvas(3.8 * len(rows), 6.4, 2, len(rows), squeeze=False)
     for row, top, bottom in zip(rows, *axes, strict=True):
         draw_run(top, row, (ORANGE, BLUE), "DropBlock")
@@ -191,7 +191,7 @@ def plot_dropblock(rows: list[Row]) -> Any:
 
 
 def plot_dropconnect(rows: list[Row]) -> Any:
-    """Draw DropConnect's sampled and exact objective, and Dropout's beside it."""
+    """Plot DropConnect's sampled and exact objective, and Dropout's beside it."""
     figure, axes = canvas(3.8 * len(rows), 3.6, 1, len(rows), squeeze=False)
     for row, panel in zip(rows, axes[0], strict=True):
         draw_run(panel, row, (ORANGE, BLUE), "DropConnect")

@@ -118,7 +118,7 @@ def check_search(rows: list[Row]) -> Findings:
 
 
 def plot_search(rows: list[Row]) -> Any:
-    """Draw the bars of the figure."""
+    """Plot the bars of the figure."""
     figure, bars_of = canvas(8.4, 3.0, 1, len(TOP))
     for i, (axes, k) in enumerate(zip(bars_of, TOP, strict=True)):
         values = [row["hits"][i] for row in rows]
@@ -181,7 +181,7 @@ def check_greedy(rows: list[Row]) -> Findings:
 
 
 def plot_greedy(rows: list[Row]) -> Any:
-    """Draw the plane with its classes and where each attack ends, and success by radius."""
+    """Plot the plane with its classes and where each attack ends, and success by radius."""
     figure, (plane, right) = canvas(8.8, 3.4, 1, 2)
     a, b = np.meshgrid(np.linspace(0.4, 1.6, 300), np.linspace(-0.5, 0.5, 300))
     winner = np.argmax(np.stack([a, b], -1) @ W.T, -1)
@@ -362,7 +362,7 @@ def _difference(rows: list[Row], one: str, other: str, attack: str, against: str
 
 
 def plot_two_digits(rows: list[Row]) -> Any:
-    """Draw the table as two heat maps, ours and the thesis's."""
+    """Plot the table as two heat maps, ours and the thesis's."""
     mean = table(rows)
     ours = np.array([[mean[t][a] for a in ATTACKS] for t in TRAININGS])
     printed = np.array([TABLE_1[t] for t in TRAININGS])
@@ -481,7 +481,7 @@ def check_cifar(rows: list[Row]) -> Findings:
 
 
 def plot_cifar(rows: list[Row]) -> Any:
-    """Draw robust and clean accuracy by attack steps, and what was printed, by radius."""
+    """Plot robust and clean accuracy by attack steps, and the paper's numbers, by radius."""
     radii = values_of(rows, "radius")
     figure, line = canvas(max(3.1 * len(radii), 4.5), 3.2, 1, len(radii), squeeze=False)
     for axes, radius in zip(line[0], radii, strict=True):

@@ -69,7 +69,7 @@ def penalty_bounds_no_norm(scale: int, rng: np.random.Generator) -> Residuals:
     For every C some law on the unit sphere and some unit w have E sigma(w.x)^2 = 1 and |w| > C:
     dropout's penalty alone bounds no norm of the weights.
 
-    Printed: delta must be below 1/C^2, where C^2 is printed.
+    Printed: delta must be below 1/C^2, where the paper has C^2.
 
     TeX: For every $C$ some law on the unit sphere and some unit $w$ have $E \sigma(w \cdot x)^2
     = 1$ and $|w| > C$: dropout's penalty alone bounds no norm of the weights.
@@ -215,7 +215,7 @@ def loss_contraction(scale: int, rng: np.random.Generator) -> Residuals:
 
     Assumes: labels -1 and 1.
 
-    Printed: the factor is printed as 2; (1 - z)^2 has the slope 4 at z = -1, and predictions -1
+    Printed: the paper has the factor 2; (1 - z)^2 has the slope 4 at z = -1, and predictions -1
     and -.9 need 3.9.
 
     TeX: Clipping does not raise the Rademacher complexity, and the squared loss of clipped
@@ -246,11 +246,11 @@ CLAIMS = (
     (
         "coadaptation",
         -1,
-        "dropout spreads the flow more evenly than no dropout",
+        "with dropout the flow is more even than without",
         "a higher drop probability corresponds to less co-adaptation",
     ),
 )
-"""What is measured, whether dropout lowers or raises it, the claim, and what is printed."""
+"""A measurement, whether dropout lowers or raises it, the claim, and the paper's number."""
 
 
 Kind = tuple[str, bool]
@@ -416,7 +416,7 @@ def _saved(rows: list[Row], kind: Kind, width: int, name: str) -> Interval:
 
 
 def plot(rows: list[Row]) -> Any:
-    """Draw co-adaptation, gap and alpha/sqrt(n) against the width, and the last two together."""
+    """Plot co-adaptation, gap and alpha/sqrt(n) against the width, and the last two together."""
     kinds = sorted({_kind(row) for row in rows}, reverse=True)
     figure, panels = canvas(13, 3.3 * len(kinds), len(kinds), 4, squeeze=False)
     for line, kind in zip(panels, kinds, strict=True):
@@ -508,7 +508,7 @@ def flows_and_penalty(scale: int, rng: np.random.Generator) -> Residuals:
 
     sum_i |u_i| a_i <= sqrt(d_1 R/lam) for the penalty R = lam sum_i |u_i|^2 a_i^2.
 
-    Printed: sqrt(d_1 R) is printed, with R defined with lam: four units with u = a = 1 at drop
+    Printed: The paper has sqrt(d_1 R), with R defined with lam: four units with u = a = 1 at drop
     probability .2 have the sum 4 and the bound 2.
 
     TeX: $\sum_i |u_i| a_i \le \sqrt{d_1 R/\lambda}$ for the penalty $R = \lambda \sum_i |u_i|^2

@@ -90,7 +90,7 @@ def _product_laws(rows: int, cols: int, n: int, rng: np.random.Generator) -> Ite
 def _needed_constant(p: Floats, q: Floats, n: int) -> float:
     """E|sum_j eps_j e_a e_b' / sqrt(p_a q_b)|_2 / sqrt(n d log d), all samples and signs."""
     P = np.outer(p, q).ravel()
-    # Places drawn, signs included, in any order; how often each, and the chance of that.
+    # Sampled places, signs included, in any order; how often each, and the chance of that.
     drawn = np.array(list(combinations_with_replacement(range(2 * len(P)), n)))
     counts = np.sum(drawn[:, :, None] == np.arange(2 * len(P)), axis=1)
     orders = math.factorial(n) / np.prod(np.cumprod([1, *range(1, n + 1)])[counts], axis=1)
@@ -116,7 +116,7 @@ def completion_bound(scale: int, rng: np.random.Generator) -> Residuals:
     K sqrt(alpha d log d / n) with K = sqrt(2 L) + L/3, L = log(d0 + d2) / log d, d = max(d0,
     d2).
 
-    Assumes: entries drawn from a product law with p q >= log(d) / (n sqrt(d2 d0)).
+    Assumes: entries sampled from a product law with p q >= log(d) / (n sqrt(d2 d0)).
 
     Printed: The printed bound sets an unknown constant to 1; 2 x 2 with three uniform entries
     needs 1.558, over all samples and signs.
@@ -275,7 +275,7 @@ def check_curves(rows: list[Row]) -> Findings:
         )
         ratio, never = time_ratio(exact, sgd), np.isinf(sgd_time(exact, sgd))
         yield Finding(
-            f"drop probability {drop_prob:g}: exact solves come within 1 per cent of "
+            f"drop probability {drop_prob:g}: exact solves come within 1% of "
             "their final objective before SGD does",
             ratio > 1 or (never and "inconclusive"),
             f"SGD takes {'more than ' if never else ''}{ratio:.0f} times as long",
@@ -283,7 +283,7 @@ def check_curves(rows: list[Row]) -> Findings:
 
 
 def sgd_time(exact: Row, run: Row) -> float:
-    """Return when a run first comes within 1 per cent of the exact solver's last objective."""
+    """Return when a run first comes within 1% of the exact solver's last objective."""
     bar = 1.01 * exact["objective"][-1]
     reached = (t for t, f in zip(run["times"], run["objective"], strict=True) if f <= bar)
     return next(reached, float("inf"))
@@ -295,7 +295,7 @@ def time_ratio(exact: Row, sgd: Row) -> float:
 
 
 def plot_curves(rows: list[Row]) -> Any:
-    """Draw train error, test error and gap against seconds."""
+    """Plot train error, test error and gap against seconds."""
     from matplotlib.ticker import NullFormatter
 
     figure, axes = canvas(12, 4, 1, 3)
@@ -414,7 +414,7 @@ def _beside_print(measured: float, column: int, width: int) -> str:
 
 
 def plot_table(rows: list[Row]) -> Any:
-    """Draw test error against width, one line per drop probability, a row for each data set."""
+    """Plot test error against width, one line per drop probability, a row for each data set."""
     names, methods = values_of(rows, "data"), values_of(rows, "method")
     size = (4.6 * len(methods), 3.6 * len(names), len(names), len(methods))
     figure, axes = canvas(*size, sharey="row", squeeze=False)

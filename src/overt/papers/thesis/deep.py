@@ -50,7 +50,7 @@ def deep_penalty(scale: int, rng: np.random.Generator) -> Residuals:
         yield relative(penalty.deep(weights, probs, C), exact)
         yield relative(penalty.deep(weights, prob, C), same)
         yield relative(penalty.deep_terms(weights, C), pivots)
-    return EXACT, "all masks, and all pivots as printed, up to 3 or 4 layers"
+    return EXACT, "all masks, and all of the paper's pivots, up to 3 or 4 layers"
 
 
 @statement("Remark 7", "3.1", how="symbolic", identity="deep")
@@ -255,7 +255,7 @@ def deep_single_output(scale: int, rng: np.random.Generator) -> Residuals:
 
     A deep linear network with one output learns the least-squares solution divided by 1 + nu.
 
-    Printed: Cyx / (1 + nu) is printed, without the factor C^(-1).
+    Printed: The paper has Cyx / (1 + nu), without the factor C^(-1).
 
     TeX: A deep linear network with one output learns the least-squares solution divided by $1 +
     \nu$.
@@ -304,7 +304,7 @@ def check_spectra(rows: list[Row]) -> Findings:
     trained = np.array([np.mean(row["trained"], axis=0) for row in rows])
     rank = np.sum(trained > 0.02 * target[0], axis=1)
     several = [i for i, row in enumerate(rows) if row["drop_prob"] > 0 and rank[i] >= 2]
-    # First less last shrinkage of the kept values, run by run, at each strength.
+    # First less last shrinkage of the nonzero values, run by run, at each strength.
     grown = [(np.array(rows[i]["trained"]) - target) @ _ends(len(target), rank[i]) for i in several]
     uneven = [mean_interval(change, 1 - 0.05 / len(several)) for change in grown]
     low = min(min(row["objective"]) / row["bound"] for row in rows if row["bound"] > 0)
@@ -323,14 +323,14 @@ def check_spectra(rows: list[Row]) -> Findings:
         "smaller rank",
     )
     yield Finding(
-        "the shrinkage is not uniform over the kept values",
+        "the shrinkage is not uniform over the nonzero values",
         above((max(max(low, -high) for low, high in uneven), np.inf), 0),
-        "largest less smallest kept value, shrunk by: "
+        "largest less smallest nonzero value, shrunk by: "
         + ", ".join(f"{low:+.3f} to {high:+.3f}" for low, high in uneven),
         "more sophisticated than nuclear-norm shrinkage",
     )
     yield Finding(
-        "training stays above the proved bound and ends within 5 per cent of the best known",
+        "training stays above the proved bound and ends within 5% of the best known",
         low >= 1 - 1e-8 and close <= 0.05,
         f"lowest run {low - 1:.1%} above the bound; worst mean {close:.1%} above the best",
     )
@@ -367,12 +367,12 @@ def _check_rates(rows: list[Row]) -> Findings:
 
 
 def _ends(count: int, rank: int) -> Any:
-    """Return the weights of the last kept value less the first."""
+    """Return the weights of the last nonzero value less the first."""
     return np.eye(count)[rank - 1] - np.eye(count)[0]
 
 
 def plot_spectra(rows: list[Row]) -> Any:
-    """Draw target, trained, best known and envelope spectra."""
+    """Plot target, trained, best known and envelope spectra."""
     from overt import spectral
 
     rows = tuned(rows_with(rows, target_scale="normalized"))
@@ -448,7 +448,7 @@ def check_gaps(rows: list[Row]) -> Findings:
         "goes to 0",
     )
     yield Finding(
-        "the objective ends within 2 per cent of the optimum (Corollary 1, corrected)",
+        "the objective ends within 2% of the optimum (Corollary 1, corrected)",
         np.all(excess >= -1e-8) and excess.mean() <= 0.02,
         f"mean of {len(rows)} runs ends {excess.mean():.2%} above",
     )
@@ -483,7 +483,7 @@ def _check_divergence(rows: list[Row]) -> Finding:
 
 
 def plot_gaps(rows: list[Row]) -> Any:
-    """Draw the gap of every order with its spread over runs."""
+    """Plot the gap of every order with its band over runs."""
     rows = _tuned_runs(rows)
     figure, axes = canvas(6, 4)
     gaps = np.array([row["gaps"] for row in rows])
@@ -591,7 +591,7 @@ def narrowing(scale: int, rng: np.random.Generator) -> Residuals:
     The effective strength nu is at most (1 + lam)^k - 1 at any widths, so that decreasing the width
     cannot always meet s_1 - s_2 >= s_2/nu.
 
-    Printed: The gap condition is said to be met by decreasing the width; with s = (1, .95), one
+    Printed: The gap condition is claimed to be met by decreasing the width; with s = (1, .95), one
     hidden layer and lam = .5 no width meets it.
 
     TeX: The effective strength $\nu$ is at most $(1 + \lambda)^k - 1$ at any widths, so that
@@ -614,13 +614,13 @@ def narrowing(scale: int, rng: np.random.Generator) -> Residuals:
 def narrow_optimum(scale: int, rng: np.random.Generator) -> Residuals:
     r"""The convex problem solved.
 
-    A hidden layer of width d leaves at most d values: only the top d are shrunk and kept.
+    A hidden layer of width d leaves at most d values: only the top d are shrunk, the others 0.
 
     Printed: All singular values are shrunk in print; M = diag(2, 1.9) with one hidden unit and
     nu = .1 gives (1.82, 1.72), of rank 2.
 
-    TeX: A hidden layer of width $d$ leaves at most $d$ values: only the top $d$ are shrunk and
-    kept.
+    TeX: A hidden layer of width $d$ leaves at most $d$ values: only the top $d$ are shrunk,
+    the others 0.
     """
     s, nu = np.array([2.0, 1.9]), 0.1
     prob = nu / (1 + nu)  # one hidden unit: nu = lam
@@ -663,7 +663,7 @@ item(
     "3.1",
     "Illustration of its terms",
     how="not checked",
-    open="a drawing of the terms of Proposition 8, which deep-penalty checks",
+    open="a picture of the terms of Proposition 8, which deep-penalty checks",
 )
 item("Definition 5", "3.2", "Equalized deep networks", by="rank-one-equalized", how="definition")
 item(
@@ -671,5 +671,5 @@ item(
     "3.1",
     "The head term alpha as a sum over walks",
     by="deep-penalty",
-    printed="alpha is printed for alpha^2",
+    printed="the paper has alpha for alpha^2",
 )

@@ -60,7 +60,7 @@ def gap_condition(scale: int, rng: np.random.Generator) -> Residuals:
     A two-layer network need not satisfy s_1 - s_2 >= s_2/nu: with six units at lam = 1 and the
     values (1, .9) its optimum has rank 2, and a rank-one map is worse.
 
-    Printed: The condition is said to be always satisfied by two-layer linear networks; here it
+    Printed: The condition is claimed to be always satisfied by two-layer linear networks; here it
     asks for .1 >= 5.4.
 
     TeX: A two-layer network need not satisfy $s_1 - s_2 \ge s_2/\nu$: with six units at $\lambda =
@@ -106,7 +106,7 @@ item(
     "1.1.3",
     "An adversarial image",
     how="not checked",
-    open="an illustration from another paper, with no number of its own",
+    open="an illustration from another paper, without a number",
 )
 item("Algorithm 1", "1.3.4", "Training with dropout", by="dropout-step")
 item(

@@ -59,7 +59,7 @@ def deep_scaling(scale: int, rng: np.random.Generator) -> Residuals:
     A deep linear network with one output and dropout solves (1 + nu) XX'u = Xy: it scales the
     least-squares solution and does nothing else.
 
-    Printed: 1 + nu is printed as 1 + nu/n.
+    Printed: The paper has 1 + nu/n for 1 + nu.
 
     TeX: A deep linear network with one output and dropout solves $(1 + \nu) XX^\top u = Xy$: it
     scales the least-squares solution and does nothing else.

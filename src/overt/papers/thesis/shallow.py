@@ -25,7 +25,7 @@ def solver_shrinkage(scale: int, rng: np.random.Generator) -> Residuals:
     The solver keeps rho = max{j : s_j > lam j kappa_j/(r + lam j)} values and shrinks them by
     lam rho kappa_rho/(r + lam rho), kappa_j the mean of the top j.
 
-    Printed: r + lam j is printed as 1 + lam j, here and in the shrinkage; the paper's own
+    Printed: The paper has 1 + lam j for r + lam j, here and in the shrinkage; the paper's own
     algorithm has r.
 
     TeX: The solver keeps $\rho = \max\{j : s_j > \lambda j \kappa_j/(r + \lambda j)\}$ values

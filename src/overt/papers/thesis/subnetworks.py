@@ -4,8 +4,8 @@ As in the thesis: two convolutions with max-pooling and three fully connected la
 on the top hidden layer, cross-entropy, plain SGD at rate .01 in batches of 64. The sizes of the
 other layers are not printed: 10 and 20 channels of 5 x 5, 128 units.
 
-A step draws a mask for every example; the sub-networks visited at a step are those of its first ten
-examples. Beside them stand masks that are drawn before training from a generator of their own, so
+A step samples a mask for every example; the sub-networks visited at a step belong to its first ten
+examples. Beside them stand masks that are sampled before training from a separate generator, so
 that training never sees them: ten in Figure 5-2; 100 at drop probability .8 in Figure 5-3, each of
 which keeps about a fifth of the units.
 """
@@ -101,7 +101,7 @@ def record_steps(steps: int, count: int) -> list[int]:
 
 
 def fixed_masks(count: int, width: int, drop_prob: float, seed: int) -> Any:
-    """Return masks that training does not see: they come from a generator of their own."""
+    """Return masks that training does not see: they come from a separate generator."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)
@@ -111,7 +111,7 @@ def fixed_masks(count: int, width: int, drop_prob: float, seed: int) -> Any:
 def recorded(
     params: Params, width: int, drop_prob: float, unseen: Any, visited: int = 0
 ) -> Iterator[tuple[int, float, Any]]:
-    """Train one network; yield steps, its accuracy, and those of sub-networks, the unseen last."""
+    """Train one network; yield steps, its accuracy and that of sub-networks, the unseen last."""
     import torch
 
     from overt.papers import models
@@ -183,7 +183,7 @@ def check_visited(rows: list[Row]) -> Findings:
 
 
 def plot_visited(rows: list[Row]) -> Any:
-    """Draw accuracies against steps: by drop probability above, by width below."""
+    """Plot accuracies against steps: by drop probability above, by width below."""
     widths = values_of(rows, "width")
     wide = widths[-1]
     probs = values_of(rows_with(rows, width=wide), "drop_prob")
@@ -228,7 +228,7 @@ def check_unseen(rows: list[Row]) -> Findings:
 
 
 def plot_unseen(rows: list[Row]) -> Any:
-    """Draw all sub-networks and the full network against steps, one panel per width."""
+    """Plot all sub-networks and the full network against steps, one panel per width."""
     widths = values_of(rows, "width")
     figure, panels = canvas(3.4 * len(widths), 3.2, 1, len(widths), sharey=True, squeeze=False)
     for axes, width in zip(panels[0], widths, strict=True):
