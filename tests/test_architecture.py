@@ -26,7 +26,7 @@ TORCH = {"nn", "relu", "robust"}  # may share what they need of PyTorch
 CLOSURES = {
     "LinearNetwork": 44,
     "DropoutCompletion": 30,
-    "DropoutImputer": 10,
+    "DropoutImputer": 8,
     "predictive_moments": 25,
     "mc_moments": 15,
     "without_noise": 24,
@@ -35,8 +35,8 @@ CLOSURES = {
     "PGD": 17,
     "robust_error": 26,
     "adversarial_train": 21,
-    "minima": 28,
-    "simulate": 20,
+    "minima": 15,
+    "simulate": 16,
 }
 
 WORDS = {  # what is not said -> what is, and the room that may

@@ -9,8 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from overt import equalize, noise, penalty, results, spectral
-from overt._check import InputError, MissingExtraError
-from overt._errors import InternalError
+from overt._check import InputError, InternalError, MissingExtraError
 from overt.entries import Entries
 from overt.noise import CovarianceNoise, DropBlock, DropConnect, Dropout, KeepExactly
 from overt.results import Certificate, DeepSolution, Solution, Status, Trace

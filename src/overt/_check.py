@@ -1,4 +1,4 @@
-"""Checks at the door: every message names the argument, the value seen and what is accepted."""
+"""Argument checks: every message names the argument, the value seen and what is accepted."""
 
 from __future__ import annotations
 
@@ -13,10 +13,6 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 from array_api_compat import array_namespace, is_array_api_obj
 
-from overt._errors import InputError as InputError
-from overt._errors import InputTypeError as InputTypeError
-from overt._errors import MissingExtraError as MissingExtraError
-from overt._errors import unknown as unknown
 from overt._types import Array, Floats, Seed
 
 LARGE_NUMBER = 1e15
@@ -27,6 +23,51 @@ MAX_PARTS = 100
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class InputError(ValueError):
+    """An argument cannot be used; the message says which, why, and what is accepted."""
+
+    __module__ = "overt"  # where users import it from, and what tracebacks show
+
+
+class InputTypeError(InputError, TypeError):
+    """An argument has the wrong type or number format."""
+
+
+class InputFileError(OSError, InputError):
+    """A file or folder cannot be used; the message says which, and what the system answers."""
+
+    def __str__(self) -> str:
+        return f"{self.filename} cannot be used: {self.strerror}"
+
+
+class InternalError(RuntimeError):
+    """Results of overt contradict each other: an error of overt, never of its input."""
+
+    __module__ = "overt"
+
+
+class MissingExtraError(ImportError):
+    """An optional dependency is not installed; the message holds the command that installs it."""
+
+    __module__ = "overt"
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(
+            f"this needs {package}, which is not installed; install it with: "
+            f"pip install 'overt[{extra}]'"
+        )
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
+    """Return the error for an unknown name: it says the nearest ones, or all where none is near."""
+    from difflib import get_close_matches
+
+    known = list(known)
+    near = get_close_matches(name, known, 3, 0.6)
+    rest = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(known)}"
+    return InputError(f"unknown {kind} {name}; {rest}")
 
 
 def bounded(function: Callable[P, T]) -> Callable[P, T]:
@@ -138,7 +179,7 @@ def floating(name: str, value: Any, *, ndim: int | None = None) -> Array:
     if isinstance(value, (np.ndarray, np.generic)):
         value = np.asarray(value)  # no subclass, no scalar
     xp = namespace(value)
-    plain = type(value) is np.ndarray  # told at once, the common case
+    plain = type(value) is np.ndarray  # checked without the array API, the common case
     if not (value.dtype.kind == "f" if plain else xp.isdtype(value.dtype, "real floating")):
         if not xp.isdtype(value.dtype, "integral"):
             raise InputTypeError(

@@ -1,4 +1,4 @@
-"""Compiled functions, which release the GIL and are kept on disk where a folder takes them."""
+"""Compiled functions, which release the GIL and are cached on disk if a folder can be written."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numba
 
 
 def njit(**options: Any) -> Callable[[Any], Any]:
-    """Return numba's decorator; where nothing can be kept, each process compiles anew."""
+    """Return numba's decorator; without a cache folder, each process compiles anew."""
 
     def compiled(function: Any) -> Any:
         try:

@@ -1,6 +1,6 @@
 """One style for every picture: in the library, the experiments, the stories and the pages.
 
-The colors are told apart by the color-blind and, by their lightness, in gray.
+Color-blind readers can distinguish the colors, also in gray by their lightness.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from overt._check import InputError, MissingExtraError
-from overt._files import write_whole
+from overt._io import write_whole
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#8a97a3")
 BLUE, ORANGE, GREEN, _, YELLOW, GRAY = COLORS
@@ -45,7 +45,7 @@ def style() -> dict[str, Any]:
 
 
 def styled(**changes: Any) -> Any:
-    """Return a context in which all that is drawn has the style, with these changes."""
+    """Return a context in which every figure has the style, with these changes."""
     try:
         import matplotlib as mpl
     except ImportError as error:
@@ -71,7 +71,7 @@ def canvas(width: float, height: float, rows: int = 1, columns: int = 1, **optio
 
 
 def subplots(rows: int = 1, columns: int = 1, size: tuple[float, float] = (4.2, 3.2)) -> Any:
-    """Return a figure in the house's style and its axes, an array of rows x columns.
+    """Return a figure in overt's style and its axes, an array of rows x columns.
 
     `size` is that of each of the axes, in inches.
     """
@@ -93,7 +93,7 @@ def figure_format(path: str | os.PathLike[str]) -> str:
 
 
 def bars_figure(*panels: tuple[str, Any]) -> Any:
-    """Draw one panel of bars for each pair of a name and values."""
+    """Plot one panel of bars for each pair of a name and values."""
     figure, axes = subplots(1, len(panels))
     for axis, (name, values) in zip(axes[0], panels, strict=True):
         axis.bar(range(1, len(values) + 1), values)
@@ -102,7 +102,7 @@ def bars_figure(*panels: tuple[str, Any]) -> Any:
 
 
 def runs_figure(runs: Sequence[tuple[str, Any]]) -> Any:
-    """Draw the objective of each trace above its imbalance; band: spread over the seeds."""
+    """Plot the objective of each trace above its imbalance; the band is the range of the seeds."""
     figure, axes = subplots(2, len(runs), (5.1 if len(runs) == 1 else 3.4, 2.8))
     for column, (title, run) in enumerate(runs):
         draw_objective(axes[0][column], run.steps, run.objective, run.optimum)
@@ -116,14 +116,14 @@ def runs_figure(runs: Sequence[tuple[str, Any]]) -> Any:
 
 
 def draw_objective(axes: Any, steps: Any, objective: Any, optimum: float) -> None:
-    """Draw the mean objective with its spread, and the exact optimum as a dashed line."""
+    """Plot the mean objective with the range of the seeds, and the optimum as a dashed line."""
     draw_band(axes, steps, objective, BLUE, label="training with noise")
     axes.axhline(optimum, color=ORANGE, ls="--", lw=1.4, label="exact optimum")
     axes.set_yscale("log")
 
 
 def draw_band(axes: Any, steps: Any, values: Any, color: str, label: str | None = None) -> None:
-    """Draw the mean over seeds and the band from the lowest to the highest."""
+    """Plot the mean over seeds and the band from the lowest to the highest."""
     steps, values = np.maximum(np.asarray(steps), 1), np.asarray(values)
     axes.fill_between(
         steps, np.nanmin(values, 0), np.nanmax(values, 0), color=color, alpha=0.2, lw=0

@@ -6,12 +6,12 @@ import base64
 import io
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from overt._files import write_whole
+from overt._io import write_whole
 
 _STYLE = """
 :root { color-scheme: light dark; --paper: #fff; --shade: #f5f7f9; --ink: #1c2733;
@@ -110,11 +110,6 @@ class Page:
         if len(cells) > FOLDED:
             table = f"<details><summary>{len(cells)} rows</summary>{table}</details>"
         self._body.append(table)
-
-    def claims(self, claims: Mapping[str, bool]) -> bool:
-        """Add a table of claims with their verdicts; return whether all hold."""
-        self.table(("claim", "verdict"), list(claims.items()))
-        return all(claims.values())
 
     def figure(self, figure: Any, caption: str) -> None:
         """Add a matplotlib figure as an embedded picture."""

@@ -48,13 +48,13 @@ def _console() -> Console:
 
 
 def _seen(console: Console) -> bool:
-    """Whether someone looks on: at a terminal, or at a notebook that can draw a bar."""
+    """Whether someone looks on: at a terminal, or at a notebook that can show a bar."""
     return console.is_terminal or (console.is_jupyter and find_spec("ipywidgets") is not None)
 
 
 @contextmanager
 def working(title: str) -> Iterator[None]:
-    """Say what is going on where a bar would be shown, for work of unknown length."""
+    """Show a title in place of a bar, for work of unknown length."""
     console = _console()
     with console.status(title) if _seen(console) else nullcontext():
         yield

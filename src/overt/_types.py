@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = Any
-"""A NumPy array of any type of number or, where that is said, a PyTorch tensor."""
+"""A NumPy array of any type of number or, where documented, a PyTorch tensor."""
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]

@@ -19,7 +19,7 @@ from typing import IO
 import numpy as np
 
 from overt._check import InputError, choice, generator, number, whole
-from overt._files import open_npz, reading, write_whole
+from overt._io import open_npz, reading, write_whole
 from overt._types import Floats, Ints, Seed
 from overt.entries import Entries
 

@@ -17,11 +17,20 @@ from zipfile import ZipFile
 
 import numpy as np
 
-from overt._check import InputError
-from overt._errors import InternalError
+from overt._check import InputError, InternalError
 from overt._figures import bars_figure, runs_figure
-from overt._files import as_path, digest, open_npz, reading, write_whole
-from overt._plain import as_numpy, brief, plain, restored, same
+from overt._io import (
+    as_numpy,
+    as_path,
+    brief,
+    digest,
+    open_npz,
+    plain,
+    reading,
+    restored,
+    same,
+    write_whole,
+)
 from overt._types import Bools, Floats, Ints
 
 MAX_ROUNDING = 1e-9

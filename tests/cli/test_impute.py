@@ -128,3 +128,23 @@ def test_files_and_columns_that_are_not_there(tmp_path):
     assert "there is no file" in str(command(tmp_path / "no.csv").exception)
     table = write(tmp_path / "table.csv")
     assert "has no column 'ids'" in str(command(table, "--ignore", "ids").exception)
+
+
+def test_numbers_far_from_zero_are_written_to_the_last_digit_that_counts(tmp_path):
+    """Coordinates such as 2000002.5 were written as 2e+06."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal(60)
+    table = np.column_stack([x + 1e6, 2 * x + 2e6 + 0.01 * rng.standard_normal(60)])
+    lines = [f"{a!r},{b!r}" if i % 5 else f"{a!r}," for i, (a, b) in enumerate(table.tolist())]
+    path = tmp_path / "table.csv"
+    path.write_text("\n".join(["east,north", *lines]))
+    assert command(path, "--out", tmp_path / "out.csv").exit_code == 0
+    filled = np.array(read(tmp_path / "out.csv")[1], dtype=float)
+    assert np.abs(filled[::5, 1] - table[::5, 1]).max() < 0.1
+
+
+def test_a_table_without_a_header_line_is_pointed_out(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("1,2,3\n2,,4\n3,5,6\n4,6,7\n")
+    with pytest.warns(UserWarning, match="first line holds only numbers"):
+        command(path, "--out", tmp_path / "out.csv")

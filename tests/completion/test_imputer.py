@@ -177,6 +177,18 @@ def test_units_of_columns_do_not_matter(name):
     np.testing.assert_allclose(scaled, plain * scale, rtol=1e-8, atol=1e-8 * scale.max())
 
 
+@pytest.mark.parametrize("unit", [1e-300, 1e160, 1e300])
+def test_very_large_and_small_numbers_are_filled_like_others(unit):
+    given, _ = with_holes(np.random.default_rng(3).standard_normal((40, 2)) @ np.eye(2, 5) + 1, 0.2)
+    plain = DropoutImputer().fit_transform(given)
+    np.testing.assert_allclose(DropoutImputer().fit_transform(given * unit) / unit, plain, 1e-9)
+
+
+def test_any_tolerance_is_taken():
+    given, _ = with_holes(np.random.default_rng(3).standard_normal((20, 4)), 0.2)
+    assert DropoutImputer(tol=1e300).fit(given).status_ == "converged"
+
+
 def pooled(tables):
     """Mean and slopes of column 0 on the others, pooled by Rubin's rules, and standard errors."""
     estimates, variances = [], []

@@ -17,12 +17,11 @@ from overt.decay import (
     layers,
     simulate,
     survival,
-    sweep,
     two_by_two,
 )
 from overt.decay.simulation import last_crossing
 from overt.papers.escape_times import escape
-from overt.papers.rank_sets import ApproximateRankSet, closedness
+from overt.papers.rank_sets import ApproximateRankSet, approximate_rank, closedness
 
 FIGURE_2 = Schedule.of([(500, 0.03, 0.1), (4500, 0.25, 0.1)], convention="pytorch")
 
@@ -108,29 +107,6 @@ def test_jumps_are_counted_by_hand():
     assert find_jumps(never).median == np.inf
 
 
-def test_sweep_rows():
-    rates = [(500, 0.03, 0.1), (300, 0.2, 0.1)]
-    options = {"seed": 3, "records": 9}
-    for schedule in (None, lambda rate: Schedule.constant(40, rate, 0.01)):
-        plan = schedule(0.2) if schedule else Schedule.of(rates, convention="pytorch")
-        rows = sweep(
-            (3, 4), (0.5, 0.1), (0.2,), steps=300, seeds=4, width=10, schedule=schedule, **options
-        )
-        at = [(depth, epsilon) for depth in (3, 4) for epsilon in (0.5, 0.1)]
-        for (depth, epsilon), row in zip(at, rows, strict=True):
-            found = jumps(two_by_two(epsilon), depth, 10, plan, 4, **options)
-            assert row == {
-                "depth": depth,
-                "epsilon": epsilon,
-                "learning_rate": 0.2,
-                "diverged": 0,
-                "jumped": found.share(plan.steps),
-                "low": 1 - found.upper[-1],
-                "high": 1 - found.lower[-1],
-                "median": found.median,
-            }
-
-
 def test_set_constants_follow_the_theorem():
     problem, L, n, wd, r, e2 = two_by_two(0.25), 3, 6, 0.05, 1, 0.25
     lam, C1 = 2 * wd, 1.0
@@ -212,7 +188,9 @@ def test_membership():
     tilted[0] *= 2
     assert region.violations(tilted)["balance"]
     assert ApproximateRankSet(1, 1.0, 0.25, 1e-2, 0.1).violations(tilted)["bound"]
-    np.testing.assert_allclose(layers.soft_count(np.array([0, 0.5, 1, 7.0]), 1.0), [0, 0.75, 1, 1])
+    np.testing.assert_allclose(
+        [approximate_rank([np.diag(np.sqrt([x]))], 1.0) for x in (0, 0.5, 1, 7.0)], [0, 0.75, 1, 1]
+    )
 
 
 def test_boundary_points_are_on_the_boundary():

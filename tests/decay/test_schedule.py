@@ -15,9 +15,6 @@ def test_schedules_are_cut_into_pieces():
         (3, 5, second),
         (5, 7, second),
     ]
-    assert [plan.phase_at(k) for k in (0, 2, 3, 6)] == [first, first, second, second]
-    with pytest.raises(InputError, match="step must be below 7"):
-        plan.phase_at(7)
     assert plan.steps == 7
     assert plan.until(5).to_dict() == {"phases": [[3, 0.1, 0.2], [2, 0.3, 0.4]]}
     assert plan.until(2).steps == 2

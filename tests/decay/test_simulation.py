@@ -166,9 +166,6 @@ def test_records_match_the_weights():
         unseen = A[problem.missing] - problem.truth[problem.missing]
         zeros = np.sum(problem.truth[problem.missing] ** 2)
         assert runs.test_error[k, -1] == pytest.approx(np.sum(unseen**2) / zeros)
-        sizes = np.linalg.svd(A, compute_uv=False) ** (2 / 3) / 0.1  # alpha
-        counts = [1 if t > 1 else t * (2 - t) for t in sizes]
-        assert runs.approximate_rank[k, -1] == pytest.approx(sum(counts))
         gaps = [W1 @ W1.T - W2.T @ W2, W2 @ W2.T - W3.T @ W3]
         assert runs.imbalance[k, -1] == pytest.approx(max(np.linalg.norm(g) for g in gaps))
 
@@ -224,7 +221,6 @@ def test_schedules():
     assert annealing.phases[1] == Phase(1000, 0.4, 0.025)
     periodic = Schedule.periodic(2, 10, warm_up=None, convention="loss")
     assert [p.learning_rate for p in periodic.phases] == [0.1, 0.4, 0.1, 0.4]
-    assert periodic.phase_at(10).learning_rate == 0.4
     assert periodic.until(15).steps == 15
     assert periodic.pieces([5, 10, 35]) == [
         (0, 5, periodic.phases[0]),
@@ -241,7 +237,6 @@ BAD = {
     "an unknown convention": lambda p: Schedule.constant(5, 0.1, 0.1, convention="torch"),
     "phases that are no triples": lambda p: Schedule.of([(1, 2)]),
     "no phases": lambda p: Schedule(()),
-    "a step outside": lambda p: Schedule.constant(5, 0.1, 0.1).phase_at(5),
     "a problem that is none": lambda p: simulate(np.eye(2)),
     "a schedule that is none": lambda p: simulate(p, schedule="annealing"),
     "records outside": lambda p: simulate(p, schedule=Schedule.constant(5, 0.1, 0.1), records=[9]),
@@ -316,7 +311,7 @@ def test_seeds_are_whole_numbers_generators_or_nothing():
     def short_run(**options):
         return simulate(two_by_two(0.5), 3, 2, schedule, 2, **options)
 
-    root = int(np.random.default_rng(3).integers(2**63))
-    again, drawn = short_run(seed=root), short_run(seed=np.random.default_rng(3))
-    np.testing.assert_array_equal(again.singular_values, drawn.singular_values)
+    first, again, other = (short_run(seed=np.random.default_rng(state)) for state in (3, 3, 4))
+    np.testing.assert_array_equal(first.singular_values, again.singular_values)
+    assert (first.singular_values != other.singular_values).all()
     assert (short_run(seed=None).singular_values != short_run(seed=None).singular_values).all()

@@ -44,7 +44,6 @@ WRONG = [
     (lambda: ran(depth=1), "depth must be"),
     (lambda: ran(schedule="annealing"), "schedule must be a Schedule"),
     (lambda: ran(records=[]), "records must hold at least one step"),
-    (lambda: ran(alpha=0.0), "alpha must be"),
     (lambda: ran(init=1e51), "at most 1e50"),
     (lambda: ran(init=-1.0), "init must be"),
     (lambda: find_jumps(3), "runs must be what simulate returns, got int"),

@@ -351,11 +351,11 @@ DECAY = {
     "decay.smallest_fitting_rank": Row(decay.smallest_fitting_rank, {
         "problem": (t, SMALL), "starts": (c, 1), "seed": (s, 0)}),
     "decay.simulate": Row(
-        lambda problem, depth, width, seeds, init, records, alpha, seed: decay.simulate(
+        lambda problem, depth, width, seeds, init, records, seed: decay.simulate(
             problem, depth, width, decay.Schedule.constant(9, 0.1, 0.01), seeds, init, records,
-            alpha=alpha, seed=seed, n_jobs=1, progress=False).singular_values,
+            seed=seed, n_jobs=1, progress=False).singular_values,
         infinite=True, args=SMALLEST | {"width": (w, 3), "seeds": (c, 2), "init": (n, 1.0), "records": (c, 3),
-                    "alpha": (n, 0.1), "seed": (s, 0)}),
+                    "seed": (s, 0)}),
     "decay.jumps": Row(lambda problem, rank, threshold, confidence: decay.jumps(
         problem, 3, 3, decay.Schedule.constant(9, 0.1, 0.01), 2, rank=rank, threshold=threshold,
         confidence=confidence, n_jobs=1).surviving, {
@@ -367,10 +367,6 @@ DECAY = {
     "decay.survival": Row(decay.survival, {
         "jump_step": (i, np.array([3, 5, -1])), "steps": (i, np.array([0, 4, 8])),
         "confidence": (p, 0.5)}, infinite=True),
-    "decay.sweep": Row(lambda depths, epsilons, learning_rates, steps: decay.sweep(
-        depths, epsilons, learning_rates, steps=steps, seeds=1, width=3, n_jobs=1), {
-        "depths": (t, (3,)), "epsilons": (t, (0.25,)), "learning_rates": (t, (0.1,)),
-        "steps": (c, 5)}, infinite=True),
     "decay.balanced": Row(decay.balanced, {"A": (a, D2), "depth": (w, 3), "width": (w, 3)}),
     "decay.effective": Row(decay.effective, {
         "learning_rate": (n, 0.1), "weight_decay": (n, 0.01), "convention": ("word", "loss")}),

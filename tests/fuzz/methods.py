@@ -154,7 +154,6 @@ MORE = {
         "decay.simulate whole": whole(decay.simulate, {"n_jobs": 1, "progress": False}, problem=by.SMALL, **FEW),
         "decay.minima whole": whole(decay.minima, problem=by.SMALL, weight_decay=0.01, starts=1, shown=list),
         "decay.jumps whole": whole(decay.jumps, {"n_jobs": 1, "progress": False}, problem=by.SMALL, width=3, seeds=1, schedule=RULE),
-        "decay.sweep whole": whole(decay.sweep, {"n_jobs": 1}, steps=5, seeds=1, width=3),
         "decay.DeepLinearCompletion whole": fitted(decay.DeepLinearCompletion, width=2, schedule=RULE),
         "decay.DeepLinearCompletion.fit": whole(lambda X, y: decay.DeepLinearCompletion(3, 2, RULE).fit(X, y).predict([0], [0]),
             X=by.ENTRIES, y=None),
@@ -166,7 +165,7 @@ MORE = {
         **{f"decay.Schedule.{name}": whole(getattr(decay.Schedule, name), shown=lambda s: s.steps, **good)
            for name, good in (("annealing", {}), ("periodic", {}), ("of", {"phases": [(5, 0.1, 0.01)]}))},
         **{f"decay.Schedule.{name}": whole(getattr(RULE, name), **good) for name, good in (
-            ("phase_at", {"step": 3}), ("pieces", {"cuts": [3]}), ("until", {"step": 3}))},
+            ("pieces", {"cuts": [3]}), ("until", {"step": 3}))},
     },
     "relu": {
         "relu.LazyRun.predict": whole(LAZY.predict, X=by.UNIT),

@@ -21,7 +21,7 @@ from fuzz.hostile import limits
 from fuzz.mutations import mutate
 
 import overt
-from overt._files import read_matrix, read_sealed, write_sealed
+from overt._io import read_matrix, read_sealed, write_sealed
 from overt.cli.models import build_model, read_examples
 
 RNG = np.random.default_rng(0)

@@ -14,9 +14,9 @@ from fuzz.crash import _predicted as predicted
 from fuzz.crash import resuming, saving
 
 import overt
-from overt._files import ready, write_whole
-from overt._mapped import room
+from overt._io import ready, write_whole
 from overt.completion import DropoutCompletion
+from overt.completion.memory import room
 
 COUNT = int(os.environ.get("OVERT_FUZZ", "5"))
 pytestmark = [

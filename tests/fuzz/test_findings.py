@@ -12,7 +12,7 @@ from sklearn.base import clone
 
 import overt
 from overt import decay, penalty, relu
-from overt._files import read_matrix, reading, write_whole
+from overt._io import read_matrix, reading, write_whole
 from overt.completion import DropoutCompletion, DropoutImputer, evaluate, read_ratings
 
 torch = pytest.importorskip("torch")

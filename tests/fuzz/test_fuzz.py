@@ -13,7 +13,7 @@ from fuzz.hostile import assault
 from fuzz.readers import MEMORY, READERS, attack, peak
 
 from overt import InputError
-from overt._files import read_matrix
+from overt._io import read_matrix
 from overt.cli.models import read_examples
 from overt.results import Result
 
@@ -85,7 +85,7 @@ def test_files_that_promise_too_much_take_little_memory(name, tmp_path):
 
 
 def test_archives_that_unpack_to_gigabytes_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("overt._files.ROOMY", 2**20)
+    monkeypatch.setattr("overt._io.ROOMY", 2**20)
     np.savez_compressed(tmp_path / "data.npz", x=np.zeros(2**18), y=np.zeros(2))
     with pytest.raises(InputError, match="would unpack to"):
         read_examples(tmp_path / "data.npz")

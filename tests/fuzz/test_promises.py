@@ -13,8 +13,8 @@ import pytest
 from fuzz.readers import _completion, _entries, _matrix, _state
 
 import overt
-from overt._files import digest, read_sealed
 from overt._html import Page
+from overt._io import digest, read_sealed
 from overt.cli.models import read_examples
 from overt.completion import DropoutCompletion, read_ratings
 from overt.results import Result
@@ -132,7 +132,7 @@ def test_names_are_text_wherever_a_page_puts_them(name, tmp_path):
     page.text(name, note=True)
     page.code(name)
     page.table([name, name], [[name, name * 9], [Path(name), [name]]])
-    page.claims({name: True})
+    page.table(("claim", "verdict"), [(name, True)])
     page.figure(Figure(), name)
     found = Tags(page.write(tmp_path / "page.html", footer=name).read_text())
     assert not found.seen & {"script", "img.onerror"}

@@ -15,7 +15,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from overt import DropBlock, InputError
-from overt._blocks import Sliding
 from overt.nn import (
     CovarianceDropout,
     DropBlock1d,
@@ -28,6 +27,7 @@ from overt.nn import (
     schedules,
 )
 from overt.nn.layers.masks import MaskCovariance
+from overt.noise.sliding import Sliding
 
 MU = np.array([0.5, 0.7, 0.9])
 SD = np.sqrt(MU * (1 - MU))

@@ -13,7 +13,7 @@ from typer import Argument, Option
 
 import overt
 from overt._check import InputError, choice
-from overt._files import digest, ready, write_whole
+from overt._io import digest, ready, write_whole
 from overt.cli.base import AsJson, Seed, app, console, ended, show_path, show_table
 from overt.cli.models import Points, Weights, load_model, read_examples
 

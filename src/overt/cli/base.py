@@ -21,8 +21,7 @@ from typer.core import TyperGroup
 import overt
 from overt._check import InputError, MissingExtraError
 from overt._figures import figure_format
-from overt._files import ready
-from overt._plain import plain
+from overt._io import plain, ready
 
 INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
 

@@ -40,7 +40,7 @@ def certify(
 
     Try: [bold]overt certify M.npy U.npy V.npy --rigorous --out proof.json[/bold]
     """
-    from overt._files import read_matrix
+    from overt._io import read_matrix
 
     if len(files) != (3 if x is None and y is None else 2):
         raise InputError("give M, U and V, or U and V with --x and --y")

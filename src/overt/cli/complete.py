@@ -12,8 +12,7 @@ import numpy as np
 from typer import Argument, Option
 
 from overt._check import InputError, choice, drop_prob
-from overt._files import ready, write_csv, write_whole
-from overt._mapped import lowest
+from overt._io import ready, write_csv, write_whole
 from overt.cli import ratings as shared
 from overt.cli.base import (
     AsJson,
@@ -27,6 +26,7 @@ from overt.cli.base import (
     show_path,
     show_table,
 )
+from overt.completion.memory import lowest
 from overt.entries.entries import DUPLICATES
 
 if TYPE_CHECKING:

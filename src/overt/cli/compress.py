@@ -12,7 +12,7 @@ from rich.markup import escape
 from typer import Option
 
 from overt._check import InputError
-from overt._files import ready, write_whole
+from overt._io import ready, write_whole
 from overt.cli.base import AsJson, Seed, app, console, ended, show_path, show_table
 from overt.cli.models import Model, Points, Weights, build_model, read_examples
 

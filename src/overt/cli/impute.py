@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +13,7 @@ import numpy as np
 from typer import Argument, Option
 
 from overt._check import InputError
-from overt._files import reading, write_csv
+from overt._io import is_number, reading, write_csv
 from overt._types import Array, Floats
 from overt.cli.base import AsJson, Seed, app, awaited, show_json, show_path, show_table
 
@@ -42,15 +43,16 @@ class TableFile:
         """Names of the columns that are left as they are."""
         return [name for j, name in enumerate(self.header) if j not in self.numeric]
 
-    def lines(self, filled: Floats, digits: int = 6) -> list[list[str]]:
+    def lines(self, filled: Floats) -> list[list[str]]:
         """Return the cells with numbers in place of the missing ones, and decimal points."""
         lines = [list(line) for line in self.cells]
         if self.decimal_comma:
             for line in lines:
                 for j in self.numeric:
                     line[j] = line[j].replace(",", ".")
+        digits = [_digits(column) for column in filled.T]
         for i, k in np.argwhere(np.isnan(self.values)):
-            lines[i][self.numeric[k]] = f"{filled[i, k]:.{digits}g}"
+            lines[i][self.numeric[k]] = f"{filled[i, k]:.{digits[k]}g}"
         return lines
 
 
@@ -118,6 +120,13 @@ def impute(
         show_path("written", path)
 
 
+def _digits(column: Floats) -> int:
+    """Return how many digits show a number to a millionth of the column's standard deviation."""
+    largest = np.abs(column).max()
+    std = (column / (largest or 1)).std()
+    return 6 + int(np.ceil(-np.log10(std))) if std > 1e-11 else 17
+
+
 def read_table(path: Path, ignore: set[str], missing: set[str]) -> TableFile:
     """Return the table of a CSV or TSV file with a header line."""
     header, cells, decimal_comma = _read_cells(path)
@@ -162,6 +171,12 @@ def _read_cells(path: Path) -> tuple[list[str], list[list[str]], bool]:
     if len(set(header)) < len(header):
         twice = next(name for name in header if header.count(name) > 1)
         raise InputError(f"{path} has two columns {twice!r}; names must differ")
+    if all(is_number(name) for name in header):
+        warnings.warn(
+            f"{path}: the first line holds only numbers ({', '.join(header[:3])}, ...) and is "
+            "taken for the header; if it is a row of the table, put a header line above it",
+            stacklevel=2,
+        )
     for number, line in enumerate(lines[1:], 2):
         if len(line) != len(header):
             raise InputError(

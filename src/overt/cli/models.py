@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from overt._check import InputError
-from overt._files import open_npz, reading, safetensors
+from overt._io import open_npz, reading, safetensors
 
 Model = Annotated[
     str, Argument(metavar="FILE.py:FUNCTION", help="A function that builds the model.")

@@ -29,7 +29,7 @@ WeightDecay = Annotated[float, Option(min=0, help="mu; adds mu (|U|^2 + |V|^2) t
 
 def read_problem(target: Path | None, x: Path | None, y: Path | None) -> dict[str, Any]:
     """Return the matrices that were named, as keyword arguments of LinearNetwork."""
-    from overt._files import read_matrix
+    from overt._io import read_matrix
 
     named = {"target": target, "X": x, "Y": y}
     return {name: read_matrix(path) for name, path in named.items() if path is not None}

@@ -13,7 +13,7 @@ from rich.markup import escape
 from typer import Argument, Option
 
 from overt._check import choice
-from overt._files import write_csv
+from overt._io import write_csv
 from overt.cli.base import console
 from overt.entries.identifiers import UNKNOWN
 

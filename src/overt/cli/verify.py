@@ -104,7 +104,7 @@ def _list(chosen: list[Item], as_json: bool) -> None:
 
 
 def _store(verdicts: list[Verdict], size: str, folder: Path) -> None:
-    from overt._files import ready
+    from overt._io import ready
     from overt.papers.overview import read_verdicts, summarize, write_verdicts
 
     ready(folder)

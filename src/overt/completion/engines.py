@@ -10,6 +10,7 @@ rows to the client. A lost worker loses nothing: its shares are sent to others a
 
 from __future__ import annotations
 
+import socket
 import time
 import warnings
 from asyncio import CancelledError
@@ -22,16 +23,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from overt._cluster import (
-    ClusterLostError,
-    await_workers,
-    checked_engine,
-    connected,
-    reachable,
-    thread_count,
-)
-from overt._mapped import forget
+from overt._parallel import ClusterLostError, checked_engine, connected, thread_count
 from overt._types import Array
+from overt.completion.memory import forget
 from overt.completion.problem import Layout
 
 MIN_ENTRIES_PER_CALL = 5000
@@ -45,6 +39,18 @@ MAX_ATTEMPTS = 6
 
 PAUSE_SECONDS = 1.0
 """Pause after the first attempt that finished nothing, twice that after the second, and so on."""
+
+REACH_SECONDS = 3.0
+"""Seconds in which a worker that can be reached answers."""
+
+WORKER_SECONDS = 60.0
+"""Seconds without any worker after which a cluster is given up."""
+
+REACH_SECONDS = 3.0
+"""Seconds in which a worker that can be reached answers."""
+
+WORKER_SECONDS = 60.0
+"""Seconds without any worker after which a cluster is given up."""
 
 SEND_SECONDS = 3
 """Seconds after which a worker that cannot be sent anything counts as lost."""
@@ -289,3 +295,31 @@ class DaskEngine:
         threads = self.client.nthreads()
         self._known |= set(threads)
         return [worker for worker, count in threads.items() for _ in range(count)]
+
+
+def reachable(client: Any) -> bool:
+    """Whether data can go to and from the workers without a detour through the scheduler."""
+    from distributed.comm.addressing import get_address_host_port
+
+    for address in client.nthreads():
+        if address.startswith("inproc://"):
+            continue
+        try:
+            socket.create_connection(get_address_host_port(address), timeout=REACH_SECONDS).close()
+        except (OSError, ValueError):
+            return False
+    return True
+
+
+def await_workers(client: Any) -> None:
+    """Return once there is a worker; raise ClusterLostError where none comes."""
+    end = time.monotonic() + WORKER_SECONDS
+    while time.monotonic() < end and client.status not in ("closed", "closing"):
+        try:
+            if client.status == "running" and client.nthreads():
+                return
+        except Exception:  # noqa: S110 - whatever a broken connection raises
+            pass
+        time.sleep(0.2)
+    what = "has no workers left" if client.status == "running" else "no longer answers"
+    raise ClusterLostError(f"the cluster {what}")

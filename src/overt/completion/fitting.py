@@ -22,8 +22,7 @@ import numpy as np
 
 from overt import _check
 from overt._check import InputError, InputTypeError
-from overt._cluster import ClusterLostError, checked_engine
-from overt._mapped import n_bytes
+from overt._parallel import ClusterLostError, checked_engine
 from overt._progress import Meter, meter
 from overt._types import Array, Floats, Ints, Seed
 from overt.completion import averaged, fixed, implicit, learned
@@ -39,6 +38,7 @@ from overt.completion.implicit import (
     hide_entries,
 )
 from overt.completion.learned import LearnedFit, equivalent_drop_prob
+from overt.completion.memory import n_bytes
 from overt.completion.model import FactorModel, Fit, FullCovariance
 from overt.completion.problem import Columns, CompletionProblem
 from overt.completion.storage import SweepCheckpoint

@@ -172,7 +172,8 @@ class DropoutImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
         original = np.argsort(self._cols)
         self.mean_ = self.center_ + self.scale_ * model.mean[original]
         covariance = model.covariance[np.ix_(original, original)]
-        self.covariance_ = covariance * np.outer(self.scale_, self.scale_)
+        with np.errstate(over="ignore"):  # infinite where squared units leave the range of floats
+            self.covariance_ = covariance * np.outer(self.scale_, self.scale_)
         self.objective_ = np.array(model.history)
         self.n_sweeps_ = len(model.history)
         return self
@@ -232,7 +233,7 @@ class DropoutImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
         except Warning:
             raise
         except Exception as error:
-            raise InputTypeError(f"X must be a table of numbers: {error}") from None
+            raise InputTypeError(f"X cannot be used as a table of numbers: {error}") from None
         table = np.array(table, order="C")
         table[masked & np.ones(table.shape, dtype=bool)] = np.nan
         return table, np.isnan(table)
@@ -320,8 +321,8 @@ class GaussianRows:
             if len(trail) < 3:
                 continue
             # Relative to the standard deviation: tables without noise need more sweeps.
-            change = np.sum((Z - before)[missing] ** 2)
-            if change <= tol**2 * np.sum(std**2):
+            change = np.linalg.norm((Z - before)[missing])
+            if change <= tol * np.linalg.norm(std):
                 return Status.CONVERGED
             fallback = trail[2]
             self.parameters = extrapolate(*trail)
@@ -455,9 +456,9 @@ def residuals_of_folds(
     folds: int | None = None,
     options: GaussianOptions = GAUSSIAN,
 ) -> tuple[Floats, Floats]:
-    """Return leave-one-out residuals and their std, for each model those of its own fold.
+    """Return leave-one-out residuals and their std, each model on its fold.
 
-    Model k goes on learning from the rows outside fold k.
+    Model k continues to learn from the rows outside fold k.
     """
     residuals = np.zeros(Z.shape)
     std = np.ones(Z.shape)
@@ -546,7 +547,7 @@ class Neighbors:
         z_aj + sum_k (w_k sum_b s_ab e_bj / (sum_b s_ab + 2 s)
                       + w'_k sum_b s_ab (z_bj - z_aj) / sum_b s_ab)
 
-    b are those of the k rows nearest to the filled row a in which column j is observed, s_ab =
+    b runs over the k rows nearest to the filled row a in which column j is observed, s_ab =
     exp(-2 d_ab / d_a) with squared distances d (d_a the largest), s the mean of s_ab, and e_bj the
     leave-one-out residual of z_bj. The weights w are fitted by ridge regression to entries that
     are hidden, and are 0 unless they clearly predict better on the other half of them.
@@ -656,18 +657,25 @@ def robust_units(x: Floats) -> tuple[float, float]:
     if len(x) == 0:
         return 0.0, 1.0
     x = np.sort(x)  # sums are then the same to the last bit for any order of rows
+    largest = float(np.abs(x).max())
+    if largest == 0:
+        return 0.0, 1.0
+    # Squares of very large or small numbers leave the range of floating point. A power of two
+    # changes no digit.
+    unit = float(2.0 ** np.floor(np.log2(largest)))
+    x = x / unit
     low, high = np.quantile(x, [0.25, 0.75])
     reach = 5 * (high - low)
     if reach > 0:
         x = np.clip(x, low - reach, high + reach)
     std = float(x.std())
-    return float(x.mean()), std if std > 0 else 1.0
+    return float(x.mean()) * unit, std * unit if std > 0 else 1.0
 
 
 def support(x: Floats) -> tuple[float, float]:
     """Return the range that filled entries of a column keep to.
 
-    At most 20 values that repeat are a scale, whose range is kept. Other columns stay at least 0
+    At most 20 values that repeat are a scale, which bounds the fills. Other columns stay at least 0
     if they are.
     """
     if len(x) == 0:

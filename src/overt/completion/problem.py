@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from overt._check import InputError
-from overt._mapped import SLICE, arranged, moments, room, slices, standardized
 from overt._types import Array, Floats, Ints
 from overt.completion.kernels.rows import NOT_PINNED, Blocks, Csr, block, dots, group
+from overt.completion.memory import SLICE, arranged, moments, room, slices, standardized
 from overt.entries import Entries
 
 DOUBLE_BELOW = 5_000_000

@@ -16,7 +16,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from overt._check import InputError, doubles, plain_array, whole
-from overt._files import as_path, ready, replacing, write_whole
+from overt._io import as_path, ready, replacing, write_whole
 from overt._progress import meter
 from overt._types import Array, Floats, Ints
 from overt.completion.fitting import Model

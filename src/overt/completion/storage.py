@@ -19,22 +19,22 @@ from typing import Any
 import numpy as np
 
 from overt._check import InputError
-from overt._files import (
+from overt._io import (
     alone,
     as_path,
     digest,
+    plain,
     read_sealed,
     reading,
     ready,
     write_sealed,
     write_whole,
 )
-from overt._mapped import mark_of
-from overt._plain import plain
 from overt._types import Array
 from overt.completion.averaged import AveragedModel, SampledFit
 from overt.completion.features import Directions, Encoder, FeatureColumn
 from overt.completion.implicit import ImplicitModel, PrecisionRule, Strengths
+from overt.completion.memory import mark_of
 from overt.completion.model import (
     DiagonalCovariance,
     DropoutCovariance,

@@ -11,7 +11,7 @@ The sets that SGD does not leave, and how long it stays at a minimum, are in
 from overt.decay.completion import DeepLinearCompletion
 from overt.decay.family import two_by_two
 from overt.decay.fully_observed import RankThresholds, rank_thresholds
-from overt.decay.jumping import Jumps, find_jumps, jumps, survival, sweep
+from overt.decay.jumping import Jumps, find_jumps, jumps, survival
 from overt.decay.landscape import (
     FittingRank,
     Minima,
@@ -46,7 +46,6 @@ __all__ = [
     "simulate",
     "smallest_fitting_rank",
     "survival",
-    "sweep",
     "test_error",
     "train_error",
     "two_by_two",

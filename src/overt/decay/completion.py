@@ -82,7 +82,7 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         a Schedule (for values divided by their root mean square) to be run as it is.
     restarts
         Fits to all entries from different random weights; the lowest rank whose error is within
-        `tol` of the best is kept.
+        `tol` of the best is returned.
     holdout
         Share of the entries that judge the ranks.
     tol
@@ -198,7 +198,7 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         """Return the completed matrix's entries (rows[n], cols[n]).
 
         `rows` alone may be Entries, or an (n, 2) array or frame of pairs, as in `fit`. A model that
-        was fitted with identifiers is asked by identifiers, any other by indices from 0;
+        was fitted with identifiers takes identifiers, any other takes indices from 0;
         keys="id" and keys="index" say which explicitly. Rows and columns that were never seen are
         refused: nothing is known of them.
         """

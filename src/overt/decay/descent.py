@@ -16,7 +16,7 @@ _MEMORY = 12  # pairs that L-BFGS keeps
 def loss_gradient(theta, sizes, rows, cols, values, lam, grad):  # type: ignore[no-untyped-def]
     """Return the loss of the flat weights and write its gradient; layer l maps sizes[l] to [l+1].
 
-    What layer l receives and what comes back to it are kept for each of the matrix's columns.
+    The input of layer l and the gradient by its output are stored for each column of the matrix.
     """
     L, n = sizes.size - 1, sizes[0]
     wide = sizes.max()
@@ -88,7 +88,7 @@ def lbfgs(theta, sizes, rows, cols, values, lam, tol, steps):  # type: ignore[no
             f_new = loss_gradient(new, sizes, rows, cols, values, lam, h)
             if f_new <= f + 1e-4 * step * slope:
                 break
-            # The parabola through f, its slope and f_new, kept within a tenth and a half.
+            # The parabola through f, its slope and f_new, clipped to a tenth and a half.
             step *= min(0.5, max(0.1, -0.5 * slope * step / (f_new - f - slope * step)))
         else:
             if kept == 0:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,7 @@ import numpy as np
 from overt._check import InputError, InputTypeError, number, plain_array, whole
 from overt._figures import subplots
 from overt._intervals import clopper_pearson
-from overt._types import Floats, Ints, Seed
-from overt.decay.family import two_by_two
+from overt._types import Floats, Ints
 from overt.decay.schedule import Schedule
 from overt.decay.simulation import JUMP_RATIO, NEVER, Runs, simulate, spectral_ratio
 from overt.entries import Entries
@@ -48,7 +46,7 @@ class Jumps(Result):
     collapsed
         Runs that ended at rank 0 (s_1 below a thousandth of the largest observation).
     seeds, rank, threshold, floor, confidence
-        What was asked.
+        The arguments.
     median
         Median jump step over all runs, infinite if fewer than half jumped.
     runs
@@ -80,7 +78,7 @@ class Jumps(Result):
         return int(np.sum(self.jump_step != NEVER))
 
     def plot(self) -> Any:
-        """Draw the share of runs that have not jumped, with its band, over the steps."""
+        """Plot the share of runs that have not jumped, with its band, over the steps."""
         figure, axes = subplots()
         axes[0][0].fill_between(self.steps, self.lower, self.upper, alpha=0.25, lw=0, step="post")
         axes[0][0].step(self.steps, self.surviving, where="post")
@@ -109,9 +107,9 @@ def jumps(
     confidence: float = 0.95,
     **options: Any,
 ) -> Jumps:
-    """Simulate and find the jumps to `rank`; other options are those of `simulate`.
+    """Simulate and find the jumps to `rank`; other options go to `simulate`.
 
-    Runs with sampling="shuffled" are not expected to jump, and a warning says so.
+    Warns if sampling="shuffled", because such runs are not expected to jump.
     """
     if options.get("sampling") == "shuffled":
         warnings.warn(
@@ -194,44 +192,3 @@ def _visits(ratio: Floats, threshold: float, floor: float) -> tuple[bool, bool]:
     watched = ratio[above[0] :] if len(above) else ratio
     low = np.flatnonzero(watched < floor)
     return len(low) > 0, bool(len(low) and np.any(watched[low[0] :] >= threshold))
-
-
-def sweep(
-    depths: Iterable[int] = (3,),
-    epsilons: Iterable[float] = (0.25,),
-    learning_rates: Iterable[float] = (0.2,),
-    *,
-    schedule: Callable[[float], Schedule] | None = None,
-    steps: int = 5000,
-    seeds: int = 40,
-    width: int = 100,
-    seed: Seed = 0,
-    **options: Any,
-) -> list[dict[str, Any]]:
-    """Return one row per (depth, epsilon, learning rate) on [[1, *], [epsilon, 1]].
-
-    A row holds the share that jumped, its 95 per cent interval and the median jump step.
-    `schedule(learning_rate)` makes the schedule; by default the paper's warm-up and then `steps`
-    at that rate, in PyTorch's convention as in its figures.
-    """
-    whole("steps", steps)
-    try:
-        axes: list[Any] = [tuple(axis) for axis in (depths, epsilons, learning_rates)]
-    except Exception as error:
-        raise InputTypeError(f"depths, epsilons, learning_rates must be lists: {error}") from None
-    if schedule is not None and not callable(schedule):
-        raise InputTypeError(f"schedule must make a Schedule of a learning rate, got {schedule!r}")
-    make = schedule or (
-        lambda rate: Schedule.of([(500, 0.03, 0.1), (steps, rate, 0.1)], convention="pytorch")
-    )
-    rows = []
-    for depth, epsilon, rate in product(*axes):
-        problem = two_by_two(epsilon)
-        found = jumps(problem, depth, width, make(rate), seeds, seed=seed, **options)
-        shares = {"jumped": found.surviving, "low": found.upper, "high": found.lower}
-        rows.append(
-            {"depth": depth, "epsilon": epsilon, "learning_rate": rate}
-            | {name: float(1 - left[-1]) for name, left in shares.items()}
-            | {"median": found.median, "diverged": int(found.runs.diverged.sum())}
-        )
-    return rows

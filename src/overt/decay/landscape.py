@@ -3,7 +3,7 @@
 [One-way jumps] Theorem 3.1: they are the products of the local minima of the factorized loss
 C(W_L ... W_1) + lam |theta|^2. A rank-r minimum is a minimum of the network of width r, which is
 small and smooth; so it is searched there, and verified in the network of full width, where its
-second derivative must have no negative direction, and no flat one but those of the symmetry
+second derivative must have no negative direction, and no flat one except along the symmetry
 W_(l+1) Q', Q W_l and those along which minima of the same loss continue.
 
 If every entry is observed once, all minima are known in closed form (`fully_observed`).
@@ -106,7 +106,7 @@ class Minimum(Result):
         form (as matrices, near this one), and this is one of them.
     verified
         Whether the factorized loss of full width has a vanishing gradient, no negative curvature
-        and no flat direction there, but those of the symmetry and of the set of minima. A closed
+        and no flat direction there, except along the symmetry and the set of minima. A closed
         form is a minimum by proof, even where rounding hides it (numbers of very different size).
     gradient, curvature
         Largest gradient entry, and smallest eigenvalue of the second derivative beyond those zeros.
@@ -141,7 +141,7 @@ class Minima(list[Minimum]):
     starts, unseen
         For each rank, how many descents were started in the network of that width, and the
         estimated chance w (w+1) / (n (n-1)) that one more would end where none of these n, which
-        ended in w places, has (Boender and Rinnooy Kan 1983; starts as independent draws). Both
+        ended in w places, has (Boender and Rinnooy Kan 1983; starts as independent samples). Both
         are 0 where the minima are known in closed form.
     """
 
@@ -149,7 +149,7 @@ class Minima(list[Minimum]):
     unseen: dict[int, float]
 
     def plot(self) -> Any:
-        """Draw the loss of each minimum over its rank, and its singular values."""
+        """Plot the loss of each minimum over its rank, and its singular values."""
         from overt._figures import COLORS, subplots
 
         figure, axes = subplots(1, 2)
@@ -197,7 +197,7 @@ def minima(
     starts
         Random starts for each rank. As long as half a minimum or more is expected to be missing
         (the classical rule), as many are added, up to six times. On 15 random problems, other than
-        those of the benchmark, 192 found 97 per cent of what 600 found, and 64 found 90 per cent.
+        the benchmark's, 192 found 97 % of what 600 found, and 64 found 90 %.
     seed
         Of the starts.
     fitting_rank
@@ -295,7 +295,7 @@ def smallest_fitting_rank(problem: Entries, *, starts: int = 8, seed: Seed = 0) 
 
     inf C over matrices of rank <= r may only be approached at infinity; lam -> 0 goes along. That
     no smaller rank fits is proved if a block observed whole has this rank; otherwise it is a guess,
-    from descents that did not fit, and `.proved` and the printed form say so.
+    from descents that did not fit, as `.proved` and the printed form show.
     """
     layers.check_entries(problem)
     starts = whole("starts", starts)
@@ -348,7 +348,7 @@ class Search:
     def run(self, width: int, starts: int, rng: np.random.Generator) -> None:
         """Descend in the network of this width until hardly a minimum should be missing.
 
-        n draws of w places: w (n-1) / (n-w-2) places are expected in all, and another draw is new
+        n samples of w places: w (n-1) / (n-w-2) places are expected in all, and another one is new
         with probability w (w+1) / (n (n-1)) (Boender and Rinnooy Kan 1983).
         """
         places: set[int] = set()

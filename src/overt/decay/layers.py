@@ -11,7 +11,6 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from overt._check import InputError, InputTypeError, bounded, doubles, plain_array, whole
 from overt._types import Floats
@@ -62,19 +61,6 @@ def imbalance(weights: Layers) -> float:
     """max_l |W_l W_l' - W_(l+1)' W_(l+1)| (Frobenius); 0 at every critical point."""
     gaps = (W @ W.T - after.T @ after for W, after in pairwise(weights))
     return max(float(np.linalg.norm(gap)) for gap in gaps)
-
-
-def soft_count(x: NDArray[np.floating[Any]], alpha: float) -> Floats:
-    """f_alpha(x) = x (2 alpha - x) / alpha^2 up to alpha, then 1 ([One-way jumps] 3.2)."""
-    inside = np.minimum(x, alpha)
-    share = inside / alpha
-    return np.asarray(share * (2 - share), dtype=np.float64)
-
-
-def approximate_rank(weights: Layers, alpha: float) -> float:
-    """max_l sum_i f_alpha(s_i(W_l' W_l)), with s_i(W'W) = s_i(W)^2 from the SVD of W."""
-    spectra = (np.linalg.svd(W, compute_uv=False) for W in weights)
-    return max(float(np.sum(soft_count(s**2, alpha))) for s in spectra)
 
 
 def cost(entries: Entries, A: Floats) -> float:

@@ -30,7 +30,7 @@ CONVENTIONS = tuple(_FACTORS)
 
 
 def effective(learning_rate: float, weight_decay: float, convention: str) -> tuple[float, float]:
-    """Return (learning_rate, weight_decay) in overt's convention, from those of another."""
+    """Return (learning_rate, weight_decay) in overt's convention, given another."""
     choice("convention", convention, CONVENTIONS)
     rate, decay = _FACTORS[convention]
     eta, lam = number("learning_rate", learning_rate), number("weight_decay", weight_decay)
@@ -145,15 +145,6 @@ class Schedule:
         pieces = self.pieces([whole("step", step)])
         kept = [replace(phase, steps=b - a) for a, b, phase in pieces if b <= step]
         return Schedule(tuple(kept))
-
-    def phase_at(self, step: int) -> Phase:
-        """Return the phase that takes step number `step` (counted from 0)."""
-        step = whole("step", step, 0)
-        for phase in self.phases:
-            if step < phase.steps:
-                return phase
-            step -= phase.steps
-        raise InputError(f"step must be below {self.steps}, the schedule's length")
 
     def pieces(self, cuts: Sequence[int]) -> list[tuple[int, int, Phase]]:
         """Return (first step, last step + 1, phase), cut at phase ends and at the given steps."""

@@ -7,14 +7,14 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from overt._check import InputError, InputTypeError, choice, doubles, number, whole
-from overt._cluster import checked_engine, thread_count
-from overt._mapping import mapped_seeds, record_steps, seed_numbers
+from overt._check import InputError, InputTypeError, choice, doubles, number, seed_number, whole
+from overt._parallel import checked_engine, mapped_seeds, record_steps, seed_numbers, thread_count
 from overt._progress import Meter, meter
 from overt._types import Bools, Floats, Ints, Seed
 from overt.decay import layers
@@ -57,9 +57,6 @@ class Runs(Result):
         NaN if the truth is not known.
     imbalance
         max_l |W_l W_l' - W_(l+1)' W_(l+1)| (Frobenius), (seeds, records); NaN without `balance`.
-    approximate_rank
-        sum_i f_alpha(s_i^(2/L)), which for balanced weights is that of every layer,
-        (seeds, records).
     weights
         Final layers, each (seeds, outputs, inputs); the last before the explosion if diverged.
     jump_step
@@ -78,7 +75,6 @@ class Runs(Result):
     train_error: Floats
     test_error: Floats
     imbalance: Floats
-    approximate_rank: Floats
     weights: tuple[Floats, ...]
     jump_step: Ints
     phases: Floats
@@ -91,7 +87,7 @@ class Runs(Result):
         return spectral_ratio(self.singular_values, rank=1)
 
     def plot(self) -> Any:
-        """Draw the singular values and the training error over the steps; band: the seeds."""
+        """Plot the singular values and the training error over the steps; band: the seeds."""
         from overt._figures import BLUE, COLORS, draw_band, subplots
 
         figure, axes = subplots(1, 2)
@@ -122,7 +118,6 @@ def simulate(
     *,
     seed: Seed = 0,
     sampling: str = "replacement",
-    alpha: float = 0.1,
     balance: bool = True,
     n_jobs: int | None = None,
     progress: bool = True,
@@ -153,11 +148,9 @@ def simulate(
     seed
         Root of all randomness.
     sampling
-        "replacement" draws each entry independently, as in the paper. "shuffled" uses every entry
+        "replacement" samples each entry independently, as in the paper. "shuffled" uses every entry
         once per pass, in a new random order, as data loaders do; such runs do not jump at small
         learning rates.
-    alpha
-        Scale of the recorded approximate rank.
     balance
         Record the imbalance too, which costs about width^3 per record.
     n_jobs
@@ -171,35 +164,29 @@ def simulate(
     layers.check_entries(problem)
     depth = whole("depth", depth, 2)
     width = whole("width", width)
-    alpha = number("alpha", alpha, exclusive=True)
     choice("sampling", sampling, SAMPLINGS)
     schedule = Schedule.annealing() if schedule is None else schedule
     if not isinstance(schedule, Schedule):
         raise InputTypeError(f"schedule must be a Schedule, got {type(schedule).__name__}")
     numbers = seed_numbers(seeds)
-    root = seed_root(seed)
+    root = seed_number(seed)
     starts = _starts(problem, depth, width, init, root, numbers)
     threads = thread_count(n_jobs)
     if checked_engine(engine) != "local":
-
-        def run_one(number: int, weights: list[Floats]) -> Runs:
-            return simulate(
-                problem,
-                depth,
-                width,
-                schedule,
-                [number],
-                weights,
-                records,
-                seed=root,
-                sampling=sampling,
-                alpha=alpha,
-                balance=balance,
-                n_jobs=1,
-                progress=False,
-            )
-
-        tasks = list(zip(numbers, starts, strict=True))
+        run_one = partial(
+            simulate,
+            problem,
+            depth,
+            width,
+            schedule,
+            records=records,
+            seed=root,
+            sampling=sampling,
+            balance=balance,
+            n_jobs=1,
+            progress=False,
+        )
+        tasks = [([run], start) for run, start in zip(numbers, starts, strict=True)]
         found: Runs = mapped_seeds(run_one, tasks, engine, threads, ("steps", "phases"))
         return found
 
@@ -207,7 +194,7 @@ def simulate(
     grid = record_steps(records, steps, lambda count: np.linspace(0, steps, count))
     if not grid:
         raise InputError("records must hold at least one step, got none")
-    log = Records(problem, depth, grid, len(numbers), alpha, balance)
+    log = Records(problem, grid, len(numbers), balance)
     runs = [Weights(start) for start in starts]
     samplers = [EntrySampler(len(problem), root, run, sampling) for run in numbers]
     with meter("steps", steps * len(runs), show=progress) as bar:
@@ -344,18 +331,14 @@ class Records:
     def __init__(
         self,
         problem: Entries,
-        depth: int,
         steps: list[int],
         runs: int,
-        alpha: float,
         balance: bool,
     ) -> None:
         self.steps = steps
         self._positions = {step: k for k, step in enumerate(steps)}
         self.diverged = np.zeros(runs, dtype=bool)
         self._problem = problem
-        self._depth = depth
-        self._alpha = alpha
         self._balance = balance
         rows, cols = problem.missing
         shown = len(rows) if len(rows) <= MAX_RECORDED_MISSING else 0
@@ -367,7 +350,6 @@ class Records:
             "train_error": np.full(size, np.nan),
             "test_error": np.full(size, np.nan),
             "imbalance": np.full(size, np.nan),
-            "approximate_rank": np.full(size, np.nan),
         }
 
     def write(self, step: int, run: int, weights: layers.Layers) -> None:
@@ -377,12 +359,10 @@ class Records:
         at = (run, self._positions[step])
         A = layers.product(weights)
         s = np.linalg.svd(A, compute_uv=False)
-        counts = layers.soft_count(s ** (2 / self._depth), self._alpha)
         self._values["singular_values"][at] = s
         self._values["missing"][at] = A[self._missing]
         self._values["train_error"][at] = layers.train_error(self._problem, A)
         self._values["test_error"][at] = layers.test_error(self._problem, A)
-        self._values["approximate_rank"][at] = counts.sum()
         if self._balance:
             self._values["imbalance"][at] = layers.imbalance(weights)
 
@@ -419,13 +399,6 @@ def last_crossing(steps: Ints, ratio: Floats, threshold: float) -> Ints:
         above = np.flatnonzero(row >= threshold)
         result[run] = steps[above[-1]] if len(above) else steps[0]
     return result
-
-
-def seed_root(seed: Seed) -> int:
-    """Return the whole number from which all runs derive their randomness."""
-    if seed is None or isinstance(seed, np.random.Generator):
-        return int(np.random.default_rng(seed).integers(2**63))
-    return whole("seed", seed, minimum=0)
 
 
 def _starts(

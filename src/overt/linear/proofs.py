@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from overt._check import InputError, MissingExtraError, bounded, plain_array
-from overt._files import write_whole
+from overt._io import write_whole
 from overt._types import Floats
 from overt.linear.checker import FORMAT, RefusedError, digest
 from overt.linear.effect import NoiseEffect

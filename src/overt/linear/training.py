@@ -17,8 +17,7 @@ from threadpoolctl import threadpool_limits
 
 from overt import _check
 from overt._check import InputError
-from overt._cluster import checked_engine, thread_count
-from overt._mapping import mapped_seeds, record_steps, seed_numbers
+from overt._parallel import checked_engine, mapped_seeds, record_steps, seed_numbers, thread_count
 from overt._progress import meter, working
 from overt._types import Floats, Ints
 from overt.linear.descent import Value

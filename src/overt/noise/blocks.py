@@ -9,10 +9,10 @@ from typing import Literal, Self
 import numpy as np
 
 from overt import _check
-from overt._blocks import Sliding, grid_characteristic, running_minimum
 from overt._check import InputError
 from overt._types import Floats, Seed
 from overt.noise.masks import Noise, Width, shape_of, width_adjusted
+from overt.noise.sliding import Sliding, grid_characteristic, running_minimum
 
 Placement = Literal["grid", "sliding"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 from overt._check import InputError
-from overt._files import write_whole
+from overt._io import write_whole
 from overt.datasets import MOVIELENS, data_folder, movielens
 
 MNIST_URL = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz"

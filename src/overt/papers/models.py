@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, relu
 
 from overt._check import InputError
-from overt._files import open_npz
+from overt._io import open_npz
 from overt.datasets import data_folder
 
 RESNET_50 = (3, 4, 6, 3)

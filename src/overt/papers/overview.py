@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from overt._check import InputError
-from overt._cluster import thread_count
 from overt._figures import write_figure
-from overt._files import reading, write_whole
 from overt._html import Page
+from overt._io import reading, write_whole
+from overt._parallel import thread_count
 from overt.papers.figures import SIZES, VERDICTS, Figure, Finding, together
 from overt.papers.records import UNCHECKED, Item
 from overt.papers.rows import Folder, Stored, commit, read_rows

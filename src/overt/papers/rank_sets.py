@@ -18,11 +18,11 @@ from typing import Self
 
 import numpy as np
 
-from overt._check import InputError, bounded, chain, doubles, instance, number, whole
+from overt._check import InputError, bounded, chain, doubles, instance, number, seed_number, whole
 from overt._types import Floats, Seed
 from overt.decay import layers
 from overt.decay.schedule import Schedule
-from overt.decay.simulation import Weights, entry_draws, seed_root
+from overt.decay.simulation import Weights, entry_draws
 from overt.entries import Entries
 from overt.results import Result
 
@@ -146,7 +146,7 @@ class ApproximateRankSet:
         return {
             "bound": max(float(np.sum(w * w)) for w in W),
             "balance": max(float(np.linalg.norm(gap, 2)) for gap in gaps),
-            "rank": layers.approximate_rank(W, self.alpha),
+            "rank": approximate_rank(W, self.alpha),
         }
 
     def boundary_point(
@@ -221,7 +221,7 @@ def closedness(
     """
     schedule = Schedule.constant(whole("steps", steps), learning_rate, weight_decay)
     depth, width = whole("depth", depth, 2, layers.MAX_DEPTH), whole("width", width)
-    phase, root = schedule.phases[0], seed_root(seed)
+    phase, root = schedule.phases[0], seed_number(seed)
     counts = {"steps": 0, "bound": 0, "balance": 0, "rank": 0}
     for run in range(whole("runs", runs)):
         rng = np.random.default_rng([root, run, 2])
@@ -239,3 +239,16 @@ def closedness(
 
 def _shape(problem: Entries) -> tuple[int, int]:
     return instance("problem", problem, Entries, "overt.Entries").shape
+
+
+def approximate_rank(weights: layers.Layers, alpha: float) -> float:
+    """max_l sum_i f_alpha(s_i(W_l' W_l)), with s_i(W'W) = s_i(W)^2 from the SVD of W.
+
+    f_alpha(x) = x (2 alpha - x) / alpha^2 up to alpha, then 1 ([One-way jumps] 3.2).
+    """
+    ranks = []
+    for W in weights:
+        x = np.linalg.svd(W, compute_uv=False) ** 2
+        share = np.minimum(x, alpha) / alpha
+        ranks.append(float(np.sum(share * (2 - share))))
+    return max(ranks)

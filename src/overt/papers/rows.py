@@ -20,8 +20,7 @@ import numpy as np
 
 import overt
 from overt._check import InputError
-from overt._files import digest, reading
-from overt._plain import plain
+from overt._io import digest, plain, reading
 from overt.papers.figures import Figure, Params, Row
 
 Folder = str | os.PathLike[str]

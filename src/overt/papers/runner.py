@@ -13,11 +13,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from overt._check import InputError, MissingExtraError, choice
-from overt._cluster import thread_count
 from overt._figures import write_figure
-from overt._files import ready, write_whole
-from overt._mapping import mapped
-from overt._plain import plain
+from overt._io import plain, ready, write_whole
+from overt._parallel import mapped, thread_count
 from overt._progress import reraising_interrupts
 from overt.papers.figures import Figure, Finding, Params, Row
 from overt.papers.rows import Folder, Stored, append_row, of_other_code, read_rows, to_numbers

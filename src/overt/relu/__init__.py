@@ -1,4 +1,4 @@
-"""Two-layer ReLU networks under dropout: what they can fit, and how training finds it.
+"""Two-layer ReLU networks under dropout: bounds, the optimum with one output, and training.
 
 What only the thesis's theorems need (retentivity, complexity, margins, widths) is in
 `overt.papers.relu_retention`, `relu_complexity`, `relu_margins` and `relu_requirements`.

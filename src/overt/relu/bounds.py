@@ -99,7 +99,7 @@ def positive_norm(X: Floats, second_moment: Floats | None = None) -> float:
     """|X|_(C+) = sqrt(sum_i x_i' C+ x_i), C+ the pseudo-inverse of C = E[x x'].
 
     With C from the same data (the default) it is sqrt(n rank(X)). Infinite where a row of X leaves
-    the range of C: the law with that C never draws it.
+    the range of C: the law with that C never samples it.
     """
     X = doubles("X", X, ndim=2)
     C = _check.second_moment(second_moment, X.shape[1])
@@ -115,7 +115,7 @@ def positive_norm(X: Floats, second_moment: Floats | None = None) -> float:
     along = X / peak @ vectors
     if np.linalg.norm(along[:, ~kept]) > 1e-6 * np.linalg.norm(along):
         return math.inf
-    with np.errstate(over="ignore"):  # infinite, as the law has almost no spread there
+    with np.errstate(over="ignore"):  # infinite, as the law has almost no variance there
         return peak * float(np.sqrt(np.sum(along[:, kept] ** 2 / values[kept])))
 
 

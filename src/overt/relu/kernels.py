@@ -27,9 +27,9 @@ def descend(
 ) -> int:
     """Take len(order) steps in place, write y_t g_t to `margins`, return how many rows shrank.
 
-    A step moves the kept and active rows along x_t by an amount that needs all of them first. So
+    The step of a row along x_t needs the outputs of all active rows that were not dropped. So
     each row's move is left pending and made in the next step's pass, while its product with the
-    next input is summed: memory is read once per step, not twice. Row norms are carried along,
+    next input is summed: memory is read once per step, not twice. Row norms are updated too,
     |w + s x|^2 = |w|^2 + 2 s w.x + s^2 |x|^2, so that projecting costs nothing extra.
     """
     m, d = W.shape

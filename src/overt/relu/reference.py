@@ -1,4 +1,4 @@
-"""Algorithm 4 as printed (thesis, section 5.2), one line per line: the oracle of `kernels`."""
+"""Algorithm 4 of the thesis (section 5.2), line by line: the oracle of `kernels`."""
 
 from __future__ import annotations
 

@@ -19,18 +19,18 @@ from overt._check import (
     plain_array,
     whole,
 )
-from overt._mapping import record_steps
+from overt._parallel import record_steps
 from overt._progress import meter
 from overt._types import Floats, Seed
 from overt.results import Result, Status
 
 MASK_ENTRIES = 2**22
-"""Entries of the table of masks (steps x width) that are drawn at a time."""
+"""Entries of the table of masks (steps x width) that are sampled at a time."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class LazyRun(Result):
-    """What a run of Algorithm 4 did, record by record.
+    """The records of a run of Algorithm 4.
 
     Attributes
     ----------
@@ -42,7 +42,7 @@ class LazyRun(Result):
         That of the sub-network which the last step trained, by its mask B_t. Theorem 15 takes it
         one step earlier, g(W_t; x, B_t).
     unseen_error
-        Mean over masks that training never draws.
+        Mean over masks that training never samples.
     loss
         Mean logistic loss of the steps since the record before; NaN at 0.
     moved
@@ -98,7 +98,7 @@ def train_lazy(
         W <- project(W - eta grad l(y_t a'B_t sigma(W x_t) / sqrt(m)));  output q W
 
     with l(z) = log(1 + e^-z), q = 1 - drop_prob and rows projected on the ball of radius c. Every
-    step draws one row of X with replacement. Theorems 14 and 15 assume |x| = 1 and eta <= ln 2.
+    step samples one row of X with replacement. Theorems 14 and 15 assume |x| = 1 and eta <= ln 2.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ def train_lazy(
     holdout
         Inputs and labels on which errors are measured; the training points if None.
     masks
-        Number of masks kept apart from training, for `unseen_error`.
+        Number of masks that training does not use, for `unseen_error`.
     records
         Number of evenly spaced records, or their steps.
     seed

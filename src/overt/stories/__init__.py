@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from overt._errors import MissingExtraError
+from overt._check import MissingExtraError
 from overt._figures import styled
-from overt._files import ready
 from overt._html import Page
+from overt._io import ready
 
 STORIES = ("theorist", "matrix", "network", "attack")
 EXTRAS = {"torch": "torch"}

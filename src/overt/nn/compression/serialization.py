@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from overt._check import InputError
-from overt._files import as_path, digest, reading, safetensors, write_whole
+from overt._io import as_path, digest, reading, safetensors, write_whole
 from overt.nn.compression.loader import load_into, read_file
 
 

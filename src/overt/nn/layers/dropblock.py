@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from overt import _check
-from overt._blocks import Sliding, grid_characteristic
 from overt._check import InputError
 from overt.nn.layers.base import RatedNoise, UnitNoise, check_shape
 from overt.nn.layers.dropout import axes_tuple
 from overt.nn.layers.masks import MaskCovariance, cover, keep_mask, sliding_block_mask
 from overt.nn.layers.schedules import DropSchedule
+from overt.noise.sliding import Sliding, grid_characteristic
 
 
 class _DropBlock(RatedNoise, UnitNoise):

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from overt._blocks import Sliding, running_minimum
 from overt._check import InputError
 from overt._types import Floats
+from overt.noise.sliding import Sliding, running_minimum
 
 
 class Key(NamedTuple):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from overt import _check
 from overt._check import InputError
-from overt._plain import as_numpy
+from overt._io import as_numpy
 from overt._progress import meter
 from overt.nn.graph.record import Recording, UnsupportedError, check_for_hidden_noise, record
 from overt.nn.graph.replay import sample

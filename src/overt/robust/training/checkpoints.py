@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from overt._check import InputError
-from overt._files import as_path, digest, reading, safetensors, write_whole
+from overt._io import as_path, digest, reading, safetensors, write_whole
 
 COUNTER = "Counter"
 """Marks the milestones of MultiStepLR, which pytree takes for one value."""

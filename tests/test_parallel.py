@@ -1,25 +1,16 @@
-"""Calls on processes and clusters: all are answered, failed ones repeated, errors raised."""
+"""Calls on processes and clusters: all are answered, errors are raised."""
 
 import numpy as np
 import pytest
 
 from overt import Dropout, Entries, InputError, decay
-from overt._mapping import mapped
+from overt._parallel import mapped
 from overt.completion import DropoutCompletion
 from overt.linear import LinearNetwork, inverse_decay
-
-seen = []
 
 
 def half(x):
     return x / 2
-
-
-def unlucky(x):
-    seen.append(x)
-    if seen.count(x) == 1 and x == 2:
-        raise OSError("the disk of this machine is full")
-    return half(x)
 
 
 def wrong(x):
@@ -43,12 +34,6 @@ def test_calls_on_processes_are_all_answered():
     assert dict(mapped(half, [(1,), (4,), (3,)], n_jobs=2)) == {0: 0.5, 1: 2.0, 2: 1.5}
     with pytest.raises(InputError, match="3 is wrong"):
         list(mapped(wrong, [(3,), (3,)], n_jobs=2))
-
-
-def test_a_failed_call_is_repeated(client):
-    seen.clear()
-    assert dict(mapped(unlucky, [(1,), (2,), (3,)], "dask")) == {0: 0.5, 1: 1.0, 2: 1.5}
-    assert seen.count(2) == 2
 
 
 def test_a_worker_that_left_loses_nothing(client):

@@ -1,7 +1,7 @@
 """Files: written whole or not at all; arrays, tables and matrices in them.
 
-What a file says of itself is checked against its size before it is believed, and whatever a
-damaged one makes its reader do comes out as one `InputError`.
+Sizes that a file announces are checked against its length before memory is allocated. Every error
+of a reader on a damaged file becomes one `InputError`.
 """
 
 from __future__ import annotations
@@ -14,21 +14,24 @@ import json
 import math
 import os
 import stat
+import types
 import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import MISSING, fields, is_dataclass
+from enum import StrEnum
 from importlib import import_module
+from itertools import count, takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import get_ident
-from typing import IO, Any
+from typing import IO, Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from overt._check import InputError, InputTypeError, MissingExtraError
-from overt._errors import InputFileError
-from overt._types import Array
+from overt._check import InputError, InputFileError, InputTypeError, MissingExtraError
+from overt._types import Array, Floats
 
 ACCEPTED = (".npy", ".npz", ".csv", ".tsv", ".txt", ".mtx")
 
@@ -36,7 +39,7 @@ ROOMY = 2**30
 """Bytes that an archive may unpack to, whatever its own size; beyond, 100 times its size."""
 
 LONGEST_LINE = 2**25
-"""Characters of a line of text; what is longer is taken for damage."""
+"""Most characters of a line of text; longer lines are refused as damaged."""
 
 
 @contextmanager
@@ -188,9 +191,9 @@ def read_sealed(path: Path, what: str) -> tuple[dict[str, Array], str]:
         arrays: dict[str, Array] = library.numpy.load(data)
         length = int.from_bytes(data[:8], "little")
         metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
-        told, checksum = metadata.get("what"), metadata.get("checksum", "")
-    if told != what:
-        raise InputError(f"{path} holds something else: {told!r} instead of {what!r}")
+        found, checksum = metadata.get("what"), metadata.get("checksum", "")
+    if found != what:
+        raise InputError(f"{path} holds something else: {found!r} instead of {what!r}")
     if checksum != digest(what, arrays):
         raise InputError(f"{path} was changed or damaged: its checksum does not fit")
     return arrays, checksum
@@ -217,7 +220,7 @@ def read_matrix(path: str | os.PathLike[str]) -> Any:
                 return _from_npz(path)
             case ".mtx":
                 with path.open(encoding="latin-1") as file:
-                    return _read_market(path, bounded_lines(path, file))
+                    return read_market(path, bounded_lines(path, file))
         return _from_text(path, "\t" if suffix == ".tsv" else "," if suffix == ".csv" else None)
 
 
@@ -303,11 +306,8 @@ def safetensors(framework: str, extra: str) -> Any:
     return import_module("safetensors")
 
 
-def _read_market(path: Path, lines: Iterator[str]) -> Any:
-    """Return the matrix of a Matrix Market file: dense, or sparse where it lists coordinates.
-
-    It is read by hand: a damaged file can crash scipy's reader with the process.
-    """
+def read_market(path: Path, lines: Iterator[str]) -> Any:
+    """Return the matrix that lines hold: dense, or scipy sparse where they list coordinates."""
     banner = next(lines, "").lower().split()
     if banner[:2] != ["%%matrixmarket", "matrix"] or len(banner) != 5:
         raise InputError(f"{path} cannot be read as Matrix Market: see its first line")
@@ -362,3 +362,84 @@ def _listed(path: Path, values: Any, shape: tuple[int, int], symmetry: str) -> A
     found = np.zeros(shape)
     found.T[np.triu_indices(rows, strict)] = values
     return found + (-1 if strict else 1) * np.tril(found, -1).T
+
+
+def as_numpy(value: Any) -> Any:
+    """Return a PyTorch tensor as a NumPy array, and anything else as it is."""
+    return value.detach().cpu().numpy() if hasattr(value, "detach") else value
+
+
+def same(one: Any, other: Any) -> bool:
+    """Return whether two fields hold the same, NaN included."""
+    one, other = as_numpy(one), as_numpy(other)
+    if isinstance(one, (tuple, list)) and isinstance(other, (tuple, list)):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, (np.ndarray, float)):
+        inexact = np.asarray(one).dtype.kind in "fc" and np.asarray(other).dtype.kind in "fc"
+        return np.array_equal(one, other, equal_nan=inexact)
+    return bool(one == other)
+
+
+def restored(cls: Any, stored: dict[str, Any]) -> Any:
+    """Build a result from what `save` wrote of its fields."""
+    hints = get_type_hints(cls)
+    values = {}
+    for f in fields(cls):
+        if f.name not in stored and f"{f.name}_1" in stored:
+            parts = takewhile(stored.__contains__, (f"{f.name}_{i}" for i in count(1)))
+            values[f.name] = tuple(stored[part] for part in parts)
+        elif f.name in stored or f.default is MISSING:  # files of older versions lack new fields
+            values[f.name] = _as(hints[f.name], stored[f.name])
+    return cls(**values)
+
+
+def _as(hint: Any, value: Any) -> Any:
+    """Return a stored value as the type that a field announces."""
+    origin, kinds = get_origin(hint), get_args(hint)
+    if origin is types.UnionType:
+        return None if value is None else _as(kinds[0], value)
+    tensor = getattr(hint, "__module__", "") == "torch"
+    if (tensor or origin is get_origin(Floats)) and not isinstance(value, np.ndarray):
+        # null in an array of numbers is NaN, which JSON lacks
+        array = np.array(value)
+        return np.array(value, dtype=float) if array.dtype == object else array
+    if origin is tuple:
+        return tuple(
+            _as(kinds[0] if kinds[-1] is ... else kinds[i], v) for i, v in enumerate(value)
+        )
+    if is_dataclass(hint):
+        return restored(hint, value)
+    if hint is float:
+        return float("nan" if value is None else value)
+    return hint(value) if isinstance(hint, type) and issubclass(hint, StrEnum) else value
+
+
+def plain(value: Any) -> Any:
+    """Return what JSON can hold: lists for arrays, numbers for scalars, None for NaN and inf."""
+    value = as_numpy(value)
+    match value:
+        case np.ndarray():
+            return plain(value.tolist())
+        case float() if not np.isfinite(value):
+            return None
+        case np.generic():
+            return plain(value.item())
+        case StrEnum():
+            return str(value)
+        case tuple() | list():
+            return [plain(v) for v in value]
+        case dict():
+            return {name: plain(v) for name, v in value.items()}
+    return value.to_dict() if hasattr(value, "to_dict") else value
+
+
+def brief(value: Any) -> str:
+    """Return the text of a field: an array by its shape."""
+    match value:
+        case np.ndarray():
+            return "array(" + " x ".join(map(str, value.shape)) + ")"
+        case tuple():
+            return "(" + ", ".join(map(brief, value)) + ")"
+        case float():
+            return f"{value:.6g}"
+    return f"'{value}'" if isinstance(value, str) else repr(value)
