@@ -66,7 +66,7 @@ napoleon_preprocess_types = False
 
 
 def styled(gallery_conf: object, fname: str) -> None:
-    """Let every example begin in the house's style."""
+    """Let every example begin in overt's style."""
     import matplotlib as mpl
 
     from overt._figures import style
@@ -102,7 +102,7 @@ sphinx_gallery_conf = {
     "write_computation_times": False,
     "abort_on_example_error": True,
     "subsection_order": [
-        f"examples/{room}" for room in ("linear", "completion", "networks", "robustness", "decay")
+        f"examples/{topic}" for topic in ("linear", "completion", "networks", "robustness", "decay")
     ],
     "within_subsection_order": "conf.GalleryOrder",
     "plot_gallery": "True",

@@ -7,18 +7,22 @@ import re
 from itertools import chain, product
 from pathlib import Path
 
+import packages
 import pytest
-import rooms
-from rooms import APPLICATIONS, GUESTS, LINE
+from packages import APPLICATIONS, INTERFACES, LINE
 
 TESTS = Path(__file__).parent
-HOUSE = rooms.modules()
-IMPORTS = rooms.imports(HOUSE)
-BETWEEN = [  # which room imports which, and where
-    (rooms.room(i.source), rooms.room(i.target), f"{HOUSE[i.source].place}:{i.line} {i.target}")
+MODULES = packages.modules()
+IMPORTS = packages.imports(MODULES)
+BETWEEN = [  # which package imports which, and where
+    (
+        packages.package(i.source),
+        packages.package(i.target),
+        f"{MODULES[i.source].place}:{i.line} {i.target}",
+    )
     for i in IMPORTS
 ]
-FOLDERS = [name for name, module in HOUSE.items() if module.front]
+FOLDERS = [name for name, module in MODULES.items() if module.front]
 
 TORCH = {"nn", "relu", "robust"}  # may share what they need of PyTorch
 
@@ -39,7 +43,7 @@ CLOSURES = {
     "simulate": 16,
 }
 
-WORDS = {  # what is not said -> what is, and the room that may
+WORDS = {  # what is not said -> what is, and the package that may
     "checkpoints": ("records", None),
     "record": ("records", None),
     "workers": ("n_jobs", None),
@@ -77,7 +81,7 @@ def test_imports_are_seen_wherever_they_hide(tmp_path):
         path = tmp_path / "overt" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    found = rooms.imports(rooms.modules(tmp_path / "overt"))
+    found = packages.imports(packages.modules(tmp_path / "overt"))
     assert {(i.source, i.target) for i in found} == {
         ("overt", "overt.a"),
         ("overt", "overt.b"),
@@ -88,30 +92,32 @@ def test_imports_are_seen_wherever_they_hide(tmp_path):
         ("overt.c.deep", "overt.b"),
         ("overt.c.deep", "overt.c.wide"),
     }
-    assert rooms.cycles(rooms.between_rooms(found)) == [["b", "c"]]
-    assert rooms.cycles(rooms.between_rooms(found, "overt.c")) == []
+    assert packages.cycles(packages.between_packages(found)) == [["b", "c"]]
+    assert packages.cycles(packages.between_packages(found, "overt.c")) == []
 
 
 def test_no_module_imports_itself_in_a_circle():
-    found = rooms.cycles(rooms.graph((i.source, i.target) for i in IMPORTS))
+    found = packages.cycles(packages.graph((i.source, i.target) for i in IMPORTS))
     none((" <-> ".join(cycle) for cycle in found), "modules that import each other")
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_rooms_do_not_import_each_other_in_a_circle(folder):
-    found = rooms.cycles(rooms.between_rooms(IMPORTS, folder))
-    none((" <-> ".join(cycle) for cycle in found), f"rooms of {folder} that import each other")
+def test_packages_do_not_import_each_other_in_a_circle(folder):
+    found = packages.cycles(packages.between_packages(IMPORTS, folder))
+    none((" <-> ".join(cycle) for cycle in found), f"packages of {folder} that import each other")
 
 
 def test_the_line_points_one_way():
     """The line is noise <- penalty <- spectral <- equalize <- linear."""
-    assert {f"overt.{room}" for room in LINE} <= HOUSE.keys()
-    wrong = {pair for later, room in enumerate(LINE) for pair in product(LINE[:later], [room])}
+    assert {f"overt.{package}" for package in LINE} <= MODULES.keys()
+    wrong = {
+        pair for later, package in enumerate(LINE) for pair in product(LINE[:later], [package])
+    }
     none((text for a, b, text in BETWEEN if (a, b) in wrong), "imports against the line")
 
 
 def test_the_foundation_imports_no_application():
-    above = {*APPLICATIONS, *GUESTS}
+    above = {*APPLICATIONS, *INTERFACES}
     wrong = (text for a, b, text in BETWEEN if a and a not in above and b in above)
     none(wrong, "imports of an application by what it stands on")
 
@@ -126,9 +132,9 @@ def test_applications_do_not_import_each_other():
 
 
 def test_nothing_imports_the_guests():
-    rank = {room: place for place, room in enumerate(GUESTS)}
+    rank = {package: place for place, package in enumerate(INTERFACES)}
     wrong = (text for a, b, text in BETWEEN if b in rank and rank.get(a, -1) < rank[b])
-    none(wrong, f"imports of {', '.join(GUESTS)} by what comes before")
+    none(wrong, f"imports of {', '.join(INTERFACES)} by what comes before")
 
 
 def closure(start):
@@ -148,10 +154,10 @@ def test_main_uses_import_few_modules(use, limit):
     """What a reader must open to understand one public name; lazy imports count."""
     places = [
         module.name
-        for module in HOUSE.values()
-        if rooms.room(module.name) not in GUESTS
+        for module in MODULES.values()
+        if packages.package(module.name) not in INTERFACES
         for node in module.tree.body
-        if isinstance(node, rooms.Function | ast.ClassDef) and node.name == use
+        if isinstance(node, packages.Function | ast.ClassDef) and node.name == use
     ]
     assert len(places) == 1, places
     found = closure(places[0])
@@ -160,7 +166,7 @@ def test_main_uses_import_few_modules(use, limit):
 
 def shown(folder):
     """What a folder or a module shows: its public names and where each is defined."""
-    module = HOUSE[folder]
+    module = MODULES[folder]
     names = dict(module.brought) if module.front else {}
     names |= {name: f"{folder}.{name}" for name, _ in definitions(module) if "." not in name}
     return {name: origin(names.get(name, f"{folder}.{name}")) for name in module.exported or names}
@@ -169,9 +175,9 @@ def shown(folder):
 def origin(dotted):
     """Follow a name through the folders that hand it on to where it is defined."""
     folder, _, name = dotted.rpartition(".")
-    if dotted in HOUSE or folder not in HOUSE:
+    if dotted in MODULES or folder not in MODULES:
         return dotted
-    brought = HOUSE[folder].brought
+    brought = MODULES[folder].brought
     return origin(brought[name]) if name in brought else dotted
 
 
@@ -179,16 +185,16 @@ def origin(dotted):
 def test_no_module_is_named_like_what_its_folder_exports(folder):
     """Else `import overt.relu.margin` binds a function."""
     found = (name for name, place in shown(folder).items() if place != f"{folder}.{name}")
-    none((f"{folder}.{n}" for n in found if f"{folder}.{n}" in HOUSE), "two things of one name")
+    none((f"{folder}.{n}" for n in found if f"{folder}.{n}" in MODULES), "two things of one name")
 
 
 def definitions(module):
     """The public classes and functions of a module and the methods of these classes."""
     for node in module.tree.body:
-        if isinstance(node, rooms.Function | ast.ClassDef) and not node.name.startswith("_"):
+        if isinstance(node, packages.Function | ast.ClassDef) and not node.name.startswith("_"):
             yield node.name, node
             for inner in node.body if isinstance(node, ast.ClassDef) else ():
-                if isinstance(inner, rooms.Function) and re.match("__init__|[^_]", inner.name):
+                if isinstance(inner, packages.Function) and re.match("__init__|[^_]", inner.name):
                     yield f"{node.name}.{inner.name}", inner
 
 
@@ -208,10 +214,10 @@ def arguments(module):
 
 def test_one_word_per_concept():
     found = []
-    for module in HOUSE.values():
+    for module in MODULES.values():
         for place, argument in arguments(module):
-            word, room = WORDS.get(argument, (argument, None))
-            if word != argument and (room is None or room != rooms.room(module.name)):
+            word, package = WORDS.get(argument, (argument, None))
+            if word != argument and (package is None or package != packages.package(module.name)):
                 found.append(f"{place}: {argument}, say {word}")
     none(found, "other words for the same thing")
 
@@ -222,7 +228,7 @@ def test_names_do_not_number_the_papers():
     none(
         (
             f"{module.place}:{node.lineno} {name}"
-            for module in HOUSE.values()
+            for module in MODULES.values()
             for name, node in definitions(module)
             if numbered.search(name)
         ),
@@ -232,8 +238,8 @@ def test_names_do_not_number_the_papers():
 
 def test_no_two_things_that_are_exported_share_a_name():
     found = {}
-    for folder in {*FOLDERS, *chain.from_iterable(rooms.public(HOUSE).values())}:
-        if rooms.room(folder) not in GUESTS:
+    for folder in {*FOLDERS, *chain.from_iterable(packages.public(MODULES).values())}:
+        if packages.package(folder) not in INTERFACES:
             for name, place in shown(folder).items():
                 found.setdefault(name, set()).add(place)
     none(
@@ -251,7 +257,7 @@ def test_one_word_per_option():
     none(
         (
             f"{module.place}:{node.lineno} {node.value}, say --{said[node.value].replace('_', '-')}"
-            for module in HOUSE.values()
+            for module in MODULES.values()
             for node in ast.walk(module.tree)
             if isinstance(node, ast.Constant) and node.value in said
         ),
@@ -262,8 +268,8 @@ def test_one_word_per_option():
 def test_the_library_does_not_speak_of_options():
     """It is used from Python; the command line translates."""
     found = []
-    for module in HOUSE.values():
-        if rooms.room(module.name) not in ("cli", "stories"):
+    for module in MODULES.values():
+        if packages.package(module.name) not in ("cli", "stories"):
             for node in ast.walk(module.tree):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):
                     found += [
@@ -273,6 +279,9 @@ def test_the_library_does_not_speak_of_options():
 
 
 def test_tests_mirror_the_source():
-    """Folders of tests are named after rooms; the others hold suites for several rooms at once."""
+    """Folders of tests are named after packages; the others hold suites for several at once."""
     folders = {path.parent.name for path in TESTS.glob("*/test_*.py")} - {"contracts", "fuzz"}
-    none((f"tests/{name}" for name in folders if f"overt.{name}" not in HOUSE), "tests of no room")
+    none(
+        (f"tests/{name}" for name in folders if f"overt.{name}" not in MODULES),
+        "tests of no package",
+    )

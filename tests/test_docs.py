@@ -25,8 +25,8 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
+import packages
 import pytest
-import rooms
 import typer
 
 import overt
@@ -130,7 +130,7 @@ def same(expected, got):
 
 def resolve(dotted):
     """Return what a dotted name stands for, importing modules on the way."""
-    value, known = overt, rooms.modules()
+    value, known = overt, packages.modules()
     for end in range(1, dotted.count(".") + 1):
         here = ".".join(dotted.split(".")[: end + 1])
         if here in known:
@@ -147,7 +147,7 @@ def elsewhere(tmp_path, monkeypatch):
     monkeypatch.setattr(records, "_registry", items())
 
 
-MODULES = {name: module for name, module in rooms.modules().items() if ">>>" in module.text}
+MODULES = {name: module for name, module in packages.modules().items() if ">>>" in module.text}
 
 
 @pytest.mark.parametrize("module", MODULES)

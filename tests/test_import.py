@@ -68,9 +68,9 @@ def test_public_name_resolves(name):
     assert getattr(value, "__name__", name).rpartition(".")[2] == name
 
 
-def test_lazy_names_are_public_or_rooms():
-    rooms = overt._LAZY.keys() - set(overt.__all__)
-    assert all(overt._LAZY[room] == f"overt.{room}" for room in rooms)
+def test_lazy_names_are_public_or_packages():
+    packages = overt._LAZY.keys() - set(overt.__all__)
+    assert all(overt._LAZY[name] == f"overt.{name}" for name in packages)
     assert overt.decay.__name__ == "overt.decay"
 
 

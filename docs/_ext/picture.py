@@ -1,4 +1,4 @@
-"""Draw the rooms of the source tree, and list them, as they are while the pages are built."""
+"""Draw the packages of the source tree, and list them, as they are while the pages are built."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from html import escape
 from itertools import pairwise
 from typing import Any
 
-import rooms
+import packages
 from docutils import nodes
 from registry import Generated, table
 from sphinx import addnodes
@@ -18,22 +18,22 @@ BOX, GAP, ROW, HEIGHT = 132.0, 16.0, 92.0, 46.0
 THREAD = 10.0  # the width left for an arrow that passes a row
 SWEEPS = 24
 
-Place = tuple[int, str]  # row and name; a thread is named by the two rooms that it joins
+Place = tuple[int, str]  # row and name; a thread is named by the two packages that it joins
 
 
-def svg(house: dict[str, rooms.Module]) -> str:
-    """Return the picture: a box a room, an arrow to each room that it imports.
+def svg(sources: dict[str, packages.Module]) -> str:
+    """Return the picture: a box a package, an arrow to each package that it imports.
 
     Rows are put in order by sweeping up and down with the mean position of neighbors, as in
     Sugiyama's method. An arrow is left out where other arrows already lead there.
     """
     edges = {
-        room: {other for other in others if _drawn(other)}
-        for room, others in rooms.between_rooms(rooms.imports(house)).items()
-        if _drawn(room)
+        package: {other for other in others if _drawn(other)}
+        for package, others in packages.between_packages(packages.imports(sources)).items()
+        if _drawn(package)
     }
     rows = _rows(edges)
-    level = {room: y for y, row in enumerate(rows) for room in row}
+    level = {package: y for y, row in enumerate(rows) for package in row}
     threads = [_thread(a, b, level) for a in edges for b in sorted(_direct(a, edges))]
     x = _positions(rows, threads)
     right = max(x[place] + _width(place) for place in x)
@@ -44,34 +44,34 @@ def svg(house: dict[str, rooms.Module]) -> str:
 
     parts = [_curve([middle(place) for place in thread]) for thread in threads]
     for y, row in enumerate(rows):
-        parts += [_box(room, *middle((y, room)), house) for room in row]
+        parts += [_box(package, *middle((y, package)), sources) for package in row]
     return (
-        f'<svg class="rooms" viewBox="-4 0 {right + 8:.0f} {bottom:.0f}" role="img" '
-        f'aria-label="The rooms of overt and their imports" font-size="14">'
+        f'<svg class="packages" viewBox="-4 0 {right + 8:.0f} {bottom:.0f}" role="img" '
+        f'aria-label="The packages of overt and their imports" font-size="14">'
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" '
         'markerHeight="7" orient="auto"><path d="M0 0L8 4L0 8z" fill="currentColor"/></marker>'
         f"</defs>{''.join(parts)}</svg>"
     )
 
 
-def _drawn(room: str) -> bool:
-    return not room.startswith("_")
+def _drawn(package: str) -> bool:
+    return not package.startswith("_")
 
 
-def _direct(room: str, edges: rooms.Graph) -> set[str]:
-    """Return what a room imports, without what these rooms lead to anyway."""
-    led = set().union(*(rooms.reached(other, edges) for other in edges[room]))
-    return edges[room] - led
+def _direct(package: str, edges: packages.Graph) -> set[str]:
+    """Return what a package imports, without what these packages lead to anyway."""
+    led = set().union(*(packages.reached(other, edges) for other in edges[package]))
+    return edges[package] - led
 
 
-def _rows(edges: rooms.Graph) -> list[list[str]]:
-    """Return the rooms in rows: below all others the foundation, above them the guests."""
-    above = {*rooms.APPLICATIONS, *rooms.GUESTS}
-    bands = (edges.keys() - above, above - {*rooms.GUESTS}, {*rooms.GUESTS})
+def _rows(edges: packages.Graph) -> list[list[str]]:
+    """Return the packages in rows: below all others the foundation, above them the interfaces."""
+    above = {*packages.APPLICATIONS, *packages.INTERFACES}
+    bands = (edges.keys() - above, above - {*packages.INTERFACES}, {*packages.INTERFACES})
     rows = []
     for band in bands:
-        inside = {room: edges[room] & band for room in edges.keys() & band}
-        rows += rooms.layers(inside)
+        inside = {package: edges[package] & band for package in edges.keys() & band}
+        rows += packages.layers(inside)
     return rows
 
 
@@ -86,7 +86,7 @@ def _width(place: Place) -> float:
 
 def _positions(rows: list[list[str]], threads: list[list[Place]]) -> dict[Place, float]:
     """Return the left end of every box and thread."""
-    order: list[list[Place]] = [[(y, room) for room in row] for y, row in enumerate(rows)]
+    order: list[list[Place]] = [[(y, package) for package in row] for y, row in enumerate(rows)]
     near: dict[Place, list[Place]] = {place: [] for row in order for place in row}
     for thread in threads:
         for place in thread[1:-1]:
@@ -152,73 +152,79 @@ def _curve(points: list[tuple[float, float]]) -> str:
     )
 
 
-def _box(room: str, x: float, y: float, house: dict[str, rooms.Module]) -> str:
-    inside = _inside(room, house)
+def _box(package: str, x: float, y: float, sources: dict[str, packages.Module]) -> str:
+    inside = _inside(package, sources)
     lines = sum(module.lines for module in inside)
     files = f"{len(inside)} files, " if len(inside) > 1 else ""
     return (
-        f'<a href="#room-{room}"><title>{escape(_summary(room, house))}</title>'
+        f'<a href="#package-{package}"><title>{escape(_summary(package, sources))}</title>'
         f'<rect x="{x - BOX / 2:.1f}" y="{y - HEIGHT / 2:.1f}" width="{BOX:.0f}" '
         f'height="{HEIGHT:.0f}" rx="6" fill="var(--pst-color-surface, #fff)" '
         'stroke="currentColor"/>'
         f'<text x="{x:.1f}" y="{y - 3:.1f}" text-anchor="middle" fill="currentColor" '
-        f'font-weight="600">{room}</text><text x="{x:.1f}" y="{y + 14:.1f}" '
+        f'font-weight="600">{package}</text><text x="{x:.1f}" y="{y + 14:.1f}" '
         'text-anchor="middle" fill="currentColor" font-size="11" fill-opacity=".75">'
         f"{files}{lines:,} lines</text></a>"
     )
 
 
-def _inside(room: str, house: dict[str, rooms.Module]) -> list[rooms.Module]:
-    return [module for name, module in house.items() if rooms.room(name) == room]
+def _inside(package: str, sources: dict[str, packages.Module]) -> list[packages.Module]:
+    return [module for name, module in sources.items() if packages.package(name) == package]
 
 
-def _summary(room: str, house: dict[str, rooms.Module]) -> str:
-    """Return the first paragraph of a room's docstring."""
-    text = ast.get_docstring(house[f"overt.{room}"].tree) or ""
+def _summary(package: str, sources: dict[str, packages.Module]) -> str:
+    """Return the first paragraph of a package's docstring."""
+    text = ast.get_docstring(sources[f"overt.{package}"].tree) or ""
     return " ".join(text.partition("\n\n")[0].replace("`", "").split())
 
 
 class Picture(Generated):
-    """The picture of the rooms."""
+    """The picture of the packages."""
 
     def run(self) -> list[nodes.Node]:
         self.depend()
-        return [nodes.raw("", svg(rooms.modules()), format="html")]
+        return [nodes.raw("", svg(packages.modules()), format="html")]
 
 
 class Table(Generated):
-    """Each room, what it says of itself, its parts and what it imports."""
+    """Each package, what it says of itself, its parts and what it imports."""
 
     def run(self) -> list[nodes.Node]:
         self.depend()
-        house = rooms.modules()
-        edges = rooms.between_rooms(rooms.imports(house))
-        public = {name for names in rooms.public(house).values() for name in names}
+        sources = packages.modules()
+        edges = packages.between_packages(packages.imports(sources))
+        public = {name for names in packages.public(sources).values() for name in names}
         rows = []
         for row in _rows({a: {b for b in edges[a] if _drawn(b)} for a in edges if _drawn(a)}):
-            for room in row:
-                name = nodes.target("", "", ids=[f"room-{room}"])
-                name += _reference(room) if f"overt.{room}" in public else nodes.literal(text=room)
-                parts = sorted({rooms.room(n, f"overt.{room}") or "" for n in house} - {""})
-                stands_on = _listed(other for other in edges[room] if _drawn(other))
+            for package in row:
+                name = nodes.target("", "", ids=[f"package-{package}"])
+                name += (
+                    _reference(package)
+                    if f"overt.{package}" in public
+                    else nodes.literal(text=package)
+                )
+                parts = sorted(
+                    {packages.package(n, f"overt.{package}") or "" for n in sources} - {""}
+                )
+                stands_on = _listed(other for other in edges[package] if _drawn(other))
                 rows.append(
                     (
                         nodes.paragraph("", "", name),
-                        _summary(room, house),
+                        _summary(package, sources),
                         _listed(parts),
                         stands_on,
                     )
                 )
-        return [table(("room", "what it is", "inside", "imports"), rows, (14, 30, 34, 22))]
+        return [table(("package", "what it is", "inside", "imports"), rows, (14, 30, 34, 22))]
 
 
-def _reference(room: str) -> nodes.Node:
+def _reference(package: str) -> nodes.Node:
     return addnodes.pending_xref(
         "",
-        nodes.literal(text=room),
+        nodes.literal(text=package),
         refdomain="py",
         reftype="mod",
-        reftarget=f"overt.{room}",
+        reftarget=f"overt.{package}",
         refwarn=True,
     )
 
@@ -228,6 +234,6 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    app.add_directive("rooms", Picture)
-    app.add_directive("room-table", Table)
+    app.add_directive("packages", Picture)
+    app.add_directive("package-table", Table)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,6 +1,6 @@
 """One page of the reference for each module that users import from, written from its `__all__`.
 
-Which modules these are is read from the source (`rooms.public`), so that no list has to be kept.
+Which modules these are is read from the source (`packages.public`), so that no list has to be kept.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import rooms
+import packages
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-HOUSE = rooms.modules()
-GROUPS = rooms.public(HOUSE)
+MODULES = packages.modules()
+GROUPS = packages.public(MODULES)
 FOLDER = "reference/generated"
 
 

@@ -13,7 +13,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-import rooms
+import packages
 from docutils import nodes
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
@@ -22,7 +22,7 @@ from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
-ROOT = rooms.SOURCE.parents[1]
+ROOT = packages.SOURCE.parents[1]
 
 
 def line_of(name: str, text: str) -> int | None:
@@ -49,7 +49,7 @@ def line_of(name: str, text: str) -> int | None:
 
 def link(docname: str, text: str, path: str, line: int | None = None) -> nodes.Node:
     """Return a link from a document to a file, and a line of it."""
-    target = os.path.relpath(path, (Path(rooms.DOCS, docname)).parent)
+    target = os.path.relpath(path, (Path(packages.DOCS, docname)).parent)
     name = nodes.literal(text=text)
     return addnodes.download_reference("", "", name, reftarget=target, line=line)
 

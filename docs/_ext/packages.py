@@ -1,7 +1,7 @@
-"""The rooms of the source tree and who imports whom, read from the source without importing it.
+"""The packages of the source tree and who imports whom, read from the source without importing it.
 
-A room is a module or a folder of modules. Imports inside functions count like those at the top of a
-file, and so do modules that are named in a string to be imported late; imports for type checkers do
+A package is a module or a folder of modules. Imports inside functions count like those at the top
+of a file, and so do modules that are named in a string to be imported late; imports for type checkers do
 not. `import overt.nn.layers` counts as an import of that module only, although Python runs the
 `__init__.py` of each folder on the way.
 """
@@ -17,12 +17,12 @@ from pathlib import Path
 DOCS = Path(__file__).parents[1]
 SOURCE = DOCS.parent / "src" / "overt"
 
-# Who may import whom. The line: each of its rooms may import those before it.
+# Who may import whom. The line: each of its packages may import those before it.
 LINE = ("noise", "penalty", "spectral", "equalize", "linear")
 # Applications stand on the rest and not on each other; linear is the first of them.
 APPLICATIONS = ("linear", "completion", "decay", "relu", "nn", "robust")
-# Guests may import everything that comes before them, and nothing before them imports them.
-GUESTS = ("papers", "stories", "explorer", "cli", "__main__")
+# Interfaces may import everything that comes before them, and nothing before them imports them.
+INTERFACES = ("papers", "stories", "explorer", "cli", "__main__")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Graph = Mapping[str, set[str]]
@@ -102,18 +102,20 @@ def modules(source: Path = SOURCE) -> dict[str, Module]:
     return found
 
 
-def imports(house: Mapping[str, Module]) -> list[Import]:
+def imports(sources: Mapping[str, Module]) -> list[Import]:
     """Return every import of one module of the package by another."""
     found = set()
-    for module in house.values():
-        for name, line in _named(module, module.tree, house):
-            target = _known(name, house)
+    for module in sources.values():
+        for name, line in _named(module, module.tree, sources):
+            target = _known(name, sources)
             if target and target != module.name:
                 found.add(Import(module.name, target, line))
     return sorted(found, key=lambda i: (i.source, i.line, i.target))
 
 
-def _named(module: Module, node: ast.AST, house: Mapping[str, Module]) -> Iterator[tuple[str, int]]:
+def _named(
+    module: Module, node: ast.AST, sources: Mapping[str, Module]
+) -> Iterator[tuple[str, int]]:
     """Yield the full names that a module imports, whether they are modules or not."""
     for child in ast.iter_child_nodes(node):
         match child:
@@ -124,12 +126,12 @@ def _named(module: Module, node: ast.AST, house: Mapping[str, Module]) -> Iterat
             case ast.ImportFrom(names=names):
                 base = _absolute(module, child)
                 yield from ((f"{base}.{alias.name}", child.lineno) for alias in names)
-            case ast.Constant(value=str(name)) if name in house and name != "overt":
+            case ast.Constant(value=str(name)) if name in sources and name != "overt":
                 yield name, child.lineno
             case ast.Call(func=function, args=[ast.JoinedStr(values=[ast.Constant(start), *_])]):
                 if "import_module" in ast.unparse(function):
-                    yield from ((n, child.lineno) for n in house if n.startswith(str(start)))
-        yield from _named(module, child, house)
+                    yield from ((n, child.lineno) for n in sources if n.startswith(str(start)))
+        yield from _named(module, child, sources)
 
 
 def _absolute(module: Module, node: ast.ImportFrom) -> str:
@@ -138,45 +140,45 @@ def _absolute(module: Module, node: ast.ImportFrom) -> str:
     return ".".join([*package, *([node.module] if node.module else [])])
 
 
-def _known(target: str, house: Mapping[str, Module]) -> str:
+def _known(target: str, sources: Mapping[str, Module]) -> str:
     """Return the module that a name belongs to, or nothing for other packages."""
-    while target and target not in house:
+    while target and target not in sources:
         target = target.rpartition(".")[0]
     return target
 
 
-def room(name: str, folder: str = "overt") -> str | None:
-    """Return the room of `folder` that a module is in; None for the front and for others."""
+def package(name: str, folder: str = "overt") -> str | None:
+    """Return the package of `folder` that a module is in; None for the front and for others."""
     if not name.startswith(folder + "."):
         return None
     return name.removeprefix(folder + ".").partition(".")[0]
 
 
-def public(house: Mapping[str, Module]) -> dict[str, list[str]]:
+def public(sources: Mapping[str, Module]) -> dict[str, list[str]]:
     """Return the modules that users import from, in groups: those that others stand on first.
 
-    These are the rooms whose names do not begin with an underscore, each followed by the modules
-    that it exports as such. The last guests are for the terminal.
+    These are the packages whose names do not begin with an underscore, each followed by the modules
+    that it exports as such. The last interfaces are for the terminal.
     """
-    ranked = [name for layer in layers(between_rooms(imports(house))) for name in layer]
-    known = (*LINE, *APPLICATIONS, *GUESTS)
+    ranked = [name for layer in layers(between_packages(imports(sources))) for name in layer]
+    known = (*LINE, *APPLICATIONS, *INTERFACES)
     groups = {
         "line": LINE[:-1],
         "shared": [name for name in ranked if name not in known and not name.startswith("_")],
         "applications": APPLICATIONS,
-        "guests": GUESTS[:2],
+        "interfaces": INTERFACES[:2],
     }
     return {
-        group: [module for name in names for module in _with_exported(f"overt.{name}", house)]
+        group: [module for name in names for module in _with_exported(f"overt.{name}", sources)]
         for group, names in groups.items()
     }
 
 
-def _with_exported(name: str, house: Mapping[str, Module]) -> Iterator[str]:
-    if name in house:
+def _with_exported(name: str, sources: Mapping[str, Module]) -> Iterator[str]:
+    if name in sources:
         yield name
-        for inner in house[name].exported:
-            yield from _with_exported(house[name].brought.get(inner, f"{name}.{inner}"), house)
+        for inner in sources[name].exported:
+            yield from _with_exported(sources[name].brought.get(inner, f"{name}.{inner}"), sources)
 
 
 def graph(edges: Iterable[tuple[str, str]]) -> dict[str, set[str]]:
@@ -189,9 +191,9 @@ def graph(edges: Iterable[tuple[str, str]]) -> dict[str, set[str]]:
     return found
 
 
-def between_rooms(found: Iterable[Import], folder: str = "overt") -> dict[str, set[str]]:
-    """Return which rooms of a folder import which, the folder's own front left out."""
-    pairs = ((room(i.source, folder), room(i.target, folder)) for i in found)
+def between_packages(found: Iterable[Import], folder: str = "overt") -> dict[str, set[str]]:
+    """Return which packages of a folder import which, the folder's own front left out."""
+    pairs = ((package(i.source, folder), package(i.target, folder)) for i in found)
     return graph((a, b) for a, b in pairs if a and b)
 
 
