@@ -38,7 +38,8 @@ print("Dropout:    ", overt.penalty.shallow(U, V, overt.Dropout(0.5), second_mom
 # :math:`\|s\|^2` less the maximum of
 # :math:`\sum_p s_p^2 \prod_l \pi^l_p / (\pi^l_p + \lambda_l / d_l)`, where layer l's units are
 # shared among the directions, :math:`\sum_p \pi^l_p = 1`. The optimum's rank *jumps* as
-# the second singular value grows, where a closed form says it does. Dots are the best of four descents.
+# the second singular value grows, where a closed form says it does. Dots are the
+# best of four descents.
 
 widths = (2, 2)
 jump = overt.linear.rank_jump(widths, 0.5)

@@ -162,7 +162,7 @@ def test_a_worker_that_left_is_told_though_nothing_of_it_was_needed(ratings, cli
 def test_a_lost_cluster_leaves_a_checkpoint(ratings, client, tmp_path, monkeypatch):
     settings = {"n_factors": 4, "max_sweeps": 4, "tol": 0, "signals": False}
     here = DropoutCompletion(**settings).fit(ratings)
-    monkeypatch.setattr("overt.completion.engines.dask.WORKER_SECONDS", 0.5)
+    monkeypatch.setattr("overt.completion.engines.WORKER_SECONDS", 0.5)
 
     def lose(form):
         for worker in client.cluster.workers.values() if len(form.history) == 2 else ():
