@@ -2,8 +2,8 @@
 
 A package is a module or a folder of modules. Imports inside functions count like those at the top
 of a file, and so do modules that are named in a string to be imported late; imports for type
-checkers do not. `import overt.nn.layers` counts as an import of that module only, although Python runs the
-`__init__.py` of each folder on the way.
+checkers do not. `import overt.nn.layers` counts as an import of that module only, although
+Python runs the `__init__.py` of each folder on the way.
 """
 
 from __future__ import annotations
