@@ -26,7 +26,6 @@ from overt.cli.base import (
     show_path,
     show_table,
 )
-from overt.completion.memory import lowest
 from overt.entries.entries import DUPLICATES
 
 if TYPE_CHECKING:
@@ -151,6 +150,8 @@ def complete(
 
 def _split(entries: Any, holdout: float, seed: int) -> tuple[Any, Entries | None]:
     """Return entries to fit and to hold out; the choice depends on the entries, not their order."""
+    from overt.completion.memory import lowest
+
     count = min(int(holdout * len(entries)), MOST_HELD_OUT)
     if not count:
         return entries, None

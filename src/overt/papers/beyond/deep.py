@@ -369,6 +369,6 @@ figure(
     plot=plot_escape,
     sizes={
         "toy": {"rate": [0.003, 0.1], "steps": 6000, "count": 3},
-        "paper": {"rate": [0.003, 0.01, 0.02, 0.03, 0.1], "steps": 60_000, "count": 64},
+        "paper": {"rate": [0.003, 0.01, 0.02, 0.03, 0.1], "steps": 60_000, "count": 16},
     },
 )
