@@ -73,7 +73,7 @@ def attack(
     device: Annotated[str, Option(help="Where the model runs: cpu, cuda.")] = "cpu",
     points: Points = 0,
     plot: Annotated[
-        bool, Option("--plot", help="Draw the curve, and examples if inputs are images.")
+        bool, Option("--plot", help="Plot the curve, and examples if inputs are images.")
     ] = False,
     out: Annotated[Path, Option(help="Folder for what is written.")] = Path("overt-results"),
     as_json: AsJson = False,
@@ -129,7 +129,7 @@ def attack(
     }
     ready(out)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RobustnessWarning)  # printed below, and kept in the file
+        warnings.simplefilter("ignore", RobustnessWarning)  # shown below and stored in the file
         state = AttackState(
             net, x, y, threat, criterion=criterion, batch_size=batch_size, options=options
         )
@@ -249,7 +249,7 @@ def _save_examples(path: Path, net: Any, options: Any, x: Any, y: Any, moved: An
 
 
 def _draw(out: Path, found: Any, x: Any, y: Any, moved: Any, after: Any) -> list[tuple[str, str]]:
-    """Draw the curve and, where inputs are images, some examples; return what was written."""
+    """Plot the curve and, where inputs are images, some examples; return what was written."""
     import numpy as np
 
     from overt._figures import write_figure

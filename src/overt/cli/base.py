@@ -28,7 +28,7 @@ INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
 
 @contextmanager
 def keeping(what: str) -> Iterator[None]:
-    """Say what was kept if Ctrl-C comes meanwhile, and end with exit code 130."""
+    """Report what was saved if Ctrl-C comes meanwhile, and end with exit code 130."""
     try:
         yield
     except KeyboardInterrupt:
@@ -86,10 +86,10 @@ def awaited(*paths: Path | None, picture: Path | None = None) -> None:
         figure_format(picture)
 
 
-def ended(status: str, kept: str) -> None:
+def ended(status: str, saved: str) -> None:
     """End with a sentence and exit code 130 if work was interrupted, which was shown before."""
     if status == "interrupted":
-        fail(f"interrupted; {kept}", INTERRUPTED)
+        fail(f"interrupted; {saved}", INTERRUPTED)
 
 
 def fail(message: str, code: int) -> NoReturn:

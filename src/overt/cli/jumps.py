@@ -58,13 +58,15 @@ def jumps(
     engine: Engine = "local",
     seed: Seed = 0,
     out: Annotated[Path | None, Option(help="Write the runs here (.npz or .json).")] = None,
-    plot: Annotated[Path | None, Option(help="Draw the survival curve here (.png).")] = None,
+    plot: Annotated[
+        Path | None, Option(help="Write a plot of the survival curve to this file (.png).")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run SGD on a 2 x 2 matrix with an unknown entry, and report when it jumps to rank 1.
 
     A run has a warm-up, a noisy phase in which it may jump, and a quiet phase. Ctrl-C ends the
-    runs; what was computed is shown and written.
+    runs; results so far are shown and written.
     Try: [bold]overt jumps --depth 4 --epsilon 0.1 --seeds 10[/bold]
     """
     from overt.decay import effective, existence, find_jumps, minima, simulate, two_by_two

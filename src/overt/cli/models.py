@@ -1,4 +1,4 @@
-"""What the commands on PyTorch models read: a function that builds the model, weights, examples."""
+"""Read models, weights and examples for the commands on PyTorch models."""
 
 from __future__ import annotations
 

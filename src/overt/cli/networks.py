@@ -22,7 +22,7 @@ Y = Annotated[Path | None, Option("--y", help="Outputs, samples x features; need
 Width = Annotated[int, Option(min=1, help="Number of hidden units.")]
 DropProb = Annotated[float, Option(help="Probability of dropping, at least 0 and below 1.")]
 NoiseName = Annotated[str, Option("--noise", help="One of: " + ", ".join(NOISES) + ".")]
-Keep = Annotated[int, Option(min=1, help="Number of units kept, for keepexactly.")]
+Keep = Annotated[int, Option(min=1, help="Number of units that survive, for keepexactly.")]
 BlockSize = Annotated[int, Option(min=1, help="Units per block, for dropblock.")]
 WeightDecay = Annotated[float, Option(min=0, help="mu; adds mu (|U|^2 + |V|^2) to the objective.")]
 

@@ -67,7 +67,7 @@ def report_lines(
             soft_wrap=True,
         )
     if read.duplicates and duplicates is not None:
-        merged = "averaged" if duplicates == "mean" else "the last one kept"
+        merged = "averaged" if duplicates == "mean" else "the last one used"
         merged = "counted" if read.clicks else merged
         screen.print(f"{warning}{read.duplicates:,} duplicate entries, {merged}")
     if rejected is None:

@@ -35,7 +35,7 @@ def reproduce(
         bool, Option("--list", help="List figures, their sizes, hours and data.")
     ] = False,
     size: Annotated[
-        str, Option(help="toy (seconds), reduced, or paper (as printed); see --list.")
+        str, Option(help="toy (seconds), reduced, or paper (the size in the paper); see --list.")
     ] = "toy",
     n_jobs: Annotated[int, Option(min=-1, help="Number of processes (-1: all cores).")] = 1,
     engine: Engine = "local",
@@ -53,7 +53,7 @@ def reproduce(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Recompute a figure or table of the papers and compare it with what was printed.
+    """Recompute a figure or table of the papers and compare it with the paper.
 
     Rows are stored as they are computed; the same command continues after an interruption.
     [bold]all[/bold] runs everything and writes one page, index.html; [bold]page[/bold] writes it

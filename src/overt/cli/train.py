@@ -56,7 +56,7 @@ def train(
 ) -> None:
     """Train a two-layer linear network with noise, and compare with the exact optimum.
 
-    Ctrl-C ends the training; what was measured is shown and written.
+    Ctrl-C ends the training; records so far are shown and written.
     Try: [bold]overt train M.npy --width 20 --seeds 10 --plot runs.png[/bold]
     """
     from overt.linear import inverse_decay
