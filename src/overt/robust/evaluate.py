@@ -49,7 +49,7 @@ class RobustError(Result):
         to begin with, infinity if it never was ("never" in JSON), (points,).
     proved
         Which points no allowed perturbation fools, by a certificate for the network in exact
-        arithmetic; none unless it was asked for, (points,).
+        arithmetic; none without certify=True, (points,).
     gradients, queries
         Gradients, and evaluations without one, in all, each point and each sample counted.
     stages
@@ -98,14 +98,14 @@ class RobustError(Result):
         return stored | {"smallest": ["never" if r is None else r for r in stored["smallest"]]}
 
     def plot(self) -> Any:
-        """Draw the curve with its intervals."""
+        """Plot the curve with its intervals."""
         figure, axes = subplots(1, 1, (5.6, 3.8))
         self.draw(axes[0][0])
         axes[0][0].set_title(f"{self.points} points, {self.confidence:.0%} intervals", fontsize=10)
         return figure
 
     def draw(self, axes: Any, label: str | None = None) -> None:
-        """Draw the curve with its intervals into axes of matplotlib."""
+        """Plot the curve with its intervals into axes of matplotlib."""
         radii, errors = np.r_[0.0, self.radii], np.r_[self.clean, self.errors]
         clean = clopper_pearson(round(self.clean * self.points), self.points, self.confidence)
         axes.fill_between(radii, *np.vstack([clean, self.intervals]).T, alpha=0.25, lw=0)

@@ -1,4 +1,4 @@
-"""What an attack ascends, and when it has succeeded.
+"""Losses that attacks ascend, and when an attack has succeeded.
 
 A loss gives one number for each point, larger meaning closer to being fooled. With z = f_y - f_j
 the margin of the true class y over another class j, cross-entropy log(1 + e^-z) has the slope
@@ -79,7 +79,7 @@ class Plan:
     """How a loss spends the gradients of one run on a point that is not fooled."""
 
     steps: int  # on the loss itself; 0 if there are only runs against single classes
-    rivals: int = 0  # wrong classes that then get a run of their own, nearest first
+    rivals: int = 0  # wrong classes that then get a separate run, nearest first
     each: int = 0  # steps of each of these runs
     measured: int = 0  # likeliest wrong classes whose distance is measured, at a gradient each
 
@@ -176,7 +176,7 @@ class Reflected(MarginLoss):
 
 @dataclass(frozen=True)
 class ReflectedAll(MarginLoss):
-    """l_-(f_y - f_j) in a run of its own for each wrong class j: what greedy can miss.
+    """l_-(f_y - f_j) in a separate run for each wrong class j, which greedy can miss.
 
     With `top` only that many classes are tried, nearest first by linearized distance, out of the
     `among` likeliest ones. Runs are compared by l_-(f_y - max f_j).

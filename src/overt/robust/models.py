@@ -247,7 +247,7 @@ class ModelAdapter:
 def evaluation_mode(*models: Model, hidden: bool = True) -> Iterator[None]:
     """Put models in training mode into evaluation mode, and restore every mode afterwards.
 
-    Parts of a model in evaluation mode keep their modes: dropout that was kept on stays on. Only
+    Parts of a model in evaluation mode keep their modes: dropout that is on stays on. Only
     batch normalization always uses its running statistics. With `hidden`, modules inside a function
     are switched when they are called.
     """

@@ -2,7 +2,7 @@
 
 A threat is a ball |d| <= radius around each input, cut by the box of valid inputs. This module
 knows nothing of networks: it projects, finds directions of steepest ascent, maximizes linear
-functions, draws random starts, and stores perturbed inputs exactly inside the ball.
+functions, samples random starts, and stores perturbed inputs exactly inside the ball.
 
     project(v)        = argmin_d |d - v|^2   subject to  |d| <= radius,  low <= d <= high
     linear_argmax(g)  = argmax_d <g, d>      subject to the same
@@ -117,7 +117,7 @@ class Threat(ABC):
         exact = [_fit("bounds", tensor("bounds", part), x) for part in self.bounds]
         low, high = (part.double().to(x.device) for part in exact)
         flat = x.flatten(1)
-        # An input that equals a bound up to the rounding of its own format is not outside.
+        # An input that equals a bound up to the rounding of its format is not outside.
         outside = (flat < low.to(x.dtype)) | (flat > high.to(x.dtype))
         if bool(outside.any()):
             raise InputError(
@@ -216,7 +216,7 @@ class Region:
         return self.threat.project(delta, self.delta_bounds, out)
 
     def project_each(self, delta: Tensor, radii: Tensor) -> Tensor:
-        """Return the projection of each row on the ball of its own radius (points,), in the box."""
+        """Return the projection of each row on the ball of its radius (points,), in the box."""
         unit = radii.clamp(min=1e-30)[:, None].to(delta)
         box = self.delta_bounds
         if box is not None:
@@ -224,7 +224,7 @@ class Region:
         return self.threat.with_radius(1.0).project(delta / unit, box) * unit
 
     def argmax_each(self, gradient: Tensor, radii: Tensor) -> Tensor:
-        """Return the linear maximizer of each row in the ball of its own radius (points,)."""
+        """Return the linear maximizer of each row in the ball of its radius (points,)."""
         unit = radii.clamp(min=1e-30)[:, None].to(gradient)
         box = self.delta_bounds
         if box is not None:

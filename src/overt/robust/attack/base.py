@@ -39,7 +39,7 @@ from overt.robust.models import (
 from overt.robust.threats import Region, Threat, check_threat
 
 Draw = Callable[[], Tensor]
-"""Draws random allowed perturbations of the points of a batch."""
+"""Samples random allowed perturbations of the points of a batch."""
 
 MIN_SLOPE = 1e-30
 """Steepness below which a class is too far away to tell how far."""
@@ -331,7 +331,7 @@ class AttackState:
             self.flag("saturated", find_loss(attack.loss).saturated(self.clean, self.y))
 
     def record(self, name: str, found: int, gradients: int, queries: int) -> None:
-        """Add a stage to the table: what it found and cost since these counts."""
+        """Add a stage to the table, with its points and its cost since these counts."""
         best = self.best
         new = int(best.fooled.sum()) - found
         self.stages.append(Stage(name, new, best.gradients - gradients, best.queries - queries))
@@ -449,7 +449,7 @@ class _AttackRun:
         self._source = source
         self.loss = find_loss(attack.loss, regression=state.criterion.regression)
         self._objective = objective_of(self.loss, targeted=state.targeted)
-        # Where the largest loss counts and not success, a loss that has steps of its own gets all
+        # Where the largest loss counts and not success, a loss with separate steps gets all
         # of them.
         plan = self.loss.plan(attack.length, state.clean.shape[1])
         early = attack.early_exit and not state.random
@@ -457,7 +457,7 @@ class _AttackRun:
         self._plan = plan if split else Plan(attack.length)
 
     def __call__(self, rows: Tensor) -> None:
-        """Attack a batch, against its nearest rivals in turn if the loss says so."""
+        """Attack a batch, against its nearest rivals in turn if the loss asks for it."""
         plan = self._plan
         nearest = None
         for restart in range(self._attack.restarts):
@@ -473,7 +473,7 @@ class _AttackRun:
                     self._run(left, nearest[left, rank], plan.each, restart)
 
     def left(self, rows: Tensor) -> Tensor:
-        """Return those of the rows that are to be attacked."""
+        """Return the rows that are to be attacked."""
         return rows[~self._state.best.fooled[rows]] if self._attack.early_exit else rows
 
     def _run(self, rows: Tensor, rival: Tensor | None, steps: int, restart: int) -> None:
@@ -516,7 +516,7 @@ class Attack(ABC):
     loss
         What is ascended: "cross_entropy", "dlr", "margin", "reflected" (against the most likely
         wrong class, then the nearest ones in turn), "reflected_greedy" (the most likely only),
-        "reflected_all" (each wrong class in a run of its own), "reflected_lse", or a function
+        "reflected_all" (one run for each wrong class), "reflected_lse", or a function
         (logits, y) -> (points,).
     criterion
         When a point counts as fooled; by default when it is misclassified.
@@ -533,7 +533,7 @@ class Attack(ABC):
         Points that go through the model together. The result does not depend on it.
     seed
         Seed for random starts. Starts depend on the seed and on the input's values, not on its
-        position in the batch. None draws a new seed from torch's generator on every call.
+        position in the batch. None takes a new seed from torch's generator on every call.
     """
 
     threat: Threat
@@ -566,10 +566,10 @@ class Attack(ABC):
 
     @abstractmethod
     def run(self, batch: Batch, start: Tensor, steps: int, escape: Draw) -> BestIterates:
-        """Attack one batch with `steps` steps from `start`; `escape` draws other starts."""
+        """Attack one batch with `steps` steps from `start`; `escape` samples other starts."""
 
     def perturb(self, batch: Batch, start: Tensor, draw: Draw) -> Tensor:
-        """Return the perturbations that adversarial training uses: what a whole run finds."""
+        """Return the perturbations that a whole run finds, for adversarial training."""
         return self.run(batch, start, self.length, draw).delta
 
     @final

@@ -1,6 +1,6 @@
 """The nearest perturbation that fools a model: a minimum-norm attack for L1, L2 and Linf.
 
-Two searches share a radius that each point carries for itself. The first (after Pintor et al. 2021)
+Two searches share one radius per point. The first (after Pintor et al. 2021)
 walks along the decision boundary: where a point is fooled its radius shrinks, where it is not it
 grows, and steps are projected on the ball of that radius. The second (in the manner of FAB, Croce
 and Hein 2020) linearizes the boundary at the current point and jumps to the smallest perturbation

@@ -82,7 +82,7 @@ def _breaks_promise(
     region.steepest_step(delta, gradient.clone(), region.threat.radius, moved)
     promised = (gradient.double() * (moved - region.x).double()).sum(1)
     gained = batch.evaluate(moved)[0].double() - value.double()
-    # A model that returns no number there has a warning of its own.
+    # A model that returns no number there has another warning.
     known = gained.isfinite() & (promised > rounding)
     return known & ~(gained > min_kept * promised)
 

@@ -100,7 +100,7 @@ class _BoundaryWalk:
         self._shrink(self.delta, self.fooled)
 
     def rounds(self) -> bool:
-        """Estimate the boundary's normal, step along it, and shrink; return whether to go on."""
+        """Estimate the boundary's normal, step along it, and shrink; return whether to continue."""
         self._round += 1
         directions = min(int(20 * self._round**0.5), MAX_DIRECTIONS)
         done = ~self.fooled | (self.distance <= self._region.threat.radius)

@@ -204,7 +204,7 @@ def ascend(
     """Ascend from `start` and return the best iterate of each point, or the last one.
 
     Attacks take the best iterate; adversarial training takes the `last`, whether or not it fools
-    the model. Points without a gradient at the start jump to a random start drawn by `escape`.
+    the model. Points without a gradient at the start jump to a random start from `escape`.
     With `early_exit` fooled points leave at once, up to those that it does not pay to copy out.
     """
     live = LiveBatch(start)

@@ -21,7 +21,7 @@ class RobustnessWarning(UserWarning):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Stage(Result):
-    """One stage of an attack: what it cost and how many points it was the first to fool."""
+    """One stage of an attack, its cost, and how many points it was the first to fool."""
 
     attack: str
     points: int

@@ -1,4 +1,4 @@
-"""Search without gradients: random windows, kept where they raise the loss.
+"""Search without gradients: random windows, accepted where they raise the loss.
 
 After the Square attack (Andriushchenko et al. 2020), with the threat's own projection: a window is
 given one random sign for each channel and, but in Linf, what a second window has of the norm.

@@ -137,7 +137,7 @@ def decide(network: ReluNetwork, region: Region, y: Tensor, seconds: float) -> D
 
 
 class LinearBounds:
-    """Linear bounds around one point; `hidden` are those of the units, (low, high) a layer."""
+    """Linear bounds around one point; `hidden` bounds the units, (low, high) a layer."""
 
     def __init__(self, network: ReluNetwork, region: Region) -> None:
         self._network = network

@@ -14,7 +14,7 @@ not depend on the inputs, and on E masked x and masked x + delta are equal. Henc
     p' >= P(A and E) = p - P(A and not E) >= p - (1 - P(E)) > 1/2   where   P(E) > 3/2 - p.
 
 Dropout has P(E) >= q^k, q the drop probability (the product of the k smallest if they differ); if
-exactly c of d features are kept, P(E) = C(d - k, c) / C(d, c). A model that gives A unless it sees
+exactly c of d features survive, P(E) = C(d - k, c) / C(d, c). A model that gives A unless it sees
 a changed feature attains the bound. What features are changed to does not matter.
 """
 
@@ -41,11 +41,11 @@ from overt.robust.models import classes as check_classes
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Smoothed(Result):
-    """What the smoothed model predicts, and how far that is certified.
+    """Predictions of a smoothed model, and how far they are certified.
 
-    `predicted` are classes (points,), -1 where the draws do not decide and the model abstains. No
-    perturbation below `radius` (points,) in L2, or of at most so many features in L0, changes them;
-    it is 0 where the model abstains. `lower` are the lower limits of p, from `draws` draws.
+    `predicted` are classes (points,), -1 where the samples do not decide and the model abstains. No
+    perturbation below `radius` (points,) in L2, or of at most that many features in L0, changes
+    them; it is 0 where the model abstains. `lower` are the lower limits of p, from `draws` samples.
     `confidence` is the probability that a certificate holds or, if `jointly`, that all of them do.
     `classes` is the model's number of classes. `status` is "finished" or "interrupted": the model
     abstains at points that were not reached.
@@ -93,7 +93,7 @@ def smoothed(
         A number, the standard deviation of normal noise, for radii in L2; `overt.Dropout` or
         `overt.KeepExactly` on the features, survivors scaled as in PyTorch, for radii in L0.
     draws, guesses
-        Draws that bound the probability of a class (exactly, by Clopper and Pearson), and draws
+        Samples that bound the probability of a class (exactly, by Clopper and Pearson), and samples
         before them that choose the class. Rounding of the noisy inputs is not bounded.
     confidence, jointly
         Probability that a certificate holds, at least, or that all of them hold at once. By

@@ -148,7 +148,7 @@ def adversarial_train(
         mode in which it was given.
     data
         A pair (inputs, classes) of arrays or tensors, a DataLoader, or any iterable of batches
-        (inputs, classes), the same number in each epoch. Its order and whatever else draws from
+        (inputs, classes), the same number in each epoch. Its order and whatever else samples from
         torch's generator follow from the seed and the epoch. A batch may be a dict with the
         classes under "labels", "y" or the like, inputs a dict of the model's arguments, and
         classes may be rows of probabilities.
@@ -168,7 +168,7 @@ def adversarial_train(
         What is descended on: "cross_entropy" of the attacked inputs, "trades" (which also climbs
         its own loss) or "mart", or a function (logits, y) -> mean.
     holdout
-        Inputs and classes, or a DataLoader, kept from training, on which to report clean and
+        Inputs and classes, or a DataLoader, not used in training, on which to report clean and
         robust accuracy after each epoch.
     checkpoint
         File (.safetensors) written after each epoch. If it exists, training resumes from it and
@@ -297,7 +297,7 @@ class _Run:
 
 @dataclass(frozen=True, eq=False)
 class _Shuffled:
-    """Arrays as batches, in an order that each pass draws from torch's generator."""
+    """Arrays as batches, in an order that each pass samples from torch's generator."""
 
     x: Tensor
     y: Tensor
@@ -363,7 +363,7 @@ def _optimizer(optimizer: Any, model: nn.Module) -> torch.optim.Optimizer:
 
 
 class _Holdout:
-    """Data kept from training, checked before any time is spent on it."""
+    """Data not used in training, checked before any time is spent on it."""
 
     def __init__(self, model: nn.Module, given: Any) -> None:
         arrays = isinstance(given, (tuple, list)) and len(given) == 2

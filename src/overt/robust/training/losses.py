@@ -1,4 +1,4 @@
-"""What a network descends on, given its logits at the inputs and at what the attack made of them.
+"""Training losses, given the logits at the inputs and at the attacked inputs.
 
     cross_entropy   l(f(x'), y)
     trades          l(f(x), y) + beta KL(p(x) | p(x'))                      (Zhang et al. 2019)
@@ -33,7 +33,7 @@ class Target:
 
     @property
     def given(self) -> Tensor:
-        """What a loss takes."""
+        """Arguments of a loss."""
         return self.classes if self.soft is None else self.soft
 
 
@@ -59,7 +59,7 @@ class TrainingLoss:
 
     @property
     def inner(self) -> Objective | None:
-        """What the attack climbs in the place of its own loss: KL(p(x) | p(x')) for trades."""
+        """The attack's loss in place of its default: KL(p(x) | p(x')) for trades."""
         return _divergence if self.kind == "trades" else None
 
     def reference(self, clean: Tensor) -> Tensor:
