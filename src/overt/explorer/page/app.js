@@ -156,7 +156,8 @@
         ),
       );
       const hosts = view.figures.map((figure, i) => figures.children[i] ?? makeFigure(figure));
-      figures.replaceChildren(...hosts);
+      const shown = [...figures.children];
+      if (shown.length !== hosts.length || hosts.some((host, i) => host !== shown[i])) figures.replaceChildren(...hosts);
       view.figures.forEach((figure, i) => {
         hosts[i].scales = plot.draw(hosts[i], { ...figure, name: prefix + figure.name });
         hosts[i].querySelector("figcaption span").textContent = figure.caption;
@@ -175,9 +176,24 @@
           create("button", { type: "button", class: "small", text: "PNG", "aria-label": `Save ${figure.name} as PNG`, onclick: save("png") }),
         ]),
       );
-      if (figure.click) host.addEventListener("click", (event) => clicked(host, event));
+      if (figure.click) onPress(host, (event) => clicked(host, event));
       if (figure.drag) dragBars(host, figure.drag);
       return host;
+    }
+
+    // A browser sends no click where the picture was drawn anew between press and release, as a run does in every frame.
+    function onPress(host, answer) {
+      let pressed = null;
+      host.addEventListener("pointerdown", (event) => {
+        pressed = event.button === 0 ? [event.clientX, event.clientY] : null;
+      });
+      host.addEventListener("pointercancel", () => {
+        pressed = null; // the page is scrolled by touch
+      });
+      host.addEventListener("pointerup", (event) => {
+        if (pressed && Math.hypot(event.clientX - pressed[0], event.clientY - pressed[1]) < 8) answer(event);
+        pressed = null;
+      });
     }
 
     function clicked(host, event) {
