@@ -54,8 +54,7 @@ class DeepLandscape(Result):
         One for each rank that has one, in increasing order of rank.
     barrier
         Where rank one is spurious and there are two hidden layers: every path of weights from that
-        minimum to a better network rises at least this much; 0 if nothing is proved. None
-        elsewhere.
+        minimum to a better network rises at least this much. None if no such number is proved.
     """
 
     minima: tuple[LocalMinimum, ...]
@@ -89,7 +88,7 @@ def deep_landscape(effect: DeepNoise) -> DeepLandscape:
     )
     barrier = None
     if minima[0].rank == 1 and minima[0].spurious and len(effect.layers) == 2:
-        barrier = rank_one_barrier(effect)
+        barrier = rank_one_barrier(effect) or None
     return DeepLandscape(minima, barrier)
 
 
