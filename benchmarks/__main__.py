@@ -40,9 +40,13 @@ run (best of several). Rewritten by `make bench`; one part with `python -m bench
 def main(names: list[str]) -> None:
     unknown = set(names) - set(MODULES)
     if unknown:
-        sys.exit(f"unknown benchmark {', '.join(sorted(unknown))}; known are {', '.join(MODULES)}")
+        sys.exit(
+            f"unknown benchmark {', '.join(sorted(unknown))}; known are {', '.join(MODULES)}"
+        )
     text = README.read_text() if README.exists() else ""
-    parts = dict(re.findall(r"<!-- begin (\w+) -->\n(.*?)<!-- end \1 -->", text, re.DOTALL))
+    parts = dict(
+        re.findall(r"<!-- begin (\w+) -->\n(.*?)<!-- end \1 -->", text, re.DOTALL)
+    )
     for name in names or MODULES:
         print(f"== {name}", flush=True)
         tables = import_module(f"benchmarks.{name}").run()

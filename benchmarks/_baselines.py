@@ -11,7 +11,9 @@ from overt import Entries
 from overt.decay import Schedule, simulate
 
 
-def nuclear_norm(problem: Entries, tol: float = 1e-5, max_iterations: int = 3000) -> Any:
+def nuclear_norm(
+    problem: Entries, tol: float = 1e-5, max_iterations: int = 3000
+) -> Any:
     """Minimize |A|_* subject to A = y on the observed entries, by ADMM.
 
     A = soft-threshold of B - D at 1/rho, B = A + D with the observed entries reset, D += A - B.

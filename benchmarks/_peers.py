@@ -30,7 +30,9 @@ def cornac(split):
     predicted = model.global_mean + np.where(a >= 0, model.u_biases[a], 0)
     predicted = predicted + np.where(b >= 0, model.i_biases[b], 0)
     known = (a >= 0) & (b >= 0)
-    predicted[known] += np.sum(model.u_factors[a[known]] * model.i_factors[b[known]], axis=1)
+    predicted[known] += np.sum(
+        model.u_factors[a[known]] * model.i_factors[b[known]], axis=1
+    )
     return predicted, seconds, "100 factors, 50 epochs, lr .01, reg .06"
 
 
@@ -45,7 +47,10 @@ def myfm(split):
         index = (np.concatenate([at, at]), np.concatenate([rows, cols + m]))
         return sps.csr_matrix((np.ones(2 * len(rows)), index), shape=(len(rows), m + n))
 
-    X, T = one_hot(split["rows"], split["cols"]), one_hot(split["test_rows"], split["test_cols"])
+    X, T = (
+        one_hot(split["rows"], split["cols"]),
+        one_hot(split["test_rows"], split["test_cols"]),
+    )
     model = myfm.MyFMRegressor(rank=16, random_seed=0)
     start = time.perf_counter()
     model.fit(X, split["values"], n_iter=200, n_kept_samples=200, group_shapes=[m, n])
@@ -57,8 +62,12 @@ def cmfrec(split):
     import scipy.sparse as sps
     from cmfrec import CMF
 
-    X = sps.coo_matrix((split["values"], (split["rows"], split["cols"])), shape=split["shape"])
-    model = CMF(k=50, lambda_=0.07, scale_lam=True, add_implicit_features=True, nthreads=2)
+    X = sps.coo_matrix(
+        (split["values"], (split["rows"], split["cols"])), shape=split["shape"]
+    )
+    model = CMF(
+        k=50, lambda_=0.07, scale_lam=True, add_implicit_features=True, nthreads=2
+    )
     start = time.perf_counter()
     model.fit(X)
     seconds = time.perf_counter() - start
@@ -71,20 +80,28 @@ def surprise(split):
     from surprise import SVD, Dataset, Reader
 
     frame = pandas.DataFrame({n: split[n] for n in ("rows", "cols", "values")})
-    data = Dataset.load_from_df(frame, Reader(rating_scale=(1, 5))).build_full_trainset()
+    data = Dataset.load_from_df(
+        frame, Reader(rating_scale=(1, 5))
+    ).build_full_trainset()
     model = SVD(n_factors=50, n_epochs=60, lr_all=0.005, reg_all=0.05, random_state=0)
     start = time.perf_counter()
     model.fit(data)
     seconds = time.perf_counter() - start
     pairs = zip(split["test_rows"].tolist(), split["test_cols"].tolist(), strict=True)
-    return np.array([model.predict(a, b).est for a, b in pairs]), seconds, "50 factors, 60 epochs"
+    return (
+        np.array([model.predict(a, b).est for a, b in pairs]),
+        seconds,
+        "50 factors, 60 epochs",
+    )
 
 
 def libmf(split):
     from libmf import mf
 
     train = np.column_stack([split["rows"], split["cols"], split["values"]])
-    model = mf.MF(k=64, nr_iters=60, lambda_p2=0.05, lambda_q2=0.05, eta=0.05, nr_threads=2)
+    model = mf.MF(
+        k=64, nr_iters=60, lambda_p2=0.05, lambda_q2=0.05, eta=0.05, nr_threads=2
+    )
     start = time.perf_counter()
     model.fit(train)
     seconds = time.perf_counter() - start
@@ -135,7 +152,9 @@ def main(name, path):
     values = split["values"]
     error = np.clip(predicted, values.min(), values.max()) - split["test_values"]
     with open("/proc/self/status") as file:
-        peak = next(int(line.split()[1]) / 1024 for line in file if line.startswith("VmHWM"))
+        peak = next(
+            int(line.split()[1]) / 1024 for line in file if line.startswith("VmHWM")
+        )
     print(
         json.dumps(
             {

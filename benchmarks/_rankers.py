@@ -47,9 +47,13 @@ def als(X, setting):
 
     factors, alpha, regularization = setting
     model = AlternatingLeastSquares(
-        factors=factors, regularization=regularization, alpha=alpha, iterations=15, num_threads=1,
+        factors=factors,
+        regularization=regularization,
+        alpha=alpha,
+        iterations=15,
+        num_threads=1,
         random_state=0,
-    )  # fmt: skip
+    )
     model.fit(X.astype(np.float32), show_progress=False)
     return np.asarray(model.user_factors) @ np.asarray(model.item_factors).T
 
@@ -63,9 +67,12 @@ def lenskit(X, setting):
     entries = X.tocoo()
     frame = {"user_id": entries.row, "item_id": entries.col, "rating": entries.data}
     model = ImplicitMFScorer(
-        embedding_size=factors, epochs=15, weight=weight, regularization=regularization,
+        embedding_size=factors,
+        epochs=15,
+        weight=weight,
+        regularization=regularization,
         use_ratings=True,
-    )  # fmt: skip
+    )
     model.train(from_interactions_df(pandas.DataFrame(frame)))
     scores = np.zeros(X.shape)
     found = np.asarray(model.user_embeddings) @ np.asarray(model.item_embeddings).T
@@ -78,15 +85,28 @@ def main(path, out):
     shape, aside = tuple(data["shape"]), data["slice"]
 
     def matrix(chosen, values):
-        return sparse.csr_matrix((values, (data["rows"][chosen], data["cols"][chosen])), shape)
+        return sparse.csr_matrix(
+            (values, (data["rows"][chosen], data["cols"][chosen])), shape
+        )
 
-    full, inner = (matrix(c, data["values"][c]) for c in (np.ones(len(aside), bool), ~aside))
-    wanted = matrix(aside & data["good"], np.ones(np.count_nonzero(aside & data["good"])))
+    full, inner = (
+        matrix(c, data["values"][c]) for c in (np.ones(len(aside), bool), ~aside)
+    )
+    wanted = matrix(
+        aside & data["good"], np.ones(np.count_nonzero(aside & data["good"]))
+    )
     found, told = {}, {}
-    peers = ("EASE", ease, RIDGES), ("implicit ALS", als, ALS), ("LensKit ALS", lenskit, LENSKIT)
+    peers = (
+        ("EASE", ease, RIDGES),
+        ("implicit ALS", als, ALS),
+        ("LensKit ALS", lenskit, LENSKIT),
+    )
     for name, fit, grid in peers:
         try:
-            judged = {setting: ndcg(lists(fit(inner, setting), inner), wanted) for setting in grid}
+            judged = {
+                setting: ndcg(lists(fit(inner, setting), inner), wanted)
+                for setting in grid
+            }
         except ImportError as error:
             told[name] = {"missing": str(error)}
             continue

@@ -37,25 +37,42 @@ def data(name: str) -> dict[str, Tensor]:
 
 def mlp(channels: int, side: int) -> nn.Module:
     return nn.Sequential(
-        nn.Flatten(), nn.Linear(channels * side * side, 128), nn.ReLU(), nn.Linear(128, 10)
+        nn.Flatten(),
+        nn.Linear(channels * side * side, 128),
+        nn.ReLU(),
+        nn.Linear(128, 10),
     )
 
 
 def cnn(channels: int, side: int) -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(channels, 16, 4, 2, 1), nn.ReLU(), nn.Conv2d(16, 32, 4, 2, 1), nn.ReLU(),
-        nn.Flatten(), nn.Linear(32 * (side // 4) ** 2, 64), nn.ReLU(), nn.Linear(64, 10),
-    )  # fmt: skip
+        nn.Conv2d(channels, 16, 4, 2, 1),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 4, 2, 1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(32 * (side // 4) ** 2, 64),
+        nn.ReLU(),
+        nn.Linear(64, 10),
+    )
 
 
 def deep(channels: int, side: int) -> nn.Module:
     """Batch normalization and smooth units."""
     return nn.Sequential(
-        nn.Conv2d(channels, 16, 3, 2, 1), nn.BatchNorm2d(16), nn.SiLU(),
-        nn.Conv2d(16, 32, 3, 2, 1), nn.BatchNorm2d(32), nn.SiLU(),
-        nn.Conv2d(32, 32, 3, 1, 1), nn.BatchNorm2d(32), nn.SiLU(),
-        nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(512, 10),
-    )  # fmt: skip
+        nn.Conv2d(channels, 16, 3, 2, 1),
+        nn.BatchNorm2d(16),
+        nn.SiLU(),
+        nn.Conv2d(16, 32, 3, 2, 1),
+        nn.BatchNorm2d(32),
+        nn.SiLU(),
+        nn.Conv2d(32, 32, 3, 1, 1),
+        nn.BatchNorm2d(32),
+        nn.SiLU(),
+        nn.AdaptiveAvgPool2d(4),
+        nn.Flatten(),
+        nn.Linear(512, 10),
+    )
 
 
 # name: (data, architecture, norm and radius of training or None, epochs)
@@ -94,12 +111,18 @@ def points(name: str, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _train(
-    model: nn.Module, x: Tensor, y: Tensor, threat: tuple[str, float] | None, epochs: int
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    threat: tuple[str, float] | None,
+    epochs: int,
 ) -> None:
     optimizer = torch.optim.Adam(model.parameters(), 2e-3)
     for _ in range(epochs):
         for rows in torch.randperm(len(x)).split(128):
-            moved = x[rows] if threat is None else _moved(model, x[rows], y[rows], *threat)
+            moved = (
+                x[rows] if threat is None else _moved(model, x[rows], y[rows], *threat)
+            )
             model.train()
             optimizer.zero_grad()
             cross_entropy(model(moved), y[rows]).backward()

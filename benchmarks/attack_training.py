@@ -25,9 +25,18 @@ def run() -> Table:
     table = Table(
         f"Adversarial training, Fashion-MNIST CNN, linf {RADIUS}, {STEPS} steps, {EPOCHS} epochs "
         f"of {POINTS} points, {SEEDS} seeds",
-        ("loss", "CPU s an epoch", "by hand", "ratio", "at most 1", "robust accuracy", "by hand",
-         "sd of the difference", "within noise"),
-    )  # fmt: skip
+        (
+            "loss",
+            "CPU s an epoch",
+            "by hand",
+            "ratio",
+            "at most 1",
+            "robust accuracy",
+            "by hand",
+            "sd of the difference",
+            "within noise",
+        ),
+    )
     for loss in ("cross_entropy", "trades"):
         seconds: dict[bool, list[float]] = {True: [], False: []}
         robust: dict[bool, list[float]] = {True: [], False: []}
@@ -40,12 +49,23 @@ def run() -> Table:
                 robust[own].append(_robust(model))
         ratio = float(np.median(np.divide(seconds[True], seconds[False])))
         mine, theirs = np.mean(robust[True]), np.mean(robust[False])
-        spread = float(np.std(np.subtract(robust[True], robust[False]), ddof=1) / SEEDS**0.5)
+        spread = float(
+            np.std(np.subtract(robust[True], robust[False]), ddof=1) / SEEDS**0.5
+        )
         noise = 2 * max(spread, (0.25 * 2 / TESTED / SEEDS) ** 0.5)
         table.rows.append(
-            (loss, min(seconds[True]), min(seconds[False]), ratio, verdict(ratio <= 1), float(mine),
-             float(theirs), spread, verdict(mine >= theirs - noise))
-        )  # fmt: skip
+            (
+                loss,
+                min(seconds[True]),
+                min(seconds[False]),
+                ratio,
+                verdict(ratio <= 1),
+                float(mine),
+                float(theirs),
+                spread,
+                verdict(mine >= theirs - noise),
+            )
+        )
         print(table.rows[-1], flush=True)
     return table
 
@@ -53,9 +73,15 @@ def run() -> Table:
 def _network(seed: int) -> nn.Module:
     torch.manual_seed(seed)
     return nn.Sequential(
-        nn.Conv2d(1, 16, 4, 2, 1), nn.ReLU(), nn.Conv2d(16, 32, 4, 2, 1), nn.ReLU(), nn.Flatten(),
-        nn.Linear(32 * 49, 64), nn.ReLU(), nn.Linear(64, 10),
-    )  # fmt: skip
+        nn.Conv2d(1, 16, 4, 2, 1),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 4, 2, 1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(32 * 49, 64),
+        nn.ReLU(),
+        nn.Linear(64, 10),
+    )
 
 
 def _points() -> tuple[Tensor, Tensor]:
@@ -67,7 +93,9 @@ def _robust(model: nn.Module) -> float:
     given = data("fashion-mnist")
     x, y = given["x_test"][:TESTED], given["y_test"][:TESTED]
     threat = Linf(RADIUS, (0.0, 1.0))
-    return strongest(model, x, y, threat, budget=60, queries=0, warn=False).robust_accuracy
+    return strongest(
+        model, x, y, threat, budget=60, queries=0, warn=False
+    ).robust_accuracy
 
 
 def _overt(model: nn.Module, loss: str, seed: int) -> None:
@@ -106,9 +134,10 @@ def _by_hand(model: nn.Module, loss: str, seed: int) -> None:
                 moved.requires_grad_()
                 logits = model(moved)
                 value = (
-                    cross_entropy(logits, y) if target is None
+                    cross_entropy(logits, y)
+                    if target is None
                     else kl_div(log_softmax(logits, 1), target, reduction="sum")
-                )  # fmt: skip
+                )
                 (gradient,) = torch.autograd.grad(value, moved)
                 moved = moved.detach() + SIZE * gradient.sign()
                 moved = torch.min(torch.max(moved, x - RADIUS), x + RADIUS).clamp(0, 1)
@@ -117,7 +146,9 @@ def _by_hand(model: nn.Module, loss: str, seed: int) -> None:
             if loss == "trades":
                 clean = model(x)
                 apart = kl_div(
-                    log_softmax(model(moved), 1), softmax(clean, 1), reduction="batchmean"
+                    log_softmax(model(moved), 1),
+                    softmax(clean, 1),
+                    reduction="batchmean",
                 )
                 (cross_entropy(clean, y) + BETA * apart).backward()
             else:

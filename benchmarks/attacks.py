@@ -68,12 +68,22 @@ class _Counting(nn.Module):
 
 def _networks() -> Table:
     """Default settings of everybody, on networks that nobody here trained with overt."""
-    peers = {name: call for name, (module, call) in _DEFAULTS.items() if find_spec(module)}
+    peers = {
+        name: call for name, (module, call) in _DEFAULTS.items() if find_spec(module)
+    }
     table = Table(
         f"Robust accuracy, defaults, {FEW} points",
-        ("network", "threat", "overt", *peers, "at most best peer + .005", "gradients",
-         "AutoAttack's", "ratio"),
-    )  # fmt: skip
+        (
+            "network",
+            "threat",
+            "overt",
+            *peers,
+            "at most best peer + .005",
+            "gradients",
+            "AutoAttack's",
+            "ratio",
+        ),
+    )
     ratios = []
     for name, radii in RADII.items():
         x, y = attack_networks.points(name, FEW)
@@ -87,17 +97,29 @@ def _networks() -> Table:
                 model.gradients = 0
                 moved = call(model, x, y, threat)
                 values.append(
-                    float("nan") if moved is None else _robust(model, moved, y, x, threat)
+                    float("nan")
+                    if moved is None
+                    else _robust(model, moved, y, x, threat)
                 )
                 theirs = model.gradients / FEW if peer == "AutoAttack" else theirs
             ratios.append(spent / theirs)
             best = np.nanmin([*values, 1.0])
             table.rows.append(
-                (name, f"{threat.name} {threat.radius:.3g}", mine, *values,
-                 verdict(mine <= best + 0.005 + 1e-9), round(spent), round(theirs), ratios[-1])
-            )  # fmt: skip
+                (
+                    name,
+                    f"{threat.name} {threat.radius:.3g}",
+                    mine,
+                    *values,
+                    verdict(mine <= best + 0.005 + 1e-9),
+                    round(spent),
+                    round(theirs),
+                    ratios[-1],
+                )
+            )
             print(table.rows[-1], flush=True)
-    table.notes.append(f"Median ratio of gradients: {np.nanmedian(ratios):.2f} (bar .5).")
+    table.notes.append(
+        f"Median ratio of gradients: {np.nanmedian(ratios):.2f} (bar .5)."
+    )
     return table
 
 
@@ -125,17 +147,34 @@ def _masked() -> Table:
     }
     table = Table(
         f"Robust accuracy of masked models, linf .1, {FEW} points",
-        ("masked by", "overt", "gradients", "queries", "AutoAttack", "gradients", "queries",
-         "at most AutoAttack's"),
-    )  # fmt: skip
+        (
+            "masked by",
+            "overt",
+            "gradients",
+            "queries",
+            "AutoAttack",
+            "gradients",
+            "queries",
+            "at most AutoAttack's",
+        ),
+    )
     for name, mask in masks.items():
         found = strongest(mask, x, y, threat, warn=False)
-        row = [name, found.robust_accuracy, found.gradients // FEW, found.queries // FEW]
+        row = [
+            name,
+            found.robust_accuracy,
+            found.gradients // FEW,
+            found.queries // FEW,
+        ]
         if find_spec("pyautoattack"):
             model = _Counting(mask).eval()
             theirs = _robust(model, _full_autoattack(model, x, y, threat), y, x, threat)
-            row += [theirs, model.gradients // FEW, model.queries // FEW,
-                    verdict(found.robust_accuracy <= theirs + 1e-9)]  # fmt: skip
+            row += [
+                theirs,
+                model.gradients // FEW,
+                model.queries // FEW,
+                verdict(found.robust_accuracy <= theirs + 1e-9),
+            ]
         table.rows.append(row)
         print(row, flush=True)
     return table
@@ -159,7 +198,9 @@ def _fmn(model: nn.Module, x: Tensor, y: Tensor, threat: Threat) -> Tensor:
     return attack(wrapped, x, y, epsilons=None)[1]
 
 
-def _default_torchattacks(model: nn.Module, x: Tensor, y: Tensor, threat: Threat) -> Tensor | None:
+def _default_torchattacks(
+    model: nn.Module, x: Tensor, y: Tensor, threat: Threat
+) -> Tensor | None:
     return None if threat.name == "l1" else _torchattacks(model, x, y, threat, 50)
 
 
@@ -183,21 +224,37 @@ def _accuracy() -> Table:
         ("logits", "threat", *ours, *peers, "at most best peer + .002"),
     )
     x, y = _points()
-    for label, scale in (("x1", 1), ("x3", 3), ("x10", 10), ("x100", 100), ("trained long", 0)):
+    for label, scale in (
+        ("x1", 1),
+        ("x3", 3),
+        ("x10", 10),
+        ("x100", 100),
+        ("trained long", 0),
+    ):
         model = _scaled(_trained(60), 1) if scale == 0 else _scaled(_trained(5), scale)
         for threat in THREATS:
             found = strongest(model, x.flatten(1), y, threat, budget=STEPS, warn=False)
-            single = PGD(threat, steps=STEPS, loss="reflected")(model, x.flatten(1), y, warn=False)
+            single = PGD(threat, steps=STEPS, loss="reflected")(
+                model, x.flatten(1), y, warn=False
+            )
             mine = (found.robust_accuracy, single.robust_accuracy)
-            values = [_robust(model, attack(model, x, y, threat, STEPS), y, x, threat)
-                      for attack in peers.values()]  # fmt: skip
+            values = [
+                _robust(model, attack(model, x, y, threat, STEPS), y, x, threat)
+                for attack in peers.values()
+            ]
             bar = min(
-                min(values, default=1.0) + 0.002, LIMIT.get((threat.name, threat.radius), 1.0)
+                min(values, default=1.0) + 0.002,
+                LIMIT.get((threat.name, threat.radius), 1.0),
             )
             table.rows.append(
-                (label, f"{threat.name} {threat.radius:g}", *mine, *values,
-                 verdict(max(mine) <= bar + 1e-9))
-            )  # fmt: skip
+                (
+                    label,
+                    f"{threat.name} {threat.radius:g}",
+                    *mine,
+                    *values,
+                    verdict(max(mine) <= bar + 1e-9),
+                )
+            )
             print(table.rows[-1], flush=True)
     table.notes.append(
         "`strongest` splits the same number of gradients over its four losses. Both of overt's "
@@ -217,8 +274,11 @@ def _speed() -> Table:
     model = _scaled(_trained(5), 1)
     threat = L2(2.0, BOUNDS)
     never = Effective(1e9)  # nobody leaves: every step takes all points
-    bars = {"overt PGD": 1.0, "overt PGD, nobody leaves": 1.05,
-            "overt PGD, greedy, nobody leaves": 1.05}  # fmt: skip
+    bars = {
+        "overt PGD": 1.0,
+        "overt PGD, nobody leaves": 1.05,
+        "overt PGD, greedy, nobody leaves": 1.05,
+    }
     mine = {
         "overt PGD": PGD(threat, steps=STEPS),
         "overt PGD, nobody leaves": PGD(threat, steps=STEPS, criterion=never),
@@ -226,11 +286,16 @@ def _speed() -> Table:
             threat, steps=STEPS, criterion=never, loss="reflected_greedy"
         ),
         "overt PGD, greedy, halving, nobody leaves": PGD(
-            threat, steps=STEPS, criterion=never, loss="reflected_greedy", schedule="halving"
+            threat,
+            steps=STEPS,
+            criterion=never,
+            loss="reflected_greedy",
+            schedule="halving",
         ),
     }
     calls: dict[str, Callable[[], object]] = {
-        name: lambda attack=attack: attack(model, x, y, warn=False) for name, attack in mine.items()
+        name: lambda attack=attack: attack(model, x, y, warn=False)
+        for name, attack in mine.items()
     }
     for name, attack in _peers().items():
         calls[name] = lambda attack=attack: attack(model, x, y, threat, STEPS)
@@ -254,13 +319,15 @@ def _speed() -> Table:
     return table
 
 
-def _robust(model: nn.Module, moved: Tensor, y: Tensor, x: Tensor, threat: Threat) -> float:
+def _robust(
+    model: nn.Module, moved: Tensor, y: Tensor, x: Tensor, threat: Threat
+) -> float:
     with torch.no_grad():
         wrong = model(moved).argmax(1) != y
         delta = (moved - x).flatten(1)
-        allowed = (threat.size(delta) <= threat.radius * (1 + 1e-4)) & (moved >= -1e-6).flatten(
-            1
-        ).all(1)
+        allowed = (threat.size(delta) <= threat.radius * (1 + 1e-4)) & (
+            moved >= -1e-6
+        ).flatten(1).all(1)
         wrong = (wrong & allowed) | (model(x).argmax(1) != y)
     return 1 - float(wrong.double().mean())
 
@@ -294,7 +361,9 @@ def _trained(epochs: int) -> dict[str, Tensor]:
 
 
 def _network() -> nn.Sequential:
-    return nn.Sequential(nn.Flatten(), nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, 10))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, 10)
+    )
 
 
 def _scaled(state: dict[str, Tensor], scale: float) -> nn.Module:
@@ -318,7 +387,9 @@ def _peers() -> dict[str, Attack]:
     return {name: call for name, (module, call) in peers.items() if find_spec(module)}
 
 
-def _torchattacks(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, steps: int) -> Tensor:
+def _torchattacks(
+    model: nn.Module, x: Tensor, y: Tensor, threat: Threat, steps: int
+) -> Tensor:
     import torchattacks
 
     kind = torchattacks.PGDL2 if threat.name == "l2" else torchattacks.PGD
@@ -326,12 +397,16 @@ def _torchattacks(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, steps:
     return kind(model, eps=threat.radius, alpha=alpha, steps=steps)(x, y)
 
 
-def _foolbox(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, steps: int) -> Tensor:
+def _foolbox(
+    model: nn.Module, x: Tensor, y: Tensor, threat: Threat, steps: int
+) -> Tensor:
     import foolbox
 
     wrapped = foolbox.PyTorchModel(model, bounds=BOUNDS)
     kind = foolbox.attacks.L2PGD if threat.name == "l2" else foolbox.attacks.LinfPGD
-    _, moved, _ = kind(steps=steps, rel_stepsize=2.5 / steps)(wrapped, x, y, epsilons=threat.radius)
+    _, moved, _ = kind(steps=steps, rel_stepsize=2.5 / steps)(
+        wrapped, x, y, epsilons=threat.radius
+    )
     return moved
 
 
@@ -340,24 +415,40 @@ def _art(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, steps: int) -> 
     from art.estimators.classification import PyTorchClassifier
 
     wrapped = PyTorchClassifier(
-        model, nn.CrossEntropyLoss(), tuple(x.shape[1:]), 10, clip_values=BOUNDS, device_type="cpu"
+        model,
+        nn.CrossEntropyLoss(),
+        tuple(x.shape[1:]),
+        10,
+        clip_values=BOUNDS,
+        device_type="cpu",
     )
     attack = ProjectedGradientDescentPyTorch(
-        wrapped, norm={"l1": 1, "l2": 2, "linf": np.inf}[threat.name], eps=threat.radius,
-        eps_step=2.5 * threat.radius / steps, max_iter=steps, batch_size=len(x), verbose=False,
-    )  # fmt: skip
+        wrapped,
+        norm={"l1": 1, "l2": 2, "linf": np.inf}[threat.name],
+        eps=threat.radius,
+        eps_step=2.5 * threat.radius / steps,
+        max_iter=steps,
+        batch_size=len(x),
+        verbose=False,
+    )
     return torch.from_numpy(attack.generate(x.numpy(), y.numpy()))
 
 
-def _apgd(loss: str, model: nn.Module, x: Tensor, y: Tensor, threat: Threat, steps: int) -> Tensor:
+def _apgd(
+    loss: str, model: nn.Module, x: Tensor, y: Tensor, threat: Threat, steps: int
+) -> Tensor:
     from pyautoattack.autopgd_base import APGDAttack
 
     norm = "L2" if threat.name == "l2" else "Linf"
-    attack = APGDAttack(model, n_iter=steps, norm=norm, eps=threat.radius, loss=loss, device="cpu")
+    attack = APGDAttack(
+        model, n_iter=steps, norm=norm, eps=threat.radius, loss=loss, device="cpu"
+    )
     return attack.perturb(x.clone(), y.clone())
 
 
-def _autoattack(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, steps: int) -> Tensor:
+def _autoattack(
+    model: nn.Module, x: Tensor, y: Tensor, threat: Threat, steps: int
+) -> Tensor:
     """APGD-CE, then targeted APGD-DLR on what is left, sharing the gradients equally."""
     from pyautoattack.autopgd_base import APGDAttack_targeted
 
@@ -367,8 +458,12 @@ def _autoattack(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, steps: i
     if bool(left.any()):
         classes, norm = 3, "L2" if threat.name == "l2" else "Linf"
         attack = APGDAttack_targeted(
-            model, n_iter=steps // 2 // classes, norm=norm, eps=threat.radius,
-            n_target_classes=classes, device="cpu",
-        )  # fmt: skip
+            model,
+            n_iter=steps // 2 // classes,
+            norm=norm,
+            eps=threat.radius,
+            n_target_classes=classes,
+            device="cpu",
+        )
         moved[left] = attack.perturb(x[left].clone(), y[left].clone())
     return moved

@@ -76,11 +76,34 @@ class Hosts:
 
     def start(self, host: int) -> None:
         """Start the scheduler or a worker as the guide says."""
-        words = ["scheduler", "--host", f"{NET}.10", "--port", str(PORT), "--no-dashboard"]
+        words = [
+            "scheduler",
+            "--host",
+            f"{NET}.10",
+            "--port",
+            str(PORT),
+            "--no-dashboard",
+        ]
         if host:
-            words = ["worker", self.address, "--host", f"{NET}.{10 + host}", "--nthreads", "1"]
+            words = [
+                "worker",
+                self.address,
+                "--host",
+                f"{NET}.{10 + host}",
+                "--nthreads",
+                "1",
+            ]
             words += ["--no-nanny", "--no-dashboard", "--memory-limit", "0"]
-        command = ["ip", "netns", "exec", f"overt{host}", sys.executable, "-m", "dask", *words]
+        command = [
+            "ip",
+            "netns",
+            "exec",
+            f"overt{host}",
+            sys.executable,
+            "-m",
+            "dask",
+            *words,
+        ]
         self.processes[host] = subprocess.Popen(command, stderr=subprocess.DEVNULL)
 
     def kill(self, host: int) -> None:
@@ -104,9 +127,12 @@ def folder_of(place: Path, ratings: Entries, files: int = 6) -> Path:
     arrays = (ratings.rows, ratings.cols, ratings.values)
     for number, at in enumerate(np.array_split(np.arange(len(ratings)), files)):
         lines = (
-            f"{a},{b},{y!r}" for a, b, y in zip(*(x[at].tolist() for x in arrays), strict=True)
+            f"{a},{b},{y!r}"
+            for a, b, y in zip(*(x[at].tolist() for x in arrays), strict=True)
         )
-        (place / f"{number}.csv").write_text("\n".join(["user,item,rating", *lines, ""]))
+        (place / f"{number}.csv").write_text(
+            "\n".join(["user,item,rating", *lines, ""])
+        )
     return place
 
 
@@ -155,7 +181,11 @@ class Trial:
                 silent.append(end - killed[0])
             when = f"after {killed[0] - begun:.1f} s, {end - killed[0]:.1f} s before the end"
             print(self._what, "kill", number, lost, error, faults, when, flush=True)
-        row = (f"a worker is killed at a random moment ({self._what})", len(errors), max(errors))
+        row = (
+            f"a worker is killed at a random moment ({self._what})",
+            len(errors),
+            max(errors),
+        )
         yield *row, told, verdict(max(errors) <= 1e-5)
 
         def cut() -> None:
@@ -168,7 +198,9 @@ class Trial:
             error, faults, slow = self.fit()
         row = (f"a host is cut off for {CUT:.0f} s ({self._what})", 1, error)
         yield *row, int(faults > 0), verdict(error <= 1e-5)
-        ends = ", ".join(f"{'after' if s < 0 else 'before'} it by {abs(s):.1f} s" for s in silent)
+        ends = ", ".join(
+            f"{'after' if s < 0 else 'before'} it by {abs(s):.1f} s" for s in silent
+        )
         self.notes.append(
             f"{self._what}: a fit takes {took:.1f} s, with the cut {slow:.1f} s. Kills are set to "
             "a moment of a fit that takes as long as the first. Of the runs that said nothing, "
@@ -185,7 +217,9 @@ def resumed(hosts: Hosts, given: Any, place: Path) -> tuple[Any, ...]:
     with after(4.0, lambda: hosts.kill(0)), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            DropoutCompletion(engine=hosts.address, **SETTINGS).fit(given, checkpoint=place)
+            DropoutCompletion(engine=hosts.address, **SETTINGS).fit(
+                given, checkpoint=place
+            )
         except ClusterLostError as error:
             said = 1
             print(error, flush=True)
@@ -202,7 +236,13 @@ def run() -> list[Table]:
     ratings = generate_ratings(1500, 600, 50_000, seed=0)[0]
     table = Table(
         "Four hosts (network namespaces): equal to one process, whatever is lost",
-        ("what happens", "runs", "largest difference of factors", "runs that said so", "holds"),
+        (
+            "what happens",
+            "runs",
+            "largest difference of factors",
+            "runs that said so",
+            "holds",
+        ),
     )
     runs = int(os.environ.get("OVERT_RUNS", "20"))
     with Hosts(4) as hosts, tempfile.TemporaryDirectory() as place:

@@ -54,7 +54,9 @@ def accuracy(size: str) -> Table:
         }
         np.savez(path, **arrays, shape=np.array(ratings.shape))
         for average in (0, 100):
-            answer = _isolated([sys.executable, "-m", "benchmarks.completion", str(path)], average)
+            answer = _isolated(
+                [sys.executable, "-m", "benchmarks.completion", str(path)], average
+            )
             found[f"overt {average}"] = answer
             name = "overt" if not average else "overt, averaged"
             table.rows.append((name, *_row(answer)))
@@ -80,10 +82,14 @@ def _bars(size: str, found: dict[str, dict[str, float]], table: Table) -> None:
     ]
     if size == "1m" and "cornac" in found:
         ratio = mine["seconds"] / found["cornac"]["seconds"]
-        text.append(f"No slower than cornac (ratio {ratio:.2f}): {verdict(ratio <= 1)}.")
+        text.append(
+            f"No slower than cornac (ratio {ratio:.2f}): {verdict(ratio <= 1)}."
+        )
     if size == "1m" and "myfm" in found:
         ratio = averaged["cpu"] / found["myfm"]["cpu"]
-        text.append(f"A third of myfm's CPU time (ratio {ratio:.2f}): {verdict(ratio <= 1 / 3)}.")
+        text.append(
+            f"A third of myfm's CPU time (ratio {ratio:.2f}): {verdict(ratio <= 1 / 3)}."
+        )
     table.notes.append(" ".join(text))
 
 
@@ -92,16 +98,24 @@ def published() -> Table:
     table = Table(
         "Completion: MovieLens 100K, the published splits u1 to u5",
         (
-            "split", "RMSE without signals", "RMSE", "RMSE averaged", "log-likelihood",
-            "errors / std", "coverage of 90 per cent, by fifth of the predicted deviation",
+            "split",
+            "RMSE without signals",
+            "RMSE",
+            "RMSE averaged",
+            "log-likelihood",
+            "errors / std",
+            "coverage of 90 per cent, by fifth of the predicted deviation",
         ),
-    )  # fmt: skip
+    )
     ratings, size = datasets.movielens("100k"), 20_000
     found = []
     for split in range(5):
         test = np.zeros(len(ratings), bool)
         test[split * size : (split + 1) * size] = True
-        train, test = ratings.take(np.flatnonzero(~test)), ratings.take(np.flatnonzero(test))
+        train, test = (
+            ratings.take(np.flatnonzero(~test)),
+            ratings.take(np.flatnonzero(test)),
+        )
         model = DropoutCompletion().fit(train)
         without, averaged = (
             -DropoutCompletion(**how).fit(train).score(test)
@@ -110,14 +124,22 @@ def published() -> Table:
         mean, std = model.predict(test, return_std=True)
         z = (test.values - mean) / std
         likelihood = float(np.mean(-(np.log(2 * np.pi * std**2) + z**2) / 2))
-        fifths = [np.mean(np.abs(z[at]) <= 1.6449) for at in np.array_split(np.argsort(std), 5)]
+        fifths = [
+            np.mean(np.abs(z[at]) <= 1.6449)
+            for at in np.array_split(np.argsort(std), 5)
+        ]
         found.append((-model.score(test), averaged, np.std(z), fifths))
         table.rows.append(
             (
-                f"u{split + 1}", f"{without:.4f}", f"{-model.score(test):.4f}", f"{averaged:.4f}",
-                f"{likelihood:.4f}", f"{np.std(z):.3f}", " ".join(f"{x:.3f}" for x in fifths),
+                f"u{split + 1}",
+                f"{without:.4f}",
+                f"{-model.score(test):.4f}",
+                f"{averaged:.4f}",
+                f"{likelihood:.4f}",
+                f"{np.std(z):.3f}",
+                " ".join(f"{x:.3f}" for x in fifths),
             )
-        )  # fmt: skip
+        )
     first, spreads = found[0], [each[2] for each in found]
     inside = all(0.88 <= x <= 0.92 for each in found for x in each[3])
     table.notes.append(
@@ -165,12 +187,20 @@ def growing() -> Table:
 
 def _row(answer: dict[str, float]) -> tuple[object, ...]:
     rmse = f"{answer['rmse']:.4f}"
-    return answer["setting"], rmse, answer["seconds"], answer["cpu"], round(answer["megabytes"])
+    return (
+        answer["setting"],
+        rmse,
+        answer["seconds"],
+        answer["cpu"],
+        round(answer["megabytes"]),
+    )
 
 
 def _isolated(command: list[str], *extra: object) -> dict[str, float]:
     """Run in a process of its own, so that peak memory and threads are its own."""
-    done = subprocess.run([*command, *map(str, extra)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*command, *map(str, extra)], capture_output=True, text=True, check=False
+    )
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
@@ -185,13 +215,19 @@ def fit_split(path: str, average: int) -> None:
         split = {key: data[key] for key in data.files}
     given = (split["rows"], split["cols"], split["values"])
     shape = tuple(map(int, split["shape"]))
-    DropoutCompletion(max_sweeps=1, average=min(average, 1)).fit_triplets(*given, shape=shape)
+    DropoutCompletion(max_sweeps=1, average=min(average, 1)).fit_triplets(
+        *given, shape=shape
+    )
     cpu, start = time.process_time(), time.perf_counter()
     model = DropoutCompletion(average=average).fit_triplets(*given, shape=shape)
     wall, cpu = time.perf_counter() - start, time.process_time() - cpu
-    predicted, std = model.predict(split["test_rows"], split["test_cols"], return_std=True)
+    predicted, std = model.predict(
+        split["test_rows"], split["test_cols"], return_std=True
+    )
     error = split["test_values"] - predicted
-    setting = f"defaults, {model.n_sweeps_} sweeps" + (f", {average} draws" if average else "")
+    setting = f"defaults, {model.n_sweeps_} sweeps" + (
+        f", {average} draws" if average else ""
+    )
     setting += f"; errors / std {np.std(error / std):.3f}"
     print(
         json.dumps(
@@ -219,13 +255,17 @@ def rates() -> Table:
     A = rng.standard_normal((2048, 2048)).astype(np.float32)
 
     with make_engine("local", 1):
-        ours, product = seconds(lambda: _sum_rows(csr, fixed, work), lambda: A @ A, repeat=5)
+        ours, product = seconds(
+            lambda: _sum_rows(csr, fixed, work), lambda: A @ A, repeat=5
+        )
     mine, peak = 2 * n * k * k / ours / 1e9, 2 * 2048**3 / product / 1e9
     return Table(
         "Completion kernel: Gram accumulation at 64 factors",
         ("gather and Gram, Gflop/s", "matrix product, Gflop/s", "ratio", "at least .4"),
         [(mine, peak, mine / peak, verdict(mine / peak >= 0.4))],
-        ["Single precision, one thread, 400 ratings a row; 2 n k^2 operations for both."],
+        [
+            "Single precision, one thread, 400 ratings a row; 2 n k^2 operations for both."
+        ],
     )
 
 
@@ -258,7 +298,9 @@ def scaling() -> Table:
         with make_engine("local", 1) as engine:
             columns = Columns(16, biases=True)
             problem = CompletionProblem.build(ratings, columns, standard=True)
-            features = both_features(problem.sides, (None, None), False, problem.dtype, 0)
+            features = both_features(
+                problem.sides, (None, None), False, problem.dtype, 0
+            )
             fit = LearnedFit.start(problem, features, True, 0)
             learned_times.append(_sweep(fit, engine))
             second = fit.covariance.tables[0]
@@ -268,7 +310,13 @@ def scaling() -> Table:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "ratings.npz"
             np.savez(path, rows=ratings.rows, cols=ratings.cols, values=ratings.values)
-            command = [sys.executable, "-m", "benchmarks.completion", str(path), "memory"]
+            command = [
+                sys.executable,
+                "-m",
+                "benchmarks.completion",
+                str(path),
+                "memory",
+            ]
             peaks.append(_isolated(command)["bytes"])
         table.rows.append(
             (
@@ -298,7 +346,11 @@ def fit_memory(path: str) -> None:
         given = tuple(data[key] for key in ("rows", "cols", "values"))
     DropoutCompletion(n_factors=2, max_sweeps=1, n_jobs=1).fit(np.eye(4))
     before = _memory("VmRSS")
-    model = DropoutCompletion(n_factors=16, max_sweeps=1, n_jobs=1).fit_triplets(*given).model_
+    model = (
+        DropoutCompletion(n_factors=16, max_sweeps=1, n_jobs=1)
+        .fit_triplets(*given)
+        .model_
+    )
     factors = sum(w.nbytes for w in (*model.means, *model.spread.tables))
     beyond = _memory("VmHWM") - before - factors
     print(json.dumps({"bytes": beyond / len(given[0])}))
@@ -331,15 +383,32 @@ def against_sgd() -> Table:
 
     table = Table(
         "Completion: alternating minimization against SGD with dropout, one thread",
-        ("drop probability", "objective, alternating", "objective, SGD", "SGD's time / ours"),
+        (
+            "drop probability",
+            "objective, alternating",
+            "objective, SGD",
+            "SGD's time / ours",
+        ),
     )
     data = "100k" if "100k" in datasets.available() else "generated"
     ratios = []
-    common = {"data": data, "width": 20, "sweeps": 40, "epochs": 1500, "batch_size": 2000}
+    common = {
+        "data": data,
+        "width": 20,
+        "sweeps": 40,
+        "epochs": 1500,
+        "batch_size": 2000,
+    }
     for drop_prob in (0.2, 0.4):
         exact, sgd = (
             run_curves(
-                {**common, "method": method, "drop_prob": drop_prob, "learning_rate": 10.0}, 0
+                {
+                    **common,
+                    "method": method,
+                    "drop_prob": drop_prob,
+                    "learning_rate": 10.0,
+                },
+                0,
             )
             for method in ("alternating", "sgd")
         )

@@ -36,7 +36,15 @@ def simulator() -> Table:
     problem, steps = two_by_two(0.25), 1500
     table = Table(
         "SGD of a deep linear network against PyTorch (width 100, 2 x 2 problem, one thread)",
-        ("depth", "PyTorch us/step", "overt us/step", "ratio", "largest difference", "bar", "met"),
+        (
+            "depth",
+            "PyTorch us/step",
+            "overt us/step",
+            "ratio",
+            "largest difference",
+            "bar",
+            "met",
+        ),
     )
     schedule = Schedule.of([(500, 0.03, 0.1), (1000, 0.2, 0.1)], convention="pytorch")
     long = Schedule.of([(500, 0.03, 0.1), (29_500, 0.2, 0.1)], convention="pytorch")
@@ -45,7 +53,8 @@ def simulator() -> Table:
         ours = simulate(problem, depth, 100, schedule, records=[steps], balance=False)
         theirs = torch_sgd(problem, start, entry_draws(problem, steps))
         difference = max(
-            float(np.abs(a[0] - b).max()) for a, b in zip(ours.weights, theirs, strict=True)
+            float(np.abs(a[0] - b).max())
+            for a, b in zip(ours.weights, theirs, strict=True)
         )
         short = entry_draws(problem, 300)
         slow, fast = seconds(
@@ -77,7 +86,8 @@ def torch_sgd(problem: Entries, weights: Any, draws: Any) -> list[Any]:
     layers = [torch.tensor(W, requires_grad=True) for W in weights]
     optimizer = torch.optim.SGD(layers, lr=0.03, weight_decay=0.1)
     entries = [
-        (int(problem.rows[n]), int(problem.cols[n]), float(problem.values[n])) for n in draws
+        (int(problem.rows[n]), int(problem.cols[n]), float(problem.values[n]))
+        for n in draws
     ]
     for step, (i, j, value) in enumerate(entries):
         if step == 500:
@@ -111,19 +121,42 @@ def figure_one() -> Table:
 def no_return() -> Table:
     problem = two_by_two(0.25)
     first = simulate(
-        problem, 3, 100, NOISY.until(20_000), 200, records=[20_000], balance=False, seed=1
+        problem,
+        3,
+        100,
+        NOISY.until(20_000),
+        200,
+        records=[20_000],
+        balance=False,
+        seed=1,
     )
     low = np.flatnonzero(first.ratio[:, -1] < 0.02)
     more = Schedule.constant(20_000, 0.2, 0.1, convention="pytorch")
     after = simulate(
-        problem, 3, 100, more, len(low), [W[low] for W in first.weights], 201, balance=False, seed=2
+        problem,
+        3,
+        100,
+        more,
+        len(low),
+        [W[low] for W in first.weights],
+        201,
+        balance=False,
+        seed=2,
     )
     back = int(np.sum(after.ratio.max(axis=1) >= 0.05))
     table = Table(
         "No way back: 200 runs, 20,000 noisy steps, then 20,000 more from s2/s1 < .02",
-        ("below .02 after 20,000", "back above .05 later", "largest s2/s1 later", "bar", "met"),
+        (
+            "below .02 after 20,000",
+            "back above .05 later",
+            "largest s2/s1 later",
+            "bar",
+            "met",
+        ),
     )
-    table.rows.append((len(low), back, float(after.ratio.max()), "0", verdict(back == 0)))
+    table.rows.append(
+        (len(low), back, float(after.ratio.max()), "0", verdict(back == 0))
+    )
     return table
 
 
@@ -131,7 +164,13 @@ def sample_efficiency(draws: int = 10) -> Table:
     """Smallest number of entries (in steps of 50) from which a method recovers, by bisection."""
     table = Table(
         "Entries needed to recover a rank-2 100 x 100 matrix (test error < 1% of the variance)",
-        ("draw", "DeepLinearCompletion", "nuclear norm", "small initialization", "fewer"),
+        (
+            "draw",
+            "DeepLinearCompletion",
+            "nuclear norm",
+            "small initialization",
+            "fewer",
+        ),
     )
     wins = 0
     for number in range(draws):
@@ -139,11 +178,14 @@ def sample_efficiency(draws: int = 10) -> Table:
         truth = rng.standard_normal((100, 2)) @ rng.standard_normal((2, 100))
         order = rng.permutation(truth.size)
         deep, nuclear, small = (
-            least_entries(truth, order, method) for method in (fit_deep, nuclear_norm, fit_small)
+            least_entries(truth, order, method)
+            for method in (fit_deep, nuclear_norm, fit_small)
         )
         wins += deep < nuclear
         table.rows.append((number, deep, nuclear, small, verdict(deep < nuclear)))
-    table.notes.append(f"Fewer than the nuclear norm in {wins} of {draws} draws; bar: 8 of 10.")
+    table.notes.append(
+        f"Fewer than the nuclear norm in {wins} of {draws} draws; bar: 8 of 10."
+    )
     return table
 
 
@@ -154,7 +196,11 @@ def least_entries(truth: Any, order: Any, method: Any) -> int:
         middle = (low + high) // 2
         rows, cols = np.divmod(np.sort(order[: counts[middle]]), truth.shape[1])
         problem = Entries(rows, cols, truth[rows, cols], truth.shape, truth=truth)
-        low, high = (low, middle) if test_error(problem, method(problem)) < 0.01 else (middle, high)
+        low, high = (
+            (low, middle)
+            if test_error(problem, method(problem)) < 0.01
+            else (middle, high)
+        )
     return counts[high]
 
 
@@ -179,10 +225,14 @@ def recovery() -> Table:
             errors, start = [], time.perf_counter()
             for number in range(3):
                 rng = np.random.default_rng([11, rank, number])
-                truth = rng.standard_normal((100, rank)) @ rng.standard_normal((rank, 100))
+                truth = rng.standard_normal((100, rank)) @ rng.standard_normal(
+                    (rank, 100)
+                )
                 problem = Entries.sample(truth, count, seed=rng)
                 errors.append(test_error(problem, method(problem)))
-            cells.append(f"{np.median(errors):.1e} ({(time.perf_counter() - start) / 3:.1f} s)")
+            cells.append(
+                f"{np.median(errors):.1e} ({(time.perf_counter() - start) / 3:.1f} s)"
+            )
         table.rows.append((rank, count, *cells))
     return table
 
@@ -206,4 +256,8 @@ def dropout_available() -> bool:
 def fit_dropout(problem: Entries) -> Any:
     from overt.completion import DropoutCompletion
 
-    return DropoutCompletion(n_factors=10, drop_prob="learn", seed=0).fit(problem).complete()
+    return (
+        DropoutCompletion(n_factors=10, drop_prob="learn", seed=0)
+        .fit(problem)
+        .complete()
+    )

@@ -30,16 +30,28 @@ def equal_time() -> list[Table]:
         return []
     data = np.load(file)
     (x, y), (tx, ty) = (
-        (torch.tensor(data[f"x_{part}"][:TRAIN].reshape(TRAIN, -1) / 255.0).float(),
-         torch.tensor(data[f"y_{part}"][:TRAIN].astype(int)))
+        (
+            torch.tensor(data[f"x_{part}"][:TRAIN].reshape(TRAIN, -1) / 255.0).float(),
+            torch.tensor(data[f"y_{part}"][:TRAIN].astype(int)),
+        )
         for part in ("train", "test")
-    )  # fmt: skip
+    )
     table = Table(
         f"784-512-512-10, two dropouts of .5, {TRAIN:,} Fashion-MNIST images, Adam 1e-3, batches "
         f"of {BATCH}: equal CPU time, {SEEDS} seeds",
-        ("CPU seconds", "steps: sampled", "penalty", "dropout objective: sampled", "penalty",
-         "lower in", "lower", "test accuracy: sampled", "penalty", "no lower"),
-    )  # fmt: skip
+        (
+            "CPU seconds",
+            "steps: sampled",
+            "penalty",
+            "dropout objective: sampled",
+            "penalty",
+            "lower in",
+            "lower",
+            "test accuracy: sampled",
+            "penalty",
+            "no lower",
+        ),
+    )
     runs = {kind: [] for kind in (False, True)}
     shares = []
     for seed in range(SEEDS):
@@ -49,19 +61,31 @@ def equal_time() -> list[Table]:
         for kind, found in runs.items():
             found.append(list(pair[kind]))
             print(seed, "penalty" if kind else "sampled", found[-1], flush=True)
-        shares.append([_variance(m, x, y, seed) for m in (_network(seed), models[True])])
+        shares.append(
+            [_variance(m, x, y, seed) for m in (_network(seed), models[True])]
+        )
     sampled, ours = (np.array(runs[kind]) for kind in (False, True))  # seeds, rows, 3
     limits = [name for limit in SECONDS for name in (limit, f"{limit}, averages")]
     for i, limit in enumerate(limits):
         steps, objective, accuracy = (
-            [f"{a[:, i, k].mean():.4g} ± {a[:, i, k].std(ddof=1):.2g}" for a in (sampled, ours)]
+            [
+                f"{a[:, i, k].mean():.4g} ± {a[:, i, k].std(ddof=1):.2g}"
+                for a in (sampled, ours)
+            ]
             for k in range(3)
         )
         less = sampled[:, i] - ours[:, i]
-        table.rows.append((
-            limit, *steps, *objective, f"{int((less[:, 1] > 0).sum())} of {SEEDS}",
-            verdict(less[:, 1].mean() > 0), *accuracy, verdict(less[:, 2].mean() <= 0),
-        ))  # fmt: skip
+        table.rows.append(
+            (
+                limit,
+                *steps,
+                *objective,
+                f"{int((less[:, 1] > 0).sum())} of {SEEDS}",
+                verdict(less[:, 1].mean() > 0),
+                *accuracy,
+                verdict(less[:, 2].mean() <= 0),
+            )
+        )
     before, after = np.mean(shares, 0)
     table.notes.append(
         f"The objective is the mean of {PASSES} sampled passes over all training images, test "
@@ -77,9 +101,14 @@ def equal_time() -> list[Table]:
 def _network(seed: int) -> nn.Sequential:
     torch.manual_seed(seed)
     return nn.Sequential(
-        nn.Linear(784, 512), nn.ReLU(), nn.Dropout(0.5), nn.Linear(512, 512), nn.ReLU(),
-        nn.Dropout(0.5), nn.Linear(512, 10),
-    )  # fmt: skip
+        nn.Linear(784, 512),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(512, 512),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(512, 10),
+    )
 
 
 def _training(penalty, seed, x, y, tx, ty):
@@ -119,7 +148,10 @@ def _judged(model, seed, x, y, tx, ty):
     torch.manual_seed(1000 + seed)
     with torch.no_grad():
         model.train()
-        value = sum(float(functional.cross_entropy(model(x), y)) for _ in range(PASSES)) / PASSES
+        value = (
+            sum(float(functional.cross_entropy(model(x), y)) for _ in range(PASSES))
+            / PASSES
+        )
         return value, float((model.eval()(tx).argmax(1) == ty).double().mean())
 
 

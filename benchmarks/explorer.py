@@ -41,7 +41,9 @@ def run() -> list[Table]:
     from playwright.sync_api import sync_playwright
 
     with server() as address, sync_playwright() as play:
-        chromium = play.chromium.launch(executable_path=shutil.which("chromium"), args=list(QUIET))
+        chromium = play.chromium.launch(
+            executable_path=shutil.which("chromium"), args=list(QUIET)
+        )
         tables = [first_view(chromium, address), slider(chromium, address)]
         chromium.close()
     return tables
@@ -52,7 +54,9 @@ def server() -> Iterator[str]:
     """Yield the address of a running server."""
     command = [sys.executable, "-m", "overt", "explore", "--no-browser", "--port", "0"]
     environment = os.environ | {"COLUMNS": "200"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
         assert process.stdout is not None
         yield process.stdout.readline().split()[1].rstrip("/")
         process.terminate()
@@ -61,7 +65,8 @@ def server() -> Iterator[str]:
 def first_view(chromium: Any, address: str, repeat: int = 5) -> Table:
     """Time from the click on an address to the first picture, with an empty cache."""
     table = Table(
-        "The explorer's first picture (milliseconds)", ("panel", "median", "limit", "met")
+        "The explorer's first picture (milliseconds)",
+        ("panel", "median", "limit", "met"),
     )
     for panel in PANELS:
         times = []
@@ -74,19 +79,25 @@ def first_view(chromium: Any, address: str, repeat: int = 5) -> Table:
             times.append(1000 * (time.perf_counter() - start))
             context.close()
         median = float(np.median(times))
-        table.rows.append((panel, f"{median:.0f}", FIRST_VIEW_MS, verdict(median <= FIRST_VIEW_MS)))
+        table.rows.append(
+            (panel, f"{median:.0f}", FIRST_VIEW_MS, verdict(median <= FIRST_VIEW_MS))
+        )
     return table
 
 
 def slider(chromium: Any, address: str) -> Table:
     """Time from a slider's move to the new numbers and figures."""
-    table = Table("A slider's answer (milliseconds)", ("panel", "median", "limit", "met"))
+    table = Table(
+        "A slider's answer (milliseconds)", ("panel", "median", "limit", "met")
+    )
     for panel in ("shrinkage", "landscape", "deep"):
         page = chromium.new_page()
         page.goto(f"{address}/#{panel}")
         page.wait_for_selector("figure svg")
         times = [page.evaluate(MOVE, str(value)) for value in (3, 4, 5, 6, 7)]
         median = float(np.median(times))
-        table.rows.append((panel, f"{median:.0f}", ANSWER_MS, verdict(median <= ANSWER_MS)))
+        table.rows.append(
+            (panel, f"{median:.0f}", ANSWER_MS, verdict(median <= ANSWER_MS))
+        )
         page.close()
     return table

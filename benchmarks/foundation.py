@@ -25,11 +25,15 @@ def import_cost() -> Table:
         subprocess.run([sys.executable, "-c", code], check=True)
 
     nothing, numpy, overt = seconds(
-        partial(start, "pass"), partial(start, "import numpy"), partial(start, "import overt")
+        partial(start, "pass"),
+        partial(start, "import numpy"),
+        partial(start, "import overt"),
     )
     ratio = (overt - nothing) / (numpy - nothing)
     table = Table("Import", ("what", "measured", "bar", "holds"))
-    table.rows.append(("`import overt` / `import numpy`", ratio, "<= 2.5", verdict(ratio <= 2.5)))
+    table.rows.append(
+        ("`import overt` / `import numpy`", ratio, "<= 2.5", verdict(ratio <= 2.5))
+    )
     return table
 
 
@@ -40,15 +44,24 @@ def equalizer() -> Table:
     (paper,) = seconds(lambda: paper_equalizer(U), repeat=1, warm_up=0)
     Q = equalize.equalizer(U)
     norms = np.linalg.norm(U @ Q, axis=0)
-    spread, orthogonality = np.ptp(norms) / norms.mean(), np.abs(Q.T @ Q - np.eye(400)).max()
+    spread, orthogonality = (
+        np.ptp(norms) / norms.mean(),
+        np.abs(Q.T @ Q - np.eye(400)).max(),
+    )
     widths = (400, 800, 1600, 3200)
     rotations = [
-        seconds(partial(equalize._equalizing_rotation, rng.random(r)), repeat=3)[0] for r in widths
+        seconds(partial(equalize._equalizing_rotation, rng.random(r)), repeat=3)[0]
+        for r in widths
     ]
     growth = exponent(widths, rotations)
     table = Table("Equalizer, r = 400", ("what", "measured", "bar", "holds"))
     table.rows += [
-        ("faster than the paper's Algorithm 2", paper / ours, ">= 50", verdict(paper >= 50 * ours)),
+        (
+            "faster than the paper's Algorithm 2",
+            paper / ours,
+            ">= 50",
+            verdict(paper >= 50 * ours),
+        ),
         ("cost in SVDs of the same matrix", ours / svd, "", ""),
         ("spread of the norms", spread, "<= 1e-10", verdict(spread <= 1e-10)),
         ("Q'Q - I", orthogonality, "<= 1e-12", verdict(orthogonality <= 1e-12)),
@@ -65,16 +78,31 @@ def deep_penalty() -> Table:
     pivots = seconds(lambda: enumerate_pivots(weights), repeat=1, warm_up=0)[0]
     error = abs(penalty.deep(weights, 0.5) / enumerate_pivots(weights) - 1)
     square = [rng.standard_normal((500, 500)) / np.sqrt(500) for _ in range(11)]
-    ten, one = seconds(lambda: penalty.deep(square, 0.5), lambda: square[0] @ square[1], repeat=5)
+    ten, one = seconds(
+        lambda: penalty.deep(square, 0.5), lambda: square[0] @ square[1], repeat=5
+    )
     products = ten / one / 10
     table = Table("Deep penalty", ("what", "measured", "bar", "holds"))
     table.rows += [
-        ("faster than enumerating pivots, widths (10, 60, 60, 1)", pivots / ours, ">= 1000",
-         verdict(pivots >= 1000 * ours)),
-        ("relative difference from the enumeration", error, "<= 1e-12", verdict(error <= 1e-12)),
-        ("10 layers of width 500: matrix products per layer", products, "<= 30",
-         verdict(products <= 30)),
-    ]  # fmt: skip
+        (
+            "faster than enumerating pivots, widths (10, 60, 60, 1)",
+            pivots / ours,
+            ">= 1000",
+            verdict(pivots >= 1000 * ours),
+        ),
+        (
+            "relative difference from the enumeration",
+            error,
+            "<= 1e-12",
+            verdict(error <= 1e-12),
+        ),
+        (
+            "10 layers of width 500: matrix products per layer",
+            products,
+            "<= 30",
+            verdict(products <= 30),
+        ),
+    ]
     return table
 
 
@@ -94,7 +122,9 @@ def enumerate_pivots(weights: list[np.ndarray]) -> float:
                 head = chain(0, layers[0])[units[0]]
                 tail = chain(layers[-1], k + 1)[:, units[-1]]
                 term = np.sum(head**2) * np.sum(tail**2)
-                for (i, j), (a, b) in zip(pairwise(layers), pairwise(units), strict=True):
+                for (i, j), (a, b) in zip(
+                    pairwise(layers), pairwise(units), strict=True
+                ):
                     term *= chain(i, j)[b, a] ** 2
                 total += term
     return float(total)
@@ -102,7 +132,10 @@ def enumerate_pivots(weights: list[np.ndarray]) -> float:
 
 def ksupport_prox() -> Table:
     s = np.random.default_rng(0).random(1_000_000)
-    table = Table("k-support norm, a million values", ("k", "prox / sort", "value / sort", "holds"))
+    table = Table(
+        "k-support norm, a million values",
+        ("k", "prox / sort", "value / sort", "holds"),
+    )
     for k in (1, 10, 1000):
         norm = spectral.KSupport(k)
         prox, value, sort = seconds(

@@ -22,7 +22,10 @@ class Table:
 
     def markdown(self) -> str:
         lines = [f"## {self.title}", ""]
-        lines += ["| " + " | ".join(self.header) + " |", "|" + " --- |" * len(self.header)]
+        lines += [
+            "| " + " | ".join(self.header) + " |",
+            "|" + " --- |" * len(self.header),
+        ]
         lines += ["| " + " | ".join(map(_text, row)) + " |" for row in self.rows]
         if self.plot:
             lines += ["", f"![{self.title}]({self.plot})"]
@@ -31,9 +34,11 @@ class Table:
 
 
 def seconds(
-    *calls: Callable[[], Any], repeat: int = 7, warm_up: int = 1,
+    *calls: Callable[[], Any],
+    repeat: int = 7,
+    warm_up: int = 1,
     clock: Callable[[], float] = time.perf_counter,
-) -> list[float]:  # fmt: skip
+) -> list[float]:
     """Return the best time of each call; the calls take turns and the warm-up is not timed."""
     for _ in range(warm_up):
         for call in calls:

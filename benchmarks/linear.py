@@ -18,7 +18,15 @@ from benchmarks.harness import Table, exponent, seconds, verdict
 
 
 def run() -> list[Table]:
-    return [solver(), iterated(), sparse_solver(), training(), scaling(), deep(), any_noise()]
+    return [
+        solver(),
+        iterated(),
+        sparse_solver(),
+        training(),
+        scaling(),
+        deep(),
+        any_noise(),
+    ]
 
 
 def solver() -> Table:
@@ -30,9 +38,13 @@ def solver() -> Table:
     )
     table = Table("Exact solution", ("what", "measured", "bar", "holds"))
     table.rows.append(
-        ("dense 2000 x 1500, width 100: cost in SVDs", ours / svd, "<= 1.3",
-         verdict(ours <= 1.3 * svd))
-    )  # fmt: skip
+        (
+            "dense 2000 x 1500, width 100: cost in SVDs",
+            ours / svd,
+            "<= 1.3",
+            verdict(ours <= 1.3 * svd),
+        )
+    )
     return table
 
 
@@ -46,10 +58,12 @@ def iterated() -> Table:
         "DropConnect 100 x 100, correlated inputs": lambda M: overt.LinearNetwork(
             M, 100, overt.DropConnect(0.3), second_moment=A @ A.T / 100
         ),
-        "DropConnect 100 x 100, weak noise, nearly dependent inputs": lambda M: overt.LinearNetwork(
-            M, 100, overt.DropConnect(0.05), second_moment=nearby
+        "DropConnect 100 x 100, weak noise, nearly dependent inputs": lambda M: (
+            overt.LinearNetwork(M, 100, overt.DropConnect(0.05), second_moment=nearby)
         ),
-        "deep 100 x 80, widths 60-60": lambda M: overt.DeepLinearNetwork(M, (60, 60), 0.3),
+        "deep 100 x 80, widths 60-60": lambda M: overt.DeepLinearNetwork(
+            M, (60, 60), 0.3
+        ),
         "sliding DropBlock 60 x 40, width 32": lambda M: overt.LinearNetwork(
             M, 32, overt.DropBlock(0.5, 4, "sliding")
         ),
@@ -61,7 +75,8 @@ def iterated() -> Table:
         ),
     }
     table = Table(
-        "Solvers that iterate", ("problem", "seconds", "in SVDs", "status", "relative gap")
+        "Solvers that iterate",
+        ("problem", "seconds", "in SVDs", "status", "relative gap"),
     )
     with threadpool_limits(1):
         for name, build in networks.items():
@@ -75,7 +90,13 @@ def iterated() -> Table:
                 repeat=2,
                 warm_up=0,
             )
-            row = name, took, took / svd, str(best.status), best.certificate.relative_gap
+            row = (
+                name,
+                took,
+                took / svd,
+                str(best.status),
+                best.certificate.relative_gap,
+            )
             table.rows.append(row)
     return table
 
@@ -120,18 +141,42 @@ def deep() -> Table:
         certificate = best.rank_certificate
         ranked += certificate.least == certificate.most
         equal = ranks[reached <= best.objective * (1 + 1e-9)]
-        contradicted += int(np.sum((equal < certificate.least) | (equal > certificate.most)))
+        contradicted += int(
+            np.sum((equal < certificate.least) | (equal > certificate.most))
+        )
     M = rng.standard_normal((1000, 1000))
     wide = overt.DeepLinearNetwork(M, (1000,) * 5, 0.2)
-    ours, svd = seconds(wide.solve, lambda: np.linalg.svd(M, full_matrices=False), repeat=1)
+    ours, svd = seconds(
+        wide.solve, lambda: np.linalg.svd(M, full_matrices=False), repeat=1
+    )
     table = Table(f"{networks} deep networks", ("what", "measured", "bar", "holds"))
     table.rows += [
         ("objective over the best descent", above, "<= 1e-9", verdict(above <= 1e-9)),
         ("dropout: optimal", f"{optimal} of {plain}", "all", verdict(optimal == plain)),
-        ("dropout: largest relative gap", max(gaps), "<= 1e-9", verdict(max(gaps) <= 1e-9)),
-        ("dropout: ranks decided", f"{ranked} of {plain}", "all", verdict(ranked == plain)),
-        ("ranks contradicted by a descent", contradicted, "0", verdict(contradicted == 0)),
-        ("rank 1000, 5 layers: seconds beyond an SVD", ours - svd, "<= 1", verdict(ours < svd + 1)),
+        (
+            "dropout: largest relative gap",
+            max(gaps),
+            "<= 1e-9",
+            verdict(max(gaps) <= 1e-9),
+        ),
+        (
+            "dropout: ranks decided",
+            f"{ranked} of {plain}",
+            "all",
+            verdict(ranked == plain),
+        ),
+        (
+            "ranks contradicted by a descent",
+            contradicted,
+            "0",
+            verdict(contradicted == 0),
+        ),
+        (
+            "rank 1000, 5 layers: seconds beyond an SVD",
+            ours - svd,
+            "<= 1",
+            verdict(ours < svd + 1),
+        ),
     ]
     return table
 
@@ -141,7 +186,9 @@ def _deep_network(rng: np.random.Generator, mixed: bool) -> overt.DeepLinearNetw
     widths = tuple(rng.integers(1, 41, layers).tolist())
     outputs, inputs = rng.integers(1, 41, 2)
     A = rng.standard_normal((inputs, 2 * inputs))
-    noises: list[overt.noise.Noise] = [overt.Dropout(p) for p in rng.uniform(0.05, 0.9, layers)]
+    noises: list[overt.noise.Noise] = [
+        overt.Dropout(p) for p in rng.uniform(0.05, 0.9, layers)
+    ]
     if mixed:
         kinds = [
             lambda d: overt.KeepExactly(int(rng.integers(1, d + 1))),
@@ -150,7 +197,9 @@ def _deep_network(rng: np.random.Generator, mixed: bool) -> overt.DeepLinearNetw
         ]
         noises = [kinds[int(rng.integers(3))](d) for d in widths]
     target = rng.standard_normal((outputs, inputs))
-    return overt.DeepLinearNetwork(target, widths, noise=noises, second_moment=A @ A.T / inputs)
+    return overt.DeepLinearNetwork(
+        target, widths, noise=noises, second_moment=A @ A.T / inputs
+    )
 
 
 def _descents(
@@ -183,15 +232,32 @@ def _descents(
 def any_noise() -> Table:
     """Noises with correlated units: the gap of the best network that is known."""
     table = Table("Any noise over units", ("noise", "relative gap", "bar", "holds"))
-    ring = [np.mean([(t >= 2) and ((t + k) % 8 >= 2) for t in range(8)]) for k in range(8)]
+    ring = [
+        np.mean([(t >= 2) and ((t + k) % 8 >= 2) for t in range(8)]) for k in range(8)
+    ]
     shift = (np.arange(8)[:, None] - np.arange(8)) % 8
     arcs = np.array(ring)[shift] / ring[0] ** 2 - 1
     decaying = 0.6 ** np.abs(np.subtract.outer(np.arange(12), np.arange(12)))
     cases = [
-        ("one arc of 2 of a ring of 8", overt.CovarianceNoise(np.ones(8), arcs), 8, 1e-6),
+        (
+            "one arc of 2 of a ring of 8",
+            overt.CovarianceNoise(np.ones(8), arcs),
+            8,
+            1e-6,
+        ),
         ("sliding blocks of 2, 9 units", overt.DropBlock(0.5, 2, "sliding"), 9, 0.039),
-        ("sliding blocks of 3, 16 units", overt.DropBlock(0.3, 3, "sliding"), 16, 0.118),
-        ("autoregressive .6, 12 units", overt.CovarianceNoise(np.ones(12), decaying), 12, 0.0143),
+        (
+            "sliding blocks of 3, 16 units",
+            overt.DropBlock(0.3, 3, "sliding"),
+            16,
+            0.118,
+        ),
+        (
+            "autoregressive .6, 12 units",
+            overt.CovarianceNoise(np.ones(12), decaying),
+            12,
+            0.0143,
+        ),
     ]
     for name, noise, width, bar in cases:
         target = np.diag(np.arange(width, 0, -1) / width)
@@ -205,7 +271,9 @@ def sparse_solver() -> Table:
         [sys.executable, "-c", SPARSE], check=True, capture_output=True, text=True
     ).stdout.split()
     took, before, peak, rank, gap, entries = map(float, out)
-    table = Table("Sparse 200,000 x 50,000 with 5 million entries", ("what", "measured"))
+    table = Table(
+        "Sparse 200,000 x 50,000 with 5 million entries", ("what", "measured")
+    )
     table.rows += [
         ("seconds", took),
         ("rank of the optimum at width 20", int(rank)),
@@ -252,14 +320,19 @@ def training() -> Table:
         one, two = seconds(partial(train, n_jobs=1), partial(train, n_jobs=2), repeat=3)
     ratio = (theirs / 500) / (ours / steps)
     table = Table(
-        "Training, M 120 x 80, width 20, one sample a step", ("what", "measured", "bar", "holds")
+        "Training, M 120 x 80, width 20, one sample a step",
+        ("what", "measured", "bar", "holds"),
     )
     table.rows += [
-        ("steps per second against a plain PyTorch loop, one thread each", ratio, ">= 40",
-         verdict(ratio >= 40)),
+        (
+            "steps per second against a plain PyTorch loop, one thread each",
+            ratio,
+            ">= 40",
+            verdict(ratio >= 40),
+        ),
         ("microseconds per step", ours / steps * 1e6, "", ""),
         ("speed-up of 4 seeds from 2 threads", one / two, "", ""),
-    ]  # fmt: skip
+    ]
     return table
 
 
@@ -274,31 +347,44 @@ def scaling() -> Table:
             sizes,
             [
                 seconds(
-                    lambda n=n: overt.LinearNetwork(targets[n], 32, overt.Dropout(0.5)).solve(),
+                    lambda n=n: overt.LinearNetwork(
+                        targets[n], 32, overt.Dropout(0.5)
+                    ).solve(),
                     repeat=3,
                 )[0]
                 for n in sizes
             ],
         )
         factors = {
-            d: (rng.standard_normal((400, d)), rng.standard_normal((400, d))) for d in widths
+            d: (rng.standard_normal((400, d)), rng.standard_normal((400, d)))
+            for d in widths
         }
         curves["penalty (Dropout), against width"] = (
             widths,
             [
-                seconds(partial(overt.penalty.shallow, *factors[d], overt.Dropout(0.5)))[0]
+                seconds(
+                    partial(overt.penalty.shallow, *factors[d], overt.Dropout(0.5))
+                )[0]
                 for d in widths
             ],
         )
         curves["penalty (DropBlock), against width"] = (
             widths,
             [
-                seconds(partial(overt.penalty.shallow, *factors[d], overt.DropBlock(0.5, 4)))[0]
+                seconds(
+                    partial(overt.penalty.shallow, *factors[d], overt.DropBlock(0.5, 4))
+                )[0]
                 for d in widths
             ],
         )
-        curves["training step, against width"] = widths, [_step_time(rng, 100, d) for d in widths]
-        curves["training step, against size"] = sizes, [_step_time(rng, n, 16) for n in sizes]
+        curves["training step, against width"] = (
+            widths,
+            [_step_time(rng, 100, d) for d in widths],
+        )
+        curves["training step, against size"] = (
+            sizes,
+            [_step_time(rng, n, 16) for n in sizes],
+        )
     table = Table("Scaling", ("what", "from", "to", "exponent"), plot="scaling.png")
     for name, (values, times) in curves.items():
         table.rows.append((name, values[0], values[-1], exponent(values, times)))
@@ -319,7 +405,9 @@ def _plot(curves: dict[str, tuple[tuple[int, ...], list[float]]]) -> None:
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
     for name, (values, times) in curves.items():
-        axes.loglog(values, times, "o-", ms=4, label=f"{name}: {exponent(values, times):.2f}")
+        axes.loglog(
+            values, times, "o-", ms=4, label=f"{name}: {exponent(values, times):.2f}"
+        )
     axes.set_xlabel("size or width")
     axes.set_ylabel("seconds")
     axes.legend(frameon=False, fontsize=8, title="exponent")

@@ -50,9 +50,22 @@ def run() -> list[Table]:
 def dropblock() -> Table:
     table = Table(
         "DropBlock: time against max-pooling a seed mask (torchvision's algorithm), one thread",
-        ("tensor", "block", "overt ms", "uniform ms", "grid ms", "max-pool ms", "ratio", "<= 1"),
+        (
+            "tensor",
+            "block",
+            "overt ms",
+            "uniform ms",
+            "grid ms",
+            "max-pool ms",
+            "ratio",
+            "<= 1",
+        ),
     )
-    for shape, block in (((32, 64, 14, 14), 7), ((32, 64, 9, 13), 5), ((8, 32, 56, 56), 7)):
+    for shape, block in (
+        ((32, 64, 14, 14), 7),
+        ((32, 64, 9, 13), 5),
+        ((8, 32, 56, 56), 7),
+    ):
         x = torch.randn(shape)
         layers = [
             DropBlock2d(0.1, block),
@@ -63,7 +76,9 @@ def dropblock() -> Table:
         times = seconds(*calls, lambda x=x, b=block: seed_mask(x, 0.1, b))
         ratio = times[0] / times[3]
         row = [1e3 * t for t in times]
-        table.rows.append(("x".join(map(str, shape)), block, *row, ratio, verdict(ratio <= 1)))
+        table.rows.append(
+            ("x".join(map(str, shape)), block, *row, ratio, verdict(ratio <= 1))
+        )
     table.notes.append(
         "Even blocks, which the max-pooling algorithm does not take, cost the same: the mask is a "
         "running minimum by doubling on bytes."
@@ -73,7 +88,9 @@ def dropblock() -> Table:
 
 def mlp() -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(784, 1024), nn.ReLU(), nn.Dropout(0.5), nn.Linear(1024, 10))
+    return nn.Sequential(
+        nn.Linear(784, 1024), nn.ReLU(), nn.Dropout(0.5), nn.Linear(1024, 10)
+    )
 
 
 def training_step() -> Table:
@@ -89,9 +106,18 @@ def training_step() -> Table:
             optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
             plain = step(model, optimizer, x, y, loss, with_penalty=False)
             ours = step(net, optimizer, x, y, loss, with_penalty=True)
-            sampled, penalized = seconds(plain, ours, repeat=60, clock=time.process_time)
+            sampled, penalized = seconds(
+                plain, ours, repeat=60, clock=time.process_time
+            )
             ratio = penalized / sampled
-            row = (loss, batch, 1e3 * sampled, 1e3 * penalized, ratio, verdict(ratio <= 1))
+            row = (
+                loss,
+                batch,
+                1e3 * sampled,
+                1e3 * penalized,
+                ratio,
+                verdict(ratio <= 1),
+            )
             table.rows.append(row)
     return table
 
@@ -103,31 +129,45 @@ def deep_training_step() -> Table:
         ("network", "sampled ms", "penalty ms", "ratio", "<= 3", "moments / pass"),
     )
     torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(64, 4, 128, 0.1, "gelu", batch_first=True, norm_first=True)
+    layer = nn.TransformerEncoderLayer(
+        64, 4, 128, 0.1, "gelu", batch_first=True, norm_first=True
+    )
     networks = {
         "784-512-512-10": (
             nn.Sequential(
-                nn.Linear(784, 512), nn.ReLU(), nn.Dropout(0.5), nn.Linear(512, 512), nn.ReLU(),
-                nn.Dropout(0.5), nn.Linear(512, 10),
+                nn.Linear(784, 512),
+                nn.ReLU(),
+                nn.Dropout(0.5),
+                nn.Linear(512, 512),
+                nn.ReLU(),
+                nn.Dropout(0.5),
+                nn.Linear(512, 10),
             ),
             torch.rand(64, 784),
         ),
         "CNN, two dropouts": (
             nn.Sequential(
-                nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Dropout(0.2),
-                nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(),
-                nn.Dropout(0.5), nn.Linear(32 * 14 * 14, 10),
+                nn.Conv2d(1, 16, 3, padding=1),
+                nn.ReLU(),
+                nn.Dropout(0.2),
+                nn.Conv2d(16, 32, 3, padding=1),
+                nn.ReLU(),
+                nn.AvgPool2d(2),
+                nn.Flatten(),
+                nn.Dropout(0.5),
+                nn.Linear(32 * 14 * 14, 10),
             ),
             torch.rand(32, 1, 28, 28),
         ),
         "transformer, 2 layers": (
             nn.Sequential(
-                nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Flatten(),
+                nn.TransformerEncoder(layer, 2, enable_nested_tensor=False),
+                nn.Flatten(),
                 nn.Linear(16 * 64, 10),
             ),
             torch.randn(32, 16, 64),
         ),
-    }  # fmt: skip
+    }
     for name, (model, x) in networks.items():
         y = torch.randint(10, (len(x),))
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
@@ -143,7 +183,14 @@ def deep_training_step() -> Table:
                 clock=time.process_time,
             )
         ratio = penalized / sampled
-        row = (name, 1e3 * sampled, 1e3 * penalized, ratio, verdict(ratio <= 3), moments / one)
+        row = (
+            name,
+            1e3 * sampled,
+            1e3 * penalized,
+            ratio,
+            verdict(ratio <= 3),
+            moments / one,
+        )
         table.rows.append(row)
     return table
 
@@ -171,14 +218,24 @@ def gradients() -> Table:
     """The gradient of one probe: its variance, and its mean against two others."""
     table = Table(
         "64-128-128-10, two dropouts of .5, cross-entropy: the gradient of a step with one probe",
-        ("trained, steps", "variance / sampled dropout's", "off the penalty's own gradient",
-         "off sampled dropout's", "the penalty's off sampled dropout's"),
-    )  # fmt: skip
+        (
+            "trained, steps",
+            "variance / sampled dropout's",
+            "off the penalty's own gradient",
+            "off sampled dropout's",
+            "the penalty's off sampled dropout's",
+        ),
+    )
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Linear(64, 128), nn.ReLU(), nn.Dropout(0.5), nn.Linear(128, 128), nn.ReLU(),
-        nn.Dropout(0.5), nn.Linear(128, 10),
-    )  # fmt: skip
+        nn.Linear(64, 128),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(128, 128),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(128, 10),
+    )
     x, y = torch.randn(64, 64), torch.randint(10, (64,))
     net, weights = without_noise(model, loss="cross_entropy"), list(model.parameters())
     optimizer = torch.optim.Adam(weights, 1e-3)
@@ -192,17 +249,25 @@ def gradients() -> Table:
             functional.cross_entropy(model.train()(x), y).backward()
             optimizer.step()
         net.train()
-        sampled = torch.stack([flat(functional.cross_entropy(model(x), y)) for _ in range(2000)])
+        sampled = torch.stack(
+            [flat(functional.cross_entropy(model(x), y)) for _ in range(2000)]
+        )
         probed = torch.stack(
-            [flat(functional.cross_entropy(net(x), y) + net.penalty) for _ in range(300)]
+            [
+                flat(functional.cross_entropy(net(x), y) + net.penalty)
+                for _ in range(300)
+            ]
         )
         penalty = explicit_penalty(model, x, y, loss="cross_entropy").value
         own = flat(functional.cross_entropy(model.eval()(x), y) + penalty)
         truth, mean = sampled.mean(0), probed.mean(0)
         off = [
-            float((a - b).norm() / b.norm()) for a, b in ((mean, own), (mean, truth), (own, truth))
+            float((a - b).norm() / b.norm())
+            for a, b in ((mean, own), (mean, truth), (own, truth))
         ]
-        table.rows.append((steps, float(probed.var(0).sum() / sampled.var(0).sum()), *off))
+        table.rows.append(
+            (steps, float(probed.var(0).sum() / sampled.var(0).sum()), *off)
+        )
     table.notes.append(
         "A probe's gradient leaves out how variances inside the network depend on the weights, and "
         "takes the loss itself at a draw of the linearized network; the penalty's own is that of "
@@ -226,7 +291,9 @@ def gradient_biases() -> Table:
             y = torch.randn(16, 3) if loss == "mse" else torch.randint(3, (16,))
             found = without_noise(model, loss=loss).gradient_bias(x, y, samples=400)
             table.rows.append((name, loss, found.value, found.upper))
-    table.notes.append("Against 400 passes with sampled noise; `gradient_bias` measures any model.")
+    table.notes.append(
+        "Against 400 passes with sampled noise; `gradient_bias` measures any model."
+    )
     return table
 
 
@@ -272,7 +339,10 @@ BIASED = {
     "6-64-3, dropout .5 before the last layer": (last_layer, (6,)),
     "6-32-32-3, two dropouts of .5": (lambda: small_mlp(32), (6,)),
     "6-128-128-3, two dropouts of .5": (lambda: small_mlp(128), (6,)),
-    "6-32-32-3, LayerNorm, two dropouts of .5": (lambda: small_mlp(32, norm=True), (6,)),
+    "6-32-32-3, LayerNorm, two dropouts of .5": (
+        lambda: small_mlp(32, norm=True),
+        (6,),
+    ),
     "CNN, 4 channels, Dropout2d .3, max pooling": (lambda: small_cnn(4), (1, 8, 8)),
     "CNN, 16 channels, Dropout2d .3, max pooling": (lambda: small_cnn(16), (1, 8, 8)),
     "transformer, 2 layers of 32, dropout .1": (SmallTransformer, (5, 32)),
@@ -283,7 +353,13 @@ def convergence() -> Table:
     """Equal steps from the same start on scikit-learn's digits; five seeds of the sampling."""
     table = Table(
         "Digits, 64-256-10: the dropout objective after 300 steps of SGD (batch 32), same start",
-        ("loss", "sampled (mean of 5 seeds)", "its spread", "penalty", "equal or lower"),
+        (
+            "loss",
+            "sampled (mean of 5 seeds)",
+            "its spread",
+            "penalty",
+            "equal or lower",
+        ),
     )
     from sklearn.datasets import load_digits
 
@@ -292,8 +368,12 @@ def convergence() -> Table:
     y = torch.tensor(digits.target)
     for loss, rate in (("squared", 0.1), ("cross_entropy", 0.5)):
         torch.manual_seed(0)
-        base = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Dropout(0.5), nn.Linear(256, 10))
-        sampled = torch.tensor([reached(base, x, y, loss, rate, seed) for seed in range(5)])
+        base = nn.Sequential(
+            nn.Linear(64, 256), nn.ReLU(), nn.Dropout(0.5), nn.Linear(256, 10)
+        )
+        sampled = torch.tensor(
+            [reached(base, x, y, loss, rate, seed) for seed in range(5)]
+        )
         ours = reached(base, x, y, loss, rate, None)
         row = (loss, float(sampled.mean()), float(sampled.std()), ours)
         table.rows.append((*row, verdict(ours <= float(sampled.mean()))))
@@ -321,7 +401,9 @@ def reached(base, x, y, loss, rate, seed):
         torch.manual_seed(7)
         model.train()
         return float(
-            torch.stack([functional.cross_entropy(model(x), y) for _ in range(200)]).mean()
+            torch.stack(
+                [functional.cross_entropy(model(x), y) for _ in range(200)]
+            ).mean()
         )
 
 
@@ -341,7 +423,9 @@ def one_pass() -> Table:
                 clock=time.process_time,
             )
         ratio = sampled / ours
-        table.rows.append((batch, 1e3 * ours, 1e3 * sampled, ratio, verdict(ratio >= 50)))
+        table.rows.append(
+            (batch, 1e3 * ours, 1e3 * sampled, ratio, verdict(ratio >= 50))
+        )
     return table
 
 
@@ -377,7 +461,9 @@ def audits() -> Table:
         ("network", "rows", "audit ms", "pass ms", "passes", "<= 30"),
     )
     torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(64, 4, 128, 0.1, "gelu", batch_first=True, norm_first=True)
+    layer = nn.TransformerEncoderLayer(
+        64, 4, 128, 0.1, "gelu", batch_first=True, norm_first=True
+    )
     encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
     for name, model, x in (
         ("8-32-3", dense(8, 32, 3), torch.randn(200, 8)),
@@ -399,9 +485,11 @@ def audits() -> Table:
                     model(part)
 
         ours, one = seconds(
-            lambda m=model, x=x, y=y: audit(m, (x, y), "cross_entropy"), passes, repeat=9,
+            lambda m=model, x=x, y=y: audit(m, (x, y), "cross_entropy"),
+            passes,
+            repeat=9,
             clock=time.process_time,
-        )  # fmt: skip
+        )
         table.rows.append(
             (name, len(x), 1e3 * ours, 1e3 * one, ours / one, verdict(ours / one <= 30))
         )

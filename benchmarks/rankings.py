@@ -39,9 +39,14 @@ def compare(size: str, split: str) -> Table:
         f"Rankings: MovieLens {size.upper()}, {_names[split]}",
         ("who", "setting", *SHOWN, "CPU seconds"),
     )
-    DropoutCompletion(max_sweeps=1, missing="negative", n_jobs=1).fit_entries(train)  # compiles
+    DropoutCompletion(max_sweeps=1, missing="negative", n_jobs=1).fit_entries(
+        train
+    )  # compiles
     found = {}
-    for name, setting in (("overt", {"missing": "negative"}), ("overt, values and choices", {})):
+    for name, setting in (
+        ("overt", {"missing": "negative"}),
+        ("overt, values and choices", {}),
+    ):
         start = time.process_time()
         model = DropoutCompletion(n_jobs=1, **setting).fit_entries(train)
         ranking = model.prepare_ranking()._ranking()
@@ -63,7 +68,10 @@ def compare(size: str, split: str) -> Table:
     return table
 
 
-_names = {"random": "a random tenth held out", "last": "the last tenth of each row held out"}
+_names = {
+    "random": "a random tenth held out",
+    "last": "the last tenth of each row held out",
+}
 
 
 def _add(table, who, setting, figures, cpu) -> None:  # type: ignore[no-untyped-def]
@@ -82,11 +90,21 @@ def _peers(entries: Entries, train: Entries, split: str):  # type: ignore[no-unt
         given, out = Path(folder) / "split.npz", Path(folder) / "lists.npz"
         values = Strengths.of(entries.values)(train.values)
         np.savez(
-            given, rows=train.rows, cols=train.cols, values=values, slice=validation,
-            good=train.values >= least_relevant(entries.values), shape=train.shape,
-        )  # fmt: skip
+            given,
+            rows=train.rows,
+            cols=train.cols,
+            values=values,
+            slice=validation,
+            good=train.values >= least_relevant(entries.values),
+            shape=train.shape,
+        )
         script = str(Path(__file__).with_name("_rankers.py"))
-        command = [os.environ.get("OVERT_PEERS", sys.executable), script, str(given), str(out)]
+        command = [
+            os.environ.get("OVERT_PEERS", sys.executable),
+            script,
+            str(given),
+            str(out),
+        ]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         with np.load(out) as lists:
             return json.loads(done.stdout.splitlines()[-1]), dict(lists)

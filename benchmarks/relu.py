@@ -28,17 +28,33 @@ def run() -> list[Table]:
 def training() -> Table:
     table = Table(
         f"Algorithm 4: time of {STEPS} steps against PyTorch, drop probability .5",
-        ("width", "inputs", "overt ms", "autograd ms", "by hand ms", "autograd / overt",
-         "by hand / overt", "faster than both"),
-    )  # fmt: skip
+        (
+            "width",
+            "inputs",
+            "overt ms",
+            "autograd ms",
+            "by hand ms",
+            "autograd / overt",
+            "by hand / overt",
+            "faster than both",
+        ),
+    )
     for width, inputs in ((100, 64), (1000, 64), (1000, 784), (4000, 784)):
         problem = _problem(width, inputs)
         calls = [_call(loop, *problem) for loop in (kernels.descend, autograd, by_hand)]
         ours, automatic, manual = seconds(*calls, repeat=3)
         table.rows.append(
-            (width, inputs, 1e3 * ours, 1e3 * automatic, 1e3 * manual, automatic / ours,
-             manual / ours, verdict(ours < min(automatic, manual)))
-        )  # fmt: skip
+            (
+                width,
+                inputs,
+                1e3 * ours,
+                1e3 * automatic,
+                1e3 * manual,
+                automatic / ours,
+                manual / ours,
+                verdict(ours < min(automatic, manual)),
+            )
+        )
     table.notes.append(
         "Autograd is the algorithm as one writes it in PyTorch; by hand has no graph, one in-place "
         "rank-one update and one pass for the norms. The kernel skips dropped rows and reads the "
@@ -94,7 +110,11 @@ def autograd(W, a, X, y, order, masks, learning_rate, max_norm, margins):  # typ
 
 
 def by_hand(W, a, X, y, order, masks, learning_rate, max_norm, margins):  # type: ignore[no-untyped-def]
-    weight, inputs, kept = torch.tensor(W), torch.tensor(X), torch.tensor(masks).double()
+    weight, inputs, kept = (
+        torch.tensor(W),
+        torch.tensor(X),
+        torch.tensor(masks).double(),
+    )
     top = torch.tensor(a) / math.sqrt(len(a))
     for t, i in enumerate(order):
         z = weight @ inputs[i]

@@ -28,7 +28,11 @@ def folder_of(place: Path, ratings: int, files: int = 8) -> Path:
     """Write a folder of Parquet files: 150 ratings a row, columns as the square root."""
     import duckdb
 
-    path, rows, cols = place / f"{ratings}", max(50, ratings // 150), int(6 * ratings**0.5)
+    path, rows, cols = (
+        place / f"{ratings}",
+        max(50, ratings // 150),
+        int(6 * ratings**0.5),
+    )
     path.mkdir()
     for part in range(files):
         drawn = (
@@ -80,9 +84,17 @@ def capacity() -> Table:
     """Measure sweeps from disk, at sizes ten times apart."""
     table = Table(
         f"Ratings in files: one thread, {FACTORS} factors, signals left out",
-        ("ratings", "memory_limit", "reading, CPU s", "a sweep, CPU s", "of linear from the last",
-         "private memory after sweeps, GB", "resident, peak, GB", "covariances"),
-    )  # fmt: skip
+        (
+            "ratings",
+            "memory_limit",
+            "reading, CPU s",
+            "a sweep, CPU s",
+            "of linear from the last",
+            "private memory after sweeps, GB",
+            "resident, peak, GB",
+            "covariances",
+        ),
+    )
     largest, last = float(os.environ.get("OVERT_RATINGS", "1e7")), None
     with tempfile.TemporaryDirectory() as place:
         for size in 10.0 ** np.arange(6, np.log10(largest) + 0.01):
@@ -90,7 +102,9 @@ def capacity() -> Table:
             limit = f"{max(1.0, size / 1e7):.0f}GB"
             found = measured(folder, limit)
             ratio = (
-                found["sweep"] / (last["sweep"] * found["ratings"] / last["ratings"]) if last else 1
+                found["sweep"] / (last["sweep"] * found["ratings"] / last["ratings"])
+                if last
+                else 1
             )
             cells = (
                 f"{found['anon'] / 1e9:.2f}",
@@ -98,7 +112,14 @@ def capacity() -> Table:
                 found["covariance"],
             )
             table.rows.append(
-                (f"{found['ratings']:,}", limit, found["reading"], found["sweep"], ratio, *cells)
+                (
+                    f"{found['ratings']:,}",
+                    limit,
+                    found["reading"],
+                    found["sweep"],
+                    ratio,
+                    *cells,
+                )
             )
             last = found
             print(found, flush=True)
@@ -170,9 +191,18 @@ def shared(sizes: Sequence[float] = (1e6, 1e7, 2e7), compared: float = 2e7) -> T
     """Measure what two workers take beside two threads, and what the client holds."""
     table = Table(
         f"A folder fitted by two workers: {FACTORS} factors, signals left out",
-        ("ratings", "client's memory beyond its start, MB", "a sweep, CPU s (all processes)",
-         "two threads", "ratio", "wall s", "two threads", "ratio", "largest difference"),
-    )  # fmt: skip
+        (
+            "ratings",
+            "client's memory beyond its start, MB",
+            "a sweep, CPU s (all processes)",
+            "two threads",
+            "ratio",
+            "wall s",
+            "two threads",
+            "ratio",
+            "largest difference",
+        ),
+    )
     with tempfile.TemporaryDirectory() as place:
         for size in sizes:
             folder, both = folder_of(Path(place), int(size)), size == compared
@@ -180,12 +210,19 @@ def shared(sizes: Sequence[float] = (1e6, 1e7, 2e7), compared: float = 2e7) -> T
             cells: list[Any] = []
             for what in ("cpu", "wall"):
                 mine, theirs = (
-                    min(turn[kind][what] if kind in turn else np.nan for turn in found["turns"])
+                    min(
+                        turn[kind][what] if kind in turn else np.nan
+                        for turn in found["turns"]
+                    )
                     for kind in ("dask", "threads")
                 )
                 cells += [mine, theirs, mine / theirs]
             first = found["turns"][0]
-            apart = abs(first["dask"]["objective"] - first["threads"]["objective"]) if both else ""
+            apart = (
+                abs(first["dask"]["objective"] - first["threads"]["objective"])
+                if both
+                else ""
+            )
             count = f"{first['dask']['ratings']:,}"
             table.rows.append((count, found["peak"] / 1e6, *cells, apart))
             print(found, flush=True)
@@ -197,7 +234,9 @@ def open_files() -> int:
 
 
 def resident() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf(
+        "SC_PAGE_SIZE"
+    )
 
 
 def lived(rounds: int, minutes: float = 0.0) -> list[tuple[int, int]]:
@@ -225,10 +264,26 @@ def endurance() -> Table:
     early, late = found[len(found) // 4], found[-1]
     table = Table(
         "Fit, predict, save, load, again and again",
-        ("minutes", "rounds", "MB after a quarter", "at the end", "files", "at the end", "flat"),
-    )  # fmt: skip
+        (
+            "minutes",
+            "rounds",
+            "MB after a quarter",
+            "at the end",
+            "files",
+            "at the end",
+            "flat",
+        ),
+    )
     flat = late[1] <= early[1] and late[0] < 1.05 * early[0]
-    row = (minutes, len(found), early[0] / 1e6, late[0] / 1e6, early[1], late[1], verdict(flat))
+    row = (
+        minutes,
+        len(found),
+        early[0] / 1e6,
+        late[0] / 1e6,
+        early[1],
+        late[1],
+        verdict(flat),
+    )
     table.rows.append(row)
     return table
 

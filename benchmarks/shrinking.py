@@ -33,7 +33,10 @@ TRAIN, TEST, SEEDS, KEEP, STEPS, TURNS = 1500, 1000, 3, 0.25, 60, 7
 class Block(nn.Module):
     def __init__(self, a: int, b: int, stride: int) -> None:
         super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(a, b, 3, stride, 1, bias=False), nn.BatchNorm2d(b)
+        self.conv1, self.bn1 = (
+            nn.Conv2d(a, b, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(b),
+        )
         self.conv2, self.bn2 = nn.Conv2d(b, b, 3, 1, 1, bias=False), nn.BatchNorm2d(b)
         self.side = nn.Conv2d(a, b, 1, stride) if stride > 1 else nn.Identity()
 
@@ -60,7 +63,11 @@ class Attention(nn.Module):
 class Layer(nn.Module):
     def __init__(self, d: int, heads: int) -> None:
         super().__init__()
-        self.n1, self.attention, self.n2 = nn.LayerNorm(d), Attention(d, heads), nn.LayerNorm(d)
+        self.n1, self.attention, self.n2 = (
+            nn.LayerNorm(d),
+            Attention(d, heads),
+            nn.LayerNorm(d),
+        )
         self.up, self.down = nn.Linear(d, 4 * d), nn.Linear(4 * d, d)
 
     def forward(self, x: Any) -> Any:
@@ -71,7 +78,10 @@ class Layer(nn.Module):
 class Transformer(nn.Module):
     def __init__(self, d: int = 32, heads: int = 4, depth: int = 2) -> None:
         super().__init__()
-        self.patch, self.place = nn.Conv2d(1, d, 7, 7), nn.Parameter(torch.randn(16, d) / 50)
+        self.patch, self.place = (
+            nn.Conv2d(1, d, 7, 7),
+            nn.Parameter(torch.randn(16, d) / 50),
+        )
         self.layers = nn.Sequential(*(Layer(d, heads) for _ in range(depth)))
         self.norm, self.last = nn.LayerNorm(d), nn.Linear(d, 10)
 
@@ -82,18 +92,34 @@ class Transformer(nn.Module):
 
 def cnn() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(32 * 49, 64), nn.ReLU(), nn.Dropout(0.3), nn.Linear(64, 10),
-    )  # fmt: skip
+        nn.Conv2d(1, 16, 3, padding=1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32 * 49, 64),
+        nn.ReLU(),
+        nn.Dropout(0.3),
+        nn.Linear(64, 10),
+    )
 
 
 def resnet() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), Block(8, 8, 1),
-        Block(8, 16, 2), Block(16, 32, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        Block(8, 8, 1),
+        Block(8, 16, 2),
+        Block(16, 32, 2),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
         nn.Linear(32, 10),
-    )  # fmt: skip
+    )
 
 
 NETWORKS = {
@@ -114,7 +140,9 @@ def images(name: str) -> tuple[torch.Tensor, ...]:
     return tuple(parts)
 
 
-def train(model: nn.Module, x: Any, y: Any, steps: int, seed: int, rate: float) -> nn.Module:
+def train(
+    model: nn.Module, x: Any, y: Any, steps: int, seed: int, rate: float
+) -> nn.Module:
     """Train in place on batches of 50."""
     torch.manual_seed(seed)
     optimizer = torch.optim.AdamW(model.train().parameters(), lr=rate)
@@ -144,10 +172,16 @@ def pruned(model: nn.Module, example: Any, ratio: float) -> nn.Module:
     }
     linear = [module for module in small.modules() if isinstance(module, nn.Linear)]
     pruner = torch_pruning.pruner.BasePruner(
-        small, example, importance=torch_pruning.importance.GroupMagnitudeImportance(p=2),
-        pruning_ratio=ratio, ignored_layers=linear[-1:], num_heads=heads, prune_head_dims=False,
-        prune_num_heads=True, head_pruning_ratio=ratio,
-    )  # fmt: skip
+        small,
+        example,
+        importance=torch_pruning.importance.GroupMagnitudeImportance(p=2),
+        pruning_ratio=ratio,
+        ignored_layers=linear[-1:],
+        num_heads=heads,
+        prune_head_dims=False,
+        prune_num_heads=True,
+        head_pruning_ratio=ratio,
+    )
     pruner.step()
     return small
 
@@ -192,16 +226,33 @@ def turns(*calls: Any) -> list[float]:
 def run() -> list[Table]:
     quality = Table(
         f"Compression to a quarter: test accuracy, {TRAIN:,} training images, {SEEDS} seeds",
-        ("network", "whole", "a quarter of", "overt, share", "accuracy", "recovered",
-         "torch-pruning, share", "accuracy", "recovered"),
-    )  # fmt: skip
+        (
+            "network",
+            "whole",
+            "a quarter of",
+            "overt, share",
+            "accuracy",
+            "recovered",
+            "torch-pruning, share",
+            "accuracy",
+            "recovered",
+        ),
+    )
     price = Table(
         f"Compression and audit: CPU time, least of {TURNS} in turns, one thread",
-        ("network", "compress / one step of torch-pruning", "<= 2", "/ its way to the share",
-         "audit in passes", "<= 30"),
-    )  # fmt: skip
+        (
+            "network",
+            "compress / one step of torch-pruning",
+            "<= 2",
+            "/ its way to the share",
+            "audit in passes",
+            "<= 30",
+        ),
+    )
     if "OVERT_DATA" not in os.environ:
-        quality.notes.append("Without OVERT_DATA, a folder with the images, nothing is measured.")
+        quality.notes.append(
+            "Without OVERT_DATA, a folder with the images, nothing is measured."
+        )
         return [quality]
     torch.set_num_threads(1)
     peer = find_spec("torch_pruning") is not None
@@ -217,7 +268,9 @@ def run() -> list[Table]:
             means = np.mean([row[i] for row in rows], 0)
             spread = np.std([row[i] for row in rows], 0)
             cells = [f"{m:.3f} ± {d:.3f}" for m, d in zip(means, spread, strict=True)]
-            quality.rows.append((name, cells[0], of.replace("_", "-"), *cells[1:], *[""] * 3)[:9])
+            quality.rows.append(
+                (name, cells[0], of.replace("_", "-"), *cells[1:], *[""] * 3)[:9]
+            )
         price.rows.append((name, *_prices(model, x, y, peer)))
     quality.notes.append(
         f"compress(model, {KEEP}, example, 512 training images, of=...) with its defaults; "
@@ -246,19 +299,31 @@ def _outcome(
     train = [(x[rows], y[rows]) for rows in order]
     small = compress(model, KEEP, example, given, of=of)[0].eval()
     again, _ = compress(
-        model, KEEP, example, given, of=of, recover=STEPS, train=train, learning_rate=1e-3
+        model,
+        KEEP,
+        example,
+        given,
+        of=of,
+        recover=STEPS,
+        train=train,
+        learning_rate=1e-3,
     )
     pairs = [(small, again.eval())]
     if peer:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             other = to_share(model, example, of)
-        trained, judge = (Batches(data, other, arity=1, repeated=True) for data in (train, given))
+        trained, judge = (
+            Batches(data, other, arity=1, repeated=True) for data in (train, given)
+        )
         again = copy.deepcopy(other)
         recover(again, trained, judge, "cross_entropy", steps=STEPS, learning_rate=1e-3)
         pairs.append((other, again))
     for small, again in pairs:
-        found += [size(small, example, of) / size(model, example, of), accuracy(small, tx, ty)]
+        found += [
+            size(small, example, of) / size(model, example, of),
+            accuracy(small, tx, ty),
+        ]
         found.append(accuracy(again, tx, ty))
     return found
 
@@ -271,7 +336,9 @@ def _prices(model: nn.Module, x: Any, y: Any, peer: bool) -> list[Any]:
             for part in plain:
                 model(part)
 
-    audited, one = turns(lambda: audit(model, (x[:1024], y[:1024]), "cross_entropy"), passes)
+    audited, one = turns(
+        lambda: audit(model, (x[:1024], y[:1024]), "cross_entropy"), passes
+    )
     price = [audited / one, verdict(audited / one <= 30)]
     if not peer:
         return ["", "", "", *price]

@@ -24,7 +24,16 @@ def run() -> list[Table]:
     """Compare on scikit-learn's tables with 20 and 50 per cent of the cells removed."""
     table = Table(
         "Tables: RMSE of removed cells in column deviations, mean of masks (CPU seconds)",
-        ("table", "removed", "overt", "inside 90 %", "KNN", "Iterative", "SoftImpute", "best"),
+        (
+            "table",
+            "removed",
+            "overt",
+            "inside 90 %",
+            "KNN",
+            "Iterative",
+            "SoftImpute",
+            "best",
+        ),
     )
     for name in SETS:
         whole = getattr(datasets, f"load_{name}")().data.astype(float)
@@ -48,7 +57,9 @@ def _compared(whole: Any, share: float) -> list[str]:
             times.setdefault(name, []).append(time.process_time() - start)
             if name == "overt":
                 filled, std = filled
-                inside.append(np.mean(np.abs(filled - whole)[gone] <= 1.645 * std[gone]))
+                inside.append(
+                    np.mean(np.abs(filled - whole)[gone] <= 1.645 * std[gone])
+                )
             off = ((filled - whole) / spread)[gone]
             errors.setdefault(name, []).append(float(np.sqrt(np.mean(off**2))))
     cells = {n: f"{np.mean(errors[n]):.3f} ({np.mean(times[n]):.2f})" for n in errors}

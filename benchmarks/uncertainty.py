@@ -30,13 +30,17 @@ def run() -> list[Table]:
         if (Path(os.environ.get("OVERT_DATA", "")) / "fashion-mnist.npz").exists():
             tables.insert(0, images())
         else:
-            tables[0].notes.append("Without fashion-mnist.npz in OVERT_DATA images are left out.")
+            tables[0].notes.append(
+                "Without fashion-mnist.npz in OVERT_DATA images are left out."
+            )
         return tables
     finally:
         torch.set_num_threads(threads)
 
 
-def trained(model: nn.Module, x: Any, y: Any, loss: Any, seed: int, epochs: int) -> nn.Module:
+def trained(
+    model: nn.Module, x: Any, y: Any, loss: Any, seed: int, epochs: int
+) -> nn.Module:
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     torch.manual_seed(seed)
     for _ in range(epochs):
@@ -51,10 +55,19 @@ def trained(model: nn.Module, x: Any, y: Any, loss: Any, seed: int, epochs: int)
 def cnn(seed: int) -> nn.Sequential:
     torch.manual_seed(seed)
     return nn.Sequential(
-        nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 16, 3, padding=1),
-        nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), nn.Dropout(0.25), nn.Linear(784, 64), nn.ReLU(),
-        nn.Dropout(0.5), nn.Linear(64, 10),
-    )  # fmt: skip
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.AvgPool2d(2),
+        nn.Flatten(),
+        nn.Dropout(0.25),
+        nn.Linear(784, 64),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(64, 10),
+    )
 
 
 def images() -> Table:
@@ -64,7 +77,9 @@ def images() -> Table:
     y = torch.tensor(data["y_train"][order].astype(int))
     test = torch.tensor(data["x_test"][:TEST] / 255.0, dtype=torch.float32)[:, None]
     labels = torch.tensor(data["y_test"][:TEST].astype(int))
-    shifted = test + 0.25 * torch.randn(test.shape, generator=torch.Generator().manual_seed(0))
+    shifted = test + 0.25 * torch.randn(
+        test.shape, generator=torch.Generator().manual_seed(0)
+    )
     held = x[TRAIN:], y[TRAIN:]
     nets = [
         trained(cnn(s), x[:TRAIN], y[:TRAIN], functional.cross_entropy, s, EPOCHS)
@@ -79,12 +94,21 @@ def images() -> Table:
             scores.setdefault(name, []).append(row)
     table = Table(
         f"Fashion-MNIST, a small CNN on {TRAIN} images, {SEEDS} seeds: what uncertainty is for",
-        ("method", "accuracy", "neg. log-likelihood", "ECE", "AUROC of errors",
-         "shifted: likelihood", "shifted: ECE"),
-    )  # fmt: skip
+        (
+            "method",
+            "accuracy",
+            "neg. log-likelihood",
+            "ECE",
+            "AUROC of errors",
+            "shifted: likelihood",
+            "shifted: ECE",
+        ),
+    )
     for name, rows in scores.items():
         mean, sd = np.mean(rows, 0), np.std(rows, 0, ddof=1)
-        table.rows.append((name, *(f"{m:.3f} ± {s:.3f}" for m, s in zip(mean, sd, strict=True))))
+        table.rows.append(
+            (name, *(f"{m:.3f} ± {s:.3f}" for m, s in zip(mean, sd, strict=True)))
+        )
     table.notes.append(
         f"{HOLDOUT} held-out images choose the temperature and Laplace's prior; {TEST} test them; "
         "shifted: Gaussian noise of .25 added. Ensembles share members between seeds."
@@ -105,7 +129,9 @@ def predictors(nets: Any, seed: int, held: Any, x: Any, y: Any) -> dict[str, Any
         "ours": ours.probabilities,
         "ours, recalibrated": again.probabilities,
         "last-layer Laplace": laplace(model, x, y, held),
-        "ensemble of 5": lambda t: sum(torch.softmax(m.eval()(t), -1) for m in members) / MEMBERS,
+        "ensemble of 5": lambda t: (
+            sum(torch.softmax(m.eval()(t), -1) for m in members) / MEMBERS
+        ),
     }
 
 
@@ -146,7 +172,9 @@ def judged(p: Any, y: Any) -> list[float]:
     edges = torch.linspace(0, 1, 16)[1:-1].double()
     bins = torch.bucketize(confidence, edges)
     ece = sum(
-        float((bins == b).double().mean() * (right - confidence)[bins == b].mean().abs())
+        float(
+            (bins == b).double().mean() * (right - confidence)[bins == b].mean().abs()
+        )
         for b in bins.unique()
     )
     good, bad = confidence[right == 1], confidence[right == 0]
@@ -166,10 +194,19 @@ def tables() -> dict[str, tuple[Any, Any]]:
 def regression() -> Table:
     table = Table(
         f"Regression, 64-64 with dropout .1, {SEEDS} splits: neg. log-likelihood, coverage of 90 %",
-        ("data", "plain", "MC dropout, 100", "ours", "ours, recalibrated", "ensemble of 5"),
+        (
+            "data",
+            "plain",
+            "MC dropout, 100",
+            "ours",
+            "ours, recalibrated",
+            "ensemble of 5",
+        ),
     )
     for name, (X, Y) in tables().items():
-        found = np.array([splits(X, Y, seed) for seed in range(SEEDS)])  # seeds, methods, 2
+        found = np.array(
+            [splits(X, Y, seed) for seed in range(SEEDS)]
+        )  # seeds, methods, 2
         cells = [f"{nll:.3f}, {cover:.2f}" for nll, cover in found.mean(0)]
         table.rows.append((name, *cells))
     table.notes.append(
@@ -189,15 +226,22 @@ def splits(X: Any, Y: Any, seed: int) -> list[tuple[float, float]]:
     def net(s: int) -> Any:
         torch.manual_seed(s)
         parts = nn.Sequential(
-            nn.Linear(x.shape[1], 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 64), nn.ReLU(),
-            nn.Dropout(0.1), nn.Linear(64, 1),
-        )  # fmt: skip
+            nn.Linear(x.shape[1], 64),
+            nn.ReLU(),
+            nn.Dropout(0.1),
+            nn.Linear(64, 64),
+            nn.ReLU(),
+            nn.Dropout(0.1),
+            nn.Linear(64, 1),
+        )
         return trained(parts, x[:a], y[:a], functional.mse_loss, s, 40)
 
     models = [net(100 * seed + i) for i in range(MEMBERS)]
     held, test, target = x[a:b], x[b:], y[b:]
 
-    def added(mean: Any, variance: Any) -> Any:  # what is left of the residuals on held-out data
+    def added(
+        mean: Any, variance: Any
+    ) -> Any:  # what is left of the residuals on held-out data
         return ((y[a:b] - mean) ** 2 - variance).mean().clamp(min=1e-3)
 
     with torch.no_grad():

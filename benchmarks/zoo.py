@@ -23,7 +23,11 @@ from benchmarks._zoo_models import HAND, HUGGING, ROWS, SHARED, TIMM, built
 from benchmarks.harness import Table
 from overt.nn import predictive_moments
 
-SAMPLES, MOST, LONG = 2000, 64_000, 5.0  # up to so many samples where they take so many seconds
+SAMPLES, MOST, LONG = (
+    2000,
+    64_000,
+    5.0,
+)  # up to so many samples where they take so many seconds
 COPIES = 16
 
 
@@ -60,7 +64,9 @@ def noisy(model: Any) -> Any:
     return model
 
 
-def samples(name: str, n: int = SAMPLES, copies: int = COPIES, seed: int = 1) -> torch.Tensor:
+def samples(
+    name: str, n: int = SAMPLES, copies: int = COPIES, seed: int = 1
+) -> torch.Tensor:
     """Return n sampled outputs (n, rows, outputs) of a network, in double precision."""
     model, inputs, output = built(name)
     copies = 1 if name in SHARED else copies
@@ -103,8 +109,12 @@ class Prices:
         self._shared = name in SHARED
         noisy(self.model)
         self.one = cpu(lambda: call(self.model, self.inputs), 9)
-        if self._shared:  # passes that skip layers take less: their mean counts, not the least
-            self.one = cpu(lambda: [call(self.model, self.inputs) for _ in range(64)]) / 64
+        if (
+            self._shared
+        ):  # passes that skip layers take less: their mean counts, not the least
+            self.one = (
+                cpu(lambda: [call(self.model, self.inputs) for _ in range(64)]) / 64
+            )
         sizes = (2, 4, 16, 64)
         self._points = [(n, cpu(lambda n=n: self._sampled(n), 5)) for n in sizes]
 
@@ -124,7 +134,9 @@ class Prices:
         return max(1.0, few + (seconds - low) * (many - few) / max(high - low, 1e-9))
 
     def moments(self, **options: Any) -> Any:
-        return predictive_moments(self.model, self.inputs, output=self.output, **options)
+        return predictive_moments(
+            self.model, self.inputs, output=self.output, **options
+        )
 
 
 class Reference:
@@ -250,7 +262,8 @@ def cost_summary(found: dict[str, Any]) -> list[str]:
         return []
     middle = len(found) // 2
     first, later, against = (
-        sorted(one[key] for one in found.values())[middle] for key in ("first", "passes", "against")
+        sorted(one[key] for one in found.values())[middle]
+        for key in ("first", "passes", "against")
     )
     return [
         f"Medians: first call {first:.1f} passes, later calls {later:.1f}, error {against:.2f} of "
@@ -259,7 +272,10 @@ def cost_summary(found: dict[str, Any]) -> list[str]:
 
 
 def summary(found: dict[str, Any]) -> list[str]:
-    groups = {"all": found, "timm and transformers": {n: found[n] for n in found if n not in HAND}}
+    groups = {
+        "all": found,
+        "timm and transformers": {n: found[n] for n in found if n not in HAND},
+    }
     notes = []
     for label, group in groups.items():
         if group:

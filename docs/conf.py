@@ -102,7 +102,8 @@ sphinx_gallery_conf = {
     "write_computation_times": False,
     "abort_on_example_error": True,
     "subsection_order": [
-        f"examples/{topic}" for topic in ("linear", "completion", "networks", "robustness", "decay")
+        f"examples/{topic}"
+        for topic in ("linear", "completion", "networks", "robustness", "decay")
     ],
     "within_subsection_order": "conf.GalleryOrder",
     "plot_gallery": "True",
@@ -117,7 +118,11 @@ html_show_sourcelink = False
 html_copy_source = False
 html_sidebars = {"index": [], "architecture": [], "changelog": []}
 html_theme_options = {
-    "logo": {"text": "overt", "image_light": "_static/logo.svg", "image_dark": "_static/logo.svg"},
+    "logo": {
+        "text": "overt",
+        "image_light": "_static/logo.svg",
+        "image_dark": "_static/logo.svg",
+    },
     "navbar_align": "left",
     "navbar_end": ["theme-switcher"],
     "footer_start": ["copyright"],
@@ -135,7 +140,10 @@ def write_explorer(app: Any, error: Exception | None) -> None:
     if error is None and app.builder.format == "html":
         from overt.explorer import render
 
-        for source, name in (("index.html", "explorer.html"), ("article.html", "article.html")):
+        for source, name in (
+            ("index.html", "explorer.html"),
+            ("article.html", "article.html"),
+        ):
             text = render(source).replace('href="index.html"', 'href="explorer.html"')
             (Path(app.outdir) / name).write_text(text, encoding="utf-8")
 

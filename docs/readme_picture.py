@@ -13,7 +13,11 @@ from overt import stories
 from overt._figures import style
 
 STATIC = Path(__file__).parent / "_static"
-FIGURES = {"matrix": 0, "network": 1, "attack": 0}  # which figure of a story stands for it
+FIGURES = {
+    "matrix": 0,
+    "network": 1,
+    "attack": 0,
+}  # which figure of a story stands for it
 
 mpl.rcParams.update(style())
 rng = np.random.default_rng(0)
@@ -24,7 +28,9 @@ run = net.train(40_000, lambda t: 2e-3 / (1 + t / 6000), seeds=8)
 figure, axes = plt.subplots(figsize=(7.5, 3.2), layout="constrained")
 axes.loglog(np.maximum(run.steps, 1), run.objective.T, color="C0", lw=0.8)
 axes.plot([], [], color="C0", label="SGD with dropout, 8 starts")
-axes.axhline(net.solve().objective, color="C1", ls="--", label="exact minimum, computed")
+axes.axhline(
+    net.solve().objective, color="C1", ls="--", label="exact minimum, computed"
+)
 axes.set(xlabel="step", ylabel="expected loss")
 axes.legend()
 figure.savefig(STATIC / "readme.png", dpi=110)

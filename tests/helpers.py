@@ -20,7 +20,9 @@ def enumerate_masks(noise, width):
     match noise:
         case Dropout(gaussian=True):
             units = math.prod(shape)
-            return sigma_points(np.ones(units), np.diag(np.broadcast_to(noise.strength, units)))
+            return sigma_points(
+                np.ones(units), np.diag(np.broadcast_to(noise.strength, units))
+            )
         case Dropout() | DropConnect():
             drop = np.broadcast_to(np.asarray(noise.drop_prob), math.prod(shape))
             return bernoulli_patterns(1 - drop)
@@ -40,19 +42,25 @@ def enumerate_masks(noise, width):
 def bernoulli_patterns(keep):
     """All 0/1 vectors (n, units) with the probability of each when unit i is 1 with keep[i]."""
     patterns = np.array(list(product((0.0, 1.0), repeat=len(keep))))
-    return patterns, np.prod(np.where(patterns == 1, keep, 1 - np.asarray(keep)), axis=1)
+    return patterns, np.prod(
+        np.where(patterns == 1, keep, 1 - np.asarray(keep)), axis=1
+    )
 
 
 def sigma_points(mean, covariance):
     """mu +- sqrt(d) l_i, l_i the columns of a root of the covariance, all equally likely."""
     values, vectors = np.linalg.eigh(covariance)
     steps = math.sqrt(len(mean)) * (vectors * np.sqrt(np.maximum(values, 0))).T
-    return np.vstack([mean + steps, mean - steps]), np.full(2 * len(mean), 0.5 / len(mean))
+    return np.vstack([mean + steps, mean - steps]), np.full(
+        2 * len(mean), 0.5 / len(mean)
+    )
 
 
 def _grid_masks(noise, shape):
     grid = tuple(n // noise.block_size for n in shape)
-    blocks, probabilities = bernoulli_patterns(np.full(math.prod(grid), 1 - noise.drop_prob))
+    blocks, probabilities = bernoulli_patterns(
+        np.full(math.prod(grid), 1 - noise.drop_prob)
+    )
     cells = [tuple(i // noise.block_size for i in unit) for unit in np.ndindex(shape)]
     masks = [[pattern.reshape(grid)[cell] for cell in cells] for pattern in blocks]
     return np.array(masks), probabilities
@@ -83,7 +91,9 @@ def assert_mean_within_standard_errors(draws, exact, count=5):
     standard_error = draws.std(axis=0, ddof=1) / math.sqrt(len(draws))
     rounding = 1e-12 * (1 + np.abs(exact))
     worst = np.max(error - count * standard_error - rounding)
-    assert worst <= 0, f"off by {np.max(error):.3g}, standard error {np.max(standard_error):.3g}"
+    assert worst <= 0, (
+        f"off by {np.max(error):.3g}, standard error {np.max(standard_error):.3g}"
+    )
 
 
 def deep_term_by_pivots(weights, order, second_moment=None):

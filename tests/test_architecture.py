@@ -65,7 +65,9 @@ def none(offenders, rule):
     """Fail with a list unless there are no offenders."""
     offenders = sorted(offenders)
     if offenders:
-        pytest.fail("\n  ".join([f"{rule} ({len(offenders)}):", *offenders]), pytrace=False)
+        pytest.fail(
+            "\n  ".join([f"{rule} ({len(offenders)}):", *offenders]), pytrace=False
+        )
 
 
 def test_imports_are_seen_wherever_they_hide(tmp_path):
@@ -104,16 +106,23 @@ def test_no_module_imports_itself_in_a_circle():
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_packages_do_not_import_each_other_in_a_circle(folder):
     found = packages.cycles(packages.between_packages(IMPORTS, folder))
-    none((" <-> ".join(cycle) for cycle in found), f"packages of {folder} that import each other")
+    none(
+        (" <-> ".join(cycle) for cycle in found),
+        f"packages of {folder} that import each other",
+    )
 
 
 def test_the_line_points_one_way():
     """The line is noise <- penalty <- spectral <- equalize <- linear."""
     assert {f"overt.{package}" for package in LINE} <= MODULES.keys()
     wrong = {
-        pair for later, package in enumerate(LINE) for pair in product(LINE[:later], [package])
+        pair
+        for later, package in enumerate(LINE)
+        for pair in product(LINE[:later], [package])
     }
-    none((text for a, b, text in BETWEEN if (a, b) in wrong), "imports against the line")
+    none(
+        (text for a, b, text in BETWEEN if (a, b) in wrong), "imports against the line"
+    )
 
 
 def test_the_foundation_imports_no_application():
@@ -128,7 +137,10 @@ def test_applications_do_not_import_each_other():
         return a == b or {a, b} <= TORCH or asks
 
     pairs = [(a, b, text) for a, b, text in BETWEEN if {a, b} <= {*APPLICATIONS}]
-    none((pair[-1] for pair in pairs if not allowed(*pair)), "applications that import each other")
+    none(
+        (pair[-1] for pair in pairs if not allowed(*pair)),
+        "applications that import each other",
+    )
 
 
 def test_nothing_imports_the_guests():
@@ -168,8 +180,13 @@ def shown(folder):
     """What a folder or a module shows: its public names and where each is defined."""
     module = MODULES[folder]
     names = dict(module.brought) if module.front else {}
-    names |= {name: f"{folder}.{name}" for name, _ in definitions(module) if "." not in name}
-    return {name: origin(names.get(name, f"{folder}.{name}")) for name in module.exported or names}
+    names |= {
+        name: f"{folder}.{name}" for name, _ in definitions(module) if "." not in name
+    }
+    return {
+        name: origin(names.get(name, f"{folder}.{name}"))
+        for name in module.exported or names
+    }
 
 
 def origin(dotted):
@@ -184,17 +201,26 @@ def origin(dotted):
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_no_module_is_named_like_what_its_folder_exports(folder):
     """Else `import overt.relu.margin` binds a function."""
-    found = (name for name, place in shown(folder).items() if place != f"{folder}.{name}")
-    none((f"{folder}.{n}" for n in found if f"{folder}.{n}" in MODULES), "two things of one name")
+    found = (
+        name for name, place in shown(folder).items() if place != f"{folder}.{name}"
+    )
+    none(
+        (f"{folder}.{n}" for n in found if f"{folder}.{n}" in MODULES),
+        "two things of one name",
+    )
 
 
 def definitions(module):
     """The public classes and functions of a module and the methods of these classes."""
     for node in module.tree.body:
-        if isinstance(node, packages.Function | ast.ClassDef) and not node.name.startswith("_"):
+        if isinstance(
+            node, packages.Function | ast.ClassDef
+        ) and not node.name.startswith("_"):
             yield node.name, node
             for inner in node.body if isinstance(node, ast.ClassDef) else ():
-                if isinstance(inner, packages.Function) and re.match("__init__|[^_]", inner.name):
+                if isinstance(inner, packages.Function) and re.match(
+                    "__init__|[^_]", inner.name
+                ):
                     yield f"{node.name}.{inner.name}", inner
 
 
@@ -217,14 +243,18 @@ def test_one_word_per_concept():
     for module in MODULES.values():
         for place, argument in arguments(module):
             word, package = WORDS.get(argument, (argument, None))
-            if word != argument and (package is None or package != packages.package(module.name)):
+            if word != argument and (
+                package is None or package != packages.package(module.name)
+            ):
                 found.append(f"{place}: {argument}, say {word}")
     none(found, "other words for the same thing")
 
 
 def test_names_do_not_number_the_papers():
     """What a thing is stands in its name; where it is proved stands in its docstring."""
-    numbered = re.compile(r"(algorithm|theorem|corollary|lemma|proposition)_?\d", re.IGNORECASE)
+    numbered = re.compile(
+        r"(algorithm|theorem|corollary|lemma|proposition)_?\d", re.IGNORECASE
+    )
     none(
         (
             f"{module.place}:{node.lineno} {name}"
@@ -253,7 +283,9 @@ def test_no_two_things_that_are_exported_share_a_name():
 
 
 def test_one_word_per_option():
-    said = {"--" + word.replace("_", "-"): better for word, (better, _) in WORDS.items()}
+    said = {
+        "--" + word.replace("_", "-"): better for word, (better, _) in WORDS.items()
+    }
     none(
         (
             f"{module.place}:{node.lineno} {node.value}, say --{said[node.value].replace('_', '-')}"
@@ -273,14 +305,18 @@ def test_the_library_does_not_speak_of_options():
             for node in ast.walk(module.tree):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):
                     found += [
-                        f"{module.place}:{node.lineno} {o}" for o in OPTION.findall(node.value)
+                        f"{module.place}:{node.lineno} {o}"
+                        for o in OPTION.findall(node.value)
                     ]
     none(found, "options of the command line in the library")
 
 
 def test_tests_mirror_the_source():
     """Folders of tests are named after packages; the others hold suites for several at once."""
-    folders = {path.parent.name for path in TESTS.glob("*/test_*.py")} - {"contracts", "fuzz"}
+    folders = {path.parent.name for path in TESTS.glob("*/test_*.py")} - {
+        "contracts",
+        "fuzz",
+    }
     none(
         (f"tests/{name}" for name in folders if f"overt.{name}" not in MODULES),
         "tests of no package",

@@ -105,7 +105,12 @@ BAD_DROP_PROB_SEQUENCES = {
         "2",
         "4",
     ),
-    "deep-wrong-count": (lambda: penalty.deep([W1, W2], [0.1, 0.2]), "drop_prob", "2", "1"),
+    "deep-wrong-count": (
+        lambda: penalty.deep([W1, W2], [0.1, 0.2]),
+        "drop_prob",
+        "2",
+        "1",
+    ),
     "nu-wrong-count": (lambda: spectral.nu([3, 4], [0.1]), "drop_prob", "2", "1"),
     "completion-wrong-count": (
         lambda: penalty.completion(U, V, [0], [0], [0.1, 0.2]),
@@ -113,7 +118,11 @@ BAD_DROP_PROB_SEQUENCES = {
         "2",
         "4",
     ),
-    "adjusting-per-unit": (lambda: Dropout([0.1, 0.2]).at_width(2), "drop_prob", "tuple"),
+    "adjusting-per-unit": (
+        lambda: Dropout([0.1, 0.2]).at_width(2),
+        "drop_prob",
+        "tuple",
+    ),
 }
 
 
@@ -127,7 +136,11 @@ BAD_ENTRIES = {
     "infinite": (lambda shape: np.full(shape, -INF), "finite", "infinite"),
     "empty": (lambda shape: np.ones((0, *shape[1:])), "empty", "(0"),
     "booleans": (lambda shape: np.ones(shape, dtype=bool), "floating-point", "bool"),
-    "complex": (lambda shape: np.ones(shape, dtype=complex), "floating-point", "complex128"),
+    "complex": (
+        lambda shape: np.ones(shape, dtype=complex),
+        "floating-point",
+        "complex128",
+    ),
     "objects": (lambda shape: np.ones(shape, dtype=object), "floating-point", "object"),
     "text-array": (lambda shape: np.full(shape, "1.5"), "floating-point", "<U3"),
     "text-list": (lambda shape: np.full(shape, "a").tolist(), "numbers only"),
@@ -139,7 +152,10 @@ BAD_ENTRIES = {
     "wrong-ndim": (lambda shape: np.ones((*shape, 2)), "dimension", "2)"),
     "number": (lambda shape: 1.5, "NumPy array", "float"),
     "torch-nan": (lambda shape: torch.full(shape, NAN), "finite", "NaN"),
-    "torch-complex": (lambda shape: torch.ones(shape, dtype=torch.complex64), "complex64"),
+    "torch-complex": (
+        lambda shape: torch.ones(shape, dtype=torch.complex64),
+        "complex64",
+    ),
 }
 ARRAY_DOORS = {
     "shallow-U": ("U", (2, 4), lambda x: penalty.shallow(x, V, HALF)),
@@ -163,14 +179,30 @@ ARRAY_DOORS = {
     "completion-U": ("U", (2, 4), lambda x: penalty.completion(x, V, [0], [0], 0.5)),
     "completion-V": ("V", (3, 4), lambda x: penalty.completion(U, x, [0], [0], 0.5)),
     "sensing-U": ("U", (2, 4), lambda x: penalty.sensing(x, V, A3, 0.5)),
-    "sensing-measurements": ("measurements", (6, 2, 3), lambda x: penalty.sensing(U, V, x, 0.5)),
+    "sensing-measurements": (
+        "measurements",
+        (6, 2, 3),
+        lambda x: penalty.sensing(U, V, x, 0.5),
+    ),
     "CovarianceNoise-mean": ("mean", (2,), lambda x: CovarianceNoise(x, np.eye(2))),
-    "CovarianceNoise-covariance": ("covariance", (2, 2), lambda x: CovarianceNoise([1.0, 1.0], x)),
+    "CovarianceNoise-covariance": (
+        "covariance",
+        (2, 2),
+        lambda x: CovarianceNoise([1.0, 1.0], x),
+    ),
     "SquaredNuclear-value": ("s", (3,), SquaredNuclear().value),
     "SquaredNuclear-dual": ("s", (3,), SquaredNuclear().dual),
     "SquaredNuclear-prox": ("s", (3,), lambda x: SquaredNuclear().prox(x, 0.5)),
-    "optimality-s": ("s", (3,), lambda x: SquaredNuclear().optimality(x, np.ones(3), 0.5)),
-    "optimality-a": ("a", (3,), lambda x: SquaredNuclear().optimality(np.ones(3), x, 0.5)),
+    "optimality-s": (
+        "s",
+        (3,),
+        lambda x: SquaredNuclear().optimality(x, np.ones(3), 0.5),
+    ),
+    "optimality-a": (
+        "a",
+        (3,),
+        lambda x: SquaredNuclear().optimality(np.ones(3), x, 0.5),
+    ),
     "KSupport-value": ("s", (3,), KSupport(2).value),
     "KSupport-dual": ("s", (3,), KSupport(2).dual),
     "KSupport-prox": ("s", (3,), lambda x: KSupport(2).prox(x, 0.5)),
@@ -195,24 +227,42 @@ ARRAY_DOORS = {
         (2, 3),
         lambda x: equalize.equalize_weighted(x, [0.5, 0.5], [0.2, 0.3, 0.5], 3),
     ),
-    "rank_one_deep-u": ("u", (2,), lambda x: equalize.rank_one_deep(x, [1.0, 2.0], [3])),
-    "rank_one_deep-v": ("v", (2,), lambda x: equalize.rank_one_deep([1.0, 2.0], x, [3])),
+    "rank_one_deep-u": (
+        "u",
+        (2,),
+        lambda x: equalize.rank_one_deep(x, [1.0, 2.0], [3]),
+    ),
+    "rank_one_deep-v": (
+        "v",
+        (2,),
+        lambda x: equalize.rank_one_deep([1.0, 2.0], x, [3]),
+    ),
     "schur_horn-eigenvalues": (
         "eigenvalues",
         (2,),
         lambda x: equalize.schur_horn(x, [1.0, 1.0]),
     ),
-    "schur_horn-diagonal": ("diagonal", (2,), lambda x: equalize.schur_horn([1.0, 1.0], x)),
+    "schur_horn-diagonal": (
+        "diagonal",
+        (2,),
+        lambda x: equalize.schur_horn([1.0, 1.0], x),
+    ),
     "block_imbalance-U": ("U", (2, 4), lambda x: equalize.block_imbalance(x, V, 2)),
     "KSupport-occupancy": ("s", (3,), KSupport(2).occupancy),
     "importance-U": ("U", (2, 4), lambda x: equalize.importance(x, V)),
     "imbalance-V": ("V", (3, 4), lambda x: equalize.imbalance(U, x)),
-    "equalization_gaps": ("weights[0]", (4, 3), lambda x: equalize.equalization_gaps([x, W2])),
+    "equalization_gaps": (
+        "weights[0]",
+        (4, 3),
+        lambda x: equalize.equalization_gaps([x, W2]),
+    ),
 }
 
 
 @table(BAD_ENTRIES)
-@pytest.mark.parametrize(("name", "shape", "door"), ARRAY_DOORS.values(), ids=ARRAY_DOORS.keys())
+@pytest.mark.parametrize(
+    ("name", "shape", "door"), ARRAY_DOORS.values(), ids=ARRAY_DOORS.keys()
+)
 def test_bad_array(name, shape, door, case):
     make, *fragments = case
     refuse(lambda: door(make(shape)), f"{name} must", *fragments)
@@ -239,7 +289,9 @@ BAD_SECOND_MOMENTS = {
 
 
 @table(BAD_SECOND_MOMENTS)
-@pytest.mark.parametrize("door", SECOND_MOMENT_DOORS.values(), ids=SECOND_MOMENT_DOORS.keys())
+@pytest.mark.parametrize(
+    "door", SECOND_MOMENT_DOORS.values(), ids=SECOND_MOMENT_DOORS.keys()
+)
 def test_bad_second_moment(door, case):
     C, *fragments = case
     refuse(lambda: door(C), "second_moment", *fragments)
@@ -265,16 +317,27 @@ WHOLE_NUMBER_DOORS = {
     "at_width": ("width", HALF.at_width),
     "sample-size": ("size", lambda n: HALF.sample(3, n)),
     "block-sample-size": ("size", lambda n: DropBlock(0.5, 1).sample(3, n)),
-    "covariance-sample-size": ("size", lambda n: CovarianceNoise([1.0], [[1.0]]).sample(1, n)),
+    "covariance-sample-size": (
+        "size",
+        lambda n: CovarianceNoise([1.0], [[1.0]]).sample(1, n),
+    ),
     "induced-width": ("width", lambda n: spectral.induced(HALF, n)),
     "factorization_cost-depth": ("depth", lambda n: spectral.factorization_cost(S, n)),
     "nu-widths": ("widths[1]", lambda n: spectral.nu([3, n], 0.5)),
-    "rank_one_deep-widths": ("widths[0]", lambda n: equalize.rank_one_deep([1.0], [1.0], [n])),
+    "rank_one_deep-widths": (
+        "widths[0]",
+        lambda n: equalize.rank_one_deep([1.0], [1.0], [n]),
+    ),
     "block_imbalance-size": ("block_size", lambda n: equalize.block_imbalance(U, V, n)),
-    "equalize_product-width": ("width", lambda n: equalize.equalize_product(np.ones((2, 2)), n)),
+    "equalize_product-width": (
+        "width",
+        lambda n: equalize.equalize_product(np.ones((2, 2)), n),
+    ),
     "equalize_weighted-width": (
         "width",
-        lambda n: equalize.equalize_weighted(np.ones((2, 2)), [0.5, 0.5], [0.5, 0.5], n),
+        lambda n: equalize.equalize_weighted(
+            np.ones((2, 2)), [0.5, 0.5], [0.5, 0.5], n
+        ),
     ),
 }
 
@@ -355,7 +418,9 @@ NOISE_DOORS = {
 @pytest.mark.parametrize("door", NOISE_DOORS.values(), ids=NOISE_DOORS.keys())
 def test_bad_noise(door, case):
     value, seen = case
-    refuse(lambda: door(value), "noise must", "Dropout, DropBlock or CovarianceNoise", seen)
+    refuse(
+        lambda: door(value), "noise must", "Dropout, DropBlock or CovarianceNoise", seen
+    )
 
 
 BAD_INDICES = {
@@ -386,14 +451,27 @@ def test_bad_indices(name, factor, case):
 
 
 MISFITS = {
-    "shallow-widths": (lambda: penalty.shallow(U, np.ones((3, 5)), HALF), "U", "(2, 4)", "(3, 5)"),
-    "dropconnect-widths": (lambda: penalty.dropconnect(U, np.ones((3, 5)), 0.5), "V", "(3, 5)"),
+    "shallow-widths": (
+        lambda: penalty.shallow(U, np.ones((3, 5)), HALF),
+        "U",
+        "(2, 4)",
+        "(3, 5)",
+    ),
+    "dropconnect-widths": (
+        lambda: penalty.dropconnect(U, np.ones((3, 5)), 0.5),
+        "V",
+        "(3, 5)",
+    ),
     "completion-widths": (
         lambda: penalty.completion(U, np.ones((3, 5)), [0], [0], 0.5),
         "V",
         "(3, 5)",
     ),
-    "importance-widths": (lambda: equalize.importance(U, np.ones((3, 5))), "V", "(3, 5)"),
+    "importance-widths": (
+        lambda: equalize.importance(U, np.ones((3, 5))),
+        "V",
+        "(3, 5)",
+    ),
     "hidden-widths": (
         lambda: penalty.hidden(U, np.ones((5, 3)), HALF),
         "activations",
@@ -411,9 +489,18 @@ MISFITS = {
         "4 outputs",
         "(2, 5)",
     ),
-    "one-layer": (lambda: penalty.deep([W1], 0.5), "weights", "at least two", "length 1"),
+    "one-layer": (
+        lambda: penalty.deep([W1], 0.5),
+        "weights",
+        "at least two",
+        "length 1",
+    ),
     "no-list": (lambda: penalty.deep_terms(W1), "weights", "list", "ndarray"),
-    "generator": (lambda: penalty.path_norm(W for W in (W1, W2)), "weights", "generator"),
+    "generator": (
+        lambda: penalty.path_norm(W for W in (W1, W2)),
+        "weights",
+        "generator",
+    ),
     "index-lengths": (
         lambda: penalty.completion(U, V, [0, 1], [0], 0.5),
         "rows and cols",
@@ -449,10 +536,29 @@ MISFITS = {
         "(8, 3)",
         "4",
     ),
-    "shallow-block": (lambda: penalty.shallow(U, V, DropBlock(0.5, 3)), "block_size", "3", "4"),
-    "induced-block": (lambda: spectral.induced(DropBlock(0.5, 3), 4), "block_size", "3", "4"),
-    "placement": (lambda: DropBlock(0.5, 2, "random"), "placement", "'sliding'", "'random'"),
-    "covariance-width": (lambda: CovarianceNoise([1.0, 1.0], np.eye(2)).mean(3), "2 units", "3"),
+    "shallow-block": (
+        lambda: penalty.shallow(U, V, DropBlock(0.5, 3)),
+        "block_size",
+        "3",
+        "4",
+    ),
+    "induced-block": (
+        lambda: spectral.induced(DropBlock(0.5, 3), 4),
+        "block_size",
+        "3",
+        "4",
+    ),
+    "placement": (
+        lambda: DropBlock(0.5, 2, "random"),
+        "placement",
+        "'sliding'",
+        "'random'",
+    ),
+    "covariance-width": (
+        lambda: CovarianceNoise([1.0, 1.0], np.eye(2)).mean(3),
+        "2 units",
+        "3",
+    ),
     "covariance-size": (
         lambda: CovarianceNoise([1.0, 1.0], np.eye(3)),
         "covariance must be 2 x 2",
@@ -473,14 +579,27 @@ MISFITS = {
         "covariance must be positive semi-definite",
         "-0.5",
     ),
-    "zero-mean": (lambda: CovarianceNoise([1.0, 0.0], np.eye(2)), "mean must", "zero", "at 1"),
-    "zero-weight": (lambda: WeightedTrace([0.5, 0.0], [1.0]), "row_weights must be positive", "0."),
+    "zero-mean": (
+        lambda: CovarianceNoise([1.0, 0.0], np.eye(2)),
+        "mean must",
+        "zero",
+        "at 1",
+    ),
+    "zero-weight": (
+        lambda: WeightedTrace([0.5, 0.0], [1.0]),
+        "row_weights must be positive",
+        "0.",
+    ),
     "negative-weight": (
         lambda: WeightedTrace([1.0], [-0.5]),
         "col_weights must be positive",
         "-0.5",
     ),
-    "weighted-shape": (lambda: TRACE.weigh(np.ones((3, 2))), "A must be 2 x 3", "(3, 2)"),
+    "weighted-shape": (
+        lambda: TRACE.weigh(np.ones((3, 2))),
+        "A must be 2 x 3",
+        "(3, 2)",
+    ),
     "weighted-product-shape": (
         lambda: equalize.equalize_weighted(np.ones((3, 2)), [0.5, 0.5], [0.5, 0.5], 2),
         "A must be 2 x 2",
@@ -490,12 +609,29 @@ MISFITS = {
     "schatten-nan": (lambda: Schatten(NAN), "p must", "nan"),
     "schatten-text": (lambda: Schatten("a"), "p must", "'a'"),
     "schatten-quasi-dual": (lambda: Schatten(0.5).dual(S), "p >= 1", "0.5"),
-    "schatten-unknown-prox": (lambda: Schatten(3).prox(S, 0.5), "p = 1, 2 and infinity", "3"),
-    "path-order": (lambda: penalty.path_norm([W1, W2], 0), "order must", "above 0", "0"),
+    "schatten-unknown-prox": (
+        lambda: Schatten(3).prox(S, 0.5),
+        "p = 1, 2 and infinity",
+        "3",
+    ),
+    "path-order": (
+        lambda: penalty.path_norm([W1, W2], 0),
+        "order must",
+        "above 0",
+        "0",
+    ),
     "nu-no-layer": (lambda: spectral.nu([], 0.5), "widths", "none"),
     "nu-float": (lambda: spectral.nu(5.0, 0.5), "widths", "5.0"),
-    "rank-one-no-layer": (lambda: equalize.rank_one_deep([1.0], [1.0], []), "widths", "none"),
-    "rank-one-float": (lambda: equalize.rank_one_deep([1.0], [1.0], 5.0), "widths", "5.0"),
+    "rank-one-no-layer": (
+        lambda: equalize.rank_one_deep([1.0], [1.0], []),
+        "widths",
+        "none",
+    ),
+    "rank-one-float": (
+        lambda: equalize.rank_one_deep([1.0], [1.0], 5.0),
+        "widths",
+        "5.0",
+    ),
     "schur-horn-lengths": (
         lambda: equalize.schur_horn([1.0, 2.0], [3.0]),
         "diagonal must have 2 entries",
@@ -569,12 +705,16 @@ def test_missing_extra_names_the_command_that_installs_it():
     assert "pip install 'overt[torch]'" in str(error)
 
 
-@pytest.mark.parametrize("make", [list, tuple, np.array, torch.tensor], ids=lambda m: m.__name__)
+@pytest.mark.parametrize(
+    "make", [list, tuple, np.array, torch.tensor], ids=lambda m: m.__name__
+)
 def test_lists_tuples_arrays_and_tensors_are_good_spectra(make):
     assert float(KSupport(1).value(make([3.0, 1.0]))) == 16.0
 
 
-@pytest.mark.parametrize("make", [list, np.array, torch.tensor], ids=lambda m: m.__name__)
+@pytest.mark.parametrize(
+    "make", [list, np.array, torch.tensor], ids=lambda m: m.__name__
+)
 def test_whole_numbers_are_good_matrices_whatever_holds_them(make):
     assert float(penalty.shallow(make([[1, 2]]), make([[3, 1]]), HALF)) == 13.0
 
@@ -601,7 +741,11 @@ class Broken(Noise):
 
 @pytest.mark.parametrize(
     "error",
-    [ZeroDivisionError("division by zero"), np.linalg.LinAlgError("ours"), FloatingPointError("f")],
+    [
+        ZeroDivisionError("division by zero"),
+        np.linalg.LinAlgError("ours"),
+        FloatingPointError("f"),
+    ],
     ids=lambda error: type(error).__name__,
 )
 def test_an_error_of_the_code_is_not_blamed_on_the_numbers(error):
@@ -611,7 +755,9 @@ def test_an_error_of_the_code_is_not_blamed_on_the_numbers(error):
 
 
 def test_numbers_that_overflow_are_named_with_their_cause():
-    error = refuse(lambda: penalty.shallow(1e200 * U, 1e200 * V, HALF), "divide them by a constant")
+    error = refuse(
+        lambda: penalty.shallow(1e200 * U, 1e200 * V, HALF), "divide them by a constant"
+    )
     assert isinstance(error.__cause__, FloatingPointError)
 
 
@@ -639,12 +785,19 @@ def test_what_holds_numbers_is_taken_like_an_array(library):
     assert penalty.shallow(frame(U), frame(V), HALF) == penalty.shallow(U, V, HALF)
     assert SquaredNuclear().value(series(S)) == SquaredNuclear().value(S)
     found = overt.LinearNetwork(target=frame(U), width=3, noise=HALF).solve()
-    assert found.objective == overt.LinearNetwork(target=U, width=3, noise=HALF).solve().objective
+    assert (
+        found.objective
+        == overt.LinearNetwork(target=U, width=3, noise=HALF).solve().objective
+    )
     assert np.array_equal(equalize.equalizer(frame(U)), equalize.equalizer(U))
 
 
 @pytest.mark.parametrize("library", ["pandas", "polars"])
 def test_what_a_series_lacks_is_refused(library):
     series = LIBRARIES[library][1]
-    refuse(lambda: SquaredNuclear().value(series([1.0, None, 2.0])), "s must be finite", "1 NaN")
+    refuse(
+        lambda: SquaredNuclear().value(series([1.0, None, 2.0])),
+        "s must be finite",
+        "1 NaN",
+    )
     refuse(lambda: SquaredNuclear().value(series(["a", "b"])), "s must", "numbers")

@@ -49,10 +49,13 @@ def test_verify_prints_a_table_or_json():
     shown = overt_command("verify", "path-norm", "dropconnect")
     assert shown.returncode == 0
     assert "2 of 2 statements hold" in shown.stdout
-    assert "1 statement corrects its paper; the paper's own form was tested too" in " ".join(
-        shown.stdout.split()
+    assert (
+        "1 statement corrects its paper; the paper's own form was tested too"
+        in " ".join(shown.stdout.split())
     )
-    verdicts = json.loads(overt_command("verify", "dropconnect", "--json", "--seed", 3).stdout)
+    verdicts = json.loads(
+        overt_command("verify", "dropconnect", "--json", "--seed", 3).stdout
+    )
     assert verdicts[0]["verdict"] == "holds"
     assert verdicts[0]["printed_residual"] > verdicts[0]["tolerance"]
 
@@ -65,7 +68,11 @@ def test_verify_exits_with_1_when_a_formula_is_broken():
         "from overt.cli import main; main()"
     )
     shown = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT, timeout=120
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=ENVIRONMENT,
+        timeout=120,
     )
     assert shown.returncode == 1
     assert "path-norm" in shown.stderr
@@ -80,12 +87,18 @@ def test_verify_exits_with_1_when_a_formula_is_broken():
         (("reproduce", "no-such-figure"), "unknown figure"),
         (("solve", "missing.npy"), "missing.npy does not exist"),
         (("solve", "M.xyz"), "must end in one of"),
-        (("solve", "M.npy", "--drop-prob", "1.5"), "drop_prob must be a number in [0, 1), got 1.5"),
+        (
+            ("solve", "M.npy", "--drop-prob", "1.5"),
+            "drop_prob must be a number in [0, 1), got 1.5",
+        ),
         (
             ("solve", "M.npy", "--noise", "droput"),
             "must be one of dropout, dropblock, dropconnect, keepexactly, got 'droput'",
         ),
-        (("solve", "M.npy", "--noise", "dropblock", "--width", "5"), "block_size must divide"),
+        (
+            ("solve", "M.npy", "--noise", "dropblock", "--width", "5"),
+            "block_size must divide",
+        ),
         (("solve", "M.npy", "--rank", "9"), "rank must be one of"),
         (("solve",), "give either target"),
         (("solve", "M.npy", "--out", "best.pkl"), "path must end in .npz or .json"),
@@ -94,7 +107,9 @@ def test_verify_exits_with_1_when_a_formula_is_broken():
         (("train", "M.npy", "--gradient", "exact"), "gradient must be one of"),
     ],
 )
-def test_mistakes_get_one_clear_sentence(tmp_path, target, arguments, message, monkeypatch, capsys):
+def test_mistakes_get_one_clear_sentence(
+    tmp_path, target, arguments, message, monkeypatch, capsys
+):
     (tmp_path / "text.csv").write_text("1,2\n3,abc\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
@@ -106,7 +121,9 @@ def test_mistakes_get_one_clear_sentence(tmp_path, target, arguments, message, m
 
 
 def test_solve_agrees_with_the_library(tmp_path, target):
-    shown = overt_command("solve", "M.npy", "--width", 3, "--out", "best.npz", cwd=tmp_path)
+    shown = overt_command(
+        "solve", "M.npy", "--width", 3, "--out", "best.npz", cwd=tmp_path
+    )
     assert shown.returncode == 0
     assert "optimal" in shown.stdout
     best = overt.LinearNetwork(target, 3, overt.Dropout(0.5)).solve()
@@ -116,16 +133,38 @@ def test_solve_agrees_with_the_library(tmp_path, target):
 
 
 def test_solve_chooses_the_drop_probability_for_a_rank(tmp_path, target):
-    overt_command("solve", "M.npy", "--width", 4, "--rank", 2, "--out", "best.json", cwd=tmp_path)
+    overt_command(
+        "solve", "M.npy", "--width", 4, "--rank", 2, "--out", "best.json", cwd=tmp_path
+    )
     assert json.loads((tmp_path / "best.json").read_text())["rank"] == 2
 
 
 def test_train_reports_and_draws(tmp_path, target):
     shown = overt_command(
-        "train", "M.npy", "--width", 3, "--steps", 2000, "--learning-rate", 0.005, "--halving", 500,
-        "--seeds", 2, "--records", 5, "--n-jobs", 1, "--gradient", "expected",
-        "--plot", "runs.png", "--out", "runs.npz", cwd=tmp_path,
-    )  # fmt: skip
+        "train",
+        "M.npy",
+        "--width",
+        3,
+        "--steps",
+        2000,
+        "--learning-rate",
+        0.005,
+        "--halving",
+        500,
+        "--seeds",
+        2,
+        "--records",
+        5,
+        "--n-jobs",
+        1,
+        "--gradient",
+        "expected",
+        "--plot",
+        "runs.png",
+        "--out",
+        "runs.npz",
+        cwd=tmp_path,
+    )
     assert shown.returncode == 0, shown.stderr
     assert "above the bound" in shown.stdout
     assert (tmp_path / "runs.png").stat().st_size > 10_000
@@ -137,8 +176,12 @@ def test_train_reports_and_draws(tmp_path, target):
 def test_solve_takes_data(tmp_path):
     rng = np.random.default_rng(0)
     np.savetxt(tmp_path / "X.csv", rng.standard_normal((20, 3)), delimiter=",")
-    np.savetxt(tmp_path / "Y.csv", rng.standard_normal((20, 2)), delimiter=",", header="a,b")
-    shown = overt_command("solve", "--x", "X.csv", "--y", "Y.csv", "--width", 2, cwd=tmp_path)
+    np.savetxt(
+        tmp_path / "Y.csv", rng.standard_normal((20, 2)), delimiter=",", header="a,b"
+    )
+    shown = overt_command(
+        "solve", "--x", "X.csv", "--y", "Y.csv", "--width", 2, cwd=tmp_path
+    )
     assert shown.returncode == 0, shown.stderr
 
 
@@ -174,8 +217,12 @@ def interrupted(program, *arguments, cwd):
     )
     process = subprocess.Popen(
         [sys.executable, "-c", frame, *map(str, arguments)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd, env=ENVIRONMENT,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=cwd,
+        env=ENVIRONMENT,
+    )
     for line in process.stdout:
         if line.strip() == "started":
             break
@@ -201,9 +248,17 @@ BAR = (
 @POSIX
 def test_interrupted_training_is_kept(tmp_path, target):
     code, out, _ = interrupted(
-        BAR, "train", "M.npy", "--steps", 500_000_000, "--learning-rate", 0.0001,
-        "--out", "runs.npz", cwd=tmp_path,
-    )  # fmt: skip
+        BAR,
+        "train",
+        "M.npy",
+        "--steps",
+        500_000_000,
+        "--learning-rate",
+        0.0001,
+        "--out",
+        "runs.npz",
+        cwd=tmp_path,
+    )
     assert code in (0, 130)
     assert "interrupted" in out
     assert (tmp_path / "runs.npz").exists()
@@ -236,7 +291,9 @@ def test_interrupted_reproduce_says_where_the_rows_are(tmp_path):
         "page = 'Sleep.\\n\\nIt sleeps.'\n"
         "figure('sleepy', '', '', page, run=run, check=None, plot=None, sizes=sizes)"
     )
-    code, _, err = interrupted(program, "reproduce", "sleepy", "--out", tmp_path, cwd=tmp_path)
+    code, _, err = interrupted(
+        program, "reproduce", "sleepy", "--out", tmp_path, cwd=tmp_path
+    )
     assert code == 130
     assert "interrupted" in err
     assert "sleepy.jsonl" in err
@@ -245,7 +302,9 @@ def test_interrupted_reproduce_says_where_the_rows_are(tmp_path):
 
 @POSIX
 def test_every_command_ends_with_a_sentence_on_interrupt(tmp_path):
-    program = f"from overt.cli.base import app\n@app.command()\ndef sleepy() -> None: {SLEEP}"
+    program = (
+        f"from overt.cli.base import app\n@app.command()\ndef sleepy() -> None: {SLEEP}"
+    )
     code, _, err = interrupted(program, "sleepy", cwd=tmp_path)
     assert code == 130
     assert "interrupted; files already written are complete" in err
@@ -270,17 +329,29 @@ def test_warnings_are_one_sentence(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
     lines = [f"a{i % 5},x{i % 3},{i % 4}.5,{'' if i == 3 else i}" for i in range(15)]
     (tmp_path / "r.csv").write_text("\n".join(["user,item,rating,time", *lines]))
-    monkeypatch.setattr(sys, "argv", ["overt", "evaluate", "r.csv", "--split", "random"])
+    monkeypatch.setattr(
+        sys, "argv", ["overt", "evaluate", "r.csv", "--split", "random"]
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         with pytest.raises(SystemExit, match="0"):
             main()
-    assert capsys.readouterr().err.startswith("warning: 1 of 15 entries of r.csv have no time")
+    assert capsys.readouterr().err.startswith(
+        "warning: 1 of 15 entries of r.csv have no time"
+    )
 
 
 def test_pictures_are_refused_before_the_work_or_written_whole(tmp_path):
     np.save(tmp_path / "M.npy", np.eye(3))
-    given = ["train", str(tmp_path / "M.npy"), "--width", "2", "--steps", "20", "--plot"]
+    given = [
+        "train",
+        str(tmp_path / "M.npy"),
+        "--width",
+        "2",
+        "--steps",
+        "20",
+        "--plot",
+    ]
     shown = CliRunner().invoke(app, [*given, str(tmp_path / "p.xyz")])
     assert isinstance(shown.exception, overt.InputError)
     assert shown.output == ""

@@ -65,7 +65,10 @@ def test_a_model_is_built_from_any_folder(folder):
 
 
 def test_weights_are_read_from_either_kind_of_file(folder):
-    state = {name: value + 1 for name, value in build_model("net.py:build").state_dict().items()}
+    state = {
+        name: value + 1
+        for name, value in build_model("net.py:build").state_dict().items()
+    }
     torch.save(state, folder / "net.pt")
     save_file(state, folder / "net.safetensors")
     for name in ("net.pt", "net.safetensors"):
@@ -77,8 +80,12 @@ def test_weights_are_read_from_either_kind_of_file(folder):
 )
 def test_names_that_wrappers_put_before_weights_are_taken_off(folder, wrapped):
     net = build_model("net.py:build")
-    torch.save({wrapped.format(k): v for k, v in net.state_dict().items()}, folder / "net.pt")
-    assert same(net.state_dict(), build_model("net.py:build", folder / "net.pt").state_dict())
+    torch.save(
+        {wrapped.format(k): v for k, v in net.state_dict().items()}, folder / "net.pt"
+    )
+    assert same(
+        net.state_dict(), build_model("net.py:build", folder / "net.pt").state_dict()
+    )
 
 
 def test_names_stay_where_the_model_has_them_itself(folder):
@@ -98,15 +105,23 @@ def compiled():
     assert "model._orig_mod.0.weight" in inside.state_dict()
     torch.save(inside.state_dict(), folder / "inside.pt")
     torch.save(plain.state_dict(), folder / "plain.pt")
-    for function, name, net in (("held", "inside", inside), ("compiled", "plain", plain)):
+    for function, name, net in (
+        ("held", "inside", inside),
+        ("compiled", "plain", plain),
+    ):
         found = build_model(f"whole.py:{function}", folder / f"{name}.pt")
-        assert all(map(torch.equal, found.state_dict().values(), net.state_dict().values()))
+        assert all(
+            map(torch.equal, found.state_dict().values(), net.state_dict().values())
+        )
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda s: {f"model.{k}": v for k, v in s.items()} | {"top": s["0.bias"]}, "do not fit"),
+        (
+            lambda s: {f"model.{k}": v for k, v in s.items()} | {"top": s["0.bias"]},
+            "do not fit",
+        ),
         (lambda s: {f"net.{k}": v for k, v in s.items()}, "do not fit"),
         (lambda s: {f"model.{k}": v[:1] for k, v in s.items()}, "size mismatch"),
         (lambda s: {}, "do not fit"),
@@ -185,8 +200,14 @@ def npy(path):
         (npy, "is a single array"),
         (lambda path: npz(path), "holds nothing"),
         (lambda path: npz(path, a=np.zeros(3), x=np.zeros(3)), "holds a, x"),
-        (lambda path: npz(path, x=np.zeros((3, 2)), y=np.zeros(2)), r"\(3, 2\) and \(2,\)"),
-        (lambda path: npz(path, x=np.zeros(3), y=np.float64(1)), r"got shapes \(3,\) and \(\)"),
+        (
+            lambda path: npz(path, x=np.zeros((3, 2)), y=np.zeros(2)),
+            r"\(3, 2\) and \(2,\)",
+        ),
+        (
+            lambda path: npz(path, x=np.zeros(3), y=np.float64(1)),
+            r"got shapes \(3,\) and \(\)",
+        ),
         (lambda path: npz(path, x=np.array([{}, {}]), y=np.zeros(2)), "holds objects"),
     ],
 )
@@ -200,7 +221,10 @@ def test_bad_examples_are_refused(folder, write, message):
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"x": np.zeros((2, 3)), "y": np.array(["a", "b"])}, "y in given.npz must hold numbers"),
+        (
+            {"x": np.zeros((2, 3)), "y": np.array(["a", "b"])},
+            "y in given.npz must hold numbers",
+        ),
         ({"x": np.zeros((0, 3)), "y": np.zeros(0)}, "at least one example"),
     ],
 )
@@ -229,7 +253,10 @@ def build():
 @pytest.mark.parametrize(
     ("command", "options"),
     [
-        ("attack", ["--norm", "l2", "--radius", "1", "--budget", "24", "--out", "found"]),
+        (
+            "attack",
+            ["--norm", "l2", "--radius", "1", "--budget", "24", "--out", "found"],
+        ),
         ("audit", ["--loss", "cross_entropy"]),
         ("compress", ["--keep", "0.5", "--out", "small"]),
     ],
@@ -244,7 +271,9 @@ def test_interrupted_commands_on_models_say_what_was_kept(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "net.py").write_text(IMPATIENT.replace("CALLS", str(calls)))
     np.savez(tmp_path / "data.npz", x=np.ones((6, 3), np.float32), y=np.arange(6) % 2)
-    found = CliRunner().invoke(app, [command, "net.py:build", "--data", "data.npz", *options])
+    found = CliRunner().invoke(
+        app, [command, "net.py:build", "--data", "data.npz", *options]
+    )
     assert found.exit_code == 130
     assert "interrupted; " in found.output
 
@@ -255,7 +284,9 @@ def test_weights_whose_bytes_changed_are_refused(folder):
     torch.save(build_model("net.py:build").state_dict(), path)
     content = bytearray(path.read_bytes())
     name = content.index(b"data/0")
-    place = content.index(b"FB", name)  # padding ends where the numbers of the tensor start
+    place = content.index(
+        b"FB", name
+    )  # padding ends where the numbers of the tensor start
     while content[place : place + 1] in (b"F", b"B", b"Z"):
         place += 1
     content[place + 8] ^= 1

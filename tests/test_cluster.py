@@ -16,7 +16,12 @@ DEPLOY = Path(__file__).parents[1] / "deploy"
 
 @pytest.mark.parametrize(
     ("given", "engine"),
-    [("local", "local"), ("threads", "local"), ("dask", "dask"), ("tcp://a:1", "tcp://a:1")],
+    [
+        ("local", "local"),
+        ("threads", "local"),
+        ("dask", "dask"),
+        ("tcp://a:1", "tcp://a:1"),
+    ],
 )
 def test_engines_are_known_by_name_or_address(given, engine):
     assert checked_engine(given) == engine
@@ -31,7 +36,10 @@ def test_other_engines_are_refused(given):
 @pytest.fixture
 def documents():
     yaml = pytest.importorskip("yaml", reason="needs the dask extra")
-    return {d["kind"]: d for d in yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text())}
+    return {
+        d["kind"]: d
+        for d in yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text())
+    }
 
 
 def options(command):
@@ -70,8 +78,14 @@ def test_all_run_the_same_image(documents):
         spec["scheduler"]["spec"],
         documents["Job"]["spec"]["template"]["spec"],
     )
-    assert len({container["image"] for pod in pods for container in pod["containers"]}) == 1
-    for pod in (pods[0], pods[2]):  # workers read the ratings where the client finds them
+    assert (
+        len({container["image"] for pod in pods for container in pod["containers"]})
+        == 1
+    )
+    for pod in (
+        pods[0],
+        pods[2],
+    ):  # workers read the ratings where the client finds them
         (mount,) = pod["containers"][0]["volumeMounts"]
         assert mount["mountPath"] == "/data"
         assert mount["name"] in {volume["name"] for volume in pod["volumes"]}
@@ -84,10 +98,13 @@ def test_the_script_for_slurm_calls_what_there_is():
             keyword.arg for keyword in node.keywords if keyword.arg
         }
         for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and isinstance(node.func, (ast.Attribute, ast.Name))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, (ast.Attribute, ast.Name))
     }
     assert calls["fit"] <= set(inspect.signature(DropoutCompletion.fit).parameters)
-    assert calls["DropoutCompletion"] <= set(inspect.signature(DropoutCompletion).parameters)
+    assert calls["DropoutCompletion"] <= set(
+        inspect.signature(DropoutCompletion).parameters
+    )
     compile(tree, "slurm.py", "exec")
 
 

@@ -11,7 +11,9 @@ SOURCES = Path(overt.__file__).parent
 def kernels(tree):
     """Return the functions of a module that are compiled."""
     functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
-    return [f for f in functions if any("njit" in ast.unparse(d) for d in f.decorator_list)]
+    return [
+        f for f in functions if any("njit" in ast.unparse(d) for d in f.decorator_list)
+    ]
 
 
 def imported(tree):
@@ -36,7 +38,9 @@ def test_a_kernel_uses_nothing_of_another_file():
                 for node in ast.walk(statement)
                 if isinstance(node, ast.Name)
             }
-            offenders += [f"{path.name}: {function.name} uses {name}" for name in used & others]
+            offenders += [
+                f"{path.name}: {function.name} uses {name}" for name in used & others
+            ]
     assert not offenders
 
 

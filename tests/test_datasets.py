@@ -22,13 +22,17 @@ def test_generated_ratings_are_what_was_asked_for():
 def test_popularity_is_skewed():
     counts = []
     for popularity in (0.0, 1.5):
-        ratings = datasets.generate_ratings(400, 400, 4000, popularity=popularity, seed=0)[0]
+        ratings = datasets.generate_ratings(
+            400, 400, 4000, popularity=popularity, seed=0
+        )[0]
         counts.append(np.bincount(ratings.cols, minlength=400).max())
     assert counts[1] > 3 * counts[0]
 
 
 def test_noise_has_the_size_asked_for():
-    ratings, truth = datasets.generate_ratings(300, 200, 20_000, noise=0.5, scale=None, seed=0)
+    ratings, truth = datasets.generate_ratings(
+        300, 200, 20_000, noise=0.5, scale=None, seed=0
+    )
     error = ratings.values - truth(ratings.rows, ratings.cols)
     assert abs(error.mean()) < 5 * 0.5 / np.sqrt(len(ratings))
     assert abs(error.std() - 0.5) < 5 * 0.5 / np.sqrt(2 * len(ratings))
@@ -38,7 +42,12 @@ def test_noise_has_the_size_asked_for():
 def entries():
     rng = np.random.default_rng(0)
     keys = rng.permutation(20 * 30)[:100]
-    return keys // 30 + 1, keys % 30 + 1, rng.integers(1, 6, 100).astype(float), keys + 10**9
+    return (
+        keys // 30 + 1,
+        keys % 30 + 1,
+        rng.integers(1, 6, 100).astype(float),
+        keys + 10**9,
+    )
 
 
 @pytest.mark.parametrize("form", ["npz", "folder", "zip"])
@@ -49,7 +58,13 @@ def test_movielens_formats_agree(tmp_path, entries, size, form, monkeypatch):
         "100k": ("ml-100k", "ml-100k", "u.data", "\t", ""),
         "1m": ("ml-1m", "ml-1m", "ratings.dat", "::", ""),
         "10m": ("ml-10m", "ml-10M100K", "ratings.dat", "::", ""),
-        "25m": ("ml-25m", "ml-25m", "ratings.csv", ",", "userId,movieId,rating,timestamp\n"),
+        "25m": (
+            "ml-25m",
+            "ml-25m",
+            "ratings.csv",
+            ",",
+            "userId,movieId,rating,timestamp\n",
+        ),
     }[size]
     lines = zip(user, item, rating, timestamp, strict=True)
     text = header + "".join(separator.join(map(str, line)) + "\n" for line in lines)

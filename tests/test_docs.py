@@ -36,7 +36,14 @@ from overt.papers import items, records
 
 ROOT = Path(__file__).parents[1]
 # The changelog is history: what it names need not be there any more.
-SKIPPED = {"CHANGELOG.md", "_build", "auto_examples", "auto_lectures", "auto_stories", "generated"}
+SKIPPED = {
+    "CHANGELOG.md",
+    "_build",
+    "auto_examples",
+    "auto_lectures",
+    "auto_stories",
+    "generated",
+}
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES = [page for page in PAGES if SKIPPED.isdisjoint(page.relative_to(ROOT).parts)]
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
@@ -80,7 +87,9 @@ def blocks(page):
     for match in BLOCK.finditer(content):
         adjacent = bool(found) and not content[end : match.start()].strip()
         line = content.count("\n", 0, match.start()) + 2
-        language, _, note = ("setup" if match["info"] is None else match["info"]).partition(" ")
+        language, _, note = (
+            "setup" if match["info"] is None else match["info"]
+        ).partition(" ")
         text = textwrap.dedent(match["setup"] or match["text"] or "")
         found.append(Block(page, line, language, note, text, adjacent))
         end = match.end()
@@ -100,7 +109,11 @@ def reported(where):
             pytrace=False,
         )
     except Exception as error:
-        cause = error.exc_info[1] if isinstance(error, doctest.UnexpectedException) else error
+        cause = (
+            error.exc_info[1]
+            if isinstance(error, doctest.UnexpectedException)
+            else error
+        )
         package = (getattr(cause, "name", None) or "").partition(".")[0]
         absent = isinstance(cause, ModuleNotFoundError) and package != "overt"
         if absent or isinstance(cause, overt.MissingExtraError):
@@ -147,7 +160,9 @@ def elsewhere(tmp_path, monkeypatch):
     monkeypatch.setattr(records, "_registry", items())
 
 
-MODULES = {name: module for name, module in packages.modules().items() if ">>>" in module.text}
+MODULES = {
+    name: module for name, module in packages.modules().items() if ">>>" in module.text
+}
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -161,14 +176,18 @@ def test_examples_in_docstrings(module, elsewhere):
     assert ran == len(re.findall(r"^ *>>> ", MODULES[module].text, re.MULTILINE))
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if any(b.python for b in blocks(p))], ids=name)
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if any(b.python for b in blocks(p))], ids=name
+)
 def test_python_in_pages(page, elsewhere):
     names, printed = {"__name__": "__main__"}, None
     for block in blocks(page):
         if block.note.startswith("no-run"):
             printed = None
         elif block.language == "text" and block.adjacent and printed:
-            assert same(block.text, printed), f"{block}: the block before printed\n{printed}"
+            assert same(block.text, printed), (
+                f"{block}: the block before printed\n{printed}"
+            )
         elif block.python and ">>>" in block.text:
             run_doctest(block.text, names, name(page), block.line - 1)
             printed = None
@@ -185,7 +204,9 @@ def commands(page):
                 yield block, command, output
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if [*commands(page)]], ids=name)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if [*commands(page)]], ids=name
+)
 def test_commands_in_pages(page, elsewhere, monkeypatch, capsys):
     """The output of each command is compared word by word; `...` stands for anything."""
     monkeypatch.setattr(console, "width", 100)
@@ -204,14 +225,24 @@ def test_commands_have_the_options_that_pages_name(page):
     commands = typer.main.get_command(app).commands
     for command, rest in COMMAND.findall(page.read_text(encoding="utf-8")):
         if command in commands:
-            known = {o for p in commands[command].params for o in (*p.opts, *p.secondary_opts)}
-            named = {word.partition("=")[0] for word in rest.split() if word.startswith("--")}
-            assert named <= known | {"--help"}, f"overt {command} has no {named - known}"
+            known = {
+                o
+                for p in commands[command].params
+                for o in (*p.opts, *p.secondary_opts)
+            }
+            named = {
+                word.partition("=")[0] for word in rest.split() if word.startswith("--")
+            }
+            assert named <= known | {"--help"}, (
+                f"overt {command} has no {named - known}"
+            )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_names_in_pages_exist(page):
-    for dotted in sorted(set(re.findall(r"\bovert(?:\.\w+)+", page.read_text(encoding="utf-8")))):
+    for dotted in sorted(
+        set(re.findall(r"\bovert(?:\.\w+)+", page.read_text(encoding="utf-8")))
+    ):
         with reported(f"{name(page)}: {dotted}"):
             resolve(dotted)
 
@@ -227,7 +258,9 @@ def test_links_lead_to_files_that_hold_what_they_name(page):
         elif path.suffix == ".py":
             content = path.read_text(encoding="utf-8")
             for own in re.findall(r"\w+", " ".join(re.findall("`([^`]+)`", text))):
-                defined = re.search(rf"(def|class) {own}\b|^ *{own}\b.*=", content, re.MULTILINE)
+                defined = re.search(
+                    rf"(def|class) {own}\b|^ *{own}\b.*=", content, re.MULTILINE
+                )
                 if own not in (path.stem, path.parent.name) and not defined:
                     missing.append(f"{own} in {target}")
     assert not missing, "\n".join(missing)
@@ -260,17 +293,30 @@ def test_blocks_are_of_a_known_kind():
         for block in blocks(page):
             known = block.language in LANGUAGES or block.language.startswith("{")
             assert known, f"{block}: nobody runs {block.language!r}"
-            assert not (block.language.startswith("{code") and "py" in block.note), f"{block}"
+            assert not (block.language.startswith("{code") and "py" in block.note), (
+                f"{block}"
+            )
             noted = block.note and block.language in ("python", "pycon")
-            assert not noted or re.match(r"no-run: \w", block.note), f"{block}: {block.note}"
+            assert not noted or re.match(r"no-run: \w", block.note), (
+                f"{block}: {block.note}"
+            )
 
 
 def test_nearly_all_blocks_are_run():
-    left_out = [f"{b}: {b.note}" for p in PAGES for b in blocks(p) if b.note.startswith("no-run")]
+    left_out = [
+        f"{b}: {b.note}"
+        for p in PAGES
+        for b in blocks(p)
+        if b.note.startswith("no-run")
+    ]
     assert len(left_out) <= MOST_NOT_RUN, "\n".join(left_out)
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "theory").glob("*.md")), ids=name)
+@pytest.mark.parametrize(
+    "page", sorted((ROOT / "docs" / "theory").glob("*.md")), ids=name
+)
 def test_theory_names_statements_that_exist(page):
-    named = re.findall(r"`overt verify ([a-z0-9\s-]+)`", page.read_text(encoding="utf-8"))
+    named = re.findall(
+        r"`overt verify ([a-z0-9\s-]+)`", page.read_text(encoding="utf-8")
+    )
     assert set(" ".join(named).split()) <= items().keys()

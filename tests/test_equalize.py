@@ -129,7 +129,9 @@ def test_schur_horn_reaches_every_majorized_diagonal(n, seed):
     Q = equalize.schur_horn(eigenvalues, diagonal)
     assert_orthogonal(Q)
     reached = np.diag(Q.T @ np.diag(eigenvalues) @ Q)
-    np.testing.assert_allclose(reached, diagonal, rtol=0, atol=1e-12 * (1 + eigenvalues.sum()))
+    np.testing.assert_allclose(
+        reached, diagonal, rtol=0, atol=1e-12 * (1 + eigenvalues.sum())
+    )
 
 
 def test_schur_horn_with_the_eigenvalues_themselves_is_a_permutation():
@@ -145,12 +147,18 @@ NOT_MAJORIZED = {
 
 
 @pytest.mark.parametrize(
-    ("eigenvalues", "diagonal", "excess"), NOT_MAJORIZED.values(), ids=NOT_MAJORIZED.keys()
+    ("eigenvalues", "diagonal", "excess"),
+    NOT_MAJORIZED.values(),
+    ids=NOT_MAJORIZED.keys(),
 )
 def test_schur_horn_refuses_what_no_rotation_reaches(eigenvalues, diagonal, excess):
-    with pytest.raises(InputError, match=f"eigenvalues must majorize.*differs by {excess}"):
+    with pytest.raises(
+        InputError, match=f"eigenvalues must majorize.*differs by {excess}"
+    ):
         equalize.schur_horn(eigenvalues, diagonal)
-    assert equalize.majorization_excess(eigenvalues, diagonal) == pytest.approx(float(excess))
+    assert equalize.majorization_excess(eigenvalues, diagonal) == pytest.approx(
+        float(excess)
+    )
 
 
 @given(n=st.integers(1, 8), seed=st.integers(0, 999))
@@ -174,7 +182,9 @@ PRODUCTS = {
     "scalar": (np.array([[-3.0]]), 4),
     "large-width": (gaussian(3, 3), 64),
 }
-every_product = pytest.mark.parametrize(("A", "width"), PRODUCTS.values(), ids=PRODUCTS.keys())
+every_product = pytest.mark.parametrize(
+    ("A", "width"), PRODUCTS.values(), ids=PRODUCTS.keys()
+)
 
 
 @every_product
@@ -196,7 +206,9 @@ def test_equalized_product_has_no_imbalance(A, width):
 
 @pytest.mark.parametrize("width", [1, 2])
 def test_width_below_the_rank_is_refused(width):
-    with pytest.raises(InputError, match=rf"width must be at least the rank of A, 3, got {width}"):
+    with pytest.raises(
+        InputError, match=rf"width must be at least the rank of A, 3, got {width}"
+    ):
         equalize.equalize_product(gaussian(5, 3), width)
 
 
@@ -205,7 +217,9 @@ def test_equalizing_never_raises_the_penalty():
     for _ in range(20):
         U, V = rng.standard_normal((4, 6)), rng.standard_normal((3, 6))
         balanced = equalize.equalize_product(U @ V.T, 6)
-        assert penalty.shallow(*balanced, Dropout(0.5)) <= penalty.shallow(U, V, Dropout(0.5))
+        assert penalty.shallow(*balanced, Dropout(0.5)) <= penalty.shallow(
+            U, V, Dropout(0.5)
+        )
 
 
 P, Q = np.array([0.6, 0.3, 0.1]), np.array([0.05, 0.15, 0.3, 0.5])
@@ -297,7 +311,9 @@ def test_shallow_gap_is_penalty_over_induced_norm():
     weight, norm = spectral.induced(Dropout(0.5), 4)
     bound = weight * norm.matrix_value(U @ V.T @ square_root(C))
     (gap,) = equalize.equalization_gaps([V.T, U], C)
-    assert gap == pytest.approx(penalty.shallow(U, V, Dropout(0.5), C) / bound - 1, rel=1e-11)
+    assert gap == pytest.approx(
+        penalty.shallow(U, V, Dropout(0.5), C) / bound - 1, rel=1e-11
+    )
 
 
 def test_importance_is_the_product_of_incoming_and_outgoing_norms():
@@ -350,7 +366,9 @@ def test_torch_and_numpy_results_have_the_same_effect():
     U, V = equalize.equalize_product(torch.tensor(A), 5)
     assert torch.is_tensor(U)
     np.testing.assert_allclose((U @ V.T).numpy(), A, atol=1e-12)
-    np.testing.assert_allclose(column_norms(U.numpy()) ** 2, np.linalg.norm(A, "nuc") / 5)
+    np.testing.assert_allclose(
+        column_norms(U.numpy()) ** 2, np.linalg.norm(A, "nuc") / 5
+    )
     weights = [gaussian(3, 2), gaussian(2, 3, seed=1)]
     np.testing.assert_allclose(
         equalize.equalization_gaps([torch.tensor(W) for W in weights]),
@@ -365,10 +383,14 @@ def test_torch_and_numpy_results_have_the_same_effect():
 
 def test_torch_hadamard_equalizer():
     U = torch.tensor(gaussian(3, 8))
-    assert_equal_entries(column_norms((U @ equalize.hadamard_equalizer(U)).numpy()), 1e-12)
+    assert_equal_entries(
+        column_norms((U @ equalize.hadamard_equalizer(U)).numpy()), 1e-12
+    )
 
 
-@pytest.mark.parametrize("shape", [(5, 3), (3, 3), (3, 5)], ids=["tall", "square", "wide"])
+@pytest.mark.parametrize(
+    "shape", [(5, 3), (3, 3), (3, 5)], ids=["tall", "square", "wide"]
+)
 def test_gradient_through_the_equalized_matrix(shape):
     U = torch.tensor(gaussian(*shape), requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: x @ equalize.equalizer(x), U)
@@ -398,14 +420,21 @@ def test_gradient_through_the_reconstruction_is_the_identity():
 
 
 def test_gradient_of_importance_imbalance_and_gaps():
-    tensors = [torch.tensor(W, requires_grad=True) for W in (gaussian(3, 4), gaussian(2, 4))]
+    tensors = [
+        torch.tensor(W, requires_grad=True) for W in (gaussian(3, 4), gaussian(2, 4))
+    ]
     assert torch.autograd.gradcheck(equalize.importance, tensors)
     assert torch.autograd.gradcheck(equalize.imbalance, tensors)
-    assert torch.autograd.gradcheck(lambda U, V: equalize.block_imbalance(U, V, 2), tensors)
+    assert torch.autograd.gradcheck(
+        lambda U, V: equalize.block_imbalance(U, V, 2), tensors
+    )
     layers = [
-        torch.tensor(gaussian(*shape), requires_grad=True) for shape in ((3, 2), (2, 3), (2, 2))
+        torch.tensor(gaussian(*shape), requires_grad=True)
+        for shape in ((3, 2), (2, 3), (2, 2))
     ]
-    assert torch.autograd.gradcheck(lambda *W: tuple(equalize.equalization_gaps(W)), layers)
+    assert torch.autograd.gradcheck(
+        lambda *W: tuple(equalize.equalization_gaps(W)), layers
+    )
 
 
 def test_a_product_is_never_cut_to_a_lower_rank():

@@ -11,7 +11,9 @@ import pytest
 
 import overt
 
-PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())[
+    "project"
+]
 EXTRAS = [
     re.match(r"[\w-]+", requirement)[0]
     for name, requirements in PROJECT["optional-dependencies"].items()
@@ -32,7 +34,9 @@ def python(code):
 def test_import_loads_nothing_heavy():
     assert "torch" in EXTRAS
     heavy = EXTRAS + LATE
-    loaded = python(f"import sys, overt; print([m for m in {heavy} if m in sys.modules])")
+    loaded = python(
+        f"import sys, overt; print([m for m in {heavy} if m in sys.modules])"
+    )
     assert loaded.strip() == "[]"
 
 
@@ -75,5 +79,7 @@ def test_lazy_names_are_public_or_packages():
 
 
 def test_unknown_name_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="module 'overt' has no attribute 'nothing'"):
+    with pytest.raises(
+        AttributeError, match="module 'overt' has no attribute 'nothing'"
+    ):
         overt.nothing  # noqa: B018

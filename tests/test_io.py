@@ -40,11 +40,18 @@ def write(path, kind):
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
-        ("npy", "M.npy"), ("npz", "M.npz"), ("named npz", "M.npz"), ("csv", "M.csv"),
-        ("csv with header", "M.csv"), ("csv with mark", "M.csv"), ("tsv", "M.tsv"),
-        ("txt", "M.txt"), ("mtx", "M.mtx"), ("integers", "M.npy"),
+        ("npy", "M.npy"),
+        ("npz", "M.npz"),
+        ("named npz", "M.npz"),
+        ("csv", "M.csv"),
+        ("csv with header", "M.csv"),
+        ("csv with mark", "M.csv"),
+        ("tsv", "M.tsv"),
+        ("txt", "M.txt"),
+        ("mtx", "M.mtx"),
+        ("integers", "M.npy"),
     ],
-)  # fmt: skip
+)
 def test_formats_are_read(tmp_path, kind, name):
     write(tmp_path / name, kind)
     read = read_matrix(tmp_path / name)
@@ -122,7 +129,9 @@ def test_content_reaches_the_disk_before_its_name(tmp_path, monkeypatch):
     sync, replace = os.fsync, type(tmp_path).replace
     monkeypatch.setattr(os, "fsync", lambda file: (done.append("sync"), sync(file))[1])
     monkeypatch.setattr(
-        type(tmp_path), "replace", lambda a, b: (done.append("rename"), replace(a, b))[1]
+        type(tmp_path),
+        "replace",
+        lambda a, b: (done.append("rename"), replace(a, b))[1],
     )
     write_whole(tmp_path / "file", b"content")
     assert done == ["sync", "rename"]

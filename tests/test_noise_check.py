@@ -49,12 +49,18 @@ WRONG = {
     "must be finite": OwnNoise(np.full((3, 3), np.nan), independent_draw),
     r"must be 3 x 3, got \(2, 2\)": OwnNoise(np.eye(2), independent_draw),
     "sampled masks have covariance": OwnNoise(PAIRED, independent_draw),
-    "sampled masks have mean": OwnNoise(np.eye(3), lambda g, n, d: 2 + g.standard_normal((n, d))),
+    "sampled masks have mean": OwnNoise(
+        np.eye(3), lambda g, n, d: 2 + g.standard_normal((n, d))
+    ),
     r"sample\(width, size, seed\) must return": OwnNoise(
         np.eye(3), lambda g, n, d: g.standard_normal((n, d + 1))
     ),
-    "mean must not be zero": OwnNoise(np.eye(3), independent_draw, mean=np.array([1.0, 0.0, 1.0])),
-    r"mean\(width\) must have 3 entries": OwnNoise(np.eye(3), independent_draw, mean=np.ones(2)),
+    "mean must not be zero": OwnNoise(
+        np.eye(3), independent_draw, mean=np.array([1.0, 0.0, 1.0])
+    ),
+    r"mean\(width\) must have 3 entries": OwnNoise(
+        np.eye(3), independent_draw, mean=np.ones(2)
+    ),
 }
 
 
@@ -104,7 +110,9 @@ def test_a_right_noise_passes_and_both_penalties_agree(noise):
     overt.noise.check(noise, 3)
     U, V = np.random.default_rng(0).standard_normal((2, 3, 3))
     net = overt.LinearNetwork(M, 3, noise)
-    assert net.penalty(U, V) == pytest.approx(float(overt.penalty.shallow(U, V, noise)), rel=1e-12)
+    assert net.penalty(U, V) == pytest.approx(
+        float(overt.penalty.shallow(U, V, noise)), rel=1e-12
+    )
 
 
 def test_units_on_a_plane_are_checked_too():
@@ -120,7 +128,9 @@ def test_an_own_noise_shows_what_it_holds():
 
 
 def test_a_bound_above_the_objective_is_an_error_of_ours_not_a_certificate():
-    with pytest.raises(overt.InternalError, match=r"lower bound 2\.0 is above the objective 1\.0"):
+    with pytest.raises(
+        overt.InternalError, match=r"lower bound 2\.0 is above the objective 1\.0"
+    ):
         Certificate(1.0, 2.0, -1.0, -0.5, 0.0)
     assert Certificate(1.0, 1.0 + 1e-16, -1e-16, -1e-16, 0.0).gap < 0  # rounding
 

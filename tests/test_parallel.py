@@ -60,7 +60,9 @@ def test_a_call_that_fails_everywhere_is_raised(client):
 def test_seeds_of_training_are_those_of_one_process(client):
     net = LinearNetwork(np.diag([2.0, 1.0, 0.5]), width=4, noise=Dropout(0.3))
     how = {"steps": 60, "learning_rate": inverse_decay(1e-2, 50), "records": 5}
-    here, there = (net.train(seeds=[4, 0, 7], engine=e, **how) for e in ("local", "dask"))
+    here, there = (
+        net.train(seeds=[4, 0, 7], engine=e, **how) for e in ("local", "dask")
+    )
     assert here == there
     with pytest.raises(InputError, match="learning_rate"):
         net.train(10, -1.0, seeds=2, engine="dask")
@@ -81,7 +83,8 @@ def test_simulated_runs_are_those_of_one_process(client, own):
     init = [np.stack([W, 2 * W]) for W in (start.T, np.eye(3), start)] if own else 1.0
     how = {"seeds": [3, 1], "init": init, "records": 4, "seed": 5}
     here, there = (
-        decay.simulate(problem, 3, 3, schedule, engine=e, **how) for e in ("local", "dask")
+        decay.simulate(problem, 3, 3, schedule, engine=e, **how)
+        for e in ("local", "dask")
     )
     assert here == there
 
@@ -89,16 +92,22 @@ def test_simulated_runs_are_those_of_one_process(client, own):
 def test_all_cores_are_minus_one_everywhere():
     """And None; results do not depend on how many there are."""
     net = LinearNetwork(target=np.eye(3), width=3, noise=Dropout(0.5))
-    runs = [net.train(steps=20, learning_rate=0.01, seeds=2, n_jobs=n) for n in (-1, None, 1)]
+    runs = [
+        net.train(steps=20, learning_rate=0.01, seeds=2, n_jobs=n)
+        for n in (-1, None, 1)
+    ]
     assert np.array_equal(runs[0].objective, runs[2].objective)
     assert np.array_equal(runs[1].objective, runs[2].objective)
     problem = Entries([0, 0, 1], [0, 1, 1], [1.0, 2.0, 3.0])
     schedule = decay.Schedule.annealing(10, 10)
     given = {"depth": 3, "width": 4, "schedule": schedule, "seeds": 2}
-    found = [decay.simulate(problem, n_jobs=n, **given).singular_values for n in (-1, 1)]
+    found = [
+        decay.simulate(problem, n_jobs=n, **given).singular_values for n in (-1, 1)
+    ]
     assert np.array_equal(*found)
     fits = [
-        DropoutCompletion(1, max_sweeps=2, n_jobs=n).fit(problem).complete() for n in (-1, None, 1)
+        DropoutCompletion(1, max_sweeps=2, n_jobs=n).fit(problem).complete()
+        for n in (-1, None, 1)
     ]
     assert np.array_equal(fits[0], fits[2])
     assert np.array_equal(fits[1], fits[2])

@@ -9,7 +9,12 @@ import overt
 from overt import Certificate, DeepSolution, InputError, Solution, Status, Trace, decay
 
 CERTIFICATE = Certificate(
-    objective=1.5, lower_bound=1.25, gap=0.25, relative_gap=0.2, imbalance=0.0, distance=None
+    objective=1.5,
+    lower_bound=1.25,
+    gap=0.25,
+    relative_gap=0.2,
+    imbalance=0.0,
+    distance=None,
 )
 RNG = np.random.default_rng(0)
 
@@ -144,12 +149,18 @@ def test_other_files_hold_no_result(content, tmp_path):
 def test_npz_holds_every_field(result, tmp_path):
     with np.load(result.save(tmp_path / "result.npz"), allow_pickle=False) as stored:
         header = json.loads(str(stored["header"]))
-        arrays = {name.rsplit("_", 1)[0] if name[-1].isdigit() else name for name in stored}
-    assert arrays - {"header"} | header.keys() == {f.name for f in dataclasses.fields(result)}
+        arrays = {
+            name.rsplit("_", 1)[0] if name[-1].isdigit() else name for name in stored
+        }
+    assert arrays - {"header"} | header.keys() == {
+        f.name for f in dataclasses.fields(result)
+    }
 
 
 def test_diverged_traces_are_stored_as_standard_json(tmp_path):
-    lost = dataclasses.replace(TRACE, objective=np.full((2, 3), np.nan), status=Status.DIVERGED)
+    lost = dataclasses.replace(
+        TRACE, objective=np.full((2, 3), np.nan), status=Status.DIVERGED
+    )
 
     def refuse(constant):
         raise AssertionError(f"{constant} is not JSON")
@@ -169,7 +180,9 @@ def test_saving_replaces_the_file_and_leaves_nothing_else(result, tmp_path):
 
 @pytest.mark.parametrize("name", ["result.pkl", "result", "result.npy"])
 def test_other_formats_are_refused(name, tmp_path):
-    with pytest.raises(InputError, match=rf"path must end in .npz or .json, got .*{name}"):
+    with pytest.raises(
+        InputError, match=rf"path must end in .npz or .json, got .*{name}"
+    ):
         CERTIFICATE.save(tmp_path / name)
     assert list(tmp_path.iterdir()) == []
 
@@ -187,7 +200,9 @@ def test_repr_shows_shapes_and_numbers():
     assert "U=array(3 x 2)" in text
     assert "status='optimal'" in text
     assert "gap=0.25" in text
-    assert "weights=(array(2 x 3), array(4 x 2), array(4 x 4))" in repr(RESULTS["deep-solution"])
+    assert "weights=(array(2 x 3), array(4 x 2), array(4 x 4))" in repr(
+        RESULTS["deep-solution"]
+    )
 
 
 @pytest.mark.parametrize("status", list(Status), ids=str)
@@ -224,9 +239,13 @@ def test_deep_trace_has_no_factors(name):
 def test_notebooks_show_every_field_with_text_escaped(name):
     shown = RESULTS[name]._repr_html_()
     assert all(
-        f'<th style="text-align: left">{field}</th>' in shown for field in RESULTS[name].to_dict()
+        f'<th style="text-align: left">{field}</th>' in shown
+        for field in RESULTS[name].to_dict()
     )
-    assert "<script>" not in dataclasses.replace(RESULTS["solution"], rank="<script>")._repr_html_()
+    assert (
+        "<script>"
+        not in dataclasses.replace(RESULTS["solution"], rank="<script>")._repr_html_()
+    )
 
 
 def test_pictures_draw_the_numbers():
@@ -234,12 +253,16 @@ def test_pictures_draw_the_numbers():
     solution = RESULTS["solution"]
     assert solution.plot()._repr_png_().startswith(b"\x89PNG")  # what a notebook shows
     (spectrum, shares) = solution.plot().axes
-    np.testing.assert_allclose([bar.get_height() for bar in spectrum.patches], solution.spectrum)
+    np.testing.assert_allclose(
+        [bar.get_height() for bar in spectrum.patches], solution.spectrum
+    )
     norms = np.linalg.norm(solution.U, axis=0) * np.linalg.norm(solution.V, axis=0)
     np.testing.assert_allclose([bar.get_height() for bar in shares.patches], norms)
     top, bottom = TRACE.plot().axes
     np.testing.assert_allclose(top.lines[0].get_ydata(), np.nanmean(TRACE.objective, 0))
-    np.testing.assert_allclose(bottom.lines[0].get_ydata(), np.nanmean(TRACE.imbalance, 0))
+    np.testing.assert_allclose(
+        bottom.lines[0].get_ydata(), np.nanmean(TRACE.imbalance, 0)
+    )
 
 
 def test_paths_landscapes_minima_and_jumps_draw_themselves():
@@ -247,7 +270,9 @@ def test_paths_landscapes_minima_and_jumps_draw_themselves():
     M = np.diag([3.0, 2.0, 1.0])
     path = overt.path(M, width=3, drop_probs=[0.0, 0.5, 0.9])
     spectrum, rank = path.plot().axes
-    np.testing.assert_allclose([line.get_ydata() for line in spectrum.lines], path.spectrum.T)
+    np.testing.assert_allclose(
+        [line.get_ydata() for line in spectrum.lines], path.spectrum.T
+    )
     np.testing.assert_array_equal(rank.lines[0].get_ydata(), path.rank)
     assert [line.get_marker() for line in spectrum.lines] == ["."] * 3
     assert rank.yaxis.get_major_locator()._integer
@@ -258,9 +283,13 @@ def test_paths_landscapes_minima_and_jumps_draw_themselves():
 
     land = overt.TiedAutoencoder(M, 3, overt.Dropout(0.5)).landscape()
     minimum, saddle = land.plot().axes[0].collections
-    assert len(minimum.get_paths()[0]) != len(saddle.get_paths()[0])  # a circle and a cross
+    assert len(minimum.get_paths()[0]) != len(
+        saddle.get_paths()[0]
+    )  # a circle and a cross
     drawn = [c.get_offsets()[:, 1] for c in (minimum, saddle)]
-    np.testing.assert_allclose(np.sort(np.concatenate(drawn)), [p.objective for p in land.points])
+    np.testing.assert_allclose(
+        np.sort(np.concatenate(drawn)), [p.objective for p in land.points]
+    )
 
     problem = decay.two_by_two(0.25)
     found = decay.minima(problem, depth=3, weight_decay=0.025)
@@ -270,11 +299,15 @@ def test_paths_landscapes_minima_and_jumps_draw_themselves():
 
     schedule = decay.Schedule.constant(200, 0.1, 0.05)
     jumps = decay.jumps(problem, 3, 4, schedule, seeds=3)
-    np.testing.assert_array_equal(jumps.plot().axes[0].lines[0].get_ydata(), jumps.surviving)
+    np.testing.assert_array_equal(
+        jumps.plot().axes[0].lines[0].get_ydata(), jumps.surviving
+    )
     values, error = jumps.runs.plot().axes
     mean = np.nanmean(jumps.runs.singular_values, 0)
     np.testing.assert_allclose([line.get_ydata() for line in values.lines], mean.T)
-    np.testing.assert_allclose(error.lines[0].get_ydata(), np.nanmean(jumps.runs.train_error, 0))
+    np.testing.assert_allclose(
+        error.lines[0].get_ydata(), np.nanmean(jumps.runs.train_error, 0)
+    )
 
 
 def test_networks_print_what_they_are():

@@ -43,7 +43,9 @@ def objective(norm, s, a, weight):
 def test_value_and_dual_are_homogeneous_of_degree_two(norm, s, factor):
     assume(abs(factor) > 1e-3)
     for squared in (norm.value, norm.dual):
-        assert squared(factor * s) == pytest.approx(factor**2 * squared(s), rel=1e-12, abs=1e-15)
+        assert squared(factor * s) == pytest.approx(
+            factor**2 * squared(s), rel=1e-12, abs=1e-15
+        )
 
 
 @every_norm
@@ -108,7 +110,9 @@ def test_prox_carries_its_certificate(norm, s, weight):
 
 @every_prox
 @given(s=spectra, weight=weights, seed=st.integers(0, 99))
-def test_optimality_is_zero_at_the_prox_and_bounds_the_gain_elsewhere(norm, s, weight, seed):
+def test_optimality_is_zero_at_the_prox_and_bounds_the_gain_elsewhere(
+    norm, s, weight, seed
+):
     a, rng = norm.prox(s, weight), np.random.default_rng(seed)
     best, scale = objective(norm, s, a, weight), s @ s + 1e-9
     assert abs(norm.optimality(s, a, weight)) <= 1e-12 * scale
@@ -164,7 +168,9 @@ def test_prox_follows_permutations_and_signs(norm, s, seed):
     rng = np.random.default_rng(seed)
     order, signs = rng.permutation(len(s)), rng.choice([-1.0, 1.0], size=len(s))
     expected = norm.prox(s, 0.7)[order] * signs
-    np.testing.assert_allclose(norm.prox(s[order] * signs, 0.7), expected, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(
+        norm.prox(s[order] * signs, 0.7), expected, rtol=1e-12, atol=1e-12
+    )
 
 
 @every_prox
@@ -192,7 +198,9 @@ def support_squared(a, k):
 def solver_prox(expression, s, weight):
     a = cp.Variable(len(s))
     cost, constraints = expression(a)
-    problem = cp.Problem(cp.Minimize(cp.sum_squares(s - a) + weight * cost), constraints)
+    problem = cp.Problem(
+        cp.Minimize(cp.sum_squares(s - a) + weight * cost), constraints
+    )
     problem.solve(solver=cp.CLARABEL)
     return a.value
 
@@ -238,7 +246,9 @@ SOLVER_FORMS = {
 }
 
 
-@pytest.mark.parametrize(("norm", "form"), SOLVER_FORMS.values(), ids=SOLVER_FORMS.keys())
+@pytest.mark.parametrize(
+    ("norm", "form"), SOLVER_FORMS.values(), ids=SOLVER_FORMS.keys()
+)
 def test_other_proxes_are_the_solvers_optimum(norm, form):
     for s, _, weight in list(random_spectra())[::3]:
         assert_not_worse_than_the_solver(norm, form, s, weight)
@@ -257,7 +267,11 @@ def test_support_value_is_its_variational_minimum():
 def test_support_value_is_the_best_dual_bound():
     for s, k, _ in list(random_spectra())[1::5]:
         t = cp.Variable(len(s))
-        ball = [cp.sum_largest(cp.square(t), k) <= 1] if k < len(s) else [cp.sum_squares(t) <= 1]
+        ball = (
+            [cp.sum_largest(cp.square(t), k) <= 1]
+            if k < len(s)
+            else [cp.sum_squares(t) <= 1]
+        )
         best = cp.Problem(cp.Maximize(s @ t), ball).solve(solver=cp.CLARABEL)
         assert KSupport(k).value(s) == pytest.approx(best**2, rel=1e-5, abs=1e-7)
 
@@ -275,7 +289,9 @@ def test_occupancy_attains_the_variational_minimum(s, k):
 def test_support_norm_spans_nuclear_to_frobenius():
     s = np.array([3.0, -2.0, 1.0, 0.5])
     assert KSupport(1).value(s) == pytest.approx(6.5**2, rel=1e-14)
-    assert KSupport(4).value(s) == KSupport(50).value(s) == pytest.approx(s @ s, rel=1e-14)
+    assert (
+        KSupport(4).value(s) == KSupport(50).value(s) == pytest.approx(s @ s, rel=1e-14)
+    )
 
 
 def test_support_norm_is_frobenius_where_few_values_are_nonzero():
@@ -308,7 +324,10 @@ def prox_by_trial(s, k, weight, last_rho):
         for q in range(p + 1, len(s) + 1):
             alpha = (k - p + weight * (q - p)) / s[order[p:q]].sum()
             t = np.zeros(len(s))
-            t[order[:p]], t[order[p:q]] = 1.0, np.clip(alpha * s[order[p:q]] - weight, 0, 1)
+            t[order[:p]], t[order[p:q]] = (
+                1.0,
+                np.clip(alpha * s[order[p:q]] - weight, 0, 1),
+            )
             candidates.append(s * t / (t + weight))
     return min(candidates, key=lambda a: objective(KSupport(k), s, a, weight))
 
@@ -334,12 +353,23 @@ def test_support_prox_with_k_one_is_the_nuclear_prox():
 GAPPED = {
     "one-far-above": ([5.808961205647326, 0.0009078058487347282], 1, 4648.091635550649),
     "three-of-four": (
-        [61.310342460594164, 0.004290420883149344, 11.235617291981193, 0.3536427223934318],
+        [
+            61.310342460594164,
+            0.004290420883149344,
+            11.235617291981193,
+            0.3536427223934318,
+        ],
         3,
         0.814322387513931,
     ),
     "two-of-five": (
-        [1.487049872963934, 1.604802026126084, 0.7269107893367934, 1.9725533127056227, 0.36908982],
+        [
+            1.487049872963934,
+            1.604802026126084,
+            0.7269107893367934,
+            1.9725533127056227,
+            0.36908982,
+        ],
         2,
         24.00010110893572,
     ),
@@ -363,12 +393,18 @@ def test_support_prox_is_optimal_however_far_values_lie_apart():
         norm = KSupport(int(rng.integers(1, n)))
         a, c = norm.prox(s, weight), norm.shrinkage(s, weight)
         reached = np.sum((s - a) ** 2) + weight * norm.value(a)
-        assert reached <= (c @ (2 * s - c) - norm.dual(c) / weight) * (1 + 1e-9), (s, norm, weight)
+        assert reached <= (c @ (2 * s - c) - norm.dual(c) / weight) * (1 + 1e-9), (
+            s,
+            norm,
+            weight,
+        )
 
 
 def test_rounding_beside_one_singular_value_does_not_hide_it():
     s = [79.6, 5e-15, 3e-15, 1e-15]
-    np.testing.assert_allclose(KSupport(1).prox(s, 0.1), [79.6 / 1.1, 0, 0, 0], rtol=1e-12)
+    np.testing.assert_allclose(
+        KSupport(1).prox(s, 0.1), [79.6 / 1.1, 0, 0, 0], rtol=1e-12
+    )
 
 
 @pytest.mark.parametrize("weight", [1e15, 1e18, 1e30])
@@ -435,7 +471,9 @@ def matrix_solver_prox(A, weight, value, cost):
 
 def test_matrix_nuclear_prox_is_the_solvers_optimum():
     A = random_matrix(3, 4)
-    rival = matrix_solver_prox(A, 0.4, lambda B: cp.square(cp.normNuc(B)), np.ones((3, 4)))
+    rival = matrix_solver_prox(
+        A, 0.4, lambda B: cp.square(cp.normNuc(B)), np.ones((3, 4))
+    )
     np.testing.assert_allclose(SquaredNuclear().matrix_prox(A, 0.4), rival, atol=1e-5)
 
 
@@ -455,7 +493,9 @@ def test_weighted_trace_duality():
     trace = WeightedTrace(P, Q)
     for seed in range(20):
         A, B = random_matrix(3, 4, seed=seed), random_matrix(3, 4, seed=seed + 100)
-        assert np.sum(A * B) ** 2 <= trace.matrix_value(A) * trace.matrix_dual(B) * (1 + 1e-12)
+        assert np.sum(A * B) ** 2 <= trace.matrix_value(A) * trace.matrix_dual(B) * (
+            1 + 1e-12
+        )
     W, _, Y = np.linalg.svd(trace.weigh(A), full_matrices=False)
     attained = trace.weigh(W @ Y)
     bound = trace.matrix_value(A) * trace.matrix_dual(attained)
@@ -498,7 +538,9 @@ def test_nu_with_one_probability_per_layer():
 
 
 def test_nu_of_one_layer_is_dropouts_induced_weight():
-    assert spectral.nu(8, 0.3) == pytest.approx(spectral.induced(Dropout(0.3), 8)[0], rel=1e-14)
+    assert spectral.nu(8, 0.3) == pytest.approx(
+        spectral.induced(Dropout(0.3), 8)[0], rel=1e-14
+    )
 
 
 @pytest.mark.parametrize("depth", [2, 3])
@@ -511,8 +553,13 @@ def test_factorization_cost_is_the_least_sum_of_squares(depth):
         last = np.linalg.solve(partial.T, A.T).T
         return np.sum(theta**2) + np.sum(last**2)
 
-    starts = (np.tile(np.eye(2), (depth - 1, 1, 1)), np.tile([[0, 1], [1, 0.1]], (depth - 1, 1, 1)))
-    best = min(minimize(sum_of_squares, start.ravel(), method="BFGS").fun for start in starts)
+    starts = (
+        np.tile(np.eye(2), (depth - 1, 1, 1)),
+        np.tile([[0, 1], [1, 0.1]], (depth - 1, 1, 1)),
+    )
+    best = min(
+        minimize(sum_of_squares, start.ravel(), method="BFGS").fun for start in starts
+    )
     s = np.linalg.svd(A, compute_uv=False)
     assert spectral.factorization_cost(s, depth) == pytest.approx(best, rel=1e-6)
 
@@ -532,7 +579,9 @@ INDUCED = {
 }
 
 
-@pytest.mark.parametrize(("noise", "weight", "norm"), INDUCED.values(), ids=INDUCED.keys())
+@pytest.mark.parametrize(
+    ("noise", "weight", "norm"), INDUCED.values(), ids=INDUCED.keys()
+)
 def test_induced_norm_and_weight(noise, weight, norm):
     found_weight, found_norm = spectral.induced(noise, 12)
     assert found_weight == pytest.approx(weight, rel=1e-14)
@@ -555,7 +604,9 @@ UNKNOWN = {
 
 @pytest.mark.parametrize("noise", UNKNOWN.values(), ids=UNKNOWN.keys())
 def test_no_induced_norm_is_claimed_where_none_is_known(noise):
-    with pytest.raises(TypeError, match="induced norm is known for Dropout with one drop_prob"):
+    with pytest.raises(
+        TypeError, match="induced norm is known for Dropout with one drop_prob"
+    ):
         spectral.induced(noise, 2)
 
 
@@ -573,10 +624,14 @@ def test_torch_and_numpy_values_agree(norm):
 @every_prox
 def test_torch_and_numpy_prox_agree(norm):
     tensor = norm.prox(torch.tensor(SPECTRUM), 0.3)
-    np.testing.assert_allclose(tensor.numpy(), norm.prox(SPECTRUM, 0.3), rtol=1e-13, atol=1e-15)
+    np.testing.assert_allclose(
+        tensor.numpy(), norm.prox(SPECTRUM, 0.3), rtol=1e-13, atol=1e-15
+    )
     A = random_matrix(3, 4)
     np.testing.assert_allclose(
-        norm.matrix_prox(torch.tensor(A), 0.3).numpy(), norm.matrix_prox(A, 0.3), atol=1e-13
+        norm.matrix_prox(torch.tensor(A), 0.3).numpy(),
+        norm.matrix_prox(A, 0.3),
+        atol=1e-13,
     )
 
 
@@ -624,4 +679,6 @@ def test_gradient_of_the_factorization_cost(depth):
 @pytest.mark.parametrize("weight", [0.0, 0.3, 5.0])
 def test_shrinkage_is_what_the_proximal_map_takes(norm, weight):
     s = np.array([3.0, -2.0, 1.5, 0.25, 0.0])
-    assert norm.shrinkage(s, weight) == pytest.approx(s - norm.prox(s, weight), abs=1e-12)
+    assert norm.shrinkage(s, weight) == pytest.approx(
+        s - norm.prox(s, weight), abs=1e-12
+    )

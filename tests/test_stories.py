@@ -22,8 +22,18 @@ def toured(tmp_path_factory):
     pytest.importorskip("torch")
     pytest.importorskip("matplotlib")
     folder = tmp_path_factory.mktemp("tour")
-    command = [sys.executable, "-m", "overt", "tour", "--out", str(folder / "page"), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "overt",
+        "tour",
+        "--out",
+        str(folder / "page"),
+        "--json",
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=folder, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert [path.name for path in folder.iterdir()] == ["page"]
     return json.loads(done.stdout)
@@ -52,7 +62,11 @@ def test_a_claim_that_does_not_hold_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(
         stories,
         "read_story",
-        lambda name: ("Title", "Introduction.", [("Text.", "print('seen')\nassert 1 == 2")]),
+        lambda name: (
+            "Title",
+            "Introduction.",
+            [("Text.", "print('seen')\nassert 1 == 2")],
+        ),
     )
     result = stories.tour(tmp_path)
     assert [chapter.status for chapter in result.chapters] == ["failed"]
@@ -78,19 +92,28 @@ def test_a_story_without_its_extra_is_named_and_the_others_run(name, tmp_path):
     if name == "theorist":
         pytest.skip("its corrections run in the tour; nothing in it needs torch")
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, check=False
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
     )
     expected = "finished" if name == "matrix" else "not run"
     assert done.stdout.split("\n")[-2] == expected, done.stderr
 
 
 def test_the_readme_shows_lines_of_the_stories():
-    told = "\n".join(code for name in stories.STORIES for _, code in stories.read_story(name)[2])
+    told = "\n".join(
+        code for name in stories.STORIES for _, code in stories.read_story(name)[2]
+    )
     known = {line.strip() for line in told.splitlines()}
     shown = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
     assert shown
     assert [
-        line for block in shown for line in block.splitlines() if line.strip() not in known
+        line
+        for block in shown
+        for line in block.splitlines()
+        if line.strip() not in known
     ] == []
 
 

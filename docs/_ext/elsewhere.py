@@ -26,7 +26,11 @@ SPECIAL = {
     "torch.Tensor": "https://docs.pytorch.org/docs/stable/tensors.html#torch.Tensor",
     "torch.utils.data.DataLoader": "https://docs.pytorch.org/docs/stable/data.html#{name}",
 }
-SHORT = {"Tensor": "torch.Tensor", "nn.Module": "torch.nn.Module", "Path": "pathlib.Path"}
+SHORT = {
+    "Tensor": "torch.Tensor",
+    "nn.Module": "torch.nn.Module",
+    "Path": "pathlib.Path",
+}
 
 
 def resolve(

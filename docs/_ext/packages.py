@@ -60,7 +60,10 @@ class Module:
     def exported(self) -> list[str]:
         """The names in `__all__`."""
         for node in self.tree.body:
-            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            if (
+                isinstance(node, ast.Assign)
+                and ast.unparse(node.targets[0]) == "__all__"
+            ):
                 return list(ast.literal_eval(node.value))
         return []
 
@@ -128,9 +131,13 @@ def _named(
                 yield from ((f"{base}.{alias.name}", child.lineno) for alias in names)
             case ast.Constant(value=str(name)) if name in sources and name != "overt":
                 yield name, child.lineno
-            case ast.Call(func=function, args=[ast.JoinedStr(values=[ast.Constant(start), *_])]):
+            case ast.Call(
+                func=function, args=[ast.JoinedStr(values=[ast.Constant(start), *_])]
+            ):
                 if "import_module" in ast.unparse(function):
-                    yield from ((n, child.lineno) for n in sources if n.startswith(str(start)))
+                    yield from (
+                        (n, child.lineno) for n in sources if n.startswith(str(start))
+                    )
         yield from _named(module, child, sources)
 
 
@@ -160,16 +167,24 @@ def public(sources: Mapping[str, Module]) -> dict[str, list[str]]:
     These are the packages whose names do not begin with an underscore, each followed by the modules
     that it exports as such. The last interfaces are for the terminal.
     """
-    ranked = [name for layer in layers(between_packages(imports(sources))) for name in layer]
+    ranked = [
+        name for layer in layers(between_packages(imports(sources))) for name in layer
+    ]
     known = (*LINE, *APPLICATIONS, *INTERFACES)
     groups = {
         "line": LINE[:-1],
-        "shared": [name for name in ranked if name not in known and not name.startswith("_")],
+        "shared": [
+            name for name in ranked if name not in known and not name.startswith("_")
+        ],
         "applications": APPLICATIONS,
         "interfaces": INTERFACES[:2],
     }
     return {
-        group: [module for name in names for module in _with_exported(f"overt.{name}", sources)]
+        group: [
+            module
+            for name in names
+            for module in _with_exported(f"overt.{name}", sources)
+        ]
         for group, names in groups.items()
     }
 
@@ -178,7 +193,9 @@ def _with_exported(name: str, sources: Mapping[str, Module]) -> Iterator[str]:
     if name in sources:
         yield name
         for inner in sources[name].exported:
-            yield from _with_exported(sources[name].brought.get(inner, f"{name}.{inner}"), sources)
+            yield from _with_exported(
+                sources[name].brought.get(inner, f"{name}.{inner}"), sources
+            )
 
 
 def graph(edges: Iterable[tuple[str, str]]) -> dict[str, set[str]]:
@@ -191,7 +208,9 @@ def graph(edges: Iterable[tuple[str, str]]) -> dict[str, set[str]]:
     return found
 
 
-def between_packages(found: Iterable[Import], folder: str = "overt") -> dict[str, set[str]]:
+def between_packages(
+    found: Iterable[Import], folder: str = "overt"
+) -> dict[str, set[str]]:
     """Return which packages of a folder import which, the folder's own front left out."""
     pairs = ((package(i.source, folder), package(i.target, folder)) for i in found)
     return graph((a, b) for a, b in pairs if a and b)

@@ -18,7 +18,9 @@ BOX, GAP, ROW, HEIGHT = 132.0, 16.0, 92.0, 46.0
 THREAD = 10.0  # the width left for an arrow that passes a row
 SWEEPS = 24
 
-Place = tuple[int, str]  # row and name; a thread is named by the two packages that it joins
+Place = tuple[
+    int, str
+]  # row and name; a thread is named by the two packages that it joins
 
 
 def svg(sources: dict[str, packages.Module]) -> str:
@@ -29,7 +31,9 @@ def svg(sources: dict[str, packages.Module]) -> str:
     """
     edges = {
         package: {other for other in others if _drawn(other)}
-        for package, others in packages.between_packages(packages.imports(sources)).items()
+        for package, others in packages.between_packages(
+            packages.imports(sources)
+        ).items()
         if _drawn(package)
     }
     rows = _rows(edges)
@@ -67,7 +71,11 @@ def _direct(package: str, edges: packages.Graph) -> set[str]:
 def _rows(edges: packages.Graph) -> list[list[str]]:
     """Return the packages in rows: below all others the foundation, above them the interfaces."""
     above = {*packages.APPLICATIONS, *packages.INTERFACES}
-    bands = (edges.keys() - above, above - {*packages.INTERFACES}, {*packages.INTERFACES})
+    bands = (
+        edges.keys() - above,
+        above - {*packages.INTERFACES},
+        {*packages.INTERFACES},
+    )
     rows = []
     for band in bands:
         inside = {package: edges[package] & band for package in edges.keys() & band}
@@ -86,7 +94,9 @@ def _width(place: Place) -> float:
 
 def _positions(rows: list[list[str]], threads: list[list[Place]]) -> dict[Place, float]:
     """Return the left end of every box and thread."""
-    order: list[list[Place]] = [[(y, package) for package in row] for y, row in enumerate(rows)]
+    order: list[list[Place]] = [
+        [(y, package) for package in row] for y, row in enumerate(rows)
+    ]
     near: dict[Place, list[Place]] = {place: [] for row in order for place in row}
     for thread in threads:
         for place in thread[1:-1]:
@@ -104,7 +114,11 @@ def _positions(rows: list[list[str]], threads: list[list[Place]]) -> dict[Place,
         for row in order[::-step]:
             wish = {}
             for place in row:
-                seen = [p for p in near[place] if sweep > SWEEPS // 2 or p[0] == place[0] + step]
+                seen = [
+                    p
+                    for p in near[place]
+                    if sweep > SWEEPS // 2 or p[0] == place[0] + step
+                ]
                 middles = [x[p] + _width(p) / 2 for p in seen]
                 here = x[place] + _width(place) / 2
                 wish[place] = sum(middles) / len(middles) if middles else here
@@ -119,7 +133,9 @@ def _spread(row: list[Place], wish: dict[Place, float]) -> dict[Place, float]:
 
     Neighbors that would overlap are joined into blocks, which stand at the mean of their wishes.
     """
-    blocks: list[list[Any]] = []  # [places, width, sum over places of (wished left end of block)]
+    blocks: list[
+        list[Any]
+    ] = []  # [places, width, sum over places of (wished left end of block)]
     for place in row:
         width = _width(place)
         blocks.append([[place], width + GAP, wish[place] - width / 2])
@@ -169,7 +185,9 @@ def _box(package: str, x: float, y: float, sources: dict[str, packages.Module]) 
 
 
 def _inside(package: str, sources: dict[str, packages.Module]) -> list[packages.Module]:
-    return [module for name, module in sources.items() if packages.package(name) == package]
+    return [
+        module for name, module in sources.items() if packages.package(name) == package
+    ]
 
 
 def _summary(package: str, sources: dict[str, packages.Module]) -> str:
@@ -195,7 +213,9 @@ class Table(Generated):
         edges = packages.between_packages(packages.imports(sources))
         public = {name for names in packages.public(sources).values() for name in names}
         rows = []
-        for row in _rows({a: {b for b in edges[a] if _drawn(b)} for a in edges if _drawn(a)}):
+        for row in _rows(
+            {a: {b for b in edges[a] if _drawn(b)} for a in edges if _drawn(a)}
+        ):
             for package in row:
                 name = nodes.target("", "", ids=[f"package-{package}"])
                 name += (
@@ -204,7 +224,8 @@ class Table(Generated):
                     else nodes.literal(text=package)
                 )
                 parts = sorted(
-                    {packages.package(n, f"overt.{package}") or "" for n in sources} - {""}
+                    {packages.package(n, f"overt.{package}") or "" for n in sources}
+                    - {""}
                 )
                 stands_on = _listed(other for other in edges[package] if _drawn(other))
                 rows.append(
@@ -215,7 +236,11 @@ class Table(Generated):
                         stands_on,
                     )
                 )
-        return [table(("package", "what it is", "inside", "imports"), rows, (14, 30, 34, 22))]
+        return [
+            table(
+                ("package", "what it is", "inside", "imports"), rows, (14, 30, 34, 22)
+            )
+        ]
 
 
 def _reference(package: str) -> nodes.Node:

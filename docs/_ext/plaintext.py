@@ -19,10 +19,14 @@ GAP = re.compile(r"(?<=\S) {5,}")
 def escape(line: str) -> str:
     """Escape what reStructuredText would take for markup."""
     parts = CODE.split(line.replace("...", "\N{HORIZONTAL ELLIPSIS}"))
-    return "".join(p if i % 2 else SPECIAL.sub(r"\\\g<0>", p) for i, p in enumerate(parts))
+    return "".join(
+        p if i % 2 else SPECIAL.sub(r"\\\g<0>", p) for i, p in enumerate(parts)
+    )
 
 
-def process(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+def process(
+    app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]
+) -> None:
     """Rewrite a docstring in place, before napoleon reads its sections."""
     out: list[str] = []
     example = literal = False

@@ -29,7 +29,8 @@ def shown(module: ModuleType) -> dict[str, Any]:
     return {
         name: value
         for name, value in vars(module).items()
-        if not name.startswith("_") and getattr(value, "__module__", "") == module.__name__
+        if not name.startswith("_")
+        and getattr(value, "__module__", "") == module.__name__
     }
 
 
@@ -51,15 +52,28 @@ def page(name: str) -> str:
     for own in sorted(names, key=str.lower):
         value = names[own]
         if inspect.isclass(value):
-            kinds["exception" if issubclass(value, BaseException) else "class"].append(own)
+            kinds["exception" if issubclass(value, BaseException) else "class"].append(
+                own
+            )
         elif callable(value):
             kinds["function"].append(own)
-    lines = [name, "=" * len(name), "", f".. automodule:: {name}", "", f".. currentmodule:: {name}"]
+    lines = [
+        name,
+        "=" * len(name),
+        "",
+        f".. automodule:: {name}",
+        "",
+        f".. currentmodule:: {name}",
+    ]
     lines += ["", ".. autosummary::", "   :nosignatures:", ""]
     lines += [f"   {own}" for owns in kinds.values() for own in owns]
     for kind, owns in kinds.items():
         for own in owns:
-            lines += ["", f".. auto{kind}:: {own}", *["   :members:"] * (kind == "class")]
+            lines += [
+                "",
+                f".. auto{kind}:: {own}",
+                *["   :members:"] * (kind == "class"),
+            ]
     return "\n".join(lines) + "\n"
 
 
@@ -67,7 +81,9 @@ def write(app: Sphinx) -> None:
     """Write the pages that changed, and remove those of modules that are gone."""
     folder = Path(app.srcdir, FOLDER)
     folder.mkdir(parents=True, exist_ok=True)
-    pages = {folder / f"{name}.rst": name for names in GROUPS.values() for name in names}
+    pages = {
+        folder / f"{name}.rst": name for names in GROUPS.values() for name in names
+    }
     for old in set(folder.glob("*.rst")) - pages.keys():
         old.unlink()
     for path, name in pages.items():
@@ -83,7 +99,12 @@ class Modules(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         names = GROUPS[self.arguments[0]]
-        lines = [".. toctree::", "   :hidden:", "", *(f"   generated/{name}" for name in names)]
+        lines = [
+            ".. toctree::",
+            "   :hidden:",
+            "",
+            *(f"   generated/{name}" for name in names),
+        ]
         lines += ["", ".. autosummary::", "", *(f"   {name}" for name in names)]
         return self.parse_text_to_nodes("\n".join(lines))
 

@@ -81,7 +81,8 @@ class Statements(Generated):
                     _checked(self, item),
                     [*_stated(item.tex or item.claim), *_assumption(item)],
                     item.label,
-                    f"{v.residual:.1e} ≤ {v.tolerance:.0e}" + (" *" if item.printed else ""),
+                    f"{v.residual:.1e} ≤ {v.tolerance:.0e}"
+                    + (" *" if item.printed else ""),
                 )
                 for item, v in _checked_items(paper)
             ]
@@ -105,7 +106,10 @@ class StatementFiles(Generated):
             ids = files.setdefault(item.module, nodes.paragraph())
             ids += [nodes.Text(", ")] * bool(ids.children)
             ids += _checked(self, item).children
-        rows = [(_code(module.removeprefix("overt.papers.")), ids) for module, ids in files.items()]
+        rows = [
+            (_code(module.removeprefix("overt.papers.")), ids)
+            for module, ids in files.items()
+        ]
         return [table(("module", "statements"), rows, (24, 76))]
 
 
@@ -189,7 +193,9 @@ class Papers(Generated):
         known = items()
         found = labels(known, record)
         counts = Counter(label.verdict for label in found.values())
-        summary = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
+        summary = ", ".join(
+            f"{count} {verdict}" for verdict, count in counts.most_common()
+        )
         content: list[nodes.Node] = [_text(f"{len(known)} items: {summary}.")]
         for paper, about in PAPERS.items():
             section = nodes.section(ids=[nodes.make_id(f"papers-{paper}")])
@@ -230,7 +236,10 @@ class OpenQuestions(Papers):
             section += nodes.title(text=f"{answer.capitalize()}: {len(chosen)}")
             rows = [
                 (
-                    [_text(item.title), nodes.paragraph("", "", nodes.emphasis(text=item.section))],
+                    [
+                        _text(item.title),
+                        nodes.paragraph("", "", nodes.emphasis(text=item.section)),
+                    ],
                     item.claim if item.claim != item.title else "",
                     self.checks(item),
                     item.open,
@@ -302,7 +311,9 @@ def _help(*command: str) -> str:
         env={**os.environ, "PYTHONUTF8": "1", "TERM": "dumb"},
     )
     if finished.returncode:
-        raise ExtensionError(f"overt {' '.join(command)} --help failed: {finished.stderr}")
+        raise ExtensionError(
+            f"overt {' '.join(command)} --help failed: {finished.stderr}"
+        )
     lines = (line.rstrip() for line in finished.stdout.splitlines())
     return "\n".join(lines).replace("Usage: -c", "Usage: overt").strip("\n")
 
@@ -316,7 +327,11 @@ def _literal(command: str, output: str) -> nodes.Node:
 def _assumption(item: Item) -> list[nodes.Node]:
     if not item.assumes:
         return []
-    return [nodes.paragraph("", "", nodes.emphasis(text="Assumes: "), nodes.Text(item.assumes))]
+    return [
+        nodes.paragraph(
+            "", "", nodes.emphasis(text="Assumes: "), nodes.Text(item.assumes)
+        )
+    ]
 
 
 def _checked(directive: SphinxDirective, item: Item) -> nodes.paragraph:
@@ -335,7 +350,9 @@ def _stated(text: str) -> list[nodes.Node]:
         for number, part in enumerate(parts)
     ]
     formulas = [part for part in displayed if part.strip()]
-    below = [nodes.paragraph("", "", nodes.math(f, f), classes=["claim"]) for f in formulas]
+    below = [
+        nodes.paragraph("", "", nodes.math(f, f), classes=["claim"]) for f in formulas
+    ]
     return [nodes.paragraph("", "", *inline), *below]
 
 
@@ -350,7 +367,9 @@ def _code(text: str) -> nodes.paragraph:
 Cell = str | nodes.Node | Sequence[nodes.Node]
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[Cell]], widths: Sequence[int]) -> Any:
+def table(
+    header: Sequence[str], rows: Iterable[Sequence[Cell]], widths: Sequence[int]
+) -> Any:
     """Return a table with columns of these relative widths."""
     whole = nodes.table(classes=["generated", "colwidths-given"])
     group = nodes.tgroup(cols=len(header))

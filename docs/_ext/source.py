@@ -32,10 +32,15 @@ def line_of(name: str, text: str) -> int | None:
     for part in name.strip("@").split("."):
         for node in body:
             match node:
-                case ast.ClassDef(name=own, body=inner) | ast.FunctionDef(name=own, body=inner):
+                case (
+                    ast.ClassDef(name=own, body=inner)
+                    | ast.FunctionDef(name=own, body=inner)
+                ):
                     found, below = own == part, inner
                 case ast.Assign() | ast.AnnAssign():
-                    target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+                    target = (
+                        node.targets[0] if isinstance(node, ast.Assign) else node.target
+                    )
                     found, below = ast.unparse(target) == part, []
                 case _:
                     continue
@@ -65,9 +70,13 @@ def replace(app: Sphinx, doctree: nodes.document) -> None:
         path = Path(app.env.relfn2path(node["reftarget"], docname)[1]).resolve()
         if path.suffix == ".py" and not path.is_relative_to(app.srcdir):
             _linked(app.env).setdefault(docname, set()).add(str(path))
-            line = node.get("line") or line_of(node.astext(), path.read_text(encoding="utf-8"))
+            line = node.get("line") or line_of(
+                node.astext(), path.read_text(encoding="utf-8")
+            )
             uri = app.builder.get_relative_uri(docname, _page(path))
-            link = nodes.reference("", "", refuri=f"{uri}#L-{line}" if line else uri, internal=True)
+            link = nodes.reference(
+                "", "", refuri=f"{uri}#L-{line}" if line else uri, internal=True
+            )
             link += node.children
             node.replace_self(link)
 

@@ -38,8 +38,14 @@ print(f"200,000 masks: {sampled:.3f}   the lemma: {exact:.3f}")
 # however different their masks look. Three of them:
 
 figure, axes = plt.subplots(1, 3, figsize=(9.5, 2.9), layout="constrained")
-noises = overt.Dropout(0.5), overt.DropBlock(0.5, 3), overt.DropBlock(0.5, 3, placement="sliding")
-for axis, noise, name in zip(axes, noises, ("Dropout", "blocks", "sliding blocks"), strict=True):
+noises = (
+    overt.Dropout(0.5),
+    overt.DropBlock(0.5, 3),
+    overt.DropBlock(0.5, 3, placement="sliding"),
+)
+for axis, noise, name in zip(
+    axes, noises, ("Dropout", "blocks", "sliding blocks"), strict=True
+):
     drawn = axis.imshow(noise.characteristic(12), vmin=0, vmax=2)
     axis.set(title=name, xticks=[], yticks=[])
 figure.colorbar(drawn, ax=axes, shrink=0.8)
@@ -66,7 +72,11 @@ for mask in product((0, 1), repeat=5):
     total += chance * np.sum((y - U @ (np.array(mask) / 0.7 * h)) ** 2)
 print(total - np.sum((y - U @ h) ** 2) - overt.penalty.hidden(U, h[None], noise))  # 1.
 
-common = overt.CovarianceNoise(np.ones(5), 0.2 * np.ones((5, 5)))  # 2. v times all ones:
+common = overt.CovarianceNoise(
+    np.ones(5), 0.2 * np.ones((5, 5))
+)  # 2. v times all ones:
 print(overt.penalty.hidden(U, h[None], common) / np.sum((U @ h) ** 2))  # v |U h|^2
 
-print(overt.KeepExactly(2).characteristic(5)[0].round(3))  # 3. -lam / (d - 1) off the diagonal
+print(
+    overt.KeepExactly(2).characteristic(5)[0].round(3)
+)  # 3. -lam / (d - 1) off the diagonal

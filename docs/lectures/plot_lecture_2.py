@@ -37,7 +37,9 @@ print("norm:   ", noise.strength / 10 * np.linalg.norm(A, "nuc") ** 2)
 S = np.diag([5.0, 3.0, 1.0, 0.5, 0.0, 0.0])
 Q = overt.equalize.equalizer(np.sqrt(S))
 figure, axes = plt.subplots(1, 2, figsize=(7, 3), layout="constrained")
-for axis, (name, values) in zip(axes, {"before": S, "after": Q.T @ S @ Q}.items(), strict=True):
+for axis, (name, values) in zip(
+    axes, {"before": S, "after": Q.T @ S @ Q}.items(), strict=True
+):
     drawn = axis.imshow(values, cmap="RdBu", vmin=-5, vmax=5)
     axis.set(title=name, xticks=[], yticks=[])
 figure.colorbar(drawn, ax=axes, shrink=0.8)
@@ -58,10 +60,18 @@ print("diagonal after:", np.diag(Q.T @ S @ Q).round(4))
 for d in (10, 100, 1000):  # 1. it vanishes like 1/d; at_width keeps lam / d fixed
     print(d, noise.strength / d, noise.at_width(d).strength / d)
 
-for s in ([1.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]):  # 2. a block carries two directions for free
+for s in (
+    [1.0, 1.0, 0.0, 0.0],
+    [1.0, 0.0, 0.0, 0.0],
+):  # 2. a block carries two directions for free
     blocks, units = overt.spectral.KSupport(2), overt.spectral.KSupport(1)
     print(blocks.value(np.array(s)), units.value(np.array(s)))
 
-U = np.array([[1.0, 0.0], [0.0, 1.0]])  # 3. x = (1, 1) is balanced: 2; scale a pair of equal units
+U = np.array(
+    [[1.0, 0.0], [0.0, 1.0]]
+)  # 3. x = (1, 1) is balanced: 2; scale a pair of equal units
 W = np.array([[1.0, 1.0], [0.0, 1.0]])
-print(overt.penalty.shallow(U, U, noise), overt.penalty.shallow(W, np.linalg.inv(W).T, noise))
+print(
+    overt.penalty.shallow(U, U, noise),
+    overt.penalty.shallow(W, np.linalg.inv(W).T, noise),
+)

@@ -34,7 +34,9 @@ net = overt.LinearNetwork(np.diag(s), 6, overt.Dropout(0.5))
 best = net.solve()
 run = net.train(steps=30_000, learning_rate=lambda t: 0.01 / (1 + t / 3000), seeds=6)
 figure, right = plt.subplots(figsize=(6.5, 3.4), layout="constrained")
-right.loglog(np.maximum(run.steps, 1), (run.objective - best.objective).T, color="C0", lw=0.8)
+right.loglog(
+    np.maximum(run.steps, 1), (run.objective - best.objective).T, color="C0", lw=0.8
+)
 right.set(xlabel="step", ylabel="objective above the optimum")
 print(best.certificate)
 
@@ -63,8 +65,16 @@ worst = 0.0
 for _ in range(20):
     s = np.sort(rng.exponential(size=5))[::-1]
     found = overt.LinearNetwork(np.diag(s), 6, overt.Dropout(0.6)).solve().product
-    worst = max(worst, np.abs(np.linalg.svd(found, compute_uv=False) - shrunk(s, 6, 1.5)).max())
+    worst = max(
+        worst, np.abs(np.linalg.svd(found, compute_uv=False) - shrunk(s, 6, 1.5)).max()
+    )
 print("1.", worst)
 print("2.", overt.drop_prob_for_rank(np.diag([4.0, 3.0, 2.0, 1.0, 0.5]), 6, 3))
-points = overt.TiedAutoencoder(np.diag([2.0, 1.0]), 2, overt.Dropout(0.3)).landscape().points
-print("3.", [(point.kind, round(point.objective, 3)) for point in points][:4], "saddles are strict")
+points = (
+    overt.TiedAutoencoder(np.diag([2.0, 1.0]), 2, overt.Dropout(0.3)).landscape().points
+)
+print(
+    "3.",
+    [(point.kind, round(point.objective, 3)) for point in points][:4],
+    "saddles are strict",
+)

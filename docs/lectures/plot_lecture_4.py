@@ -18,7 +18,12 @@ import overt
 s = np.array([3.0, 2.5, 2.0, 1.0, 0.5, 0.2])
 figure, left = plt.subplots(figsize=(6.5, 3.4), layout="constrained")
 for b in (1, 2, 3, 6):
-    left.plot(range(1, 7), overt.spectral.KSupport(b).prox(s, 0.5), "o-", label=f"blocks of {b}")
+    left.plot(
+        range(1, 7),
+        overt.spectral.KSupport(b).prox(s, 0.5),
+        "o-",
+        label=f"blocks of {b}",
+    )
 left.plot(range(1, 7), s, color="0.7", label="target")
 left.set(xlabel="index", ylabel="singular value")
 left.legend()
@@ -67,11 +72,16 @@ right.legend()
 net = overt.DeepLinearNetwork(np.diag([1.0, 0.9]), (2, 2), 1 / 3)
 landscape = net.landscape()
 for minimum in landscape.minima:
-    print(f"rank {minimum.rank}: {minimum.objective:.6f}", "spurious" if minimum.spurious else "")
+    print(
+        f"rank {minimum.rank}: {minimum.objective:.6f}",
+        "spurious" if minimum.spurious else "",
+    )
 print(f"every way out of rank one climbs {landscape.barrier:.6f}")
 spurious = landscape.minima[0]
 for rate in (0.01, 0.1):
-    run = net.train(10_000, rate, seeds=8, batch_size=8, init=spurious.weights, records=2)
+    run = net.train(
+        10_000, rate, seeds=8, batch_size=8, init=spurious.weights, records=2
+    )
     left_it = int(np.sum(run.rank[:, -1] > 1))
     print(f"SGD with sampled dropout, rate {rate}: {left_it} of 8 runs left it")
 
@@ -89,10 +99,19 @@ for rate in (0.01, 0.1):
 print("1.", overt.spectral.KSupport(6).value(s), np.sum(s**2))
 signs = np.array([[1.0, -0.8], [-0.8, 1.0]])
 positive = np.abs(U), np.abs(V)
-print("2.", overt.penalty.dropconnect(*positive, 0.5, second_moment=C), "<",
-      overt.penalty.shallow(*positive, overt.Dropout(0.5), second_moment=C))  # fmt: skip
-print("   where the weighted inputs of a unit are positively correlated; else more:",
-      overt.penalty.dropconnect(*positive, 0.5, second_moment=signs), ">",
-      overt.penalty.shallow(*positive, overt.Dropout(0.5), second_moment=signs))  # fmt: skip
-print("3.", overt.spectral.nu([100] * 10, 0.5), "against", overt.spectral.nu([100], 0.5))
+print(
+    "2.",
+    overt.penalty.dropconnect(*positive, 0.5, second_moment=C),
+    "<",
+    overt.penalty.shallow(*positive, overt.Dropout(0.5), second_moment=C),
+)
+print(
+    "   where the weighted inputs of a unit are positively correlated; else more:",
+    overt.penalty.dropconnect(*positive, 0.5, second_moment=signs),
+    ">",
+    overt.penalty.shallow(*positive, overt.Dropout(0.5), second_moment=signs),
+)
+print(
+    "3.", overt.spectral.nu([100] * 10, 0.5), "against", overt.spectral.nu([100], 0.5)
+)
 print("   rank two only if s_2 / s_1 is above", overt.linear.rank_jump([100] * 10, 0.5))

@@ -37,9 +37,13 @@ left.legend()
 # down, not up.
 
 for minimum in minima(two_by_two(0.25), depth=3, weight_decay=0.0025):
-    print(f"rank {minimum.rank}: fills in {minimum.matrix[0, 1]:.2f}, loss {minimum.loss:.4f}")
+    print(
+        f"rank {minimum.rank}: fills in {minimum.matrix[0, 1]:.2f}, loss {minimum.loss:.4f}"
+    )
 schedule = Schedule.of([(500, 0.03, 0.1), (6000, 0.2, 0.1)], convention="pytorch")
-runs = simulate(two_by_two(0.25), depth=3, width=50, schedule=schedule, seeds=6, records=60)
+runs = simulate(
+    two_by_two(0.25), depth=3, width=50, schedule=schedule, seeds=6, records=60
+)
 figure, right = plt.subplots(figsize=(6.5, 3.4), layout="constrained")
 for values in runs.singular_values:
     right.plot(runs.steps, values[:, 1], lw=0.8, color="C0")
@@ -60,10 +64,17 @@ partners, y, lam = rng.standard_normal((9, 3)), rng.standard_normal(9), 1.5
 ridge = partners.T @ partners + lam * np.diag(np.sum(partners**2, axis=0))
 row = np.linalg.solve(ridge, partners.T @ y)
 check = minimize(
-    lambda u: np.sum((y - partners @ u) ** 2) + lam * np.sum((partners * u) ** 2), np.zeros(3)
+    lambda u: np.sum((y - partners @ u) ** 2) + lam * np.sum((partners * u) ** 2),
+    np.zeros(3),
 )
 print("1.", np.abs(row - check.x).max())
 _, std = learned.predict(holdout.rows, holdout.cols, return_std=True)
 few = np.bincount(train.rows, minlength=200)[holdout.rows] < 12
-print("2.", std[few].mean().round(3), "with few entries,", std[~few].mean().round(3), "with many")
+print(
+    "2.",
+    std[few].mean().round(3),
+    "with few entries,",
+    std[~few].mean().round(3),
+    "with many",
+)
 print("3.", [round(existence(two_by_two(0.25), depth, 2), 4) for depth in (3, 4)])

@@ -18,7 +18,10 @@ from overt.robust import L2, PGD
 
 torch.manual_seed(0)
 model = torch.nn.Sequential(
-    torch.nn.Linear(4, 64), torch.nn.ReLU(), torch.nn.Dropout(0.5), torch.nn.Linear(64, 2)
+    torch.nn.Linear(4, 64),
+    torch.nn.ReLU(),
+    torch.nn.Dropout(0.5),
+    torch.nn.Linear(64, 2),
 )
 x = torch.randn(200, 4)
 mean, variance = predictive_moments(model, x)
@@ -27,16 +30,24 @@ with torch.no_grad():
     a = torch.relu(model[0](x))
     formula = (a**2) @ (model[3].weight ** 2).T
 print("formula against the library:", float((formula - variance).abs().max().detach()))
-print("2,000 samples are off by", float((sampled.variance / variance - 1).abs().mean().detach()))
+print(
+    "2,000 samples are off by",
+    float((sampled.variance / variance - 1).abs().mean().detach()),
+)
 
 # %%
 # **Through non-linearities** a normal input becomes E f + E f' (z - m) plus what is left. With
 # noise on two layers this is no longer exact, and the sampled moments say by how much.
 
 deep = torch.nn.Sequential(
-    torch.nn.Linear(4, 64), torch.nn.GELU(), torch.nn.Dropout(0.3),
-    torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Dropout(0.3), torch.nn.Linear(64, 1),
-)  # fmt: skip
+    torch.nn.Linear(4, 64),
+    torch.nn.GELU(),
+    torch.nn.Dropout(0.3),
+    torch.nn.Linear(64, 64),
+    torch.nn.GELU(),
+    torch.nn.Dropout(0.3),
+    torch.nn.Linear(64, 1),
+)
 propagated = predictive_moments(deep, x)
 many = mc_moments(deep, x, n=2000, seed=0)
 figure, left = plt.subplots(figsize=(6.5, 3.4), layout="constrained")
@@ -83,5 +94,11 @@ for p in (0.2, 0.5, 0.8):  # 1. the ratio does not change
     print("1.", float(explicit_penalty(model, x).value) / (p / (1 - p)))
 z = 0.4 + 0.7 * torch.randn(200_000)
 normal = torch.distributions.Normal(0.0, 1.0)
-print("2. ReLU:", float((z > 0).float().mean()), float(normal.cdf(torch.tensor(0.4 / 0.7))))
-print("3. its slope -sigmoid(z) is near -1 wherever the point is not fooled yet, at any scale")
+print(
+    "2. ReLU:",
+    float((z > 0).float().mean()),
+    float(normal.cdf(torch.tensor(0.4 / 0.7))),
+)
+print(
+    "3. its slope -sigmoid(z) is near -1 wherever the point is not fooled yet, at any scale"
+)

@@ -66,7 +66,11 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
 
     known = list(known)
     near = get_close_matches(name, known, 3, 0.6)
-    rest = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(known)}"
+    rest = (
+        f"did you mean {' or '.join(near)}?"
+        if near
+        else f"known are {', '.join(known)}"
+    )
     return InputError(f"unknown {kind} {name}; {rest}")
 
 
@@ -92,8 +96,12 @@ def bounded(function: Callable[P, T]) -> Callable[P, T]:
                 raise
             reason = error
         except (MemoryError, RuntimeError) as error:  # the second is torch's
-            if "not implemented for" in str(error):  # a format that linear algebra lacks
-                raise InputTypeError(f"arrays must be float32 or float64: {error}") from None
+            if "not implemented for" in str(
+                error
+            ):  # a format that linear algebra lacks
+                raise InputTypeError(
+                    f"arrays must be float32 or float64: {error}"
+                ) from None
             if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
                 raise
             raise InputError(f"there is too little memory for it: {error}") from None
@@ -113,7 +121,11 @@ def bounded(function: Callable[P, T]) -> Callable[P, T]:
 
 def _extreme(value: Any, depth: int = 6) -> bool:
     """Whether some number in arguments, or in attributes of objects, is very large or small."""
-    if depth == 0 or value is None or isinstance(value, (str, bytes, np.random.Generator)):
+    if (
+        depth == 0
+        or value is None
+        or isinstance(value, (str, bytes, np.random.Generator))
+    ):
         return False
     if isinstance(value, Mapping):
         value = tuple(value.values())
@@ -139,7 +151,9 @@ def _finite(found: Any) -> bool:
     if isinstance(found, (list, tuple)):
         return all(map(_finite, found))
     if not hasattr(found, "detach"):
-        return not isinstance(found, (float, np.ndarray)) or bool(np.all(np.isfinite(found)))
+        return not isinstance(found, (float, np.ndarray)) or bool(
+            np.all(np.isfinite(found))
+        )
     return bool(found.detach().isfinite().all())
 
 
@@ -180,16 +194,22 @@ def floating(name: str, value: Any, *, ndim: int | None = None) -> Array:
         value = np.asarray(value)  # no subclass, no scalar
     xp = namespace(value)
     plain = type(value) is np.ndarray  # checked without the array API, the common case
-    if not (value.dtype.kind == "f" if plain else xp.isdtype(value.dtype, "real floating")):
+    if not (
+        value.dtype.kind == "f" if plain else xp.isdtype(value.dtype, "real floating")
+    ):
         if not xp.isdtype(value.dtype, "integral"):
             raise InputTypeError(
                 f"{name} must be an array of floating-point or whole numbers, got {value.dtype}"
             )
         value = xp.astype(value, xp.float64)
     elif plain and value.dtype not in (np.float32, np.float64):
-        value = _float64(value)  # other sizes and byte orders, which linear algebra lacks
+        value = _float64(
+            value
+        )  # other sizes and byte orders, which linear algebra lacks
     if ndim is not None and value.ndim != ndim:
-        raise InputError(f"{name} must have {ndim} dimension(s), got shape {tuple(value.shape)}")
+        raise InputError(
+            f"{name} must have {ndim} dimension(s), got shape {tuple(value.shape)}"
+        )
     if 0 in value.shape:
         raise InputError(f"{name} must not be empty, got shape {tuple(value.shape)}")
     finite = xp.isfinite(value)
@@ -240,7 +260,9 @@ def _dense(value: Any) -> bool:
 
 
 def _float64(value: Floats) -> Floats:
-    with np.errstate(over="ignore"):  # what is beyond becomes infinite, and is refused as such
+    with np.errstate(
+        over="ignore"
+    ):  # what is beyond becomes infinite, and is refused as such
         return value.astype(np.float64)
 
 
@@ -252,16 +274,24 @@ def doubles(name: str, value: Any, *, ndim: int | None = None) -> Floats:
 def plain_array(name: str, value: Any) -> Any:
     """Return what is like an array as one of NumPy; refuse masked entries and ragged lists."""
     if np.ma.is_masked(value):
-        raise InputError(f"{name} must have no masked entries; leave them out, or fill them")
+        raise InputError(
+            f"{name} must have no masked entries; leave them out, or fill them"
+        )
     if hasattr(value, "tocoo"):
-        raise InputTypeError(f"{name} must be dense, got a sparse {type(value).__name__}")
+        raise InputTypeError(
+            f"{name} must be dense, got a sparse {type(value).__name__}"
+        )
     try:
         if hasattr(value, "detach"):
             value = value.detach().cpu()
-            value = (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()
+            value = (
+                value.float() if str(value.dtype) == "torch.bfloat16" else value
+            ).numpy()
         return np.asarray(value)
     except Exception as error:
-        raise InputTypeError(f"{name} must be an array, got {value!r:.40} ({error})") from None
+        raise InputTypeError(
+            f"{name} must be an array, got {value!r:.40} ({error})"
+        ) from None
 
 
 def matrix(name: str, value: Any) -> Array:
@@ -345,7 +375,9 @@ def drop_prob(value: Any, name: str = "drop_prob") -> float:
 
 def drop_probs(value: Any, count: int, name: str = "drop_prob") -> tuple[float, ...]:
     """Return one drop probability for each of `count` layers, from a number or a sequence."""
-    scalar = isinstance(value, (str, bytes)) or (is_array_api_obj(value) and value.ndim == 0)
+    scalar = isinstance(value, (str, bytes)) or (
+        is_array_api_obj(value) and value.ndim == 0
+    )
     if isinstance(value, Iterable) and not scalar:
         values = list(value)
         if len(values) != count:
@@ -358,8 +390,12 @@ def drop_probs(value: Any, count: int, name: str = "drop_prob") -> tuple[float, 
 
 def widths(value: Any) -> list[int]:
     """Return the widths of hidden layers, from one number or from several."""
-    several = isinstance(value, (Sequence, np.ndarray)) and getattr(value, "ndim", 1) == 1
-    found = [whole(f"widths[{i}]", d) for i, d in enumerate(value if several else (value,))]
+    several = (
+        isinstance(value, (Sequence, np.ndarray)) and getattr(value, "ndim", 1) == 1
+    )
+    found = [
+        whole(f"widths[{i}]", d) for i, d in enumerate(value if several else (value,))
+    ]
     if not found:
         raise InputError("widths must name at least one hidden layer, got none")
     return found
@@ -382,7 +418,9 @@ def whole(name: str, value: Any, minimum: int = 1, maximum: float = 2**63 - 1) -
     return int(value)
 
 
-def number(name: str, value: Any, minimum: float = 0.0, *, exclusive: bool = False) -> float:
+def number(
+    name: str, value: Any, minimum: float = 0.0, *, exclusive: bool = False
+) -> float:
     """Return a finite number that is at least `minimum` (above it if `exclusive`)."""
     try:
         if isinstance(value, (str, bytes)) or value is np.ma.masked or np.ndim(value):
@@ -406,7 +444,9 @@ def instance(name: str, value: T, kind: Any, shown: str) -> T:
 def choice(name: str, value: Any, accepted: Sequence[str]) -> str:
     """Return `value` if it is one of the accepted words."""
     if not isinstance(value, str) or value not in accepted:
-        raise InputError(f"{name} must be one of {', '.join(map(repr, accepted))}, got {value!r}")
+        raise InputError(
+            f"{name} must be one of {', '.join(map(repr, accepted))}, got {value!r}"
+        )
     return str(value)
 
 

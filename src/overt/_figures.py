@@ -53,7 +53,9 @@ def styled(**changes: Any) -> Any:
     return mpl.rc_context(style() | changes)
 
 
-def canvas(width: float, height: float, rows: int = 1, columns: int = 1, **options: Any) -> Any:
+def canvas(
+    width: float, height: float, rows: int = 1, columns: int = 1, **options: Any
+) -> Any:
     """Return a figure of this size in inches, and its axes: an array unless there is but one."""
     with styled():
         from matplotlib.figure import Figure
@@ -70,7 +72,9 @@ def canvas(width: float, height: float, rows: int = 1, columns: int = 1, **optio
         return figure, figure.subplots(rows, columns, **options)
 
 
-def subplots(rows: int = 1, columns: int = 1, size: tuple[float, float] = (4.2, 3.2)) -> Any:
+def subplots(
+    rows: int = 1, columns: int = 1, size: tuple[float, float] = (4.2, 3.2)
+) -> Any:
     """Return a figure in overt's style and its axes, an array of rows x columns.
 
     `size` is that of each of the axes, in inches.
@@ -122,7 +126,9 @@ def draw_objective(axes: Any, steps: Any, objective: Any, optimum: float) -> Non
     axes.set_yscale("log")
 
 
-def draw_band(axes: Any, steps: Any, values: Any, color: str, label: str | None = None) -> None:
+def draw_band(
+    axes: Any, steps: Any, values: Any, color: str, label: str | None = None
+) -> None:
     """Plot the mean over seeds and the band from the lowest to the highest."""
     steps, values = np.maximum(np.asarray(steps), 1), np.asarray(values)
     axes.fill_between(

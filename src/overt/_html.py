@@ -91,7 +91,9 @@ class Page:
 
     def output(self, text: str) -> None:
         """Add a block of terminal output."""
-        self._body.append(f'<pre class="output" tabindex=0><code>{escape(text)}</code></pre>')
+        self._body.append(
+            f'<pre class="output" tabindex=0><code>{escape(text)}</code></pre>'
+        )
 
     def picture(self, figure: Any, description: str) -> None:
         """Add a matplotlib figure without a caption; the description is for screen readers."""
@@ -146,7 +148,11 @@ def _image(figure: Any, description: str) -> str:
 def _heading(name: str, cells: Sequence[str]) -> str:
     """Return a column's heading, which stands where its numbers stand."""
     number = cells and all(cell.startswith('<td class="number"') for cell in cells)
-    return f'<th class="number">{escape(name)}</th>' if number else f"<th>{escape(name)}</th>"
+    return (
+        f'<th class="number">{escape(name)}</th>'
+        if number
+        else f"<th>{escape(name)}</th>"
+    )
 
 
 def _cell(value: Any) -> str:
@@ -156,7 +162,13 @@ def _cell(value: Any) -> str:
         case bool():
             return _cell("holds" if value else "fails")
         case str():
-            kind = value if value in ("holds", "fails") else "word" if len(value) < 24 else ""
+            kind = (
+                value
+                if value in ("holds", "fails")
+                else "word"
+                if len(value) < 24
+                else ""
+            )
             return f'<td class="{kind}">{escape(value)}</td>'
         case int():
             return f'<td class="number">{value:,}</td>'

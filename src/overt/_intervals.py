@@ -16,7 +16,9 @@ def clopper_pearson(successes: Any, trials: Any, level: float) -> tuple[Floats, 
     The interval never covers the true share less often than `level`; arrays are taken entry by
     entry.
     """
-    from scipy.stats import beta  # on first use: it takes longer to load than all of overt
+    from scipy.stats import (
+        beta,
+    )  # on first use: it takes longer to load than all of overt
 
     k, n = np.broadcast_arrays(np.asarray(successes), np.asarray(trials))
     tail = (1 - level) / 2
@@ -31,5 +33,7 @@ def weighted_error(error: Floats, weights: Any) -> float:
         return float(np.sqrt(np.mean(error**2)))
     w = doubles("sample_weight", weights, ndim=1)
     if w.shape != error.shape or w.min() < 0 or not w.any():
-        raise InputError(f"sample_weight must be {len(error)} numbers from 0, not all 0")
+        raise InputError(
+            f"sample_weight must be {len(error)} numbers from 0, not all 0"
+        )
     return float(np.sqrt(np.average(error**2, weights=w / w.max())))

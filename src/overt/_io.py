@@ -47,7 +47,9 @@ def reading(path: str | os.PathLike[str], otherwise: str) -> Iterator[None]:
     """Turn whatever a damaged file makes its reader do into a sentence, PATH OTHERWISE: reason."""
     try:
         if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
-            raise InputError(f"{path} is no ordinary file: devices and pipes are not read")
+            raise InputError(
+                f"{path} is no ordinary file: devices and pipes are not read"
+            )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
@@ -90,7 +92,9 @@ def ready(folder: str | os.PathLike[str]) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        raise InputError(f"{folder} cannot be a folder: it is a file, or lies below one") from None
+        raise InputError(
+            f"{folder} cannot be a folder: it is a file, or lies below one"
+        ) from None
     except OSError as error:
         raise InputFileError(error.errno, error.strerror, str(folder)) from None
     if not os.access(folder, os.W_OK | os.X_OK):
@@ -125,7 +129,9 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     given = as_path("path", path)
     try:
         path = given.resolve()
-        if path.is_symlink():  # which newer Pythons leave where links go round in a circle
+        if (
+            path.is_symlink()
+        ):  # which newer Pythons leave where links go round in a circle
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
         temporary = path.with_name(f"{path.name}.{os.getpid()}-{get_ident()}.part")
         if path.exists() and not (path.is_file() or path.is_dir()):
@@ -136,7 +142,9 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
                 out.write((Path(aside) / path.name).read_bytes())
             return
         try:
-            if path.is_file():  # the new file is as private as the old one, from its first byte
+            if (
+                path.is_file()
+            ):  # the new file is as private as the old one, from its first byte
                 temporary.touch(mode=0o600)
                 temporary.chmod(stat.S_IMODE(path.stat().st_mode))
             yield temporary
@@ -147,13 +155,21 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
             raise
     except InputError:
         raise
-    except (OSError, RuntimeError) as error:  # such links are the second in Python 3.12 and before
-        code, reason = getattr(error, "errno", None), getattr(error, "strerror", None) or str(error)
+    except (
+        OSError,
+        RuntimeError,
+    ) as error:  # such links are the second in Python 3.12 and before
+        code, reason = (
+            getattr(error, "errno", None),
+            getattr(error, "strerror", None) or str(error),
+        )
         unread = "nobody reads this pipe" if code == errno.ENXIO else None
         raise InputFileError(code, unread or reason, str(given)) from None
 
 
-def write_csv(path: Path, header: Sequence[str], lines: Iterable[Sequence[Any]]) -> None:
+def write_csv(
+    path: Path, header: Sequence[str], lines: Iterable[Sequence[Any]]
+) -> None:
     """Write a header and lines; what has no character in UTF-8 becomes a question mark."""
 
     def write(file: IO[bytes]) -> None:
@@ -179,7 +195,10 @@ def write_sealed(path: Path, arrays: Mapping[str, Array], what: str) -> str:
     """Write arrays as safetensors; return their checksum, which is written with them."""
     checksum, save = digest(what, arrays), safetensors("numpy", "files").numpy.save
     metadata = {"what": what, "checksum": checksum}
-    write_whole(path, save({name: np.ascontiguousarray(a) for name, a in arrays.items()}, metadata))
+    write_whole(
+        path,
+        save({name: np.ascontiguousarray(a) for name, a in arrays.items()}, metadata),
+    )
     return checksum
 
 
@@ -221,7 +240,9 @@ def read_matrix(path: str | os.PathLike[str]) -> Any:
             case ".mtx":
                 with path.open(encoding="latin-1") as file:
                     return read_market(path, bounded_lines(path, file))
-        return _from_text(path, "\t" if suffix == ".tsv" else "," if suffix == ".csv" else None)
+        return _from_text(
+            path, "\t" if suffix == ".tsv" else "," if suffix == ".csv" else None
+        )
 
 
 @contextmanager
@@ -234,7 +255,9 @@ def open_npz(
             members = box.infolist()
             size = sum(member.file_size for member in members)
             if size > max(ROOMY, 100 * os.path.getsize(path)):
-                raise InputError(f"{path} would unpack to {size} bytes; it may be damaged")
+                raise InputError(
+                    f"{path} would unpack to {size} bytes; it may be damaged"
+                )
             for member in members:
                 with box.open(member) as stream:
                     _keeps_promise(path, stream, member.file_size)
@@ -246,12 +269,18 @@ def _keeps_promise(path: str | os.PathLike[str], stream: IO[bytes], size: int) -
     """Refuse an array whose header announces more than its file holds."""
     version = np.lib.format.read_magic(stream)
     first = version == (1, 0)
-    header = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
+    header = (
+        np.lib.format.read_array_header_1_0
+        if first
+        else np.lib.format.read_array_header_2_0
+    )
     shape, _, dtype = header(stream)
     if dtype.hasobject:
         raise InputError(f"{path} holds objects; arrays must be of numbers")
     if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize > size:
-        raise InputError(f"{path} announces an array of shape {shape}, but holds {size} bytes")
+        raise InputError(
+            f"{path} announces an array of shape {shape}, but holds {size} bytes"
+        )
 
 
 def _from_npz(path: Path) -> Any:
@@ -278,7 +307,9 @@ def bounded_lines(path: Path, text: IO[str]) -> Iterator[str]:
     """Yield lines with their ends; refuse one that no program wrote, before it fills the memory."""
     for number, line in enumerate(iter(lambda: text.readline(LONGEST_LINE), ""), 1):
         if len(line) == LONGEST_LINE:
-            raise InputError(f"{path}, line {number} has more than {LONGEST_LINE} characters")
+            raise InputError(
+                f"{path}, line {number} has more than {LONGEST_LINE} characters"
+            )
         yield line
 
 
@@ -313,16 +344,23 @@ def read_market(path: Path, lines: Iterator[str]) -> Any:
         raise InputError(f"{path} cannot be read as Matrix Market: see its first line")
     form, field, symmetry = banner[2:]
     coordinate = form == "coordinate"
-    known = (form in ("coordinate", "array"), field in ("real", "integer", "pattern", "double"))
+    known = (
+        form in ("coordinate", "array"),
+        field in ("real", "integer", "pattern", "double"),
+    )
     if not all(known) or symmetry not in ("general", "symmetric", "skew-symmetric"):
-        raise InputError(f"{path} must hold real numbers, it holds {' '.join(banner[2:])}")
+        raise InputError(
+            f"{path} must hold real numbers, it holds {' '.join(banner[2:])}"
+        )
     sizes = next(line for line in lines if line.strip() and not line.startswith("%"))
     rows, cols, *rest = map(int, sizes.split())
     table = np.loadtxt(lines, comments="%", ndmin=2)
     if not (0 < rows < 2**31 and 0 < cols < 2**31) or len(rest) != int(coordinate):
         raise InputError(f"{path} announces a matrix of {sizes.strip()[:60]}")
     if coordinate:
-        return _coordinates(path, table, (rows, cols, *rest), field == "pattern", symmetry)
+        return _coordinates(
+            path, table, (rows, cols, *rest), field == "pattern", symmetry
+        )
     return _listed(path, table.ravel(), (rows, cols), symmetry)
 
 
@@ -354,9 +392,13 @@ def _coordinates(
 def _listed(path: Path, values: Any, shape: tuple[int, int], symmetry: str) -> Any:
     rows, cols = shape
     strict = int(symmetry == "skew-symmetric")
-    count = rows * cols if symmetry == "general" else rows * (rows + 1 - 2 * strict) // 2
+    count = (
+        rows * cols if symmetry == "general" else rows * (rows + 1 - 2 * strict) // 2
+    )
     if len(values) != count or (symmetry != "general" and rows != cols):
-        raise InputError(f"{path} announces {rows} x {cols} numbers, but holds {len(values)}")
+        raise InputError(
+            f"{path} announces {rows} x {cols} numbers, but holds {len(values)}"
+        )
     if symmetry == "general":
         return values.reshape(cols, rows).T.copy()
     found = np.zeros(shape)
@@ -375,7 +417,9 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, (tuple, list)) and isinstance(other, (tuple, list)):
         return len(one) == len(other) and all(map(same, one, other))
     if isinstance(one, (np.ndarray, float)):
-        inexact = np.asarray(one).dtype.kind in "fc" and np.asarray(other).dtype.kind in "fc"
+        inexact = (
+            np.asarray(one).dtype.kind in "fc" and np.asarray(other).dtype.kind in "fc"
+        )
         return np.array_equal(one, other, equal_nan=inexact)
     return bool(one == other)
 
@@ -388,7 +432,9 @@ def restored(cls: Any, stored: dict[str, Any]) -> Any:
         if f.name not in stored and f"{f.name}_1" in stored:
             parts = takewhile(stored.__contains__, (f"{f.name}_{i}" for i in count(1)))
             values[f.name] = tuple(stored[part] for part in parts)
-        elif f.name in stored or f.default is MISSING:  # files of older versions lack new fields
+        elif (
+            f.name in stored or f.default is MISSING
+        ):  # files of older versions lack new fields
             values[f.name] = _as(hints[f.name], stored[f.name])
     return cls(**values)
 
@@ -405,13 +451,16 @@ def _as(hint: Any, value: Any) -> Any:
         return np.array(value, dtype=float) if array.dtype == object else array
     if origin is tuple:
         return tuple(
-            _as(kinds[0] if kinds[-1] is ... else kinds[i], v) for i, v in enumerate(value)
+            _as(kinds[0] if kinds[-1] is ... else kinds[i], v)
+            for i, v in enumerate(value)
         )
     if is_dataclass(hint):
         return restored(hint, value)
     if hint is float:
         return float("nan" if value is None else value)
-    return hint(value) if isinstance(hint, type) and issubclass(hint, StrEnum) else value
+    return (
+        hint(value) if isinstance(hint, type) and issubclass(hint, StrEnum) else value
+    )
 
 
 def plain(value: Any) -> Any:

@@ -55,12 +55,16 @@ def mapped(
             configured = parallel_config("loky", n_jobs=min(n_jobs, len(tasks)))
         else:
             configured = parallel_config("dask", n_jobs=ALL_CORES, client=client)
-        calls = (delayed(_call)(number, function, task) for number, task in enumerate(tasks))
+        calls = (
+            delayed(_call)(number, function, task) for number, task in enumerate(tasks)
+        )
         with configured:
             yield from Parallel(return_as="generator_unordered", batch_size=1)(calls)
 
 
-def _call(number: int, function: Callable[..., Any], task: Sequence[Any]) -> tuple[int, Any]:
+def _call(
+    number: int, function: Callable[..., Any], task: Sequence[Any]
+) -> tuple[int, Any]:
     return number, function(*task)
 
 
@@ -69,7 +73,9 @@ def seed_numbers(seeds: Any) -> list[int]:
     if not isinstance(seeds, (Sequence, np.ndarray)) or getattr(seeds, "ndim", 1) == 0:
         return list(range(whole("seeds", seeds)))
     if len(seeds) == 0:
-        raise InputError("seeds must be a number of runs or a list of at least one, got none")
+        raise InputError(
+            "seeds must be a number of runs or a list of at least one, got none"
+        )
     return [whole("seeds", number, minimum=0) for number in seeds]
 
 
@@ -81,7 +87,9 @@ def thread_count(n_jobs: int | None) -> int:
 
         return int(effective_n_jobs(ALL_CORES))
     if isinstance(n_jobs, int) and n_jobs < 1:
-        raise InputError(f"n_jobs must be at least 1, or -1 for all cores, got {n_jobs}")
+        raise InputError(
+            f"n_jobs must be at least 1, or -1 for all cores, got {n_jobs}"
+        )
     return whole("n_jobs", n_jobs)
 
 
@@ -91,9 +99,13 @@ def record_steps(records: Any, steps: int, spaced: Callable[[int], Any]) -> list
     if given.ndim:
         chosen = {whole("records", step, minimum=0) for step in given}
     else:
-        chosen = set(np.round(spaced(whole("records", records, minimum=2))).astype(int).tolist())
+        chosen = set(
+            np.round(spaced(whole("records", records, minimum=2))).astype(int).tolist()
+        )
     if max(chosen, default=0) > steps:
-        raise InputError(f"records must lie in 0..{steps}, the steps, got {max(chosen)}")
+        raise InputError(
+            f"records must lie in 0..{steps}, the steps, got {max(chosen)}"
+        )
     return sorted(chosen)
 
 
@@ -108,16 +120,23 @@ def mapped_seeds(
 
     Arrays have the seeds as their first axis, except the fields `alike` in all results.
     """
-    parts = [part for _, part in sorted(mapped(run, tasks, engine, n_jobs), key=itemgetter(0))]
+    parts = [
+        part
+        for _, part in sorted(mapped(run, tasks, engine, n_jobs), key=itemgetter(0))
+    ]
     given: dict[str, Any] = {}
     for name in (field.name for field in fields(parts[0])):
         values = [getattr(part, name) for part in parts]
         if name == "status":
-            given[name] = next((s for s in values if s is not Status.FINISHED), Status.FINISHED)
+            given[name] = next(
+                (s for s in values if s is not Status.FINISHED), Status.FINISHED
+            )
         elif name in alike:
             given[name] = values[0]
         elif isinstance(values[0], tuple):
-            given[name] = tuple(np.concatenate(layer) for layer in zip(*values, strict=True))
+            given[name] = tuple(
+                np.concatenate(layer) for layer in zip(*values, strict=True)
+            )
         else:
             given[name] = np.concatenate(values)
     return type(parts[0])(**given)
@@ -159,7 +178,9 @@ def connected(engine: str, n_jobs: int) -> Iterator[Any]:
         client = started = _started(distributed, engine, n_jobs)
     try:
         if not client.nthreads():
-            raise InputError('engine="dask" needs a cluster with workers, the current one has none')
+            raise InputError(
+                'engine="dask" needs a cluster with workers, the current one has none'
+            )
         yield client
     finally:
         if started is not None:
@@ -174,13 +195,17 @@ def _started(distributed: Any, engine: str, n_jobs: int) -> Any:
         try:
             return distributed.Client(engine)
         except (OSError, TimeoutError) as error:
-            raise ClusterLostError(f"no scheduler answers at {engine} ({error})") from None
+            raise ClusterLostError(
+                f"no scheduler answers at {engine} ({error})"
+            ) from None
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise InputError(UNGUARDED)
     from dask import config
 
     try:
-        with config.set({"distributed.worker.profile.enabled": False}):  # 100 samples a second
+        with config.set(
+            {"distributed.worker.profile.enabled": False}
+        ):  # 100 samples a second
             return distributed.Client(
                 n_workers=n_jobs, threads_per_worker=1, dashboard_address=":0"
             )

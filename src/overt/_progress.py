@@ -11,7 +11,13 @@ from importlib.util import find_spec
 from types import FrameType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 
 class Meter:
@@ -39,17 +45,23 @@ def meter(title: str, total: float, *, show: bool = True) -> Iterator[Meter]:
     name, note = TextColumn("{task.description}"), TextColumn("{task.fields[note]}")
     columns = (name, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), note)
     with Progress(*columns, console=console, transient=True) as progress:
-        yield Meter(partial(progress.update, progress.add_task(title, total=total, note="")))
+        yield Meter(
+            partial(progress.update, progress.add_task(title, total=total, note=""))
+        )
 
 
 @cache
 def _console() -> Console:
-    return Console(stderr=True)  # which asks where standard error leads whenever it is used
+    return Console(
+        stderr=True
+    )  # which asks where standard error leads whenever it is used
 
 
 def _seen(console: Console) -> bool:
     """Whether someone looks on: at a terminal, or at a notebook that can show a bar."""
-    return console.is_terminal or (console.is_jupyter and find_spec("ipywidgets") is not None)
+    return console.is_terminal or (
+        console.is_jupyter and find_spec("ipywidgets") is not None
+    )
 
 
 @contextmanager

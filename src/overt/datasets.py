@@ -41,7 +41,11 @@ class _Archive:
 
     def places(self, home: Path) -> list[Path]:
         """Return where the data set may be in a folder."""
-        names = (f"{self.folder}.npz", f"{self.inner}/{self.file}", f"{self.folder}.zip")
+        names = (
+            f"{self.folder}.npz",
+            f"{self.inner}/{self.file}",
+            f"{self.folder}.zip",
+        )
         return [home / name for name in names]
 
     def read(self, path: Path) -> Entries:
@@ -51,15 +55,26 @@ class _Archive:
         if path.suffix != ".zip":
             with path.open("rb") as file:
                 return _parse(file, self)
-        with zipfile.ZipFile(path) as box, box.open(f"{self.inner}/{self.file}") as member:
+        with (
+            zipfile.ZipFile(path) as box,
+            box.open(f"{self.inner}/{self.file}") as member,
+        ):
             return _parse(member, self)
 
 
 _MOVIELENS = {
-    "100k": _Archive("ml-100k", "u.data", "\t", False, "0e33842e24a9c977be4e0107933c0723"),
-    "1m": _Archive("ml-1m", "ratings.dat", "::", False, "c4d9eecfca2ab87c1945afe126590906"),
-    "10m": _Archive("ml-10m", "ratings.dat", "::", False, "ce571fd55effeba0271552578f2648bd"),
-    "25m": _Archive("ml-25m", "ratings.csv", ",", True, "6b51fb2759a8657d3bfcbfc42b592ada"),
+    "100k": _Archive(
+        "ml-100k", "u.data", "\t", False, "0e33842e24a9c977be4e0107933c0723"
+    ),
+    "1m": _Archive(
+        "ml-1m", "ratings.dat", "::", False, "c4d9eecfca2ab87c1945afe126590906"
+    ),
+    "10m": _Archive(
+        "ml-10m", "ratings.dat", "::", False, "ce571fd55effeba0271552578f2648bd"
+    ),
+    "25m": _Archive(
+        "ml-25m", "ratings.csv", ",", True, "6b51fb2759a8657d3bfcbfc42b592ada"
+    ),
 }
 MOVIELENS = tuple(_MOVIELENS)
 LICENSE = (
@@ -69,7 +84,10 @@ LICENSE = (
 
 
 def movielens(
-    size: str = "100k", folder: str | os.PathLike[str] | None = None, *, download: bool = False
+    size: str = "100k",
+    folder: str | os.PathLike[str] | None = None,
+    *,
+    download: bool = False,
 ) -> Entries:
     """Read MovieLens: size "100k", "1m", "10m" or "25m"."""
     archive = _MOVIELENS[choice("size", size, MOVIELENS)]
@@ -93,8 +111,11 @@ def available() -> tuple[str, ...]:
     if not os.environ.get("OVERT_DATA"):
         return ()
     home = Path(os.environ["OVERT_DATA"])
-    return tuple(size for size, archive in _MOVIELENS.items()
-                 if any(path.exists() for path in archive.places(home)))  # fmt: skip
+    return tuple(
+        size
+        for size, archive in _MOVIELENS.items()
+        if any(path.exists() for path in archive.places(home))
+    )
 
 
 def data_folder(folder: str | os.PathLike[str] | None = None) -> Path:
@@ -111,10 +132,17 @@ def data_folder(folder: str | os.PathLike[str] | None = None) -> Path:
 
 
 def generate_ratings(
-    n_rows: int = 500, n_cols: int = 300, n_ratings: int = 20_000, *, rank: int = 4,
-    noise: float = 0.6, scale: tuple[float, float] | None = (1.0, 5.0), popularity: float = 1.0,
-    noise_law: Callable[[np.random.Generator, int], Floats] | None = None, seed: Seed = 0,
-) -> tuple[Entries, Callable[[Ints, Ints], Floats]]:  # fmt: skip
+    n_rows: int = 500,
+    n_cols: int = 300,
+    n_ratings: int = 20_000,
+    *,
+    rank: int = 4,
+    noise: float = 0.6,
+    scale: tuple[float, float] | None = (1.0, 5.0),
+    popularity: float = 1.0,
+    noise_law: Callable[[np.random.Generator, int], Floats] | None = None,
+    seed: Seed = 0,
+) -> tuple[Entries, Callable[[Ints, Ints], Floats]]:
     """Draw ratings from a low-rank matrix with biases, skewed popularity and noise.
 
     Entry (a, b) is 3.5 + row bias + column bias + u_a . v_b + noise; factors explain about as much
@@ -140,10 +168,15 @@ def generate_ratings(
     The ratings, and a function of (rows, cols) that gives the entries without noise.
     """
     rng = generator(seed)
-    m, n = whole("n_rows", n_rows, maximum=10**9), whole("n_cols", n_cols, maximum=10**9)
+    m, n = (
+        whole("n_rows", n_rows, maximum=10**9),
+        whole("n_cols", n_cols, maximum=10**9),
+    )
     count, rank = whole("n_ratings", n_ratings), whole("rank", rank, maximum=10**6)
     if count > m * n:
-        raise InputError(f"n_ratings must be at most {m * n} (n_rows x n_cols), got {count}")
+        raise InputError(
+            f"n_ratings must be at most {m * n} (n_rows x n_cols), got {count}"
+        )
     U, V = rng.standard_normal((m, rank)), rng.standard_normal((n, rank))
     U, V = U * np.sqrt(0.6 / np.sqrt(rank)), V * np.sqrt(0.6 / np.sqrt(rank))
     row_bias, col_bias = 0.4 * rng.standard_normal(m), 0.5 * rng.standard_normal(n)
@@ -179,12 +212,18 @@ def _pairs(
         keys = keys[np.sort(np.unique(keys, return_index=True)[1])][:count]
         if len(keys) == count:
             return keys // n, keys % n
-    raise InputError(f"popularity {popularity:g} leaves too few likely pairs for {count} ratings")
+    raise InputError(
+        f"popularity {popularity:g} leaves too few likely pairs for {count} ratings"
+    )
 
 
 def _from_npz(path: Path) -> Entries:
-    with open_npz(path, f"cannot be read as MovieLens {path.stem.removeprefix('ml-')}") as data:
-        return Entries.from_ids(data["user"], data["item"], data["rating"], data.get("timestamp"))
+    with open_npz(
+        path, f"cannot be read as MovieLens {path.stem.removeprefix('ml-')}"
+    ) as data:
+        return Entries.from_ids(
+            data["user"], data["item"], data["rating"], data.get("timestamp")
+        )
 
 
 def _parse(file: IO[bytes], archive: _Archive) -> Entries:
@@ -219,5 +258,7 @@ def _download(archive: _Archive, target: Path) -> Path:
         ) from None
     found = hashlib.md5(data, usedforsecurity=False).hexdigest()
     if found != archive.md5:
-        raise InputError(f"{url} has the checksum {found}, expected {archive.md5}; try again")
+        raise InputError(
+            f"{url} has the checksum {found}, expected {archive.md5}; try again"
+        )
     return write_whole(target, data)

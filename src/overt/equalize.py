@@ -48,11 +48,15 @@ def hadamard_equalizer(U: Array) -> Array:
     U = _check.matrix("U", U)
     xp, width = namespace(U), U.shape[1]
     if width & (width - 1):
-        raise InputError(f"U must have 2^k columns, got {width}; use equalizer for any width")
+        raise InputError(
+            f"U must have 2^k columns, got {width}; use equalizer for any width"
+        )
     _, right = _right_singular(U)
     Z = xp.ones((1, 1), dtype=U.dtype, device=device(U))
     while Z.shape[0] < width:
-        Z = xp.concat([xp.concat([Z, Z], axis=1), xp.concat([-Z, Z], axis=1)]) / math.sqrt(2)
+        Z = xp.concat(
+            [xp.concat([Z, Z], axis=1), xp.concat([-Z, Z], axis=1)]
+        ) / math.sqrt(2)
     return right.T @ Z
 
 
@@ -88,14 +92,20 @@ def equalize_weighted(
 
 
 @bounded
-def balanced_factors(left: Array, s: Array, right: Array, width: int) -> tuple[Array, Array]:
+def balanced_factors(
+    left: Array, s: Array, right: Array, width: int
+) -> tuple[Array, Array]:
     """Return (U, V) = (W S^(1/2) Q, Y S^(1/2) Q), `width` columns each, from an SVD W S Y'."""
     left, right = _check.matrix("left", left), _check.matrix("right", right)
     s = _check.floating("s", s, ndim=1)
     _check.same_library(left=left, s=s, right=right)
     width = _check.whole("width", width)
     xp, rank = namespace(left, s, right), s.shape[0]
-    if (left.shape[1], right.shape[1]) != (rank, rank) or bool(xp.any(s < 0)) or width < rank:
+    if (
+        (left.shape[1], right.shape[1]) != (rank, rank)
+        or bool(xp.any(s < 0))
+        or width < rank
+    ):
         raise InputError(
             "left, s and right must be an SVD of rank at most the width: as many columns each as s "
             f"has values, none negative, got {tuple(left.shape)}, {tuple(s.shape)}, "
@@ -128,11 +138,16 @@ def schur_horn(eigenvalues: Array, diagonal: Array) -> Array:
     Q = np.empty((values.size, values.size))
     for target in targets[:-1]:
         # The neighbors left[j] >= wanted >= left[j + 1] are merged; the order is kept.
-        below = next((j for j, v in enumerate(left) if v < wanted[target]), len(left) - 1)
+        below = next(
+            (j for j, v in enumerate(left) if v < wanted[target]), len(left) - 1
+        )
         j = min(max(below - 1, 0), len(left) - 2)
         high, low = left[j], left[j + 1]
         part = (wanted[target] - low) / (high - low) if high > low else 1.0
-        cosine, sine = math.sqrt(min(max(part, 0.0), 1.0)), math.sqrt(min(max(1 - part, 0.0), 1.0))
+        cosine, sine = (
+            math.sqrt(min(max(part, 0.0), 1.0)),
+            math.sqrt(min(max(1 - part, 0.0), 1.0)),
+        )
         Q[:, target] = cosine * vectors[j] + sine * vectors[j + 1]
         left[j : j + 2] = [high + low - wanted[target]]
         vectors[j : j + 2] = [cosine * vectors[j + 1] - sine * vectors[j]]
@@ -198,7 +213,9 @@ def block_imbalance(U: Array, V: Array, block_size: int) -> Array:
 
 
 @bounded
-def equalization_gaps(weights: Sequence[Array], second_moment: Array | None = None) -> list[Array]:
+def equalization_gaps(
+    weights: Sequence[Array], second_moment: Array | None = None
+) -> list[Array]:
     """[R_l / LB_l - 1 for l = 1..k]: zero for every order iff the deep network is equalized.
 
     LB_l = e_l(1/d_1, ..., 1/d_k) |W C^(1/2)|_*^2 with e_l the elementary symmetric polynomial and
@@ -214,7 +231,9 @@ def equalization_gaps(weights: Sequence[Array], second_moment: Array | None = No
         nuclear = xp.sum(xp.linalg.svdvals(W))
     else:
         values, vectors = xp.linalg.eigh(C)
-        nuclear = xp.sum(xp.linalg.svdvals(W @ vectors * xp.sqrt(xp.clip(values, min=0.0))))
+        nuclear = xp.sum(
+            xp.linalg.svdvals(W @ vectors * xp.sqrt(xp.clip(values, min=0.0)))
+        )
     if bool(nuclear == 0):
         raise InputError("weights must not multiply to the zero map: its gaps are 0/0")
     symmetric = np.array([1.0])
@@ -222,7 +241,8 @@ def equalization_gaps(weights: Sequence[Array], second_moment: Array | None = No
         symmetric = np.convolve(symmetric, [1.0, 1.0 / layer.shape[0]])
     terms = penalty.deep_terms(layers, second_moment)
     return [
-        term / (float(e) * nuclear**2) - 1 for term, e in zip(terms, symmetric[1:], strict=True)
+        term / (float(e) * nuclear**2) - 1
+        for term, e in zip(terms, symmetric[1:], strict=True)
     ]
 
 

@@ -21,7 +21,9 @@ from overt.noise.checking import checked_characteristic, checked_mean, is_built_
 
 
 @bounded
-def shallow(U: Array, V: Array, noise: Noise, second_moment: Array | None = None) -> Array:
+def shallow(
+    U: Array, V: Array, noise: Noise, second_moment: Array | None = None
+) -> Array:
     """<Gamma, U'U o V'CV>; for Dropout lam sum_i |u_i|^2 v_i'C v_i.
 
     What the noise on the hidden layer of x -> U V'x adds to E|y - U V'x|^2 (Implicit bias of
@@ -93,7 +95,9 @@ def relu_isotropic(U: Array, V: Array, drop_prob: float) -> Array:
 
 
 @bounded
-def dropconnect(U: Array, V: Array, drop_prob: float, second_moment: Array | None = None) -> Array:
+def dropconnect(
+    U: Array, V: Array, drop_prob: float, second_moment: Array | None = None
+) -> Array:
     """lam sum_k |u_k|^2 v_k' diag(C) v_k: DropConnect on the entries of V.
 
     It equals Dropout's penalty only where C is diagonal; the printed Theorem 4.1 of structured
@@ -108,7 +112,9 @@ def dropconnect(U: Array, V: Array, drop_prob: float, second_moment: Array | Non
 
 
 @bounded
-def deep(weights: Sequence[Array], drop_prob: Any, second_moment: Array | None = None) -> Array:
+def deep(
+    weights: Sequence[Array], drop_prob: Any, second_moment: Array | None = None
+) -> Array:
     """R = E|W_(k+1) D_k W_k ... D_1 W_1 x|^2 - E|W_(k+1) ... W_1 x|^2, D_i dropout multipliers.
 
     The thesis (Proposition 8) writes it as a sum over exponentially many choices of pivots. Here
@@ -150,7 +156,9 @@ def deep(weights: Sequence[Array], drop_prob: Any, second_moment: Array | None =
 
 
 @bounded
-def deep_terms(weights: Sequence[Array], second_moment: Array | None = None) -> list[Array]:
+def deep_terms(
+    weights: Sequence[Array], second_moment: Array | None = None
+) -> list[Array]:
     """[R_1, ..., R_k] with R = sum_l lam^l R_l (thesis, Proposition 8).
 
     The propagation of `deep` with S_i a polynomial in lam. R_k is the squared l2 path norm where
@@ -238,7 +246,9 @@ def _contract(U: Array, V: Array, CV: Array, noise: Noise) -> Array:
     xp, d = namespace(U, V), U.shape[1]
     if not is_built_in(noise):
         checked_mean(noise, d)
-        return xp.sum(_like(checked_characteristic(noise, d), U) * (U.T @ U) * (V.T @ CV))
+        return xp.sum(
+            _like(checked_characteristic(noise, d), U) * (U.T @ U) * (V.T @ CV)
+        )
     if noise.independent:
         Gamma = _like(noise.relative_variance(d), U)
         return xp.sum(Gamma * xp.sum(U * U, axis=0) * xp.sum(V * CV, axis=0))
@@ -300,4 +310,6 @@ def _indices(name: str, value: Any, factor: Array) -> Array:
 
 def _like(values: np.ndarray[Any, Any], example: Array) -> Array:
     """Move NumPy `values` to the library, number format and device of `example`."""
-    return namespace(example).asarray(values, dtype=example.dtype, device=device(example))
+    return namespace(example).asarray(
+        values, dtype=example.dtype, device=device(example)
+    )

@@ -85,10 +85,14 @@ class Result:
         """Whether the other result has the same type and, NaN included, the same values."""
         if type(self) is not type(other):
             return NotImplemented
-        return all(same(getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
+        return all(
+            same(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)
+        )
 
     def __repr__(self) -> str:
-        body = ", ".join(f"{f.name}={brief(getattr(self, f.name))}" for f in fields(self))
+        body = ", ".join(
+            f"{f.name}={brief(getattr(self, f.name))}" for f in fields(self)
+        )
         return f"{type(self).__name__}({body})"
 
     def _repr_html_(self) -> str:
@@ -99,10 +103,16 @@ class Result:
         rows = []
         for f in fields(self):
             value = getattr(self, f.name)
-            shown = value._repr_html_() if isinstance(value, Result) else escape(brief(value))
+            shown = (
+                value._repr_html_()
+                if isinstance(value, Result)
+                else escape(brief(value))
+            )
             if isinstance(value, Status):
                 shown = f"{value}: {escape(value.explanation)}"
-            rows.append(f'<tr><th style="text-align: left">{f.name}</th><td>{shown}</td></tr>')
+            rows.append(
+                f'<tr><th style="text-align: left">{f.name}</th><td>{shown}</td></tr>'
+            )
         return f"<table><caption>{escape(type(self).__name__)}</caption>{''.join(rows)}</table>"
 
     def to_dict(self) -> dict[str, Any]:
@@ -122,7 +132,9 @@ class Result:
             value = as_numpy(getattr(self, f.name))
             if isinstance(value, np.ndarray):
                 arrays[f.name] = value
-            elif isinstance(value, tuple) and value and isinstance(value[0], np.ndarray):
+            elif (
+                isinstance(value, tuple) and value and isinstance(value[0], np.ndarray)
+            ):
                 arrays |= {f"{f.name}_{i + 1}": v for i, v in enumerate(value)}
             else:
                 header[f.name] = plain(value)
@@ -153,7 +165,9 @@ class Result:
                 told = json.loads(str(arrays.pop("header")))
             found = restored(cls, arrays | told)
             if checksum != digest(told, arrays):
-                raise InputError(f"{path} was changed or damaged: its checksum does not fit")
+                raise InputError(
+                    f"{path} was changed or damaged: its checksum does not fit"
+                )
             return found
 
 
@@ -245,7 +259,9 @@ class Solution(Result):
     def plot(self) -> Any:
         """Draw the spectrum of the map, and the shares |u_i||v_i| of the hidden units."""
         shares = np.linalg.norm(self.U, axis=0) * np.linalg.norm(self.V, axis=0)
-        return bars_figure(("singular value", self.spectrum), ("share of the unit", shares))
+        return bars_figure(
+            ("singular value", self.spectrum), ("share of the unit", shares)
+        )
 
 
 @dataclass(frozen=True, repr=False, eq=False)

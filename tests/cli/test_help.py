@@ -29,7 +29,10 @@ def test_help_shows_all_that_was_written(name):
     """Nothing in brackets is taken for markup and lost."""
     page = shown(name)
     command = COMMANDS[name]
-    for text in (command.help, *(p.help for p in command.params if getattr(p, "help", None))):
+    for text in (
+        command.help,
+        *(p.help for p in command.params if getattr(p, "help", None)),
+    ):
         written = words(re.sub(r"\[/?bold\]", "", text))
         assert written in page, written
 
@@ -51,7 +54,9 @@ def test_help_is_made_of_sentences(name):
 def test_the_example_in_the_help_is_a_command(name):
     """What follows "Try:" names options that exist."""
     known = {option for parameter in COMMANDS[name].params for option in parameter.opts}
-    for example in re.findall(r"\[bold\]overt (.+?)\[/bold\]", COMMANDS[name].help, re.DOTALL):
+    for example in re.findall(
+        r"\[bold\]overt (.+?)\[/bold\]", COMMANDS[name].help, re.DOTALL
+    ):
         assert example.split()[0] == name
         assert set(re.findall(r"(?<!\S)--[a-z-]+", example)) <= known
 

@@ -30,7 +30,10 @@ def write(path, delimiter=",", decimal=".", change=None):
         writer.writerow(["id", *NAMES, "cellar"])
         for i, row in enumerate(TABLE):
             cells = [repr(float(x)).replace(".", decimal) for x in row]
-            cells = ["" if gone else cell for gone, cell in zip(REMOVED[i], cells, strict=True)]
+            cells = [
+                "" if gone else cell
+                for gone, cell in zip(REMOVED[i], cells, strict=True)
+            ]
             if change is not None and i == 3:
                 cells[2] = change
             writer.writerow([i, *cells, f"cellar {i % 7}"])
@@ -56,7 +59,9 @@ def test_a_table_is_filled_as_the_imputer_fills_it(kind, tmp_path):
     assert found["columns_copied"] == ["id", "cellar"]
     header, lines = read(out)
     assert header == ["id", *NAMES, "cellar"]
-    assert [line[-1] for line in lines] == [f"cellar {i % 7}" for i in range(len(TABLE))]
+    assert [line[-1] for line in lines] == [
+        f"cellar {i % 7}" for i in range(len(TABLE))
+    ]
     filled = np.array([line[1:-1] for line in lines], dtype=float)
     np.testing.assert_array_equal(filled[~REMOVED], TABLE[~REMOVED])
     expected = DropoutImputer().fit_transform(np.where(REMOVED, np.nan, TABLE))
@@ -66,7 +71,9 @@ def test_a_table_is_filled_as_the_imputer_fills_it(kind, tmp_path):
 def test_deviations_and_imputations_are_written(tmp_path):
     table = write(tmp_path / "table.csv")
     out, std = tmp_path / "out.csv", tmp_path / "std.csv"
-    result = command(table, "--ignore", "id", "--out", out, "--std", std, "--imputations", 2)
+    result = command(
+        table, "--ignore", "id", "--out", out, "--std", std, "--imputations", 2
+    )
     assert result.exit_code == 0, result.output
     header, lines = read(std)
     assert header == NAMES
@@ -74,7 +81,10 @@ def test_deviations_and_imputations_are_written(tmp_path):
     np.testing.assert_array_equal(np.isfinite(deviations), REMOVED)
     first, second = (read(tmp_path / f"out-{i}.csv")[1] for i in (1, 2))
     differs = np.array(
-        [[a != b for a, b in zip(*pair, strict=True)] for pair in zip(first, second, strict=True)]
+        [
+            [a != b for a, b in zip(*pair, strict=True)]
+            for pair in zip(first, second, strict=True)
+        ]
     )
     assert not differs[:, 1:-1][~REMOVED].any()
     # Columns with few repeated values keep to their range, so that some samples may agree.
@@ -83,7 +93,12 @@ def test_deviations_and_imputations_are_written(tmp_path):
 
 def test_measured_coverage_is_that_of_hidden_cells(tmp_path):
     result = command(
-        write(tmp_path / "t.csv"), "--ignore", "id", "--out", tmp_path / "o.csv", "--json"
+        write(tmp_path / "t.csv"),
+        "--ignore",
+        "id",
+        "--out",
+        tmp_path / "o.csv",
+        "--json",
     )
     found = json.loads(result.stdout)
     count = found["hidden_cells"]
@@ -98,7 +113,9 @@ def test_other_words_for_missing(tmp_path):
     assert isinstance(refused.exception, overt.InputError)
     assert "row 5: 'not measured' is not a number" in str(refused.exception)
     assert not (tmp_path / "out.csv").exists()
-    taken = command(table, "--missing", "Not measured", "--out", tmp_path / "out.csv", "--json")
+    taken = command(
+        table, "--missing", "Not measured", "--out", tmp_path / "out.csv", "--json"
+    )
     expected = REMOVED.sum() + (not REMOVED[3, 2])
     assert json.loads(taken.stdout)["cells_filled"] == expected
 
@@ -135,7 +152,10 @@ def test_numbers_far_from_zero_are_written_to_the_last_digit_that_counts(tmp_pat
     rng = np.random.default_rng(0)
     x = rng.standard_normal(60)
     table = np.column_stack([x + 1e6, 2 * x + 2e6 + 0.01 * rng.standard_normal(60)])
-    lines = [f"{a!r},{b!r}" if i % 5 else f"{a!r}," for i, (a, b) in enumerate(table.tolist())]
+    lines = [
+        f"{a!r},{b!r}" if i % 5 else f"{a!r},"
+        for i, (a, b) in enumerate(table.tolist())
+    ]
     path = tmp_path / "table.csv"
     path.write_text("\n".join(["east,north", *lines]))
     assert command(path, "--out", tmp_path / "out.csv").exit_code == 0

@@ -46,16 +46,20 @@ def test_absurd_guesses_are_refused(tmp_path):
     path = write(tmp_path / "r.csv", "when_it_was,what,how", *lines)
     with pytest.raises(overt.InputError, match="different row on nearly every line"):
         read_ratings(path)
-    path = write(tmp_path / "s.csv", "who,what,when_it_was", *(
-        f"{i % 9},{i % 7},{1_700_000_000 + 7 * i}" for i in range(40)
-    ))  # fmt: skip
+    path = write(
+        tmp_path / "s.csv",
+        "who,what,when_it_was",
+        *(f"{i % 9},{i % 7},{1_700_000_000 + 7 * i}" for i in range(40)),
+    )
     with pytest.raises(overt.InputError, match="like times"):
         read_ratings(path)
     assert len(read_ratings(path, value="when_it_was").rows)
 
 
 def test_two_columns_are_clicks(tmp_path):
-    read = read_ratings(write(tmp_path / "c.csv", "user,item", "1,a", "1,b", "2,a", "1,a", "oops"))
+    read = read_ratings(
+        write(tmp_path / "c.csv", "user,item", "1,a", "1,b", "2,a", "1,a", "oops")
+    )
     assert read.clicks
     assert read.values.tolist() == [2, 1, 1]
     assert len(read.rejected) == 1
@@ -63,12 +67,19 @@ def test_two_columns_are_clicks(tmp_path):
 
 def test_the_latest_duplicate_is_kept(tmp_path):
     path = write(
-        tmp_path / "r.csv", "user,item,rating,timestamp", "1,a,5,200", "1,a,3,100", "2,b,1,1"
+        tmp_path / "r.csv",
+        "user,item,rating,timestamp",
+        "1,a,5,200",
+        "1,a,3,100",
+        "2,b,1,1",
     )
     assert read_ratings(path, "last").values.tolist() == [5, 1]
     assert read_ratings(path, "last").times.tolist() == [200, 1]
     path = write(
-        tmp_path / "d.csv", "user,item,rating,date", "1,a,5,2024-05-01", "1,a,3,2024-04-01"
+        tmp_path / "d.csv",
+        "user,item,rating,date",
+        "1,a,5,2024-05-01",
+        "1,a,3,2024-04-01",
     )
     assert read_ratings(path, "last").values.tolist() == [5]
 
@@ -101,7 +112,9 @@ def test_frames_are_entries_or_tables():
     by_name = Frame(at=n, stars=n, sku=np.array(list("aabbcc")), customer=n % 3)
     entries = overt.Entries.from_frame(by_name)
     assert (entries.shape, entries.times.tolist()) == ((3, 3), n.tolist())
-    said = overt.Entries.from_frame(Frame(x=n % 2, y=n % 3, z=n), row="x", col="y", value="z")
+    said = overt.Entries.from_frame(
+        Frame(x=n % 2, y=n % 3, z=n), row="x", col="y", value="z"
+    )
     assert said.shape == (2, 3)
     table = overt.Entries.from_frame(Frame(height=n + 0.5, weight=n, age=n, size=n))
     assert table.shape == (6, 4)
@@ -109,7 +122,9 @@ def test_frames_are_entries_or_tables():
     assert overt.Entries.from_frame(Frame(a=n + 0.5, b=n, c=n)).shape == (6, 3)
     with pytest.warns(UserWarning, match="a, b, c are taken for row, column and value"):
         assert overt.Entries.from_frame(Frame(a=n % 2, b=n % 3, c=n)).shape == (2, 3)
-    assert overt.Entries.from_frame(Frame(user=n, item=n % 2)).values.tolist() == [1] * 6
+    assert (
+        overt.Entries.from_frame(Frame(user=n, item=n % 2)).values.tolist() == [1] * 6
+    )
     with pytest.raises(overt.InputError, match="numbers only"):
         overt.Entries.from_frame(Frame(a=n, b=n, c=n, d=np.array(list("aabbcc"))))
 
@@ -127,7 +142,11 @@ def test_values_that_are_all_the_same_are_told():
 
     with pytest.warns(UserWarning, match="all 30 values are 1"):
         DropoutCompletion(2).fit(np.ones((5, 6)))
-    std = DropoutCompletion(2).fit_triplets([0], [0], [4.0]).predict([0], [0], return_std=True)[1]
+    std = (
+        DropoutCompletion(2)
+        .fit_triplets([0], [0], [4.0])
+        .predict([0], [0], return_std=True)[1]
+    )
     assert std > 1
 
 
@@ -146,7 +165,9 @@ def test_changed_models_and_checkpoints_are_refused(tmp_path):
     good, rng = path.read_bytes(), np.random.default_rng(0)
     whole = DropoutCompletion.load(tmp_path)
     for at in rng.choice(len(good), 80, replace=False):
-        path.write_bytes(good[:at] + bytes([good[at] ^ 1 << int(rng.integers(7))]) + good[at + 1 :])
+        path.write_bytes(
+            good[:at] + bytes([good[at] ^ 1 << int(rng.integers(7))]) + good[at + 1 :]
+        )
         try:
             again = DropoutCompletion.load(tmp_path)
         except overt.InputError:
@@ -158,7 +179,8 @@ def test_changed_models_and_checkpoints_are_refused(tmp_path):
 def test_nothing_known_in_a_database_is_not_a_number():
     duckdb = pytest.importorskip("duckdb")
     lines = (
-        "(values ('a', 1, 1), (null, 2, 2), ('b', null, 3), ('c', 3, null)) l(user, item, stars)"
+        "(values ('a', 1, 1), (null, 2, 2), ('b', null, 3), ('c', 3, null))"
+        " l(user, item, stars)"
     )
     for told, message in (
         ("stars is not null and item is not null", "rows must not be missing, got 1"),

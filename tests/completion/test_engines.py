@@ -54,7 +54,9 @@ def test_results_depend_neither_on_threads_nor_on_calls(form, ratings, monkeypat
 def test_a_cluster_finds_the_same_factors(form, ratings, client):
     given = (ratings.rows, ratings.cols, ratings.values)
     here, there = (
-        DropoutCompletion(n_factors=4, engine=engine, **FORMS[form]).fit_triplets(*given)
+        DropoutCompletion(n_factors=4, engine=engine, **FORMS[form]).fit_triplets(
+            *given
+        )
         for engine in ("local", "dask")
     )
     np.testing.assert_array_equal(there.U_, here.U_)
@@ -114,7 +116,9 @@ def test_a_lost_worker_loses_no_fit(form, ratings, client):
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        there = DropoutCompletion(engine="dask", **settings).fit_entries(ratings, on_step=lose)
+        there = DropoutCompletion(engine="dask", **settings).fit_entries(
+            ratings, on_step=lose
+        )
     np.testing.assert_array_equal(there.U_, here.U_)
     learned = here.drop_prob == "learn"
     both = [model.predict(ratings, return_std=learned) for model in (there, here)]
@@ -129,8 +133,12 @@ def test_a_folder_is_fitted_by_a_cluster_as_by_threads(ratings, client, tmp_path
     folder.mkdir()
     for part in range(3):
         some = ratings.take(np.arange(part, len(ratings), 3))
-        lines = zip(some.rows.tolist(), some.cols.tolist(), some.values.tolist(), strict=True)
-        text = "\n".join(["user,item,rating", *(f"{a},{b},{y!r}" for a, b, y in lines), ""])
+        lines = zip(
+            some.rows.tolist(), some.cols.tolist(), some.values.tolist(), strict=True
+        )
+        text = "\n".join(
+            ["user,item,rating", *(f"{a},{b},{y!r}" for a, b, y in lines), ""]
+        )
         (folder / f"{part}.csv").write_text(text)
     settings = {"n_factors": 3, "max_sweeps": 3, "memory_limit": "1GB"}
     here = DropoutCompletion(**settings).fit(folder)
@@ -169,7 +177,9 @@ def test_a_lost_cluster_leaves_a_checkpoint(ratings, client, tmp_path, monkeypat
             client.sync(worker.close, nanny=False)
 
     there = DropoutCompletion(engine="dask", **settings)
-    with pytest.raises(ClusterLostError, match="2 sweeps were done, and resume continues"):
+    with pytest.raises(
+        ClusterLostError, match="2 sweeps were done, and resume continues"
+    ):
         there.fit_entries(ratings, checkpoint=tmp_path, on_step=lose)
     again = DropoutCompletion(**settings).fit(ratings, checkpoint=tmp_path, resume=True)
     np.testing.assert_array_equal(again.U_, here.U_)
@@ -208,13 +218,19 @@ def test_an_address_without_a_scheduler_is_named(ratings, distributed, monkeypat
 
     with (
         dask.config.set({"distributed.comm.timeouts.connect": "300ms"}),
-        pytest.raises(ClusterLostError, match=r"no scheduler answers at tcp://127.0.0.1:1"),
+        pytest.raises(
+            ClusterLostError, match=r"no scheduler answers at tcp://127.0.0.1:1"
+        ),
     ):
         DropoutCompletion(engine="tcp://127.0.0.1:1").fit(ratings)
 
 
-def test_a_script_that_starts_processes_while_it_is_imported_is_told(ratings, monkeypatch):
+def test_a_script_that_starts_processes_while_it_is_imported_is_told(
+    ratings, monkeypatch
+):
     pytest.importorskip("distributed")
-    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
+    monkeypatch.setattr(
+        multiprocessing.current_process(), "_inheriting", True, raising=False
+    )
     with pytest.raises(InputError, match="__main__"):
         DropoutCompletion(engine="dask").fit(ratings)

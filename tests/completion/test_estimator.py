@@ -32,16 +32,22 @@ def ratings():
 
 @pytest.fixture(scope="module", params=["learn", "average", 0.2, "auto"])
 def fitted(request, ratings):
-    kwargs = {"average": 4} if request.param == "average" else {"drop_prob": request.param}
+    kwargs = (
+        {"average": 4} if request.param == "average" else {"drop_prob": request.param}
+    )
     model = DropoutCompletion(4, max_sweeps=15, **kwargs)
-    return model.fit_triplets(ratings.rows, ratings.cols, ratings.values, shape=ratings.shape)
+    return model.fit_triplets(
+        ratings.rows, ratings.cols, ratings.values, shape=ratings.shape
+    )
 
 
 def test_every_input_gives_the_same_model(ratings):
     given = (ratings.rows, ratings.cols, ratings.values)
     dense = np.full(ratings.shape, np.nan)
     dense[ratings.rows, ratings.cols] = ratings.values
-    coo = scipy.sparse.coo_array((ratings.values, (ratings.rows, ratings.cols)), ratings.shape)
+    coo = scipy.sparse.coo_array(
+        (ratings.values, (ratings.rows, ratings.cols)), ratings.shape
+    )
     frame = Frame(user=ratings.rows, item=ratings.cols, rating=ratings.values)
     model = DropoutCompletion(3, max_sweeps=4)
     expected = clone(model).fit_triplets(*given).predict(ratings.rows, ratings.cols)
@@ -57,7 +63,9 @@ def test_every_input_gives_the_same_model(ratings):
 
 
 def test_stored_zeros_are_ratings():
-    X = scipy.sparse.csr_array((np.array([0.0, 4.0, 4.0]), ([0, 0, 1], [0, 1, 1])), shape=(2, 2))
+    X = scipy.sparse.csr_array(
+        (np.array([0.0, 4.0, 4.0]), ([0, 0, 1], [0, 1, 1])), shape=(2, 2)
+    )
     model = DropoutCompletion(1, 0.0).fit(X)
     assert model.mean_ == pytest.approx(8 / 3)
 
@@ -82,7 +90,9 @@ TEXT = Frame(
     what=np.array(["x", "x", "y", 7], dtype=object),
     value=np.array([1.0, 2.0, 3.0, 4.0]),
 )
-NUMBERS = Frame(who=np.array([5.0, 70.0, 5.0]), what=np.array([9, 9, 3]), value=np.ones(3))
+NUMBERS = Frame(
+    who=np.array([5.0, 70.0, 5.0]), what=np.array([9, 9, 3]), value=np.ones(3)
+)
 
 
 def test_identifiers_as_data_frames_hold_them():
@@ -127,7 +137,9 @@ def test_partial_fit_of_a_frame_means_indices_where_fit_did(ratings):
     model.partial_fit(Frame(user=[17], item=[33], rating=[5.0]))
     assert model.entries_.rows[-1] == 17
     assert model.entries_.cols[-1] == 33
-    with pytest.raises(overt.InputError, match="fitted by index must be an array of whole numbers"):
+    with pytest.raises(
+        overt.InputError, match="fitted by index must be an array of whole numbers"
+    ):
         model.partial_fit(TEXT)
 
 
@@ -199,7 +211,12 @@ def test_recommendations_beyond_the_scale_keep_their_order(ratings):
     found = 0
     for row in range(20):
         best = model.recommend(row, 50, exclude_seen=False, by="value")
-        raw = model.mean_ + model.row_bias_[row] + model.col_bias_ + model.V_ @ model.U_[row]
+        raw = (
+            model.mean_
+            + model.row_bias_[row]
+            + model.col_bias_
+            + model.V_ @ model.U_[row]
+        )
         assert (np.diff(raw[best.cols]) <= 1e-9).all()
         found += int(np.count_nonzero(best.values == 5.0) > 1)
     assert found > 0
@@ -238,7 +255,9 @@ def test_fold_in_agrees_with_a_converged_row(ratings):
         model = DropoutCompletion(3, max_sweeps=400, tol=1e-12, clip=False, **kwargs)
         model.fit_triplets(ratings.rows, ratings.cols, ratings.values)
         chosen = ratings.rows == 4
-        row = model.fold_in(dict(zip(ratings.cols[chosen], ratings.values[chosen], strict=True)))
+        row = model.fold_in(
+            dict(zip(ratings.cols[chosen], ratings.values[chosen], strict=True))
+        )
         cols = np.arange(50)
         expected = model.predict(np.full(50, 4), cols)
         np.testing.assert_allclose(row.predict(cols), expected, atol=2e-3)
@@ -263,8 +282,17 @@ def test_fold_in_takes_what_a_row_is_kept_in(ratings):
     sparse = scipy.sparse.csr_array(([5.0, 2.0], ([0, 0], [0, 1])), shape=(1, 50))
     assert np.array_equal(model.fold_in(sparse).predict([3]), expected)
     assert np.array_equal(model.fold_in(([0, 1], [5, 2])).predict([3]), expected)
-    for entries in ({0: "x"}, ([0], [[1.0]]), ([0, 1], [1.0]), 5, {0: np.nan}, sparse.T):
-        with pytest.raises(overt.InputError, match=r"entries|sparse row|values must be"):
+    for entries in (
+        {0: "x"},
+        ([0], [[1.0]]),
+        ([0, 1], [1.0]),
+        5,
+        {0: np.nan},
+        sparse.T,
+    ):
+        with pytest.raises(
+            overt.InputError, match=r"entries|sparse row|values must be"
+        ):
             model.fold_in(entries)
 
 
@@ -289,11 +317,16 @@ def test_saved_models_are_the_same_bit_for_bit(fitted, tmp_path):
     rows, cols = (x.ravel() for x in np.indices((80, 50)))
     assert np.array_equal(loaded.predict(rows, cols), fitted.predict(rows, cols))
     if fitted.drop_prob == "learn":
-        found, expected = (m.predict(rows, cols, return_std=True)[1] for m in (loaded, fitted))
+        found, expected = (
+            m.predict(rows, cols, return_std=True)[1] for m in (loaded, fitted)
+        )
         assert np.array_equal(found, expected)
     assert loaded.get_params() == fitted.get_params()
     assert loaded.explain(3, 4).to_dict() == fitted.explain(3, 4).to_dict()
-    assert {p.name for p in (tmp_path / "model").iterdir()} == {"model.json", "model.safetensors"}
+    assert {p.name for p in (tmp_path / "model").iterdir()} == {
+        "model.json",
+        "model.safetensors",
+    }
     with pytest.raises(overt.InputError, match="no completion model"):
         DropoutCompletion.load(tmp_path)
 
@@ -303,7 +336,11 @@ def test_saved_models_are_the_same_bit_for_bit(fitted, tmp_path):
     [
         ("model.json", b"[]", "no readable"),
         ("model.json", b'{"format": 5}', "no readable"),
-        ("model.json", b'{"format": 4}', "has format 4; this version reads 5: fit the model again"),
+        (
+            "model.json",
+            b'{"format": 4}',
+            "has format 4; this version reads 5: fit the model again",
+        ),
         ("model.safetensors", b"damaged", "cannot be read"),
         ("model.safetensors", None, "different models"),
     ],
@@ -330,14 +367,18 @@ def test_partial_fit_keeps_what_auto_chose(ratings):
 
 def test_score_and_grid_search(ratings):
     pairs = np.column_stack([ratings.rows, ratings.cols])
-    search = GridSearchCV(DropoutCompletion(4, max_sweeps=15), {"drop_prob": [0.0, 0.6]}, cv=3).fit(
-        pairs, ratings.values
-    )
+    search = GridSearchCV(
+        DropoutCompletion(4, max_sweeps=15), {"drop_prob": [0.0, 0.6]}, cv=3
+    ).fit(pairs, ratings.values)
     assert search.best_params_["drop_prob"] == 0.6
     model = search.best_estimator_
     error = model.predict(pairs) - ratings.values
-    assert model.score(pairs, ratings.values) == pytest.approx(-np.sqrt(np.mean(error**2)))
-    assert model.score(ratings.to_sparse()) == pytest.approx(model.score(pairs, ratings.values))
+    assert model.score(pairs, ratings.values) == pytest.approx(
+        -np.sqrt(np.mean(error**2))
+    )
+    assert model.score(ratings.to_sparse()) == pytest.approx(
+        model.score(pairs, ratings.values)
+    )
 
 
 def test_unseen_rows_get_the_column_biases(fitted):
@@ -438,7 +479,9 @@ def test_constant_and_tiny_data():
         ([0, 1, 2], [0, 0, 1], [4.0, 4.0, 4.0]),
     ):
         for drop_prob in ("learn", 0.0, 0.5):
-            model = DropoutCompletion(3, drop_prob, max_sweeps=5).fit_triplets(rows, cols, values)
+            model = DropoutCompletion(3, drop_prob, max_sweeps=5).fit_triplets(
+                rows, cols, values
+            )
             np.testing.assert_allclose(model.predict(rows, cols), values, atol=1e-3)
             if drop_prob == "learn":
                 assert np.isfinite(model.predict(rows, cols, return_std=True)[1]).all()
@@ -450,36 +493,56 @@ NOT_WHOLE = "fits y to pairs that are neither whole numbers nor strings"
 EXCLUDED = {
     **dict.fromkeys(
         (
-            "check_complex_data", "check_dict_unchanged", "check_dont_overwrite_parameters",
-            "check_dtype_object", "check_estimator_sparse_array", "check_estimator_sparse_matrix",
-            "check_estimator_sparse_tag", "check_estimators_dtypes",
-            "check_estimators_empty_data_messages", "check_estimators_pickle",
-            "check_f_contiguous_array_estimator", "check_fit2d_1feature", "check_fit2d_1sample",
-            "check_fit2d_predict1d", "check_fit_score_takes_y",
-            "check_methods_sample_order_invariance", "check_methods_subset_invariance",
-            "check_n_features_in_after_fitting", "check_pipeline_consistency",
-            "check_regressor_data_not_an_array", "check_regressors_int",
-            "check_regressors_no_decision_function", "check_regressors_train",
+            "check_complex_data",
+            "check_dict_unchanged",
+            "check_dont_overwrite_parameters",
+            "check_dtype_object",
+            "check_estimator_sparse_array",
+            "check_estimator_sparse_matrix",
+            "check_estimator_sparse_tag",
+            "check_estimators_dtypes",
+            "check_estimators_empty_data_messages",
+            "check_estimators_pickle",
+            "check_f_contiguous_array_estimator",
+            "check_fit2d_1feature",
+            "check_fit2d_1sample",
+            "check_fit2d_predict1d",
+            "check_fit_score_takes_y",
+            "check_methods_sample_order_invariance",
+            "check_methods_subset_invariance",
+            "check_n_features_in_after_fitting",
+            "check_pipeline_consistency",
+            "check_regressor_data_not_an_array",
+            "check_regressors_int",
+            "check_regressors_no_decision_function",
+            "check_regressors_train",
             "check_sample_weight_equivalence_on_dense_data",
-            "check_sample_weight_equivalence_on_sparse_data", "check_sample_weights_list",
+            "check_sample_weight_equivalence_on_sparse_data",
+            "check_sample_weights_list",
             "check_sample_weights_pandas_series",
-            "check_all_zero_sample_weights_error", "check_supervised_y_2d",
-            "check_transformer_data_not_an_array", "check_transformer_general",
+            "check_all_zero_sample_weights_error",
+            "check_supervised_y_2d",
+            "check_transformer_data_not_an_array",
+            "check_transformer_general",
             "check_transformer_preserve_dtypes",
         ),
         NOT_PAIRS,
     ),
     **dict.fromkeys(
         (
-            "check_estimators_fit_returns_self", "check_estimators_overwrite_params",
-            "check_estimators_partial_fit_n_features", "check_fit_check_is_fitted",
-            "check_fit_idempotent", "check_n_features_in", "check_positive_only_tag_during_fit",
+            "check_estimators_fit_returns_self",
+            "check_estimators_overwrite_params",
+            "check_estimators_partial_fit_n_features",
+            "check_fit_check_is_fitted",
+            "check_fit_idempotent",
+            "check_n_features_in",
+            "check_positive_only_tag_during_fit",
             "check_readonly_memmap_input",
         ),
         NOT_WHOLE,
     ),
     "check_sample_weights_not_an_array": "sample_weight is an array, a tensor or a list",
-}  # fmt: skip
+}
 
 
 def test_scikit_learn_checks():
@@ -512,19 +575,25 @@ def test_fitting_again_gives_the_same(ratings):
 
 def test_what_scikit_learn_users_look_for(ratings):
     pairs = np.column_stack([ratings.rows, ratings.cols])
-    model = DropoutCompletion(2, max_sweeps=3, random_state=5).fit(pairs, ratings.values)
+    model = DropoutCompletion(2, max_sweeps=3, random_state=5).fit(
+        pairs, ratings.values
+    )
     seeded = DropoutCompletion(2, max_sweeps=3, seed=5).fit(pairs, ratings.values)
     assert np.array_equal(model.U_, seeded.U_)
     drawn = DropoutCompletion(2, max_sweeps=1, random_state=np.random.RandomState(0))
     assert np.isfinite(drawn.fit(pairs, ratings.values).U_).all()
     often = np.arange(len(pairs)) % 3
     weighted = clone(seeded).fit(pairs, ratings.values, sample_weight=often)
-    again = clone(seeded).fit(np.repeat(pairs, often, axis=0), np.repeat(ratings.values, often))
+    again = clone(seeded).fit(
+        np.repeat(pairs, often, axis=0), np.repeat(ratings.values, often)
+    )
     assert np.array_equal(weighted.complete(), again.complete())
     halves = -model.score(pairs, ratings.values, sample_weight=np.full(len(pairs), 0.5))
     assert halves == pytest.approx(-model.score(pairs, ratings.values))
     for wrong in (often[1:], often + 0.5, -often, 0 * often):
-        with pytest.raises(overt.InputError, match="sample_weight must be 1600 whole numbers"):
+        with pytest.raises(
+            overt.InputError, match="sample_weight must be 1600 whole numbers"
+        ):
             clone(seeded).fit(pairs, ratings.values, sample_weight=wrong)
 
 
@@ -536,5 +605,9 @@ def test_samples_are_averaged_where_that_takes_seconds(ratings):
     assert np.array_equal(same.complete(), model.complete())
     assert DropoutCompletion(1, average=0).fit(entries).average_ == 0
     assert DropoutCompletion(1).fit(entries.take(np.arange(900))).average_ == 0
-    for kwargs in ({"max_sweeps": 2}, {"drop_prob": 0.5}, {"missing": "negative", "max_sweeps": 2}):
+    for kwargs in (
+        {"max_sweeps": 2},
+        {"drop_prob": 0.5},
+        {"missing": "negative", "max_sweeps": 2},
+    ):
         assert DropoutCompletion(1, **kwargs).fit(entries).average_ == 0

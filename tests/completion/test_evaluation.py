@@ -49,7 +49,9 @@ def test_figures_are_their_definitions():
     assert found["recall@20"][0] == pytest.approx((1 + 0.5) / 2)
     assert found["mrr"][0] == pytest.approx((1 + 0.5) / 2)
     assert found["map"][0] == pytest.approx(((1 + 2 / 3) / 2 + 0.5 / 2) / 2)
-    assert found["ndcg@10"][1] == pytest.approx(np.std([first, second], ddof=1) / np.sqrt(2))
+    assert found["ndcg@10"][1] == pytest.approx(
+        np.std([first, second], ddof=1) / np.sqrt(2)
+    )
 
 
 @pytest.mark.parametrize("split", ["random", "rows"])
@@ -61,7 +63,10 @@ def test_the_model_stands_beside_baselines(ratings, split, missing):
     assert {"model", "popularity"} <= found.figures.keys()
     if missing == "unknown":
         assert found.figures["model"]["rmse"][0] < found.figures["mean"]["rmse"][0]
-        assert found.figures["model"]["rmse"][0] < found.figures["biases"]["rmse"][0] + 0.05
+        assert (
+            found.figures["model"]["rmse"][0]
+            < found.figures["biases"]["rmse"][0] + 0.05
+        )
     else:
         assert "rmse" not in found.figures["model"]
     assert "ndcg@10" in repr(found)
@@ -84,6 +89,11 @@ def test_what_counts_as_relevant_is_said(ratings):
     assert found.relevant == 4
     assert "values of at least 4" in repr(found)
     every = evaluate(model, ratings, relevant=0)
-    assert every.figures["popularity"]["recall@20"] != found.figures["popularity"]["recall@20"]
-    clicks = overt.Entries(ratings.rows, ratings.cols, np.ones(len(ratings)), ratings.shape)
+    assert (
+        every.figures["popularity"]["recall@20"]
+        != found.figures["popularity"]["recall@20"]
+    )
+    clicks = overt.Entries(
+        ratings.rows, ratings.cols, np.ones(len(ratings)), ratings.shape
+    )
     assert "every entry" in repr(evaluate(model, clicks))

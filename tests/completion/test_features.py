@@ -37,7 +37,9 @@ def test_cold_rows_are_predicted_as_well_as_by_the_true_regression(share):
     assert np.std((Y[a, b] - mean) / std) == pytest.approx(1, abs=0.1)
     row = model.fold_in({}, features=X[550])
     found, spread = row.predict(np.arange(120), return_std=True)
-    np.testing.assert_allclose(found, model.predict(np.full(120, 550), np.arange(120)), atol=1e-6)
+    np.testing.assert_allclose(
+        found, model.predict(np.full(120, 550), np.arange(120)), atol=1e-6
+    )
     np.testing.assert_allclose(spread, std[a == 550], rtol=1e-5)
 
 
@@ -51,7 +53,9 @@ def test_features_of_columns_and_kinds_of_tables_agree():
     ids = np.array([f"r{i}" for i in range(600)])
     named = Entries.from_ids(ids[entries.rows], entries.cols, entries.values)
     models = [
-        DropoutCompletion(6, clip=False, average=0).fit(named, row_features=(ids, table))
+        DropoutCompletion(6, clip=False, average=0).fit(
+            named, row_features=(ids, table)
+        )
         for table in (X, frame)
     ]
     assert len(models[0].row_ids_) == 600
@@ -65,7 +69,9 @@ def test_features_of_columns_and_kinds_of_tables_agree():
 
 def test_explanations_name_what_came_from_features(tmp_path):
     X, _, _, entries = generated()
-    model = DropoutCompletion(6, clip=False).fit(entries, row_features={"x": X[:, 0], "y": X[:, 1]})
+    model = DropoutCompletion(6, clip=False).fit(
+        entries, row_features={"x": X[:, 0], "y": X[:, 1]}
+    )
     told = model.explain(3, 5)
     assert told.features != 0
     added = told.baseline + told.signals + told.features + told.contributions.sum()
@@ -73,7 +79,9 @@ def test_explanations_name_what_came_from_features(tmp_path):
     model.save(tmp_path)
     again = DropoutCompletion.load(tmp_path)
     new = {"x": 0.3, "y": None}
-    here, there = (m.fold_in({3: 1.0}, features=new).predict([0]) for m in (model, again))
+    here, there = (
+        m.fold_in({3: 1.0}, features=new).predict([0]) for m in (model, again)
+    )
     assert np.array_equal(here, there)
     assert again.explain(3, 5).features == told.features
 
@@ -95,7 +103,9 @@ def test_numbers_categories_and_missing_values():
     np.testing.assert_allclose(cold(model, age=np.nan, job="king"), mean)
     assert np.abs(cold(model, age=np.nan, job="cook") - mean).max() > 0.1
     expected = cold(model, age=1.5, job="poet")
-    np.testing.assert_allclose(cold(other, age=40 + 7 * 1.5, job="poet"), expected, atol=1e-6)
+    np.testing.assert_allclose(
+        cold(other, age=40 + 7 * 1.5, job="poet"), expected, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize(

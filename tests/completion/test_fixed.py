@@ -12,7 +12,9 @@ from overt.completion import DropoutCompletion
 
 @pytest.fixture(scope="module")
 def ratings():
-    return datasets.generate_ratings(60, 40, 900, rank=2, noise=0.3, scale=None, seed=0)[0]
+    return datasets.generate_ratings(
+        60, 40, 900, rank=2, noise=0.3, scale=None, seed=0
+    )[0]
 
 
 def objective(model, ratings, drop_prob):
@@ -24,7 +26,9 @@ def objective(model, ratings, drop_prob):
 @pytest.mark.parametrize("biases", [False, True])
 @pytest.mark.parametrize("drop_prob", [0.0, 0.2, 0.6])
 def test_fixed_descends_the_papers_objective(ratings, biases, drop_prob):
-    model = DropoutCompletion(4, drop_prob, biases=biases, max_sweeps=40, tol=0.0, ridge=0.0)
+    model = DropoutCompletion(
+        4, drop_prob, biases=biases, max_sweeps=40, tol=0.0, ridge=0.0
+    )
     model.fit_triplets(ratings.rows, ratings.cols, ratings.values)
     history = model.objective_
     assert np.all(np.diff(history) <= 1e-9 * history[0])
@@ -34,7 +38,9 @@ def test_fixed_descends_the_papers_objective(ratings, biases, drop_prob):
 @pytest.mark.parametrize("biases", [False, True])
 def test_fixed_reaches_a_stationary_point(ratings, biases):
     drop_prob = 0.3
-    model = DropoutCompletion(3, drop_prob, biases=biases, max_sweeps=3000, tol=0.0, ridge=0.0)
+    model = DropoutCompletion(
+        3, drop_prob, biases=biases, max_sweeps=3000, tol=0.0, ridge=0.0
+    )
     model.fit_triplets(ratings.rows, ratings.cols, ratings.values)
     import torch
 
@@ -71,8 +77,12 @@ def test_fixed_on_a_full_matrix_reaches_the_exact_optimum():
     # U V' = M with lam sum U^2 V^2: shrink the spectrum as the induced norm says.
     weight, norm = overt.spectral.induced(overt.Dropout(drop_prob), width)
     best = norm.matrix_prox(M, weight)
-    optimum = (np.sum((M - best) ** 2) + lam / width * np.linalg.svd(best)[1].sum() ** 2) / M.size
-    model = DropoutCompletion(width, drop_prob, biases=False, max_sweeps=3000, tol=0.0, ridge=0.0)
+    optimum = (
+        np.sum((M - best) ** 2) + lam / width * np.linalg.svd(best)[1].sum() ** 2
+    ) / M.size
+    model = DropoutCompletion(
+        width, drop_prob, biases=False, max_sweeps=3000, tol=0.0, ridge=0.0
+    )
     model.fit_triplets(rows, cols, M.ravel())
     assert model.objective_[-1] >= optimum * (1 - 1e-9)
     assert model.objective_[-1] == pytest.approx(optimum, rel=1e-3)
@@ -83,7 +93,9 @@ def test_per_factor_drop_probs(ratings):
     model = DropoutCompletion(3, probs, max_sweeps=20).fit_triplets(
         ratings.rows, ratings.cols, ratings.values
     )
-    assert objective(model, ratings, probs) == pytest.approx(model.objective_[-1], rel=1e-5)
+    assert objective(model, ratings, probs) == pytest.approx(
+        model.objective_[-1], rel=1e-5
+    )
 
 
 @pytest.mark.parametrize("drop_prob", [0.0, 0.01, 0.3])
@@ -116,7 +128,9 @@ def test_a_fit_goes_on_until_a_sweep_gains_little(ratings, settings, tol, trace)
     assert model.status_ == "converged"
     falls = -np.diff(trace(model.objective_))
     assert abs(falls[-1]) <= tol * 1.001
-    finer = DropoutCompletion(4, max_sweeps=800, average=0, **settings | {"tol": tol / 10})
+    finer = DropoutCompletion(
+        4, max_sweeps=800, average=0, **settings | {"tol": tol / 10}
+    )
     more = -np.diff(trace(finer.fit(ratings).objective_))
     assert len(more) > len(falls)
     assert abs(more[-1]) <= tol / 10 * 1.001

@@ -26,7 +26,9 @@ def table():
 
 @pytest.fixture(scope="module")
 def chosen(table):
-    return DropoutCompletion(4, missing="negative", tol=1e-9).fit(scipy.sparse.csr_array(table))
+    return DropoutCompletion(4, missing="negative", tol=1e-9).fit(
+        scipy.sparse.csr_array(table)
+    )
 
 
 def test_the_objective_never_rises(table):
@@ -39,7 +41,8 @@ def test_the_objective_never_rises(table):
 def test_results_do_not_depend_on_threads(table):
     X = scipy.sparse.csr_array(table)
     one, two = (
-        DropoutCompletion(3, missing="negative", max_sweeps=4, n_jobs=n).fit(X) for n in (1, 2)
+        DropoutCompletion(3, missing="negative", max_sweeps=4, n_jobs=n).fit(X)
+        for n in (1, 2)
     )
     assert np.array_equal(one.complete(), two.complete())
 
@@ -51,7 +54,9 @@ def hits(table, recommend, n=5, share=0.2):
     hidden[:, hidden.sum(axis=0) == (table > 0).sum(axis=0)] = False
     shown = np.where(hidden, 0, table)
     lists = recommend(scipy.sparse.csr_array(shown), shown)
-    return np.mean([hidden[a, cols[:n]].mean() for a, cols in enumerate(lists) if hidden[a].any()])
+    return np.mean(
+        [hidden[a, cols[:n]].mean() for a, cols in enumerate(lists) if hidden[a].any()]
+    )
 
 
 def by_popularity(X, shown):
@@ -61,7 +66,9 @@ def by_popularity(X, shown):
 
 @pytest.mark.filterwarnings("ignore:all .* values are 1")
 @pytest.mark.parametrize(
-    "kwargs", [{"missing": "negative"}, {}, {"drop_prob": 0.3}], ids=["negative", "both", "fixed"]
+    "kwargs",
+    [{"missing": "negative"}, {}, {"drop_prob": 0.3}],
+    ids=["negative", "both", "fixed"],
 )
 @pytest.mark.parametrize("kind", ["ratings", "clicks", "counts"])
 def test_ranks_above_popularity(table, kwargs, kind):
@@ -81,7 +88,9 @@ def test_ranks_above_popularity(table, kwargs, kind):
 @pytest.mark.parametrize("rows", [120, 5])
 def test_mere_popularity_is_ranked_by_counts(rows, tmp_path):
     rng = np.random.default_rng(0)
-    shown = (rng.random((rows, 60)) < rng.permutation(0.8 / np.sqrt(1 + np.arange(60)))) * 1.0
+    shown = (
+        rng.random((rows, 60)) < rng.permutation(0.8 / np.sqrt(1 + np.arange(60)))
+    ) * 1.0
     model = DropoutCompletion(missing="negative").fit(scipy.sparse.csr_array(shown))
     model.save(tmp_path)
     again, counts = DropoutCompletion.load(tmp_path), shown.sum(axis=0)
@@ -97,13 +106,18 @@ def test_mere_popularity_is_ranked_by_counts(rows, tmp_path):
 def test_memory_limit_does_not_change_a_ranking():
     """Counts were not mixed in, in silence, where entries were kept on disk."""
     rng = np.random.default_rng(0)
-    shown = (rng.random((120, 60)) < rng.permutation(0.8 / np.sqrt(1 + np.arange(60)))) * 1.0
+    shown = (
+        rng.random((120, 60)) < rng.permutation(0.8 / np.sqrt(1 + np.arange(60)))
+    ) * 1.0
     X = scipy.sparse.csr_array(shown)
     plain, limited = (
-        DropoutCompletion(missing="negative", memory_limit=limit).fit(X) for limit in (None, "1GB")
+        DropoutCompletion(missing="negative", memory_limit=limit).fit(X)
+        for limit in (None, "1GB")
     )
     for row in range(20):
-        assert plain.recommend(row).cols.tolist() == limited.recommend(row).cols.tolist()
+        assert (
+            plain.recommend(row).cols.tolist() == limited.recommend(row).cols.tolist()
+        )
 
 
 def test_a_query_never_fits_a_second_model(monkeypatch):
@@ -123,7 +137,9 @@ def test_a_query_never_fits_a_second_model(monkeypatch):
 
 def test_a_model_of_values_is_not_below_counts_either():
     rng = np.random.default_rng(0)
-    shown = (rng.random((120, 60)) < rng.permutation(0.8 / np.sqrt(1 + np.arange(60)))) * 1.0
+    shown = (
+        rng.random((120, 60)) < rng.permutation(0.8 / np.sqrt(1 + np.arange(60)))
+    ) * 1.0
     shown *= rng.geometric(0.3, shown.shape)
     model = DropoutCompletion(4, max_sweeps=20).fit(scipy.sparse.csr_array(shown))
     counts, best = (shown > 0).sum(axis=0), by_popularity(None, shown)[0][:8]
@@ -143,7 +159,9 @@ def test_zeros_that_are_stored_are_absent(table):
 
 def test_questions_agree(chosen, table, tmp_path):
     row = chosen.fold_in(scipy.sparse.csr_array(table[[7]]))
-    np.testing.assert_allclose(row.predict(range(60)), chosen.complete([7])[0], atol=1e-3)
+    np.testing.assert_allclose(
+        row.predict(range(60)), chosen.complete([7])[0], atol=1e-3
+    )
     assert row.recommend(5).cols.tolist() == chosen.recommend(7, 5).cols.tolist()
     told = chosen.explain(7, 20)
     assert told.baseline + told.contributions.sum() == pytest.approx(told.prediction)
@@ -157,15 +175,21 @@ def test_questions_agree(chosen, table, tmp_path):
     values = chosen.predict([0, 1], [2, 3])
     assert ((values >= 0) & (values <= 1)).all()
     for asked in (chosen, row):
-        with pytest.raises(overt.InputError, match='return_std needs missing="unknown"'):
-            asked.predict([0, 1], **({"cols": [2, 3]} if asked is chosen else {}), return_std=True)
+        with pytest.raises(
+            overt.InputError, match='return_std needs missing="unknown"'
+        ):
+            asked.predict(
+                [0, 1], **({"cols": [2, 3]} if asked is chosen else {}), return_std=True
+            )
 
 
 def test_new_choices_are_taken_in(chosen, table, tmp_path):
     chosen.save(tmp_path)
     model = DropoutCompletion.load(tmp_path)
     before = model.predict([0], [np.flatnonzero(table[0] == 0)[-1]])
-    new = scipy.sparse.csr_array(([5.0], ([0], [np.flatnonzero(table[0] == 0)[-1]])), (130, 61))
+    new = scipy.sparse.csr_array(
+        ([5.0], ([0], [np.flatnonzero(table[0] == 0)[-1]])), (130, 61)
+    )
     model.partial_fit(new)
     assert model.predict([0], [new.indices[0]]) > before + 0.03
     assert model.complete().shape == (130, 61)
@@ -213,7 +237,9 @@ def test_lists_for_everyone(chosen, table, tmp_path):
         lines = list(csv.DictReader(file))
     assert [int(line["column"]) for line in lines] == lists.cols.tolist()
     assert [int(line["rank"]) for line in lines] == lists.ranks.tolist()
-    some = chosen.recommend_all(n=2, rows=[4, 2], exclude=np.array([[4, lists.cols[12]]]))
+    some = chosen.recommend_all(
+        n=2, rows=[4, 2], exclude=np.array([[4, lists.cols[12]]])
+    )
     assert some.rows.tolist() == [4, 4, 2, 2]
     assert lists.cols[12] not in some.cols[:2]
     with pytest.raises(overt.InputError, match="csv"):
@@ -250,7 +276,9 @@ def test_what_is_ranked_by_is_said_and_can_be_chosen(table, tmp_path):
         model.recommend(3, candidates=[999])
 
 
-@pytest.mark.parametrize("kwargs", [{"drop_prob": 0.5}, {"average": 3}, {"missing": "maybe"}])
+@pytest.mark.parametrize(
+    "kwargs", [{"drop_prob": 0.5}, {"average": 3}, {"missing": "maybe"}]
+)
 def test_settings_that_do_not_fit_are_refused(table, kwargs):
     with pytest.raises(overt.InputError, match="missing"):
         DropoutCompletion(2, **{"missing": "negative", **kwargs}).fit(table)
@@ -269,7 +297,9 @@ def test_zeros_of_a_dense_table_are_recommended(table):
     model = DropoutCompletion(3, missing="negative").fit(X)
     assert len(model.entries_) == X.sum()
     assert set(model.recommend(0, 1).cols % 4) == {0}
-    assert model.score(scipy.sparse.csr_array(X)) > 0.9  # its own rows, by what was fitted
+    assert (
+        model.score(scipy.sparse.csr_array(X)) > 0.9
+    )  # its own rows, by what was fitted
     with pytest.raises(overt.InputError, match="the 40 rows that were fitted, got 7"):
         model.score(X[:7])
     model.partial_fit(np.array([[1, 1]]), [0.0])  # not chosen any more
@@ -296,7 +326,9 @@ def test_lists_follow_what_came_last():
     rows, cols = np.nonzero(X)
     entries = overt.Entries(rows, cols, np.ones(len(rows)), X.shape, times=cols % 2)
     model = DropoutCompletion(3, missing="negative").fit(entries)
-    still = DropoutCompletion(3, missing="negative").fit_triplets(rows, cols, np.ones(len(rows)))
+    still = DropoutCompletion(3, missing="negative").fit_triplets(
+        rows, cols, np.ones(len(rows))
+    )
     share = [
         np.mean([np.mean(m.recommend(a, 5).cols % 2) for a in range(40, 60)])
         for m in (model, still)

@@ -7,7 +7,13 @@ import numpy as np
 import pandas as pd
 import pytest
 from sklearn.base import clone
-from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits, load_iris, load_wine
+from sklearn.datasets import (
+    load_breast_cancer,
+    load_diabetes,
+    load_digits,
+    load_iris,
+    load_wine,
+)
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.experimental import enable_iterative_imputer  # noqa: F401
 from sklearn.impute import IterativeImputer, KNNImputer
@@ -113,7 +119,9 @@ def test_filled_entries_are_conditional_means_of_the_learned_gaussian():
         gain = C[np.ix_(m, o)] @ np.linalg.inv(C[np.ix_(o, o)])
         expected = model.mean_[m] + gain @ (table[a, o] - model.mean_[o])
         # Columns are shrunken a little towards their centers where that predicts better.
-        np.testing.assert_allclose(filled[a, m], expected, atol=0.05 * model.scale_.max())
+        np.testing.assert_allclose(
+            filled[a, m], expected, atol=0.05 * model.scale_.max()
+        )
         variance = np.diag(C[np.ix_(m, m)] - gain @ C[np.ix_(o, m)])
         ratios.append(std[a, m] / np.sqrt(variance))
     ratio = np.concatenate(ratios)
@@ -164,7 +172,9 @@ def test_the_order_of_rows_and_columns_does_not_matter(name):
     rng = np.random.default_rng(1)
     for _ in range(2):
         order = np.ix_(rng.permutation(len(given)), rng.permutation(given.shape[1]))
-        again, again_std = DropoutImputer().fit(given[order]).transform(given[order], True)
+        again, again_std = (
+            DropoutImputer().fit(given[order]).transform(given[order], True)
+        )
         assert np.array_equal(again, filled[order])
         assert np.array_equal(again_std, std[order])
 
@@ -174,14 +184,20 @@ def test_units_of_columns_do_not_matter(name):
     given, _ = with_holes(TABLES[name](), 0.25)
     scale = np.logspace(-3, 3, given.shape[1])
     plain, scaled = (DropoutImputer().fit_transform(X) for X in (given, given * scale))
-    np.testing.assert_allclose(scaled, plain * scale, rtol=1e-8, atol=1e-8 * scale.max())
+    np.testing.assert_allclose(
+        scaled, plain * scale, rtol=1e-8, atol=1e-8 * scale.max()
+    )
 
 
 @pytest.mark.parametrize("unit", [1e-300, 1e160, 1e300])
 def test_very_large_and_small_numbers_are_filled_like_others(unit):
-    given, _ = with_holes(np.random.default_rng(3).standard_normal((40, 2)) @ np.eye(2, 5) + 1, 0.2)
+    given, _ = with_holes(
+        np.random.default_rng(3).standard_normal((40, 2)) @ np.eye(2, 5) + 1, 0.2
+    )
     plain = DropoutImputer().fit_transform(given)
-    np.testing.assert_allclose(DropoutImputer().fit_transform(given * unit) / unit, plain, 1e-9)
+    np.testing.assert_allclose(
+        DropoutImputer().fit_transform(given * unit) / unit, plain, 1e-9
+    )
 
 
 def test_any_tolerance_is_taken():
@@ -215,7 +231,9 @@ def bayesian_regression(given, rng):
     noise = residuals @ residuals / rng.chisquare(seen.sum() - A.shape[1])
     slopes = rng.multivariate_normal(slopes, noise * G)
     table = given.copy()
-    table[~seen, 0] = A[~seen] @ slopes + np.sqrt(noise) * rng.standard_normal((~seen).sum())
+    table[~seen, 0] = A[~seen] @ slopes + np.sqrt(noise) * rng.standard_normal(
+        (~seen).sum()
+    )
     return table
 
 
@@ -231,7 +249,9 @@ def test_multiple_imputation_is_proper():
         given = np.column_stack([y, X])
         model = DropoutImputer().fit(given)
         estimate, error = pooled(model.impute(given, 20, seed=seed))
-        exact, exact_error = pooled([bayesian_regression(given, rng) for _ in range(20)])
+        exact, exact_error = pooled(
+            [bayesian_regression(given, rng) for _ in range(20)]
+        )
         estimates.append(estimate - exact)
         ratios.append(np.log(error / exact_error))
     for differences in (np.array(estimates), np.array(ratios)):
@@ -354,7 +374,11 @@ def test_similar_rows_are_used_where_they_predict_better():
     covered = np.abs(filled - table)[missing] <= 1.645 * std[missing]
     assert 0.85 < covered.mean() < 0.96
     one_gaussian = gaussian(300, 8) + np.random.default_rng(1).standard_normal((300, 8))
-    assert not DropoutImputer().fit(with_holes(one_gaussian, 0.3)[0]).neighbor_weights_.any()
+    assert (
+        not DropoutImputer()
+        .fit(with_holes(one_gaussian, 0.3)[0])
+        .neighbor_weights_.any()
+    )
 
 
 def test_the_strength_of_the_prior_follows_the_data():
@@ -417,7 +441,9 @@ def test_copies_and_pickles_give_the_same():
     model = DropoutImputer(random_state=3).fit(given)
     again = pickle.loads(pickle.dumps(model))  # noqa: S301
     assert np.array_equal(again.impute(given)[0], model.impute(given)[0])
-    assert np.array_equal(clone(model).fit(given).impute(given)[0], model.impute(given)[0])
+    assert np.array_equal(
+        clone(model).fit(given).impute(given)[0], model.impute(given)[0]
+    )
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,9 @@ from overt.completion import DropoutCompletion
 
 @pytest.fixture(scope="module")
 def ratings():
-    return datasets.generate_ratings(150, 80, 4_000, rank=2, noise=0.4, scale=None, seed=0)[0]
+    return datasets.generate_ratings(
+        150, 80, 4_000, rank=2, noise=0.4, scale=None, seed=0
+    )[0]
 
 
 SETTINGS = [{"average": 0}, {"drop_prob": 0.3}, {"missing": "negative"}]
@@ -44,10 +46,14 @@ def test_entries_are_added_and_replaced():
 
 @pytest.mark.parametrize("batch", [37, 900])
 def test_from_any_start_it_ends_where_a_full_fit_does(batch):
-    truth = datasets.generate_ratings(150, 80, 6_000, rank=2, noise=0.4, scale=None, seed=0)[0]
+    truth = datasets.generate_ratings(
+        150, 80, 6_000, rank=2, noise=0.4, scale=None, seed=0
+    )[0]
     train, test = truth.split(0.2, seed=1)
     start = 10 if batch > 100 else 4_200
-    model = DropoutCompletion(3, clip=False, average=0).fit(train.take(np.arange(start)))
+    model = DropoutCompletion(3, clip=False, average=0).fit(
+        train.take(np.arange(start))
+    )
     for at in range(start, len(train), batch):
         model.partial_fit(train.take(np.arange(at, min(at + batch, len(train)))))
     full = DropoutCompletion(3, clip=False, average=0).fit(train)
@@ -84,7 +90,9 @@ def interrupted(call, at):
         nonlocal seen
         name, file = frame.f_code.co_name, frame.f_code.co_filename
         # A compiled kernel ends before Python hears of Ctrl-C.
-        if re.search(r"overt/completion/(?!kernels)", file) and not name.startswith("<"):
+        if re.search(r"overt/completion/(?!kernels)", file) and not name.startswith(
+            "<"
+        ):
             seen += 1
             if seen == at:
                 raise KeyboardInterrupt
@@ -116,7 +124,9 @@ def test_an_interrupt_changes_nothing(settings):
         assert as_table(again.entries_) == entries
         if moments % 5 == 0:  # and it goes on as if nothing had been
             expected = copy.deepcopy(model).partial_fit(new).complete()
-            np.testing.assert_allclose(again.partial_fit(new).complete(), expected, atol=1e-12)
+            np.testing.assert_allclose(
+                again.partial_fit(new).complete(), expected, atol=1e-12
+            )
     assert moments > 5
 
 

@@ -31,7 +31,9 @@ def test_the_journey(tmp_path):
     ratings = datasets.generate_ratings(40, 25, 500, seed=0)[0]
     lines = [
         f"{1000 + i},{y:g},sku {b},{a}.0"
-        for i, (a, b, y) in enumerate(zip(ratings.rows, ratings.cols, ratings.values, strict=True))
+        for i, (a, b, y) in enumerate(
+            zip(ratings.rows, ratings.cols, ratings.values, strict=True)
+        )
     ]
     file = tmp_path / "orders.csv"
     dirty = ["at,stars,sku,customer", *lines[:-20], "oops", "7,,sku 1,3", lines[0], ""]
@@ -46,7 +48,9 @@ def test_the_journey(tmp_path):
     assert summary["holdout_rmse"] < summary["mean_only_rmse"]
     assert len(DropoutCompletion.load(model).entries_) == 480
 
-    found = json.loads(run("evaluate", file, "--split", "last", "--factors", 3, "--json"))
+    found = json.loads(
+        run("evaluate", file, "--split", "last", "--factors", 3, "--json")
+    )
     assert {"model", "popularity", "biases", "mean"} <= found["figures"].keys()
     assert "ndcg@10" in run("evaluate", file, "--factors", 3)
 
@@ -58,7 +62,9 @@ def test_the_journey(tmp_path):
     assert rows[2]["flag"] == "unknown row"
 
     today = tmp_path / "today.csv"
-    today.write_text("\n".join(["at,stars,sku,customer", *lines[-20:], "9,5,sku 1,new"]) + "\n")
+    today.write_text(
+        "\n".join(["at,stars,sku,customer", *lines[-20:], "9,5,sku 1,new"]) + "\n"
+    )
     assert "1 new rows" in run("update", model, today)
     updated = DropoutCompletion.load(model)
     assert len(updated.entries_) == 501
@@ -66,26 +72,49 @@ def test_the_journey(tmp_path):
 
     lists = tmp_path / "lists.csv"
     (tmp_path / "sold_out.csv").write_text("sku 3\nsku 4\n")
-    run("recommend", model, "--all", lists, "-n", 5, "--exclude", tmp_path / "sold_out.csv")
+    run(
+        "recommend",
+        model,
+        "--all",
+        lists,
+        "-n",
+        5,
+        "--exclude",
+        tmp_path / "sold_out.csv",
+    )
     rows = read(lists)
-    assert {"new", "0", "1"} <= {row["row"] for row in rows} <= set(map(str, updated.row_ids_))
+    assert (
+        {"new", "0", "1"}
+        <= {row["row"] for row in rows}
+        <= set(map(str, updated.row_ids_))
+    )
     assert not {"sku 3", "sku 4"} & {row["column"] for row in rows}
-    seen = {(str(updated.row_ids_[a]), updated.col_ids_[b]) for a, b in zip(
-        updated.entries_.rows, updated.entries_.cols, strict=True)}  # fmt: skip
+    seen = {
+        (str(updated.row_ids_[a]), updated.col_ids_[b])
+        for a, b in zip(updated.entries_.rows, updated.entries_.cols, strict=True)
+    }
     assert not seen & {(row["row"], row["column"]) for row in rows}
 
     for text in ("sku,stars\nsku 1,5\nsku 2,1\n", 'sku;stars\n"sku 1";5\n"sku 2";1\n'):
         (tmp_path / "newcomer.csv").write_text(text)
-        best = json.loads(run("recommend", model, "--entries", tmp_path / "newcomer.csv", "--json"))
+        best = json.loads(
+            run("recommend", model, "--entries", tmp_path / "newcomer.csv", "--json")
+        )
         assert not {"sku 1", "sku 2"} & {line["column"] for line in best}
-    assert "how likely it is chosen" in run("recommend", model, "--user", "new", "--why")
+    assert "how likely it is chosen" in run(
+        "recommend", model, "--user", "new", "--why"
+    )
 
 
 def test_clicks_are_ranked(tmp_path):
     rng = np.random.default_rng(0)
-    pairs = {(int(a), int(b)) for a, b in rng.integers(0, 30, (300, 2)) if a % 3 == b % 3}
+    pairs = {
+        (int(a), int(b)) for a, b in rng.integers(0, 30, (300, 2)) if a % 3 == b % 3
+    }
     file, model = tmp_path / "clicks.csv", tmp_path / "model"
-    file.write_text("\n".join(["user,item", *(f"{a},{b}" for a, b in sorted(pairs))]) + "\n")
+    file.write_text(
+        "\n".join(["user,item", *(f"{a},{b}" for a, b in sorted(pairs))]) + "\n"
+    )
     assert "not chosen" in run("complete", file, "--out", model, "--factors", 3)
     assert "rmse" not in run("evaluate", file, "--factors", 3)
     assert "holdout_ndcg@10" in json.loads((model / "summary.json").read_text())
@@ -108,19 +137,36 @@ def test_mistakes_are_told(tmp_path):
     for arguments, message in (
         (["recommend", model], "--user, --entries and --all"),
         (["recommend", model, "--user", "x"], "whole number"),
-        (["recommend", model, "--user", "1", "--exclude", tmp_path / "none"], "no file"),
+        (
+            ["recommend", model, "--user", "1", "--exclude", tmp_path / "none"],
+            "no file",
+        ),
         (["recommend", model, "--entries", tmp_path / "empty.csv"], "empty"),
-        (["recommend", model, "--entries", tmp_path / "alone.csv"], "has columns alone"),
-        (["recommend", model, "--entries", tmp_path / "strange.csv"], "names no column"),
+        (
+            ["recommend", model, "--entries", tmp_path / "alone.csv"],
+            "has columns alone",
+        ),
+        (
+            ["recommend", model, "--entries", tmp_path / "strange.csv"],
+            "names no column",
+        ),
         (["update", model, tmp_path / "words.csv"], "no values"),
         (["complete", tmp_path / "grades.csv"], "duplicates of"),
-        (["complete", tmp_path / "grades.csv", "--row", "who", "--col", "who"], "different"),
+        (
+            ["complete", tmp_path / "grades.csv", "--row", "who", "--col", "who"],
+            "different",
+        ),
         (["recommend", model, "--entries", tmp_path / "words.csv"], "not a number"),
-        (["evaluate", tmp_path / "words.csv", "--split", "magic"], "split|usable|clicks"),
+        (
+            ["evaluate", tmp_path / "words.csv", "--split", "magic"],
+            "split|usable|clicks",
+        ),
     ):
         done = CliRunner().invoke(app, list(map(str, arguments)))
         assert isinstance(done.exception, InputError), arguments
-        assert any(part in str(done.exception) for part in message.split("|")), done.exception
+        assert any(part in str(done.exception) for part in message.split("|")), (
+            done.exception
+        )
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "serving.md"
@@ -128,12 +174,16 @@ PAGE = Path(__file__).parents[2] / "docs" / "howto" / "serving.md"
 
 def test_the_page_on_serving_runs_with_its_packages(tmp_path, monkeypatch):
     """All blocks in one process, those that need other packages too."""
-    fastapi = pytest.importorskip("fastapi.testclient", reason="the page needs fastapi and httpx")
+    fastapi = pytest.importorskip(
+        "fastapi.testclient", reason="the page needs fastapi and httpx"
+    )
     pytest.importorskip("hnswlib", reason="the page needs hnswlib")
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "page"}
     blocks = re.findall(
-        r"(?:^```python[^\n]*|^<!-- setup)\n(.*?)^(?:```|-->)", PAGE.read_text(), re.M | re.S
+        r"(?:^```python[^\n]*|^<!-- setup)\n(.*?)^(?:```|-->)",
+        PAGE.read_text(),
+        re.M | re.S,
     )
     assert len(blocks) == 6
     for block in blocks:

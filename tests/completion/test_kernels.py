@@ -91,10 +91,16 @@ def test_gram_kernels_match_reference(biases, use):
         given = np.arange(N_ROWS), csr
         if use != "diagonal":
             strength = np.array([0.4] * 3 + [0.0] * (width - 3)) * (use == "dropout")
-            out, fixed = SampledRows(w, other, stats), FixedSide(means, strength, weights)
+            out, fixed = (
+                SampledRows(w, other, stats),
+                FixedSide(means, strength, weights),
+            )
             module.sample_rows(*given, fixed, prior, *by_row, normals, out)
         else:
-            variances, out = np.diagonal(S, axis1=1, axis2=2).copy(), LearnedRows(w, other, stats)
+            variances, out = (
+                np.diagonal(S, axis1=1, axis2=2).copy(),
+                LearnedRows(w, other, stats),
+            )
             module.learn_variances(
                 *given, FixedSide(means, variances, weights), prior, *by_row, out
             )
@@ -108,7 +114,9 @@ def test_stats_are_the_expected_squared_error():
     csr, means, S, prior, by_row, weights = make(rng)
     fixed = FixedSide(means, second_moments(means, S), weights)
     out = LearnedRows(
-        np.zeros((7, means.shape[1])), np.zeros_like(fixed.covariances[:7]), np.zeros((7, 2))
+        np.zeros((7, means.shape[1])),
+        np.zeros_like(fixed.covariances[:7]),
+        np.zeros((7, 2)),
     )
     moments = np.zeros((2, fixed.covariances.shape[1]))
     kernels.learn_rows(ROWS, in_blocks(csr), fixed, prior, *by_row, out, CUTS, moments)
@@ -163,7 +171,9 @@ def test_solve_gives_zero_to_what_the_others_explain():
 
 def test_solve_kernel_gives_zero_to_what_nothing_is_known_of():
     A, right, center = np.diag([4.0, 0.0]), np.array([2.0, 0.0]), np.ones(2)
-    assert kernels.solve(A, right, np.array([3.0, 3.0]), center) == pytest.approx(-np.log(4.0))
+    assert kernels.solve(A, right, np.array([3.0, 3.0]), center) == pytest.approx(
+        -np.log(4.0)
+    )
     np.testing.assert_allclose(center, [0.5, 0.0])
     np.testing.assert_allclose(right, [0.5 + 3.0 / 2, 0.0])
 
@@ -193,7 +203,9 @@ def test_blocks_hold_every_entry_once_and_partners_in_order():
 def test_products_of_rows_match_reference():
     rng = np.random.default_rng(4)
     U, V = rng.normal(size=(5, 4)), rng.normal(size=(6, 4))
-    SU, SV = (pack(np.stack([a @ a.T for a in rng.normal(size=(c, 4, 4))])) for c in (5, 6))
+    SU, SV = (
+        pack(np.stack([a @ a.T for a in rng.normal(size=(c, 4, 4))])) for c in (5, 6)
+    )
     rows, cols = rng.integers(0, 5, 20), rng.integers(0, 6, 20)
     for compiled, plain, args in (
         (dots, reference.dots, (U, V)),
@@ -211,7 +223,9 @@ def test_log_determinants_are_exact_at_every_size(n):
     root, right = rng.normal(size=(n, n + 2)), rng.normal(size=n)
     P = root @ root.T + np.eye(n)
     expected = -np.linalg.slogdet(P)[1]
-    assert kernels.invert(np.column_stack([P, right])) == pytest.approx(expected, rel=1e-10)
+    assert kernels.invert(np.column_stack([P, right])) == pytest.approx(
+        expected, rel=1e-10
+    )
     found = kernels.solve(P.copy(), right.copy(), np.zeros(n), np.zeros(n))
     assert found == pytest.approx(expected, rel=1e-10)
 
@@ -246,7 +260,9 @@ def test_learn_pairs_is_the_dense_formula():
         np.testing.assert_allclose(unpack(out.covariances[r]), second, atol=1e-9)
         assert out.stats[r, 0] == pytest.approx(error)
         assert out.stats[r, 1] == pytest.approx(np.linalg.slogdet(covariance)[1])
-    np.testing.assert_allclose(moments.sum(axis=0), out.covariances.sum(axis=0), atol=1e-9)
+    np.testing.assert_allclose(
+        moments.sum(axis=0), out.covariances.sum(axis=0), atol=1e-9
+    )
 
 
 def test_sampling_draws_from_the_posterior():
@@ -255,10 +271,21 @@ def test_sampling_draws_from_the_posterior():
     V = rng.normal(size=(6, 2))
     y, noise, P = rng.normal(size=6), 0.5, np.diag([2.0, 1.0])
     n = 20_000
-    normals, out, centers, stats = rng.normal(size=(n, 2)), *(np.zeros((n, 2)) for _ in range(3))
-    csr = Csr(np.arange(n + 1) * 6, np.tile(np.arange(6, dtype=np.int32), n), np.tile(y, n))
-    prior, by_row = RowPrior(P, np.arange(2), NOT_PINNED), (np.zeros((n, 2)), np.full(n, 1 / noise))
-    held, drawn = FixedSide(V, np.zeros(2), np.ones(6)), SampledRows(out, centers, stats)
+    normals, out, centers, stats = (
+        rng.normal(size=(n, 2)),
+        *(np.zeros((n, 2)) for _ in range(3)),
+    )
+    csr = Csr(
+        np.arange(n + 1) * 6, np.tile(np.arange(6, dtype=np.int32), n), np.tile(y, n)
+    )
+    prior, by_row = (
+        RowPrior(P, np.arange(2), NOT_PINNED),
+        (np.zeros((n, 2)), np.full(n, 1 / noise)),
+    )
+    held, drawn = (
+        FixedSide(V, np.zeros(2), np.ones(6)),
+        SampledRows(out, centers, stats),
+    )
     kernels.sample_rows(np.arange(n), csr, held, prior, *by_row, normals, drawn)
     S = np.linalg.inv(V.T @ V / noise + P)
     mean = S @ V.T @ y / noise
@@ -274,7 +301,9 @@ def test_learned_reduces_to_dropout_with_its_noise():
     rng = np.random.default_rng(6)
     V, lam, y = rng.normal(size=(8, 3)), 0.5, rng.normal(size=8)
     T = pack(V[:, :, None] * V[:, None, :] + lam * np.eye(3) * (V**2)[:, None, :])
-    blocks = Blocks(np.array([0, 8]), np.zeros(8, np.int32), np.arange(8, dtype=np.int32), y)
+    blocks = Blocks(
+        np.array([0, 8]), np.zeros(8, np.int32), np.arange(8, dtype=np.int32), y
+    )
     prior = RowPrior(np.zeros((3, 3)), np.arange(3), NOT_PINNED)
     w, packed, stats = (np.zeros((1, size)) for size in (3, 6, 2))
     given = (
@@ -285,6 +314,8 @@ def test_learned_reduces_to_dropout_with_its_noise():
         np.zeros((1, 3)),
         np.ones(1),
     )
-    kernels.learn_rows(*given, LearnedRows(w, packed, stats), np.array([0, 1]), np.zeros((1, 6)))
+    kernels.learn_rows(
+        *given, LearnedRows(w, packed, stats), np.array([0, 1]), np.zeros((1, 6))
+    )
     expected = np.linalg.solve(V.T @ V + lam * np.diag((V**2).sum(axis=0)), V.T @ y)
     np.testing.assert_allclose(w[0], expected, rtol=1e-10)

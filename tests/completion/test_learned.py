@@ -24,15 +24,23 @@ def test_the_objective_never_rises(covariance, signals, monkeypatch):
     if covariance == "diagonal":  # as where full covariances would take more than 2 GiB
         monkeypatch.setattr("overt.completion.learned.MAX_FULL_BYTES", 0)
     train, _ = preferences(0)
-    model = DropoutCompletion(5, signals=signals, average=0, tol=0.0, max_sweeps=25).fit(train)
+    model = DropoutCompletion(
+        5, signals=signals, average=0, tol=0.0, max_sweeps=25
+    ).fit(train)
     assert model.covariance_ == covariance
     assert len(model.objective_) == 25
-    assert np.all(np.diff(model.objective_[3:]) <= 1e-8)  # features are used from sweep 4
+    assert np.all(
+        np.diff(model.objective_[3:]) <= 1e-8
+    )  # features are used from sweep 4
 
 
 def test_learned_finds_rank_and_noise():
-    ratings, truth = datasets.generate_ratings(300, 200, 18_000, noise=0.5, scale=None, seed=1)
-    model = DropoutCompletion(12).fit_triplets(ratings.rows, ratings.cols, ratings.values)
+    ratings, truth = datasets.generate_ratings(
+        300, 200, 18_000, noise=0.5, scale=None, seed=1
+    )
+    model = DropoutCompletion(12).fit_triplets(
+        ratings.rows, ratings.cols, ratings.values
+    )
     assert model.noise_variance_ == pytest.approx(0.25, rel=0.08)
     assert np.sum(model.learned_drop_prob_ < 0.5) == 4
     rng = np.random.default_rng(0)
@@ -48,14 +56,17 @@ def test_averaged_samples_are_no_worse_than_the_learned_means():
     error = {}
     for average in (0, 30):
         model = DropoutCompletion(16, average=average).fit(ratings)
-        error[average] = np.sqrt(np.mean((model.predict(rows, cols) - truth(rows, cols)) ** 2))
+        error[average] = np.sqrt(
+            np.mean((model.predict(rows, cols) - truth(rows, cols)) ** 2)
+        )
     assert error[30] < 1.05 * error[0]
 
 
 def test_who_rated_what_helps_where_it_tells_something():
     train, test = preferences(3, 300, 150, rare=3.5)
     without, auto = (
-        DropoutCompletion(6, signals=signals, clip=False).fit(train) for signals in (False, "auto")
+        DropoutCompletion(6, signals=signals, clip=False).fit(train)
+        for signals in (False, "auto")
     )
     assert auto.explain(2, 3).signals != 0
     assert auto.score(test) > 0.98 * without.score(test)
@@ -64,7 +75,8 @@ def test_who_rated_what_helps_where_it_tells_something():
 def test_where_it_tells_nothing_auto_leaves_it():
     train, test = preferences(4, liking=0.0)
     without, auto = (
-        DropoutCompletion(6, signals=signals, clip=False).fit(train) for signals in (False, "auto")
+        DropoutCompletion(6, signals=signals, clip=False).fit(train)
+        for signals in (False, "auto")
     )
     assert np.array_equal(auto.predict(test), without.predict(test))
 
@@ -113,7 +125,9 @@ def test_models_with_signals_and_draws_are_kept(tmp_path):
     model.save(tmp_path)
     again = DropoutCompletion.load(tmp_path)
     for mine, theirs in zip(
-        model.predict(test, return_std=True), again.predict(test, return_std=True), strict=True
+        model.predict(test, return_std=True),
+        again.predict(test, return_std=True),
+        strict=True,
     ):
         assert np.array_equal(mine, theirs)
     entries = {3: 1.0, 5: -1.0}

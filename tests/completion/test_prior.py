@@ -5,7 +5,13 @@ import pytest
 from scipy.stats import multivariate_normal
 
 from overt.completion.features import MISSINGNESS, Features
-from overt.completion.prior import SCALES, Prior, Sums, posterior_effects, scale_evidence
+from overt.completion.prior import (
+    SCALES,
+    Prior,
+    Sums,
+    posterior_effects,
+    scale_evidence,
+)
 
 
 def two_blocks(N=12, n=3):
@@ -29,7 +35,10 @@ def test_scales_have_the_likelihood_of_the_gaussian_they_stand_for():
     found = scale_evidence(0, A.T @ x[:, None], np.zeros(1), features, held)[:, 0]
     mine, other = (A[:, member > 0] for member in features.directions.members)
     base = np.eye(len(x)) + 0.7 * other @ other.T
-    dense = [multivariate_normal(cov=base + s * mine @ mine.T).logpdf(x) for s in SCALES[::10]]
+    dense = [
+        multivariate_normal(cov=base + s * mine @ mine.T).logpdf(x)
+        for s in SCALES[::10]
+    ]
     np.testing.assert_allclose(found[::10], dense - dense[0], atol=1e-9)
 
 
@@ -53,7 +62,9 @@ def test_cost_is_the_expected_log_density_and_a_step_lowers_it():
     white = np.linalg.solve(X, np.linalg.solve(X, S).T)
     expected = 2 * N * np.linalg.slogdet(X)[1] - N * np.linalg.slogdet(S)[1] - N * n
     for c in range(n):
-        Omega = np.eye(N) + A @ np.diag(scales[:, c] @ features.directions.members) @ A.T
+        Omega = (
+            np.eye(N) + A @ np.diag(scales[:, c] @ features.directions.members) @ A.T
+        )
         inverse = np.linalg.inv(Omega)
         expected += np.linalg.slogdet(Omega)[1] + x[c] @ inverse @ x[c]
         expected += white[c, c] * np.trace(inverse)

@@ -45,7 +45,9 @@ def test_fitting_a_clean_file_says_nothing(tmp_path):
 def test_fitting_a_file_with_broken_lines_names_them(tmp_path):
     broken = ["5,6,many", "7,,3", ",1,2", "8,9,inf", "only two,fields"]
     path = write(tmp_path / "r.csv", *lines(), *broken)
-    with pytest.warns(UserWarning, match="5 of 605 lines were rejected, the first is line 602"):
+    with pytest.warns(
+        UserWarning, match="5 of 605 lines were rejected, the first is line 602"
+    ):
         model = quick().fit(path)
     report = model.file_report_
     assert [line.line for line in report.rejected] == [602, 603, 604, 605, 606]
@@ -53,7 +55,9 @@ def test_fitting_a_file_with_broken_lines_names_them(tmp_path):
 
 
 def test_contradictory_duplicates_of_a_file_are_reported(tmp_path):
-    path = write(tmp_path / "r.csv", *lines(), *(line[:-1] + "1" for line in lines()[:50]))
+    path = write(
+        tmp_path / "r.csv", *lines(), *(line[:-1] + "1" for line in lines()[:50])
+    )
     with pytest.warns(UserWarning, match="50 duplicate entries were averaged"):
         model = quick().fit(path)
     assert model.file_report_.duplicates == 50
@@ -94,7 +98,9 @@ def test_a_frame_and_a_file_treat_duplicates_alike(tmp_path, library):
 
 @pytest.mark.parametrize("how", ["last", "error"])
 def test_duplicates_of_a_frame_are_as_wanted(how):
-    frame = pandas.DataFrame({"user": [1, 1, 2], "item": [3, 3, 3], "rating": [5.0, 1.0, 2.0]})
+    frame = pandas.DataFrame(
+        {"user": [1, 1, 2], "item": [3, 3, 3], "rating": [5.0, 1.0, 2.0]}
+    )
     if how == "error":
         with pytest.raises(overt.InputError, match="1 duplicate"):
             overt.Entries.from_frame(frame, duplicates=how)
@@ -145,6 +151,8 @@ def test_a_gzip_file_with_a_failing_checksum_is_refused(tmp_path, name):
 
 def test_a_gzip_file_that_ends_early_is_refused(tmp_path):
     path = tmp_path / "r.csv.gz"
-    path.write_bytes(gzip.compress("\n".join(["user,item,rating", *lines(), ""]).encode())[:-6])
+    path.write_bytes(
+        gzip.compress("\n".join(["user,item,rating", *lines(), ""]).encode())[:-6]
+    )
     with pytest.raises(overt.InputError):
         read_ratings(path)

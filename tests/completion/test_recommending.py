@@ -17,8 +17,12 @@ def stars(seed=0):
     rng = np.random.default_rng(seed)
     seen = rng.random((40, 30)) < 0.4
     rows, cols = np.nonzero(seen)
-    values = np.clip(np.round(3 + np.sin(rows) + np.cos(cols) + rng.normal(size=len(rows))), 1, 5)
-    return overt.Entries.from_ids([f"u{a}" for a in rows], [f"i{b}" for b in cols], values)
+    values = np.clip(
+        np.round(3 + np.sin(rows) + np.cos(cols) + rng.normal(size=len(rows))), 1, 5
+    )
+    return overt.Entries.from_ids(
+        [f"u{a}" for a in rows], [f"i{b}" for b in cols], values
+    )
 
 
 @pytest.fixture(scope="module")
@@ -31,14 +35,21 @@ def clicked():
     entries = stars()
     ones = np.ones(len(entries))
     clicks = overt.Entries(
-        entries.rows, entries.cols, ones, entries.shape, entries.row_ids, entries.col_ids
+        entries.rows,
+        entries.cols,
+        ones,
+        entries.shape,
+        entries.row_ids,
+        entries.col_ids,
     )
     return DropoutCompletion(2, missing="negative").fit(clicks)
 
 
 @pytest.mark.parametrize("value", [500.0, 0.0, -1.0])
 def test_a_new_row_in_other_units_is_reported(rated, value):
-    with pytest.warns(UserWarning, match=rf"the value {value:g} lies outside .* from 1 to 5"):
+    with pytest.warns(
+        UserWarning, match=rf"the value {value:g} lies outside .* from 1 to 5"
+    ):
         rated.fold_in({"i1": 4.0, "i2": value})
 
 

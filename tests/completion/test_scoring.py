@@ -48,14 +48,18 @@ def test_other_rows_than_were_fitted_are_refused(model, split):
     assert model.score(dense(split[0])) > model.score(test)
 
 
-@pytest.mark.parametrize("container", [dense, lambda e: scipy.sparse.csr_array(e.to_sparse())])
+@pytest.mark.parametrize(
+    "container", [dense, lambda e: scipy.sparse.csr_array(e.to_sparse())]
+)
 def test_weights_of_rows_count(model, split, container):
     """They were ignored where X is a table."""
     test = split[1]
     weights = np.arange(80.0)
     error = model.predict(test) - test.values
     expected = -np.sqrt(np.average(error**2, weights=weights[test.rows]))
-    assert model.score(container(test), sample_weight=weights) == pytest.approx(expected)
+    assert model.score(container(test), sample_weight=weights) == pytest.approx(
+        expected
+    )
     with pytest.raises(overt.InputError, match="one number for each of the 80 rows"):
         model.score(container(test), sample_weight=weights[1:])
 

@@ -25,7 +25,14 @@ SHAPES = {  # rows, columns, ratings, rank, noise, popularity, scale, law of the
 def test_defaults_do_well_on_other_data(name):
     m, n, count, rank, noise, popularity, scale, law = SHAPES[name]
     ratings, _ = datasets.generate_ratings(
-        m, n, count, rank=rank, noise=noise, popularity=popularity, scale=scale, noise_law=law
+        m,
+        n,
+        count,
+        rank=rank,
+        noise=noise,
+        popularity=popularity,
+        scale=scale,
+        noise_law=law,
     )
     if "-10..10" in name:
         ratings = dataclasses.replace(ratings, values=3 * (ratings.values - 3.5))
@@ -62,7 +69,9 @@ def test_intervals_are_calibrated(average, scale):
 def test_scale_of_the_values_does_not_matter():
     ratings, _ = datasets.generate_ratings(100, 80, 3000, scale=None, seed=3)
     one, other = (
-        DropoutCompletion(6, max_sweeps=15).fit_triplets(ratings.rows, ratings.cols, values)
+        DropoutCompletion(6, max_sweeps=15).fit_triplets(
+            ratings.rows, ratings.cols, values
+        )
         for values in (ratings.values, 1e4 * ratings.values - 7e5)
     )
     rows, cols = np.arange(80), np.arange(80)

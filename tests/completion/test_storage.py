@@ -41,9 +41,13 @@ def lines(ratings, separator=",", quote=False):
     ]
 
 
-@pytest.mark.parametrize("kind", ["csv", "tsv", "dat", "gz", "parquet", "spaces", "semicolon"])
+@pytest.mark.parametrize(
+    "kind", ["csv", "tsv", "dat", "gz", "parquet", "spaces", "semicolon"]
+)
 def test_formats_agree(tmp_path, ratings, kind):
-    separator = {"tsv": "\t", "dat": "::", "spaces": " ", "semicolon": ";"}.get(kind, ",")
+    separator = {"tsv": "\t", "dat": "::", "spaces": " ", "semicolon": ";"}.get(
+        kind, ","
+    )
     text = "\n".join(lines(ratings, separator)) + "\n"
     path = tmp_path / f"ratings.{kind}"
     if kind == "gz":
@@ -117,13 +121,21 @@ HEAD = "user,item,rating\n"
     ("content", "used", "rejected"),
     [
         ("# by a tool, 2024\n" + HEAD + "a,x,1\nb,y,2\n", 2, ["2 field(s), 3 needed"]),
-        ("%%%\n\n" + HEAD + "a,x,1\nb,y,2\n", 2, ["1 field(s), 3 needed", "empty line"]),
+        (
+            "%%%\n\n" + HEAD + "a,x,1\nb,y,2\n",
+            2,
+            ["1 field(s), 3 needed", "empty line"],
+        ),
         ("1,2,oops\n1,2,3\n4,5,6\n", 2, ["not a number"]),
         (HEAD + "a,x,1\nb,Godfather, 5,4\n", 1, ["4 fields, 3 expected"]),
         (HEAD + "a,x,1,\nb,y,2\n", 2, []),
         (HEAD + 'a,5" screen,1\n"b, c",y,2\n', 2, []),
         (HEAD + 'a,x,1\n"b"c,y,2\n', 1, ["misplaced quote: ',' expected after '\"'"]),
-        (HEAD + f"a,x,1\n{'b' * 2000},y,2\n", 1, ["row identifier longer than 1000 characters"]),
+        (
+            HEAD + f"a,x,1\n{'b' * 2000},y,2\n",
+            1,
+            ["row identifier longer than 1000 characters"],
+        ),
         (HEAD + "a,x,1\nb\0,y,2\n", 1, ["row identifier with a null character"]),
         ((HEAD + "a,x,1\nb,y,2\n").replace("\n", "\r"), 2, []),
         ((HEAD + "a,x,1\nb,y,2\n").encode("utf-16"), 2, []),
@@ -142,7 +154,10 @@ def test_odd_files(tmp_path, content, used, rejected):
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("r.csv.gz", gzip.compress(b"user,item,rating\n" + b"a,x,1\n" * 999, mtime=0)[:-20]),
+        (
+            "r.csv.gz",
+            gzip.compress(b"user,item,rating\n" + b"a,x,1\n" * 999, mtime=0)[:-20],
+        ),
         ("r.parquet", b"user,item,rating\na,x,1\n"),
         ("r.csv", b"PAR1 and then nothing of the kind"),
         ("r.xlsx", b"PK\x03\x04" + bytes(range(256))),
@@ -173,11 +188,17 @@ def test_duplicates(tmp_path):
     assert read_ratings(path).entries.values.tolist() == [2.5, 5.0]
     assert read_ratings(path, "last").entries.values.tolist() == [4.0, 5.0]
     assert read_ratings(path).duplicates == 1
-    assert repr(read_ratings(path)) == "RatingsFile(2 entries, 0 rejected, 1 duplicates)"
-    with pytest.raises(overt.InputError, match=r"1 duplicate entries, such as \(a, x\)") as error:
+    assert (
+        repr(read_ratings(path)) == "RatingsFile(2 entries, 0 rejected, 1 duplicates)"
+    )
+    with pytest.raises(
+        overt.InputError, match=r"1 duplicate entries, such as \(a, x\)"
+    ) as error:
         read_ratings(path, "error")
     assert "--" not in str(error.value)
-    with pytest.raises(overt.InputError, match="duplicates must be one of 'mean', 'last', 'error'"):
+    with pytest.raises(
+        overt.InputError, match="duplicates must be one of 'mean', 'last', 'error'"
+    ):
         read_ratings(path, "first")
     run = CliRunner().invoke(app, ["complete", str(path), "--duplicates", "first"])
     assert "--duplicates must be one of" in str(run.exception)
@@ -205,7 +226,17 @@ def test_command_completes_and_recommends(tmp_path, ratings):
     path.write_text("\n".join([*lines(ratings), "oops"]) + "\n")
     pairs.write_text("user,item\n3,4\n3,999\n999,999\nabc,4\n03,4\n")
     run = CliRunner().invoke(
-        app, ["complete", str(path), "--factors", "4", "--predict", str(pairs), "--out", str(out)]
+        app,
+        [
+            "complete",
+            str(path),
+            "--factors",
+            "4",
+            "--predict",
+            str(pairs),
+            "--out",
+            str(out),
+        ],
     )
     assert run.exit_code == 0, run.output
     summary = json.loads((out / "summary.json").read_text())
@@ -213,11 +244,19 @@ def test_command_completes_and_recommends(tmp_path, ratings):
     assert summary["holdout"] == 50
     with (out / "predictions.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    flags = ["", "unknown column", "unknown row and column", "unknown row", "unknown row"]
+    flags = [
+        "",
+        "unknown column",
+        "unknown row and column",
+        "unknown row",
+        "unknown row",
+    ]
     assert [row["flag"] for row in rows] == flags
     assert [row["row"] for row in rows] == ["3", "3", "999", "abc", "03"]
     model = DropoutCompletion.load(out)
-    assert float(rows[0]["prediction"]) == pytest.approx(model.predict([3], [4])[0], rel=1e-5)
+    assert float(rows[0]["prediction"]) == pytest.approx(
+        model.predict([3], [4])[0], rel=1e-5
+    )
     assert not (out / "checkpoint").exists()
     command = ["recommend", str(out), "--user", "3", "-n", "30", "--why", "--json"]
     run = CliRunner().invoke(app, command)
@@ -237,7 +276,9 @@ def test_nothing_may_be_held_out(tmp_path, ratings):
         run = CliRunner().invoke(app, [*command, holdout])
         assert run.exit_code == 0, run.output
         assert (out / "holdout.csv").exists() == found
-        assert ("holdout_rmse" in json.loads((out / "summary.json").read_text())) == found
+        assert (
+            "holdout_rmse" in json.loads((out / "summary.json").read_text())
+        ) == found
     assert len(DropoutCompletion.load(out).entries_) == len(ratings)
 
 
@@ -249,7 +290,9 @@ def test_sweeps_can_be_resumed(tmp_path, ratings):
             raise KeyboardInterrupt
 
     def fit(resume, **how):
-        checkpoint = SweepCheckpoint(tmp_path, ratings, model.get_params(), resume=resume)
+        checkpoint = SweepCheckpoint(
+            tmp_path, ratings, model.get_params(), resume=resume
+        )
         return model.fit_entries(ratings, checkpoint=checkpoint, **how).U_
 
     whole = fit(False)
@@ -291,7 +334,9 @@ def test_resume_reaches_the_same_factors(tmp_path, ratings, option, monkeypatch)
     path = tmp_path / "r.csv"
     path.write_text("\n".join(lines(ratings)) + "\n")
     common = ["complete", str(path), "--factors", "3", *option]
-    assert CliRunner().invoke(app, [*common, "--out", str(tmp_path / "a")]).exit_code == 0
+    assert (
+        CliRunner().invoke(app, [*common, "--out", str(tmp_path / "a")]).exit_code == 0
+    )
     whole = DropoutCompletion.load(tmp_path / "a")
     write, count = SweepCheckpoint.write, 0
 
@@ -319,7 +364,10 @@ def test_resume_refuses_other_data_and_settings(tmp_path, ratings, monkeypatch):
     path, out = tmp_path / "r.csv", tmp_path / "out"
     path.write_text("\n".join(lines(ratings)) + "\n")
     monkeypatch.setattr(SweepCheckpoint, "clear", lambda self: None)
-    assert CliRunner().invoke(app, ["complete", str(path), "--out", str(out)]).exit_code == 0
+    assert (
+        CliRunner().invoke(app, ["complete", str(path), "--out", str(out)]).exit_code
+        == 0
+    )
     again = ["complete", str(path), "--out", str(out), "--resume"]
     runs = [CliRunner().invoke(app, [*again, "--drop-prob", "0.3"])]
     path.write_text("\n".join(lines(ratings)[1:]) + "\n")
@@ -347,7 +395,9 @@ def test_kill_leaves_nothing_unreadable(tmp_path):
         "--n-jobs",
         "1",
     ]
-    process = subprocess.Popen([*command, "--drop-prob", "0.3"], stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [*command, "--drop-prob", "0.3"], stdout=subprocess.DEVNULL
+    )
     started = time.monotonic()
     while not (out / "checkpoint" / "fixed.safetensors").exists():
         assert time.monotonic() - started < 120
@@ -369,14 +419,21 @@ def folder(tmp_path, ratings):
     (path / "more").mkdir(parents=True)
     header = "user,item,rating\n"
     (tmp_path / "r.csv").write_text(header + "\n".join(text) + "\n")
-    for name, part in (("a.csv", text[:100]), ("b.csv", text[100:]), ("more/c.csv", [])):
+    for name, part in (
+        ("a.csv", text[:100]),
+        ("b.csv", text[100:]),
+        ("more/c.csv", []),
+    ):
         (path / name).write_text(header + "".join(line + "\n" for line in part))
     (path / "_SUCCESS").write_text("")
     return path
 
 
 def test_a_folder_is_read_like_one_file(folder, tmp_path):
-    whole, parts = read_ratings(tmp_path / "r.csv"), read_ratings(folder, memory_limit="200MB")
+    whole, parts = (
+        read_ratings(tmp_path / "r.csv"),
+        read_ratings(folder, memory_limit="200MB"),
+    )
     for name in ("rows", "cols", "values", "row_ids", "col_ids"):
         np.testing.assert_array_equal(getattr(parts, name), getattr(whole, name))
 
@@ -449,7 +506,11 @@ def test_times_of_some_entries_alone_are_named(tmp_path, folder):
 
 @pytest.mark.parametrize("header", ["", "user;item;rating\n"])
 def test_decimal_commas_are_read_where_they_can_mean_nothing_else(tmp_path, header):
-    (tmp_path / "r.csv").write_text(header + "a;x;4,5\nb;y;-,5\na;y;2\nb;x;0,234\nc;x;1,234\n")
+    (tmp_path / "r.csv").write_text(
+        header + "a;x;4,5\nb;y;-,5\na;y;2\nb;x;0,234\nc;x;1,234\n"
+    )
     read = read_ratings(tmp_path / "r.csv")
     assert read.values.tolist() == [4.5, -0.5, 2.0, 0.234]
-    assert [line.reason for line in read.rejected] == ["not a number"]  # a thousand, or a decimal
+    assert [line.reason for line in read.rejected] == [
+        "not a number"
+    ]  # a thousand, or a decimal

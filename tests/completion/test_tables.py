@@ -28,7 +28,9 @@ def test_a_table_of_different_units_is_refused_and_the_imputer_named(share):
         DropoutCompletion().fit(table)
     with pytest.raises(overt.InputError, match="DropoutImputer fills the holes"):
         evaluate(DropoutCompletion(), table)
-    assert DropoutCompletion(2).fit(overt.Entries.from_matrix(table)).complete().shape == (120, 5)
+    assert DropoutCompletion(2).fit(
+        overt.Entries.from_matrix(table)
+    ).complete().shape == (120, 5)
 
 
 def test_a_table_of_real_values_in_one_unit_is_warned_of():
@@ -42,7 +44,9 @@ def test_a_table_of_real_values_in_one_unit_is_warned_of():
 @pytest.mark.parametrize("values", ["stars", "clicks"])
 def test_a_dense_matrix_of_ratings_is_fitted_without_a_word(values):
     rng = np.random.default_rng(0)
-    stars = np.clip(np.round(3 + rng.normal(size=(60, 1)) + rng.normal(size=(60, 30))), 1, 5)
+    stars = np.clip(
+        np.round(3 + rng.normal(size=(60, 1)) + rng.normal(size=(60, 30))), 1, 5
+    )
     table = holes(stars, 0.6) if values == "stars" else (stars > 3) * 1.0
     missing = "unknown" if values == "stars" else "negative"
     model = DropoutCompletion(2, max_sweeps=3, missing=missing).fit(table)
@@ -52,7 +56,9 @@ def test_a_dense_matrix_of_ratings_is_fitted_without_a_word(values):
 def test_evaluate_grades_what_fit_fits():
     """A table was graded in other units than fit took: the figures were those of another model."""
     rng = np.random.default_rng(1)
-    X = rng.normal(size=(80, 2)) @ rng.choice([-1.0, 1.0], (2, 10)) + rng.normal(size=(80, 10))
+    X = rng.normal(size=(80, 2)) @ rng.choice([-1.0, 1.0], (2, 10)) + rng.normal(
+        size=(80, 10)
+    )
     entries = overt.Entries.from_matrix(X)
     found = evaluate(DropoutCompletion(3, average=0), entries, seed=0)
     with pytest.warns(UserWarning, match="DropoutImputer"):

@@ -40,12 +40,17 @@ NOISES = {
     "covariance-diagonal": (CovarianceNoise([1.0, 2.0], np.diag([0.3, 0.1])), 2),
     "covariance-singular": (CovarianceNoise([1.0, 1.0], [[1.0, 1.0], [1.0, 1.0]]), 2),
     "covariance-zero": (CovarianceNoise([1.0, 3.0], np.zeros((2, 2))), 2),
-    "covariance-plane": (CovarianceNoise(np.ones(4), np.diag([0.1, 0.2, 0.3, 0.4])), (2, 2)),
+    "covariance-plane": (
+        CovarianceNoise(np.ones(4), np.diag([0.1, 0.2, 0.3, 0.4])),
+        (2, 2),
+    ),
 }
 CERTAIN = {"dropout-nothing", "covariance-zero"}
 SLIDING = {name: case for name, case in NOISES.items() if name.startswith("sliding")}
 
-every_noise = pytest.mark.parametrize(("noise", "width"), NOISES.values(), ids=NOISES.keys())
+every_noise = pytest.mark.parametrize(
+    ("noise", "width"), NOISES.values(), ids=NOISES.keys()
+)
 every_random_noise = pytest.mark.parametrize(
     ("noise", "width"),
     [case for name, case in NOISES.items() if name not in CERTAIN],
@@ -79,7 +84,9 @@ def test_masks_are_zeros_and_ones_unless_gaussian(noise, width):
 def test_same_seed_gives_the_same_masks(noise, width):
     draws = noise.sample(width, 20, seed=3)
     np.testing.assert_array_equal(draws, noise.sample(width, 20, seed=3))
-    np.testing.assert_array_equal(draws, noise.sample(width, 20, np.random.default_rng(3)))
+    np.testing.assert_array_equal(
+        draws, noise.sample(width, 20, np.random.default_rng(3))
+    )
 
 
 @every_random_noise
@@ -97,8 +104,12 @@ def test_no_seed_gives_fresh_masks(noise, width):
 
 @every_noise
 def test_multipliers_are_masks_divided_by_their_mean(noise, width):
-    expected = noise.sample(width, 9, seed=1) / noise.mean(width).reshape(shape_of(width))
-    np.testing.assert_allclose(noise.multipliers(width, 9, seed=1), expected, rtol=1e-15)
+    expected = noise.sample(width, 9, seed=1) / noise.mean(width).reshape(
+        shape_of(width)
+    )
+    np.testing.assert_allclose(
+        noise.multipliers(width, 9, seed=1), expected, rtol=1e-15
+    )
 
 
 @every_noise
@@ -128,7 +139,9 @@ def test_moments_equal_enumeration(noise, width):
 def test_characteristic_is_covariance_over_means(noise, width):
     mean, covariance = moments(*enumerate_masks(noise, width))
     expected = covariance / np.outer(mean, mean)
-    np.testing.assert_allclose(noise.characteristic(width), expected, rtol=1e-11, atol=1e-12)
+    np.testing.assert_allclose(
+        noise.characteristic(width), expected, rtol=1e-11, atol=1e-12
+    )
 
 
 @every_noise
@@ -153,7 +166,12 @@ def test_relative_variance_is_the_diagonal_of_the_characteristic(noise, width):
 
 @every_noise
 def test_moments_are_the_callers_to_change(noise, width):
-    for read in (noise.mean, noise.covariance, noise.characteristic, noise.relative_variance):
+    for read in (
+        noise.mean,
+        noise.covariance,
+        noise.characteristic,
+        noise.relative_variance,
+    ):
         before = read(width).copy()
         read(width)[...] = -7.0
         np.testing.assert_array_equal(read(width), before)
@@ -168,7 +186,9 @@ def test_gaussian_masks_are_normal(name):
     assert kstest(standard.ravel(), "norm").pvalue > 1e-4
 
 
-@pytest.mark.parametrize("noise", [Dropout(0.2), DropBlock(0.2, 2), DropConnect(0.2)], ids=str)
+@pytest.mark.parametrize(
+    "noise", [Dropout(0.2), DropBlock(0.2, 2), DropConnect(0.2)], ids=str
+)
 def test_strength_is_the_odds_of_dropping(noise):
     assert noise.strength == pytest.approx(0.25, rel=1e-15)
     assert type(noise.strength) is float
@@ -190,7 +210,9 @@ def test_gaussian_noise_keeps_its_moments_when_the_callers_arrays_change():
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_exactly_as_many_units_are_kept(count):
     assert (KeepExactly(count).sample(5, 200, seed=0).sum(axis=1) == count).all()
-    with pytest.raises(overt.InputError, match="count must be at most the width 5, got 6"):
+    with pytest.raises(
+        overt.InputError, match="count must be at most the width 5, got 6"
+    ):
         KeepExactly(6).mean(5)
 
 
@@ -207,7 +229,17 @@ def test_sliding_average_drop_is_the_nominal_one(noise, width):
 @pytest.mark.parametrize("drop_prob", [0.0, 1e-9, 0.05, 0.3, 0.5, 0.9, 0.99])
 @pytest.mark.parametrize(
     ("width", "block_size"),
-    [(1, 1), (5, 1), (5, 5), (7, 3), (8, 7), (30, 4), (100, 7), ((7, 7), 3), ((14, 14), 7)],
+    [
+        (1, 1),
+        (5, 1),
+        (5, 5),
+        (7, 3),
+        (8, 7),
+        (30, 4),
+        (100, 7),
+        ((7, 7), 3),
+        ((14, 14), 7),
+    ],
     ids=str,
 )
 def test_seed_probability_inverts_the_average_drop(width, block_size, drop_prob):
@@ -225,7 +257,9 @@ def block_counts(width, block_size):
     return counts.ravel()
 
 
-@pytest.mark.parametrize(("width", "block_size"), [(9, 3), (9, 4), (5, 4), (4, 4), (6, 1)])
+@pytest.mark.parametrize(
+    ("width", "block_size"), [(9, 3), (9, 4), (5, 4), (4, 4), (6, 1)]
+)
 def test_sliding_survival_follows_the_count_of_covering_blocks(width, block_size):
     noise = DropBlock(0.4, block_size, "sliding")
     i, d, b = np.arange(1, width + 1), width, block_size
@@ -244,8 +278,12 @@ def test_seed_probability_tends_to_the_interior_formula_as_one_over_width(block_
 
 
 def test_seed_probability_is_the_interior_formula_where_no_unit_is_near_a_border():
-    assert DropBlock(0.5, 1, "sliding").seed_probability(6) == pytest.approx(0.5, rel=1e-14)
-    assert DropBlock(0.3, 4, "sliding").seed_probability(4) == pytest.approx(0.3, rel=1e-14)
+    assert DropBlock(0.5, 1, "sliding").seed_probability(6) == pytest.approx(
+        0.5, rel=1e-14
+    )
+    assert DropBlock(0.3, 4, "sliding").seed_probability(4) == pytest.approx(
+        0.3, rel=1e-14
+    )
 
 
 def test_grid_seed_probability_is_the_drop_probability():
@@ -265,16 +303,25 @@ def test_sliding_overlaps_are_products_over_the_axes(width):
 def test_at_width_keeps_with_equation_seven(base, width, block_size):
     adjusted = DropBlock(base, block_size).at_width(width)
     tb, b, d = 1 - base, block_size, width
-    assert 1 - adjusted.drop_prob == pytest.approx(tb * b / (tb * b + (1 - tb) * d), rel=1e-13)
+    assert 1 - adjusted.drop_prob == pytest.approx(
+        tb * b / (tb * b + (1 - tb) * d), rel=1e-13
+    )
     assert adjusted.block_size == block_size
 
 
 @pytest.mark.parametrize("width", [1, 7, 50])
 def test_at_width_makes_the_strength_grow_with_the_width(width):
-    assert Dropout(0.2).at_width(width).strength == pytest.approx(0.25 * width, rel=1e-12)
-    assert DropBlock(0.2, 5).at_width(width).strength == pytest.approx(0.05 * width, rel=1e-12)
+    assert Dropout(0.2).at_width(width).strength == pytest.approx(
+        0.25 * width, rel=1e-12
+    )
+    assert DropBlock(0.2, 5).at_width(width).strength == pytest.approx(
+        0.05 * width, rel=1e-12
+    )
     grown = Dropout(strength=0.3).at_width(width)
-    assert (grown.gaussian, grown.strength) == (True, pytest.approx(0.3 * width, rel=1e-12))
+    assert (grown.gaussian, grown.strength) == (
+        True,
+        pytest.approx(0.3 * width, rel=1e-12),
+    )
 
 
 @pytest.mark.parametrize("strength", [0.25, (0.0, 0.5, 3.0)])
@@ -282,13 +329,27 @@ def test_strength_and_drop_prob_say_the_same(strength):
     given = overt.Dropout(strength=strength)
     again = overt.Dropout(given.drop_prob)
     np.testing.assert_allclose(again.strength, strength, rtol=1e-12)
-    np.testing.assert_allclose(given.relative_variance(3), again.relative_variance(3), rtol=1e-12)
+    np.testing.assert_allclose(
+        given.relative_variance(3), again.relative_variance(3), rtol=1e-12
+    )
 
 
 SIZED = {
-    "covariance": (CovarianceNoise([1.0, -2.0, 0.5], CORRELATED), 4, "over 3 units but the width"),
-    "per unit": (Dropout([0.1, 0.2, 0.3]), 4, "drop_prob has 3 entries but there are 4 units"),
-    "strengths": (Dropout(strength=[0.1, 0.2]), 3, "strength has 2 entries but there are 3 units"),
+    "covariance": (
+        CovarianceNoise([1.0, -2.0, 0.5], CORRELATED),
+        4,
+        "over 3 units but the width",
+    ),
+    "per unit": (
+        Dropout([0.1, 0.2, 0.3]),
+        4,
+        "drop_prob has 3 entries but there are 4 units",
+    ),
+    "strengths": (
+        Dropout(strength=[0.1, 0.2]),
+        3,
+        "strength has 2 entries but there are 3 units",
+    ),
     "grid": (DropBlock(0.4, 2), 5, "must divide the width"),
     "sliding": (DropBlock(0.4, 6, "sliding"), 5, "at most the width"),
     "keep exactly": (KeepExactly(6), 5, "at most the width"),
@@ -296,7 +357,9 @@ SIZED = {
 
 
 @pytest.mark.parametrize("name", SIZED)
-@pytest.mark.parametrize("asked", ["mean", "characteristic", "sample", "relative_variance"])
+@pytest.mark.parametrize(
+    "asked", ["mean", "characteristic", "sample", "relative_variance"]
+)
 def test_other_widths_are_refused_by_every_method(name, asked):
     noise, width, message = SIZED[name]
     with pytest.raises(overt.InputError, match=message):
@@ -326,7 +389,9 @@ def test_covariances_are_taken_as_they_are_or_refused():
     noise = CovarianceNoise(mean, root @ root.T)
     np.testing.assert_allclose(noise.covariance(3), root @ root.T, rtol=1e-12)
     normal = np.random.default_rng(7).standard_normal((3, 3))
-    drawn = np.linalg.solve(normal, noise.sample(3, 3, seed=7) - mean)  # the root's transpose
+    drawn = np.linalg.solve(
+        normal, noise.sample(3, 3, seed=7) - mean
+    )  # the root's transpose
     np.testing.assert_allclose(drawn.T @ drawn, root @ root.T, rtol=1e-9)
     for K in (np.diag([-1e-13, 1e-2]), np.diag([1e-300, 0.0]), 0.1 * np.ones((2, 2))):
         np.testing.assert_array_equal(CovarianceNoise(np.ones(2), K).covariance(2), K)
@@ -335,16 +400,24 @@ def test_covariances_are_taken_as_they_are_or_refused():
             CovarianceNoise(np.ones(3), K)
     for unit in (1e-8, 1.0, 1e8):  # asymmetry counts beside the largest entry
         K = unit * np.array([[1.0, 0.5], [0.5 + 1e-11, 1.0]])
-        np.testing.assert_allclose(CovarianceNoise(np.ones(2), K).covariance(2), (K + K.T) / 2)
+        np.testing.assert_allclose(
+            CovarianceNoise(np.ones(2), K).covariance(2), (K + K.T) / 2
+        )
         with pytest.raises(overt.InputError, match="must be symmetric"):
-            CovarianceNoise(np.ones(2), unit * np.array([[1.0, 0.5], [0.5 + 1e-8, 1.0]]))
+            CovarianceNoise(
+                np.ones(2), unit * np.array([[1.0, 0.5], [0.5 + 1e-8, 1.0]])
+            )
     with pytest.raises(overt.InputError, match="must be symmetric"):
         CovarianceNoise(np.ones(2), [[1.0, 0.5], [0.4, 1.0]])
     with pytest.raises(overt.InputError, match="got 0 at 1"):
         CovarianceNoise([1.0, 0.0], np.eye(2))
     with pytest.raises(overt.InputError, match="must be 2 x 2"):
         CovarianceNoise([1.0, 2.0], np.eye(3))
-    for read in (Dropout(0.5).mean, KeepExactly(1).sample, DropConnect(0.5).characteristic):
+    for read in (
+        Dropout(0.5).mean,
+        KeepExactly(1).sample,
+        DropConnect(0.5).characteristic,
+    ):
         with pytest.raises(overt.InputError, match="width must be"):
             read(())
 

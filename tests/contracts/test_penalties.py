@@ -48,7 +48,9 @@ NOISES = {
     "sliding-odd": DropBlock(0.4, 3, "sliding"),
     "sliding-even": DropBlock(0.4, 4, "sliding"),
     "covariance": gaussian_noise(),
-    "covariance-diagonal": CovarianceNoise(np.full(WIDTH, 0.5), np.diag(np.arange(1.0, 7.0))),
+    "covariance-diagonal": CovarianceNoise(
+        np.full(WIDTH, 0.5), np.diag(np.arange(1.0, 7.0))
+    ),
 }
 
 every_noise = pytest.mark.parametrize("noise", NOISES.values(), ids=NOISES.keys())
@@ -67,7 +69,10 @@ class LastLayer:
         outputs = INPUTS if architecture == "tied" else 2
         C = None if law == "isotropic" else anisotropic(INPUTS, rng)
         X = inputs_with_second_moment(np.eye(INPUTS) if C is None else C, SAMPLES, rng)
-        U, V = rng.standard_normal((outputs, WIDTH)), rng.standard_normal((INPUTS, WIDTH))
+        U, V = (
+            rng.standard_normal((outputs, WIDTH)),
+            rng.standard_normal((INPUTS, WIDTH)),
+        )
         self.U, self.Y = U, rng.standard_normal((SAMPLES, outputs))
         match architecture:
             case "shallow":
@@ -87,7 +92,9 @@ class LastLayer:
         return ((self.Y - noisy) ** 2).sum(-1) - ((self.Y - clean) ** 2).sum(-1)
 
 
-every_architecture = pytest.mark.parametrize("architecture", ["shallow", "tied", "hidden"])
+every_architecture = pytest.mark.parametrize(
+    "architecture", ["shallow", "tied", "hidden"]
+)
 
 
 @every_noise
@@ -195,7 +202,9 @@ def test_penalty_is_at_least_the_induced_norm(noise, law):
         assert penalty.shallow(U, V, noise, C) >= bound * (1 - 1e-12)
 
 
-@pytest.mark.parametrize("noise", [Dropout(0.4), DropConnect(0.4)], ids=["dropout", "dropconnect"])
+@pytest.mark.parametrize(
+    "noise", [Dropout(0.4), DropConnect(0.4)], ids=["dropout", "dropconnect"]
+)
 def test_balanced_factors_attain_the_induced_norm(noise):
     A = np.random.default_rng(5).standard_normal((5, 4))
     U, V = equalize.equalize_product(A, WIDTH)
@@ -228,7 +237,11 @@ class WeightMask:
         self.Y = rng.standard_normal((SAMPLES, 2))
 
     def added_loss(self, masks):
-        noisy = self.X @ (self.V * masks.reshape(-1, 3, 2) / (1 - self.drop_prob)) @ self.U.T
+        noisy = (
+            self.X
+            @ (self.V * masks.reshape(-1, 3, 2) / (1 - self.drop_prob))
+            @ self.U.T
+        )
         clean = self.X @ self.V @ self.U.T
         return ((self.Y - noisy) ** 2).sum(-1) - ((self.Y - clean) ** 2).sum(-1)
 
@@ -260,11 +273,15 @@ def test_dropconnect_as_printed_is_off_where_features_are_correlated():
     assert abs(printed / corrected - 1) > 0.1
 
 
-@pytest.mark.parametrize("C", [None, np.diag([0.5, 2.0, 3.0])], ids=["identity", "diagonal"])
+@pytest.mark.parametrize(
+    "C", [None, np.diag([0.5, 2.0, 3.0])], ids=["identity", "diagonal"]
+)
 def test_dropconnect_equals_dropout_where_features_are_uncorrelated(C):
     net = WeightMask("isotropic")
     dropout = penalty.shallow(net.U, net.V, Dropout(net.drop_prob), C)
-    assert penalty.dropconnect(net.U, net.V, net.drop_prob, C) == pytest.approx(dropout, rel=1e-13)
+    assert penalty.dropconnect(net.U, net.V, net.drop_prob, C) == pytest.approx(
+        dropout, rel=1e-13
+    )
 
 
 def test_dropconnect_on_the_last_layer_equals_dropout():
@@ -303,12 +320,16 @@ DEEP = {
     "three-hidden": ([2, 3, 2, 3, 1], [0.5, 0.0, 0.9]),
     "four-hidden": ([2, 2, 2, 2, 2, 3], [0.2, 0.3, 0.4, 0.5]),
 }
-every_deep_network = pytest.mark.parametrize(("sizes", "probs"), DEEP.values(), ids=DEEP.keys())
+every_deep_network = pytest.mark.parametrize(
+    ("sizes", "probs"), DEEP.values(), ids=DEEP.keys()
+)
 
 
 def random_chain(sizes, law):
     rng = np.random.default_rng(8)
-    weights = [rng.standard_normal((after, before)) for before, after in pairwise(sizes)]
+    weights = [
+        rng.standard_normal((after, before)) for before, after in pairwise(sizes)
+    ]
     return weights, None if law == "isotropic" else anisotropic(sizes[0], rng)
 
 
@@ -316,7 +337,9 @@ def noisy_maps(weights, masks, probs):
     """Network maps (n, outputs, inputs) under masks (n, all hidden units)."""
     cuts = np.cumsum([W.shape[0] for W in weights[:-1]])[:-1]
     maps = weights[0]
-    for W, mask, prob in zip(weights[1:], np.split(masks, cuts, axis=1), probs, strict=True):
+    for W, mask, prob in zip(
+        weights[1:], np.split(masks, cuts, axis=1), probs, strict=True
+    ):
         maps = W @ (mask[:, :, None] / (1 - prob) * maps)
     return maps
 
@@ -324,7 +347,9 @@ def noisy_maps(weights, masks, probs):
 @pytest.mark.parametrize("per_layer", [True, False], ids=["per-layer", "one-for-all"])
 @every_law
 @every_deep_network
-def test_deep_penalty_is_the_added_loss_averaged_over_all_masks(sizes, probs, law, per_layer):
+def test_deep_penalty_is_the_added_loss_averaged_over_all_masks(
+    sizes, probs, law, per_layer
+):
     weights, C = random_chain(sizes, law)
     probs = probs if per_layer else [0.4] * len(probs)
     keep = np.repeat(1 - np.array(probs), sizes[1:-1])
@@ -341,7 +366,9 @@ def test_deep_penalty_is_the_mean_of_the_sampled_added_loss():
     (sizes, probs), rng = DEEP["three-hidden"], np.random.default_rng(10)
     weights, C = random_chain(sizes, "anisotropic")
     keep = np.repeat(1 - np.array(probs), sizes[1:-1])
-    maps = noisy_maps(weights, (rng.random((DRAWS, len(keep))) < keep).astype(float), probs)
+    maps = noisy_maps(
+        weights, (rng.random((DRAWS, len(keep))) < keep).astype(float), probs
+    )
     X = rng.standard_normal((DRAWS, sizes[0])) @ square_root(C)
     Y = rng.standard_normal((DRAWS, sizes[-1]))
     noisy = np.einsum("noi,ni->no", maps, X)
@@ -353,7 +380,9 @@ def test_deep_penalty_is_the_mean_of_the_sampled_added_loss():
 @every_deep_network
 def test_deep_terms_equal_the_sums_over_pivots(sizes, probs, law):
     weights, C = random_chain(sizes, law)
-    expected = [deep_term_by_pivots(weights, order, C) for order in range(1, len(weights))]
+    expected = [
+        deep_term_by_pivots(weights, order, C) for order in range(1, len(weights))
+    ]
     np.testing.assert_allclose(penalty.deep_terms(weights, C), expected, rtol=1e-12)
 
 
@@ -389,7 +418,9 @@ def test_deep_penalty_is_at_least_nu_times_the_squared_nuclear_norm(sizes, probs
     assert penalty.deep(weights, 0.4, C) >= bound * (1 - 1e-12)
 
 
-@pytest.mark.parametrize("probs", [0.4, [0.1, 0.5, 0.8]], ids=["one-for-all", "per-layer"])
+@pytest.mark.parametrize(
+    "probs", [0.4, [0.1, 0.5, 0.8]], ids=["one-for-all", "per-layer"]
+)
 def test_equalized_rank_one_network_attains_the_bound(probs):
     u, v, widths = np.array([1.0, -2.0]), np.array([0.5, 1.0, 3.0]), [4, 2, 5]
     weights = equalize.rank_one_deep(u, v, widths)
@@ -412,7 +443,9 @@ def test_path_norm_is_the_sum_over_paths(order):
 
 
 FACTOR_PROBS = {"one-for-all": 0.3, "per-factor": [0.1, 0.3, 0.8]}
-every_factor_prob = pytest.mark.parametrize("prob", FACTOR_PROBS.values(), ids=FACTOR_PROBS.keys())
+every_factor_prob = pytest.mark.parametrize(
+    "prob", FACTOR_PROBS.values(), ids=FACTOR_PROBS.keys()
+)
 
 
 def observed_entries():
@@ -441,7 +474,9 @@ def test_completion_is_the_mean_of_the_sampled_added_loss(prob):
     products, values = (U[rows] * V[cols])[pick], rng.standard_normal(9)[pick]
     noisy = (products * Dropout(prob).multipliers(3, DRAWS, rng)).sum(axis=1)
     added = (values - noisy) ** 2 - (values - products.sum(axis=1)) ** 2
-    assert_mean_within_standard_errors(added, penalty.completion(U, V, rows, cols, prob))
+    assert_mean_within_standard_errors(
+        added, penalty.completion(U, V, rows, cols, prob)
+    )
 
 
 @every_factor_prob
@@ -450,7 +485,9 @@ def test_completion_is_sensing_with_indicator_matrices(prob):
     indicators = np.zeros((9, 4, 5))
     indicators[np.arange(9), rows, cols] = 1
     sensing = penalty.sensing(U, V, indicators, prob)
-    assert penalty.completion(U, V, rows, cols, prob) == pytest.approx(sensing, rel=1e-13)
+    assert penalty.completion(U, V, rows, cols, prob) == pytest.approx(
+        sensing, rel=1e-13
+    )
 
 
 @every_factor_prob
@@ -460,7 +497,9 @@ def test_sensing_is_the_added_loss_averaged_over_all_masks(prob):
     A, y = rng.standard_normal((7, 4, 5)), rng.standard_normal(7)
     masks, probabilities = enumerate_masks(noise, 3)
     maps = np.array([U * m @ V.T for m in masks / noise.mean(3)])
-    added = (y - np.einsum("kab,nab->kn", maps, A)) ** 2 - (y - np.sum(A * (U @ V.T), (1, 2))) ** 2
+    added = (y - np.einsum("kab,nab->kn", maps, A)) ** 2 - (
+        y - np.sum(A * (U @ V.T), (1, 2))
+    ) ** 2
     explicit = penalty.sensing(U, V, A, prob)
     assert explicit == pytest.approx(probabilities @ added.mean(axis=1), rel=1e-12)
 
@@ -469,23 +508,32 @@ def test_sampling_every_entry_once_is_the_scaled_shallow_penalty():
     U, V, *_ = observed_entries()
     rows, cols = (index.ravel() for index in np.indices((4, 5)))
     expected = penalty.shallow(U, V, Dropout(0.3)) / 20
-    assert penalty.completion(U, V, rows, cols, 0.3) == pytest.approx(expected, rel=1e-13)
+    assert penalty.completion(U, V, rows, cols, 0.3) == pytest.approx(
+        expected, rel=1e-13
+    )
 
 
-@pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint8, list], ids=lambda d: d.__name__)
+@pytest.mark.parametrize(
+    "dtype", [np.int64, np.int32, np.uint8, list], ids=lambda d: d.__name__
+)
 def test_completion_takes_indices_of_any_whole_type(dtype):
     U, V, rows, cols = observed_entries()
     expected = penalty.completion(U, V, rows, cols, 0.3)
     given = [i.tolist() if dtype is list else i.astype(dtype) for i in (rows, cols)]
     assert penalty.completion(U, V, *given, 0.3) == expected
     tensors = torch.tensor(U), torch.tensor(V)
-    assert float(penalty.completion(*tensors, *given, 0.3)) == pytest.approx(expected, rel=1e-14)
+    assert float(penalty.completion(*tensors, *given, 0.3)) == pytest.approx(
+        expected, rel=1e-14
+    )
 
 
 def test_the_last_row_is_known_and_the_next_is_not():
     U, V = np.ones((4, 3)), np.ones((5, 3))
     assert penalty.completion(U, V, [3], [4], 0.5) == pytest.approx(3.0)
-    for rows, cols, message in (([4], [4], "rows must lie in 0..3"), ([3], [5], "cols must lie")):
+    for rows, cols, message in (
+        ([4], [4], "rows must lie in 0..3"),
+        ([3], [5], "cols must lie"),
+    ):
         with pytest.raises(InputError, match=message):
             penalty.completion(U, V, rows, cols, 0.5)
 
@@ -499,7 +547,11 @@ C3 = anisotropic(3, np.random.default_rng(13))
 
 
 def as_second_moment(like):
-    return torch.tensor(C3, dtype=like.dtype) if torch.is_tensor(like) else C3.astype(like.dtype)
+    return (
+        torch.tensor(C3, dtype=like.dtype)
+        if torch.is_tensor(like)
+        else C3.astype(like.dtype)
+    )
 
 
 U_V = [(2, WIDTH), (3, WIDTH)]
@@ -509,14 +561,20 @@ ROWS, COLS = [0, 1, 1], [2, 0, 2]
 
 FUNCTIONS = {
     "shallow": (lambda U, V: penalty.shallow(U, V, NOISES["dropout"]), U_V),
-    "shallow-per-unit": (lambda U, V: penalty.shallow(U, V, NOISES["dropout-per-unit"]), U_V),
+    "shallow-per-unit": (
+        lambda U, V: penalty.shallow(U, V, NOISES["dropout-per-unit"]),
+        U_V,
+    ),
     "shallow-block": (lambda U, V: penalty.shallow(U, V, NOISES["sliding-odd"]), U_V),
     "shallow-second-moment": (
         lambda U, V: penalty.shallow(U, V, NOISES["covariance"], as_second_moment(U)),
         U_V,
     ),
     "shallow-dropconnect": (lambda U, V: penalty.shallow(U, V, DropConnect(0.3)), U_V),
-    "tied": (lambda U: penalty.tied(U, NOISES["grid"], as_second_moment(U)), [(3, WIDTH)]),
+    "tied": (
+        lambda U: penalty.tied(U, NOISES["grid"], as_second_moment(U)),
+        [(3, WIDTH)],
+    ),
     "hidden": (lambda U, H: penalty.hidden(U, H, NOISES["dropout"]), U_H),
     "hidden-block": (lambda U, H: penalty.hidden(U, H, NOISES["grid"]), U_H),
     "predictive-variance": (
@@ -534,15 +592,27 @@ FUNCTIONS = {
         U_V,
     ),
     "deep": (lambda *W: penalty.deep(W, [0.2, 0.5]), LAYERS),
-    "deep-second-moment": (lambda *W: penalty.deep(W, 0.5, as_second_moment(W[0])), LAYERS),
+    "deep-second-moment": (
+        lambda *W: penalty.deep(W, 0.5, as_second_moment(W[0])),
+        LAYERS,
+    ),
     "deep-term-1": (lambda *W: penalty.deep_terms(W)[0], LAYERS),
-    "deep-term-2": (lambda *W: penalty.deep_terms(W, as_second_moment(W[0]))[1], LAYERS),
-    "completion": (lambda U, V: penalty.completion(U, V, ROWS, COLS, 0.3), [(2, 3), (3, 3)]),
+    "deep-term-2": (
+        lambda *W: penalty.deep_terms(W, as_second_moment(W[0]))[1],
+        LAYERS,
+    ),
+    "completion": (
+        lambda U, V: penalty.completion(U, V, ROWS, COLS, 0.3),
+        [(2, 3), (3, 3)],
+    ),
     "completion-per-factor": (
         lambda U, V: penalty.completion(U, V, ROWS, COLS, [0.1, 0.2, 0.3]),
         [(2, 3), (3, 3)],
     ),
-    "sensing": (lambda U, V, A: penalty.sensing(U, V, A, 0.3), [(2, 3), (3, 3), (4, 2, 3)]),
+    "sensing": (
+        lambda U, V, A: penalty.sensing(U, V, A, 0.3),
+        [(2, 3), (3, 3), (4, 2, 3)],
+    ),
     "path-norm": (lambda *W: penalty.path_norm(W), LAYERS),
     "path-norm-1": (lambda *W: penalty.path_norm(W, 1), LAYERS),
 }
@@ -579,4 +649,6 @@ def test_torch_gradient_is_the_slope_of_the_numpy_value(function, shapes):
             lambda x, i=i: np.sum(function(*arrays[:i], x, *arrays[i + 1 :])), arrays[i]
         )
         scale = math.sqrt(np.mean(slope**2))
-        np.testing.assert_allclose(gradient.numpy(), slope, rtol=1e-6, atol=1e-7 * scale)
+        np.testing.assert_allclose(
+            gradient.numpy(), slope, rtol=1e-6, atol=1e-7 * scale
+        )

@@ -32,7 +32,9 @@ def test_finds_the_rank_and_the_matrix(rank, share):
     assert layers.test_error(problem, model.complete()) < 1e-3
     ranks = [c.rank for c in model.path_]
     assert ranks == sorted(ranks, reverse=True)
-    assert all(c.train_error < 1e-4 for c in model.path_ if c.rank >= rank)  # quiet phases fit
+    assert all(
+        c.train_error < 1e-4 for c in model.path_ if c.rank >= rank
+    )  # quiet phases fit
     assert model.status_ == Status.FINISHED
     A = model.weights_[2] @ model.weights_[1] @ model.weights_[0]
     np.testing.assert_allclose(A, model.complete(), atol=1e-10)
@@ -73,7 +75,9 @@ def test_forms_of_input_agree():
     for data in forms.values():
         model = DeepLinearCompletion(seed=3).fit(*data)
         np.testing.assert_array_equal(model.complete(), expected)
-        np.testing.assert_allclose(model.predict([0, 5], [3, 19]), expected[[0, 5], [3, 19]])
+        np.testing.assert_allclose(
+            model.predict([0, 5], [3, 19]), expected[[0, 5], [3, 19]]
+        )
     model = DeepLinearCompletion(seed=3).fit_triplets(rows, cols, values)
     np.testing.assert_array_equal(model.complete(), expected)
 
@@ -106,7 +110,10 @@ def test_scikit_learn_validates_it():
     assert np.all(scores > -0.1 * problem.values.std())
     r2 = cross_val_score(model, pairs, problem.values, cv=parts, scoring="r2")
     assert np.all(r2 > 0.99)
-    same = [DeepLinearCompletion(width=2, random_state=5), DeepLinearCompletion(width=2, seed=5)]
+    same = [
+        DeepLinearCompletion(width=2, random_state=5),
+        DeepLinearCompletion(width=2, seed=5),
+    ]
     first, second = (model.fit(problem).complete() for model in same)
     np.testing.assert_array_equal(first, second)
 
@@ -126,13 +133,17 @@ def test_pandas_frames_and_series():
     np.testing.assert_array_equal(model.predict(entries), expected)
     of_pairs = DeepLinearCompletion().fit(frame[["user", "item"]], frame["rating"])
     np.testing.assert_array_equal(of_pairs.predict(frame[["user", "item"]]), expected)
-    assert of_pairs.score(frame[["user", "item"]], frame["rating"]) == model.score(frame)
+    assert of_pairs.score(frame[["user", "item"]], frame["rating"]) == model.score(
+        frame
+    )
 
 
 def test_generated_ratings_are_fitted():
     ratings, _ = datasets.generate_ratings(60, 40, 900, rank=1, noise=0.2, seed=0)
     model = DeepLinearCompletion(width=6).fit(ratings)
-    assert layers.train_error(ratings, model.complete()) < 0.3 * np.mean(ratings.values**2)
+    assert layers.train_error(ratings, model.complete()) < 0.3 * np.mean(
+        ratings.values**2
+    )
 
 
 def test_rows_and_columns_keep_their_identifiers():
@@ -152,7 +163,10 @@ def test_rows_and_columns_keep_their_identifiers():
 
 def test_complete_gives_what_dropout_completion_gives():
     problem = matrix(12, 1, 0.8, seed=2)
-    for model in (fit(problem), DropoutCompletion(n_factors=2, drop_prob=0.1).fit(problem)):
+    for model in (
+        fit(problem),
+        DropoutCompletion(n_factors=2, drop_prob=0.1).fit(problem),
+    ):
         A = np.asarray(model.complete())
         assert A.shape == problem.shape
         rows, cols = np.array([3, 5]), np.array([0, 11])
@@ -213,7 +227,11 @@ def test_width_is_at_most_that_of_the_matrix():
     A = np.random.default_rng(0).standard_normal((6, 4))
     for width, expected in ((None, 4), (50, 4), (3, 3)):
         model = fit(A, schedule=Schedule.constant(10, 1e-3, 0.1), width=width)
-        assert [W.shape for W in model.weights_] == [(expected, 4), (expected,) * 2, (6, expected)]
+        assert [W.shape for W in model.weights_] == [
+            (expected, 4),
+            (expected,) * 2,
+            (6, expected),
+        ]
 
 
 BAD = {
@@ -245,7 +263,9 @@ def test_bad_entries():
 
 def test_names_and_indices_are_asked_explicitly():
     problem = matrix(12, 1, 0.8, seed=2)
-    entries = Entries.from_ids([f"u{a}" for a in problem.rows], problem.cols, problem.values)
+    entries = Entries.from_ids(
+        [f"u{a}" for a in problem.rows], problem.cols, problem.values
+    )
     named = DeepLinearCompletion(width=2).fit(entries)
     by_index = named.predict(entries.rows, entries.cols, keys="index")
     np.testing.assert_array_equal(named.predict(entries), by_index)

@@ -29,7 +29,9 @@ def descend(M, weights, lam):
     ends = np.cumsum([W.size for W in weights])[:-1]
 
     def value(theta):
-        layers = [p.reshape(s) for p, s in zip(np.split(theta, ends), shapes, strict=True)]
+        layers = [
+            p.reshape(s) for p, s in zip(np.split(theta, ends), shapes, strict=True)
+        ]
         below = [np.eye(M.shape[1])]
         for W in layers:
             below.append(W @ below[-1])
@@ -44,7 +46,9 @@ def descend(M, weights, lam):
     theta = np.concatenate([W.ravel() for W in weights])
     options = {"maxiter": 20_000, "maxfun": 100_000, "gtol": 1e-12, "ftol": 1e-16}
     found = minimize(value, theta, jac=True, method="L-BFGS-B", options=options)
-    layers = [p.reshape(s) for p, s in zip(np.split(found.x, ends), shapes, strict=True)]
+    layers = [
+        p.reshape(s) for p, s in zip(np.split(found.x, ends), shapes, strict=True)
+    ]
     A = layers[0]
     for W in layers[1:]:
         A = W @ A
@@ -66,8 +70,12 @@ def test_minima_are_the_leading_singular_directions_and_no_others(depth):
     for count in range(4):
         for used in combinations(range(3), count):
             A = sum((a[p] * np.outer(U[:, p], Vt[p]) for p in used), np.zeros(M.shape))
-            start = [W + 1e-3 * rng.standard_normal(W.shape) for W in balanced(A, depth, 3)]
-            at = np.mean((A - M) ** 2) / 2 + lam * depth * np.sum(a[list(used)] ** (2 / depth))
+            start = [
+                W + 1e-3 * rng.standard_normal(W.shape) for W in balanced(A, depth, 3)
+            ]
+            at = np.mean((A - M) ** 2) / 2 + lam * depth * np.sum(
+                a[list(used)] ** (2 / depth)
+            )
             loss, end = descend(M, start, lam)
             if used == tuple(range(count)):
                 assert loss == pytest.approx(at, rel=1e-7)
@@ -144,7 +152,10 @@ def test_units_do_not_matter(unit):
     scaled = minima(observe(unit * M), 3, 0.004 * unit ** (2 - 2 / 3))
     for a, b in zip(plain, scaled, strict=True):
         np.testing.assert_allclose(b.matrix / unit, a.matrix, atol=1e-9)
-    ratio = rank_thresholds(observe(unit * M), 3).exists / rank_thresholds(observe(M), 3).exists
+    ratio = (
+        rank_thresholds(observe(unit * M), 3).exists
+        / rank_thresholds(observe(M), 3).exists
+    )
     np.testing.assert_allclose(ratio, unit ** (4 / 3))
 
 
@@ -153,7 +164,9 @@ def test_two_layers_shrink_every_singular_value():
     lam = 0.04
     (only,) = minima(observe(M), 2, lam)
     s = np.linalg.svd(only.matrix, compute_uv=False)
-    np.testing.assert_allclose(s, np.maximum(SPECTRUM - 2 * lam * M.size, 0), atol=1e-12)
+    np.testing.assert_allclose(
+        s, np.maximum(SPECTRUM - 2 * lam * M.size, 0), atol=1e-12
+    )
     loss, A = descend(M, [np.full((3, 4), 0.3), np.eye(3)], lam)
     assert only.loss == pytest.approx(loss)
     np.testing.assert_allclose(only.matrix, A, atol=1e-5)

@@ -41,7 +41,9 @@ def test_last_crossing():
 
 
 def test_survival_band_is_the_exact_binomial_one():
-    share, lower, upper = survival(np.array([5, 7, -1, -1, 7]), np.array([0, 5, 6, 7]), 0.9)
+    share, lower, upper = survival(
+        np.array([5, 7, -1, -1, 7]), np.array([0, 5, 6, 7]), 0.9
+    )
     assert share.tolist() == [1.0, 0.8, 0.8, 0.4]
     assert binom.sf(1, 5, lower[3]) == pytest.approx(0.05)
     assert binom.cdf(2, 5, upper[3]) == pytest.approx(0.05)
@@ -57,7 +59,9 @@ def test_survival_band_is_the_exact_binomial_one():
 def test_deeper_networks_jump():
     """Figure 2 with a narrower network: depth 4 jumps, depth 3 does not, and none returns."""
     problem = two_by_two(0.1)
-    shallow, deep = (jumps(problem, depth, 40, FIGURE_2, 10, records=101) for depth in (3, 4))
+    shallow, deep = (
+        jumps(problem, depth, 40, FIGURE_2, 10, records=101) for depth in (3, 4)
+    )
     assert shallow.jumped <= 1
     assert deep.jumped >= 6
     assert deep.returned == shallow.returned == 0
@@ -65,7 +69,9 @@ def test_deeper_networks_jump():
     assert deep.collapsed == 0
     assert (deep.median < 5000) == (deep.jumped > 5)
     again = find_jumps(deep.runs, threshold=0.2, floor=0.1)
-    assert np.all(again.jump_step[deep.jump_step >= 0] <= deep.jump_step[deep.jump_step >= 0])
+    assert np.all(
+        again.jump_step[deep.jump_step >= 0] <= deep.jump_step[deep.jump_step >= 0]
+    )
 
 
 def test_return_is_counted():
@@ -79,7 +85,9 @@ def test_return_is_counted():
 
 def test_jumps_are_counted_by_hand():
     """Five runs: two jump, one collapses, one stays, one diverges; errors start at 4."""
-    runs = simulate(two_by_two(0.3), 3, 4, Schedule.constant(40, 0.1, 0.01), 5, records=5)
+    runs = simulate(
+        two_by_two(0.3), 3, 4, Schedule.constant(40, 0.1, 0.01), 5, records=5
+    )
     s = np.array(
         [
             [[2, 1], [2, 0.01], [2, 0.01], [2, 0.01], [2.1e-3, 1e-5]],
@@ -97,12 +105,22 @@ def test_jumps_are_counted_by_hand():
     assert found.below == 3
     assert found.surviving.tolist() == [0.75, 0.5, 0.25, 0.25, 0.25]
     assert found.median == 15.0
-    assert [found.share(step) for step in (0, 9, 10, 25, 99)] == [0.25, 0.25, 0.5, 0.75, 0.75]
+    assert [found.share(step) for step in (0, 9, 10, 25, 99)] == [
+        0.25,
+        0.25,
+        0.5,
+        0.75,
+        0.75,
+    ]
     assert binom.cdf(1, 4, found.upper[-1]) == pytest.approx(0.1)
     with pytest.raises(InputError, match="at least 0"):
         found.share(-1)
     never = type(runs)(
-        **{**vars(runs), "singular_values": s[[3, 3, 0, 3, 3]], "train_error": error[[0] * 5]}
+        **{
+            **vars(runs),
+            "singular_values": s[[3, 3, 0, 3, 3]],
+            "train_error": error[[0] * 5],
+        }
     )
     assert find_jumps(never).median == np.inf
 
@@ -126,9 +144,14 @@ def test_set_constants_follow_the_theorem():
     assert min(rates.values()) == rates["balance"] < 1e-24
     T0, T1, chance = region.absorption(problem, n, wd, 1e-3, 10.0)
     assert T0 > 0
-    assert pytest.approx(np.log(4 * (n - r) * C / (region.alpha * e2)) / (2 * 1e-3 * lam)) == T1
+    assert (
+        pytest.approx(np.log(4 * (n - r) * C / (region.alpha * e2)) / (2 * 1e-3 * lam))
+        == T1
+    )
     assert chance == pytest.approx(T1 * np.log10(0.5))
-    assert ApproximateRankSet.for_problem(problem, L, n, wd, r, absorbing=True).bound == 10
+    assert (
+        ApproximateRankSet.for_problem(problem, L, n, wd, r, absorbing=True).bound == 10
+    )
 
 
 @pytest.mark.parametrize(("L", "rank"), [(3, 1), (4, 1), (5, 2)])
@@ -141,7 +164,12 @@ def test_constants_of_other_depths_and_ranks(L, rank):
         C = C1 / lam if absorbing else C1 / (2 * lam)
         made = 2 * (C1 + C**L)
         alpha = (lam**2 / made) ** (1 / (L - 2))
-        e1 = (lam * alpha * e2 / (32 * n * L * (rank + 1) * C ** ((L - 1) / 2) * made**0.5)) ** 2
+        e1 = (
+            lam
+            * alpha
+            * e2
+            / (32 * n * L * (rank + 1) * C ** ((L - 1) / 2) * made**0.5)
+        ) ** 2
         if absorbing:
             e1 = min(e1, alpha * e2 / (4 * (n - rank) * (L - 1)))
         region = ApproximateRankSet.for_problem(
@@ -155,7 +183,10 @@ def test_constants_of_other_depths_and_ranks(L, rank):
         assert region.learning_rates(problem, L, n, wd) == pytest.approx(
             {
                 "bound": C1 / (4 * D),
-                "balance": 2 * lam * e1 / (4 * (C1 + C**L) * C ** (L - 1) + lam**2 * e1),
+                "balance": 2
+                * lam
+                * e1
+                / (4 * (C1 + C**L) * C ** (L - 1) + lam**2 * e1),
                 "rank": lam * alpha * e2 / (32 * n * (rank + 1) * D),
                 "overshoot": 2 * (rank + 1) / lam,
             },
@@ -164,7 +195,10 @@ def test_constants_of_other_depths_and_ranks(L, rank):
         )
         T0, T1, chance = region.absorption(problem, n, wd, eta, C0)
         assert pytest.approx(np.log(2 * C0 / e1) / (eta * lam)) == T0
-        assert pytest.approx(np.log(4 * (n - rank) * C / (alpha * e2)) / (2 * eta * lam)) == T1
+        assert (
+            pytest.approx(np.log(4 * (n - rank) * C / (alpha * e2)) / (2 * eta * lam))
+            == T1
+        )
         assert chance == pytest.approx(T1 * np.log10(rank / 2))
 
 
@@ -189,7 +223,8 @@ def test_membership():
     assert region.violations(tilted)["balance"]
     assert ApproximateRankSet(1, 1.0, 0.25, 1e-2, 0.1).violations(tilted)["bound"]
     np.testing.assert_allclose(
-        [approximate_rank([np.diag(np.sqrt([x]))], 1.0) for x in (0, 0.5, 1, 7.0)], [0, 0.75, 1, 1]
+        [approximate_rank([np.diag(np.sqrt([x]))], 1.0) for x in (0, 0.5, 1, 7.0)],
+        [0, 0.75, 1, 1],
     )
 
 
@@ -293,13 +328,21 @@ def weights_along(found, problem, depth, lam):
                 for s in (part, part + 1)
             )
             a = slope(theta, w)
-            b = slope([X - h / parts * g for X, g in zip(theta, a, strict=True)], w_next)
-            theta = [X - h / parts * (g + q) / 2 for X, g, q in zip(theta, a, b, strict=True)]
+            b = slope(
+                [X - h / parts * g for X, g in zip(theta, a, strict=True)], w_next
+            )
+            theta = [
+                X - h / parts * (g + q) / 2 for X, g, q in zip(theta, a, b, strict=True)
+            ]
     return layers.product(theta)
 
 
-@pytest.mark.parametrize(("epsilon", "depth", "lam"), [(0.25, 3, 0.025), (0.1, 4, 0.02)])
-def test_drawing_as_the_escape_says_takes_the_weights_to_the_saddle(epsilon, depth, lam):
+@pytest.mark.parametrize(
+    ("epsilon", "depth", "lam"), [(0.25, 3, 0.025), (0.1, 4, 0.02)]
+)
+def test_drawing_as_the_escape_says_takes_the_weights_to_the_saddle(
+    epsilon, depth, lam
+):
     """Oracle: the network's own gradients; the price is KL(shares | uniform) over time."""
     problem = two_by_two(epsilon)
     found = escape(problem, depth, lam)
@@ -321,7 +364,9 @@ def test_action_changes_with_the_decay_as_an_optimal_one_does():
 
     lam, h, largest = 0.025, 1e-5, family.existence(0.25, 3, 2)
     low, high = (escape(two_by_two(0.25), 3, lam + d).action for d in (-h, h))
-    way, y = _follow(lambda z: _Way(0.25, 3, largest * (1 - z**2)), np.sqrt(1 - lam / largest))
+    way, y = _follow(
+        lambda z: _Way(0.25, 3, largest * (1 - z**2)), np.sqrt(1 - lam / largest)
+    )
     times = way.clock(np.linspace(-1, 1, len(y)))
     rate = 2 * 3 * np.sum(y[:, :2] * y[:, 3:5], axis=1)
     slope = np.trapezoid(rate, times) + rate[0] * way.before / np.log(50)
@@ -352,9 +397,14 @@ def test_least_action():
         )
         for rate, steps in schedule.items()
     }
-    logs = [np.log(rate * m.jump_step[m.jump_step >= 0].mean()) for rate, m in means.items()]
+    logs = [
+        np.log(rate * m.jump_step[m.jump_step >= 0].mean()) for rate, m in means.items()
+    ]
     assert all(m.jumped >= 38 for m in means.values())
-    slope, error = (logs[1] - logs[0]) / (1 / 0.4 - 1 / 0.6), np.sqrt(2 / 40) / (1 / 0.4 - 1 / 0.6)
+    slope, error = (
+        (logs[1] - logs[0]) / (1 / 0.4 - 1 / 0.6),
+        np.sqrt(2 / 40) / (1 / 0.4 - 1 / 0.6),
+    )
     assert abs(slope - found.action) < 4 * error
 
 
@@ -394,7 +444,9 @@ def test_runs_that_return_or_never_jump():
             [0.5, 0.01, nan, nan],
         ]
     )
-    made = simulate(two_by_two(0.5), 3, 2, Schedule.constant(30, 0.01, 0.1), seeds=5, records=4)
+    made = simulate(
+        two_by_two(0.5), 3, 2, Schedule.constant(30, 0.01, 0.1), seeds=5, records=4
+    )
     runs = replace(
         made,
         singular_values=np.stack([np.where(np.isnan(ratio), nan, 1.0), ratio], axis=-1),

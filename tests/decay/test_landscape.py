@@ -18,11 +18,21 @@ from overt.decay import (
 TABLE = {
     (3, 0.25): (
         (0.0259, 0.1010),
-        {(0.025, 2): 0.780, (0.025, 1): 1.330, (0.00025, 2): 0.519, (0.00025, 1): 3.781},
+        {
+            (0.025, 2): 0.780,
+            (0.025, 1): 1.330,
+            (0.00025, 2): 0.519,
+            (0.00025, 1): 3.781,
+        },
     ),
     (3, 0.1): (
         (0.0456, 0.0930),
-        {(0.025, 2): 0.251, (0.025, 1): 1.449, (0.00025, 2): 0.201, (0.00025, 1): 7.119},
+        {
+            (0.025, 2): 0.251,
+            (0.025, 1): 1.449,
+            (0.00025, 2): 0.201,
+            (0.00025, 1): 7.119,
+        },
     ),
     (4, 0.25): (
         (0.0087, 0.0884),
@@ -30,7 +40,12 @@ TABLE = {
     ),
     (4, 0.1): (
         (0.0257, 0.0812),
-        {(0.025, 2): 0.626, (0.025, 1): 1.545, (0.00025, 2): 0.305, (0.00025, 1): 7.584},
+        {
+            (0.025, 2): 0.626,
+            (0.025, 1): 1.545,
+            (0.00025, 2): 0.305,
+            (0.00025, 1): 7.584,
+        },
     ),
 }
 
@@ -66,7 +81,9 @@ def test_table_of_minima(key):
 @pytest.mark.parametrize(("depth", "epsilon", "lam"), [(3, 0.25, 0.02), (4, 0.1, 0.01)])
 def test_search_finds_what_the_closed_form_says(depth, epsilon, lam):
     exact = minima(two_by_two(epsilon), depth, lam, starts=1, every=True)
-    searched = minima(disguised(epsilon), depth, lam, starts=6, fitting_rank=1, every=True, seed=1)
+    searched = minima(
+        disguised(epsilon), depth, lam, starts=6, fitting_rank=1, every=True, seed=1
+    )
     assert [m.rank for m in searched] == [m.rank for m in exact]
     assert {m.proof for m in searched} == {"origin", "numeric"}
     assert {m.proof for m in exact} == {"origin", "closed form"}
@@ -115,7 +132,9 @@ def test_kinds_on_a_small_problem():
         assert m.gradient < 1e-8
         assert m.curvature > 0
         assert m.imbalance < 1e-12
-        assert m.loss == pytest.approx(m.cost + 1e-3 * least_norm(m.matrix, 3), rel=1e-12)
+        assert m.loss == pytest.approx(
+            m.cost + 1e-3 * least_norm(m.matrix, 3), rel=1e-12
+        )
 
 
 def test_two_layers_have_one_minimum():
@@ -125,8 +144,12 @@ def test_two_layers_have_one_minimum():
     problem = Entries.sample(rng.standard_normal((3, 3)), 7, seed=rng)
     found = minima(problem, 2, 0.02, starts=3, fitting_rank=1)
     X = cp.Variable((3, 3))
-    fit = cp.sum_squares(X[problem.rows, problem.cols] - problem.values) / (2 * len(problem))
-    best = cp.Problem(cp.Minimize(fit + 2 * 0.02 * cp.normNuc(X))).solve(solver="CLARABEL")
+    fit = cp.sum_squares(X[problem.rows, problem.cols] - problem.values) / (
+        2 * len(problem)
+    )
+    best = cp.Problem(cp.Minimize(fit + 2 * 0.02 * cp.normNuc(X))).solve(
+        solver="CLARABEL"
+    )
     assert len(found) == 1
     assert found[0].loss == pytest.approx(best, rel=1e-6)
 
@@ -142,7 +165,9 @@ def test_gradient_and_hessian_against_differences(depth):
         return layers.loss(problem, layers.unflatten(x, shapes), 0.03)
 
     def slope(x):
-        return layers.flatten(layers.gradient(problem, layers.unflatten(x, shapes), 0.03))
+        return layers.flatten(
+            layers.gradient(problem, layers.unflatten(x, shapes), 0.03)
+        )
 
     t = 1e-5
     for _ in range(3):
@@ -152,7 +177,10 @@ def test_gradient_and_hessian_against_differences(depth):
         )
         H = layers.hessian(problem, layers.unflatten(theta, shapes), 0.03)
         np.testing.assert_allclose(
-            H @ d, (slope(theta + t * d) - slope(theta - t * d)) / (2 * t), rtol=1e-5, atol=1e-7
+            H @ d,
+            (slope(theta + t * d) - slope(theta - t * d)) / (2 * t),
+            rtol=1e-5,
+            atol=1e-7,
         )
         np.testing.assert_allclose(H, H.T, atol=1e-14)
 
@@ -196,7 +224,9 @@ def test_compiled_loss_and_gradient():
         weights = [rng.standard_normal(s) for s in shapes]
         theta, sizes = layers.flatten(weights), np.array([3, *(m for m, _ in shapes)])
         g = np.empty_like(theta)
-        value = loss_gradient(theta, sizes, problem.rows, problem.cols, problem.values, 0.02, g)
+        value = loss_gradient(
+            theta, sizes, problem.rows, problem.cols, problem.values, 0.02, g
+        )
         assert value == pytest.approx(layers.loss(problem, weights, 0.02), rel=1e-13)
         np.testing.assert_allclose(
             g, layers.flatten(layers.gradient(problem, weights, 0.02)), atol=1e-13
@@ -207,7 +237,10 @@ def test_continuum_of_minima_at_depth_two():
     """[[d, x], [x, d]], |x| <= d, all have loss C + 2 lam 2d, the least."""
     nan, lam = np.nan, 1e-3
     found = minima(pattern([[1, nan], [nan, 1]]), 2, lam)
-    assert [(m.rank, m.isolated, m.dimension) for m in found] == [(1, False, 1), (2, False, 1)]
+    assert [(m.rank, m.isolated, m.dimension) for m in found] == [
+        (1, False, 1),
+        (2, False, 1),
+    ]
     d = 1 - 4 * lam  # minimizes (1/4) 2 (1-d)^2 + 2 lam 2d
     for m in found:
         assert m.loss == pytest.approx(0.5 * (1 - d) ** 2 + 4 * lam * d, rel=1e-9)
@@ -224,7 +257,9 @@ def test_identity_has_a_grassmannian_of_minima(n, unseen_columns):
     unseen = np.full((n, unseen_columns), np.nan)
     found = minima(pattern(np.hstack([np.eye(n), unseen])), 3, 1e-3)
     assert found[-1].proof == ("numeric" if unseen_columns else "closed form")
-    assert [(m.rank, m.dimension) for m in found] == [(r, r * (n - r)) for r in range(n + 1)]
+    assert [(m.rank, m.dimension) for m in found] == [
+        (r, r * (n - r)) for r in range(n + 1)
+    ]
     for m in found:
         assert m.isolated == (m.dimension == 0)
         s = np.linalg.svd(m.matrix, compute_uv=False)[: m.rank]
@@ -238,7 +273,11 @@ def test_default_finds_what_many_descents_find():
     from scipy.optimize import minimize
 
     rng = np.random.default_rng(3)
-    problem, depth, lam = Entries.sample(rng.standard_normal((4, 3)), 8, seed=rng), 3, 1e-3
+    problem, depth, lam = (
+        Entries.sample(rng.standard_normal((4, 3)), 8, seed=rng),
+        3,
+        1e-3,
+    )
     found = minima(problem, depth, lam, every=True)
     ends = []
     for k in range(150):
@@ -250,7 +289,9 @@ def test_default_finds_what_many_descents_find():
             return layers.loss(problem, W, lam), layers.flatten(g)
 
         size = sum(m * n for m, n in shapes)
-        end = minimize(objective, rng.standard_normal(size), jac=True, options={"gtol": 1e-7})
+        end = minimize(
+            objective, rng.standard_normal(size), jac=True, options={"gtol": 1e-7}
+        )
         ends.append(layers.product(layers.unflatten(end.x, shapes)))
     seen = [any(np.linalg.norm(A - m.matrix) < 1e-3 for m in found) for A in ends]
     assert np.mean(seen) >= 0.99
@@ -268,10 +309,16 @@ def test_fitting_rank_says_what_it_knows():
     assert cycle == 2
     assert not cycle.proved
     assert "guess" in repr(cycle)
-    kinds = {m.rank: m.kind_proved for m in minima(pattern([[1, 2], [nan, 1]]), 3, 1e-3)}
+    kinds = {
+        m.rank: m.kind_proved for m in minima(pattern([[1, 2], [nan, 1]]), 3, 1e-3)
+    }
     assert all(kinds.values())
     unsure = minima(pattern([[1, 2, nan], [nan, 1, 1], [1, nan, 1]]), 3, 1e-3)
-    assert {m.rank: m.kind_proved for m in unsure if m.rank < 3} == {0: True, 1: False, 2: False}
+    assert {m.rank: m.kind_proved for m in unsure if m.rank < 3} == {
+        0: True,
+        1: False,
+        2: False,
+    }
     assert smallest_fitting_rank(pattern([[0, nan], [0, 0]])) == 0
 
 
@@ -296,5 +343,7 @@ def test_units_of_the_values_do_not_change_ranks_and_kinds(unit):
     other = minima(scaled, 3, 1e-3 * unit ** (2 - 2 / 3), starts=16)
     assert [(m.rank, m.kind) for m in other] == [(m.rank, m.kind) for m in plain]
     for mine, theirs in zip(other, plain, strict=True):
-        np.testing.assert_allclose(mine.matrix / unit, theirs.matrix, rtol=1e-6, atol=1e-8)
+        np.testing.assert_allclose(
+            mine.matrix / unit, theirs.matrix, rtol=1e-6, atol=1e-8
+        )
         assert mine.loss == pytest.approx(theirs.loss * unit**2, rel=1e-8)

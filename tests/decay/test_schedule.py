@@ -22,7 +22,9 @@ def test_schedules_are_cut_into_pieces():
     turns = Schedule.periodic(2, 5, warm_up=None, convention="loss")
     assert turns.to_dict() == {"phases": [[5, 0.1, 0.001], [5, 0.4, 0.1]] * 2}
     warm = Schedule.annealing(7, 8, convention="loss")
-    assert warm.to_dict() == {"phases": [[500, 0.03, 0.1], [7, 0.2, 0.1], [8, 0.02, 0.001]]}
+    assert warm.to_dict() == {
+        "phases": [[500, 0.03, 0.1], [7, 0.2, 0.1], [8, 0.02, 0.001]]
+    }
     assert Schedule.annealing(7, 8).phases[0] == Phase(500, 0.06, 0.025)
     assert effective(0.2, 0.1, "appendix") == (0.2, 0.05)
     for name in ("noisy", "quiet"):

@@ -38,7 +38,9 @@ def torch_sgd(problem, weights, draws, phases):
             for W in layers[1:]:
                 A = W @ A
             optimizer.zero_grad()
-            ((float(problem.values[n]) - A[problem.rows[n], problem.cols[n]]) ** 2).backward()
+            (
+                (float(problem.values[n]) - A[problem.rows[n], problem.cols[n]]) ** 2
+            ).backward()
             optimizer.step()
         step += count
     return [W.detach().numpy() for W in layers]
@@ -50,7 +52,9 @@ def test_equals_pytorch_step_for_step(depth, sampling):
     problem = two_by_two(0.25)
     phases = [(500, 0.03, 0.1), (1000, 0.2, 0.1)]
     schedule = Schedule.of(phases, convention="pytorch")
-    runs = simulate(problem, depth, 30, schedule, records=[1500], seed=5, sampling=sampling)
+    runs = simulate(
+        problem, depth, 30, schedule, records=[1500], seed=5, sampling=sampling
+    )
     start = initial_weights(problem, depth, 30, seed=5)
     order = entry_draws(problem, 1500, seed=5, sampling=sampling)
     expected = torch_sgd(problem, start, order, phases)
@@ -117,9 +121,12 @@ def test_result_does_not_depend_on_workers_records_or_other_seeds():
     for k, number in enumerate((4, 2)):
         for a, b in zip(base.weights, other.weights, strict=True):
             np.testing.assert_array_equal(a[number], b[k])
-    longer = simulate(problem, 3, 8, Schedule.constant(900, 0.1, 0.01), seeds=5, records=[600])
+    longer = simulate(
+        problem, 3, 8, Schedule.constant(900, 0.1, 0.01), seeds=5, records=[600]
+    )
     np.testing.assert_array_equal(
-        longer.singular_values[:, 0], base.singular_values[:, list(base.steps).index(600)]
+        longer.singular_values[:, 0],
+        base.singular_values[:, list(base.steps).index(600)],
     )
 
 
@@ -137,10 +144,14 @@ def test_shuffled_runs_use_every_entry_once_per_pass():
     problem = Entries.sample(np.ones((4, 4)), 11)
     order = entry_draws(problem, 10 * 11 + 5, sampling="shuffled")
     passes = order[:110].reshape(10, 11)
-    np.testing.assert_array_equal(np.sort(passes, axis=1), np.tile(np.arange(11), (10, 1)))
+    np.testing.assert_array_equal(
+        np.sort(passes, axis=1), np.tile(np.arange(11), (10, 1))
+    )
     assert len(set(order[110:].tolist())) == 5
     assert len(set(map(tuple, passes.tolist()))) == 10
-    np.testing.assert_array_equal(entry_draws(problem, 30, sampling="shuffled"), order[:30])
+    np.testing.assert_array_equal(
+        entry_draws(problem, 30, sampling="shuffled"), order[:30]
+    )
     other = entry_draws(problem, 30, run=1, sampling="shuffled")
     assert not np.array_equal(other, order[:30])
     with pytest.raises(InputError, match="sampling"):
@@ -150,7 +161,9 @@ def test_shuffled_runs_use_every_entry_once_per_pass():
 def test_records_match_the_weights():
     rng = np.random.default_rng(3)
     problem = Entries.sample(rng.standard_normal((4, 3)), 8, seed=rng)
-    runs = simulate(problem, 3, 6, Schedule.constant(200, 0.05, 0.01), seeds=2, records=5)
+    runs = simulate(
+        problem, 3, 6, Schedule.constant(200, 0.05, 0.01), seeds=2, records=5
+    )
     assert runs.steps.tolist() == [0, 50, 100, 150, 200]
     assert runs.singular_values.shape == (2, 5, 3)
     assert runs.missing.shape == (2, 5, 4)
@@ -167,19 +180,25 @@ def test_records_match_the_weights():
         zeros = np.sum(problem.truth[problem.missing] ** 2)
         assert runs.test_error[k, -1] == pytest.approx(np.sum(unseen**2) / zeros)
         gaps = [W1 @ W1.T - W2.T @ W2, W2 @ W2.T - W3.T @ W3]
-        assert runs.imbalance[k, -1] == pytest.approx(max(np.linalg.norm(g) for g in gaps))
+        assert runs.imbalance[k, -1] == pytest.approx(
+            max(np.linalg.norm(g) for g in gaps)
+        )
 
 
 def test_init_continues_a_run():
     problem, schedule = two_by_two(0.3), Schedule.constant(100, 0.1, 0.01)
     first = simulate(problem, 3, 5, schedule, seeds=3)
     more = simulate(problem, 3, 5, schedule, 3, first.weights, records=[0, 100])
-    np.testing.assert_array_equal(more.singular_values[:, 0], first.singular_values[:, -1])
+    np.testing.assert_array_equal(
+        more.singular_values[:, 0], first.singular_values[:, -1]
+    )
 
 
 def test_divergence_is_a_result():
     problem = two_by_two(0.1)
-    runs = simulate(problem, 3, 20, Schedule.constant(500, 5.0, 0.01), seeds=3, records=6)
+    runs = simulate(
+        problem, 3, 20, Schedule.constant(500, 5.0, 0.01), seeds=3, records=6
+    )
     assert runs.status == Status.DIVERGED
     assert runs.diverged.all()
     assert np.isnan(runs.train_error[:, -1]).all()
@@ -198,7 +217,9 @@ def test_interrupt_keeps_what_was_done(monkeypatch):
         return set(), waiting
 
     monkeypatch.setattr(simulation, "wait", impatient)
-    runs = simulate(problem, 3, 60, Schedule.constant(10**6, 0.01, 0.001), seeds=2, records=51)
+    runs = simulate(
+        problem, 3, 60, Schedule.constant(10**6, 0.01, 0.001), seeds=2, records=51
+    )
     assert runs.status == Status.INTERRUPTED
     assert np.isfinite(runs.train_error[:, 0]).all()
     assert np.isnan(runs.train_error[:, -1]).all()
@@ -212,7 +233,9 @@ def test_saves_loads_and_compares(tmp_path):
         np.testing.assert_array_equal(stored["weights_2"], runs.weights[1])
     assert runs.to_dict()["status"] == "finished"
     assert type(runs).load(tmp_path / "runs.npz") == runs
-    assert runs != simulate(two_by_two(0.3), 3, 4, Schedule.constant(50, 0.1, 0.01), seed=1)
+    assert runs != simulate(
+        two_by_two(0.3), 3, 4, Schedule.constant(50, 0.1, 0.01), seed=1
+    )
 
 
 def test_schedules():
@@ -234,20 +257,28 @@ def test_schedules():
 
 BAD = {
     "a rate that turns weights around": lambda p: Schedule.constant(5, 1.0, 0.5),
-    "an unknown convention": lambda p: Schedule.constant(5, 0.1, 0.1, convention="torch"),
+    "an unknown convention": lambda p: Schedule.constant(
+        5, 0.1, 0.1, convention="torch"
+    ),
     "phases that are no triples": lambda p: Schedule.of([(1, 2)]),
     "no phases": lambda p: Schedule(()),
     "a problem that is none": lambda p: simulate(np.eye(2)),
     "a schedule that is none": lambda p: simulate(p, schedule="annealing"),
-    "records outside": lambda p: simulate(p, schedule=Schedule.constant(5, 0.1, 0.1), records=[9]),
-    "no seeds": lambda p: simulate(p, schedule=Schedule.constant(5, 0.1, 0.1), seeds=[]),
+    "records outside": lambda p: simulate(
+        p, schedule=Schedule.constant(5, 0.1, 0.1), records=[9]
+    ),
+    "no seeds": lambda p: simulate(
+        p, schedule=Schedule.constant(5, 0.1, 0.1), seeds=[]
+    ),
     "weights of the wrong shape": lambda p: simulate(p, 3, 4, init=[np.eye(2)] * 3),
     "an index outside": lambda p: Entries([2], [0], [1.0], (2, 2)),
     "lists of different length": lambda p: Entries([0, 1], [0], [1.0], (2, 2)),
     "a value that is not finite": lambda p: Entries([0], [0], [np.nan], (2, 2)),
     "no entries": lambda p: Entries([], [], [], (2, 2)),
     "indices that are not whole": lambda p: Entries([0.5], [0], [1.0], (2, 2)),
-    "a truth of another shape": lambda p: Entries([0], [0], [1.0], (2, 2), truth=np.ones((3, 2))),
+    "a truth of another shape": lambda p: Entries(
+        [0], [0], [1.0], (2, 2), truth=np.ones((3, 2))
+    ),
     "too many entries": lambda p: Entries.sample(np.ones((2, 2)), 5),
     "epsilon 0": lambda p: two_by_two(0.0),
 }
@@ -264,8 +295,12 @@ def test_problem_derivatives_and_errors():
     truth = rng.standard_normal((2, 3))
     problem = Entries([0, 0, 1], [0, 0, 1], [1.0, 2.0, 3.0], (2, 3), truth=truth)
     A, B, t = rng.standard_normal((2, 3)), rng.standard_normal((2, 3)), 1e-6
-    slope = (layers.cost(problem, A + t * B) - layers.cost(problem, A - t * B)) / (2 * t)
-    assert np.sum(layers.cost_gradient(problem, A) * B) == pytest.approx(slope, rel=1e-6)
+    slope = (layers.cost(problem, A + t * B) - layers.cost(problem, A - t * B)) / (
+        2 * t
+    )
+    assert np.sum(layers.cost_gradient(problem, A) * B) == pytest.approx(
+        slope, rel=1e-6
+    )
     assert layers.test_error(problem, np.zeros((2, 3))) == pytest.approx(1)
     assert layers.test_error(problem, problem.truth) == 0
     full = np.where(rng.random((3, 3)) < 0.5, np.nan, 1.0)
@@ -299,7 +334,15 @@ def test_memory_does_not_grow_with_steps_and_seeds():
     problem = two_by_two(0.25)
     simulate(problem, 2, 1, Schedule.constant(10, 0.01, 0.01), records=2)  # compiles
     tracemalloc.start()
-    simulate(problem, 2, 1, Schedule.constant(100_000, 0.01, 0.01), seeds=20, records=2, n_jobs=1)
+    simulate(
+        problem,
+        2,
+        1,
+        Schedule.constant(100_000, 0.01, 0.01),
+        seeds=20,
+        records=2,
+        n_jobs=1,
+    )
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 20 * 100_000 * 8 / 4
@@ -311,7 +354,11 @@ def test_seeds_are_whole_numbers_generators_or_nothing():
     def short_run(**options):
         return simulate(two_by_two(0.5), 3, 2, schedule, 2, **options)
 
-    first, again, other = (short_run(seed=np.random.default_rng(state)) for state in (3, 3, 4))
+    first, again, other = (
+        short_run(seed=np.random.default_rng(state)) for state in (3, 3, 4)
+    )
     np.testing.assert_array_equal(first.singular_values, again.singular_values)
     assert (first.singular_values != other.singular_values).all()
-    assert (short_run(seed=None).singular_values != short_run(seed=None).singular_values).all()
+    assert (
+        short_run(seed=None).singular_values != short_run(seed=None).singular_values
+    ).all()

@@ -23,7 +23,9 @@ SMALL = Schedule.constant(4, 0.01, 0.1)
 
 
 def ran(**more):
-    return simulate(PROBLEM, **({"depth": 3, "width": 2, "schedule": SMALL, "seeds": 2} | more))
+    return simulate(
+        PROBLEM, **({"depth": 3, "width": 2, "schedule": SMALL, "seeds": 2} | more)
+    )
 
 
 WRONG = [
@@ -32,7 +34,10 @@ WRONG = [
     (lambda: minima(PROBLEM, 3, 0.1, starts=0), "starts must be"),
     (lambda: minima(PROBLEM, 1, 0.1), "depth must be"),
     (lambda: minima(np.eye(2), 3, 0.1), "problem must be overt.Entries"),
-    (lambda: minima(Entries([0], [0], [1.0], (400, 400)), 3, 0.1), "too large to verify minima"),
+    (
+        lambda: minima(Entries([0], [0], [1.0], (400, 400)), 3, 0.1),
+        "too large to verify minima",
+    ),
     (lambda: existence(PROBLEM, 3, 4), "rank must be at most 3, got 4"),
     (lambda: existence(PROBLEM, 3, 0), "rank must be"),
     (lambda: escape(PROBLEM, 3, 0.01), "problem must be"),
@@ -53,7 +58,10 @@ WRONG = [
     (lambda: find_jumps(ran(), rank=0), "rank must be"),
     (lambda: Fit(holdout=1.0).fit(PROBLEM), "holdout must be between 0 and 1"),
     (lambda: Fit(holdout=0.0).fit(PROBLEM), "holdout must be between 0 and 1"),
-    (lambda: Fit(schedule=3).fit(PROBLEM), "schedule must be 'annealing' or a Schedule"),
+    (
+        lambda: Fit(schedule=3).fit(PROBLEM),
+        "schedule must be 'annealing' or a Schedule",
+    ),
     (lambda: Fit(restarts=0).fit(PROBLEM), "restarts must be"),
     (lambda: Fit(width=0).fit(PROBLEM), "width must be"),
     (lambda: Fit(tol=-1.0).fit(PROBLEM), "tol must be"),

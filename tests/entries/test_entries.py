@@ -54,7 +54,10 @@ def test_pairs_with_values_and_frames():
     expected = Entries([1, 0, 1], [0, 1, 1], [1, 2, 3], None, ["a", "b"], ["x", "y"])
     same(observed(named, [1, 2, 3]), expected)
     who, what = zip(*named, strict=True)
-    same(observed(pandas.DataFrame({"who": who, "what": what, "value": [1, 2, 3]})), expected)
+    same(
+        observed(pandas.DataFrame({"who": who, "what": what, "value": [1, 2, 3]})),
+        expected,
+    )
     same(Entries.from_ids(who, what, [1, 2, 3]), expected)
 
 
@@ -100,7 +103,9 @@ def test_identifiers_are_sorted_and_keep_their_times():
     assert entries.take([2, 0]).times.tolist() == [7, 9]
 
 
-@pytest.mark.parametrize("chosen", [[2, 0], np.array([2, 0]), np.array([True, False, True])])
+@pytest.mark.parametrize(
+    "chosen", [[2, 0], np.array([2, 0]), np.array([True, False, True])]
+)
 def test_take_keeps_shape_identifiers_and_truth(chosen):
     truth = np.arange(12.0).reshape(3, 4)
     entries = Entries(*TRIPLETS, (3, 4), list("abc"), list("wxyz"), truth=truth)
@@ -131,7 +136,9 @@ def test_sample_observes_a_known_matrix():
     assert np.array_equal(entries.truth, truth)
     rows, cols = entries.missing
     assert len(rows) == 5
-    assert not set(zip(rows, cols, strict=True)) & set(zip(entries.rows, entries.cols, strict=True))
+    assert not set(zip(rows, cols, strict=True)) & set(
+        zip(entries.rows, entries.cols, strict=True)
+    )
 
 
 def test_to_sparse_and_back():
@@ -153,41 +160,113 @@ def test_comparing_entries_does_not_raise():
 BAD = {
     "lengths": (lambda: Entries([0, 1], [0], [1.0]), "same length, got 2, 1, 1"),
     "none": (lambda: Entries([], [], []), "at least one observed entry, got 0"),
-    "negative": (lambda: Entries([-1], [0], [1.0]), "rows must not be negative, got -1"),
-    "fraction": (lambda: Entries([0], [0.5], [1.0]), "cols must be an array of whole numbers"),
-    "flag": (lambda: Entries([True], [0], [1.0]), "rows must be an array of whole numbers"),
-    "two axes": (lambda: Entries([[0]], [0], [1.0]), "rows must be a one-dimensional array"),
-    "too large": (lambda: Entries([0], [1 << 31], [1.0]), r"cols must be indices below 2\^31"),
-    "identifiers": (lambda: Entries([0, 2_000_000_000], [0, 1], [1.0, 2.0]), "from_ids"),
-    "text values": (lambda: Entries([0], [0], ["x"]), "values must be a one-dimensional array"),
+    "negative": (
+        lambda: Entries([-1], [0], [1.0]),
+        "rows must not be negative, got -1",
+    ),
+    "fraction": (
+        lambda: Entries([0], [0.5], [1.0]),
+        "cols must be an array of whole numbers",
+    ),
+    "flag": (
+        lambda: Entries([True], [0], [1.0]),
+        "rows must be an array of whole numbers",
+    ),
+    "two axes": (
+        lambda: Entries([[0]], [0], [1.0]),
+        "rows must be a one-dimensional array",
+    ),
+    "too large": (
+        lambda: Entries([0], [1 << 31], [1.0]),
+        r"cols must be indices below 2\^31",
+    ),
+    "identifiers": (
+        lambda: Entries([0, 2_000_000_000], [0, 1], [1.0, 2.0]),
+        "from_ids",
+    ),
+    "text values": (
+        lambda: Entries([0], [0], ["x"]),
+        "values must be a one-dimensional array",
+    ),
     "complex values": (lambda: Entries([0], [0], [1j]), "Complex data not supported"),
-    "not finite": (lambda: Entries([0, 0], [0, 1], [1, np.inf]), "finite, got 1 NaN or infinite"),
+    "not finite": (
+        lambda: Entries([0, 0], [0, 1], [1, np.inf]),
+        "finite, got 1 NaN or infinite",
+    ),
     "shape too small": (lambda: Entries([4], [0], [1.0], (2, 2)), r"at least \(5, 1\)"),
-    "shape of one": (lambda: Entries([0], [0], [1.0], 5), r"shape must be \(rows, columns\)"),
+    "shape of one": (
+        lambda: Entries([0], [0], [1.0], 5),
+        r"shape must be \(rows, columns\)",
+    ),
     "shape of text": (lambda: Entries([0], [0], [1.0], ("a", 2)), "whole number"),
-    "identifiers missing": (lambda: Entries([0, 1], [0, 0], [1, 2], None, ["a"]), r"row_ids must"),
-    "identifiers too many": (lambda: Entries([0], [0], [1], None, None, "ab"), "col_ids must have"),
-    "times": (lambda: Entries([0], [0], [1.0], times=[1, 2]), r"times must have shape \(1,\)"),
-    "truth": (lambda: Entries(*TRIPLETS, truth=np.ones((2, 2))), r"shape \(3, 4\), got \(2, 2\)"),
+    "identifiers missing": (
+        lambda: Entries([0, 1], [0, 0], [1, 2], None, ["a"]),
+        r"row_ids must",
+    ),
+    "identifiers too many": (
+        lambda: Entries([0], [0], [1], None, None, "ab"),
+        "col_ids must have",
+    ),
+    "times": (
+        lambda: Entries([0], [0], [1.0], times=[1, 2]),
+        r"times must have shape \(1,\)",
+    ),
+    "truth": (
+        lambda: Entries(*TRIPLETS, truth=np.ones((2, 2))),
+        r"shape \(3, 4\), got \(2, 2\)",
+    ),
     "one axis": (lambda: Entries.from_matrix([1.0]), "two-dimensional"),
-    "sparse, one axis": (lambda: observed(scipy.sparse.coo_array([1.0])), "two-dimensional"),
-    "all missing": (lambda: observed(np.full((2, 2), np.nan)), "at least one observed entry"),
+    "sparse, one axis": (
+        lambda: observed(scipy.sparse.coo_array([1.0])),
+        "two-dimensional",
+    ),
+    "all missing": (
+        lambda: observed(np.full((2, 2), np.nan)),
+        "at least one observed entry",
+    ),
     "complex": (lambda: observed(np.ones((2, 2)) * 1j), "Complex"),
     "a path": (lambda: observed("ratings.csv"), "overt.Entries, a scipy sparse matrix"),
     "two columns": (
         lambda: observed(pandas.DataFrame({"a": [1], "b": [2]})),
         "three columns .* got 2: a, b",
     ),
-    "pairs of three": (lambda: pairs("X", np.ones((2, 3))), "X must be an .n, 2. array"),
-    "missing name": (lambda: Entries.from_ids(["a", None], [1, 2], [1, 2]), "1 missing identifier"),
-    "missing number": (lambda: Entries.from_ids([1, np.nan], [1, 2], [1, 2]), "1 missing"),
-    "fractions": (lambda: Entries.from_ids([1.5], [1], [1]), "whole numbers or strings"),
-    "names of two axes": (lambda: Entries.from_ids([["a"]], [1], [1]), "one-dimensional"),
+    "pairs of three": (
+        lambda: pairs("X", np.ones((2, 3))),
+        "X must be an .n, 2. array",
+    ),
+    "missing name": (
+        lambda: Entries.from_ids(["a", None], [1, 2], [1, 2]),
+        "1 missing identifier",
+    ),
+    "missing number": (
+        lambda: Entries.from_ids([1, np.nan], [1, 2], [1, 2]),
+        "1 missing",
+    ),
+    "fractions": (
+        lambda: Entries.from_ids([1.5], [1], [1]),
+        "whole numbers or strings",
+    ),
+    "names of two axes": (
+        lambda: Entries.from_ids([["a"]], [1], [1]),
+        "one-dimensional",
+    ),
     "too many": (lambda: Entries.sample(np.ones((2, 2)), 5), "count must be at most 4"),
-    "all held out": (lambda: Entries(*TRIPLETS).split(1.0), "leave entries on both sides"),
-    "none held out": (lambda: Entries(*TRIPLETS).split(0.1), "leave entries on both sides"),
-    "holdout of 0": (lambda: Entries(*TRIPLETS).split(0), "holdout must be a finite number above"),
-    "nothing taken": (lambda: Entries(*TRIPLETS).take([]), "at least one observed entry"),
+    "all held out": (
+        lambda: Entries(*TRIPLETS).split(1.0),
+        "leave entries on both sides",
+    ),
+    "none held out": (
+        lambda: Entries(*TRIPLETS).split(0.1),
+        "leave entries on both sides",
+    ),
+    "holdout of 0": (
+        lambda: Entries(*TRIPLETS).split(0),
+        "holdout must be a finite number above",
+    ),
+    "nothing taken": (
+        lambda: Entries(*TRIPLETS).take([]),
+        "at least one observed entry",
+    ),
 }
 
 
@@ -202,10 +281,16 @@ def test_the_estimator_takes_entries():
     entries = datasets.generate_ratings(30, 20, 200, rank=1, seed=0)[0]
     model = DropoutCompletion(2, max_sweeps=3).fit(entries)
     given = (entries.rows, entries.cols, entries.values)
-    triplets = DropoutCompletion(2, max_sweeps=3).fit_triplets(*given, shape=entries.shape)
+    triplets = DropoutCompletion(2, max_sweeps=3).fit_triplets(
+        *given, shape=entries.shape
+    )
     assert np.array_equal(model.U_, triplets.U_)
-    assert np.array_equal(model.predict(entries), model.predict(entries.rows, entries.cols))
-    assert model.score(entries) == -np.sqrt(np.mean((model.predict(entries) - entries.values) ** 2))
+    assert np.array_equal(
+        model.predict(entries), model.predict(entries.rows, entries.cols)
+    )
+    assert model.score(entries) == -np.sqrt(
+        np.mean((model.predict(entries) - entries.values) ** 2)
+    )
 
 
 def test_predictions_for_entries_are_found_by_their_own_identifiers():

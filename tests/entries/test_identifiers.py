@@ -77,7 +77,10 @@ def test_keys_are_one_rule_for_all_questions(by_id):
     row, col = int(entries.row_ids[4]), int(entries.col_ids[7])
     by_name, by_place = model.recommend(row, 3), model.recommend(4, 3, keys="index")
     assert np.array_equal(entries.col_ids[by_place.cols], by_name.cols)
-    assert model.complete([row], [col])[0, 0] == model.complete([4], [7], keys="index")[0, 0]
+    assert (
+        model.complete([row], [col])[0, 0]
+        == model.complete([4], [7], keys="index")[0, 0]
+    )
     explained = model.explain(row, col), model.explain(4, 7, keys="index")
     assert explained[0].prediction == explained[1].prediction
     alike = model.similar_items(col, 3), model.similar_items(7, 3, keys="index")
@@ -92,7 +95,9 @@ def test_a_model_without_identifiers_is_asked_by_index():
     entries = overt.Entries.from_ids(*ratings())
     model = quick().fit_triplets(entries.rows, entries.cols, entries.values)
     expected = model.predict(entries.rows, entries.cols)
-    assert np.array_equal(model.predict(entries.rows, entries.cols, keys="index"), expected)
+    assert np.array_equal(
+        model.predict(entries.rows, entries.cols, keys="index"), expected
+    )
     with pytest.raises(overt.InputError, match='keys="id" needs a model'):
         model.predict([0], [0], keys="id")
     with pytest.raises(overt.InputError, match="keys must be one of"):
@@ -114,7 +119,10 @@ def test_a_pivoted_frame_answers_for_the_right_person(library):
     assert sorted(map(int, model.col_ids_)) == sorted(set(items.tolist()))
     close = model.complete()
     for user, item in ((5, 100), (17, 110), (39, 129)):
-        at = model.row_ids_.tolist().index(user), list(map(int, model.col_ids_)).index(item)
+        at = (
+            model.row_ids_.tolist().index(user),
+            list(map(int, model.col_ids_)).index(item),
+        )
         assert model.predict([user], [item])[0] == close[at]
     seen = set(items[users == 17].tolist())
     assert not seen & set(map(int, model.recommend(17, 10).cols))
@@ -174,8 +182,12 @@ def test_a_date_is_found_in_every_spelling(source, spelling):
         "text with midnight": days.strftime("%Y-%m-%d 00:00:00"),
     }[source]
     library = polars if source == "polars" else pandas
-    frame = library.DataFrame({"sensor": [f"s{x}" for x in a], "day": days, "value": values})
-    model = quick().fit(overt.Entries.from_frame(frame, row="sensor", col="day", value="value"))
+    frame = library.DataFrame(
+        {"sensor": [f"s{x}" for x in a], "day": days, "value": values}
+    )
+    model = quick().fit(
+        overt.Entries.from_frame(frame, row="sensor", col="day", value="value")
+    )
     column = model.predict([3], [19], keys="index")
     assert model.predict(["s3"], [SPELLINGS[spelling]]) == column
 
@@ -184,8 +196,9 @@ def test_dates_with_a_time_stay_different():
     ids = ["2020-01-20 08:00:00", "2020-01-20 20:00:00", "2020-01-20"]
     entries = overt.Entries.from_ids(["a"] * 3, ids, [1.0, 2.0, 3.0])
     model = DropoutCompletion(1, max_sweeps=1).fit(entries)
-    known = model.predict(["a"] * 3, ["2020-01-20T08:00", "2020-01-20 09:00", ids[2]],
-                          return_known=True)[1]  # fmt: skip
+    known = model.predict(
+        ["a"] * 3, ["2020-01-20T08:00", "2020-01-20 09:00", ids[2]], return_known=True
+    )[1]
     assert known.tolist() == [True, False, True]
 
 
@@ -196,8 +209,12 @@ def test_unknown_identifiers_are_named(by_id):
     with pytest.warns(UserWarning, match=r"1 of 1 columns were never seen \(7\)"):
         model.predict([5], [7])
     with pytest.warns(UserWarning, match=r"1 of 2 candidates were never seen \(7\)"):
-        assert model.recommend(5, exclude_seen=False, candidates={100, 7}).cols.tolist() == [100]
-    with pytest.warns(UserWarning, match=r"1 of 1 columns to exclude were never seen \(typo\)"):
+        assert model.recommend(
+            5, exclude_seen=False, candidates={100, 7}
+        ).cols.tolist() == [100]
+    with pytest.warns(
+        UserWarning, match=r"1 of 1 columns to exclude were never seen \(typo\)"
+    ):
         model.recommend(5, exclude=["typo"])
     with pytest.warns(UserWarning, match=r"1 of 2 columns were never seen \(7\)"):
         model.fold_in({100: 4.0, 7: 3.0})
@@ -222,7 +239,9 @@ def test_a_column_never_seen_is_not_the_last_one(by_id):
 
 
 def test_deep_completion_follows_the_rule():
-    entries = overt.Entries.from_ids(["b", "a", "b", "a"], [7, 7, 3, 3], [1.0, 2.0, 3.0, 6.0])
+    entries = overt.Entries.from_ids(
+        ["b", "a", "b", "a"], [7, 7, 3, 3], [1.0, 2.0, 3.0, 6.0]
+    )
     model = DeepLinearCompletion(width=1, seed=0).fit(entries)
     assert model.predict(["b"], ["7"])[0] == model.complete(["b"])[0, 1]
     with pytest.raises(overt.InputError, match=r"1 of 2 rows were never seen \(c\)"):
@@ -238,5 +257,7 @@ def test_identifiers_are_stored_as_they_are(tmp_path):
     assert loaded.row_ids_.dtype == object
     assert loaded.row_ids_.tolist() == model.row_ids_.tolist()
     big = np.array([2**53, 2**53 + 1], dtype=np.uint64)
-    pair = DropoutCompletion(1, max_sweeps=1).fit(overt.Entries.from_ids(big, [0, 1], [1.0, 2.0]))
+    pair = DropoutCompletion(1, max_sweeps=1).fit(
+        overt.Entries.from_ids(big, [0, 1], [1.0, 2.0])
+    )
     assert pair.predict(big, [0, 1], return_known=True)[1].all()

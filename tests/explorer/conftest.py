@@ -10,7 +10,8 @@ import threading
 import pytest
 
 CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))),
+    None,
 )
 QUIET = [
     "--no-sandbox",
@@ -34,9 +35,13 @@ def address(tmp_path_factory):
             command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
         )
     lines = queue.Queue()
-    threading.Thread(target=lambda: lines.put(process.stdout.readline()), daemon=True).start()
+    threading.Thread(
+        target=lambda: lines.put(process.stdout.readline()), daemon=True
+    ).start()
     line = lines.get(timeout=60)
-    assert line.startswith("explorer: http://127.0.0.1:"), (folder / "errors").read_text()
+    assert line.startswith("explorer: http://127.0.0.1:"), (
+        folder / "errors"
+    ).read_text()
     yield line.split()[1].rstrip("/")
     process.terminate()
     process.wait(timeout=20)
@@ -46,7 +51,9 @@ def address(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def browser():
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    sync_api = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is not installed"
+    )
     if CHROMIUM is None:
         pytest.skip("there is no chromium")
     with sync_api.sync_playwright() as play:

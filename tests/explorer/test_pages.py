@@ -29,11 +29,15 @@ def test_a_page_is_one_file_that_needs_no_network(page):
 
 
 def test_an_unknown_page_is_refused():
-    with pytest.raises(overt.InputError, match=r"one of index\.html, article\.html, got 'no'"):
+    with pytest.raises(
+        overt.InputError, match=r"one of index\.html, article\.html, got 'no'"
+    ):
         render("no")
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light")])
+@pytest.mark.parametrize(
+    ("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light")]
+)
 def test_every_panel_shows_pictures_and_fits(visit, width, scheme):
     visitor = visit(width, scheme)
     for panel in PANELS:
@@ -72,7 +76,9 @@ def test_the_python_lines_compute_what_the_page_shows(visit):
         lines = page.locator("pre code").text_content()
         assert len(lines.splitlines()) <= 5
         if panel in ("training", "jumps"):
-            lines = re.sub(r"steps=\d+|constant\(\d+", lambda m: re.sub(r"\d+", "20", m[0]), lines)
+            lines = re.sub(
+                r"steps=\d+|constant\(\d+", lambda m: re.sub(r"\d+", "20", m[0]), lines
+            )
         names = {}
         exec(lines, names)  # noqa: S102
         if panel in ("shrinkage", "deep"):
@@ -101,7 +107,9 @@ def test_a_click_starts_a_run_at_the_pointer_and_not_on_the_saddle_beside_it(vis
     field = page.get_by_label("Start u₁", exact=True)
     sync_api = pytest.importorskip("playwright.sync_api")
     sync_api.expect(field).not_to_have_value(before)
-    start = [float(page.get_by_label(f"Start u{i}", exact=True).input_value()) for i in "₁₂"]
+    start = [
+        float(page.get_by_label(f"Start u{i}", exact=True).input_value()) for i in "₁₂"
+    ]
     assert start == pytest.approx([1.08, 0.1], abs=0.02)
     # 4/3 is the minimum, 2 the saddle; the step noise of the run leaves it near the minimum.
     page.wait_for_function(
@@ -142,7 +150,12 @@ def test_training_comes_down_on_the_exact_line(visit):
         ("shrinkage?noise=DropBlock", "Block size", "3", "must divide the width, 8"),
         ("own", "Covariance of the masks", "1 2", "a square matrix"),
         ("own", "Covariance of the masks", "1 2;3 1", "symmetric; this matrix is not"),
-        ("own", "Covariance of the masks", "1 2;2 1", "no negative eigenvalue; this one has -1"),
+        (
+            "own",
+            "Covariance of the masks",
+            "1 2;2 1",
+            "no negative eigenvalue; this one has -1",
+        ),
     ],
 )
 def test_mistakes_are_answered_beside_the_field(visit, panel, label, text, message):
@@ -213,15 +226,27 @@ def test_only_this_machine_is_answered(address, method, path, host, status):
 
 def test_a_port_in_use_is_named(address):
     port = urlsplit(address).port
-    command = [sys.executable, "-m", "overt", "explore", "--no-browser", "--port", str(port)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "overt",
+        "explore",
+        "--no-browser",
+        "--port",
+        str(port),
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 2
     assert f"port {port} of 127.0.0.1 cannot be used" in " ".join(done.stderr.split())
 
 
 def test_ctrl_c_ends_the_server():
     command = [sys.executable, "-m", "overt", "explore", "--no-browser", "--port", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert "http://" in process.stdout.readline()
     time.sleep(0.2)
     process.send_signal(2)

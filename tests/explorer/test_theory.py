@@ -19,7 +19,8 @@ def script(browser, tmp_path_factory):
 
     def run(function, cases):
         return page.evaluate(
-            "([name, cases]) => cases.map((args) => theory[name](...args))", [function, cases]
+            "([name, cases]) => cases.map((args) => theory[name](...args))",
+            [function, cases],
         )
 
     yield run
@@ -30,7 +31,9 @@ def spectra(rng, count, longest=12):
     """Random spectra, some with ties, zeros or large ratios."""
     found = []
     for _ in range(count):
-        s = rng.exponential(1, rng.integers(1, longest + 1)) * 10.0 ** rng.uniform(-2, 2)
+        s = rng.exponential(1, rng.integers(1, longest + 1)) * 10.0 ** rng.uniform(
+            -2, 2
+        )
         if rng.random() < 0.2:
             s[rng.integers(len(s))] = s[0]
         if rng.random() < 0.2 and len(s) > 1:
@@ -78,14 +81,20 @@ def test_two_layer_networks(script):
     for s in spectra(rng, 40, longest=6):
         width = int(rng.integers(1, 9))
         cases += [(s, *noise, width) for noise in noises(rng, width)]
-    found = script("shallow", [[s.tolist(), shown, width] for s, shown, _, width in cases])
+    found = script(
+        "shallow", [[s.tolist(), shown, width] for s, shown, _, width in cases]
+    )
     for (s, shown, noise, width), best in zip(cases, found, strict=True):
         solution = overt.LinearNetwork(np.diag(s), width, noise).solve()
         scale = float(s @ s)
         if best["exact"]:
             assert solution.status == "optimal", (shown, width, s)
             assert_close(best["objective"], solution.objective, scale)
-            assert_close(best["map"], np.r_[solution.spectrum, np.zeros(99)][: len(s)], s[0] * 1e2)
+            assert_close(
+                best["map"],
+                np.r_[solution.spectrum, np.zeros(99)][: len(s)],
+                s[0] * 1e2,
+            )
         assert best["objective"] <= solution.objective + 1e-9 * scale
         assert_close(best["loss"] + best["penalty"], best["objective"], scale)
 
@@ -100,7 +109,9 @@ def test_one_variance_per_unit(script):
     for s, variances, common in cases:
         Gamma = np.diag(variances) + common
         shown.append([s.tolist(), Gamma.tolist()])
-    for (s, variances, common), best in zip(cases, script("ownNoise", shown), strict=True):
+    for (s, variances, common), best in zip(
+        cases, script("ownNoise", shown), strict=True
+    ):
         d = len(variances)
         noise = overt.CovarianceNoise(np.ones(d), np.diag(variances) + common)
         solution = overt.LinearNetwork(np.diag(s), d, noise).solve()
@@ -128,7 +139,9 @@ def test_any_covariance_lies_between_its_bound_and_a_network(script):
 
 def test_the_rank_jump_of_deep_networks_is_where_the_optimum_changes(script):
     rng = np.random.default_rng(4)
-    cases = [[float(rng.uniform(0.01, 0.6)), int(rng.integers(2, 6))] for _ in range(60)]
+    cases = [
+        [float(rng.uniform(0.01, 0.6)), int(rng.integers(2, 6))] for _ in range(60)
+    ]
     jumps = script("rankJump", cases)
     below = []
     for (beta, k), jump in zip(cases, jumps, strict=True):
@@ -136,7 +149,12 @@ def test_the_rank_jump_of_deep_networks_is_where_the_optimum_changes(script):
             ratio = (1.0 if jump is None else jump) * factor
             if ratio <= 1:
                 # Widths of 2 and strength 2 beta give lam / d = beta.
-                below.append(([[1.0, ratio], [2 * beta] * k, [2] * k], 1 if jump is None else rank))
+                below.append(
+                    (
+                        [[1.0, ratio], [2 * beta] * k, [2] * k],
+                        1 if jump is None else rank,
+                    )
+                )
     found = script("deep", [case for case, _ in below])
     assert [best["rank"] for best in found] == [rank for _, rank in below]
     assert sum(jump is None for jump in jumps) > 3
@@ -190,5 +208,7 @@ def test_the_objective_of_a_network(script):
         Gamma = factor @ factor.T
         args = [s.tolist(), U.tolist(), V.tolist(), Gamma.tolist()]
         (value,) = script("objective", [args])
-        net = overt.LinearNetwork(np.diag(s), 4, overt.CovarianceNoise(np.ones(4), Gamma))
+        net = overt.LinearNetwork(
+            np.diag(s), 4, overt.CovarianceNoise(np.ones(4), Gamma)
+        )
         assert_close(value, net.objective(U, V), value)

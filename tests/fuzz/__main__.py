@@ -35,7 +35,10 @@ def main(minutes: float = 10, seed: int = 0, *words: str) -> int:
     end, counts, faults = time.monotonic() + 60 * minutes, Counter(), 0
     times = int(next((word[6:] for word in words if word.startswith("times=")), "1"))
     words = tuple(word for word in words if "=" not in word)
-    with TemporaryDirectory() as home, chdir(home):  # some arguments are names of files to write
+    with (
+        TemporaryDirectory() as home,
+        chdir(home),
+    ):  # some arguments are names of files to write
         attacks = list(_attacks(Path(home), words))
         for number in count(seed):
             for room, rows in groupby(attacks, lambda attack: attack[0]):
@@ -50,10 +53,18 @@ def main(minutes: float = 10, seed: int = 0, *words: str) -> int:
                 print(f"# {counts[room]:,} {room}", flush=True)
             if time.monotonic() > end:
                 break
-            print(f"# round {number}: {sum(counts.values()):,} inputs, {faults} faults", flush=True)
-        kills = (("kills while saving", saving, 100), ("kills and resumptions", resuming, 60))
+            print(
+                f"# round {number}: {sum(counts.values()):,} inputs, {faults} faults",
+                flush=True,
+            )
+        kills = (
+            ("kills while saving", saving, 100),
+            ("kills and resumptions", resuming, 60),
+        )
         for name, kill, times in () if words else kills:
-            found = kill(Path(home) / name, times if kill is saving else times // 3, seed)
+            found = kill(
+                Path(home) / name, times if kill is saving else times // 3, seed
+            )
             print("\n".join(found), end="")
             counts[name], faults = times, faults + len(found)
     for name, times in counts.items():

@@ -45,19 +45,71 @@ LINES = {
     "attack": "attack net.py:build --data d.npz --norm l2 --radius 0.1 --radii 0.1,0.2 "
     "--bounds none --scale 1 --budget 24 --queries 0 --points 3 --out attacked",
 }
-WORDS = ["", "-1", "0", "nan", "inf", "-inf", "1e300", "1e999", "9" * 30, "x", "..", "/", "folder",
-         "nowhere.csv", "none/x.npz", "M.npy/x", "M.npy", "r.csv", "d.npz", "net.py", "net.py:x",
-         "empty.csv", "empty.npz", "locked.csv", "a\nb.csv", "ü.npz", "--", "[]", "1,2", ",", ":",
-         "0.5", "2", "1.5", "True", "None", "[red]", "/dev/full", "/dev/null", "pipe", "~", "*",
-         "tcp://127.0.0.1:1", "\udcff", "x" * 300, "text.npy", "loop"]  # fmt: skip
+WORDS = [
+    "",
+    "-1",
+    "0",
+    "nan",
+    "inf",
+    "-inf",
+    "1e300",
+    "1e999",
+    "9" * 30,
+    "x",
+    "..",
+    "/",
+    "folder",
+    "nowhere.csv",
+    "none/x.npz",
+    "M.npy/x",
+    "M.npy",
+    "r.csv",
+    "d.npz",
+    "net.py",
+    "net.py:x",
+    "empty.csv",
+    "empty.npz",
+    "locked.csv",
+    "a\nb.csv",
+    "ü.npz",
+    "--",
+    "[]",
+    "1,2",
+    ",",
+    ":",
+    "0.5",
+    "2",
+    "1.5",
+    "True",
+    "None",
+    "[red]",
+    "/dev/full",
+    "/dev/null",
+    "pipe",
+    "~",
+    "*",
+    "tcp://127.0.0.1:1",
+    "\udcff",
+    "x" * 300,
+    "text.npy",
+    "loop",
+]
 
 
 def prepare(folder: Path) -> None:
     """Write small inputs of all commands, and what they should refuse."""
     rng = np.random.default_rng(0)
-    for name, shape in (("M", (4, 3)), ("U", (4, 2)), ("V", (3, 2)), ("X", (6, 3)), ("Y", (6, 2))):
+    for name, shape in (
+        ("M", (4, 3)),
+        ("U", (4, 2)),
+        ("V", (3, 2)),
+        ("X", (6, 3)),
+        ("Y", (6, 2)),
+    ):
         np.save(folder / f"{name}.npy", rng.standard_normal(shape))
-    np.savez(folder / "d.npz", x=rng.standard_normal((6, 4)).astype("f4"), y=np.arange(6) % 3)
+    np.savez(
+        folder / "d.npz", x=rng.standard_normal((6, 4)).astype("f4"), y=np.arange(6) % 3
+    )
     (folder / "net.py").write_text(NET)
     rows = [f"{i % 7},{i % 5},{i % 4 + 0.5}\n" for i in range(30)]
     (folder / "r.csv").write_text("user,item,rating\n" + "".join(rows))

@@ -42,7 +42,10 @@ def saving(folder: Path, count: int, seed: int = 0) -> list[str]:
     """Save two models in turns over each other, and two results; return what could not be read."""
     rng, faults = np.random.default_rng(seed), []
     models = [readers._completion(seed=s).fit(readers._entries()) for s in (0, 1)]
-    results = [readers.SOLUTION, overt.LinearNetwork(readers.M, 3, overt.Dropout(0.6)).solve()]
+    results = [
+        readers.SOLUTION,
+        overt.LinearNetwork(readers.M, 3, overt.Dropout(0.6)).solve(),
+    ]
     known = {_predicted(model) for model in models}
 
     def once(k: int) -> None:
@@ -62,8 +65,13 @@ def saving(folder: Path, count: int, seed: int = 0) -> list[str]:
         try:
             if _predicted(type(models[0]).load(folder / "model")) not in known:
                 faults.append(f"kill {number}: another model")
-            found = [overt.Solution.load(folder / name) for name in ("result.json", "result.npz")]
-            faults += [f"kill {number}: another result" for one in found if one not in results]
+            found = [
+                overt.Solution.load(folder / name)
+                for name in ("result.json", "result.npz")
+            ]
+            faults += [
+                f"kill {number}: another result" for one in found if one not in results
+            ]
         except overt.InputError as error:
             faults.append(f"kill {number}: {error}")
     return faults
@@ -108,12 +116,20 @@ def _train(folder: Path) -> bytes:
 
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Dropout(0.5),
-                                    torch.nn.Linear(5, 3))  # fmt: skip
+        model = torch.nn.Sequential(
+            torch.nn.Linear(4, 5), torch.nn.Dropout(0.5), torch.nn.Linear(5, 3)
+        )
     x, y = torch.tensor(readers.M).float().repeat(8, 1), torch.arange(40) % 3
-    adversarial_train(model, (x, y), FGSM(L2(0.1)), batch_size=8, epochs=4,
-                      checkpoint=folder / "training.safetensors", seed=1,
-                      config=TrainingConfig(checkpoint_every=2))  # fmt: skip
+    adversarial_train(
+        model,
+        (x, y),
+        FGSM(L2(0.1)),
+        batch_size=8,
+        epochs=4,
+        checkpoint=folder / "training.safetensors",
+        seed=1,
+        config=TrainingConfig(checkpoint_every=2),
+    )
     return pickle.dumps([value.numpy() for value in model.state_dict().values()])
 
 

@@ -23,7 +23,15 @@ MEMORY = 3 * 2**30
 """Bytes of address space that a call on a few numbers may add."""
 
 
-FUNCTIONS = {"output", "learning_rate", "loss", "schedule", "on_epoch", "optimizer", "scheduler"}
+FUNCTIONS = {
+    "output",
+    "learning_rate",
+    "loss",
+    "schedule",
+    "on_epoch",
+    "optimizer",
+    "scheduler",
+}
 """Arguments that may be functions of the user's, who sees what they raise."""
 
 
@@ -79,7 +87,9 @@ def numbers(found: Any) -> list[np.ndarray]:
     if hasattr(found, "detach"):
         if found.is_meta:
             return []
-        found = found.detach().double().numpy() if not found.is_complex() else found.numpy()
+        found = (
+            found.detach().double().numpy() if not found.is_complex() else found.numpy()
+        )
     if sparse.issparse(found):
         found = found.toarray()
     if isinstance(found, (int, float, complex, np.ndarray, np.number)):
@@ -94,7 +104,11 @@ def frozen(value: Any) -> Any:
         return [frozen(v) for v in value if v is not value]
     if isinstance(value, np.ndarray):
         return None if value.dtype == object else np.asarray(value).tobytes()
-    if isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.is_meta:
+    if (
+        isinstance(value, torch.Tensor)
+        and value.layout == torch.strided
+        and not value.is_meta
+    ):
         return None if value.is_nested else repr(value.detach().flatten().tolist())
     if sparse.issparse(value):
         return value.toarray().tobytes()
@@ -127,9 +141,15 @@ def assault(row: Row, rng) -> str:
     here = numbers(found)
     if _own(row, given):
         return ""
-    if any(np.isnan(a).any() if a.dtype.kind in "fc" else False for a in here) and not row.infinite:
+    if (
+        any(np.isnan(a).any() if a.dtype.kind in "fc" else False for a in here)
+        and not row.infinite
+    ):
         return f"{told_so}: NaN"
-    if any(np.isinf(a).any() if a.dtype.kind in "fc" else False for a in here) and not row.infinite:
+    if (
+        any(np.isinf(a).any() if a.dtype.kind in "fc" else False for a in here)
+        and not row.infinite
+    ):
         return f"{told_so}: infinite"
     if row.unique and all(plain[names[at]] is not None for at in chosen):
         kind, wanted = outcome(row, plain)
@@ -160,7 +180,9 @@ def _own(row, given) -> bool:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             out = model.eval()(x)  # no masks, which may hide how large it is
-            return not bool((out.abs() < 1e15).all()) or not out.numel()  # squares overflow
+            return (
+                not bool((out.abs() < 1e15).all()) or not out.numel()
+            )  # squares overflow
     except Exception:
         return True
     finally:
@@ -175,8 +197,12 @@ def alike(here, there, told) -> bool:
     for a, b in zip(here, there, strict=True):
         if a.size != b.size:
             return False
-        scale = np.abs(b[np.isfinite(b)]).max(initial=1e-300) if b.dtype.kind in "fc" else 1
-        if not np.allclose(a.ravel(), b.ravel(), rtol=rtol, atol=rtol * scale, equal_nan=True):
+        scale = (
+            np.abs(b[np.isfinite(b)]).max(initial=1e-300) if b.dtype.kind in "fc" else 1
+        )
+        if not np.allclose(
+            a.ravel(), b.ravel(), rtol=rtol, atol=rtol * scale, equal_nan=True
+        ):
             return False
     return True
 
@@ -193,7 +219,11 @@ def outcome(row: Row, given: dict[str, Any]) -> tuple[str, Any]:
             warnings.filterwarnings("ignore", row.warns, UserWarning)
             found = row.call(**given)
     except overt.InputError as error:
-        return ("refused", str(error)) if len(str(error)) > 20 else ("a short message", error)
+        return (
+            ("refused", str(error))
+            if len(str(error)) > 20
+            else ("a short message", error)
+        )
     except Hang:
         return ("hang", "")
     except KeyboardInterrupt:

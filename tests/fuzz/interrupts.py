@@ -22,8 +22,14 @@ from overt.cli import main
 from overt.completion import DropoutCompletion, read_ratings
 
 LINES = {
-    "solve": ("solve wide.npy --width 40 --noise dropblock --block-size 4 --drop-prob 0.4", 1.5),
-    "train": ("train M.npy --width 3 --steps 3000000 --seeds 4 --n-jobs 1 --out t.npz", 2.0),
+    "solve": (
+        "solve wide.npy --width 40 --noise dropblock --block-size 4 --drop-prob 0.4",
+        1.5,
+    ),
+    "train": (
+        "train M.npy --width 3 --steps 3000000 --seeds 4 --n-jobs 1 --out t.npz",
+        2.0,
+    ),
     "complete": ("complete many.csv --factors 8 --n-jobs 1 --out fit", 3.0),
     "evaluate": ("evaluate many.csv --factors 8 --n-jobs 1", 3.0),
     "recommend": ("recommend large --all lists.csv --n 50", 1.0),
@@ -32,8 +38,14 @@ LINES = {
     "reproduce": ("reproduce dropout-fig2 --size toy --out rows", 2.0),
     "verify": ("verify", 4.0),
     "audit": ("audit net.py:build --data d.npz --points 6", 1.5),
-    "attack": ("attack net.py:build --data d.npz --radius 0.1 --budget 20000 --out attacked", 2.0),
-    "compress": ("compress net.py:build --data d.npz --keep 0.5 --by mask --draws 3000", 2.0),
+    "attack": (
+        "attack net.py:build --data d.npz --radius 0.1 --budget 20000 --out attacked",
+        2.0,
+    ),
+    "compress": (
+        "compress net.py:build --data d.npz --keep 0.5 --by mask --draws 3000",
+        2.0,
+    ),
     "tour": ("tour --out tour", 4.0),
 }
 
@@ -75,8 +87,12 @@ def inputs(folder: Path) -> None:
     prepare(folder)
     rng = np.random.default_rng(0)
     np.save(folder / "wide.npy", rng.standard_normal((120, 100)))
-    rows = {(int(a), int(b)) for a, b in zip(
-        rng.integers(3000, size=60_000), rng.integers(500, size=60_000), strict=True)}  # fmt: skip
+    rows = {
+        (int(a), int(b))
+        for a, b in zip(
+            rng.integers(3000, size=60_000), rng.integers(500, size=60_000), strict=True
+        )
+    }
     lines = [f"{a},{b},{rng.integers(1, 6)}\n" for a, b in rows]
     (folder / "many.csv").write_text("user,item,rating\n" + "".join(lines))
     model = DropoutCompletion(n_factors=4, max_sweeps=2, average=0, n_jobs=1)
@@ -112,7 +128,9 @@ def run(times: int = 3, seed: int = 0) -> list[str]:
                 fault = judge(name, code, said, folder)
                 if fault:
                     faults.append(f"{name} after {after:.2f} s: {fault}")
-            print(f"{name}: {codes}, last said {' '.join(said.split())[-90:]}", flush=True)
+            print(
+                f"{name}: {codes}, last said {' '.join(said.split())[-90:]}", flush=True
+            )
     return faults
 
 

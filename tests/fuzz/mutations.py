@@ -7,11 +7,41 @@ import re
 import struct
 import zipfile
 
-NUMBERS = [b"0", b"-1", b"1e999", b"NaN", b"Infinity", b"null", b"1e154", b"1000000000000",
-           b"9" * 30, b"true", b'""', b"[]", b"{}", b"1e-320"]  # fmt: skip
-PIECES = [b"\0", b"\xff", b"\xff\xfe", b"\n", b"\r", b",", b'"', b"{", b"}", b"[" * 2000,
-          b"\\u0000", b"../../x", b"\x93NUMPY", b"PK\x03\x04", b"'|O8'", b"'<c16'", b" " * 300,
-]  # fmt: skip
+NUMBERS = [
+    b"0",
+    b"-1",
+    b"1e999",
+    b"NaN",
+    b"Infinity",
+    b"null",
+    b"1e154",
+    b"1000000000000",
+    b"9" * 30,
+    b"true",
+    b'""',
+    b"[]",
+    b"{}",
+    b"1e-320",
+]
+PIECES = [
+    b"\0",
+    b"\xff",
+    b"\xff\xfe",
+    b"\n",
+    b"\r",
+    b",",
+    b'"',
+    b"{",
+    b"}",
+    b"[" * 2000,
+    b"\\u0000",
+    b"../../x",
+    b"\x93NUMPY",
+    b"PK\x03\x04",
+    b"'|O8'",
+    b"'<c16'",
+    b" " * 300,
+]
 
 
 def mutate(data: bytes, rng) -> bytes:
@@ -74,7 +104,11 @@ def _number(data, rng):
     if not found:
         return _flip(data, rng)
     one = found[int(rng.integers(len(found)))]
-    return data[: one.start()] + NUMBERS[int(rng.integers(len(NUMBERS)))] + data[one.end() :]
+    return (
+        data[: one.start()]
+        + NUMBERS[int(rng.integers(len(NUMBERS)))]
+        + data[one.end() :]
+    )
 
 
 def _word(data, rng):
@@ -104,4 +138,16 @@ def _inside(data, rng):
     return packed.getvalue()
 
 
-CHANGES = (_flip, _set, _cut, _drop, _insert, _splice, _zero, _number, _number, _word, _inside)
+CHANGES = (
+    _flip,
+    _set,
+    _cut,
+    _drop,
+    _insert,
+    _splice,
+    _zero,
+    _number,
+    _number,
+    _word,
+    _inside,
+)

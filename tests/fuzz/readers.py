@@ -132,7 +132,9 @@ def _examples(folder):
     return folder / "data.npz"
 
 
-RATINGS = "user,item,rating\n" + "".join(f"u{i % 7},{i % 5},{i % 4 + 0.5}\n" for i in range(40))
+RATINGS = "user,item,rating\n" + "".join(
+    f"u{i % 7},{i % 5},{i % 4 + 0.5}\n" for i in range(40)
+)
 
 
 def _ratings(name, pack=lambda text: text.encode()):
@@ -220,7 +222,9 @@ def _predictions(path):
 
     model = DropoutCompletion.load(path.parent)
     rows, cols = np.divmod(np.arange(48), 6)
-    return pickle.dumps([model.get_params(), model.predict(rows, cols), model.recommend(0, 3).cols])
+    return pickle.dumps(
+        [model.get_params(), model.predict(rows, cols), model.recommend(0, 3).cols]
+    )
 
 
 def _checkpoint(folder):
@@ -316,7 +320,9 @@ def _proved(path):
 def _compressed(folder):
     from overt.nn import compress, save_compressed
 
-    save_compressed(compress(_net(), 0.5, torch.ones(2, 3), by="flow")[0], folder / "s.safetensors")
+    save_compressed(
+        compress(_net(), 0.5, torch.ones(2, 3), by="flow")[0], folder / "s.safetensors"
+    )
     return folder / "s.safetensors"
 
 
@@ -328,7 +334,9 @@ def _loaded(path):
 
 def _net():
     torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(3, 6), torch.nn.ReLU(), torch.nn.Linear(6, 2))
+    return torch.nn.Sequential(
+        torch.nn.Linear(3, 6), torch.nn.ReLU(), torch.nn.Linear(6, 2)
+    )
 
 
 READERS = {
@@ -340,12 +348,18 @@ READERS = {
     "safetensors": Reader(_arrays, lambda path: repr(read_sealed(path, "test")), True),
     "examples": Reader(_examples, lambda path: pickle.dumps(read_examples(path))),
     "ratings": Reader(_ratings("r.csv"), _table),
-    "ratings in gzip": Reader(_ratings("r.csv.gz", lambda t: gzip.compress(t.encode())), _table),
+    "ratings in gzip": Reader(
+        _ratings("r.csv.gz", lambda t: gzip.compress(t.encode())), _table
+    ),
     "Parquet": Reader(_parquet, _table),
     "torch state": Reader(_weights("w.pt"), _state),
     "weights in safetensors": Reader(_weights("w.safetensors"), _state),
-    "result in JSON": Reader(_result("r.json"), lambda p: _plain(overt.Solution.load(p)), True),
-    "result in npz": Reader(_result("r.npz"), lambda p: _plain(overt.Solution.load(p)), True),
+    "result in JSON": Reader(
+        _result("r.json"), lambda p: _plain(overt.Solution.load(p)), True
+    ),
+    "result in npz": Reader(
+        _result("r.npz"), lambda p: _plain(overt.Solution.load(p)), True
+    ),
     "model.json": Reader(_model("model.json"), _predictions, True),
     "model.safetensors": Reader(_model("model.safetensors"), _predictions, True),
     "completion checkpoint": Reader(_checkpoint, _resumed, True),

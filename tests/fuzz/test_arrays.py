@@ -11,7 +11,11 @@ import overt
 from overt import InputError, equalize, penalty, spectral
 
 RNG = np.random.default_rng(0)
-A, U, V = RNG.standard_normal((4, 3)), RNG.standard_normal((4, 3)), RNG.standard_normal((3, 3))
+A, U, V = (
+    RNG.standard_normal((4, 3)),
+    RNG.standard_normal((4, 3)),
+    RNG.standard_normal((3, 3)),
+)
 S, NOISE = np.array([3.0, 2.0, 1.0]), overt.Dropout(0.3)
 
 FORMS = {
@@ -32,29 +36,52 @@ FORMS = {
         kind: lambda X, kind=kind: getattr(sparse, f"{kind}_array")(np.atleast_2d(X))
         for kind in ("csr", "csc", "coo", "lil", "dok", "bsr", "dia")
     },
-}  # fmt: skip
+}
 
 CALLS = {
-    "target": (A, lambda X: overt.LinearNetwork(target=X, width=3, noise=NOISE).objective(U, V)),
-    "X": (A, lambda X: overt.LinearNetwork(X=X, Y=A, width=3, noise=NOISE).effect.regression.scale),
+    "target": (
+        A,
+        lambda X: overt.LinearNetwork(target=X, width=3, noise=NOISE).objective(U, V),
+    ),
+    "X": (
+        A,
+        lambda X: (
+            overt.LinearNetwork(X=X, Y=A, width=3, noise=NOISE).effect.regression.scale
+        ),
+    ),
     "second_moment": (
-        np.eye(3), lambda C: overt.LinearNetwork(
-            target=A, second_moment=C, width=3, noise=NOISE).effect.regression.scale),
-    "certify": (U, lambda X: overt.LinearNetwork(
-        target=A, width=3, noise=NOISE).objective(X, type(X)(V) if type(X) is list else V)),
+        np.eye(3),
+        lambda C: (
+            overt.LinearNetwork(
+                target=A, second_moment=C, width=3, noise=NOISE
+            ).effect.regression.scale
+        ),
+    ),
+    "certify": (
+        U,
+        lambda X: overt.LinearNetwork(target=A, width=3, noise=NOISE).objective(
+            X, type(X)(V) if type(X) is list else V
+        ),
+    ),
     "shallow": (U, lambda X: penalty.shallow(X, X, NOISE)),
     "deep": (V, lambda X: penalty.deep([X, X], 0.3)),
     "value": (S, lambda s: spectral.KSupport(2).value(s)),
     "prox": (S, lambda s: spectral.KSupport(2).prox(s, 0.3)),
     "matrix_value": (A, lambda X: spectral.SquaredNuclear().matrix_value(X)),
     "importance": (U, lambda X: equalize.importance(X, X)),
-    "balanced_factors": (np.eye(3), lambda X: equalize.balanced_factors(X, S, np.eye(3), 3)),
+    "balanced_factors": (
+        np.eye(3),
+        lambda X: equalize.balanced_factors(X, S, np.eye(3), 3),
+    ),
     "majorization_excess": (S, lambda s: equalize.majorization_excess(s, S)),
-    "CovarianceNoise": (np.eye(3), lambda K: overt.CovarianceNoise(np.ones(3), K).covariance(3)),
+    "CovarianceNoise": (
+        np.eye(3),
+        lambda K: overt.CovarianceNoise(np.ones(3), K).covariance(3),
+    ),
     "drop_prob": (S / 10, lambda p: np.asarray(overt.Dropout(p).strength)),
     "Entries": (S, lambda v: overt.Entries([0, 1, 2], [0, 1, 2], v).values),
     "rows": (S, lambda r: overt.Entries(r, [0, 1, 2], S).rows.astype(float)),
-}  # fmt: skip
+}
 
 
 def flat(found):
@@ -78,18 +105,28 @@ def test_arrays_that_people_have(name, form):
         if shown is None:
             return  # what an argument is by default
         rough = form in ("half", "bfloat16")
-        assert np.allclose(found, flat(call(given)), rtol=0.1 if rough else 1e-9, atol=rough / 10)
+        assert np.allclose(
+            found, flat(call(given)), rtol=0.1 if rough else 1e-9, atol=rough / 10
+        )
 
 
 HUGE = {
-    "target": lambda s: overt.LinearNetwork(target=A * s, width=3, noise=NOISE).solve().U,
+    "target": lambda s: (
+        overt.LinearNetwork(target=A * s, width=3, noise=NOISE).solve().U
+    ),
     "X": lambda s: overt.LinearNetwork(X=A * s, Y=A, width=3, noise=NOISE).solve().U,
-    "certify": lambda s: overt.LinearNetwork(target=A, width=3, noise=NOISE).certify(
-        U * s, V).objective,
-    "deep target": lambda s: overt.DeepLinearNetwork(
-        target=A * s, widths=(3,), drop_prob=0.3).solve().objective,
+    "certify": lambda s: (
+        overt.LinearNetwork(target=A, width=3, noise=NOISE).certify(U * s, V).objective
+    ),
+    "deep target": lambda s: (
+        overt.DeepLinearNetwork(target=A * s, widths=(3,), drop_prob=0.3)
+        .solve()
+        .objective
+    ),
     "shallow": lambda s: penalty.shallow(U * s, V * s, NOISE),
-    "shallow of tensors": lambda s: penalty.shallow(torch.tensor(U * s), torch.tensor(V), NOISE),
+    "shallow of tensors": lambda s: penalty.shallow(
+        torch.tensor(U * s), torch.tensor(V), NOISE
+    ),
     "dropconnect": lambda s: penalty.dropconnect(U * s, V, 0.3),
     "deep": lambda s: penalty.deep([V * s, V * s], 0.3),
     "completion": lambda s: penalty.completion(U * s, V * s, [0], [0], 0.3),
@@ -100,7 +137,7 @@ HUGE = {
     "imbalance": lambda s: equalize.imbalance(U * s, V * s),
     "gaps": lambda s: equalize.equalization_gaps([V * s, V * s])[0],
     "values": lambda s: overt.Entries([0, 1], [0, 1], S[:2] * s).values,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("scale", [1e154, 1e300])

@@ -53,33 +53,51 @@ def test_failed_writing_leaves_what_was_there_and_nothing_else(tmp_path):
         assert error.value.filename in (str(wrong), None)
 
 
-def test_a_folder_that_cannot_be_written_is_refused_before_the_work(tmp_path, monkeypatch):
+def test_a_folder_that_cannot_be_written_is_refused_before_the_work(
+    tmp_path, monkeypatch
+):
     file = write_whole(tmp_path / "file", "mine")
     assert ready(tmp_path / "a" / "b").is_dir()
     for wrong in (file, file / "below"):
         with pytest.raises(overt.InputError, match="cannot be a folder: it is a file"):
             ready(wrong)
-    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: False
+    )  # root may write anywhere
     with pytest.raises(overt.InputError, match="permission denied"):
         ready(tmp_path)
     assert file.read_text() == "mine"
 
 
-@pytest.mark.parametrize("words", [
-    "solve M.npy --width 2 --drop-prob .5 --out", "train M.npy --width 2 --out", "jumps --out",
-    "jumps --plot", "train M.npy --width 2 --plot", "certify M.npy U.npy V.npy --out",
-    "predict model pairs.csv --out",
-])  # fmt: skip
-def test_commands_refuse_what_they_could_not_write_in_the_end(words, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "words",
+    [
+        "solve M.npy --width 2 --drop-prob .5 --out",
+        "train M.npy --width 2 --out",
+        "jumps --out",
+        "jumps --plot",
+        "train M.npy --width 2 --plot",
+        "certify M.npy U.npy V.npy --out",
+        "predict model pairs.csv --out",
+    ],
+)
+def test_commands_refuse_what_they_could_not_write_in_the_end(
+    words, tmp_path, monkeypatch
+):
     pytest.importorskip("typer")
     from typer.testing import CliRunner
 
     from overt.cli import app
 
-    monkeypatch.chdir(tmp_path)  # the inputs are missing: nothing but the output is looked at
+    monkeypatch.chdir(
+        tmp_path
+    )  # the inputs are missing: nothing but the output is looked at
     (tmp_path / "folder.npz").mkdir()
     (tmp_path / "file").write_text("mine")
-    for out, message in (("folder.npz", "is a folder"), ("file/x.npz", "cannot be a folder")):
+    for out, message in (
+        ("folder.npz", "is a folder"),
+        ("file/x.npz", "cannot be a folder"),
+    ):
         found = CliRunner().invoke(app, [*words.split(), out])
         assert isinstance(found.exception, overt.InputError)
         assert message in str(found.exception)
@@ -88,7 +106,11 @@ def test_commands_refuse_what_they_could_not_write_in_the_end(words, tmp_path, m
 def test_writers_of_one_file_do_not_meet(tmp_path):
     contents = [bytes([65 + k]) * 200_000 for k in range(4)]
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda k: write_whole(tmp_path / "one", contents[k % 4]), range(24)))
+        list(
+            pool.map(
+                lambda k: write_whole(tmp_path / "one", contents[k % 4]), range(24)
+            )
+        )
     assert (tmp_path / "one").read_bytes() in contents
     assert len(list(tmp_path.iterdir())) == 1
 
@@ -116,13 +138,17 @@ def test_processes_with_one_folder_leave_a_whole_model(tmp_path):
             writers.pop(0)
     assert predicted(type(models[0]).load(tmp_path / "model")) in known
     assert sorted(p.name for p in (tmp_path / "model").iterdir()) == [
-        "model.json", "model.safetensors"]  # fmt: skip
+        "model.json",
+        "model.safetensors",
+    ]
 
 
 def test_no_file_depends_on_the_clock():
     """Nothing reads the time of day or a file's time: a clock that goes back changes nothing."""
     for path in Path(overt.__file__).parent.rglob("*.py"):
-        assert not re.search(r"time\.time\(|\.now\(|st_mtime|getmtime", path.read_text()), path
+        assert not re.search(
+            r"time\.time\(|\.now\(|st_mtime|getmtime", path.read_text()
+        ), path
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
@@ -155,7 +181,8 @@ def test_two_kills_in_a_row_leave_a_model(tmp_path, monkeypatch):
     from overt.completion import storage as models
 
     first, second = (
-        DropoutCompletion(2, 0.5, max_sweeps=1).fit(np.eye(3) + shift) for shift in (0, 1)
+        DropoutCompletion(2, 0.5, max_sweeps=1).fit(np.eye(3) + shift)
+        for shift in (0, 1)
     )
     first.save(tmp_path)
     kept = (tmp_path / "model.safetensors").read_bytes()

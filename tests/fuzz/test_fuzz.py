@@ -17,7 +17,14 @@ from overt._io import read_matrix
 from overt.cli.models import read_examples
 from overt.results import Result
 
-SLOW = {"ratings", "ratings in gzip", "Parquet", "torch state", "model.json", "training checkpoint"}
+SLOW = {
+    "ratings",
+    "ratings in gzip",
+    "Parquet",
+    "torch state",
+    "model.json",
+    "training checkpoint",
+}
 NEEDS = {
     "Parquet": "duckdb",
     "ratings": "duckdb",
@@ -65,14 +72,14 @@ GREEDY = {
     "npy beyond 64 bits": ("M.npy", lambda: promise((2**40, 2**40))),
     "npy of negative size": ("M.npy", lambda: promise((-1, 10**12))),
     "npz": ("M.npz", lambda: archive(target=[promise((10**12,))])),
-    "Matrix Market": (
-        "M.mtx", lambda: MARKET + b"9 9 1000000000000\n1 1 1\n"),
+    "Matrix Market": ("M.mtx", lambda: MARKET + b"9 9 1000000000000\n1 1 1\n"),
     "dense Matrix Market": (
-        "M.mtx", lambda: b"%%MatrixMarket matrix array real general\n1000000 1000000\n1\n"),
-    "an entry outside": (
-        "M.mtx", lambda: MARKET + b"2 2 1\n3 1 1\n"),
+        "M.mtx",
+        lambda: b"%%MatrixMarket matrix array real general\n1000000 1000000\n1\n",
+    ),
+    "an entry outside": ("M.mtx", lambda: MARKET + b"2 2 1\n3 1 1\n"),
     "a line without end": ("M.csv", lambda: b"1," * (3 * 2**24)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", GREEDY)
@@ -91,9 +98,22 @@ def test_archives_that_unpack_to_gigabytes_are_refused(tmp_path, monkeypatch):
         read_examples(tmp_path / "data.npz")
 
 
-MODULES = ("overt", "overt.linear", "overt.completion", "overt.decay", "overt.nn", "overt.robust",
-           "overt.relu", "overt.spectral", "overt.penalty", "overt.equalize", "overt.noise",
-           "overt.datasets", "overt.papers", "overt.explorer")  # fmt: skip
+MODULES = (
+    "overt",
+    "overt.linear",
+    "overt.completion",
+    "overt.decay",
+    "overt.nn",
+    "overt.robust",
+    "overt.relu",
+    "overt.spectral",
+    "overt.penalty",
+    "overt.equalize",
+    "overt.noise",
+    "overt.datasets",
+    "overt.papers",
+    "overt.explorer",
+)
 
 
 def exported():
@@ -101,8 +121,13 @@ def exported():
     found = {}
     for path in MODULES:
         module = import_module(path)
-        own = [name for name, value in vars(module).items() if not name.startswith("_")
-               and inspect.isfunction(value) and value.__module__ == path]  # fmt: skip
+        own = [
+            name
+            for name, value in vars(module).items()
+            if not name.startswith("_")
+            and inspect.isfunction(value)
+            and value.__module__ == path
+        ]
         for name in getattr(module, "__all__", own):
             value = getattr(module, name)
             seen = [known for known, other in found.items() if other is value]
@@ -134,15 +159,40 @@ def test_every_public_name_is_called_or_excluded_for_a_reason(rooms):
 
 def names_of(rooms):
     """What the rows call, without what they call it with."""
-    return {re.split(" (?:of|with|whole|by) ?", key)[0] for rows in rooms.values() for key in rows}
+    return {
+        re.split(" (?:of|with|whole|by) ?", key)[0]
+        for rows in rooms.values()
+        for key in rows
+    }
 
 
 INNER = {
-    "perturb", "run", "config", "targets", "met", "truth", "away", "toward", "plan", "h",
-    "saturated", "margin", "ascent", "draw", "draw_extreme", "dual", "input_bounds",
-    "linear_argmax", "project", "region", "size", "with_radius", "convolve", "patches",
+    "perturb",
+    "run",
+    "config",
+    "targets",
+    "met",
+    "truth",
+    "away",
+    "toward",
+    "plan",
+    "h",
+    "saturated",
+    "margin",
+    "ascent",
+    "draw",
+    "draw_extreme",
+    "dual",
+    "input_bounds",
+    "linear_argmax",
+    "project",
+    "region",
+    "size",
+    "with_radius",
+    "convolve",
+    "patches",
     "extra_repr",
-}  # fmt: skip
+}
 """Methods that overt calls itself, with what was checked before; for who writes attacks, layers."""
 
 
@@ -150,7 +200,9 @@ def test_every_public_method_is_called(rooms):
     from fuzz.functions import EXCLUDED
 
     called, missing = names_of(rooms), []
-    names = {n: v for n, v in exported().items() if inspect.isclass(v) and n not in EXCLUDED}
+    names = {
+        n: v for n, v in exported().items() if inspect.isclass(v) and n not in EXCLUDED
+    }
     for name, kind in names.items():
         if issubclass(kind, Result):
             continue
@@ -162,22 +214,43 @@ def test_every_public_method_is_called(rooms):
             if len(inspect.signature(value).parameters) < 2:
                 continue  # takes no argument
             alike = {f"{other}.{method}" for other in names if other[:12] == name[:12]}
-            if not called & alike:  # a layer for images stands for those of other dimensions
+            if (
+                not called & alike
+            ):  # a layer for images stands for those of other dimensions
                 missing.append(f"{name}.{method}")
     assert missing == [], "give each a row in tests/fuzz/methods.py"
 
 
-ROOMS = ("noise", "penalty", "spectral", "equalize", "linear", "entries", "completion", "decay",
-         "relu", "nn", "robust", "papers")  # fmt: skip
+ROOMS = (
+    "noise",
+    "penalty",
+    "spectral",
+    "equalize",
+    "linear",
+    "entries",
+    "completion",
+    "decay",
+    "relu",
+    "nn",
+    "robust",
+    "papers",
+)
 DEAR = ("linear", "completion", "decay", "nn", "robust")
 SLOWEST = {"decay.minima", "nn.audit"}
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_hostile_arguments_give_the_right_value_or_a_sentence(rooms, room, tmp_path, monkeypatch):
+def test_hostile_arguments_give_the_right_value_or_a_sentence(
+    rooms, room, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)  # some arguments are names of files to write
     rng = np.random.default_rng(len(room))
     count = int(os.environ.get("OVERT_FUZZ", "1" if room in DEAR else "4"))
-    found = [f"{name}: {fault}" for name, row in rooms[room].items() if name not in SLOWEST
-             for _ in range(count) if (fault := assault(row, rng))]  # fmt: skip
+    found = [
+        f"{name}: {fault}"
+        for name, row in rooms[room].items()
+        if name not in SLOWEST
+        for _ in range(count)
+        if (fault := assault(row, rng))
+    ]
     assert found == [], "\n".join(found)

@@ -35,7 +35,9 @@ class Bomb:
 
 
 def npz(path, bomb):
-    np.savez(path, target=np.array([bomb], dtype=object), x=np.array([bomb], dtype=object))
+    np.savez(
+        path, target=np.array([bomb], dtype=object), x=np.array([bomb], dtype=object)
+    )
 
 
 LOADERS = {
@@ -44,7 +46,10 @@ LOADERS = {
     "data.npz": (npz, read_examples),
     "w.pt": (lambda p, b: torch.save({"weight": b}, p), _state),
     "r.npz": (npz, overt.Solution.load),
-    "M.safetensors": (lambda p, b: p.write_bytes(pickle.dumps(b)), lambda p: read_sealed(p, "")),
+    "M.safetensors": (
+        lambda p, b: p.write_bytes(pickle.dumps(b)),
+        lambda p: read_sealed(p, ""),
+    ),
     "r.csv": (lambda p, b: p.write_bytes(pickle.dumps(b)), read_ratings),
 }
 
@@ -65,7 +70,9 @@ def test_loaders_execute_nothing(name, tmp_path):
 OPENED: list[str] = []
 WATCHING: list[bool] = []
 sys.addaudithook(
-    lambda event, args: OPENED.append(str(args[0])) if WATCHING and event == "open" else None
+    lambda event, args: (
+        OPENED.append(str(args[0])) if WATCHING and event == "open" else None
+    )
 )
 
 
@@ -93,8 +100,11 @@ def test_names_of_models_and_layers_are_text_in_reports(tmp_path):
 
     kind = type(HOSTILE, (torch.nn.Sequential,), {})
     model = kind()
-    for name, layer in (("a", torch.nn.Linear(3, 4)), (HOSTILE, torch.nn.Dropout(0.5)),
-                        ("<b>", torch.nn.Linear(4, 2))):  # fmt: skip
+    for name, layer in (
+        ("a", torch.nn.Linear(3, 4)),
+        (HOSTILE, torch.nn.Dropout(0.5)),
+        ("<b>", torch.nn.Linear(4, 2)),
+    ):
         model.add_module(name, layer)
     data = torch.randn(8, 3), torch.randn(8, 2)
     page = audit(model, data, "mse", passes=1).to_html(tmp_path / "audit.html")
@@ -155,8 +165,15 @@ def test_names_are_text_in_notebooks(name):
 
 def test_tags_are_written_in_few_files_and_by_no_script():
     """Tour, record and audit get theirs from Page; scripts put text into the page as text."""
-    written = {str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.py")
-               if re.search(r"</?(td|p|h[1-6]|tr|li)[ >]", path.read_text())}  # fmt: skip
+    written = {
+        str(path.relative_to(SOURCE))
+        for path in SOURCE.rglob("*.py")
+        if re.search(r"</?(td|p|h[1-6]|tr|li)[ >]", path.read_text())
+    }
     assert written <= {"_html.py", "results.py"}
-    scripts = "".join(path.read_text() for path in (SOURCE / "explorer/page").glob("*.js"))
-    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", scripts)
+    scripts = "".join(
+        path.read_text() for path in (SOURCE / "explorer/page").glob("*.js")
+    )
+    assert not re.search(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", scripts
+    )

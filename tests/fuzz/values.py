@@ -79,7 +79,9 @@ def _doubled(X):
     """A sparse array in which each entry is listed as two halves."""
     rows, cols = np.indices(X.shape).reshape(2, -1)
     values = np.tile(X.ravel() / 2, 2)
-    return sparse.coo_array((values, (np.tile(rows, 2), np.tile(cols, 2))), shape=X.shape)
+    return sparse.coo_array(
+        (values, (np.tile(rows, 2), np.tile(cols, 2))), shape=X.shape
+    )
 
 
 def _zeros_stored(X):
@@ -87,7 +89,9 @@ def _zeros_stored(X):
     found = sparse.csr_array(np.ones(X.shape))
     found.data = np.ascontiguousarray(X[:, ::-1]).ravel().astype(float)
     found.indices = (
-        np.ascontiguousarray(found.indices.reshape(X.shape)[:, ::-1]).ravel().astype(np.int64)
+        np.ascontiguousarray(found.indices.reshape(X.shape)[:, ::-1])
+        .ravel()
+        .astype(np.int64)
     )
     found.indptr = found.indptr.astype(np.int64)
     return found
@@ -127,25 +131,37 @@ SAME = {
     **{
         kind: lambda X, kind=kind: getattr(sparse, kind)(np.atleast_2d(X))
         for kind in (
-            "csr_array", "csc_array", "coo_array", "lil_array", "dok_array", "bsr_array",
-            "dia_array", "csr_matrix", "coo_matrix",
+            "csr_array",
+            "csc_array",
+            "coo_array",
+            "lil_array",
+            "dok_array",
+            "bsr_array",
+            "dia_array",
+            "csr_matrix",
+            "coo_matrix",
         )
     },
-}  # fmt: skip
+}
 """Forms that hold the same numbers."""
 
 if pd is not None:
     SAME |= {
         "pandas": lambda X: pd.DataFrame(X) if X.ndim == 2 else pd.Series(X),
         "pandas, nullable": lambda X: (
-            pd.DataFrame(X) if X.ndim == 2 else pd.Series(X)).convert_dtypes(),
+            pd.DataFrame(X) if X.ndim == 2 else pd.Series(X)
+        ).convert_dtypes(),
         "pandas, an odd index": lambda X: pd.DataFrame(
-            X, index=[9] * len(X), columns=list("zzyx")[: X.shape[1]]),
+            X, index=[9] * len(X), columns=list("zzyx")[: X.shape[1]]
+        ),
         "pandas, single": lambda X: pd.DataFrame(X).astype("float32"),
         "pandas, sparse": lambda X: pd.DataFrame(X).astype(pd.SparseDtype(float)),
-    }  # fmt: skip
+    }
 
-WHOLE = {f"whole {t}": lambda X, t=t: np.round(X).astype(t) for t in ("int8", "uint64", "int32")}
+WHOLE = {
+    f"whole {t}": lambda X, t=t: np.round(X).astype(t)
+    for t in ("int8", "uint64", "int32")
+}
 
 
 def _with(X, value):
@@ -160,8 +176,10 @@ OTHER = {
     "-inf": lambda X: _with(X, -np.inf),
     "one huge": lambda X: _with(X, 1e300),
     "one tiny": lambda X: _with(X, 5e-324),
-    **{f"times {c:g}": lambda X, c=c: X * c for c in (
-        -1.0, 0.0, 1e-320, 1e-300, 1e-154, 1e-30, 1e30, 1e154, 1e300)},
+    **{
+        f"times {c:g}": lambda X, c=c: X * c
+        for c in (-1.0, 0.0, 1e-320, 1e-300, 1e-154, 1e-30, 1e30, 1e154, 1e300)
+    },
     "masked": lambda X: np.ma.masked_less(X, np.max(X)),
     "all masked": lambda X: np.ma.masked_all(X.shape),
     "complex": lambda X: X + 0j,
@@ -218,13 +236,17 @@ OTHER = {
     "sparse, empty": lambda X: sparse.csr_array(X.shape),
     "sparse, no rows": lambda X: sparse.csr_array((0, 3)),
     "sparse, huge": lambda X: sparse.coo_array(X * 1e300),
-}  # fmt: skip
+}
 """Forms that hold other numbers, or none."""
 
 if pd is not None:
     OTHER |= {
-        "pandas with NA": lambda X: pd.DataFrame(X).convert_dtypes().mask(pd.DataFrame(X > 1)),
-        "pandas of categories": lambda X: pd.DataFrame(X).astype(str).astype("category"),
+        "pandas with NA": lambda X: (
+            pd.DataFrame(X).convert_dtypes().mask(pd.DataFrame(X > 1))
+        ),
+        "pandas of categories": lambda X: (
+            pd.DataFrame(X).astype(str).astype("category")
+        ),
         "pandas of text": lambda X: pd.DataFrame(X).astype(str),
         "pandas of dates": lambda X: pd.DataFrame(X.astype("M8[D]").astype("M8[s]")),
         "pandas, a series": lambda X: pd.Series(X.ravel()),
@@ -270,37 +292,127 @@ def _itself():
 
 
 ODD = [
-    lambda: None, lambda: True, lambda: "text", lambda: "", lambda: b"x", lambda: 3.5, lambda: -1,
-    lambda: 0, lambda: float("nan"), lambda: float("inf"), lambda: 1e300, lambda: 10**30,
-    lambda: -(10**30), lambda: 1j, list, dict, lambda: (), object, lambda: set(),
-    lambda: np.array(5.0), lambda: np.array([]), lambda: np.zeros((0, 3)),
-    lambda: np.zeros((2, 2, 2)), lambda: [[1, 2], [3]], lambda: np.array(["a"]),
-    lambda: np.array([None]), lambda: np.datetime64("2020"), lambda: np.ma.masked, lambda: int,
-    lambda: (lambda *_: 0), lambda: torch.tensor(3.0), lambda: torch.zeros(0),
-    lambda: Decimal("0.5"), lambda: Fraction(1, 2), lambda: np.float16(0.5), lambda: range(3),
-    lambda: [None], lambda: "\0", lambda: ["a"], lambda: {"a": 1}, lambda: np.array([True]),
-    lambda: "ü" * 50, lambda: [[]],
-    lambda: np.float32("nan"), lambda: np.int64(-(2**63)), lambda: np.uint64(2**64 - 1),
-    lambda: np.bool_(True), lambda: np.str_("x"), lambda: np.void(b"ab"), lambda: -np.inf,
-    lambda: complex(np.nan, 0), lambda: memoryview(b"abc"), lambda: bytearray(b"ab"),
-    lambda: Ellipsis, lambda: NotImplemented, lambda: slice(2), lambda: ValueError("x"),
-    lambda: (v for v in (1, 2)), lambda: pathlib.Path("."), lambda: pathlib.Path("/dev/null"),
-    lambda: "/proc/self", lambda: "a\nb", lambda: "~", lambda: Word("mse"), Broken, _itself,
-    lambda: Numbered.two, lambda: frozenset([1]), lambda: np.longdouble("1e4000"),
-    lambda: np.timedelta64(3, "s"), lambda: torch.tensor(2), lambda: torch.tensor(np.nan),
-    lambda: torch.tensor(True), lambda: torch.tensor([[1.0, 2.0]]), lambda: torch.float32,
-    lambda: torch.nn.Linear(3, 2), torch.nn.Identity, lambda: overt.Dropout(0.5),
-    lambda: overt.DropConnect(0.5), lambda: overt.KeepExactly(2),
-    lambda: overt.CovarianceNoise([1.0], [[0.5]]), lambda: overt.Dropout([0.1, 0.2]),
-    lambda: overt.Dropout, lambda: np.random.default_rng(0), lambda: np.random.RandomState(0),
-    lambda: np.random.SeedSequence(1), lambda: overt.Entries([0], [0], [1.0]),
-    lambda: sparse.csr_array((2, 2)), lambda: np.eye(2), lambda: [1, 2], lambda: (0.5, 0.25, 0.75),
-    lambda: [0.5, "a"], lambda: (1,), lambda: [True], lambda: [np.nan], lambda: "0.5",
-    lambda: "1e999", lambda: "1_0", lambda: {0.5}, lambda: {1: 2}, lambda: max, lambda: np,
-    lambda: 1e-300, lambda: 2**63,
-]  # fmt: skip
+    lambda: None,
+    lambda: True,
+    lambda: "text",
+    lambda: "",
+    lambda: b"x",
+    lambda: 3.5,
+    lambda: -1,
+    lambda: 0,
+    lambda: float("nan"),
+    lambda: float("inf"),
+    lambda: 1e300,
+    lambda: 10**30,
+    lambda: -(10**30),
+    lambda: 1j,
+    list,
+    dict,
+    lambda: (),
+    object,
+    lambda: set(),
+    lambda: np.array(5.0),
+    lambda: np.array([]),
+    lambda: np.zeros((0, 3)),
+    lambda: np.zeros((2, 2, 2)),
+    lambda: [[1, 2], [3]],
+    lambda: np.array(["a"]),
+    lambda: np.array([None]),
+    lambda: np.datetime64("2020"),
+    lambda: np.ma.masked,
+    lambda: int,
+    lambda: lambda *_: 0,
+    lambda: torch.tensor(3.0),
+    lambda: torch.zeros(0),
+    lambda: Decimal("0.5"),
+    lambda: Fraction(1, 2),
+    lambda: np.float16(0.5),
+    lambda: range(3),
+    lambda: [None],
+    lambda: "\0",
+    lambda: ["a"],
+    lambda: {"a": 1},
+    lambda: np.array([True]),
+    lambda: "ü" * 50,
+    lambda: [[]],
+    lambda: np.float32("nan"),
+    lambda: np.int64(-(2**63)),
+    lambda: np.uint64(2**64 - 1),
+    lambda: np.bool_(True),
+    lambda: np.str_("x"),
+    lambda: np.void(b"ab"),
+    lambda: -np.inf,
+    lambda: complex(np.nan, 0),
+    lambda: memoryview(b"abc"),
+    lambda: bytearray(b"ab"),
+    lambda: Ellipsis,
+    lambda: NotImplemented,
+    lambda: slice(2),
+    lambda: ValueError("x"),
+    lambda: (v for v in (1, 2)),
+    lambda: pathlib.Path("."),
+    lambda: pathlib.Path("/dev/null"),
+    lambda: "/proc/self",
+    lambda: "a\nb",
+    lambda: "~",
+    lambda: Word("mse"),
+    Broken,
+    _itself,
+    lambda: Numbered.two,
+    lambda: frozenset([1]),
+    lambda: np.longdouble("1e4000"),
+    lambda: np.timedelta64(3, "s"),
+    lambda: torch.tensor(2),
+    lambda: torch.tensor(np.nan),
+    lambda: torch.tensor(True),
+    lambda: torch.tensor([[1.0, 2.0]]),
+    lambda: torch.float32,
+    lambda: torch.nn.Linear(3, 2),
+    torch.nn.Identity,
+    lambda: overt.Dropout(0.5),
+    lambda: overt.DropConnect(0.5),
+    lambda: overt.KeepExactly(2),
+    lambda: overt.CovarianceNoise([1.0], [[0.5]]),
+    lambda: overt.Dropout([0.1, 0.2]),
+    lambda: overt.Dropout,
+    lambda: np.random.default_rng(0),
+    lambda: np.random.RandomState(0),
+    lambda: np.random.SeedSequence(1),
+    lambda: overt.Entries([0], [0], [1.0]),
+    lambda: sparse.csr_array((2, 2)),
+    lambda: np.eye(2),
+    lambda: [1, 2],
+    lambda: (0.5, 0.25, 0.75),
+    lambda: [0.5, "a"],
+    lambda: (1,),
+    lambda: [True],
+    lambda: [np.nan],
+    lambda: "0.5",
+    lambda: "1e999",
+    lambda: "1_0",
+    lambda: {0.5},
+    lambda: {1: 2},
+    lambda: max,
+    lambda: np,
+    lambda: 1e-300,
+    lambda: 2**63,
+]
 
-NUMBERS = [0.0, -0.0, 5e-324, 1e-300, 1e-154, 1e-30, 1e154, 1e300, -1e300, 1.0, 2, 0.5, 1 - 2**-53]
+NUMBERS = [
+    0.0,
+    -0.0,
+    5e-324,
+    1e-300,
+    1e-154,
+    1e-30,
+    1e154,
+    1e300,
+    -1e300,
+    1.0,
+    2,
+    0.5,
+    1 - 2**-53,
+]
 
 
 def hostile(kind: str, good: Any, rng) -> tuple[str, Any, Any]:
@@ -337,29 +449,54 @@ def hostile(kind: str, good: Any, rng) -> tuple[str, Any, Any]:
         name = one(sorted(BATCHES))
         return (name, _quiet(BATCHES[name], good), None)
     if kind == "word":
-        value = one([good.upper(), good + " ", good[:-1], f"{good}x", [good], good.encode()])
+        value = one(
+            [good.upper(), good + " ", good[:-1], f"{good}x", [good], good.encode()]
+        )
         return (repr(value), value, None)
     return _scalar(kind, good, one)
 
 
 def _scalar(kind, good, one):
     forms = {
-        "NumPy": np.asarray(good)[()], "0-d": np.array(good), "tensor": torch.tensor(good),
-        "one in a list": [good], "text": str(good), "fraction": Fraction(good),
-        "decimal": Decimal(good), "half": np.float16(good), "single": np.float32(good),
+        "NumPy": np.asarray(good)[()],
+        "0-d": np.array(good),
+        "tensor": torch.tensor(good),
+        "one in a list": [good],
+        "text": str(good),
+        "fraction": Fraction(good),
+        "decimal": Decimal(good),
+        "half": np.float16(good),
+        "single": np.float32(good),
         "big-endian": np.array(good).astype(np.array(good).dtype.newbyteorder(">"))[()],
-        "negative": -good, "complex": complex(good),
-    }  # fmt: skip
+        "negative": -good,
+        "complex": complex(good),
+    }
     if kind in ("size", "count", "seed"):
-        forms |= {"int8": np.int8(good % 100), "uint64": np.uint64(good), "float": float(good)}
+        forms |= {
+            "int8": np.int8(good % 100),
+            "uint64": np.uint64(good),
+            "float": float(good),
+        }
         others = [0, -1, 1, 2, good + 1, -(10**30), float(good) + 0.5, 1e300]
-        others += {"size": [10**12, 10**30, 2**63], "seed": [10**30, 2**64], "count": []}[kind]
+        others += {
+            "size": [10**12, 10**30, 2**63],
+            "seed": [10**30, 2**64],
+            "count": [],
+        }[kind]
     else:
         others = [*NUMBERS, -good, 2 * good, 10**30]
     if one([True, False]):
         name = one(sorted(forms))
         value = forms[name]
-        others = ("negative", "complex", "text", "one in a list", "half", "single", "int8")
+        others = (
+            "negative",
+            "complex",
+            "text",
+            "one in a list",
+            "half",
+            "single",
+            "int8",
+        )
         same = name not in others
         return (name, value, good if same else None)
     value = one(others)
@@ -376,7 +513,10 @@ BATCHES = {
     "strided": lambda x: torch.stack([x, x], -1)[..., 0],
     "NaN": lambda x: x * torch.nan,
     "inf": lambda x: x / 0,
-    **{f"times {c:g}": lambda x, c=c: x * c for c in (-1.0, 0.0, 1e-45, 1e-30, 1e30, 1e38)},
+    **{
+        f"times {c:g}": lambda x, c=c: x * c
+        for c in (-1.0, 0.0, 1e-45, 1e-30, 1e30, 1e38)
+    },
     "empty": lambda x: x[:0],
     "one row": lambda x: x[:1],
     "no features": lambda x: x[..., :0],

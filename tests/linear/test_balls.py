@@ -38,7 +38,9 @@ def test_roots_of_data_are_right_to_many_digits(steep, unit):
         R = balls.inverse_root(X, 3)
         XR = balls.balls(X) * R
         gap = XR.transpose() * XR
-        away = max(abs(float((gap[i, j] - (i == j)).mid())) for i in range(3) for j in range(3))
+        away = max(
+            abs(float((gap[i, j] - (i == j)).mid())) for i in range(3) for j in range(3)
+        )
     assert away < 1e-25
 
 
@@ -61,16 +63,26 @@ def test_eigenvectors_are_right_to_many_digits(values):
         K = Q * balls.balls(np.diag(values)) * Q.transpose()
         X = balls.eigenvectors(K)
         D, unit = X.transpose() * K * X, X.transpose() * X
-        off = max(abs(float(D[i, j].mid())) for i in range(n) for j in range(n) if i != j)
-        away = max(abs(float((unit[i, j] - (i == j)).mid())) for i in range(n) for j in range(n))
+        off = max(
+            abs(float(D[i, j].mid())) for i in range(n) for j in range(n) if i != j
+        )
+        away = max(
+            abs(float((unit[i, j] - (i == j)).mid()))
+            for i in range(n)
+            for j in range(n)
+        )
     assert away < 1e-25
     assert off < 1e-20
-    assert sorted(float(D[i, i].mid()) for i in range(n)) == pytest.approx(sorted(values))
+    assert sorted(float(D[i, i].mid()) for i in range(n)) == pytest.approx(
+        sorted(values)
+    )
 
 
 def test_exact_matrices_become_balls_and_are_multiplied():
     A = balls.Exact([[3, -5], [7, 1]], -2)
-    np.testing.assert_array_equal(balls._floats(balls.around(A)), [[0.75, -1.25], [1.75, 0.25]])
+    np.testing.assert_array_equal(
+        balls._floats(balls.around(A)), [[0.75, -1.25], [1.75, 0.25]]
+    )
     square = A @ A
     assert (square.rows, square.exponent) == ([(-26, -20), (28, -34)], -4)
     assert balls.hexadecimal(flint.arb(-0.75)) == "-0x3p-2"

@@ -66,7 +66,9 @@ def test_bound_is_valid_whatever_the_reference_point(monkeypatch):
     right = spectral_bound(m, 0.0, (0.5, overt.spectral.SquaredNuclear()))
     shrinkage = overt.spectral.SquaredNuclear.shrinkage
     monkeypatch.setattr(
-        overt.spectral.SquaredNuclear, "shrinkage", lambda self, s, w: 1.1 * shrinkage(self, s, w)
+        overt.spectral.SquaredNuclear,
+        "shrinkage",
+        lambda self, s, w: 1.1 * shrinkage(self, s, w),
     )
     wrong = spectral_bound(m, 0.0, (0.5, overt.spectral.SquaredNuclear()))
     assert wrong < right
@@ -105,7 +107,10 @@ def test_certificate_sees_unbalanced_factors_of_the_optimal_map():
         ({"target": np.eye(2), "X": np.eye(2), "width": 2, "noise": DROPOUT}, "either"),
         ({"X": np.eye(2), "width": 2, "noise": DROPOUT}, "together"),
         ({"X": np.eye(2), "Y": np.ones((3, 1)), "width": 2, "noise": DROPOUT}, "rows"),
-        ({"target": np.eye(2), "width": 3, "noise": overt.DropBlock(0.5, 2)}, "block_size"),
+        (
+            {"target": np.eye(2), "width": 3, "noise": overt.DropBlock(0.5, 2)},
+            "block_size",
+        ),
         ({"target": [[np.nan]], "width": 1, "noise": DROPOUT}, "target must be finite"),
         (
             {
@@ -136,12 +141,15 @@ def test_bad_problems_are_refused(arguments, message):
     ],
 )
 def test_required_arguments_are_required_in_the_signature(missing, call):
-    with pytest.raises(TypeError, match=f"missing 1 required positional argument: '{missing}'"):
+    with pytest.raises(
+        TypeError, match=f"missing 1 required positional argument: '{missing}'"
+    ):
         call()
 
 
 @pytest.mark.parametrize(
-    "named", [overt.LinearNetwork, overt.TiedAutoencoder, overt.DeepLinearNetwork, overt.path]
+    "named",
+    [overt.LinearNetwork, overt.TiedAutoencoder, overt.DeepLinearNetwork, overt.path],
 )
 def test_signatures_show_what_is_required(named):
     shown = list(inspect.signature(named).parameters.values())

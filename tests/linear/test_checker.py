@@ -22,11 +22,17 @@ def told(A):
 
 
 def as_floats(A):
-    return np.array([[float(x * Fraction(2) ** A.exponent) for x in row] for row in A.rows])
+    return np.array(
+        [[float(x * Fraction(2) ** A.exponent) for x in row] for row in A.rows]
+    )
 
 
 def dropout(*chances):
-    return {"kind": "dropout", "drop_prob": [float(p).hex() for p in chances], "block_size": 1}
+    return {
+        "kind": "dropout",
+        "drop_prob": [float(p).hex() for p in chances],
+        "block_size": 1,
+    }
 
 
 def posed(network, weights, noise, witness=None, **given):
@@ -42,12 +48,24 @@ def test_numbers_are_read_exactly():
     for bad in ("1.5", "0x1", "0x1p", "0x1.p1", 3.0, None, "0x1p100000", " 0x1p1"):
         with pytest.raises(RefusedError, match="not a hexadecimal number"):
             checker.number(bad)
-    for x in (Fraction(2), Fraction(1, 3), Fraction(0), Fraction(10) ** 80, Fraction(10) ** -80):
+    for x in (
+        Fraction(2),
+        Fraction(1, 3),
+        Fraction(0),
+        Fraction(10) ** 80,
+        Fraction(10) ** -80,
+    ):
         root = checker.root_above(x)
         assert root**2 >= x
         assert (root - root / 2**300) ** 2 <= x
-    for x in (1 + Fraction(1, 2**802), 1 + Fraction(1, 2**800), 1 - Fraction(1, 2**802)):
-        assert checker.root_above(x) ** 2 >= x  # next to the square of a number of so many bits
+    for x in (
+        1 + Fraction(1, 2**802),
+        1 + Fraction(1, 2**800),
+        1 - Fraction(1, 2**802),
+    ):
+        assert (
+            checker.root_above(x) ** 2 >= x
+        )  # next to the square of a number of so many bits
 
 
 def test_matrices_of_integers():
@@ -56,7 +74,8 @@ def test_matrices_of_integers():
     np.testing.assert_array_equal(as_floats(a), A)
     np.testing.assert_array_equal(as_floats(a.T), A.T)
     exact = [
-        [sum(Fraction(x) * Fraction(y) for x, y in zip(r, c, strict=True)) for c in B.T] for r in A
+        [sum(Fraction(x) * Fraction(y) for x, y in zip(r, c, strict=True)) for c in B.T]
+        for r in A
     ]
     product = a @ b
     for i, j in itertools.product(range(2), range(4)):
@@ -98,18 +117,23 @@ def test_eigenvalues_are_bounded_by_any_good_basis():
     for tilt in (0.0, 1e-6, 1e-2):
         basis = vectors + tilt * RNG.standard_normal((4, 4))
         found = [
-            float(x) for x in checker.eigenvalues_below(*map(Matrix.read, map(told, (A, basis))))
+            float(x)
+            for x in checker.eigenvalues_below(*map(Matrix.read, map(told, (A, basis))))
         ]
         assert all(x >= y - 1e-12 for x, y in zip(found, true, strict=True))
         S, E = basis.T @ A @ basis, basis.T @ basis - np.eye(4)
         off = np.linalg.norm(S - np.diag(np.diag(S)))
         expected = np.maximum(np.diag(S) + off, 0) / (1 - np.linalg.norm(E))
-        np.testing.assert_allclose(found, np.sort(expected)[::-1], rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(
+            found, np.sort(expected)[::-1], rtol=1e-9, atol=1e-12
+        )
     for far in (2 * np.eye(4), np.diag([1.0, 1.0, 1.0, 0.0])):
         with pytest.raises(RefusedError, match="too far from orthogonal"):
             checker.eigenvalues_below(Matrix.read(told(A)), Matrix.read(told(far)))
     with pytest.raises(RefusedError, match="wrong size"):
-        checker.eigenvalues_below(Matrix.read(told(A)), Matrix.read(told(np.eye(4)[:, :3])))
+        checker.eigenvalues_below(
+            Matrix.read(told(A)), Matrix.read(told(np.eye(4)[:, :3]))
+        )
     for D, expected in (
         ([[2, 1], [1, 2]], True),
         ([[1, 1], [1, 1]], False),
@@ -132,7 +156,11 @@ GIVEN = {"plain": {}, "moment": {"second_moment": C}, "data": {"X": X, "Y": Y}}
 @pytest.mark.parametrize("given", GIVEN)
 @pytest.mark.parametrize("noise", ["dropout", "dropblock", "dropconnect", "matrix"])
 def test_objectives_are_those_of_networks(noise, given):
-    M, U, V = RNG.standard_normal((2, 3)), RNG.standard_normal((2, 4)), RNG.standard_normal((3, 4))
+    M, U, V = (
+        RNG.standard_normal((2, 3)),
+        RNG.standard_normal((2, 4)),
+        RNG.standard_normal((3, 4)),
+    )
     R = RNG.standard_normal((4, 4))
     kinds = {
         "dropout": (overt.Dropout([0.1, 0.5, 0.3, 0.2]), dropout(0.1, 0.5, 0.3, 0.2)),
@@ -143,7 +171,12 @@ def test_objectives_are_those_of_networks(noise, given):
         "dropconnect": (overt.DropConnect(0.3), dropout(0.3) | {"kind": "dropconnect"}),
         "matrix": (
             overt.CovarianceNoise(np.ones(4), R @ R.T),
-            {"kind": "matrix", "drop_prob": [], "block_size": 1, "characteristic": None},
+            {
+                "kind": "matrix",
+                "drop_prob": [],
+                "block_size": 1,
+                "characteristic": None,
+            },
         ),
     }
     law, text = kinds[noise]
@@ -153,7 +186,9 @@ def test_objectives_are_those_of_networks(noise, given):
     net = overt.LinearNetwork(width=4, noise=law, **target, **GIVEN[given])
     found = Problem(posed("two-layer", [U, V], text, **target, **GIVEN[given]))
     assert found.samples == (7 if given == "data" else 1)
-    assert float(found.objective()) / found.samples == pytest.approx(net.objective(U, V), rel=1e-12)
+    assert float(found.objective()) / found.samples == pytest.approx(
+        net.objective(U, V), rel=1e-12
+    )
     assert found.correlated == (noise == "dropconnect" and given != "plain")
     if noise == "dropconnect":
         diagonal = posed(
@@ -168,7 +203,9 @@ def test_objectives_of_deep_and_tied_networks(given):
     weights = [RNG.standard_normal(shape) for shape in shapes]
     M = RNG.standard_normal((2, 3))
     target = {} if given == "data" else {"target": M}
-    net = overt.DeepLinearNetwork(widths=(4, 5), drop_prob=(0.3, 0.6), **target, **GIVEN[given])
+    net = overt.DeepLinearNetwork(
+        widths=(4, 5), drop_prob=(0.3, 0.6), **target, **GIVEN[given]
+    )
     found = Problem(posed("deep", weights, dropout(0.3, 0.6), **target, **GIVEN[given]))
     value = float(found.objective()) / found.samples
     assert value == pytest.approx(net.objective(weights), rel=1e-12)
@@ -185,7 +222,9 @@ def test_objectives_of_deep_and_tied_networks(given):
         S = RNG.standard_normal((3, 3))
         tied = overt.TiedAutoencoder(S, 2, overt.Dropout(0.3), **GIVEN[given])
         found = Problem(posed("tied", [U], dropout(0.3, 0.3), target=S, **GIVEN[given]))
-    assert float(found.objective()) / found.samples == pytest.approx(tied.objective(U), rel=1e-12)
+    assert float(found.objective()) / found.samples == pytest.approx(
+        tied.objective(U), rel=1e-12
+    )
     K, shrink = found.gram
     if given == "plain":
         np.testing.assert_allclose(as_floats(K), S + S.T)
@@ -193,7 +232,12 @@ def test_objectives_of_deep_and_tied_networks(given):
 
 
 GOOD = posed("two-layer", [EYE, EYE], dropout(0.1, 0.2, 0.3), target=EYE)
-MATRIX = {"kind": "matrix", "drop_prob": [], "block_size": 1, "characteristic": told(EYE)}
+MATRIX = {
+    "kind": "matrix",
+    "drop_prob": [],
+    "block_size": 1,
+    "characteristic": told(EYE),
+}
 BLOCK = {"kind": "dropblock", "drop_prob": ["0x1p-1"], "block_size": 3}
 WRONG = [
     (
@@ -207,7 +251,10 @@ WRONG = [
         },
         "both data and a second moment",
     ),
-    ({"problem": {"target": told(EYE), "second_moment": told(EYE + np.eye(3, k=1))}}, "unsymm"),
+    (
+        {"problem": {"target": told(EYE), "second_moment": told(EYE + np.eye(3, k=1))}},
+        "unsymm",
+    ),
     ({"weights": [told(EYE)]}, "a wrong number of weights"),
     ({"weights": [told(EYE)] * 3}, "a wrong number of weights"),
     ({"network": "tied"}, "a wrong number of weights"),
@@ -222,9 +269,15 @@ WRONG = [
         },
         "unknown noise",
     ),
-    ({"noise": dropout(0.1, 0.2, 0.3) | {"characteristic": told(EYE)}}, "a matrix that is not"),
+    (
+        {"noise": dropout(0.1, 0.2, 0.3) | {"characteristic": told(EYE)}},
+        "a matrix that is not",
+    ),
     ({"noise": {**MATRIX, "characteristic": None}}, "a matrix that is not wanted"),
-    ({"noise": MATRIX | {"characteristic": told(EYE + np.eye(3, k=1))}}, "a wrong matrix"),
+    (
+        {"noise": MATRIX | {"characteristic": told(EYE + np.eye(3, k=1))}},
+        "a wrong matrix",
+    ),
     ({"noise": MATRIX | {"characteristic": told(np.eye(2))}}, "a wrong matrix"),
     ({"noise": dropout(0.1, 0.2)}, "wrong drop probabilities"),
     ({"noise": dropout(0.1, 0.2, 1.0)}, "wrong drop probabilities"),
@@ -247,9 +300,15 @@ def test_what_is_no_problem_is_refused(change, message):
 
 
 def bounding(noise, thresholds=None, **witness):
-    told_of = {} if thresholds is None else {"thresholds": [float(x).hex() for x in thresholds]}
+    told_of = (
+        {}
+        if thresholds is None
+        else {"thresholds": [float(x).hex() for x in thresholds]}
+    )
     given = {"basis": told(EYE), **told_of, **witness}
-    return Problem(posed("two-layer", [EYE, EYE], noise, given, target=np.diag([4.0, 2.0, 1.0])))
+    return Problem(
+        posed("two-layer", [EYE, EYE], noise, given, target=np.diag([4.0, 2.0, 1.0]))
+    )
 
 
 def test_gains_follow_the_thresholds():
@@ -261,9 +320,13 @@ def test_gains_follow_the_thresholds():
     assert found == pytest.approx(21 - used - np.sum(g**2 / lam))
     block = BLOCK | {"block_size": 3}
     gamma = 1.0 * 3 / 3
-    assert float(bounding(block, g).bound()) == pytest.approx(21 - used - np.sum(g**2) / gamma)
+    assert float(bounding(block, g).bound()) == pytest.approx(
+        21 - used - np.sum(g**2) / gamma
+    )
     few = BLOCK | {"block_size": 1}
-    assert float(bounding(few, g).bound()) == pytest.approx(21 - used - 1.5**2 / (1 / 3))
+    assert float(bounding(few, g).bound()) == pytest.approx(
+        21 - used - 1.5**2 / (1 / 3)
+    )
     assert float(bounding(dropout(0, 0, 0), [0, 0, 0]).bound()) == pytest.approx(0.0)
     some = bounding(dropout(0.0, 0.2, 0.3), [0.0, 0.5, 1.5])
     expected = 21 - 16 - 1.5**2 - 0.25 / lam[1] - 2.25 / lam[2]
@@ -278,9 +341,15 @@ def test_gains_follow_the_thresholds():
     found = float(bounding(matrix, g, **below).bound())
     expected = 21 - used / 1.375 - np.sum(g**2 / np.array([0.5, 0.75, 0.875]))
     assert found == pytest.approx(expected)
-    assert float(bounding(matrix).bound()) == pytest.approx(0.0)  # no costs: 21 less all of it
+    assert float(bounding(matrix).bound()) == pytest.approx(
+        0.0
+    )  # no costs: 21 less all of it
     negative = np.diag([5.0, 5.0, 5.0]) - 1.5 + 0.01
-    told_negative = {"gamma": (-1.5).hex(), "delta": [(4.75).hex()] * 3, "dominated": told(EYE)}
+    told_negative = {
+        "gamma": (-1.5).hex(),
+        "delta": [(4.75).hex()] * 3,
+        "dominated": told(EYE),
+    }
     found = bounding(MATRIX | {"characteristic": told(negative)}, **told_negative)
     left = 1 - 1.5 + 4.75 / 3
     assert float(found.bound()) == pytest.approx(21 - 16 / left)
@@ -296,19 +365,42 @@ REFUSED = [
     (dropout(0.1, 0.2, 0.3), [0.3, 0.2, 0.4], {}, "thresholds that decrease"),
     (dropout(0.0, 0.2, 0.3), [0.1, 0.2, 0.3], {}, "a cost without noise"),
     (BLOCK | {"drop_prob": ["0x0p0"]}, [0.0, 0.0, 0.3], {}, "a cost without noise"),
-    (dropout(0.1) | {"kind": "dropconnect"}, None, {"multiplier": told(np.eye(2))}, "fit"),
-    (dropout(0.1, 0.2, 0.3), None, {"multiplier": told(EYE)}, "a multiplier without DropConnect"),
-    (dropout(0.0) | {"kind": "dropconnect"}, None, {"multiplier": told(EYE)}, "a cost without"),
+    (
+        dropout(0.1) | {"kind": "dropconnect"},
+        None,
+        {"multiplier": told(np.eye(2))},
+        "fit",
+    ),
+    (
+        dropout(0.1, 0.2, 0.3),
+        None,
+        {"multiplier": told(EYE)},
+        "a multiplier without DropConnect",
+    ),
+    (
+        dropout(0.0) | {"kind": "dropconnect"},
+        None,
+        {"multiplier": told(EYE)},
+        "a cost without",
+    ),
     (
         MATRIX,
         None,
-        {"gamma": (-1.5).hex(), "delta": [(2.25).hex()] * 2 + ["0x0p0"], "dominated": told(EYE)},
+        {
+            "gamma": (-1.5).hex(),
+            "delta": [(2.25).hex()] * 2 + ["0x0p0"],
+            "dominated": told(EYE),
+        },
         "not shown to be below",
     ),
     (
         MATRIX | {"characteristic": told(3 * EYE - 1.5)},
         None,
-        {"gamma": (-1.5).hex(), "delta": ["0x1p0"] * 2 + ["0x0p0"], "dominated": told(EYE)},
+        {
+            "gamma": (-1.5).hex(),
+            "delta": ["0x1p0"] * 2 + ["0x0p0"],
+            "dominated": told(EYE),
+        },
         "a cost without noise",
     ),
     (
@@ -326,7 +418,11 @@ REFUSED = [
     (
         MATRIX,
         [0.1] * 3,
-        {"gamma": "0x0p0", "delta": ["0x1p-1", "0x1p-1", "-0x1p-1"], "dominated": told(EYE)},
+        {
+            "gamma": "0x0p0",
+            "delta": ["0x1p-1", "0x1p-1", "-0x1p-1"],
+            "dominated": told(EYE),
+        },
         "wrong costs",
     ),
     (
@@ -335,10 +431,30 @@ REFUSED = [
         {"gamma": "0x0p0", "delta": ["0x1p0"] * 3, "dominated": told(EYE)},
         "not shown to be below",
     ),
-    (MATRIX, [0.1] * 3, {"gamma": "0x1p-3", "band": 0, "dominated": told(EYE)}, "a wrong band"),
-    (MATRIX, [0.1] * 3, {"gamma": "-0x1p-3", "band": 1, "dominated": told(EYE)}, "a wrong band"),
-    (MATRIX, [0.0] * 3, {"gamma": "0x0p0", "band": 1, "dominated": told(EYE)}, "a wrong band"),
-    (MATRIX, [0.1] * 3, {"gamma": "0x1p-3", "band": True, "dominated": told(EYE)}, "a wrong band"),
+    (
+        MATRIX,
+        [0.1] * 3,
+        {"gamma": "0x1p-3", "band": 0, "dominated": told(EYE)},
+        "a wrong band",
+    ),
+    (
+        MATRIX,
+        [0.1] * 3,
+        {"gamma": "-0x1p-3", "band": 1, "dominated": told(EYE)},
+        "a wrong band",
+    ),
+    (
+        MATRIX,
+        [0.0] * 3,
+        {"gamma": "0x0p0", "band": 1, "dominated": told(EYE)},
+        "a wrong band",
+    ),
+    (
+        MATRIX,
+        [0.1] * 3,
+        {"gamma": "0x1p-3", "band": True, "dominated": told(EYE)},
+        "a wrong band",
+    ),
     (
         MATRIX | {"characteristic": told(EYE + 0.25)},
         [0.1] * 3,
@@ -378,7 +494,9 @@ def test_the_operator_bound_is_its_formula(given):
     for chance in (0.0, 0.3):
         none = {"multiplier": told(0 * Z), "basis": told(basis)}
         quiet = dropout(chance) | {"kind": "dropconnect"}
-        found = Problem(posed("two-layer", weights, quiet, none, **target, **GIVEN[given]))
+        found = Problem(
+            posed("two-layer", weights, quiet, none, **target, **GIVEN[given])
+        )
         assert found.bound() == 0
     if given == "moment":
         flat = np.array([[0.0, 1.0, 0.0], [1.0, 2.0, 0.0], [0.0, 0.0, 1.0]])
@@ -387,13 +505,19 @@ def test_the_operator_bound_is_its_formula(given):
             Problem(wrong).bound()
     if given != "plain":
         with pytest.raises(RefusedError, match="needs a multiplier"):
-            Problem(posed("two-layer", weights, noise, **target, **GIVEN[given])).bound()
+            Problem(
+                posed("two-layer", weights, noise, **target, **GIVEN[given])
+            ).bound()
 
 
 @pytest.mark.parametrize("unit", [1.0, 2.0**-300, 2.0**300])
 def test_the_operator_bound_of_multipliers_with_zeros(unit):
     """An input counts with its variance unless the multiplier leaves it out altogether."""
-    D, Z, M = np.array([0.25, 2.0, 0.0]), np.array([[0, 0.5, 0.3], [0.7, 0, 0.2]]), np.ones((2, 3))
+    D, Z, M = (
+        np.array([0.25, 2.0, 0.0]),
+        np.array([[0, 0.5, 0.3], [0.7, 0, 0.2]]),
+        np.ones((2, 3)),
+    )
     D, flow = D * unit, Z * D * unit
     K = flow / np.where(D > 0, D, 1.0) @ flow.T
     shown = {"multiplier": told(Z), "basis": told(np.linalg.eigh(K)[1])}
@@ -406,7 +530,11 @@ def test_the_operator_bound_of_multipliers_with_zeros(unit):
         target=M,
         second_moment=np.diag(D),
     )
-    expected = 2 * np.sum(flow) - np.sum(flow * Z) - np.linalg.eigvalsh(K)[-1] * 4 / (0.3 / 0.7)
+    expected = (
+        2 * np.sum(flow)
+        - np.sum(flow * Z)
+        - np.linalg.eigvalsh(K)[-1] * 4 / (0.3 / 0.7)
+    )
     assert float(Problem(file).bound()) == pytest.approx(expected, rel=1e-9)
 
 
@@ -446,7 +574,11 @@ def test_grams_of_data_use_a_root_that_is_shown(outputs):
         with pytest.raises(RefusedError, match=message):
             _ = posing(data, inverse_root=told(root), relations=relations).gram
     plain = posed(
-        "two-layer", [EYE, EYE], dropout(0.1, 0.1, 0.1), {"inverse_root": told(EYE)}, target=EYE
+        "two-layer",
+        [EYE, EYE],
+        dropout(0.1, 0.1, 0.1),
+        {"inverse_root": told(EYE)},
+        target=EYE,
     )
     with pytest.raises(RefusedError, match="without data"):
         _ = Problem(plain).gram
@@ -470,7 +602,10 @@ def test_second_moments_are_shown_to_be_positive_where_they_are():
     pytest.importorskip("flint")
     from overt.linear.proposals import _show_positive, block_thresholds
 
-    for C, positive in ((np.diag([1.0, 0.0]), False), (np.array([[2.0, 1.0], [1.0, 3.0]]), True)):
+    for C, positive in (
+        (np.diag([1.0, 0.0]), False),
+        (np.array([[2.0, 1.0], [1.0, 3.0]]), True),
+    ):
         witness = {}
         _show_positive(C, Matrix.read(told(C)), witness)
         assert ("positive" in witness) == positive
@@ -479,7 +614,11 @@ def test_second_moments_are_shown_to_be_positive_where_they_are():
     s, w = np.array([3.0, 2.0, 1.0, 0.2]), 0.5
 
     def gain(g):
-        return np.sum(s**2) - np.sum(np.maximum(s - g, 0) ** 2) - np.sum(np.sort(g)[-2:] ** 2) / w
+        return (
+            np.sum(s**2)
+            - np.sum(np.maximum(s - g, 0) ** 2)
+            - np.sum(np.sort(g)[-2:] ** 2) / w
+        )
 
     best = block_thresholds(s, w, 2)
     rng = np.random.default_rng(1)

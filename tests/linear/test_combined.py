@@ -29,7 +29,10 @@ NOISES = {
 def lowest(net, tries=6):
     rng, ends = np.random.default_rng(0), []
     for _ in range(tries):
-        start = [10 ** rng.uniform(-0.5, 0.3) * rng.standard_normal(s) for s in net.effect.shapes]
+        start = [
+            10 ** rng.uniform(-0.5, 0.3) * rng.standard_normal(s)
+            for s in net.effect.shapes
+        ]
         ends.append(net.objective(*descend(net.effect.value, start)))
     return min(ends)
 
@@ -65,7 +68,9 @@ def test_dropout_and_decay_induce_two_nuclear_norms():
 
 def test_weight_decay_with_correlated_inputs_is_bounded():
     for noise in (overt.Dropout(0.3), overt.DropConnect(0.3)):
-        net = overt.LinearNetwork(**INPUTS["correlated"], width=4, noise=noise, weight_decay=0.5)
+        net = overt.LinearNetwork(
+            **INPUTS["correlated"], width=4, noise=noise, weight_decay=0.5
+        )
         best, low = net.solve(), lowest(net)
         assert best.certificate.lower_bound <= low * (1 + 1e-12)
         assert best.objective <= low * (1 + 1e-7)
@@ -89,11 +94,15 @@ def test_tied_weights_decay_once():
 
 @pytest.mark.parametrize("inputs", INPUTS)
 @pytest.mark.parametrize(
-    "noise", [overt.Dropout(0.3), overt.Dropout([0.1, 0, 0.5]), overt.KeepExactly(2)], ids=str
+    "noise",
+    [overt.Dropout(0.3), overt.Dropout([0.1, 0, 0.5]), overt.KeepExactly(2)],
+    ids=str,
 )
 def test_noise_on_inputs_and_units_is_what_enumeration_says(noise, inputs):
     hidden, rng = overt.Dropout(0.4), np.random.default_rng(0)
-    net = overt.LinearNetwork(**INPUTS[inputs], width=2, noise=hidden, input_noise=noise)
+    net = overt.LinearNetwork(
+        **INPUTS[inputs], width=2, noise=hidden, input_noise=noise
+    )
     best = net.solve()
     assert best.status == "optimal"
     assert best.objective <= lowest(net) * (1 + 1e-8)
@@ -115,7 +124,11 @@ def test_noise_on_inputs_and_units_is_what_enumeration_says(noise, inputs):
 
 
 def test_noise_on_inputs_is_drawn_in_training():
-    both = {"noise": overt.Dropout(0.3), "input_noise": overt.Dropout(0.2), "weight_decay": 0.1}
+    both = {
+        "noise": overt.Dropout(0.3),
+        "input_noise": overt.Dropout(0.2),
+        "weight_decay": 0.1,
+    }
     net = overt.LinearNetwork(X=X, Y=Y, width=3, **both)
     rng = np.random.default_rng(3)
     U, V = rng.standard_normal((2, 3)), rng.standard_normal((3, 3))
@@ -138,21 +151,28 @@ def test_noise_on_the_inputs_of_other_networks():
     assert noisy.solve().objective > plain.solve().objective
     # Dropout on inputs is dropout on a hidden layer after an identity that is not trained.
     deep = overt.DeepLinearNetwork(M, (2,), 0.4, input_noise=overt.Dropout(0.3))
-    shallow = overt.LinearNetwork(M, 2, overt.Dropout(0.4), input_noise=overt.Dropout(0.3))
+    shallow = overt.LinearNetwork(
+        M, 2, overt.Dropout(0.4), input_noise=overt.Dropout(0.3)
+    )
     assert deep.solve().objective == pytest.approx(shallow.solve().objective, rel=1e-9)
     W = (
         np.random.default_rng(0).standard_normal((2, 3)),
         np.random.default_rng(1).standard_normal((4, 2)),
     )
     added = overt.penalty.deep([np.eye(3), *W], (0.3, 0.4))
-    assert deep.objective(W) == pytest.approx(np.sum((M - W[1] @ W[0]) ** 2) + float(added))
+    assert deep.objective(W) == pytest.approx(
+        np.sum((M - W[1] @ W[0]) ** 2) + float(added)
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"weight_decay": -1.0}, "weight_decay"),
-        ({"input_noise": overt.DropConnect(0.3)}, "input_noise must be a noise over inputs"),
+        (
+            {"input_noise": overt.DropConnect(0.3)},
+            "input_noise must be a noise over inputs",
+        ),
         ({"input_noise": overt.Dropout([0.1, 0.2])}, "2 entries but there are 3 units"),
         ({"input_noise": 0.3}, "input_noise must be a noise"),
     ],
@@ -182,7 +202,10 @@ def test_gaussian_dropout_has_the_objective_of_dropout():
         {"width": 12, "drop_probs": 0.4, "block_size": [1, 2, 3, 4, 6, 12]},
         {"width": [2, 4, 6], "drop_probs": [0.2, 0.4, 0.6], "block_size": [1, 2, 3]},
         {"width": 5, "noise": [overt.KeepExactly(k) for k in range(1, 6)]},
-        {"width": 3, "noise": [overt.Dropout([0.1, 0.3, 0.0]), overt.Dropout(strength=2.0)]},
+        {
+            "width": 3,
+            "noise": [overt.Dropout([0.1, 0.3, 0.0]), overt.Dropout(strength=2.0)],
+        },
     ],
     ids=["widths", "blocks", "all", "keep exactly", "noises"],
 )
@@ -192,7 +215,8 @@ def test_paths_agree_with_solving_each_point(arguments, inputs):
     noises = arguments.get("noise")
     if noises is None:
         probs, sizes = (
-            np.broadcast_to(arguments.get(name, 1), count) for name in ("drop_probs", "block_size")
+            np.broadcast_to(arguments.get(name, 1), count)
+            for name in ("drop_probs", "block_size")
         )
         noises = [overt.DropBlock(p, int(b)) for p, b in zip(probs, sizes, strict=True)]
     for i, (noise, d) in enumerate(zip(noises, whole.widths.tolist(), strict=True)):
@@ -211,10 +235,16 @@ def test_paths_agree_with_solving_each_point(arguments, inputs):
         ({"width": [1, 2], "drop_probs": [0.1, 0.2, 0.3]}, "same length"),
         ({"width": 4, "noise": overt.DropBlock(0.3, 2, "sliding")}, "closed form"),
         (
-            {"width": 2, "noise": overt.CovarianceNoise([1.0, 1.0], [[0.2, 0.3], [0.3, 2.0]])},
+            {
+                "width": 2,
+                "noise": overt.CovarianceNoise([1.0, 1.0], [[0.2, 0.3], [0.3, 2.0]]),
+            },
             "closed form",
         ),
-        ({"width": 4, "noise": overt.Dropout(0.3), "block_size": 2}, "noise has its own"),
+        (
+            {"width": 4, "noise": overt.Dropout(0.3), "block_size": 2},
+            "noise has its own",
+        ),
         ({"width": 4, "noise": 0.3}, "closed form.*got 0.3"),
     ],
 )
@@ -227,7 +257,9 @@ def test_concentrated_exchangeable_noise_keeps_one_direction():
     # gamma below -1: multipliers that sum to nearly a constant, each very noisy.
     delta = np.array([5.0, 6.0, 9.0])
     w = 1 / np.sum(1 / delta)
-    net = overt.LinearNetwork(M, 3, overt.CovarianceNoise(np.ones(3), np.diag(delta) - 0.95 * w))
+    net = overt.LinearNetwork(
+        M, 3, overt.CovarianceNoise(np.ones(3), np.diag(delta) - 0.95 * w)
+    )
     best = net.solve()
     s = np.linalg.svd(M, compute_uv=False)
     assert best.status == "optimal"
@@ -247,13 +279,31 @@ def test_concentrated_exchangeable_noise_keeps_one_direction():
         (5.0, [3, 3, 3, 9], 0.0, 2, 3, 3),  # starts that are alike count as one
         (5.0, [3, 2, 2, 9], 0.0, 1, 3, 2),  # a lower one begins anew
         (5.0, [3, 4, 4, 3, 9], 0.0, 1, 4, 3),  # higher ones do not count
-        (5.0, [3, 3 * (1 - 5e-9), 9], 0.0, 1, 2, 3 * (1 - 5e-9)),  # the same but for rounding
-        (5.0, [3, 3 * (1 - 5e-8), 3, 9], 0.0, 1, 4, 3 * (1 - 5e-8)),  # lower by more: no agreement
+        (
+            5.0,
+            [3, 3 * (1 - 5e-9), 9],
+            0.0,
+            1,
+            2,
+            3 * (1 - 5e-9),
+        ),  # the same but for rounding
+        (
+            5.0,
+            [3, 3 * (1 - 5e-8), 3, 9],
+            0.0,
+            1,
+            4,
+            3 * (1 - 5e-8),
+        ),  # lower by more: no agreement
         (2.0, [3, 4], 0.0, 1, 2, 2),  # none left, the first is best
     ],
 )
-def test_descents_go_on_until_enough_of_them_agree(first, ends, enough, alike, taken, lowest):
+def test_descents_go_on_until_enough_of_them_agree(
+    first, ends, enough, alike, taken, lowest
+):
     left = iter([np.array([float(end)]) for end in ends])
-    found = settle(lambda x: (float(x), []), [first], ([end[0]] for end in left), enough, 2, alike)
+    found = settle(
+        lambda x: (float(x), []), [first], ([end[0]] for end in left), enough, 2, alike
+    )
     assert len(list(left)) == len(ends) - taken
     assert found == [pytest.approx(lowest, rel=1e-12)]

@@ -72,14 +72,22 @@ def noise_of(rng, kind, d):
     """A noise of this kind at width d."""
     if kind == "per unit":
         some = [0.0, 0.5, drop_prob(rng), drop_prob(rng)]
-        return overt.Dropout(rng.choice(some, d) if rng.random() < 0.7 else rng.uniform(0, 0.9, d))
+        return overt.Dropout(
+            rng.choice(some, d) if rng.random() < 0.7 else rng.uniform(0, 0.9, d)
+        )
     if kind == "keep exactly":
         return overt.KeepExactly(int(rng.integers(1, d + 1)))
     if kind == "exchangeable":
         delta = 10 ** rng.uniform(-6, 3)
-        gamma = rng.uniform(-delta / d, 1) if rng.random() < 0.5 else 10 ** rng.uniform(-6, 3)
+        gamma = (
+            rng.uniform(-delta / d, 1)
+            if rng.random() < 0.5
+            else 10 ** rng.uniform(-6, 3)
+        )
         mean = rng.choice([-1, 1]) * rng.uniform(0.3, 3)
-        return overt.CovarianceNoise(np.full(d, mean), mean**2 * (delta * np.eye(d) + gamma))
+        return overt.CovarianceNoise(
+            np.full(d, mean), mean**2 * (delta * np.eye(d) + gamma)
+        )
     if kind in ("grid", "sliding"):
         sizes = [b for b in range(1, d + 1) if kind == "sliding" or d % b == 0]
         return overt.DropBlock(drop_prob(rng), int(rng.choice(sizes)), kind)
@@ -109,17 +117,30 @@ def problem(number):
         given = {"target": M}
     elif inputs == 1:
         A = rng.standard_normal((n, n if rng.random() < 0.8 else max(1, n - 1)))
-        given = {"target": M / units, "second_moment": (A @ A.T) * np.outer(units, units)}
+        given = {
+            "target": M / units,
+            "second_moment": (A @ A.T) * np.outer(units, units),
+        }
         if rng.random() < 0.2:
             given["second_moment"] = np.diag(units**2)
     else:
         samples = int(rng.integers(1, 15))
-        X = rng.standard_normal((samples, n)) * spread @ rng.standard_normal((n, n)) * units
-        Y = (X / units) @ M.T + scale * rng.choice([0, 0.3]) * rng.standard_normal((samples, m))
+        X = (
+            rng.standard_normal((samples, n))
+            * spread
+            @ rng.standard_normal((n, n))
+            * units
+        )
+        Y = (X / units) @ M.T + scale * rng.choice([0, 0.3]) * rng.standard_normal(
+            (samples, m)
+        )
         given = {"X": X, "Y": Y}
     if kind == "deep":
         widths = tuple(int(x) for x in rng.integers(1, 6, rng.integers(1, 4)))
-        probs = [drop_prob(rng) if rng.random() < 0.3 else rng.uniform(0, 0.8) for _ in widths]
+        probs = [
+            drop_prob(rng) if rng.random() < 0.3 else rng.uniform(0, 0.8)
+            for _ in widths
+        ]
         return kind, overt.DeepLinearNetwork(widths=widths, drop_prob=probs, **given)
     noise = noise_of(rng, kind, d)
     if kind.startswith("tied"):
@@ -159,7 +180,11 @@ def descents(net, best, count, rng):
             first_or_last = 0 if deep else 1
             gradients = list(gradients)
             G = gradients[first_or_last]
-            pulled = task.L_inverse @ (G.T if deep else G) if task.L_inverse is not None else None
+            pulled = (
+                task.L_inverse @ (G.T if deep else G)
+                if task.L_inverse is not None
+                else None
+            )
             if pulled is not None:
                 gradients[first_or_last] = pulled.T if deep else pulled
         flat = np.concatenate([np.ravel(G) for G in gradients]) * size
@@ -173,7 +198,9 @@ def descents(net, best, count, rng):
     for trial in range(count):
         if trial == 0:
             start = np.concatenate([np.ravel(W) for W in solution]) / size
-            start = start + 0.03 * np.sqrt(np.mean(start**2)) * rng.standard_normal(start.shape)
+            start = start + 0.03 * np.sqrt(np.mean(start**2)) * rng.standard_normal(
+                start.shape
+            )
         else:
             start = 10 ** rng.uniform(-1.5, 0.5) * rng.standard_normal(
                 sum(np.prod(s) for s in shapes)
@@ -209,7 +236,10 @@ def contradiction(number):
     bound, reached = best.certificate.lower_bound, best.objective
     floor = 1e-14 * net.effect.regression.scale  # what rounding leaves of a perfect fit
     name = f"{number} {kind} {best.status}"
-    if kind in ("dropout", "per unit", "keep exactly", "exchangeable") and best.status != "optimal":
+    if (
+        kind in ("dropout", "per unit", "keep exactly", "exchangeable")
+        and best.status != "optimal"
+    ):
         return f"{name}: gap {best.certificate.relative_gap:.2g} where theory closes it"
     if not (np.isfinite(reached) and bound <= reached):
         return f"{name}: bound {bound!r} above objective {reached!r}"

@@ -42,7 +42,9 @@ def test_gradient_agrees_with_finite_differences():
                 moved = [W.copy() for W in weights]
                 moved[layer][index] += sign * 1e-6
                 values.append(net.effect.value(*moved)[0])
-            assert (values[0] - values[1]) / 2e-6 == pytest.approx(gradient[index], abs=1e-6)
+            assert (values[0] - values[1]) / 2e-6 == pytest.approx(
+                gradient[index], abs=1e-6
+            )
 
 
 def test_objective_is_the_loss_plus_the_deep_penalty():
@@ -60,9 +62,9 @@ def test_objective_is_the_loss_plus_the_deep_penalty():
 @pytest.mark.parametrize("seed", range(5))
 def test_gap_condition_gives_the_optimum(seed):
     rng = np.random.default_rng(seed)
-    M = np.outer(rng.standard_normal(3), rng.standard_normal(4)) + 0.05 * rng.standard_normal(
-        (3, 4)
-    )
+    M = np.outer(
+        rng.standard_normal(3), rng.standard_normal(4)
+    ) + 0.05 * rng.standard_normal((3, 4))
     net = overt.DeepLinearNetwork(M, (3, 4), 0.6, second_moment=correlated(4, seed))
     assert net.gap_condition
     best = net.solve()
@@ -70,7 +72,9 @@ def test_gap_condition_gives_the_optimum(seed):
     assert best.objective == pytest.approx(descend(net, seed=seed), rel=1e-8)
     assert best.certificate.relative_gap < 1e-10
     np.testing.assert_allclose(
-        overt.equalize.equalization_gaps(best.weights, correlated(4, seed)), 0, atol=1e-10
+        overt.equalize.equalization_gaps(best.weights, correlated(4, seed)),
+        0,
+        atol=1e-10,
     )
 
 
@@ -88,7 +92,9 @@ def test_single_output_is_pure_shrinkage_with_the_inverse_second_moment():
     X, y = rng.standard_normal((50, 4)) @ correlated(4), rng.standard_normal((50, 1))
     net = overt.DeepLinearNetwork(X=X, Y=y, widths=(3, 2), drop_prob=0.5)
     least_squares = np.linalg.lstsq(X, y, rcond=None)[0].T
-    np.testing.assert_allclose(net.solve().product, least_squares / (1 + net.nu), rtol=1e-9)
+    np.testing.assert_allclose(
+        net.solve().product, least_squares / (1 + net.nu), rtol=1e-9
+    )
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -157,9 +163,12 @@ def test_a_noise_per_layer_is_averaged_over_all_masks():
     weights = [rng.standard_normal(shape) for shape in net.shapes]
     two = [(1 / 3, np.array(z) * 1.5) for z in ((1, 1, 0), (1, 0, 1), (0, 1, 1))]
     drop = [
-        (0.5 * (0.8 if b else 0.2), np.array([2 * a, 1.25 * b])) for a, b in product((0, 1), (0, 1))
+        (0.5 * (0.8 if b else 0.2), np.array([2 * a, 1.25 * b]))
+        for a, b in product((0, 1), (0, 1))
     ]
-    assert net.objective(weights) == pytest.approx(enumerated(net, weights, [two, drop], M))
+    assert net.objective(weights) == pytest.approx(
+        enumerated(net, weights, [two, drop], M)
+    )
 
 
 @pytest.mark.parametrize("name", MIXTURES)
@@ -176,7 +185,9 @@ def test_no_descent_is_below_the_bound_of_a_mixture(name):
     assert again.objective == pytest.approx(best.objective, rel=1e-12)
 
 
-@pytest.mark.parametrize("noise", [D(0.4), D((0.1, 0.3, 0.4, 0.5, 0.6)), K(3), B(0.4, 5)])
+@pytest.mark.parametrize(
+    "noise", [D(0.4), D((0.1, 0.3, 0.4, 0.5, 0.6)), K(3), B(0.4, 5)]
+)
 def test_one_layer_of_any_noise_is_the_shallow_network(noise):
     M = np.random.default_rng(0).standard_normal((4, 3))
     deep = overt.DeepLinearNetwork(M, (5,), noise=noise).solve()
@@ -191,7 +202,9 @@ def test_shares_are_those_of_the_units():
     np.testing.assert_allclose(best.shares.sum(axis=1), 1)
     np.testing.assert_allclose(best.shares[:, 0], 0.552703, atol=1e-6)
     lambdas = best.shares / (best.shares + 0.25)
-    np.testing.assert_allclose(best.spectrum, [1.0, 0.9] * np.prod(lambdas, axis=0), rtol=1e-10)
+    np.testing.assert_allclose(
+        best.spectrum, [1.0, 0.9] * np.prod(lambdas, axis=0), rtol=1e-10
+    )
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -215,7 +228,9 @@ def test_every_rank_certificate_survives_descents(seed):
 def test_narrow_layers_cannot_beat_the_bound_of_their_rank():
     M = np.diag([1.0, 0.9, 0.8])
     wide = overt.DeepLinearNetwork(M, (6, 6), 0.1)
-    narrow = overt.DeepLinearNetwork(M, (6, 2, 6), (0.1, 0.0, 0.1))  # rank two, no more noise
+    narrow = overt.DeepLinearNetwork(
+        M, (6, 2, 6), (0.1, 0.0, 0.1)
+    )  # rank two, no more noise
     assert wide.bound(rank=2) == pytest.approx(narrow.solve().objective, rel=1e-9)
 
 
@@ -274,7 +289,9 @@ def test_training_reaches_the_optimum_and_stays_above_the_bound(gradient):
 def test_data_minibatches_and_divergence():
     rng = np.random.default_rng(0)
     X = rng.standard_normal((30, 3))
-    net = overt.DeepLinearNetwork(X=X, Y=X @ np.ones((3, 1)), widths=(3, 3), drop_prob=0.2)
+    net = overt.DeepLinearNetwork(
+        X=X, Y=X @ np.ones((3, 1)), widths=(3, 3), drop_prob=0.2
+    )
     run = net.train(200, 0.05, 2, batch_size=10)
     assert run.objective[:, -1].mean() < run.objective[:, 0].mean()
     assert net.train(200, 50.0, 2).status == "diverged"
@@ -313,10 +330,18 @@ def test_every_sample_of_a_batch_has_a_mask_of_its_own():
     rng = np.random.default_rng(0)
     net = overt.DeepLinearNetwork(rng.standard_normal((2, 3)), (6, 5), 0.5)
     weights = [rng.standard_normal(shape) for shape in net.shapes]
-    x, y = np.tile(rng.standard_normal((2, 1, 3)), (1, 4000, 1))  # one sample, many times
-    gradients = net.effect.sampled_gradients(weights, x, y[:, :2], np.random.default_rng(1))
-    kept = [np.abs(gradients[i]).sum(axis=axis) > 0 for i, axis in ((1, 0), (2, 0), (0, 1))]
-    assert all(units.all() for units in kept)  # one mask for all would leave units without gradient
+    x, y = np.tile(
+        rng.standard_normal((2, 1, 3)), (1, 4000, 1)
+    )  # one sample, many times
+    gradients = net.effect.sampled_gradients(
+        weights, x, y[:, :2], np.random.default_rng(1)
+    )
+    kept = [
+        np.abs(gradients[i]).sum(axis=axis) > 0 for i, axis in ((1, 0), (2, 0), (0, 1))
+    ]
+    assert all(
+        units.all() for units in kept
+    )  # one mask for all would leave units without gradient
     whole = net.effect.sampled_gradients(weights, x, y[:, :2], np.random.default_rng(2))
     for one, other in zip(gradients, whole, strict=True):
         assert np.linalg.norm(one - other) < 0.3 * np.linalg.norm(one)

@@ -30,7 +30,11 @@ def test_the_smallest_spurious_minimum_in_exact_arithmetic():
 
     def times(A, B):
         return [
-            [sum(x * y for x, y in zip(r, c, strict=True)) for c in zip(*B, strict=True)] for r in A
+            [
+                sum(x * y for x, y in zip(r, c, strict=True))
+                for c in zip(*B, strict=True)
+            ]
+            for r in A
         ]
 
     def noisy(S):
@@ -48,7 +52,9 @@ def test_the_smallest_spurious_minimum_in_exact_arithmetic():
         S = times(times(W3, S), transposed(W3))
         A = times(times(W3, W2), W1)
         cross = sum(
-            t * x for r, q in zip(target, A, strict=True) for t, x in zip(r, q, strict=True)
+            t * x
+            for r, q in zip(target, A, strict=True)
+            for t, x in zip(r, q, strict=True)
         )
         square = sum(t * t for r in target for t in r)
         return square - 2 * cross + S[0][0] + S[1][1]
@@ -89,7 +95,9 @@ def test_every_local_minimum_is_critical_and_not_left_by_small_steps(seed):
     for minimum in net.landscape().minima:
         _, gradients = net.effect.value(*minimum.weights)
         assert max(np.abs(G).max() for G in gradients) < 1e-10
-        assert net.objective(minimum.weights) == pytest.approx(minimum.objective, rel=1e-12)
+        assert net.objective(minimum.weights) == pytest.approx(
+            minimum.objective, rel=1e-12
+        )
         for _ in range(300):
             near = moved(minimum.weights, 10 ** rng.uniform(-5, -2.5), rng)
             assert net.objective(near) >= minimum.objective * (1 - 1e-12)
@@ -113,7 +121,10 @@ def test_no_path_from_the_spurious_minimum_stays_below_its_barrier():
             ends[2] * signs[1],
         ]
         t = np.linspace(0, 1, 400)
-        path = [[(1 - x) * A + x * B for A, B in zip(first.weights, ends, strict=True)] for x in t]
+        path = [
+            [(1 - x) * A + x * B for A, B in zip(first.weights, ends, strict=True)]
+            for x in t
+        ]
         lowest = min(lowest, max(SMALLEST.objective(weights) for weights in path))
     assert lowest >= first.objective + landscape.barrier
 
@@ -133,7 +144,8 @@ def test_landscapes_that_are_not_known_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("layers", "width", "drop_prob"), [(2, 2, 0.5), (2, 10, 0.3), (3, 5, 0.2), (4, 50, 0.8)]
+    ("layers", "width", "drop_prob"),
+    [(2, 2, 0.5), (2, 10, 0.3), (3, 5, 0.2), (4, 50, 0.8)],
 )
 def test_the_rank_jumps_where_the_closed_form_says(layers, width, drop_prob):
     ratio = rank_jump((width,) * layers, drop_prob)

@@ -19,9 +19,12 @@ from overt.linear.sharing import attained
 
 def exact_objective(X, Y, U, V, lam):
     """The dropout objective of the stored numbers, in rational arithmetic."""
-    X, Y, U, V = ([[Fraction(float(x)) for x in row] for row in A] for A in (X, Y, U, V))
+    X, Y, U, V = (
+        [[Fraction(float(x)) for x in row] for row in A] for A in (X, Y, U, V)
+    )
     H = [
-        [sum(x * v[k] for x, v in zip(row, V, strict=True)) for k in range(len(U[0]))] for row in X
+        [sum(x * v[k] for x, v in zip(row, V, strict=True)) for k in range(len(U[0]))]
+        for row in X
     ]
     loss = sum(
         (y - sum(h * u for h, u in zip(hidden, out, strict=True))) ** 2
@@ -36,14 +39,20 @@ def exact_objective(X, Y, U, V, lam):
 @pytest.mark.parametrize("scale", [1e-14, 1e-30, 1e20])
 def test_an_input_of_small_variance_counts(scale):
     M = [[1, 10 / np.sqrt(scale)]]
-    best = overt.LinearNetwork(M, 1, overt.Dropout(0.5), second_moment=np.diag([1, scale])).solve()
+    best = overt.LinearNetwork(
+        M, 1, overt.Dropout(0.5), second_moment=np.diag([1, scale])
+    ).solve()
     assert best.objective == pytest.approx(50.5, rel=1e-12)
     assert best.status == "optimal"
 
 
 def test_units_of_the_inputs_change_nothing():
     rng = np.random.default_rng(0)
-    X, Y, units = rng.standard_normal((20, 4)), rng.standard_normal((20, 3)), [1, 1e-9, 1e7, 1e3]
+    X, Y, units = (
+        rng.standard_normal((20, 4)),
+        rng.standard_normal((20, 3)),
+        [1, 1e-9, 1e7, 1e3],
+    )
     for noise in (overt.Dropout(0.3), overt.KeepExactly(2), overt.DropConnect(0.3)):
         one = overt.LinearNetwork(X=X, Y=Y, width=4, noise=noise).solve()
         other = overt.LinearNetwork(X=X * units, Y=Y, width=4, noise=noise).solve()
@@ -93,12 +102,24 @@ def test_units_scale_the_answers_of_other_networks(unit):
     for build, power in (
         (lambda a: overt.DeepLinearNetwork(a * M, (3, 4), (0.3, 0.5)), 2),
         (lambda a: overt.TiedAutoencoder(a * root, 3, overt.Dropout(0.3)), 2),
-        (lambda a: overt.LinearNetwork(a * M, 3, overt.Dropout(0.3), weight_decay=0.2 * a), 2),
-        (lambda a: overt.LinearNetwork(M, 3, overt.Dropout(0.3), second_moment=a * root), 1),
+        (
+            lambda a: overt.LinearNetwork(
+                a * M, 3, overt.Dropout(0.3), weight_decay=0.2 * a
+            ),
+            2,
+        ),
+        (
+            lambda a: overt.LinearNetwork(
+                M, 3, overt.Dropout(0.3), second_moment=a * root
+            ),
+            1,
+        ),
         (lambda a: overt.DeepLinearNetwork(M, (3, 4), 0.3, second_moment=a * root), 1),
     ):
         one, other = build(1.0).solve(), build(unit).solve()
-        assert other.objective == pytest.approx(unit**power * one.objective, rel=1e-6, abs=0)
+        assert other.objective == pytest.approx(
+            unit**power * one.objective, rel=1e-6, abs=0
+        )
         assert (other.rank, other.status) == (one.rank, one.status)
         found = other.certificate.lower_bound / unit**power
         assert found == pytest.approx(one.certificate.lower_bound, rel=1e-6)
@@ -120,7 +141,9 @@ def test_units_of_a_second_moment_do_not_hide_correlations():
     units, M = np.array([1e-9, 1e9]), np.array([[1.0, -2.0], [0.5, 1.0]])
     C = A @ A.T
     one, other = (
-        overt.LinearNetwork(M / u, 2, overt.DropConnect(0.4), second_moment=C * np.outer(u, u))
+        overt.LinearNetwork(
+            M / u, 2, overt.DropConnect(0.4), second_moment=C * np.outer(u, u)
+        )
         for u in (np.ones(2), units)
     )
     assert other.solve().objective == pytest.approx(one.solve().objective, rel=1e-9)
@@ -150,7 +173,10 @@ def test_what_was_cut_is_told():
 def test_the_bound_is_below_the_exact_objective_of_ill_conditioned_data(condition):
     rng = np.random.default_rng(0)
     left, right = (np.linalg.qr(rng.standard_normal((n, 10)))[0] for n in (30, 10))
-    X, Y = left * np.geomspace(1, 1 / condition, 10) @ right.T, rng.standard_normal((30, 6))
+    X, Y = (
+        left * np.geomspace(1, 1 / condition, 10) @ right.T,
+        rng.standard_normal((30, 6)),
+    )
     noise = overt.Dropout(0.3)
     best = overt.LinearNetwork(X=X, Y=Y, width=5, noise=noise).solve()
     exact = exact_objective(X, Y, best.U, best.V, noise.strength)
@@ -165,7 +191,9 @@ def test_products_are_rounded_once():
     B[:, 0] = np.linalg.svd(A)[2][-1]  # A B cancels to rounding
     exact = [
         [
-            float(sum(Fraction(a) * Fraction(b) for a, b in zip(row, column, strict=True)))
+            float(
+                sum(Fraction(a) * Fraction(b) for a, b in zip(row, column, strict=True))
+            )
             for column in B.T.tolist()
         ]
         for row in A.tolist()
@@ -189,9 +217,13 @@ def test_weak_noise_is_solved_as_well_as_strong(drop_prob, width):
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 7])
 @pytest.mark.parametrize("block_size", [2, 3])
-def test_repeated_values_reach_the_bound_exactly_where_fusion_frames_exist(n, block_size):
+def test_repeated_values_reach_the_bound_exactly_where_fusion_frames_exist(
+    n, block_size
+):
     for blocks in range(1, 6):
-        best = overt.LinearNetwork(np.eye(n), block_size * blocks, overt.DropBlock(0.3, block_size))
+        best = overt.LinearNetwork(
+            np.eye(n), block_size * blocks, overt.DropBlock(0.3, block_size)
+        )
         q = min(n, block_size * blocks)
         exists = q <= block_size or attained(np.full(q, block_size / q), blocks)
         assert (best.solve().status == "optimal") == exists, (n, block_size, blocks)
@@ -269,11 +301,15 @@ def convex_program(s, delta, gamma):
     if d > 1:
         held += [cp.diff(a) <= 0, cp.diff(x) <= 0]
     # |top - a|^2 + gamma |a|^2, completed to a square so that it is seen to be convex
-    cost = (1 + gamma) * cp.sum_squares(a - top / (1 + gamma)) + gamma / (1 + gamma) * np.sum(
-        top**2
+    cost = (1 + gamma) * cp.sum_squares(a - top / (1 + gamma)) + gamma / (
+        1 + gamma
+    ) * np.sum(top**2)
+    problem = cp.Problem(
+        cp.Minimize(cost + cp.sum(cp.multiply(delta, cp.square(x)))), held
     )
-    problem = cp.Problem(cp.Minimize(cost + cp.sum(cp.multiply(delta, cp.square(x)))), held)
-    problem.solve(solver=cp.CLARABEL, tol_gap_abs=1e-11, tol_gap_rel=1e-11, tol_feas=1e-11)
+    problem.solve(
+        solver=cp.CLARABEL, tol_gap_abs=1e-11, tol_gap_rel=1e-11, tol_feas=1e-11
+    )
     return problem.value + np.sum(s[d:] ** 2)
 
 
@@ -287,10 +323,14 @@ def test_unequal_units_equal_the_convex_program_and_carry_their_shares(seed):
     best = overt.LinearNetwork(M, d, noise).solve()
     s = np.linalg.svd(M, compute_uv=False)
     assert best.status == "optimal"
-    assert best.objective == pytest.approx(convex_program(s, delta, gamma), rel=1e-7, abs=1e-9)
+    assert best.objective == pytest.approx(
+        convex_program(s, delta, gamma), rel=1e-7, abs=1e-9
+    )
     units = UnitShares(delta, gamma)
     shares = units.shares(units.shrink(s[:d]))
-    np.testing.assert_allclose(overt.equalize.importance(best.U, best.V), shares, atol=1e-7)
+    np.testing.assert_allclose(
+        overt.equalize.importance(best.U, best.V), shares, atol=1e-7
+    )
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -314,7 +354,9 @@ def test_keeping_exactly_some_units_is_solved_in_closed_form(count):
         assert best.objective == pytest.approx(5.0)
     if count == d:
         assert best.objective == pytest.approx(0.0, abs=1e-12)
-    masks = np.array([[i in kept for i in range(d)] for kept in combinations(range(d), count)])
+    masks = np.array(
+        [[i in kept for i in range(d)] for kept in combinations(range(d), count)]
+    )
     losses = [np.sum((M - (best.U * z * d / count) @ best.V.T) ** 2) for z in masks]
     assert best.objective == pytest.approx(np.mean(losses), abs=1e-12)
 
@@ -326,7 +368,9 @@ def test_keeping_exactly_some_units_is_solved_in_closed_form(count):
             np.ones(6), 0.3 ** abs(np.subtract.outer(range(6), range(6)))
         ),
         lambda: overt.DropBlock(0.4, 3, "sliding"),
-        lambda: overt.CovarianceNoise(np.ones(6), np.kron(np.eye(3), [[1.5, -1.0], [-1.0, 1.5]])),
+        lambda: overt.CovarianceNoise(
+            np.ones(6), np.kron(np.eye(3), [[1.5, -1.0], [-1.0, 1.5]])
+        ),
     ],
     ids=["ar1", "sliding", "pairs"],
 )
@@ -372,7 +416,9 @@ def random_noise(rng, d):
     return {
         "per unit": overt.Dropout(rng.choice([0, 1e-6, 0.1, 0.3, 0.8, 0.95], d)),
         "keep exactly": overt.KeepExactly(int(rng.integers(1, d + 1))),
-        "exchangeable": overt.CovarianceNoise(np.full(d, 0.7), 0.49 * (delta * np.eye(d) + gamma)),
+        "exchangeable": overt.CovarianceNoise(
+            np.full(d, 0.7), 0.49 * (delta * np.eye(d) + gamma)
+        ),
         "sliding": overt.DropBlock(0.4, int(rng.integers(1, d + 1)), "sliding"),
         "any": overt.CovarianceNoise(rng.uniform(0.5, 2, d), K @ K.T / d),
     }
@@ -394,8 +440,13 @@ def test_no_status_is_contradicted_by_restarts(seed):
         T = net.effect.regression.T
         size = np.sqrt(np.linalg.norm(T) / d)
         for _ in range(3):
-            U, P = size * rng.standard_normal((m, d)), size * rng.standard_normal((T.shape[1], d))
-            U, V = descend(net.effect.value, [U, net.effect.regression.unwhiten(P)], max_steps=300)
+            U, P = (
+                size * rng.standard_normal((m, d)),
+                size * rng.standard_normal((T.shape[1], d)),
+            )
+            U, V = descend(
+                net.effect.value, [U, net.effect.regression.unwhiten(P)], max_steps=300
+            )
             reached = net.objective(U, V)
             assert best.certificate.lower_bound <= reached * (1 + 1e-12), name
             assert best.objective <= reached * (1 + 1e-6) + 1e-13 * np.sum(T**2), name

@@ -55,38 +55,66 @@ CASES = {  # a network at its optimum, and the relative gap that must be proved
     "repeated": (lambda: shallow(np.eye(6), 4, drop), 1e-25),
     "orthogonal": (lambda: shallow(np.linalg.qr(ROOT)[0], 6, drop), 1e-25),
     "per unit": (lambda: shallow(M, 4, overt.Dropout([0.1, 0.5, 0.3, 0.2])), 1e-9),
-    "noise-free units": (lambda: shallow(M, 4, overt.Dropout([0.1, 0.0, 0.3, 0.0])), 1e-9),
+    "noise-free units": (
+        lambda: shallow(M, 4, overt.Dropout([0.1, 0.0, 0.3, 0.0])),
+        1e-9,
+    ),
     "blocks": (lambda: shallow(M, 16, overt.DropBlock(0.3, 2)), 1e-25),
     "most kept": (
-        lambda: shallow(np.diag([6.0, 5.0, 4.5, 0.9, 0.8]), 20, overt.DropBlock(0.3, 4)),
+        lambda: shallow(
+            np.diag([6.0, 5.0, 4.5, 0.9, 0.8]), 20, overt.DropBlock(0.3, 4)
+        ),
         1e-12,
     ),
     "second moment": (lambda: shallow(M, 5, drop, second_moment=C), 1e-20),
-    "moment, blocks": (lambda: shallow(M, 16, overt.DropBlock(0.3, 2), second_moment=C), 1e-20),
+    "moment, blocks": (
+        lambda: shallow(M, 16, overt.DropBlock(0.3, 2), second_moment=C),
+        1e-20,
+    ),
     "dropconnect": (lambda: shallow(M, 6, overt.DropConnect(0.3)), 1e-25),
-    "correlated": (lambda: shallow(M, 8, overt.DropConnect(0.3), second_moment=C), 1e-9),
+    "correlated": (
+        lambda: shallow(M, 8, overt.DropConnect(0.3), second_moment=C),
+        1e-9,
+    ),
     "data": (lambda: shallow(X=X, Y=Y, width=5, noise=drop), 1e-9),
     "steep data": (lambda: shallow(X=STEEP, Y=Y, width=5, noise=drop), 1e-9),
     "dependent data": (lambda: shallow(X=CODED, Y=Y, width=5, noise=drop), 1e-9),
     "few data": (lambda: shallow(X=X[:4], Y=Y[:4], width=5, noise=drop), 1e-9),
-    "data, weights": (lambda: shallow(X=X, Y=Y, width=6, noise=overt.DropConnect(0.3)), 1e-9),
+    "data, weights": (
+        lambda: shallow(X=X, Y=Y, width=6, noise=overt.DropConnect(0.3)),
+        1e-9,
+    ),
     "orthogonal, weights": (
-        lambda: shallow(X=np.linalg.qr(X)[0], Y=Y, width=6, noise=overt.DropConnect(0.3)),
+        lambda: shallow(
+            X=np.linalg.qr(X)[0], Y=Y, width=6, noise=overt.DropConnect(0.3)
+        ),
         1e-12,
     ),
-    "dead input": (lambda: shallow(X=X * DEAD, Y=Y, width=6, noise=overt.DropConnect(0.3)), 1e-9),
+    "dead input": (
+        lambda: shallow(X=X * DEAD, Y=Y, width=6, noise=overt.DropConnect(0.3)),
+        1e-9,
+    ),
     "tied": (lambda: tied(ROOT + 3 * np.eye(6), 6, drop), 1e-25),
     "tied data": (lambda: tied(X=X, width=6, noise=overt.Dropout(0.3)), 0.1),
     "gaussian": (lambda: shallow(M, 6, overt.Dropout(strength=0.4)), 1e-10),
     "keep exactly": (lambda: shallow(M, 6, overt.KeepExactly(4)), 1e-10),
-    "one at a time": (lambda: shallow(M, 5, overt.KeepExactly(1), second_moment=C), 1e-10),
+    "one at a time": (
+        lambda: shallow(M, 5, overt.KeepExactly(1), second_moment=C),
+        1e-10,
+    ),
     "exchangeable": (lambda: shallow(X=X, Y=Y, width=5, noise=EXCHANGEABLE), 1e-10),
     "sliding": (lambda: shallow(M, 6, overt.DropBlock(0.4, 2, "sliding")), 0.5),
     "any covariance": (lambda: shallow(M, 4, COVARIANCE), 0.1),
     "tied, kept": (lambda: tied(ROOT + 3 * np.eye(6), 6, overt.KeepExactly(4)), 1e-10),
     "deep": (lambda: deep(np.diag([4.0, 1.0, 0.5]), (3, 4), (0.5, 0.4)), 1e-25),
-    "deep, rank two": (lambda: deep(np.diag([1.0, 0.9, 0.3]), (4, 3), (1 / 3, 0.2)), 1e-13),
-    "deep, three layers": (lambda: deep(np.diag([1.0, 0.8, 0.7]), (9, 8, 7), 0.1), 1e-13),
+    "deep, rank two": (
+        lambda: deep(np.diag([1.0, 0.9, 0.3]), (4, 3), (1 / 3, 0.2)),
+        1e-13,
+    ),
+    "deep, three layers": (
+        lambda: deep(np.diag([1.0, 0.8, 0.7]), (9, 8, 7), 0.1),
+        1e-13,
+    ),
     "deep data": (lambda: deep(X=X, Y=Y[:, :1], widths=(3, 3), drop_prob=0.5), 1e-20),
 }
 
@@ -105,7 +133,9 @@ def test_optima_are_proved_and_the_checker_agrees(name, tmp_path):
     assert proof.lower_bound >= ordinary.lower_bound * (1 - 1e-6)
     assert "within" in proof.statement
     assert proof.statement.startswith("Proved: ")
-    assert ("characteristic" in proof.statement) == (stored["noise"]["kind"] == "matrix")
+    assert ("characteristic" in proof.statement) == (
+        stored["noise"]["kind"] == "matrix"
+    )
 
 
 def test_relative_gaps_are_those_of_bounds_or_of_a_share_of_the_target():
@@ -136,7 +166,9 @@ def random_problem(rng):
         X, Y = rng.standard_normal((samples, n)), rng.standard_normal((samples, m))
         return overt.LinearNetwork(X=X, Y=Y, width=d, noise=overt.Dropout(p))
     if how == 3:
-        return overt.LinearNetwork(T, d, overt.DropConnect(p), second_moment=np.diag(rng.random(n)))
+        return overt.LinearNetwork(
+            T, d, overt.DropConnect(p), second_moment=np.diag(rng.random(n))
+        )
     if how == 4:
         return overt.LinearNetwork(T, d, overt.KeepExactly(int(rng.integers(1, d + 1))))
     if how == 5:
@@ -154,7 +186,9 @@ def test_no_wrong_weights_or_multipliers_prove_anything_false(seed):
     U = best.U + rng.choice([0.0, 1e-8, 1.0]) * rng.standard_normal(best.U.shape)
     V = best.V + rng.choice([0.0, 1e-8, 1.0]) * rng.standard_normal(best.V.shape)
     if net.noise.relative_variance(net.width).min() > 0:
-        size = rng.choice([1e-3, 1.0, 1e3], p=[0.3, 0.4, 0.3]) * float(np.abs(best.product).max())
+        size = rng.choice([1e-3, 1.0, 1e3], p=[0.3, 0.4, 0.3]) * float(
+            np.abs(best.product).max()
+        )
         thresholds = np.sort(size * rng.random(net.width))
     else:
         thresholds = np.zeros(net.width)
@@ -165,7 +199,9 @@ def test_no_wrong_weights_or_multipliers_prove_anything_false(seed):
             assert witness is not None
             continue
         assert proof.lower_bound <= best.objective + 1e-12 * scale
-        assert proof.objective == pytest.approx(net.objective(U, V), rel=1e-9, abs=1e-11 * scale)
+        assert proof.objective == pytest.approx(
+            net.objective(U, V), rel=1e-9, abs=1e-11 * scale
+        )
         assert proof.gap >= 0
         checker.check(proof.document)
 
@@ -187,7 +223,9 @@ def test_a_bad_basis_is_loose_or_refused():
     net, weights = CASES["dropout"][0]()
     crooked = np.linalg.qr(np.eye(6) + 0.1 * ROOT)[0]
     proof = prove("two-layer", drop, weights, net.effect, {"basis": balls(crooked)})
-    assert proof.lower_bound < net.solve().objective < proof.lower_bound + proof.gap + 1e-9
+    assert (
+        proof.lower_bound < net.solve().objective < proof.lower_bound + proof.gap + 1e-9
+    )
     with pytest.raises(overt.InputError, match="orthogonal"):
         prove("two-layer", drop, weights, net.effect, {"basis": balls(ROOT * 3)})
 
@@ -243,7 +281,9 @@ def test_every_tampered_file_is_refused(name):
         if kind[:1] == ("witness",) and kind[1] != "relations":
             place[path[-1]] = "0x1p+60"
             tampered["sha256"] = checker.digest(tampered)
-        if kind == ("claim", "at_most") and checker.number(changed(value)) > checker.number(value):
+        if kind == ("claim", "at_most") and checker.number(
+            changed(value)
+        ) > checker.number(value):
             place[path[-1]] = "-0x1p+0"
             tampered["sha256"] = checker.digest(tampered)
         if kind == ("claim", "at_least"):
@@ -329,7 +369,13 @@ def test_a_second_moment_that_is_not_verified_is_said_to_be_assumed():
 
 
 def test_numbers_are_rounded_up_to_the_next_float():
-    for x in (Fraction(1, 2), Fraction(0), Fraction(1, 3), Fraction(-1, 3), Fraction(1, 10**30)):
+    for x in (
+        Fraction(1, 2),
+        Fraction(0),
+        Fraction(1, 3),
+        Fraction(-1, 3),
+        Fraction(1, 10**30),
+    ):
         found = proofs._up(x)
         assert Fraction(math.nextafter(found, -math.inf)) < x <= Fraction(found)
 
@@ -384,7 +430,9 @@ def test_the_command_line_proves(tmp_path):
     files = [str(tmp_path / f"{name}.npy") for name in "MUV"]
     options = ["--drop-prob", "0.3", "--second-moment", str(tmp_path / "C.npy")]
     out = tmp_path / "proof.json"
-    run = CliRunner().invoke(app, ["certify", *files, *options, "--rigorous", "--out", str(out)])
+    run = CliRunner().invoke(
+        app, ["certify", *files, *options, "--rigorous", "--out", str(out)]
+    )
     assert run.exit_code == 0, run.output
     assert "Proved" in run.output
     checker.check(json.loads(out.read_text()))

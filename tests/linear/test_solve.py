@@ -23,7 +23,9 @@ def lowest_of_restarts(net, restarts, seed):
     for _ in range(restarts):
         start = rng.standard_normal((m + n) * d) * 0.5
         options = {"maxiter": 3000, "ftol": 1e-15, "gtol": 1e-11}
-        found.append(minimize(value, start, jac=True, method="L-BFGS-B", options=options).fun)
+        found.append(
+            minimize(value, start, jac=True, method="L-BFGS-B", options=options).fun
+        )
     return min(found)
 
 
@@ -42,7 +44,9 @@ def random_network(seed):
         width, noise = 16, overt.DropBlock(drop_prob, 2)
     elif kind == "dropconnect":
         noise = overt.DropConnect(drop_prob)
-    inputs = ("isotropic", "anisotropic", "singular", "data", "deficient data")[seed % 5]
+    inputs = ("isotropic", "anisotropic", "singular", "data", "deficient data")[
+        seed % 5
+    ]
     A = rng.standard_normal((n, n))
     if kind == "dropconnect" and inputs != "isotropic":
         width = max(width, min(m, n))
@@ -50,7 +54,9 @@ def random_network(seed):
         return overt.LinearNetwork(M, width, noise, second_moment=C)
     match inputs:
         case "anisotropic":
-            return overt.LinearNetwork(M, width, noise, second_moment=A @ A.T + 0.05 * np.eye(n))
+            return overt.LinearNetwork(
+                M, width, noise, second_moment=A @ A.T + 0.05 * np.eye(n)
+            )
         case "singular":
             B = A[:, : max(1, n // 2)]
             return overt.LinearNetwork(M, width, noise, second_moment=B @ B.T)
@@ -74,7 +80,9 @@ def test_solve_equals_the_best_of_many_restarts(block):
         assert best.certificate.relative_gap < 1e-10, seed
         assert best.certificate.lower_bound <= lowest + 1e-10 * scale, seed
         if not isinstance(net.noise, overt.DropBlock):
-            assert best.objective == pytest.approx(lowest, rel=1e-8, abs=1e-8 * scale), seed
+            assert best.objective == pytest.approx(
+                lowest, rel=1e-8, abs=1e-8 * scale
+            ), seed
 
 
 def test_optimum_of_a_planted_diagonal_target():
@@ -104,10 +112,14 @@ def test_dropblock_equals_the_convex_program(blocks):
     m = np.linalg.svd(M, compute_uv=False)[: b * blocks]
     rest = np.sum(M**2) - np.sum(m**2)
     a, t = cp.Variable(len(m)), cp.Variable(len(m), nonneg=True)
-    cost = cp.sum_squares(m - a) + weight * sum(cp.quad_over_lin(a[i], t[i]) for i in range(len(m)))
+    cost = cp.sum_squares(m - a) + weight * sum(
+        cp.quad_over_lin(a[i], t[i]) for i in range(len(m))
+    )
     problem = cp.Problem(cp.Minimize(cost), [t <= 1, cp.sum(t) <= b])
     problem.solve(solver=cp.CLARABEL)
-    assert net.solve().certificate.lower_bound == pytest.approx(problem.value + rest, rel=1e-7)
+    assert net.solve().certificate.lower_bound == pytest.approx(
+        problem.value + rest, rel=1e-7
+    )
 
 
 def test_dropblock_reports_the_gap_of_too_few_blocks():
@@ -140,7 +152,9 @@ def test_block_factors_share_the_map_equally():
     a = np.array([3.0, 1.5, 1.0, 0.7, 0.2])
     U, V = block_factors(left, a, right, width=24, block_size=3)
     np.testing.assert_allclose(U @ V.T, left * a @ right.T, atol=1e-12)
-    norms = [np.linalg.norm(U[:, j : j + 3] @ V[:, j : j + 3].T) for j in range(0, 24, 3)]
+    norms = [
+        np.linalg.norm(U[:, j : j + 3] @ V[:, j : j + 3].T) for j in range(0, 24, 3)
+    ]
     np.testing.assert_allclose(norms, norms[0])
     value = overt.spectral.KSupport(3).value(a)
     assert sum(n**2 for n in norms) == pytest.approx(value / 8)
@@ -155,7 +169,9 @@ def test_dropconnect_with_correlated_inputs_solves_its_convex_program():
     W = cp.Variable((4, 3))
     cost = cp.sum_squares((M - W) @ L)
     nuclear = cp.normNuc(W @ np.diag(np.sqrt(np.diag(C))))
-    problem = cp.Problem(cp.Minimize(cost + net.noise.strength / 6 * cp.square(nuclear)))
+    problem = cp.Problem(
+        cp.Minimize(cost + net.noise.strength / 6 * cp.square(nuclear))
+    )
     problem.solve(solver=cp.CLARABEL)
     best = net.solve()
     assert best.status == "optimal"
@@ -217,7 +233,9 @@ def test_residual_outside_the_inputs_is_part_of_the_objective():
     direct = np.mean(np.sum((Y - X @ best.product.T) ** 2, axis=1))
     penalty = overt.penalty.shallow(best.U, best.V, net.noise, X.T @ X / 30)
     assert best.objective == pytest.approx(direct + penalty, rel=1e-12)
-    assert net.effect.regression.scale == pytest.approx(np.mean(np.sum(Y**2, axis=1)), rel=1e-12)
+    assert net.effect.regression.scale == pytest.approx(
+        np.mean(np.sum(Y**2, axis=1)), rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("operator", [False, True], ids=["sparse", "operator"])
@@ -226,10 +244,14 @@ def test_sparse_targets_agree_with_dense_ones(operator):
     from scipy.sparse.linalg import aslinearoperator
 
     rng = np.random.default_rng(0)
-    M = sparse.random(60, 40, density=0.2, rng=rng, data_rvs=rng.standard_normal).tocsr()
+    M = sparse.random(
+        60, 40, density=0.2, rng=rng, data_rvs=rng.standard_normal
+    ).tocsr()
     noise = overt.Dropout(0.7)
     dense = overt.LinearNetwork(M.toarray(), 12, noise).solve()
-    thin = overt.LinearNetwork(aslinearoperator(M) if operator else M, 12, noise).solve()
+    thin = overt.LinearNetwork(
+        aslinearoperator(M) if operator else M, 12, noise
+    ).solve()
     assert thin.status == "optimal"
     assert thin.rank == dense.rank
     assert thin.objective == pytest.approx(dense.objective, rel=1e-9)
@@ -240,11 +262,15 @@ def test_sparse_block_noise_agrees_with_dense():
     from scipy import sparse
 
     rng = np.random.default_rng(0)
-    M = sparse.random(60, 40, density=0.2, rng=rng, data_rvs=rng.standard_normal).tocsr()
+    M = sparse.random(
+        60, 40, density=0.2, rng=rng, data_rvs=rng.standard_normal
+    ).tocsr()
     noise = overt.DropBlock(0.9, 2)
     dense = overt.LinearNetwork(M.toarray(), 16, noise)
     thin = overt.LinearNetwork(M, 16, noise)
-    assert thin.certify(np.ones((60, 16)), np.ones((40, 16))).lower_bound == pytest.approx(
+    assert thin.certify(
+        np.ones((60, 16)), np.ones((40, 16))
+    ).lower_bound == pytest.approx(
         dense.certify(np.ones((60, 16)), np.ones((40, 16))).lower_bound, rel=1e-8
     )
 
@@ -256,11 +282,15 @@ def test_solution_saves_and_prints(tmp_path):
     assert "optimal" in repr(best)
 
 
-@pytest.mark.parametrize(("drop_prob", "width", "block"), [(1 - 1e-7, 6, 5), (1 - 1e-5, 5, 4)])
+@pytest.mark.parametrize(
+    ("drop_prob", "width", "block"), [(1 - 1e-7, 6, 5), (1 - 1e-5, 5, 4)]
+)
 def test_blocks_that_nearly_always_drop_are_solved(drop_prob, width, block):
     """Costs of units far above their sizes leave no singular matrix behind."""
     for seed in range(3):
         M = np.random.default_rng(seed).standard_normal((2, 6))
-        net = overt.LinearNetwork(M, width, overt.DropBlock(drop_prob, block, "sliding"))
+        net = overt.LinearNetwork(
+            M, width, overt.DropBlock(drop_prob, block, "sliding")
+        )
         best = net.solve()
         assert best.certificate.lower_bound <= best.objective <= np.sum(M**2)

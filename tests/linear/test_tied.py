@@ -18,7 +18,13 @@ def lowest_of_restarts(net, restarts=10):
 
     options = {"maxiter": 3000, "ftol": 1e-15, "gtol": 1e-11}
     return [
-        minimize(value, rng.standard_normal(n * d), jac=True, method="L-BFGS-B", options=options)
+        minimize(
+            value,
+            rng.standard_normal(n * d),
+            jac=True,
+            method="L-BFGS-B",
+            options=options,
+        )
         for _ in range(restarts)
     ]
 
@@ -61,7 +67,9 @@ def test_anisotropic_data_are_bounded_by_the_untied_network():
 
 
 @pytest.mark.parametrize("strength", [0.3, 1.0, 5.0, 50.0])
-def test_every_critical_point_is_critical_and_only_the_global_minimum_is_a_minimum(strength):
+def test_every_critical_point_is_critical_and_only_the_global_minimum_is_a_minimum(
+    strength,
+):
     M = np.diag([3.0, 2.5, 1.0, 0.4])
     net = overt.TiedAutoencoder(M, 3, overt.Dropout(strength / (1 + strength)))
     view = net.landscape()
@@ -117,7 +125,9 @@ def test_curvature_is_the_least_eigenvalue_of_the_hessian(number):
 def test_saddles_are_strict_whatever_the_units(second, saddles):
     """Where two values are one up to 1e-8 the second best set is no better than a minimum."""
     for unit in (1e-6, 1.0, 1e6):
-        net = overt.TiedAutoencoder(unit * np.diag([1.0, second]), 1, overt.Dropout(0.3))
+        net = overt.TiedAutoencoder(
+            unit * np.diag([1.0, second]), 1, overt.Dropout(0.3)
+        )
         view = net.landscape()
         lowest, above = sorted(p.objective for p in view.points)[:2]
         assert above > lowest
@@ -139,7 +149,9 @@ def test_slice_of_the_landscape():
     first, second = np.array([[1.0, 0.0]]), np.array([[0.0, 1.0]])
     axis, values = view.slice(np.zeros((1, 2)), first, second, 1.5, points=5)
     for i, j in np.ndindex(values.shape):
-        assert values[i, j] == pytest.approx(net.objective(np.array([[axis[i], axis[j]]])))
+        assert values[i, j] == pytest.approx(
+            net.objective(np.array([[axis[i], axis[j]]]))
+        )
 
 
 def test_points_are_capped_but_the_minimum_is_always_there():
@@ -152,15 +164,30 @@ def test_points_are_capped_but_the_minimum_is_always_there():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: overt.TiedAutoencoder(np.ones((2, 3)), 2, overt.Dropout(0.5)), "square"),
-        (lambda: overt.TiedAutoencoder(np.eye(2), 2, overt.DropConnect(0.5)), "DropConnect"),
         (
-            lambda: overt.TiedAutoencoder(np.eye(2), 2, overt.DropBlock(0.5, 2)).landscape(),
+            lambda: overt.TiedAutoencoder(np.ones((2, 3)), 2, overt.Dropout(0.5)),
+            "square",
+        ),
+        (
+            lambda: overt.TiedAutoencoder(np.eye(2), 2, overt.DropConnect(0.5)),
+            "DropConnect",
+        ),
+        (
+            lambda: overt.TiedAutoencoder(
+                np.eye(2), 2, overt.DropBlock(0.5, 2)
+            ).landscape(),
             "Dropout",
         ),
-        (lambda: overt.TiedAutoencoder(-np.eye(2), 2, overt.Dropout(0.5)).landscape(), "positive"),
         (
-            lambda: overt.TiedAutoencoder(np.eye(2), 2, overt.Dropout(0.5)).certify(np.eye(3)),
+            lambda: overt.TiedAutoencoder(
+                -np.eye(2), 2, overt.Dropout(0.5)
+            ).landscape(),
+            "positive",
+        ),
+        (
+            lambda: overt.TiedAutoencoder(np.eye(2), 2, overt.Dropout(0.5)).certify(
+                np.eye(3)
+            ),
             "U must",
         ),
     ],
@@ -186,7 +213,9 @@ def test_inputs_in_very_different_units(seed):
         np.sum(w * (M @ C @ w), axis=0),
         np.sum(w * w, axis=0) * np.sum(w * (C @ w), axis=0),
     )
-    lowest = np.trace(M @ C @ M.T) - np.max(np.maximum(gain, 0) ** 2 / size) / (1 + 3 / 7)
+    lowest = np.trace(M @ C @ M.T) - np.max(np.maximum(gain, 0) ** 2 / size) / (
+        1 + 3 / 7
+    )
     assert net.solve().objective == pytest.approx(lowest, rel=1e-6)
 
 

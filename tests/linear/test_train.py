@@ -47,7 +47,9 @@ NOISES = {
     "grid": overt.DropBlock(0.4, 2),
     "sliding": overt.DropBlock(0.4, 3, "sliding"),
     "keep exactly": overt.KeepExactly(3),
-    "covariance": overt.CovarianceNoise([1.0, 0.5, 2.0, 1.0], np.diag([0.1, 0.2, 0.3, 0.1]) + 0.05),
+    "covariance": overt.CovarianceNoise(
+        [1.0, 0.5, 2.0, 1.0], np.diag([0.1, 0.2, 0.3, 0.1]) + 0.05
+    ),
     "a user's own": OneOfTwo(),
 }
 
@@ -63,7 +65,9 @@ def factors(seed=1, outputs=5):
 def test_compiled_steps_equal_the_reference(name, batch, decay):
     rng, ends = np.random.default_rng(2), []
     x, y = rng.standard_normal((300, batch, 3)), rng.standard_normal((300, batch, 5))
-    mask = rng.choice([0.0, 1.0, 1.5], (300, batch, 4, *([3] if name == "weight_steps" else [])))
+    mask = rng.choice(
+        [0.0, 1.0, 1.5], (300, batch, 4, *([3] if name == "weight_steps" else []))
+    )
     for steps in (kernels, reference):
         Ut, Vt = factors()
         if name == "tied":
@@ -89,10 +93,15 @@ def test_samples_have_the_moments_of_the_regression(inputs):
     M, L, size = rng.standard_normal((5, 3)), rng.standard_normal((3, 2)), 200_000
     samples = samples_of_target(M, None if inputs == "isotropic" else L)
     if inputs == "data":
-        samples = Samples(DATA, rng.standard_normal((7, 3)), rng.standard_normal((7, 5)))
+        samples = Samples(
+            DATA, rng.standard_normal((7, 3)), rng.standard_normal((7, 5))
+        )
     x, y = samples.batch(size, rng)
     if inputs == "data":
-        C, cross = samples.inputs.T @ samples.inputs / 7, samples.outputs.T @ samples.inputs / 7
+        C, cross = (
+            samples.inputs.T @ samples.inputs / 7,
+            samples.outputs.T @ samples.inputs / 7,
+        )
     else:
         C = np.eye(3) if inputs == "isotropic" else L @ L.T
         cross = M @ C
@@ -148,7 +157,11 @@ def test_seeds_end_at_the_exact_optimum():
 @pytest.mark.parametrize("noise", [overt.Dropout(0.3), overt.DropConnect(0.3)], ids=str)
 @pytest.mark.parametrize("inputs", ["isotropic", "correlated"])
 def test_expected_descent_reaches_the_optimum_without_sampling(noise, inputs):
-    C = None if inputs == "isotropic" else np.array([[1.0, 0.5, 0], [0.5, 1, 0], [0, 0, 0.5]])
+    C = (
+        None
+        if inputs == "isotropic"
+        else np.array([[1.0, 0.5, 0], [0.5, 1, 0], [0, 0, 0.5]])
+    )
     net = overt.LinearNetwork(np.diag([2.0, 1.5, 0.5]), 4, noise, second_moment=C)
     run = net.train(6000, 0.05, 2, gradient="expected")
     assert run.objective[:, -1].max() <= (1 + 1e-4) * run.optimum
@@ -295,7 +308,10 @@ def test_each_step_is_taken_once_in_chunks(monkeypatch):
 
 def test_records_can_be_the_steps_themselves():
     net = overt.LinearNetwork(np.diag([2.0, 1.0]), 3, overt.Dropout(0.5))
-    run, other = net.train(500, 0.01, 2, records=[7, 100]), net.train(500, 0.01, 2, records=4)
+    run, other = (
+        net.train(500, 0.01, 2, records=[7, 100]),
+        net.train(500, 0.01, 2, records=4),
+    )
     assert run.steps.tolist() == [0, 7, 100, 500]
     np.testing.assert_array_equal(run.U, other.U)
 

@@ -13,7 +13,10 @@ pytest.importorskip("clarabel")
 
 def arcs(d, b, count=1):
     """Gamma of `count` independent arcs of b of d units on a ring that are dropped."""
-    kept = [np.mean([(t % d >= b) and ((t + k) % d >= b) for t in range(d)]) for k in range(d)]
+    kept = [
+        np.mean([(t % d >= b) and ((t + k) % d >= b) for t in range(d)])
+        for k in range(d)
+    ]
     both = np.array(kept) ** count
     shift = (np.arange(d)[:, None] - np.arange(d)) % d
     return both[shift] / both[0] ** 2 - 1
@@ -84,9 +87,15 @@ def test_without_clarabel_the_bound_is_lower_and_valid():
         "noise = overt.DropBlock(0.3, 2, 'sliding')\n"
         "print(overt.LinearNetwork(np.diag([3.0, 2.0, 1.0]), 6, noise).bound())"
     )
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    shown = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     noise = overt.DropBlock(0.3, 2, "sliding")
-    assert 0 < float(shown.stdout) < overt.LinearNetwork(np.diag([3.0, 2.0, 1.0]), 6, noise).bound()
+    assert (
+        0
+        < float(shown.stdout)
+        < overt.LinearNetwork(np.diag([3.0, 2.0, 1.0]), 6, noise).bound()
+    )
 
 
 @pytest.mark.parametrize("rank", [0, -1, 1.5, "2", True])

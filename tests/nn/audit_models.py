@@ -7,9 +7,15 @@ from torch.nn import functional
 
 def mlp():
     return nn.Sequential(
-        nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 32),
-        nn.ReLU(inplace=True), nn.Dropout(0.5), nn.Linear(32, 10),
-    )  # fmt: skip
+        nn.Flatten(),
+        nn.Linear(64, 32),
+        nn.ReLU(),
+        nn.Dropout(0.2),
+        nn.Linear(32, 32),
+        nn.ReLU(inplace=True),
+        nn.Dropout(0.5),
+        nn.Linear(32, 10),
+    )
 
 
 class Block(nn.Module):
@@ -32,7 +38,9 @@ class Block(nn.Module):
 class ResidualNet(nn.Module):
     def __init__(self):
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+        self.stem = nn.Sequential(
+            nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()
+        )
         self.block1, self.block2 = Block(8), Block(8)
         self.pool = nn.MaxPool2d(2)
         self.dropout = nn.Dropout(0.5)
@@ -69,7 +77,11 @@ class Branching(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.first, self.last, self.drop = nn.Linear(64, 16), nn.Linear(16, 10), nn.Dropout(0.4)
+        self.first, self.last, self.drop = (
+            nn.Linear(64, 16),
+            nn.Linear(16, 10),
+            nn.Dropout(0.4),
+        )
 
     def forward(self, x):
         h = self.first(x.flatten(1))

@@ -62,7 +62,11 @@ class Squeeze(nn.Module):
 class Shared(nn.Module):
     def __init__(self):
         super().__init__()
-        self.first, self.again, self.out = nn.Linear(5, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.first, self.again, self.out = (
+            nn.Linear(5, 8),
+            nn.Linear(8, 8),
+            nn.Linear(8, 3),
+        )
 
     def forward(self, x):
         h = torch.relu(self.first(x))
@@ -108,10 +112,14 @@ class Attention(nn.Module):
     def forward(self, x):
         x = torch.cat([self.cls.expand(x.shape[0], -1, -1), x], 1)
         n, t, c = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(n, t, 3, 2, c // 2).permute(2, 0, 3, 1, 4)
+        q, k, v = (
+            self.qkv(self.norm1(x)).view(n, t, 3, 2, c // 2).permute(2, 0, 3, 1, 4)
+        )
         h = functional.scaled_dot_product_attention(q, k, v)
         x = x + self.back(h.transpose(1, 2).reshape(n, t, c))
-        x = x + self.down(functional.dropout(functional.gelu(self.up(self.norm2(x))), 0.1, False))
+        x = x + self.down(
+            functional.dropout(functional.gelu(self.up(self.norm2(x))), 0.1, False)
+        )
         return self.out(x[:, 0])
 
 
@@ -121,7 +129,11 @@ class Stream(nn.Module):
     def __init__(self):
         super().__init__()
         self.enter, self.norm = nn.Linear(5, 8), nn.LayerNorm(8)
-        self.up, self.down, self.out = nn.Linear(8, 12), nn.Linear(12, 8), nn.Linear(8, 3)
+        self.up, self.down, self.out = (
+            nn.Linear(8, 12),
+            nn.Linear(12, 8),
+            nn.Linear(8, 3),
+        )
 
     def forward(self, x):
         h = self.enter(x)
@@ -132,7 +144,11 @@ class Stream(nn.Module):
 class HardCoded(nn.Module):
     def __init__(self):
         super().__init__()
-        self.conv, self.fc, self.out = nn.Conv2d(1, 4, 3), nn.Linear(16, 6), nn.Linear(6, 3)
+        self.conv, self.fc, self.out = (
+            nn.Conv2d(1, 4, 3),
+            nn.Linear(16, 6),
+            nn.Linear(6, 3),
+        )
 
     def forward(self, x):
         h = functional.max_pool2d(torch.relu(self.conv(x)), 2)
@@ -179,7 +195,11 @@ class Mixer(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.enter, self.tokens, self.out = nn.Linear(5, 16), nn.Linear(40, 40), nn.Linear(16, 3)
+        self.enter, self.tokens, self.out = (
+            nn.Linear(5, 16),
+            nn.Linear(40, 40),
+            nn.Linear(16, 3),
+        )
 
     def forward(self, x):
         h = self.enter(x)
@@ -203,35 +223,60 @@ class Odd(nn.Module):
 
 def mlp(drop=0.5):
     return nn.Sequential(
-        nn.Linear(5, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(drop), nn.Linear(16, 12),
-        nn.Tanh(), nn.Dropout(drop), nn.Linear(12, 3),
-    )  # fmt: skip
+        nn.Linear(5, 16),
+        nn.BatchNorm1d(16),
+        nn.ReLU(),
+        nn.Dropout(drop),
+        nn.Linear(16, 12),
+        nn.Tanh(),
+        nn.Dropout(drop),
+        nn.Linear(12, 3),
+    )
 
 
 def autoencoder():
     return nn.Sequential(
-        nn.Conv2d(1, 8, 3, stride=2, padding=1), nn.GroupNorm(1, 8), nn.GELU(),
-        nn.Conv2d(8, 6, 1), nn.InstanceNorm2d(6, affine=True), nn.ReLU(),
-        nn.ConvTranspose2d(6, 8, 2, stride=2), nn.SiLU(), nn.Conv2d(8, 1, 3, padding=1),
-    )  # fmt: skip
+        nn.Conv2d(1, 8, 3, stride=2, padding=1),
+        nn.GroupNorm(1, 8),
+        nn.GELU(),
+        nn.Conv2d(8, 6, 1),
+        nn.InstanceNorm2d(6, affine=True),
+        nn.ReLU(),
+        nn.ConvTranspose2d(6, 8, 2, stride=2),
+        nn.SiLU(),
+        nn.Conv2d(8, 1, 3, padding=1),
+    )
 
 
 def line():
     return nn.Sequential(
-        nn.Conv1d(2, 8, 3), nn.ReLU(), nn.Dropout1d(0.3), nn.MaxPool1d(2), nn.Conv1d(8, 6, 2),
-        nn.Flatten(), nn.Linear(6 * 3, 3),
-    )  # fmt: skip
+        nn.Conv1d(2, 8, 3),
+        nn.ReLU(),
+        nn.Dropout1d(0.3),
+        nn.MaxPool1d(2),
+        nn.Conv1d(8, 6, 2),
+        nn.Flatten(),
+        nn.Linear(6 * 3, 3),
+    )
 
 
 def grouped():
     return nn.Sequential(
-        nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=2), nn.Flatten(), nn.Linear(32, 3)
+        nn.Conv2d(1, 8, 3),
+        nn.ReLU(),
+        nn.Conv2d(8, 8, 3, groups=2),
+        nn.Flatten(),
+        nn.Linear(32, 3),
     )
 
 
 def norm_groups():
     return nn.Sequential(
-        nn.Conv2d(1, 16, 3), nn.GroupNorm(4, 16), nn.GLU(1), nn.Flatten(), nn.Linear(8 * 16, 3)
+        nn.Conv2d(1, 16, 3),
+        nn.GroupNorm(4, 16),
+        nn.GLU(1),
+        nn.Flatten(),
+        nn.Linear(8 * 16, 3),
     )
 
 
@@ -258,11 +303,22 @@ ZOO = {
     "residual": (
         Residual,
         floats(1, 6, 6),
-        {"stem", "blocks.0.conv2", "blocks.1.conv2", "blocks.0.conv1", "blocks.1.conv1"},
+        {
+            "stem",
+            "blocks.0.conv2",
+            "blocks.1.conv2",
+            "blocks.0.conv1",
+            "blocks.1.conv1",
+        },
         {"out": "returns"},
     ),
     "dense": (Dense, floats(2, 4, 4), {"a", "b", "c"}, {"out": "returns"}),
-    "squeeze": (Squeeze, floats(1, 8, 8), {"first", "deep", "up", "down"}, {"out": "returns"}),
+    "squeeze": (
+        Squeeze,
+        floats(1, 8, 8),
+        {"first", "deep", "up", "down"},
+        {"out": "returns"},
+    ),
     "shared": (Shared, floats(5), {"first", "again"}, {"out": "returns"}),
     "tied": (Tied, words(4), {"words", "mix"}, {}),
     "transformer": (
@@ -272,20 +328,39 @@ ZOO = {
         | {
             f"layers.layers.{i}.{part}"
             for i in range(2)
-            for part in ("linear1", "linear2", "self_attn.out_proj", "self_attn.q", "self_attn.k")
+            for part in (
+                "linear1",
+                "linear2",
+                "self_attn.out_proj",
+                "self_attn.q",
+                "self_attn.k",
+            )
         }
         | {f"layers.layers.{i}.self_attn.v" for i in range(2)},
         {"out": "returns"},
     ),
-    "attention": (Attention, floats(4, 8), {"up"}, {"qkv": "view", "back": "", "down": ""}),
+    "attention": (
+        Attention,
+        floats(4, 8),
+        {"up"},
+        {"qkv": "view", "back": "", "down": ""},
+    ),
     "stream": (Stream, floats(4, 5), {"enter", "down", "up"}, {"out": "returns"}),
     "hard-coded": (HardCoded, floats(1, 6, 6), {"fc"}, {"conv": "names the number"}),
     "branching": (
-        Branching, floats(5), {"inner.0"},
-        {"Branching": "depends on values", "inner.2": "go where the forward pass depends"},
+        Branching,
+        floats(5),
+        {"inner.0"},
+        {
+            "Branching": "depends on values",
+            "inner.2": "go where the forward pass depends",
+        },
     ),
     "two-inputs": (
-        TwoInputs, lambda: (torch.randn(6, 4), torch.randn(6, 3)), {"a", "b"}, {"out": "returns"},
+        TwoInputs,
+        lambda: (torch.randn(6, 4), torch.randn(6, 3)),
+        {"a", "b"},
+        {"out": "returns"},
     ),
     "odd": (
         Odd,
@@ -301,7 +376,7 @@ ZOO = {
     "norm-groups": (norm_groups, floats(1, 6, 6), {"0"}, {"4": "returns"}),
     "bag": (bag, words(4), {"0"}, {"2": "returns"}),
     "parametrized": (parametrized, floats(5), {"2"}, {"0": "parametrized"}),
-}  # fmt: skip
+}
 
 
 def build(name, seed=0):

@@ -26,7 +26,11 @@ def all_multipliers(layer, shape):
     """All multipliers (n, *shape) of a noise layer on one sample's shape, with probabilities."""
     match layer:
         case onn.Dropout() | nn.Dropout() | nn.Dropout2d():
-            p = layer.p if isinstance(layer, nn.Module) and hasattr(layer, "p") else layer.drop_prob
+            p = (
+                layer.p
+                if isinstance(layer, nn.Module) and hasattr(layer, "p")
+                else layer.drop_prob
+            )
             shared = getattr(layer, "shared_axes", ())
             if isinstance(layer, nn.Dropout2d):
                 shared = (2, 3)
@@ -52,8 +56,12 @@ def _channels(z, prob, shape):
     """Combine independent masks of the channels."""
     rows, probabilities = np.zeros((1, 0)), np.ones(1)
     for _ in range(shape[0]):
-        rows = np.concatenate([np.repeat(rows, len(z), 0), np.tile(z, (len(rows), 1))], 1)
-        probabilities = np.repeat(probabilities, len(z)) * np.tile(prob, len(probabilities))
+        rows = np.concatenate(
+            [np.repeat(rows, len(z), 0), np.tile(z, (len(rows), 1))], 1
+        )
+        probabilities = np.repeat(probabilities, len(z)) * np.tile(
+            prob, len(probabilities)
+        )
     return rows.reshape(-1, *shape), probabilities
 
 
@@ -61,7 +69,9 @@ def outputs_under_masks(model, name, x):
     """Outputs (masks, *output) under every mask of the noise layer `name`, and probabilities."""
     layer = model.get_submodule(name)
     seen = []
-    handle = layer.register_forward_hook(lambda m, args, out: seen.append(args[0].shape[1:]))
+    handle = layer.register_forward_hook(
+        lambda m, args, out: seen.append(args[0].shape[1:])
+    )
     with torch.no_grad():
         model.eval()(x)
     handle.remove()

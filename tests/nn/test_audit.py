@@ -115,13 +115,20 @@ def test_terms_agree_with_penalties_and_sampling():
 def test_sampled_terms_within_their_error():
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Linear(5, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 16), nn.ReLU(),
-        nn.Dropout(0.5), nn.Linear(16, 3),
-    )  # fmt: skip
+        nn.Linear(5, 16),
+        nn.ReLU(),
+        nn.Dropout(0.3),
+        nn.Linear(16, 16),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(16, 3),
+    )
     x, y = numbers(400)
     report = audit(model, batches(x, y), "squared", seed=1)
     with torch.no_grad():
-        values = [float(((model.train()(x) - y) ** 2).sum(1).mean()) for _ in range(300)]
+        values = [
+            float(((model.train()(x) - y) ** 2).sum(1).mean()) for _ in range(300)
+        ]
     truth, error = np.mean(values), np.std(values) / np.sqrt(len(values))
     assert abs(report.objective - truth) <= 5 * np.hypot(error, report.objective_error)
     assert not report.noises[0].exact
@@ -131,7 +138,12 @@ def test_sampled_terms_within_their_error():
 def test_layers_that_drop_nothing_add_nothing():
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Linear(5, 8), nn.Dropout(0.0), nn.Tanh(), nn.Dropout(0.4), nn.Linear(8, 3), nn.Tanh()
+        nn.Linear(5, 8),
+        nn.Dropout(0.0),
+        nn.Tanh(),
+        nn.Dropout(0.4),
+        nn.Linear(8, 3),
+        nn.Tanh(),
     )
     x, y = numbers()
     silent, loud = audit(model, (x, y), "squared").noises
@@ -218,7 +230,12 @@ def test_buffers_that_training_moves_stay():
 
 LASTS = {
     "Dropout": lambda: [nn.Dropout(0.5), nn.Linear(8, 3)],
-    "twice": lambda: [nn.Dropout(0.5), nn.Linear(8, 8), onn.Dropout(0.2), nn.Linear(8, 3)],
+    "twice": lambda: [
+        nn.Dropout(0.5),
+        nn.Linear(8, 8),
+        onn.Dropout(0.2),
+        nn.Linear(8, 3),
+    ],
     "DropConnect": lambda: [onn.DropConnectLinear(8, 3, drop_prob=0.3)],
     "DropBlock": lambda: [onn.DropBlock1d(0.2, 3), nn.Flatten(), nn.Linear(8, 3)],
 }
@@ -241,7 +258,9 @@ def test_reports_stay_what_they_are_when_the_model_changes(name, loss):
         for module in model.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.9
-            elif isinstance(module, onn.Dropout | onn.DropConnectLinear | onn.DropBlock1d):
+            elif isinstance(
+                module, onn.Dropout | onn.DropConnectLinear | onn.DropBlock1d
+            ):
                 module.drop_prob = 0.9
     for report in (unread, copied):
         assert report.to_dict() | {"seconds": 0} == told
@@ -273,7 +292,9 @@ def test_results_do_not_depend_on_the_batches():
     assert many.objective == pytest.approx(one.objective, rel=1e-12)
     assert many.head.lower_bound == pytest.approx(one.head.lower_bound, rel=1e-12)
     np.testing.assert_allclose(many.head.spectrum, one.head.spectrum, rtol=1e-9)
-    np.testing.assert_allclose(many.suggestion.holdout, one.suggestion.holdout, rtol=1e-9)
+    np.testing.assert_allclose(
+        many.suggestion.holdout, one.suggestion.holdout, rtol=1e-9
+    )
 
 
 @pytest.mark.parametrize("how", ["raised", "signal"])
@@ -315,9 +336,24 @@ REFUSED = {
     "empty": (small, [], "squared", "at least one batch"),
     "loss": (small, [(X, Y)], "hinge", "loss must be one of 'squared'"),
     "loss-type": (small, [(X, Y)], 3, "loss must be"),
-    "loss-module": (small, [(X, Y)], nn.CrossEntropyLoss(label_smoothing=0.1), "default settings"),
-    "nan": (small, [(X, Y), (NAN, Y)], "squared", "batch 2 of data: inputs must be finite"),
-    "nan-targets": (small, [(X, Y * float("nan"))], "squared", "targets must be finite"),
+    "loss-module": (
+        small,
+        [(X, Y)],
+        nn.CrossEntropyLoss(label_smoothing=0.1),
+        "default settings",
+    ),
+    "nan": (
+        small,
+        [(X, Y), (NAN, Y)],
+        "squared",
+        "batch 2 of data: inputs must be finite",
+    ),
+    "nan-targets": (
+        small,
+        [(X, Y * float("nan"))],
+        "squared",
+        "targets must be finite",
+    ),
     "no-targets": (small, [X], "squared", "must be a pair"),
     "lengths": (small, [(X, Y[:5])], "squared", "20 inputs but 5 targets"),
     "shape": (small, [(X, Y[:, :2])], "squared", "as many numbers as the outputs"),
@@ -326,21 +362,34 @@ REFUSED = {
     "float-class": (small, [(X, Y[:, 0])], "cross_entropy", "whole class numbers"),
     "probabilities": (small, [(X, Y)], "cross_entropy", "or rows of probabilities"),
     "logistic": (small, [(X, Y + 5)], "logistic", r"must lie in \[0, 1\]"),
-    "later-width": (small, [(X, Y), (X[:, :2], Y)], "squared", r"batch 2 .* shape \(20, 2\)"),
+    "later-width": (
+        small,
+        [(X, Y), (X[:, :2], Y)],
+        "squared",
+        r"batch 2 .* shape \(20, 2\)",
+    ),
     "whole": (small, [(X.long(), Y)], "squared", "type of the model's weights"),
     "nothing": (small, None, "squared", "a pair of arrays or give batches"),
-    "words": (small, [(X, np.array(["a"] * 20))], "squared", "batch 1 of data must hold numbers"),
+    "words": (
+        small,
+        [(X, np.array(["a"] * 20))],
+        "squared",
+        "batch 1 of data must hold numbers",
+    ),
     "three": (small, [(X, Y, Y)], "squared", "a tuple of Tensor, Tensor, Tensor"),
     "dict": (small, [{"x": X, "z": Y}], "squared", "a dict with 'x', 'z'"),
     "pair": (small, (X, Y[:5]), "squared", "20 inputs but 5 targets"),
     "list": (small, [X, Y], "squared", "must be a pair"),
     "one-logit": (
-        lambda: nn.Linear(5, 1), [(X, torch.zeros(20).long())], "cross_entropy", "at least 2",
+        lambda: nn.Linear(5, 1),
+        [(X, torch.zeros(20).long())],
+        "cross_entropy",
+        "at least 2",
     ),
     "no-rows": (small, [(X[:0], Y[:0])], "squared", "at least one row"),
     "several": (lambda: Several(), [(X, Y)], "squared", "one tensor"),
     "model": (lambda: print, [(X, Y)], "squared", "model must be a torch.nn.Module"),
-}  # fmt: skip
+}
 
 
 class Several(nn.Module):
@@ -362,7 +411,12 @@ def test_mistakes_in_holdout_data_are_named_as_such():
 
 @pytest.mark.parametrize(
     "data",
-    [(X, Y), (X.numpy(), Y.numpy()), [(X.double(), Y.double())], [(X.numpy().astype(float), Y)]],
+    [
+        (X, Y),
+        (X.numpy(), Y.numpy()),
+        [(X.double(), Y.double())],
+        [(X.numpy().astype(float), Y)],
+    ],
     ids=["pair", "arrays", "double", "list"],
 )
 def test_data_in_other_forms(data):
@@ -393,7 +447,9 @@ def test_several_inputs(form):
     report = audit(model, (inputs, y), "squared")
     with torch.no_grad():
         run = lambda: model(**inputs) if form == "dict" else model(*inputs)  # noqa: E731
-        values = [float(((run() - y) ** 2).sum(1).mean()) for _ in range(300) if model.train()]
+        values = [
+            float(((run() - y) ** 2).sum(1).mean()) for _ in range(300) if model.train()
+        ]
     error = np.std(values) / np.sqrt(len(values))
     assert report.noises[0].exact
     assert abs(report.objective - np.mean(values)) <= 5 * error
@@ -447,7 +503,10 @@ def test_probabilities_of_classes():
 
 def test_accuracy_needs_classes_in_every_batch():
     several = torch.tensor([[1.0, 1, 0], [0, 1, 0]])
-    assert audit(small(), [(X[:2], several), (X[:1], several[1:])], "squared").accuracy is None
+    assert (
+        audit(small(), [(X[:2], several), (X[:1], several[1:])], "squared").accuracy
+        is None
+    )
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "squared"])
@@ -479,8 +538,9 @@ def test_without_a_linear_head_the_gap_is_stated():
     model = nn.Sequential(nn.Linear(5, 3), nn.Dropout(0.2), nn.Tanh())
     report = audit(model, [(X, Y)], "squared")
     assert report.head is None
-    assert ("the last layer", "tanh") in [(who, why.split()[4].strip(",")) for who, why in
-                                          report.skipped]  # fmt: skip
+    assert ("the last layer", "tanh") in [
+        (who, why.split()[4].strip(",")) for who, why in report.skipped
+    ]
     assert "tanh" in str(report)
 
 
@@ -506,7 +566,9 @@ class Attends(nn.Module):
     def forward(self, x):
         h = x[:, None, :, None]
         p = 0.1 * self.training
-        return nn.functional.scaled_dot_product_attention(h, h, h, dropout_p=p)[:, 0, :, 0]
+        return nn.functional.scaled_dot_product_attention(h, h, h, dropout_p=p)[
+            :, 0, :, 0
+        ]
 
 
 class Foreign(nn.Module):
@@ -537,7 +599,9 @@ class Always(nn.Dropout):
 
 SOURCES = {
     "Always": lambda: Always(0.3),
-    "Scripted": lambda: torch.jit.script(nn.Sequential(nn.Linear(5, 5), nn.Dropout(0.3))),
+    "Scripted": lambda: torch.jit.script(
+        nn.Sequential(nn.Linear(5, 5), nn.Dropout(0.3))
+    ),
     "AlphaDropout": lambda: nn.AlphaDropout(0.3),
     "GRU": lambda: nn.GRU(5, 5, 2, dropout=0.4),
     "RReLU": nn.RReLU,
@@ -562,7 +626,9 @@ def test_whatever_draws_in_training_mode_is_found_and_sampled(name):
     assert (noise.realized, noise.flows, noise.exact) == (None, None, False)
     with torch.no_grad():
         model.train()
-        losses = np.array([float((model(x) - y).square().sum(1).mean()) for _ in range(draws)])
+        losses = np.array(
+            [float((model(x) - y).square().sum(1).mean()) for _ in range(draws)]
+        )
     error = np.hypot(losses.std() / np.sqrt(draws), report.objective_error)
     assert abs(losses.mean() - report.objective) <= 5 * error
     assert report.objective_error > 0
@@ -573,12 +639,18 @@ def test_draws_in_hooks_of_known_layers_are_found():
     model[0].register_forward_hook(
         lambda layer, _, y: y + torch.randn_like(y) if layer.training else y
     )
-    assert [noise.name for noise in audit(model, (X, Y), "squared").noises] == ["0", "1"]
+    assert [noise.name for noise in audit(model, (X, Y), "squared").noises] == [
+        "0",
+        "1",
+    ]
 
 
 def test_a_generator_of_its_own_is_named():
     model = Uses(Foreign(np.random.default_rng(0).random))
-    assert "private generator" in dict(audit(model, [(X, Y)], "squared").skipped)["training mode"]
+    assert (
+        "private generator"
+        in dict(audit(model, [(X, Y)], "squared").skipped)["training mode"]
+    )
 
 
 def test_forward_passes_of_ones_own_are_given_back():
@@ -593,13 +665,19 @@ def test_forward_passes_of_ones_own_are_given_back():
 def test_noise_that_stays_on_has_an_error():
     torch.manual_seed(0)
     model = Uses(nn.Identity())
-    model.last.forward = lambda x: nn.functional.linear(nn.functional.dropout(x), model.last.weight)
+    model.last.forward = lambda x: nn.functional.linear(
+        nn.functional.dropout(x), model.last.weight
+    )
     found = [audit(model, [(X, Y)], "squared", seed=seed) for seed in range(12)]
     spread = np.std([report.objective for report in found], ddof=1)
-    assert spread / 2 < np.mean([report.objective_error for report in found]) < 2 * spread
+    assert (
+        spread / 2 < np.mean([report.objective_error for report in found]) < 2 * spread
+    )
 
 
-@pytest.mark.parametrize("wrap", [nn.DataParallel, lambda m: torch.compile(m, backend="eager")])
+@pytest.mark.parametrize(
+    "wrap", [nn.DataParallel, lambda m: torch.compile(m, backend="eager")]
+)
 def test_wrapped_models(wrap):
     model, data = small(), numbers()
     plain, report = (audit(m, data, "squared") for m in (model, wrap(model)))
@@ -639,7 +717,9 @@ def test_noise_behind_the_last_layer_leaves_no_bound():
     assert audit(model, [(X, Y)], "squared").head is not None
 
 
-@pytest.mark.parametrize("wrap", [lambda o: {"a": o}, lambda o: (o, o), lambda o: Out(o)])
+@pytest.mark.parametrize(
+    "wrap", [lambda o: {"a": o}, lambda o: (o, o), lambda o: Out(o)]
+)
 def test_outputs_that_are_no_tensor(wrap):
     class Wrapped(nn.Module):
         def __init__(self):
@@ -649,7 +729,15 @@ def test_outputs_that_are_no_tensor(wrap):
         def forward(self, x):
             return wrap(self.inner(x))
 
-    pick = lambda o: o["a"] if isinstance(o, dict) else o[0] if isinstance(o, tuple) else o.logits  # noqa: E731
+    def pick(o):
+        return (
+            o["a"]
+            if isinstance(o, dict)
+            else o[0]
+            if isinstance(o, tuple)
+            else o.logits
+        )
+
     (x, y), model = numbers(), Wrapped()
     report = audit(model, [(x, y)], "squared", output=pick)
     plain = audit(model.inner, [(x, y)], "squared")
@@ -668,7 +756,11 @@ def test_the_price_is_bounded_and_errors_stand_beside_sampled_numbers():
     calls = []
     torch.manual_seed(0)
     model = nn.Sequential(
-        *(layer for _ in range(40) for layer in (nn.Linear(8, 8), nn.Tanh(), nn.Dropout(0.2))),
+        *(
+            layer
+            for _ in range(40)
+            for layer in (nn.Linear(8, 8), nn.Tanh(), nn.Dropout(0.2))
+        ),
         nn.Linear(8, 3),
     )
     model.register_forward_hook(lambda module, args, output: calls.append(len(output)))
@@ -689,9 +781,15 @@ def test_the_error_of_sampled_flows_covers_them():
     x, y = numbers(2000)
     model = small()
     exact = audit(model, batches(x, y), "squared").noises[0]
-    sampled = audit(model, batches(x, y), lambda f, t: (f - t).square().sum(1).mean()).noises[0]
-    assert np.all(np.abs(sampled.flows - exact.flows) <= 6 * sampled.flows_error + 1e-12)
-    assert abs(sampled.coadaptation - exact.coadaptation) < 6 * sampled.coadaptation_error
+    sampled = audit(
+        model, batches(x, y), lambda f, t: (f - t).square().sum(1).mean()
+    ).noises[0]
+    assert np.all(
+        np.abs(sampled.flows - exact.flows) <= 6 * sampled.flows_error + 1e-12
+    )
+    assert (
+        abs(sampled.coadaptation - exact.coadaptation) < 6 * sampled.coadaptation_error
+    )
 
 
 def test_what_only_looks_like_noise_is_not_named():
@@ -701,7 +799,9 @@ def test_what_only_looks_like_noise_is_not_named():
             self.last, self.drop_path = nn.Linear(5, 3), nn.Identity()
 
         def forward(self, x):
-            return self.last(nn.functional.dropout(self.drop_path(x), 0.5, training=False))
+            return self.last(
+                nn.functional.dropout(self.drop_path(x), 0.5, training=False)
+            )
 
     assert "forward" not in dict(audit(Off(), [(X, Y)], "squared").skipped)
 
@@ -748,7 +848,11 @@ def test_shared_dropout_modules_are_sampled_not_taken_for_exact():
     class Twice(nn.Module):
         def __init__(self):
             super().__init__()
-            self.a, self.b, self.drop = nn.Linear(5, 8), nn.Linear(8, 3), nn.Dropout(0.4)
+            self.a, self.b, self.drop = (
+                nn.Linear(5, 8),
+                nn.Linear(8, 3),
+                nn.Dropout(0.4),
+            )
 
         def forward(self, x):
             return self.b(self.drop(torch.relu(self.a(self.drop(x)))))
@@ -759,7 +863,9 @@ def test_shared_dropout_modules_are_sampled_not_taken_for_exact():
     (noise,) = report.noises
     assert not noise.exact
     with torch.no_grad():
-        values = [float(((model.train()(x) - y) ** 2).sum(1).mean()) for _ in range(200)]
+        values = [
+            float(((model.train()(x) - y) ** 2).sum(1).mean()) for _ in range(200)
+        ]
     error = np.hypot(np.std(values) / np.sqrt(200), report.objective_error)
     assert abs(np.mean(values) - report.objective) <= 5 * error
     assert report.head.lower_bound < report.objective
@@ -794,7 +900,9 @@ def test_words_pages_and_files(tmp_path, digits):
 
 def test_suggestion_is_the_best_ridge_on_rows_held_out():
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 40), nn.ReLU(), nn.Dropout(0.5), nn.Linear(40, 2)).double()
+    model = nn.Sequential(
+        nn.Linear(6, 40), nn.ReLU(), nn.Dropout(0.5), nn.Linear(40, 2)
+    ).double()
     x = torch.randn(120, 6).double()
     y = x[:, :2] + 1.5 * torch.randn(120, 2).double()
     report = audit(model, [(x[:50], y[:50]), (x[50:], y[50:])], "squared")
@@ -810,7 +918,9 @@ def test_suggestion_is_the_best_ridge_on_rows_held_out():
         W = np.linalg.lstsq(A, B, rcond=None)[0]
         groups = np.arange(120)[held] // 5 % 5
         left = np.hstack([h[held], np.ones((held.sum(), 1))]) @ W - y.numpy()[held]
-        errors.append(np.mean([np.sum(left[groups == g] ** 2, 1).mean() for g in range(5)]))
+        errors.append(
+            np.mean([np.sum(left[groups == g] ** 2, 1).mean() for g in range(5)])
+        )
     np.testing.assert_allclose(report.suggestion.holdout, errors, rtol=1e-6)
     best = report.suggestion.drop_probs[np.argmin(errors)]
     assert report.suggestion.drop_prob == best > 0
@@ -823,7 +933,9 @@ def test_suggestion_is_the_best_ridge_on_rows_held_out():
 
 def test_best_last_layer_is_a_minimum():
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), onn.Dropout(0.3), nn.Linear(6, 2)).double()
+    model = nn.Sequential(
+        nn.Linear(4, 6), nn.ReLU(), onn.Dropout(0.3), nn.Linear(6, 2)
+    ).double()
     x = torch.randn(50, 4).double()
     y = torch.randn(50, 2).double()
     h = torch.relu(model[0](x)).detach().numpy()
@@ -838,7 +950,11 @@ def test_best_last_layer_is_a_minimum():
 def test_layer_norms_are_those_of_their_matrices():
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(108, 600), nn.Linear(600, 2)
+        nn.Conv2d(1, 3, 3),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(108, 600),
+        nn.Linear(600, 2),
     )
     report = audit(model, (torch.randn(9, 1, 8, 8), torch.randn(9, 2)), "mse")
     for layer in report.layers:
@@ -846,4 +962,6 @@ def test_layer_norms_are_those_of_their_matrices():
         s = torch.linalg.svdvals(weight)
         assert layer.spectral == pytest.approx(float(s[0]), rel=1e-9)
         assert layer.frobenius == pytest.approx(float(s.norm()), rel=1e-9)
-        assert layer.stable_rank == pytest.approx(float((s / s[0]).square().sum()), rel=1e-9)
+        assert layer.stable_rank == pytest.approx(
+            float((s / s[0]).square().sum()), rel=1e-9
+        )

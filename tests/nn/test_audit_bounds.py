@@ -32,52 +32,85 @@ NETWORKS = {
     "bias": lambda: net(*tanh(), nn.Dropout(0.4), nn.Linear(D, K)),
     "no-bias": lambda: net(*tanh(), nn.Dropout(0.4), nn.Linear(D, K, bias=False)),
     "narrow": lambda: net(*tanh(2), nn.Dropout(0.4), nn.Linear(2, K)),
-    "two-maps-behind": lambda: net(*tanh(), onn.Dropout(0.4), nn.Linear(D, 2), nn.Linear(2, K)),
-    "norm-behind": lambda: net(*tanh(), nn.Dropout(0.4), nn.Linear(D, K), nn.BatchNorm1d(K)),
+    "two-maps-behind": lambda: net(
+        *tanh(), onn.Dropout(0.4), nn.Linear(D, 2), nn.Linear(2, K)
+    ),
+    "norm-behind": lambda: net(
+        *tanh(), nn.Dropout(0.4), nn.Linear(D, K), nn.BatchNorm1d(K)
+    ),
     "outputs": lambda: net(*tanh(K), nn.Dropout(0.4)),
     "grid": lambda: net(
-        *tanh(), nn.Unflatten(1, (1, D)), onn.DropBlock1d(0.4, 2, placement="grid"), nn.Flatten(),
+        *tanh(),
+        nn.Unflatten(1, (1, D)),
+        onn.DropBlock1d(0.4, 2, placement="grid"),
+        nn.Flatten(),
         nn.Linear(D, K),
     ),
     "grid-cut": lambda: net(
-        *tanh(), nn.Unflatten(1, (1, D)), onn.DropBlock1d(0.4, 4, placement="grid"), nn.Flatten(),
+        *tanh(),
+        nn.Unflatten(1, (1, D)),
+        onn.DropBlock1d(0.4, 4, placement="grid"),
+        nn.Flatten(),
         nn.Linear(D, K),
     ),
     "sliding": lambda: net(
-        *tanh(), nn.Unflatten(1, (2, 3)), onn.DropBlock1d(0.4, 2), nn.Flatten(), nn.Linear(D, K)
+        *tanh(),
+        nn.Unflatten(1, (2, 3)),
+        onn.DropBlock1d(0.4, 2),
+        nn.Flatten(),
+        nn.Linear(D, K),
     ),
     "sliding-shared": lambda: net(
-        *tanh(), nn.Unflatten(1, (2, 3)), onn.DropBlock1d(0.4, 2, shared_axes=1), nn.Flatten(),
+        *tanh(),
+        nn.Unflatten(1, (2, 3)),
+        onn.DropBlock1d(0.4, 2, shared_axes=1),
+        nn.Flatten(),
         nn.Linear(D, K),
     ),
     "channels": lambda: net(
-        *tanh(), nn.Unflatten(1, (3, 1, 2)), nn.Dropout2d(0.4), nn.Flatten(), nn.Linear(D, K)
+        *tanh(),
+        nn.Unflatten(1, (3, 1, 2)),
+        nn.Dropout2d(0.4),
+        nn.Flatten(),
+        nn.Linear(D, K),
     ),
     "covariance": lambda: net(
         *tanh(3),
-        onn.CovarianceDropout([1.0, -2.0, 0.5],
-                              [[0.5, 0.2, -0.1], [0.2, 0.4, 0.1], [-0.1, 0.1, 0.3]]),
+        onn.CovarianceDropout(
+            [1.0, -2.0, 0.5], [[0.5, 0.2, -0.1], [0.2, 0.4, 0.1], [-0.1, 0.1, 0.3]]
+        ),
         nn.Linear(3, K),
     ),
     "connect": lambda: net(*tanh(), onn.DropConnectLinear(D, K, drop_prob=0.4)),
     "input": lambda: net(nn.Dropout(0.4), nn.Linear(4, K)),
     "linear": lambda: net(nn.Linear(4, D), nn.Dropout(0.4), nn.Linear(D, K)),
     "deep-linear": lambda: net(
-        nn.Linear(4, D), nn.Dropout(0.3), nn.Linear(D, D), nn.Dropout(0.4), nn.Linear(D, K)
+        nn.Linear(4, D),
+        nn.Dropout(0.3),
+        nn.Linear(D, D),
+        nn.Dropout(0.4),
+        nn.Linear(D, K),
     ),
     "two-in-tail": lambda: net(
         *tanh(), nn.Dropout(0.3), nn.Linear(D, D), nn.Dropout(0.4), nn.Linear(D, K)
     ),
     "blocks-after-units": lambda: net(
-        *tanh(), nn.Dropout(0.3), nn.Linear(D, D), nn.Unflatten(1, (1, D)),
-        onn.DropBlock1d(0.4, 2, placement="grid"), nn.Flatten(), nn.Linear(D, K),
+        *tanh(),
+        nn.Dropout(0.3),
+        nn.Linear(D, D),
+        nn.Unflatten(1, (1, D)),
+        onn.DropBlock1d(0.4, 2, placement="grid"),
+        nn.Flatten(),
+        nn.Linear(D, K),
     ),
-}  # fmt: skip
+}
 
 
 def data(rng, n=12):
     x = torch.tensor(rng.standard_normal((n, 4)) + 0.5)
-    return x, torch.tensor(rng.standard_normal((n, K)) @ rng.standard_normal((K, K)) + 1.0)
+    return x, torch.tensor(
+        rng.standard_normal((n, K)) @ rng.standard_normal((K, K)) + 1.0
+    )
 
 
 def exact_objective(model, x, y):
@@ -87,7 +120,9 @@ def exact_objective(model, x, y):
 
 
 def descended(model, x, y, steps):
-    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=steps, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS(
+        model.parameters(), max_iter=steps, line_search_fn="strong_wolfe"
+    )
 
     def closure():
         optimizer.zero_grad()
@@ -136,7 +171,9 @@ def test_bound_is_below_for_any_weights(seed, name, scale, loss):
         parameter.data *= scale
     x, y = data(np.random.default_rng(seed))
     report = audit(model, [(x, y)], loss)
-    objective = float(exact_objective(model, x, y).detach()) / (K if loss == "mse" else 1)
+    objective = float(exact_objective(model, x, y).detach()) / (
+        K if loss == "mse" else 1
+    )
     assert report.head.lower_bound <= objective * (1 + 1e-9)
 
 
@@ -144,9 +181,13 @@ def test_bound_is_below_for_any_weights(seed, name, scale, loss):
 @pytest.mark.parametrize("last", [True, False])
 def test_tight_for_linear_networks_trained_to_convergence(first, last):
     torch.manual_seed(0)
-    model = net(nn.Linear(4, D, bias=first), nn.Dropout(0.5), nn.Linear(D, K, bias=last)).double()
+    model = net(
+        nn.Linear(4, D, bias=first), nn.Dropout(0.5), nn.Linear(D, K, bias=last)
+    ).double()
     x, y = data(np.random.default_rng(1), 40)
-    if last and not first:  # the penalty then sees the inputs' mean, which the bound leaves out
+    if (
+        last and not first
+    ):  # the penalty then sees the inputs' mean, which the bound leaves out
         x = x - x.mean(0)
     descended(model, x, y, 2000)
     report = audit(model, [(x, y)], "squared")
@@ -178,7 +219,9 @@ def test_free_features_reach_the_bound(drop_prob):
     n, rng = 12, np.random.default_rng(0)
     y = torch.tensor(rng.standard_normal((n, K)))
     torch.manual_seed(0)
-    model = net(nn.Linear(n, D, bias=False), nn.Dropout(drop_prob), nn.Linear(D, K)).double()
+    model = net(
+        nn.Linear(n, D, bias=False), nn.Dropout(drop_prob), nn.Linear(D, K)
+    ).double()
     x = torch.eye(n, dtype=torch.float64)
     descended(model, x, y, 1000)
     report = audit(model, [(x, y)], "squared")
@@ -206,13 +249,18 @@ def test_agrees_with_the_certificate_of_linear_networks(layer, noise):
     torch.manual_seed(0)
     shaped = (
         [nn.Unflatten(1, (1, D)), layer, nn.Flatten()]
-        if isinstance(layer, onn.DropBlock1d) else [layer]
-    )  # fmt: skip
-    model = net(nn.Linear(4, D, bias=False), *shaped, nn.Linear(D, K, bias=False)).double()
+        if isinstance(layer, onn.DropBlock1d)
+        else [layer]
+    )
+    model = net(
+        nn.Linear(4, D, bias=False), *shaped, nn.Linear(D, K, bias=False)
+    ).double()
     x, y = data(np.random.default_rng(2))
     report = audit(model, [(x, y)], "squared")
     U, V = model[-1].weight.detach().numpy(), model[0].weight.detach().numpy().T
-    certificate = overt.LinearNetwork(X=x.numpy(), Y=y.numpy(), width=D, noise=noise).certify(U, V)
+    certificate = overt.LinearNetwork(
+        X=x.numpy(), Y=y.numpy(), width=D, noise=noise
+    ).certify(U, V)
     assert report.objective == pytest.approx(certificate.objective, rel=1e-9)
     bound = report.head.lower_bound
     if isinstance(noise, overt.DropBlock) and noise.placement == "sliding":
@@ -242,7 +290,9 @@ def test_below_every_checkpoint_of_a_run():
         ((model.train()(x) - target) ** 2).sum(1).mean().backward()
         optimizer.step()
     assert objectives[-1] < objectives[0] / 2
-    np.testing.assert_allclose(bounds, bounds[0], rtol=1e-12)  # it depends on data and noise only
+    np.testing.assert_allclose(
+        bounds, bounds[0], rtol=1e-12
+    )  # it depends on data and noise only
     assert np.all(np.array(bounds) <= np.array(objectives) - 5 * np.array(errors))
 
 
@@ -252,7 +302,9 @@ def test_objective_of_correlated_noise_by_enumeration():
     x, y = data(np.random.default_rng(3))
     outputs, prob = outputs_under_masks(model, "3", x)
     expected = float(prob @ ((outputs - y) ** 2).sum(2).mean(1))
-    assert audit(model, [(x, y)], "squared").objective == pytest.approx(expected, rel=1e-9)
+    assert audit(model, [(x, y)], "squared").objective == pytest.approx(
+        expected, rel=1e-9
+    )
 
 
 @pytest.mark.parametrize(
@@ -265,8 +317,13 @@ def test_cross_entropy_at_a_given_size(classes, size, bias):
     n, y = len(classes), np.eye(3)[classes]
     Z, b = cvxpy.Variable((n, 3)), cvxpy.Variable(3)
     F = Z + np.ones((n, 1)) @ cvxpy.reshape(b, (1, 3), order="C") if bias else Z
-    loss = cvxpy.sum(cvxpy.log_sum_exp(F, axis=1)) / n - cvxpy.sum(cvxpy.multiply(y, F)) / n
-    problem = cvxpy.Problem(cvxpy.Minimize(loss), [cvxpy.normNuc(Z) <= size * np.sqrt(n)])
+    loss = (
+        cvxpy.sum(cvxpy.log_sum_exp(F, axis=1)) / n
+        - cvxpy.sum(cvxpy.multiply(y, F)) / n
+    )
+    problem = cvxpy.Problem(
+        cvxpy.Minimize(loss), [cvxpy.normNuc(Z) <= size * np.sqrt(n)]
+    )
     problem.solve(solver="CLARABEL")
     frequencies = y.mean(0)
     shifted = y - (frequencies if bias else 1 / 3)
@@ -305,7 +362,9 @@ def test_cross_entropy_when_all_units_are_dropped():
             model[2].weight[:] = torch.tensor([[scale, scale], [-scale, -scale]])
             model[2].bias[:] = torch.log(torch.tensor([0.75, 0.25]))
         outputs, prob = outputs_under_masks(model, "1", x)
-        objective = float(prob @ torch.stack([nn.functional.cross_entropy(o, y) for o in outputs]))
+        objective = float(
+            prob @ torch.stack([nn.functional.cross_entropy(o, y) for o in outputs])
+        )
         report = audit(model, [(x, y)], "cross_entropy")
         assert report.head.lower_bound == pytest.approx(floor, rel=1e-12)
         assert floor <= objective <= floor * (1 + slack)

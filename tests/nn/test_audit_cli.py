@@ -28,7 +28,11 @@ def folder(tmp_path, monkeypatch):
     x = rng.standard_normal((90, 4))
     np.savez(tmp_path / "train.npz", x=x, y=x[:, :3].argmax(1))
     np.savez(tmp_path / "numbers.npz", x=x, y=x[:, :3])
-    np.savez(tmp_path / "whole.npz", x=np.ones((9, 4), dtype=np.uint8), y=np.zeros(9, dtype=int))
+    np.savez(
+        tmp_path / "whole.npz",
+        x=np.ones((9, 4), dtype=np.uint8),
+        y=np.zeros(9, dtype=int),
+    )
     np.savez(tmp_path / "words.npz", x=x, y=np.array(["a"] * 90))
     return tmp_path
 
@@ -43,18 +47,40 @@ def run(monkeypatch, capsys, *words):
 
 def test_prints_a_report_and_writes_a_page(folder, monkeypatch, capsys):
     torch.manual_seed(0)
-    words = ("net.py:build_model", "--data", "train.npz", "--holdout", "train.npz",
-             "--html", "audit.html", "--batch", "32")  # fmt: skip
+    words = (
+        "net.py:build_model",
+        "--data",
+        "train.npz",
+        "--holdout",
+        "train.npz",
+        "--html",
+        "audit.html",
+        "--batch",
+        "32",
+    )
     code, out, _ = run(monkeypatch, capsys, *words)
     assert code == 0
-    for word in ("cross_entropy", "90 rows", "last layer", "suggested drop probability"):
+    for word in (
+        "cross_entropy",
+        "90 rows",
+        "last layer",
+        "suggested drop probability",
+    ):
         assert word in out
     assert (folder / "audit.html").read_text().startswith("<!doctype html>")
 
 
 def test_json_can_be_read(folder, monkeypatch, capsys):
-    words = ("net.py:build_model", "--data", "numbers.npz", "--loss", "squared", "--json",
-             "--points", "50")  # fmt: skip
+    words = (
+        "net.py:build_model",
+        "--data",
+        "numbers.npz",
+        "--loss",
+        "squared",
+        "--json",
+        "--points",
+        "50",
+    )
     code, out, _ = run(monkeypatch, capsys, *words)
     found = json.loads(out)
     assert (code, found["samples"], found["loss"]) == (0, 50, "squared")
@@ -64,11 +90,17 @@ def test_json_can_be_read(folder, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("net.py:build_model", "--data", "train.npz", "--loss", "hinge"), "loss must be one of"),
+        (
+            ("net.py:build_model", "--data", "train.npz", "--loss", "hinge"),
+            "loss must be one of",
+        ),
         (("net.py:build_model", "--data", "none.npz"), "file that exists"),
         (("net.py:other", "--data", "train.npz"), "must define a function other"),
         (("net.py:build_model", "--data", "whole.npz"), "floating-point numbers"),
-        (("net.py:build_model", "--data", "words.npz"), "y in words.npz must hold numbers"),
+        (
+            ("net.py:build_model", "--data", "words.npz"),
+            "y in words.npz must hold numbers",
+        ),
         (("net.py:build_model", "--data", "numbers.npz"), "whole class numbers"),
     ],
 )

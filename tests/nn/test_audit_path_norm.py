@@ -32,16 +32,22 @@ def reported(model, shape, outputs):
     torch.manual_seed(1)
     x, y = torch.randn(20, *shape), torch.randn(20, outputs)
     report = audit(model, (x, y), "mse")
-    return {m.name: m.value for m in report.measures if m.name.endswith("path norm")}, report
+    return {
+        m.name: m.value for m in report.measures if m.name.endswith("path norm")
+    }, report
 
 
 def test_path_norms_are_those_of_matrices_of_weights():
     torch.manual_seed(0)
     layers = [nn.Linear(a, b) for a, b in pairwise((3, 4, 2, 2))]
-    model = nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.ReLU(), nn.Dropout(0.1), layers[2])
+    model = nn.Sequential(
+        layers[0], nn.ReLU(), layers[1], nn.ReLU(), nn.Dropout(0.1), layers[2]
+    )
     found, report = reported(model, (3,), 2)
     for p in (1, 2):
-        assert found[f"l{p} path norm"] == pytest.approx(paths(layers, (3,), p), rel=1e-5)
+        assert found[f"l{p} path norm"] == pytest.approx(
+            paths(layers, (3,), p), rel=1e-5
+        )
     assert "path norm" not in dict(report.skipped)
 
 
@@ -53,10 +59,14 @@ def test_path_norms_go_through_batch_normalization_and_max_pooling():
     norm.eval()
     layers = [conv, norm, nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), head]
     found, report = reported(nn.Sequential(*layers), (1, 4, 4), 1)
-    sums = nn.AvgPool2d(2, divisor_override=1)  # every entry of a window may be the largest
+    sums = nn.AvgPool2d(
+        2, divisor_override=1
+    )  # every entry of a window may be the largest
     for p in (1, 2):
         expected = paths([conv, norm, sums, nn.Flatten(), head], (1, 4, 4), p)
-        assert found[f"l{p} path norm"] == pytest.approx(expected, rel=1e-5), report.skipped
+        assert found[f"l{p} path norm"] == pytest.approx(expected, rel=1e-5), (
+            report.skipped
+        )
 
 
 def test_the_squared_path_norm_is_the_penalty_of_dropout():
@@ -109,7 +119,9 @@ def test_a_bias_that_is_added_by_hand_is_on_no_path(how):
     found, report = reported(model, (4,), 2)
     for p in (1, 2):
         expected = paths([model.first, model.last], (4,), p)
-        assert found[f"l{p} path norm"] == pytest.approx(expected, rel=1e-5), report.skipped
+        assert found[f"l{p} path norm"] == pytest.approx(expected, rel=1e-5), (
+            report.skipped
+        )
 
 
 POOLS = {
@@ -131,12 +143,16 @@ def test_path_norms_go_through_average_pooling_of_every_kind(name):
     found, report = reported(model, (1, 8, 8), 2)
     for p in (1, 2):
         expected = paths([conv, pool, nn.Flatten(), head], (1, 8, 8), p)
-        assert found[f"l{p} path norm"] == pytest.approx(expected, rel=1e-5), report.skipped
+        assert found[f"l{p} path norm"] == pytest.approx(expected, rel=1e-5), (
+            report.skipped
+        )
 
 
 UNEVEN = {
     "windows cut at the edge": nn.AvgPool2d(3, stride=2, ceil_mode=True),
-    "padding not counted": nn.AvgPool2d(3, stride=2, padding=1, count_include_pad=False),
+    "padding not counted": nn.AvgPool2d(
+        3, stride=2, padding=1, count_include_pad=False
+    ),
     "adaptive windows of two sizes": nn.AdaptiveAvgPool2d(4),
 }
 

@@ -71,7 +71,9 @@ class Written(Tokens):
 
 class Divisor(Tokens):
     def forward(self, x):
-        return torch.div(torch.ones(3), 2 + self.last(self.drop(self.hidden(x))).mean(1).sigmoid())
+        return torch.div(
+            torch.ones(3), 2 + self.last(self.drop(self.hidden(x))).mean(1).sigmoid()
+        )
 
 
 class WithoutGradient(Tokens):
@@ -99,7 +101,9 @@ def sampled(model, x, y, draws=2000):
     """Return the noisy objective and its standard error by brute force."""
     model.train()
     with torch.no_grad():
-        found = [float(((model(x) - y) ** 2).flatten(1).sum(1).mean()) for _ in range(draws)]
+        found = [
+            float(((model(x) - y) ** 2).flatten(1).sum(1).mean()) for _ in range(draws)
+        ]
     return float(np.mean(found)), float(np.std(found) / np.sqrt(draws))
 
 
@@ -159,7 +163,9 @@ def test_tokens_do_not_limit_the_rank_of_the_outputs():
     y = torch.relu(x[..., 0])
     report = audit(model, [(x, y)], "squared")
     assert report.head.rank_limit == 5
-    free = nn.Sequential(nn.Flatten(), nn.Linear(30, 40), nn.ReLU(), model.drop, nn.Linear(40, 5))
+    free = nn.Sequential(
+        nn.Flatten(), nn.Linear(30, 40), nn.ReLU(), model.drop, nn.Linear(40, 5)
+    )
     same = audit(free, [(x, y)], "squared")  # five outputs and 40 units, as they are
     assert report.head.lower_bound == pytest.approx(same.head.lower_bound, rel=1e-6)
 

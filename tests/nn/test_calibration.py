@@ -18,8 +18,9 @@ def test_calibration_of_a_normal_sample():
     assert np.all(np.abs(good.observed - good.nominal) <= 5 * error)
     narrow = calibration(mean, sd**2 / 4, target)
     assert np.all(narrow.observed < narrow.nominal)
-    widened = calibration(mean, np.zeros(20_000), mean + rng.standard_normal(20_000),
-                          noise_variance=1.0)  # fmt: skip
+    widened = calibration(
+        mean, np.zeros(20_000), mean + rng.standard_normal(20_000), noise_variance=1.0
+    )
     assert widened.error < 0.02
     assert widened.to_dict()["noise_variance"] == 1.0
     with pytest.raises(InputError, match="shape"):
@@ -34,7 +35,9 @@ def test_calibration_of_a_normal_sample():
 def test_missing_torch_is_named(monkeypatch):
     import sys
 
-    for name in [n for n in sys.modules if n == "overt.nn" or n.startswith("overt.nn.")]:
+    for name in [
+        n for n in sys.modules if n == "overt.nn" or n.startswith("overt.nn.")
+    ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(MissingExtraError, match=r"overt\[torch\]"):

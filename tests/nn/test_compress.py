@@ -44,13 +44,16 @@ def test_what_shrinks_and_what_does_not_is_said(name):
     assert type(small) is type(model)
     assert (report.after.parameters < report.before.parameters) == bool(shrinks)
     assert (report.after.multiply_adds < report.before.multiply_adds) == bool(shrinks)
-    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert all(
+        torch.equal(value, before[key]) for key, value in model.state_dict().items()
+    )
     for change in report.changes:
         assert change.after == round(change.before / 2)
 
 
 @pytest.mark.parametrize(
-    "name", [n for n in NAMES if n not in ("stream", "autoencoder", "tied", "transformer")]
+    "name",
+    [n for n in NAMES if n not in ("stream", "autoencoder", "tied", "transformer")],
 )
 def test_removing_units_that_nothing_reads_changes_nothing(name):
     """An oracle apart from the cut: the network itself, with half of the units' readers at zero."""
@@ -104,7 +107,9 @@ def test_a_mask_is_what_dropout_draws(noise):
 
 def test_the_best_mask_of_all_is_kept():
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Dropout(0.5), nn.Linear(4, 3)).eval()
+    model = nn.Sequential(
+        nn.Linear(4, 4), nn.ReLU(), nn.Dropout(0.5), nn.Linear(4, 3)
+    ).eval()
     x, y = torch.randn(50, 4), torch.randint(3, (50,))
     _, report = compress(model, 0.5, x, [(x, y)], "mask", of="units", draws=60)
     losses = []
@@ -125,7 +130,9 @@ def test_only_layers_on_which_dropout_acts_lose_units_by_mask():
     assert report.changes == ()
     assert "no dropout" in dict(report.skipped)["stem"]
     assert torch.equal(small(*inputs), model(*inputs))
-    _, named = compress(model, {"blocks.0.conv1": 0.5}, *inputs, batches(inputs), "mask", draws=2)
+    _, named = compress(
+        model, {"blocks.0.conv1": 0.5}, *inputs, batches(inputs), "mask", draws=2
+    )
     assert [change.layers for change in named.changes] == [("blocks.0.conv1",)]
     model, inputs = build("line")
     _, channels = compress(model, 0.5, *inputs, batches(inputs), "mask", draws=2)
@@ -134,7 +141,9 @@ def test_only_layers_on_which_dropout_acts_lose_units_by_mask():
 
 def test_flow_is_the_weights_norm_times_the_activation():
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 6, bias=False), nn.ReLU(), nn.Linear(6, 3)).double()
+    model = nn.Sequential(
+        nn.Linear(4, 6, bias=False), nn.ReLU(), nn.Linear(6, 3)
+    ).double()
     x = torch.randn(200, 4).double()
     small, _ = compress(model, 0.5, x[:1], [(x[:150],), (x[150:],)], "flow", of="units")
     a = torch.relu(model[0](x))
@@ -146,7 +155,9 @@ def test_flow_is_the_weights_norm_times_the_activation():
     # Readers are refitted: nearly the least squares fit of the outputs to the surviving units.
     design = torch.cat([a[:, top].detach(), torch.ones(200, 1)], 1)
     best = (y - design @ torch.linalg.lstsq(design, y).solution).norm()
-    plain = (y - functional.linear(a[:, top], model[2].weight[:, top], model[2].bias)).norm()
+    plain = (
+        y - functional.linear(a[:, top], model[2].weight[:, top], model[2].bias)
+    ).norm()
     found = float((y - small(x)).detach().norm())
     assert best <= found <= 1.01 * best
     assert found < 0.8 * float(plain.detach())
@@ -154,7 +165,11 @@ def test_flow_is_the_weights_norm_times_the_activation():
 
 def test_convolutions_are_refitted_with_the_mean_of_what_is_lost():
     """Units that are constant move into biases without loss, also where taps overlap."""
-    for reader in (nn.Conv2d(4, 2, 3), nn.ConvTranspose2d(4, 2, 2, stride=2), nn.Conv2d(4, 2, 1)):
+    for reader in (
+        nn.Conv2d(4, 2, 3),
+        nn.ConvTranspose2d(4, 2, 2, stride=2),
+        nn.Conv2d(4, 2, 1),
+    ):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Conv2d(1, 4, 1), nn.ReLU(), reader).double()
         with torch.no_grad():
@@ -196,7 +211,10 @@ def test_shares_by_layer():
             "a tuple of Tensor, Tensor, Tensor",
         ),
         ({"data": [(torch.randn(3, 5), torch.full((3,), 9))]}, "does not fit outputs"),
-        ({"data": [(torch.randn(3, 2), torch.ones(3).long())]}, r"batch 1 of data.*\(3, 2\)"),
+        (
+            {"data": [(torch.randn(3, 2), torch.ones(3).long())]},
+            r"batch 1 of data.*\(3, 2\)",
+        ),
         ({"data": [torch.randn(3, 2)], "by": "flow"}, r"batch 1 of data.*\(3, 2\)"),
         ({"data": [torch.full((3, 5), torch.nan)], "by": "flow"}, "must be finite"),
         ({"by": "magic"}, "by must be one of"),
@@ -217,7 +235,13 @@ def test_shares_by_layer():
 )
 def test_mistakes_are_named(change, message):
     x = torch.randn(6, 5)
-    given = {"model": mlp(), "keep": 0.5, "example": x, "data": batches((x,)), "by": "mask"}
+    given = {
+        "model": mlp(),
+        "keep": 0.5,
+        "example": x,
+        "data": batches((x,)),
+        "by": "mask",
+    }
     with pytest.raises(InputError, match=message):
         compress(**{**given, **change})
 
@@ -231,7 +255,9 @@ def test_one_hot_targets_of_cross_entropy():
         for target in (y, rows, rows.float())
     ]
     assert len({report.after.accuracy for report in found}) == 1
-    assert found[1].after.loss == found[2].after.loss == pytest.approx(found[0].after.loss)
+    assert (
+        found[1].after.loss == found[2].after.loss == pytest.approx(found[0].after.loss)
+    )
 
 
 def test_recurrent_layers_and_attention_are_named():
@@ -248,7 +274,10 @@ def test_recurrent_layers_and_attention_are_named():
     for by in ("flow", "spectrum"):
         _, report = compress(Net(), 0.5, torch.randn(3, 5, 4), by=by)
         assert dict(report.skipped)["read"] == "LSTM keeps its maps inside"
-        assert {name for c in report.changes for name in c.layers} & {"mix.q", "mix.out_proj"}
+        assert {name for c in report.changes for name in c.layers} & {
+            "mix.q",
+            "mix.out_proj",
+        }
 
 
 def test_two_shares_for_tied_layers_are_refused():
@@ -262,13 +291,21 @@ def test_modes_randomness_and_seeds():
     model.train()
     model[1].eval()
     state = torch.random.get_rng_state()
-    draw = lambda seed: compress(model, 0.5, *inputs, batches(inputs), "mask", draws=3, seed=seed)  # noqa: E731
+
+    def draw(seed):
+        return compress(
+            model, 0.5, *inputs, batches(inputs), "mask", draws=3, seed=seed
+        )
+
     small, report = draw(0)
     assert torch.equal(torch.random.get_rng_state(), state)
-    assert [m.training for m in small.modules()] == [m.training for m in model.modules()]
+    assert [m.training for m in small.modules()] == [
+        m.training for m in model.modules()
+    ]
     again, other = draw(0)[0], draw(1)[1]
     assert all(
-        torch.equal(a, b) for a, b in zip(small.parameters(), again.parameters(), strict=True)
+        torch.equal(a, b)
+        for a, b in zip(small.parameters(), again.parameters(), strict=True)
     )
     assert not np.array_equal(report.losses, other.losses)
 
@@ -292,7 +329,9 @@ def test_recovery_keeps_the_best_state_and_interruptions_keep_what_there_is():
     y = (x @ torch.randn(5, 3)).argmax(1)
     model, loader = mlp(), [(x, y)]
     plain = compress(model, 0.5, x, loader, "flow")[1]
-    recovered = compress(model, 0.5, x, loader, "flow", recover=40, learning_rate=0.01)[1]
+    recovered = compress(model, 0.5, x, loader, "flow", recover=40, learning_rate=0.01)[
+        1
+    ]
     assert recovered.after.loss < plain.after.loss
     assert recovered.after.loss == pytest.approx(recovered.recovery.min(), rel=1e-5)
     wild = compress(model, 0.5, x, loader, "flow", recover=4, learning_rate=1e4)[1]
@@ -311,14 +350,18 @@ def test_recovery_keeps_the_best_state_and_interruptions_keep_what_there_is():
 
 def test_regression_and_other_losses():
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1))
+    model = nn.Sequential(
+        nn.Linear(5, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1)
+    )
     x = torch.randn(60, 5)
     _, report = compress(model, 0.5, x, [(x, torch.randn(60))], "mask", draws=2)
     assert report.after.accuracy is None
     _, report = compress(model, 0.5, x, [(x, torch.randint(2, (60,)))], "mask", draws=2)
     assert report.after.accuracy is not None
     absolute = lambda output, y: (output[:, 0] - y).abs().mean()  # noqa: E731
-    _, report = compress(model, 0.5, x, [(x, torch.randn(60))], "mask", draws=2, loss=absolute)
+    _, report = compress(
+        model, 0.5, x, [(x, torch.randn(60))], "mask", draws=2, loss=absolute
+    )
     assert report.after.loss == pytest.approx(float(report.losses.min()), rel=1e-5)
 
 
@@ -348,7 +391,9 @@ def test_auto_takes_what_measures_best_of_what_is_small_enough():
     x = torch.randn(400, 5)
     y = (x @ torch.randn(5, 3)).argmax(1)
     model = mlp()
-    found = {by: compress(model, 0.5, x, (x, y), by, draws=4)[1] for by in ("flow", "auto")}
+    found = {
+        by: compress(model, 0.5, x, (x, y), by, draws=4)[1] for by in ("flow", "auto")
+    }
     auto = found["auto"]
     tried = dict(auto.tried)
     assert set(tried) == {"flow", "spectrum"}
@@ -365,7 +410,9 @@ def test_auto_recovers_one_way_and_that_is_narrowing():
     y = (x @ torch.randn(5, 3)).argmax(1)
     model, steps = mlp(), {"recover": 30, "learning_rate": 0.01}
     before = [p.clone() for p in model.parameters()]
-    report, flow = (compress(model, 0.5, x, (x, y), by, **steps)[1] for by in ("auto", "flow"))
+    report, flow = (
+        compress(model, 0.5, x, (x, y), by, **steps)[1] for by in ("auto", "flow")
+    )
     tried = dict(report.tried)
     for by in ("flow", "spectrum"):
         assert tried[by] == compress(model, 0.5, x, (x, y), by)[1].after.loss
@@ -379,9 +426,14 @@ def test_auto_recovers_one_way_and_that_is_narrowing():
 def test_normalizations_take_the_statistics_of_the_smaller_network(by):
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Linear(5, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 32),
-        nn.BatchNorm1d(32, momentum=0.3), nn.ReLU(), nn.Linear(32, 3),
-    )  # fmt: skip
+        nn.Linear(5, 64),
+        nn.BatchNorm1d(64),
+        nn.ReLU(),
+        nn.Linear(64, 32),
+        nn.BatchNorm1d(32, momentum=0.3),
+        nn.ReLU(),
+        nn.Linear(32, 3),
+    )
     x = torch.randn(200, 5)
     for _ in range(20):
         model(x)
@@ -417,11 +469,16 @@ def test_auto_does_without_targets_and_without_data():
         assert report.by == "spectrum"
         assert dict(report.tried)["spectrum"] < 1e-3 < dict(report.tried)["flow"]
         assert "mask" not in dict(report.tried)
-    noisy = model(x).detach() + torch.randn(100, 40)  # what has lost nothing is recovered as it is
+    noisy = model(x).detach() + torch.randn(
+        100, 40
+    )  # what has lost nothing is recovered as it is
     assert compress(model, 0.5, x, (x, noisy), recover=1)[1].by == "spectrum"
     _, named = compress(model, {"0": 0.5}, x)
     assert (named.by, [c.layers for c in named.changes]) == ("flow", [("0",)])
-    assert compress(nn.Sequential(nn.Linear(2, 2)), 0.5, torch.randn(3, 2))[1].changes == ()
+    assert (
+        compress(nn.Sequential(nn.Linear(2, 2)), 0.5, torch.randn(3, 2))[1].changes
+        == ()
+    )
 
 
 def test_inputs_by_name_and_arrays():
@@ -441,8 +498,12 @@ class Router(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.plus = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU())
-        self.minus = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU())
+        self.plus = nn.Sequential(
+            nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU()
+        )
+        self.minus = nn.Sequential(
+            nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU()
+        )
         self.join = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
 
     def forward(self, x):
@@ -478,17 +539,50 @@ def test_layers_inside_torchs_transformers_are_refitted():
 
 PASSING = [
     nn.GroupNorm(2, 6),
-    nn.ReLU(), nn.ReLU6(), nn.LeakyReLU(), nn.ELU(), nn.CELU(), nn.SELU(), nn.GELU(), nn.SiLU(),
-    nn.Mish(), nn.Sigmoid(), nn.LogSigmoid(), nn.Tanh(), nn.Softplus(), nn.Softsign(),
-    nn.Tanhshrink(), nn.Hardtanh(), nn.Hardswish(), nn.Hardsigmoid(), nn.Hardshrink(),
-    nn.Softshrink(), nn.Identity(), nn.AlphaDropout(), nn.FeatureAlphaDropout(), nn.RReLU(),
+    nn.ReLU(),
+    nn.ReLU6(),
+    nn.LeakyReLU(),
+    nn.ELU(),
+    nn.CELU(),
+    nn.SELU(),
+    nn.GELU(),
+    nn.SiLU(),
+    nn.Mish(),
+    nn.Sigmoid(),
+    nn.LogSigmoid(),
+    nn.Tanh(),
+    nn.Softplus(),
+    nn.Softsign(),
+    nn.Tanhshrink(),
+    nn.Hardtanh(),
+    nn.Hardswish(),
+    nn.Hardsigmoid(),
+    nn.Hardshrink(),
+    nn.Softshrink(),
+    nn.Identity(),
+    nn.AlphaDropout(),
+    nn.FeatureAlphaDropout(),
+    nn.RReLU(),
     nn.PReLU(),
-    nn.Threshold(0.1, 0.0), nn.Softmax(-1), nn.MaxPool2d(2), nn.AvgPool2d(2), nn.LPPool2d(2, 2),
-    nn.AdaptiveAvgPool2d(3), nn.AdaptiveMaxPool2d(3), nn.Upsample(scale_factor=2),
-    nn.UpsamplingNearest2d(scale_factor=2), nn.ZeroPad2d(1), nn.ReflectionPad2d(1),
-    nn.ReplicationPad2d(1), nn.CircularPad2d(1), nn.ConstantPad2d(1, 0.5), nn.PReLU(6),
-    nn.GroupNorm(6, 6), nn.InstanceNorm2d(6), nn.Dropout2d(0.2),
-]  # fmt: skip
+    nn.Threshold(0.1, 0.0),
+    nn.Softmax(-1),
+    nn.MaxPool2d(2),
+    nn.AvgPool2d(2),
+    nn.LPPool2d(2, 2),
+    nn.AdaptiveAvgPool2d(3),
+    nn.AdaptiveMaxPool2d(3),
+    nn.Upsample(scale_factor=2),
+    nn.UpsamplingNearest2d(scale_factor=2),
+    nn.ZeroPad2d(1),
+    nn.ReflectionPad2d(1),
+    nn.ReplicationPad2d(1),
+    nn.CircularPad2d(1),
+    nn.ConstantPad2d(1, 0.5),
+    nn.PReLU(6),
+    nn.GroupNorm(6, 6),
+    nn.InstanceNorm2d(6),
+    nn.Dropout2d(0.2),
+]
 NEEDING = [nn.Softmax(1), nn.PixelShuffle(1), nn.LocalResponseNorm(2)]
 
 
@@ -503,7 +597,9 @@ def test_channels_pass_through_every_layer_that_keeps_them_apart(layer):
 
 def test_the_report_speaks():
     model, inputs = build("mlp")
-    _, report = compress(model, 0.5, *inputs, batches(inputs), "mask", of="units", draws=2)
+    _, report = compress(
+        model, 0.5, *inputs, batches(inputs), "mask", of="units", draws=2
+    )
     text = str(report)
     for word in (
         "parameters",

@@ -32,20 +32,37 @@ def folder(tmp_path):
     np.savez(tmp_path / "x.npz", x=x, y=(x[:, :3].argmax(1)))
     torch.manual_seed(1)
     net = torch.nn.Sequential(
-        torch.nn.Linear(6, 32), torch.nn.ReLU(), torch.nn.Dropout(0.5), torch.nn.Linear(32, 3)
+        torch.nn.Linear(6, 32),
+        torch.nn.ReLU(),
+        torch.nn.Dropout(0.5),
+        torch.nn.Linear(32, 3),
     )
     torch.save(net.state_dict(), tmp_path / "w.pt")
     return tmp_path
 
 
 def command(folder, *arguments):
-    given = ["compress", f"{folder / 'net.py'}:build_model", "--data", str(folder / "x.npz")]
+    given = [
+        "compress",
+        f"{folder / 'net.py'}:build_model",
+        "--data",
+        str(folder / "x.npz"),
+    ]
     return CliRunner().invoke(app, [*given, "--out", str(folder / "out"), *arguments])
 
 
 @pytest.mark.parametrize("by", ["mask", "flow", "spectrum"])
 def test_the_files_load_without_overt(folder, by):
-    options = ("--by", by, "--weights", str(folder / "w.pt"), "--keep", "0.5", "--draws", "4")
+    options = (
+        "--by",
+        by,
+        "--weights",
+        str(folder / "w.pt"),
+        "--keep",
+        "0.5",
+        "--draws",
+        "4",
+    )
     shown = command(folder, *options, "--json")
     assert shown.exit_code == 0, shown.output
     report = json.loads(shown.output)
@@ -59,9 +76,13 @@ def test_the_files_load_without_overt(folder, by):
         "print(sum(p.numel() for p in m.parameters()), m(torch.ones(1, 6)).sum().item())"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder / "out", capture_output=True, text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=120,
-    )  # fmt: skip
+        [sys.executable, "-c", code],
+        cwd=folder / "out",
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[0]) == report["after"]["parameters"]
 
@@ -78,7 +99,9 @@ def test_the_table_names_what_changed_and_what_did_not(folder):
 
 def test_the_report_is_on_the_holdout(folder):
     rng = np.random.default_rng(1)
-    np.savez(folder / "other.npz", x=rng.standard_normal((50, 6)), y=np.zeros(50, dtype=int))
+    np.savez(
+        folder / "other.npz", x=rng.standard_normal((50, 6)), y=np.zeros(50, dtype=int)
+    )
     given = ("--weights", str(folder / "w.pt"), "--by", "flow", "--json")
     one, other = (
         json.loads(command(folder, *given, *more).output)["before"]["accuracy"]

@@ -34,7 +34,9 @@ def test_recovery_trains_the_attention_that_is_returned(same):
         model, {"up": 0.5}, x[:4], (x, y), by="flow", recover=30, learning_rate=1e-2
     )
     assert isinstance(small.attention, nn.MultiheadAttention)
-    assert not torch.equal(small.attention.out_proj.weight, model.attention.out_proj.weight)
+    assert not torch.equal(
+        small.attention.out_proj.weight, model.attention.out_proj.weight
+    )
     with torch.no_grad():
         loss = float(functional.cross_entropy(small.eval()(x), y))
     assert report.after.loss == pytest.approx(loss, rel=1e-5)
@@ -51,7 +53,9 @@ def bits(dtype):
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
 def test_the_loss_that_was_guessed_is_named_and_bits_are_not_numbers(dtype):
     net, x, y = bits(dtype)
-    _, report = compress(net, 0.5, x[:4], (x, y if dtype.is_floating_point else y[:, 0]))
+    _, report = compress(
+        net, 0.5, x[:4], (x, y if dtype.is_floating_point else y[:, 0])
+    )
     with torch.no_grad():
         expected = functional.binary_cross_entropy_with_logits(net(x), y.float())
     assert report.loss == "logistic"
@@ -69,7 +73,9 @@ def test_a_loss_that_was_given_is_named_and_not_guessed():
 
 def test_labels_of_a_dict_loader_judge_the_network():
     net, x, y = bits(torch.int64)
-    batches = [{"input": x[i : i + 50], "labels": y[i : i + 50, 0]} for i in range(0, 300, 50)]
+    batches = [
+        {"input": x[i : i + 50], "labels": y[i : i + 50, 0]} for i in range(0, 300, 50)
+    ]
     _, report = compress(net, 0.5, {"input": x[:4]}, batches, by="flow")
     with torch.no_grad():
         right = ((net(x) > 0) == (y == 1)).double().mean()

@@ -17,9 +17,12 @@ def net(m, n, bias, seed):
 
 
 @given(
-    m=st.integers(2, 12), n=st.integers(2, 12), keep=st.floats(0.05, 0.99), bias=st.booleans(),
+    m=st.integers(2, 12),
+    n=st.integers(2, 12),
+    keep=st.floats(0.05, 0.99),
+    bias=st.booleans(),
     seed=st.integers(0, 10**6),
-)  # fmt: skip
+)
 def test_weights_alone_bound_the_error_of_every_input(m, n, keep, bias, seed):
     """|y' - y| <= s_(r+1) |x| for every x, with equality for one."""
     model = net(m, n, bias, seed)
@@ -30,12 +33,16 @@ def test_weights_alone_bound_the_error_of_every_input(m, n, keep, bias, seed):
         assert float(difference.detach().max()) == 0
         return
     (change,) = report.changes
-    assert bool((difference <= change.operator_error * x.norm(dim=1) * (1 + 1e-9) + 1e-12).all())
+    assert bool(
+        (difference <= change.operator_error * x.norm(dim=1) * (1 + 1e-9) + 1e-12).all()
+    )
     W = model[0].weight.detach().numpy()
     s = np.linalg.svd(W, compute_uv=False)
     rank = change.after
     assert change.operator_error == pytest.approx(s[rank], abs=1e-10)
-    assert change.frobenius_error == pytest.approx(np.sqrt((s[rank:] ** 2).sum()), abs=1e-10)
+    assert change.frobenius_error == pytest.approx(
+        np.sqrt((s[rank:] ** 2).sum()), abs=1e-10
+    )
     assert rank * (m + n) < m * n
     assert report.after.multiply_adds == rank * (m + n) <= max(keep * m * n, m + n)
     worst = torch.from_numpy(np.linalg.svd(W)[2][rank])[None]
@@ -44,12 +51,20 @@ def test_weights_alone_bound_the_error_of_every_input(m, n, keep, bias, seed):
 
 
 @given(
-    m=st.integers(3, 10), n=st.integers(3, 10), keep=st.floats(0.1, 0.9), bias=st.booleans(),
+    m=st.integers(3, 10),
+    n=st.integers(3, 10),
+    keep=st.floats(0.1, 0.9),
+    bias=st.booleans(),
     seed=st.integers(0, 10**6),
-)  # fmt: skip
-def test_with_data_the_error_is_the_least_of_any_affine_map_of_that_rank(m, n, keep, bias, seed):
+)
+def test_with_data_the_error_is_the_least_of_any_affine_map_of_that_rank(
+    m, n, keep, bias, seed
+):
     model = net(m, n, bias, seed)
-    x = torch.randn(60, n).double() @ torch.randn(n, n).double() + torch.randn(n).double()
+    x = (
+        torch.randn(60, n).double() @ torch.randn(n, n).double()
+        + torch.randn(n).double()
+    )
     small, report = compress(model, keep, x, [(x[:25],), (x[25:],)], "spectrum")
     if not report.changes:
         return
@@ -57,14 +72,20 @@ def test_with_data_the_error_is_the_least_of_any_affine_map_of_that_rank(m, n, k
     y, found = model(x).detach(), small(x).detach()
     measured = float((found - y).square().sum(1).mean().sqrt())
     assert measured <= change.data_error * (1 + 1e-7) + 1e-7 * float(y.norm())
-    assert measured == pytest.approx(change.data_error, rel=1e-5, abs=1e-7 * float(y.norm()))
+    assert measured == pytest.approx(
+        change.data_error, rel=1e-5, abs=1e-7 * float(y.norm())
+    )
     # Reduced-rank regression: no affine map of this rank is closer than the tail of the spectrum.
     centered = (y - y.mean(0)) / np.sqrt(len(y))
     tail = torch.linalg.svdvals(centered)[change.after :]
-    assert measured == pytest.approx(float(tail.norm()), rel=1e-5, abs=1e-7 * float(y.norm()))
+    assert measured == pytest.approx(
+        float(tail.norm()), rel=1e-5, abs=1e-7 * float(y.norm())
+    )
     from_mean = (x - x.mean(0)).norm(dim=1)
     difference = (found - y).norm(dim=1)
-    assert bool((difference <= change.operator_error * from_mean * (1 + 1e-7) + 1e-9).all())
+    assert bool(
+        (difference <= change.operator_error * from_mean * (1 + 1e-7) + 1e-9).all()
+    )
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -102,9 +123,16 @@ def test_convolutions(layer, weighted):
 def _patch_norms(layer, x):
     """Return |patch| at every output position: the convolution of x^2 with ones."""
     ones = nn.utils.skip_init(
-        type(layer), 3, 1, layer.kernel_size, stride=layer.stride, padding=layer.padding,
-        dilation=layer.dilation, padding_mode=layer.padding_mode, bias=False,
-    ).double()  # fmt: skip
+        type(layer),
+        3,
+        1,
+        layer.kernel_size,
+        stride=layer.stride,
+        padding=layer.padding,
+        dilation=layer.dilation,
+        padding_mode=layer.padding_mode,
+        bias=False,
+    ).double()
     nn.init.ones_(ones.weight)
     return ones(x.square()).detach().sqrt()
 
@@ -139,7 +167,9 @@ def test_what_is_not_rewritten_is_named():
     _, report = compress(model, 0.3, *inputs, by="spectrum")
     assert "tied" in dict(report.skipped)["head"]
     model, inputs = build("grouped")
-    assert "groups" in dict(compress(model, 0.3, *inputs, by="spectrum")[1].skipped)["2"]
+    assert (
+        "groups" in dict(compress(model, 0.3, *inputs, by="spectrum")[1].skipped)["2"]
+    )
     bare, x = nn.Linear(9, 9), torch.randn(2, 9)
     small, report = compress(bare, 0.5, x, by="spectrum")
     assert "wrap it" in dict(report.skipped)[""]

@@ -18,7 +18,9 @@ from overt.nn import (
 
 def batches(inputs, classes):
     generator = torch.Generator().manual_seed(0)
-    y = [torch.randint(classes, (len(inputs[0]),), generator=generator) for _ in range(2)]
+    y = [
+        torch.randint(classes, (len(inputs[0]),), generator=generator) for _ in range(2)
+    ]
     return [(*inputs, part) for part in y]
 
 

@@ -53,7 +53,11 @@ class Heads(nn.Module):
                 for layer in (self.q, self.k, self.v)
             )
         if self.kind == "einsum":
-            weights = torch.einsum("bhqd,bhkd->bhqk", q, k).div(self.head_dim**0.5).softmax(-1)
+            weights = (
+                torch.einsum("bhqd,bhkd->bhqk", q, k)
+                .div(self.head_dim**0.5)
+                .softmax(-1)
+            )
             h = torch.einsum("bhqk,bhkd->bhqd", weights, v)
         elif self.kind == "by hand":
             weights = (q @ k.transpose(-2, -1) * self.head_dim**-0.5).softmax(-1)
@@ -90,7 +94,9 @@ def test_a_head_that_says_nothing_goes_first_and_nothing_changes():
         model.o.weight[:, 4:8] = 0
         model.o.weight[:, 12:] = 0
     small, report = compress(model, {"v": 0.5}, x, by="flow")
-    torch.testing.assert_close(small.v.weight, model.v.weight[[0, 1, 2, 3, 8, 9, 10, 11]])
+    torch.testing.assert_close(
+        small.v.weight, model.v.weight[[0, 1, 2, 3, 8, 9, 10, 11]]
+    )
     assert report.output_change < 1e-5
 
 
@@ -112,10 +118,18 @@ def test_a_width_of_heads_from_the_inputs_is_named():
 
 def cnn():
     return nn.Sequential(
-        nn.Conv2d(1, 24, 3), nn.BatchNorm2d(24), nn.ReLU(), nn.Conv2d(24, 32, 3, groups=4),
-        nn.ReLU(), nn.Conv2d(32, 32, 3), nn.ReLU(), nn.Flatten(), nn.Linear(128, 30), nn.ReLU(),
+        nn.Conv2d(1, 24, 3),
+        nn.BatchNorm2d(24),
+        nn.ReLU(),
+        nn.Conv2d(24, 32, 3, groups=4),
+        nn.ReLU(),
+        nn.Conv2d(32, 32, 3),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(128, 30),
+        nn.ReLU(),
         nn.Linear(30, 3),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("with_data", [False, True])
@@ -128,7 +142,9 @@ def test_keep_is_met_whatever_data_is_given(of, by, with_data):
         small, report = compress(
             model, 0.37, given[:2], (given, y) if with_data else None, by, of=of
         )
-        if by == "spectrum" and isinstance(model, nn.Sequential):  # its groups stay whole
+        if by == "spectrum" and isinstance(
+            model, nn.Sequential
+        ):  # its groups stay whole
             assert report.met or "layers are left whole" in report.shortfall
         else:
             assert 0.95 * 0.37 <= report.reached <= 1.05 * 0.37
@@ -138,14 +154,19 @@ def test_keep_is_met_whatever_data_is_given(of, by, with_data):
             math = sdpa_kernel(SDPBackend.MATH)
             with FlopCounterMode(display=False) as counter, torch.no_grad(), math:
                 net(given[:2])
-            sizes = sum(p.numel() for p in net.parameters()), counter.get_total_flops() / 4
+            sizes = (
+                sum(p.numel() for p in net.parameters()),
+                counter.get_total_flops() / 4,
+            )
             counted.append(sizes[of == "multiply_adds"])
         assert counted[1] / counted[0] == pytest.approx(report.reached)
         assert getattr(report.before, of) == counted[0]
 
 
 def test_what_is_not_met_is_said():
-    _, report = compress(nn.Sequential(nn.Linear(9, 9)), 0.01, torch.randn(2, 9), by="flow")
+    _, report = compress(
+        nn.Sequential(nn.Linear(9, 9)), 0.01, torch.randn(2, 9), by="flow"
+    )
     assert (report.met, report.reached) == (False, 1.0)
     assert "keep=0.01 of the parameters is not reached, 1 is left" in report.shortfall
     assert report.shortfall in str(report)
@@ -168,7 +189,9 @@ class Token(nn.Module):
         self.out = nn.Linear(16, 3)
 
     def forward(self, x):
-        return self.out(torch.relu(self.enter(self.cls.expand(len(x), -1)) + self.enter(x)))
+        return self.out(
+            torch.relu(self.enter(self.cls.expand(len(x), -1)) + self.enter(x))
+        )
 
 
 def test_parameters_that_modules_are_given():
@@ -241,7 +264,10 @@ class Answer:
 class Answers(nn.Module):
     def __init__(self, wrap):
         super().__init__()
-        self.wrap, self.inner = wrap, nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 3))
+        self.wrap, self.inner = (
+            wrap,
+            nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 3)),
+        )
 
     def forward(self, x):
         return self.wrap(self.inner(x))
@@ -279,15 +305,23 @@ def test_outputs_that_are_no_tensor(wrap, pick):
         ({"model": nn.LazyLinear(3)}, "weight has no values"),
         ({"model": nn.Linear(5, 3, device="meta")}, "weight has no values"),
         ({"example": torch.full((2, 5), torch.nan)}, "returns NaN"),
-        ({"data": (torch.full((4, 5), torch.nan), torch.zeros(4).long())}, "must be finite"),
+        (
+            {"data": (torch.full((4, 5), torch.nan), torch.zeros(4).long())},
+            "must be finite",
+        ),
         ({"data": (torch.randn(4, 5), torch.zeros(3).long())}, "a target for each row"),
-        ({"data": (torch.randn(4, 5), torch.zeros(4, 7))}, "does not fit outputs|shape"),
+        (
+            {"data": (torch.randn(4, 5), torch.zeros(4, 7))},
+            "does not fit outputs|shape",
+        ),
     ],
 )
 def test_mistakes_are_named(change, message):
     model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
     with pytest.raises(InputError, match=message):
-        compress(**{"model": model, "keep": 0.5, "example": torch.randn(2, 5), **change})
+        compress(
+            **{"model": model, "keep": 0.5, "example": torch.randn(2, 5), **change}
+        )
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
@@ -304,7 +338,9 @@ def test_shared_weights_are_counted_and_cut_once():
             self.again, self.out = self.twice, nn.Linear(40, 3)
 
         def forward(self, x):
-            return self.out(torch.relu(self.again(torch.relu(self.twice(self.enter(x))))))
+            return self.out(
+                torch.relu(self.again(torch.relu(self.twice(self.enter(x)))))
+            )
 
     small, report = compress(Shared(), 0.3, torch.randn(4, 5), by="flow")
     assert small.twice.weight is small.again.weight
@@ -313,7 +349,9 @@ def test_shared_weights_are_counted_and_cut_once():
 
 
 def test_sizes_are_torchs_count_and_measuring_changes_nothing():
-    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)).train()
+    model = nn.Sequential(
+        nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)
+    ).train()
     before = {k: v.clone() for k, v in model.state_dict().items()}
     small, report = compress(model, 0.5, x := torch.randn(4, 6), by="flow")
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())

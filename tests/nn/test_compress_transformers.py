@@ -8,11 +8,18 @@ from overt.nn import compress, load_compressed, save_compressed
 transformers = pytest.importorskip("transformers")
 
 IDS = torch.randint(5, 50, (3, 7), generator=torch.Generator().manual_seed(0))
-SMALL = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+SMALL = {
+    "vocab_size": 60,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
 
 
 def llama(heads):
-    config = transformers.LlamaConfig(**SMALL, intermediate_size=64, num_key_value_heads=heads)
+    config = transformers.LlamaConfig(
+        **SMALL, intermediate_size=64, num_key_value_heads=heads
+    )
     return transformers.LlamaForCausalLM(config)
 
 
@@ -22,7 +29,9 @@ def bert():
 
 
 def gpt2():
-    config = transformers.GPT2Config(vocab_size=60, n_embd=32, n_layer=2, n_head=4, n_positions=32)
+    config = transformers.GPT2Config(
+        vocab_size=60, n_embd=32, n_layer=2, n_head=4, n_positions=32
+    )
     return transformers.GPT2LMHeadModel(config)
 
 
@@ -39,11 +48,15 @@ def logits(output):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_is_made_smaller_saved_and_loaded_with_its_configuration(name, tmp_path):
+def test_a_model_is_made_smaller_saved_and_loaded_with_its_configuration(
+    name, tmp_path
+):
     torch.manual_seed(0)
     model = MODELS[name]().eval()
     example = {"input_ids": IDS}
-    small, report = compress(model, 0.5, example, output=logits, by="flow", of="multiply_adds")
+    small, report = compress(
+        model, 0.5, example, output=logits, by="flow", of="multiply_adds"
+    )
     assert report.met
     save_compressed(small, tmp_path / "small.safetensors")
     loaded = load_compressed(tmp_path / "small.safetensors")
@@ -56,8 +69,12 @@ def test_llama_loses_whole_heads_gated_units_and_features_of_the_stream(heads):
     """RMS normalization, rotary embeddings, gated units and grouped queries."""
     torch.manual_seed(0)
     model = llama(heads).eval()
-    _, report = compress(model, 0.5, {"input_ids": IDS}, output=logits, by="flow", of="units")
-    changes = {change.layers[-1]: (change.before, change.after) for change in report.changes}
+    _, report = compress(
+        model, 0.5, {"input_ids": IDS}, output=logits, by="flow", of="units"
+    )
+    changes = {
+        change.layers[-1]: (change.before, change.after) for change in report.changes
+    }
     for i in range(2):
         layer = f"model.layers.{i}"
         assert changes[f"{layer}.self_attn.v_proj"] == (heads, heads // 2)
@@ -78,4 +95,6 @@ def test_units_of_llama_that_nothing_reads_are_removed_without_a_change():
     example = {"input_ids": IDS}
     small, report = compress(model, shares, example, output=logits, by="flow")
     assert len(report.changes) == 4
-    torch.testing.assert_close(small(IDS).logits, model(IDS).logits, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        small(IDS).logits, model(IDS).logits, rtol=1e-4, atol=1e-5
+    )

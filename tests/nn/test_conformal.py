@@ -12,13 +12,19 @@ from overt.nn import Predictive
 
 def network(outputs):
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, outputs))
+    return nn.Sequential(
+        nn.Linear(3, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, outputs)
+    )
 
 
 def regression(n):
     x = torch.randn(n, 3)
-    noise = torch.distributions.StudentT(2.0).sample((n, 2))  # heavy tails: no normal interval fits
-    return x, torch.stack([x[:, 0], 3 * x[:, 1] ** 2], 1) + (0.2 + x[:, :1].abs()) * noise
+    noise = torch.distributions.StudentT(2.0).sample(
+        (n, 2)
+    )  # heavy tails: no normal interval fits
+    return x, torch.stack([x[:, 0], 3 * x[:, 1] ** 2], 1) + (
+        0.2 + x[:, :1].abs()
+    ) * noise
 
 
 def classes(n, outputs):
@@ -72,7 +78,9 @@ def test_scores_are_saved_with_the_model(tmp_path):
     again = Predictive(network(2)).eval()
     again.load_state_dict(torch.load(tmp_path / "s.pt", weights_only=True))
     x, _ = regression(5)
-    for a, b in zip(sure.conformal_interval(x), again.conformal_interval(x), strict=True):
+    for a, b in zip(
+        sure.conformal_interval(x), again.conformal_interval(x), strict=True
+    ):
         assert torch.equal(a, b)
 
 
@@ -87,13 +95,25 @@ X = torch.zeros(2, 3)
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (lambda: Predictive(network(2)).conformal_interval(X), "at least 9 rows.*got 0.*conformal"),
-        (lambda: few().conformal_interval(X, 0.9), "at least 9 rows of held-out data, got 8"),
+        (
+            lambda: Predictive(network(2)).conformal_interval(X),
+            "at least 9 rows.*got 0.*conformal",
+        ),
+        (
+            lambda: few().conformal_interval(X, 0.9),
+            "at least 9 rows of held-out data, got 8",
+        ),
         (lambda: few().conformal_interval(X, 1.0), "level must be below 1"),
         (lambda: few().conformal_set(X, 0.5), "use conformal_interval"),
         (lambda: few("cross_entropy").conformal_interval(X, 0.5), "use conformal_set"),
-        (lambda: few("cross_entropy").conformalize((X, torch.tensor([0, 7]))), "in 0..1"),
-        (lambda: few().conformalize((X, torch.zeros(2, 5))), r"as many numbers.*\(2, 2\)"),
+        (
+            lambda: few("cross_entropy").conformalize((X, torch.tensor([0, 7]))),
+            "in 0..1",
+        ),
+        (
+            lambda: few().conformalize((X, torch.zeros(2, 5))),
+            r"as many numbers.*\(2, 2\)",
+        ),
     ],
 )
 def test_mistakes_are_named(wrong, message):

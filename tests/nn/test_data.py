@@ -11,8 +11,22 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from overt import InputError
 from overt.nn import Predictive, audit, compress
-from overt.nn.data.batches import LABELS, ROWS, Batches, Inputs, name_failing_inputs, split_batch
-from overt.nn.data.losses import LOSSES, Targets, check_loss, guess_loss, loss_name, mean_loss
+from overt.nn.data.batches import (
+    LABELS,
+    ROWS,
+    Batches,
+    Inputs,
+    name_failing_inputs,
+    split_batch,
+)
+from overt.nn.data.losses import (
+    LOSSES,
+    Targets,
+    check_loss,
+    guess_loss,
+    loss_name,
+    mean_loss,
+)
 from overt.robust import L2, robust_error
 
 torch.manual_seed(0)
@@ -87,7 +101,9 @@ def test_numbers_take_the_models_format():
     (batch,) = Batches([(X, Y)], double)
     assert batch.inputs.given[0].dtype == torch.float64
     assert batch.y.dtype == torch.int64
-    (ids,) = Batches([(np.ones((2, 3), dtype=np.uint8), np.zeros(2, dtype=bool))], double)
+    (ids,) = Batches(
+        [(np.ones((2, 3), dtype=np.uint8), np.zeros(2, dtype=bool))], double
+    )
     assert ids.inputs.given[0].dtype == ids.y.dtype == torch.int64
 
 
@@ -152,7 +168,10 @@ MEANS = {
     "squared": (CLASSES, ((F - HOT) ** 2).sum(1).mean()),
     "mse": (HOT, functional.mse_loss(F, HOT.float())),
     "cross_entropy": (CLASSES, functional.cross_entropy(F, CLASSES)),
-    "logistic": (HOT.double(), 3 * functional.binary_cross_entropy_with_logits(F, HOT.float())),
+    "logistic": (
+        HOT.double(),
+        3 * functional.binary_cross_entropy_with_logits(F, HOT.float()),
+    ),
 }
 
 
@@ -169,8 +188,11 @@ def test_the_mean_is_the_mean_of_the_rows(name):
 BITS = (CLASSES == 1).long()
 GUESSES = {
     "classes": (CLASSES, F, "cross_entropy"),
-    "classes of pixels": (torch.zeros(8, 4, 4, dtype=torch.long), torch.zeros(8, 3, 4, 4),
-                          "cross_entropy"),
+    "classes of pixels": (
+        torch.zeros(8, 4, 4, dtype=torch.long),
+        torch.zeros(8, 3, 4, 4),
+        "cross_entropy",
+    ),
     "one-hot": (HOT.float(), F, "cross_entropy"),
     "several of several": (torch.ones(8, 3), F, "logistic"),
     "whole one-hot": (HOT, F, "logistic"),
@@ -179,7 +201,7 @@ GUESSES = {
     "bits for a flat output": (BITS.float(), F[:, 0], "logistic"),
     "numbers": (F**2, F, "mse"),
     "one number": (F[:, 1:2], F[:, :1], "mse"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", GUESSES)
@@ -217,7 +239,9 @@ class Net(nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.layers = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 3))
+        self.layers = nn.Sequential(
+            nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 3)
+        )
 
     def forward(self, x, scale=None):
         return self.layers(x if scale is None else x * scale)
@@ -242,7 +266,11 @@ def accuracy_by(function, data, net):
         case "audit":
             return audit(net, data, "cross_entropy").accuracy
         case "compress":
-            example = {"x": X[:2], "scale": SCALE[:2]} if data is LOADERS["several"] else X[:2]
+            example = (
+                {"x": X[:2], "scale": SCALE[:2]}
+                if data is LOADERS["several"]
+                else X[:2]
+            )
             return compress(net, 0.5, example, data, by="flow")[1].before.accuracy
         case "robust_error":
             return 1 - robust_error(net, data, L2(0.1), budget=24, queries=0).clean
@@ -262,13 +290,17 @@ def noisy_accuracy(net, x):
 
 
 @pytest.mark.parametrize("name", LOADERS)
-@pytest.mark.parametrize("function", ["audit", "compress", "robust_error", "Predictive"])
+@pytest.mark.parametrize(
+    "function", ["audit", "compress", "robust_error", "Predictive"]
+)
 def test_every_function_takes_every_loader(function, name):
     net = Net().eval()
     scaled = X * SCALE if name == "several" else X
     reference = noisy_accuracy if function == "Predictive" else plain_accuracy
     expected = reference(net, scaled)
-    assert float(accuracy_by(function, LOADERS[name], net)) == pytest.approx(expected, abs=1e-9)
+    assert float(accuracy_by(function, LOADERS[name], net)) == pytest.approx(
+        expected, abs=1e-9
+    )
 
 
 def absolute(output, y):

@@ -182,7 +182,9 @@ def test_threads_take_turns():
     expected = predictive_moments(model, X, draws=0)
     found = []
     threads = [
-        threading.Thread(target=lambda: found.append(predictive_moments(model, X, draws=0)))
+        threading.Thread(
+            target=lambda: found.append(predictive_moments(model, X, draws=0))
+        )
         for _ in range(4)
     ]
     for thread in threads:
@@ -222,9 +224,15 @@ NAMES = {
     "inner.0": (lambda m, x: m.inner(x), lambda x: x**2),
     "dropout": (lambda m, x: F.dropout(x), lambda x: x**2),
     "rand_like": (lambda m, x: x + torch.rand_like(x), lambda x: 0 * x + 1 / 12),
-    "uniform_": (lambda m, x: x + torch.empty_like(x).uniform_(1, 4), lambda x: 0 * x + 9 / 12),
+    "uniform_": (
+        lambda m, x: x + torch.empty_like(x).uniform_(1, 4),
+        lambda x: 0 * x + 9 / 12,
+    ),
     "normal": (lambda m, x: torch.normal(x, 2.0), lambda x: 0 * x + 4),
-    "exponential_": (lambda m, x: x * torch.empty_like(x).exponential_(2), lambda x: x**2 / 4),
+    "exponential_": (
+        lambda m, x: x * torch.empty_like(x).exponential_(2),
+        lambda x: x**2 / 4,
+    ),
     "rrelu": (
         lambda m, x: F.rrelu(x, 0.1, 0.4, training=True),
         lambda x: torch.where(x < 0, x**2 * 0.3**2 / 12, 0.0),
@@ -290,7 +298,9 @@ def test_noise_that_decides_or_leaves_torch_is_sampled(name):
 @pytest.mark.parametrize("draw", [torch.rand_like, torch.randn_like, torch.bernoulli])
 def test_basic_draws_differ_in_each_sample_under_vmap(draw):
     half = torch.full((4,), 0.5)
-    samples = torch.func.vmap(lambda _: draw(half), randomness="different")(torch.zeros(64))
+    samples = torch.func.vmap(lambda _: draw(half), randomness="different")(
+        torch.zeros(64)
+    )
     assert len(samples.unique(dim=0)) > 1
 
 
@@ -317,7 +327,9 @@ def private_names(path):
     """Return the dotted private names of torch that a file uses."""
     found = set()
     tree = ast.parse(path.read_text())
-    inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    inner = {
+        id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)
+    }
     for node in ast.walk(tree):
         names = []
         if isinstance(node, ast.Attribute) and id(node) not in inner:

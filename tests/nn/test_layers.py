@@ -37,22 +37,40 @@ K = np.array([[1, 0.4, 0.1], [0.4, 1, 0.2], [0.1, 0.2, 1]]) * np.outer(SD, SD)
 UNIT_LAYERS = {
     "dropout": (lambda s: Dropout(0.3, seed=s), (4, 6)),
     "dropout-time": (lambda s: Dropout(0.3, shared_axes=1, seed=s), (4, 5, 3)),
-    "dropout-channels": (lambda s: Dropout(0.3, shared_axes=(2, 3), seed=s), (4, 3, 2, 2)),
+    "dropout-channels": (
+        lambda s: Dropout(0.3, shared_axes=(2, 3), seed=s),
+        (4, 3, 2, 2),
+    ),
     "dropout-scheduled": (
         lambda s: Dropout(schedules.Linear(0.3, 0.6, steps=10), seed=s),
         (4, 6),
     ),
     "block-1d": (lambda s: DropBlock1d(0.3, 3, seed=s), (4, 2, 7)),
     "block-sliding": (lambda s: DropBlock2d(0.3, 2, seed=s), (4, 2, 4, 5)),
-    "block-uniform": (lambda s: DropBlock2d(0.3, 3, uniform=True, seed=s), (4, 2, 4, 5)),
-    "block-grid": (lambda s: DropBlock2d(0.3, 2, placement="grid", seed=s), (4, 2, 4, 5)),
+    "block-uniform": (
+        lambda s: DropBlock2d(0.3, 3, uniform=True, seed=s),
+        (4, 2, 4, 5),
+    ),
+    "block-grid": (
+        lambda s: DropBlock2d(0.3, 2, placement="grid", seed=s),
+        (4, 2, 4, 5),
+    ),
     "block-oblong": (lambda s: DropBlock2d(0.3, (1, 3), seed=s), (4, 2, 4, 5)),
     "block-larger-than-map": (lambda s: DropBlock2d(0.3, 9, seed=s), (4, 2, 4, 5)),
-    "block-all-channels": (lambda s: DropBlock2d(0.3, 2, shared_axes=1, seed=s), (4, 3, 3, 3)),
+    "block-all-channels": (
+        lambda s: DropBlock2d(0.3, 2, shared_axes=1, seed=s),
+        (4, 3, 3, 3),
+    ),
     "block-3d": (lambda s: DropBlock3d(0.3, 2, seed=s), (4, 1, 3, 2, 3)),
     "covariance-gaussian": (lambda s: CovarianceDropout(MU, K, seed=s), (4, 3)),
-    "covariance-bernoulli": (lambda s: CovarianceDropout(MU, K, "bernoulli", seed=s), (4, 3)),
-    "covariance-channels": (lambda s: CovarianceDropout(MU, K, axis=1, seed=s), (4, 3, 2)),
+    "covariance-bernoulli": (
+        lambda s: CovarianceDropout(MU, K, "bernoulli", seed=s),
+        (4, 3),
+    ),
+    "covariance-channels": (
+        lambda s: CovarianceDropout(MU, K, axis=1, seed=s),
+        (4, 3, 2),
+    ),
 }
 WEIGHT_LAYERS = {
     "connect": (lambda s: DropConnectLinear(6, 3, drop_prob=0.3, seed=s), (4, 6)),
@@ -61,13 +79,17 @@ WEIGHT_LAYERS = {
         (4, 6),
     ),
     "connect-conv": (
-        lambda s: DropConnectConv2d(4, 6, 3, padding=1, groups=2, drop_prob=0.3, seed=s),
+        lambda s: DropConnectConv2d(
+            4, 6, 3, padding=1, groups=2, drop_prob=0.3, seed=s
+        ),
         (4, 4, 5, 5),
     ),
 }
 LAYERS = UNIT_LAYERS | WEIGHT_LAYERS
 
-every_layer = pytest.mark.parametrize(("build", "shape"), LAYERS.values(), ids=LAYERS.keys())
+every_layer = pytest.mark.parametrize(
+    ("build", "shape"), LAYERS.values(), ids=LAYERS.keys()
+)
 every_unit_layer = pytest.mark.parametrize(
     ("build", "shape"), UNIT_LAYERS.values(), ids=UNIT_LAYERS.keys()
 )
@@ -119,7 +141,9 @@ def test_without_a_seed_torch_decides_and_there_is_no_state(build, shape):
 def test_state_dict_restores_the_run(build, shape, tmp_path):
     x, layer = torch.randn(shape), like(build, 5)
     sequence(layer, x)
-    save_file({k: v.contiguous() for k, v in layer.state_dict().items()}, tmp_path / "layer")
+    save_file(
+        {k: v.contiguous() for k, v in layer.state_dict().items()}, tmp_path / "layer"
+    )
     restored = like(build, 5)
     restored.load_state_dict(load_file(tmp_path / "layer"))
     assert equal(sequence(layer, x), sequence(restored, x))
@@ -203,11 +227,15 @@ def test_law_is_that_of_the_draws(build, shape):
     i, j = np.triu_indices(draws.shape[1])
     centered = draws - 1
     assert_mean_within_standard_errors(centered[:, i] * centered[:, j], Gamma[i, j])
-    variance = layer.mask_covariance((1, *shape[1:])).relative_variance(torch.ones(()).double())
+    variance = layer.mask_covariance((1, *shape[1:])).relative_variance(
+        torch.ones(()).double()
+    )
     np.testing.assert_allclose(variance.flatten(), np.diag(Gamma), rtol=1e-6)
 
 
-@pytest.mark.parametrize(("build", "shape"), WEIGHT_LAYERS.values(), ids=WEIGHT_LAYERS.keys())
+@pytest.mark.parametrize(
+    ("build", "shape"), WEIGHT_LAYERS.values(), ids=WEIGHT_LAYERS.keys()
+)
 def test_dropped_weights_leave_the_expected_output_alone(build, shape):
     layer, x = like(build, 11), torch.randn(shape)
     plain = copy.deepcopy(layer).eval()(x).detach().double().numpy()
@@ -216,10 +244,19 @@ def test_dropped_weights_leave_the_expected_output_alone(build, shape):
 
 
 SHARING = {
-    "units": (lambda axes: Dropout(0.3, shared_axes=axes), [(), 0, 1, (0, 1), -1, (0, 2, 3)]),
+    "units": (
+        lambda axes: Dropout(0.3, shared_axes=axes),
+        [(), 0, 1, (0, 1), -1, (0, 2, 3)],
+    ),
     "sliding": (lambda axes: DropBlock2d(0.3, 2, shared_axes=axes), [(), 0, 1, (0, 1)]),
-    "uniform": (lambda axes: DropBlock2d(0.3, 2, uniform=True, shared_axes=axes), [0, 1]),
-    "grid": (lambda axes: DropBlock2d(0.3, 2, placement="grid", shared_axes=axes), [0, (0, 1)]),
+    "uniform": (
+        lambda axes: DropBlock2d(0.3, 2, uniform=True, shared_axes=axes),
+        [0, 1],
+    ),
+    "grid": (
+        lambda axes: DropBlock2d(0.3, 2, placement="grid", shared_axes=axes),
+        [0, (0, 1)],
+    ),
 }
 
 
@@ -292,7 +329,10 @@ def test_schedule_values(schedule, values):
         (lambda: Dropout(0.5, shared_axes=3)(torch.ones(2, 3)), "shared_axes"),
         (lambda: Dropout(0.5)(torch.ones(2, 3, dtype=torch.int64)), "floating-point"),
         (lambda: Dropout(0.5)(np.ones((2, 3))), "torch.as_tensor"),
-        (lambda: DropConnectLinear(3, 2, drop_prob=0.5).eval()([[1.0] * 3]), "torch.as_tensor"),
+        (
+            lambda: DropConnectLinear(3, 2, drop_prob=0.5).eval()([[1.0] * 3]),
+            "torch.as_tensor",
+        ),
         (lambda: DropBlock2d(0.5, 0), "block_size"),
         (lambda: DropBlock2d(0.5, (1, 2, 3)), "block_size"),
         (lambda: DropBlock2d(0.5, placement="random"), "placement"),
@@ -303,7 +343,9 @@ def test_schedule_values(schedule, values):
         (lambda: CovarianceDropout([0.5, 0.5], np.eye(2), "bernoulli"), "covariance"),
         (lambda: CovarianceDropout([0.5, 1.5], np.eye(2) * 0.25, "bernoulli"), "mean"),
         (
-            lambda: CovarianceDropout([0.5, 0.9], [[0.25, 0.1], [0.1, 0.09]], "bernoulli"),
+            lambda: CovarianceDropout(
+                [0.5, 0.9], [[0.25, 0.1], [0.1, 0.09]], "bernoulli"
+            ),
             "beyond",
         ),
         (lambda: CovarianceDropout([0.5, 0.5], np.eye(2))(torch.ones(2, 3)), "units"),
@@ -318,29 +360,50 @@ def test_schedule_values(schedule, values):
             r"covariance\[1, 1\] must be mean \(1 - mean\) = 0.25 for 0/1 masks, got 0.2",
         ),
         (
-            lambda: CovarianceDropout([0.5, 0.9], [[0.25, 0.1], [0.1, 0.09]], "bernoulli"),
+            lambda: CovarianceDropout(
+                [0.5, 0.9], [[0.25, 0.1], [0.1, 0.09]], "bernoulli"
+            ),
             "beyond what",
         ),
         (
             lambda: CovarianceDropout(
                 [0.5] * 3,
-                0.25 * np.array([[1, -0.49, -0.49], [-0.49, 1, -0.49], [-0.49, -0.49, 1]]),
+                0.25
+                * np.array([[1, -0.49, -0.49], [-0.49, 1, -0.49], [-0.49, -0.49, 1]]),
                 "bernoulli",
             ),
             "normal copula",
         ),
         (lambda: CovarianceDropout([1.0], [[1.0]], axis=0), "axis must be"),
         (lambda: CovarianceDropout([1.0], [[1.0]], axis=True), "axis must be"),
-        (lambda: CovarianceDropout([1.0], [[1.0]], "cauchy"), "distribution must be one of"),
-        (lambda: CovarianceDropout([1.0], [[1.0]])(torch.ones(2, 3)), "1 units along axis -1"),
-        (lambda: CovarianceDropout([1.0], [[1.0]], axis=2)(torch.ones(2, 1)), "along axis 2"),
+        (
+            lambda: CovarianceDropout([1.0], [[1.0]], "cauchy"),
+            "distribution must be one of",
+        ),
+        (
+            lambda: CovarianceDropout([1.0], [[1.0]])(torch.ones(2, 3)),
+            "1 units along axis -1",
+        ),
+        (
+            lambda: CovarianceDropout([1.0], [[1.0]], axis=2)(torch.ones(2, 1)),
+            "along axis 2",
+        ),
         (
             lambda: CovarianceDropout([1.0] * 2, np.eye(2), axis=-2)(torch.ones(2, 3)),
             "along axis -2",
         ),
-        (lambda: CovarianceDropout([1.0, 1e39], np.diag([0.1, 1e78])), "has to hold masks"),
-        (lambda: CovarianceDropout([1.0, 1e-10], np.diag([0.1, 1e18])), "has to hold masks"),
-        (lambda: DropConnectLinear(3, 2, per_sample=True)(torch.ones(3)), "must have a batch axis"),
+        (
+            lambda: CovarianceDropout([1.0, 1e39], np.diag([0.1, 1e78])),
+            "has to hold masks",
+        ),
+        (
+            lambda: CovarianceDropout([1.0, 1e-10], np.diag([0.1, 1e18])),
+            "has to hold masks",
+        ),
+        (
+            lambda: DropConnectLinear(3, 2, per_sample=True)(torch.ones(3)),
+            "must have a batch axis",
+        ),
         (lambda: DropConnectLinear(0, 2), "in_features must be"),
         (lambda: DropConnectLinear(2, 0), "out_features must be"),
         (lambda: DropBlock2d(0.3, 2).keep_prob((4,)), "sizes must be 2 numbers"),
@@ -383,33 +446,42 @@ def test_sizes_may_be_numpys_whole_numbers():
 
 def entry(mask, a, b):
     """Gamma of two units, given by their places."""
-    if any(p != q for k, (p, q) in enumerate(zip(a, b, strict=True))
-           if k not in mask.axes and k not in mask.shared):  # fmt: skip
+    if any(
+        p != q
+        for k, (p, q) in enumerate(zip(a, b, strict=True))
+        if k not in mask.axes and k not in mask.shared
+    ):
         return 0.0
     if mask.matrix is None:
         return mask.strength
     sizes = [mask.shape[k] for k in mask.axes]
-    i, j = (np.ravel_multi_index([place[k] for k in mask.axes], sizes) for place in (a, b))
+    i, j = (
+        np.ravel_multi_index([place[k] for k in mask.axes], sizes) for place in (a, b)
+    )
     return float(mask.matrix[i, j])
 
 
 ROOT = torch.randn(6, 6, generator=torch.Generator().manual_seed(0)).double()
 COVARIANCES = [
-    MaskCovariance((3, 2), 0.4), MaskCovariance((3, 2), 0.4, shared=(1,)),
-    MaskCovariance((3, 2, 2), 0.4, shared=(0, 2)), MaskCovariance((3, 1), 0.4, shared=(1,)),
+    MaskCovariance((3, 2), 0.4),
+    MaskCovariance((3, 2), 0.4, shared=(1,)),
+    MaskCovariance((3, 2, 2), 0.4, shared=(0, 2)),
+    MaskCovariance((3, 1), 0.4, shared=(1,)),
     MaskCovariance((2, 6), matrix=ROOT @ ROOT.T, axes=(1,)),
     MaskCovariance((6, 2), matrix=ROOT @ ROOT.T, axes=(0,)),
     MaskCovariance((2, 3, 2), matrix=ROOT @ ROOT.T, axes=(1, 2)),
     MaskCovariance((2, 3, 2), matrix=ROOT @ ROOT.T, axes=(1, 2), shared=(0,)),
     MaskCovariance((2, 2, 3), matrix=ROOT @ ROOT.T, axes=(0, 2)),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("mask", COVARIANCES)
 def test_second_moments_unit_by_unit(mask):
     like = torch.zeros((), dtype=torch.float64)
     places = list(itertools.product(*map(range, mask.shape)))
-    Gamma = torch.tensor([[entry(mask, a, b) for b in places] for a in places], dtype=torch.float64)
+    Gamma = torch.tensor(
+        [[entry(mask, a, b) for b in places] for a in places], dtype=torch.float64
+    )
     torch.testing.assert_close(mask.dense(like), Gamma)
     torch.testing.assert_close(mask.relative_variance(like).flatten(), Gamma.diagonal())
     flow = torch.randn(2, 3, *mask.shape).double()
@@ -422,7 +494,9 @@ def test_second_moments_unit_by_unit(mask):
 
 
 def test_units_that_are_never_dropped_stay_on():
-    layer = CovarianceDropout([1.0, 0.5, 1.0], np.diag([0.0, 0.25, 0.0]), "bernoulli", seed=0)
+    layer = CovarianceDropout(
+        [1.0, 0.5, 1.0], np.diag([0.0, 0.25, 0.0]), "bernoulli", seed=0
+    )
     y = layer(torch.ones(500, 3))
     assert bool((y[:, [0, 2]] == 1).all())
     assert sorted(y[:, 1].unique().tolist()) == [0.0, 2.0]
@@ -449,7 +523,10 @@ def test_blocks_are_cells_or_squares(placement):
     else:  # every dropped unit lies in a block that is dropped as far as the map goes
         for n, i, j in (~kept).nonzero().tolist():
             corners = itertools.product(range(i - 1, i + 1), range(j - 2, j + 1))
-            assert any(not kept[n, max(a, 0) : a + 2, max(b, 0) : b + 3].any() for a, b in corners)
+            assert any(
+                not kept[n, max(a, 0) : a + 2, max(b, 0) : b + 3].any()
+                for a, b in corners
+            )
 
 
 BLOCKS = [
@@ -471,7 +548,9 @@ def test_realized_fraction_and_mean(block, size, placement, uniform, drop_prob):
     assert_mean_within_standard_errors(y.double().numpy(), 1.0)
     if uniform or placement == "grid":
         assert_mean_within_standard_errors(dropped, drop_prob)
-    np.testing.assert_allclose(float(layer.keep_prob(size).mean()), 1 - drop_prob, atol=1e-12)
+    np.testing.assert_allclose(
+        float(layer.keep_prob(size).mean()), 1 - drop_prob, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize(("block", "size"), [(3, (5, 4)), (2, (3, 4)), (3, (3, 5))])
@@ -479,7 +558,9 @@ def test_geometry_agrees_with_the_noise_of_the_core(block, size):
     ours = Sliding(0.4, size, (block, block), uniform=False)
     core = DropBlock(0.4, block, "sliding")
     np.testing.assert_allclose(ours.keep_prob().ravel(), core.mean(size), rtol=1e-12)
-    np.testing.assert_allclose(ours.characteristic(), core.characteristic(size), rtol=1e-9)
+    np.testing.assert_allclose(
+        ours.characteristic(), core.characteristic(size), rtol=1e-9
+    )
     assert ours.seed_prob() == pytest.approx(core.seed_probability(size), rel=1e-12)
 
 
@@ -500,7 +581,9 @@ def test_drops_whole_blocks():
 
 @every_layer
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpointing_a_layer_with_a_seed_never_gives_a_wrong_gradient(build, shape, reentrant):
+def test_checkpointing_a_layer_with_a_seed_never_gives_a_wrong_gradient(
+    build, shape, reentrant
+):
     layer = build(0)
     x = torch.ones(shape, requires_grad=True)
     y = checkpoint(lambda v: layer(v) * v.sum(), x, use_reentrant=reentrant)

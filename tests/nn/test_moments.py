@@ -84,24 +84,38 @@ EXACT = {
     "mv": lambda x, n: torch.mv(n.dropout(x), a(x)[:, 0])[:, None],
     "dot": lambda x, n: torch.dot(n.dropout(x)[0], a(x)[:, 0])[None, None],
     "addmm": lambda x, n: torch.addmm(a(x)[0], n.dropout(x), a(x), alpha=0.5, beta=2),
-    "addmm random start": lambda x, n: torch.addmm(n.dropout(x), x, a(x)[:, :3], beta=2),
-    "baddbmm": lambda x, n: torch.baddbmm(b(x)[None], n.dropout(x)[None], a(x)[None, :, :3])[0],
+    "addmm random start": lambda x, n: torch.addmm(
+        n.dropout(x), x, a(x)[:, :3], beta=2
+    ),
+    "baddbmm": lambda x, n: torch.baddbmm(
+        b(x)[None], n.dropout(x)[None], a(x)[None, :, :3]
+    )[0],
     "linear": lambda x, n: F.linear(n.dropout(x), a(x).t(), bias=a(x)[0]),
-    "two layers": lambda x, n: n.dropout(F.linear(n.dropout(x[:1]), a(x).t())) @ a(x).t(),
+    "two layers": lambda x, n: (
+        n.dropout(F.linear(n.dropout(x[:1]), a(x).t())) @ a(x).t()
+    ),
     "convolution": lambda x, n: column(F.conv2d(image(x, n), KERNEL.to(x), padding=1)),
     "convolution, bias=": lambda x, n: column(
         F.conv2d(image(x, n), KERNEL.to(x), bias=x[0, :1], stride=(1, 2))
     ),
-    "convolution transposed": lambda x, n: column(F.conv_transpose2d(image(x, n), KERNEL.to(x))),
+    "convolution transposed": lambda x, n: column(
+        F.conv_transpose2d(image(x, n), KERNEL.to(x))
+    ),
     "batch norm": lambda x, n: F.batch_norm(
         n.dropout(x), b(x)[0], b(x)[0] ** 2, weight=b(x)[1], bias=b(x)[0]
     ),
     "avg_pool2d": lambda x, n: column(F.avg_pool2d(image(x, n), 2, stride=1)),
     "avg_pool2d padding=": lambda x, n: column(F.avg_pool2d(image(x, n), 2, padding=1)),
-    "adaptive_avg_pool2d": lambda x, n: column(F.adaptive_avg_pool2d(image(x, n), (1, 2))),
-    "adaptive_avg_pool2d uneven": lambda x, n: column(F.adaptive_avg_pool2d(image(x, n), (1, 3))),
+    "adaptive_avg_pool2d": lambda x, n: column(
+        F.adaptive_avg_pool2d(image(x, n), (1, 2))
+    ),
+    "adaptive_avg_pool2d uneven": lambda x, n: column(
+        F.adaptive_avg_pool2d(image(x, n), (1, 3))
+    ),
     "max_pool2d": lambda x, n: column(F.max_pool2d(image(x, n), 2)),
-    "upsample_nearest2d": lambda x, n: column(F.interpolate(image(x, n), scale_factor=2)),
+    "upsample_nearest2d": lambda x, n: column(
+        F.interpolate(image(x, n), scale_factor=2)
+    ),
     "sum": lambda x, n: n.dropout(x).sum(1, keepdim=True),
     "sum of all": lambda x, n: n.dropout(x).sum()[None, None],
     "mean": lambda x, n: n.dropout(x).mean(dim=1, keepdim=True),
@@ -120,7 +134,9 @@ EXACT = {
     "t": lambda x, n: n.dropout(x).t() * 2,
     "squeeze": lambda x, n: n.dropout(x)[None].squeeze(0),
     "unsqueeze": lambda x, n: n.dropout(x).unsqueeze(2).flatten(1),
-    "expand": lambda x, n: n.dropout(x)[:, :1].expand(2, 5) @ A[:, 0].to(x).repeat(2)[:5, None],
+    "expand": lambda x, n: (
+        n.dropout(x)[:, :1].expand(2, 5) @ A[:, 0].to(x).repeat(2)[:5, None]
+    ),
     "repeat": lambda x, n: n.dropout(x).repeat(1, 2) @ b(x).reshape(6, 1),
     "select": lambda x, n: n.dropout(x)[:, 1][:, None],
     "slice": lambda x, n: n.dropout(x)[:, 1:],
@@ -136,8 +152,12 @@ EXACT = {
     "index_copy": lambda x, n: b(x).index_copy(1, PLACES[:2], n.dropout(x)[:, :2]),
     "scatter": lambda x, n: n.dropout(x).scatter(1, PLACES[:2].expand(2, 2), b(x)),
     "scatter_add": lambda x, n: b(x).scatter_add(1, PLACES.expand(2, 3), n.dropout(x)),
-    "select_scatter": lambda x, n: n.dropout(x).select_scatter(b(x)[:, 0], dim=1, index=1),
-    "slice_scatter": lambda x, n: n.dropout(x).slice_scatter(b(x)[:, :2], dim=1, start=1),
+    "select_scatter": lambda x, n: n.dropout(x).select_scatter(
+        b(x)[:, 0], dim=1, index=1
+    ),
+    "slice_scatter": lambda x, n: n.dropout(x).slice_scatter(
+        b(x)[:, :2], dim=1, start=1
+    ),
     "view in place": lambda x, n: written_through_a_view(n.dropout(x)),
     "fill": lambda x, n: filled(n.dropout(x)),
     "flip": lambda x, n: n.dropout(x).flip(1),
@@ -149,8 +169,12 @@ EXACT = {
     "trace": lambda x, n: n.dropout(x)[:, :2].trace()[None, None],
     "pad": lambda x, n: F.pad(n.dropout(x), (1, 2), value=0.7),
     "reflection_pad1d": lambda x, n: F.pad(n.dropout(x), (2, 1), mode="reflect"),
-    "reflection_pad2d": lambda x, n: column(F.pad(image(x, n), (1, 1, 1, 1), mode="reflect")),
-    "replication_pad2d": lambda x, n: column(F.pad(image(x, n), (1, 1, 1, 1), mode="replicate")),
+    "reflection_pad2d": lambda x, n: column(
+        F.pad(image(x, n), (1, 1, 1, 1), mode="reflect")
+    ),
+    "replication_pad2d": lambda x, n: column(
+        F.pad(image(x, n), (1, 1, 1, 1), mode="replicate")
+    ),
     "pixel_shuffle": lambda x, n: column(
         F.pixel_shuffle(n.dropout(x.reshape(1, 6, 1, 1)[:, :4]), 2)
     ),
@@ -170,10 +194,14 @@ EXACT = {
     "rand <= p": lambda x, n: x * n.compare("le", 2, 1, p=0.3).to(x) @ a(x),
     "sqrt": lambda x, n: torch.sqrt(n.dropout(x).abs() + 1),
     "log1p": lambda x, n: torch.log1p(torch.exp(n.dropout(x))),
-    "sin, cos, erf": lambda x, n: torch.sin(h := n.dropout(x)) + torch.cos(h) * torch.erf(h),
+    "sin, cos, erf": lambda x, n: (
+        torch.sin(h := n.dropout(x)) + torch.cos(h) * torch.erf(h)
+    ),
     "clamp": lambda x, n: n.dropout(x).clamp(min=-0.5, max=1.0),
 }
-ENTRYWISE = "celu elu gelu hardsigmoid hardswish hardtanh leaky_relu mish sigmoid silu softplus"
+ENTRYWISE = (
+    "celu elu gelu hardsigmoid hardswish hardtanh leaky_relu mish sigmoid silu softplus"
+)
 for _function in (getattr(F, name) for name in ENTRYWISE.split()):
     EXACT[_function.__name__] = lambda x, n, f=_function: f(n.dropout(x)) @ a(x)
 
@@ -208,12 +236,16 @@ OTHERS = {
     "products of the same noises": lambda x, n: (
         (h := n.dropout(x)) * (m := n.coin(2, 3)) @ a(x) + h * m @ a(x)
     ),
-    "a coin made twice": lambda x, n: (u := n.dropout(x[:, :1])) * u @ a(x)[:1] + u @ a(x)[1:2],
+    "a coin made twice": lambda x, n: (
+        (u := n.dropout(x[:, :1])) * u @ a(x)[:1] + u @ a(x)[1:2]
+    ),
     "pooled and not": lambda x, n: column(
         F.interpolate(F.max_pool2d(h := image(x, n), 2), scale_factor=2) + h
     ),
     "gram": lambda x, n: (h := n.dropout(x)) @ h.t(),
-    "outer product with itself": lambda x, n: (h := n.dropout(x))[:, :, None].mul(h[:, None])[0],
+    "outer product with itself": lambda x, n: (h := n.dropout(x))[:, :, None].mul(
+        h[:, None]
+    )[0],
     "shared mask": lambda x, n: (m := n.coin(2, 1)) * (x * m).sum(1, keepdim=True),
     "relu after a sum": lambda x, n: F.relu(n.dropout(x) @ a(x)),
     "softmax": lambda x, n: torch.softmax(n.dropout(x), 1),
@@ -263,8 +295,13 @@ class ByKeyword(TorchFunctionMode):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         packet = getattr(torch.ops.aten, name, None)
-        for overload in packet.overloads() if packet is not None and len(args) > 1 else ():
-            words = [argument.name for argument in getattr(packet, overload)._schema.arguments]
+        for overload in (
+            packet.overloads() if packet is not None and len(args) > 1 else ()
+        ):
+            words = [
+                argument.name
+                for argument in getattr(packet, overload)._schema.arguments
+            ]
             named = dict(zip(words[1:], args[1:], strict=False))
             if len(words) < len(args) or named.keys() & kwargs.keys():
                 continue
@@ -376,7 +413,9 @@ def test_networks_have_the_moments_of_all_masks(name):
     model(x)  # gives batch norm statistics that are not 0 and 1
     found = predictive_moments(model, x, draws=0)
     model.eval()
-    mean, variance = enumerated_moments(lambda x, n: enumerated(model, x, n).detach(), x)
+    mean, variance = enumerated_moments(
+        lambda x, n: enumerated(model, x, n).detach(), x
+    )
     assert found.exact
     torch.testing.assert_close(found.mean, mean, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(found.variance, variance, rtol=1e-9, atol=1e-9)
@@ -405,11 +444,15 @@ def test_deep_networks_are_approximate_and_say_so():
 def test_covariances_are_those_of_all_masks():
     weight = a(torch.ones(1, dtype=torch.float64))
     x = inputs(torch.float64)
-    found = predictive_moments(Noisy(lambda x, n: n.dropout(x) @ weight), x, covariance=True)
+    found = predictive_moments(
+        Noisy(lambda x, n: n.dropout(x) @ weight), x, covariance=True
+    )
     assert found.variance.shape == (2, 4, 4)
 
     def variance_along(direction):
-        return enumerated_moments(lambda x, n: n.dropout(x) @ (weight @ direction), x)[1]
+        return enumerated_moments(lambda x, n: n.dropout(x) @ (weight @ direction), x)[
+            1
+        ]
 
     eye = torch.eye(4, dtype=torch.float64)
     for i, j in itertools.product(range(4), repeat=2):

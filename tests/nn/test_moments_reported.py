@@ -36,7 +36,9 @@ def share_within(found, samples):
     kurtosis = (((samples - mean) / sd.clamp(min=1e-30)) ** 4).mean(0)
     mean_error = found.mean_error.double() + 2 * sd / n**0.5
     # Of a fair coin the first order is 0: at least what a kurtosis of 1.5 gives.
-    std_error = found.std_error.double() + sd * ((kurtosis - 1).clamp(min=0.5) / n).sqrt()
+    std_error = (
+        found.std_error.double() + sd * ((kurtosis - 1).clamp(min=0.5) / n).sqrt()
+    )
     near_mean = (found.mean.double() - mean).abs() <= mean_error
     near_std = (found.std.double() - sd).abs() <= std_error
     return float(near_mean.double().mean()), float(near_std.double().mean())
@@ -63,7 +65,9 @@ def test_a_tensor_made_of_a_noisy_one_keeps_its_noise():
 
     x = torch.linspace(-1, 2, 6).reshape(2, 3).double()
     _, variance = enumerated_moments(function, x)
-    torch.testing.assert_close(predictive_moments(Noisy(function), x).variance, variance)
+    torch.testing.assert_close(
+        predictive_moments(Noisy(function), x).variance, variance
+    )
 
 
 @pytest.mark.parametrize("power", [2, 2.0])
@@ -73,7 +77,9 @@ def test_a_square_is_a_square_however_it_is_written(power):
     x = torch.randn(4, 8)
     found = predictive_moments(model, x, output=lambda y: y**power)
     samples = passes(model, x, 4000, lambda y: y**power)
-    assert min(share_within(found, samples)) > 0.8  # 24 outputs, which share their noise by sixes
+    assert (
+        min(share_within(found, samples)) > 0.8
+    )  # 24 outputs, which share their noise by sixes
 
 
 PRODUCTS = {
@@ -128,8 +134,12 @@ def test_a_model_sees_the_batch_that_it_is_given(make):
     x = torch.randn(8, 6) * 3
     samples = passes(model, x, 4000)
     for found in (predictive_moments(model, x), mc_moments(model, x, 2000, seed=0)):
-        assert min(share_within(found, samples)) > 0.8  # rows share noise: few independent events
-        assert float((found.std.double() / samples.std(0)).median()) == pytest.approx(1, abs=0.1)
+        assert (
+            min(share_within(found, samples)) > 0.8
+        )  # rows share noise: few independent events
+        assert float((found.std.double() / samples.std(0)).median()) == pytest.approx(
+            1, abs=0.1
+        )
 
 
 class DropKey(nn.Module):
@@ -168,9 +178,14 @@ class FewUnits(nn.Module):
 
 FEW = {
     "attention": (FewUnits, (4, 6, 8)),
-    "softmax": (lambda: nn.Sequential(nn.Linear(8, 6), nn.Dropout(0.3), nn.Softmax(1)), (16, 8)),
+    "softmax": (
+        lambda: nn.Sequential(nn.Linear(8, 6), nn.Dropout(0.3), nn.Softmax(1)),
+        (16, 8),
+    ),
     "layer norm": (
-        lambda: nn.Sequential(nn.Linear(8, 6), nn.Dropout(0.3), nn.LayerNorm(6), nn.Linear(6, 4)),
+        lambda: nn.Sequential(
+            nn.Linear(8, 6), nn.Dropout(0.3), nn.LayerNorm(6), nn.Linear(6, 4)
+        ),
         (16, 8),
     ),
     "channels": (
@@ -204,7 +219,8 @@ def test_events_that_no_sample_showed_have_an_error():
     assert found.method == "sampled"
     assert bool(never.any())
     torch.testing.assert_close(
-        found.mean_error[never], torch.full_like(found.mean_error[never], 3 / found.draws)
+        found.mean_error[never],
+        torch.full_like(found.mean_error[never], 3 / found.draws),
     )
     probability = passes(model, x, 3000, vote).mean(0)
     off = (found.mean.double() - probability).abs()[never]
@@ -214,7 +230,13 @@ def test_events_that_no_sample_showed_have_an_error():
 @pytest.mark.parametrize("options", [{}, {"draws": 20}, {"draws": 400}, {"tol": 0.05}])
 def test_samples_never_make_a_good_answer_worse(options):
     torch.manual_seed(0)
-    layers = [nn.Linear(20, 128), nn.ReLU(), nn.Dropout(0.3), nn.Linear(128, 64), nn.ReLU()]
+    layers = [
+        nn.Linear(20, 128),
+        nn.ReLU(),
+        nn.Dropout(0.3),
+        nn.Linear(128, 64),
+        nn.ReLU(),
+    ]
     model = nn.Sequential(*layers, nn.Dropout(0.3), nn.Linear(64, 10))
     x = torch.randn(32, 20)
     sd = mc_moments(model, x, 20_000, seed=1).std
@@ -273,7 +295,9 @@ class WeightDrop(nn.Module):
 
     def forward(self, x):
         self.rnn.weight_hh_l0 = F.dropout(self.raw, 0.3, self.training)
-        self.rnn._flat_weights = [getattr(self.rnn, n) for n in self.rnn._flat_weights_names]
+        self.rnn._flat_weights = [
+            getattr(self.rnn, n) for n in self.rnn._flat_weights_names
+        ]
         return self.rnn(x)[0][:, -1]
 
 
@@ -369,7 +393,8 @@ def test_results_hold_no_graph_unless_asked_for():
     predictive_moments(model, x, differentiable=True).variance.sum().backward()
     assert model[0].weight.grad is not None
     torch.testing.assert_close(
-        model[3].weight.grad, 2 * model[3].weight * torch.relu(model[0](x)).square().sum(0)
+        model[3].weight.grad,
+        2 * model[3].weight * torch.relu(model[0](x)).square().sum(0),
     )
 
 

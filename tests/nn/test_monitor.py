@@ -29,7 +29,9 @@ def test_metrics_are_those_of_the_functions():
     penalty = explicit_penalty(model, x[:64], y[:64], loss="cross_entropy")
     moments = predictive_moments(model, x[:64])
     assert found["penalty"] == pytest.approx(float(penalty.value.detach()), rel=1e-5)
-    assert found["std"] == pytest.approx(float(moments.variance.mean().sqrt()), rel=1e-5)
+    assert found["std"] == pytest.approx(
+        float(moments.variance.mean().sqrt()), rel=1e-5
+    )
     assert found["objective"] == report.objective
     assert found["gap"] == report.objective - report.head.lower_bound
     assert found["accuracy"] == report.accuracy
@@ -42,7 +44,9 @@ def test_metrics_leave_the_model_and_the_generator_as_they_were():
     state = torch.random.get_rng_state()
     noise_metrics(model, data(), "cross_entropy")
     assert torch.equal(torch.random.get_rng_state(), state)
-    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+    assert all(
+        torch.equal(before[key], value) for key, value in model.state_dict().items()
+    )
     assert torch.equal(model[3].weight.grad, torch.ones_like(model[3].weight))
     assert all(module.training for module in model.modules())
 
@@ -104,14 +108,23 @@ def test_the_trainer_of_hugging_face_records_the_numbers_of_every_epoch(tmp_path
     model = transformers.BertForSequenceClassification(config)
     monitor = NoiseMonitor(DataLoader(rows, batch_size=24))
     arguments = transformers.TrainingArguments(
-        str(tmp_path), num_train_epochs=2, report_to=[], use_cpu=True, save_strategy="no"
+        str(tmp_path),
+        num_train_epochs=2,
+        report_to=[],
+        use_cpu=True,
+        save_strategy="no",
     )
-    trainer = transformers.Trainer(model, arguments, train_dataset=rows, callbacks=[monitor])
+    trainer = transformers.Trainer(
+        model, arguments, train_dataset=rows, callbacks=[monitor]
+    )
     trainer.train()
     logged = [entry for entry in trainer.state.log_history if "noise_penalty" in entry]
     assert [entry["epoch"] for entry in logged] == [1.0, 2.0]
     expected = noise_metrics(
-        model, DataLoader(rows, batch_size=24), "cross_entropy", output=lambda o: o.logits
+        model,
+        DataLoader(rows, batch_size=24),
+        "cross_entropy",
+        output=lambda o: o.logits,
     )
     for key, value in expected.items():
         assert logged[-1][f"noise_{key}"] == pytest.approx(value, rel=1e-4)

@@ -25,11 +25,16 @@ LAYERS = {
     "sliding": (lambda s: DropBlock2d(0.3, 2, seed=s), (40, 2, 4, 5)),
     "uniform": (lambda s: DropBlock2d(0.3, 2, uniform=True, seed=s), (40, 2, 4, 5)),
     "grid": (lambda s: DropBlock2d(0.3, 2, placement="grid", seed=s), (40, 2, 4, 5)),
-    "covariance": (lambda s: CovarianceDropout([1.0, 2.0], [[0.3, 0.1], [0.1, 0.4]], seed=s),
-                   (40, 2)),
+    "covariance": (
+        lambda s: CovarianceDropout([1.0, 2.0], [[0.3, 0.1], [0.1, 0.4]], seed=s),
+        (40, 2),
+    ),
     "connect": (lambda s: DropConnectLinear(6, 3, drop_prob=0.3, seed=s), (40, 6)),
-    "connect-conv": (lambda s: DropConnectConv2d(2, 3, 2, drop_prob=0.3, seed=s), (4, 2, 4, 4)),
-}  # fmt: skip
+    "connect-conv": (
+        lambda s: DropConnectConv2d(2, 3, 2, drop_prob=0.3, seed=s),
+        (4, 2, 4, 4),
+    ),
+}
 
 
 def pair(build, seed):
@@ -82,13 +87,18 @@ def test_a_schedule_does_not_compile_again(kind):
     assert counter.frame_count == 1
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+@pytest.mark.skipif(
+    shutil.which("g++") is None, reason="torch.compile needs a C++ compiler"
+)
 def test_inductor_trains_with_the_eager_masks():
     """Forward and backward through torch's default compiler."""
 
     def build(seed):
         return nn.Sequential(
-            DropBlock2d(0.3, 2, seed=seed), nn.Flatten(), nn.Linear(16, 8), Dropout(0.5, seed=seed)
+            DropBlock2d(0.3, 2, seed=seed),
+            nn.Flatten(),
+            nn.Linear(16, 8),
+            Dropout(0.5, seed=seed),
         )
 
     eager, other = pair(build, 5)

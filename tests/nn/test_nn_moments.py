@@ -59,7 +59,9 @@ def two(run, **parts):
 
 def gated(self, x):
     h = functional.dropout(self.a(x), 0.1, self.training)
-    return self.c(functional.dropout(functional.silu(self.b(h)) * h, 0.1, self.training))
+    return self.c(
+        functional.dropout(functional.silu(self.b(h)) * h, 0.1, self.training)
+    )
 
 
 def by_hand(self, x):
@@ -129,9 +131,14 @@ def noisy(self, x):
 
 
 def encoder():
-    layer = nn.TransformerEncoderLayer(16, 4, 32, 0.1, "gelu", batch_first=True, norm_first=True)
-    return Net(lambda self, x: self.c(self.e(x).mean(1)), c=Linear(16, 4),
-               e=nn.TransformerEncoder(layer, 2, enable_nested_tensor=False))  # fmt: skip
+    layer = nn.TransformerEncoderLayer(
+        16, 4, 32, 0.1, "gelu", batch_first=True, norm_first=True
+    )
+    return Net(
+        lambda self, x: self.c(self.e(x).mean(1)),
+        c=Linear(16, 4),
+        e=nn.TransformerEncoder(layer, 2, enable_nested_tensor=False),
+    )
 
 
 FLAT, IMAGE, TOKENS = (6, 20), (4, 3, 8, 8), (5, 7, 16)
@@ -140,47 +147,103 @@ CONV = (nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1))
 
 def cnn(noise, *, activation=None, pool=None):
     return nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1), activation or nn.ReLU(), noise,
-        nn.Conv2d(8, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.Hardswish(), pool or nn.AvgPool2d(4),
-        nn.Flatten(), nn.LazyLinear(4),
-    )  # fmt: skip
+        nn.Conv2d(3, 8, 3, padding=1),
+        activation or nn.ReLU(),
+        noise,
+        nn.Conv2d(8, 8, 3, padding=1),
+        nn.GroupNorm(2, 8),
+        nn.Hardswish(),
+        pool or nn.AvgPool2d(4),
+        nn.Flatten(),
+        nn.LazyLinear(4),
+    )
 
 
 CARRIED = {
     "deep": (lambda: mlp(nn.Dropout(0.3), Dropout(0.3), nn.Dropout(0.3)), FLAT),
     "alpha": (lambda: mlp(nn.AlphaDropout(0.2), nn.AlphaDropout(0.2)), FLAT),
-    "feature-alpha": (lambda: cnn(nn.FeatureAlphaDropout(0.2), activation=nn.SELU()), IMAGE),
-    "rrelu": (lambda: nn.Sequential(Linear(20, 48), nn.RReLU(), Linear(48, 48), nn.RReLU(),
-                                    Linear(48, 4)), FLAT),
+    "feature-alpha": (
+        lambda: cnn(nn.FeatureAlphaDropout(0.2), activation=nn.SELU()),
+        IMAGE,
+    ),
+    "rrelu": (
+        lambda: nn.Sequential(
+            Linear(20, 48), nn.RReLU(), Linear(48, 48), nn.RReLU(), Linear(48, 4)
+        ),
+        FLAT,
+    ),
     "gaussian": (lambda: two(noisy), FLAT),
     "by-hand": (lambda: two(by_hand), FLAT),
     "in-place": (lambda: two(in_place), FLAT),
     "gated": (lambda: two(gated), FLAT),
     "weights": (lambda: two(dropped_weights), FLAT),
     "attention": (lambda: Net(attention, qkv=Linear(16, 48), c=Linear(16, 4)), TOKENS),
-    "batch-second": (lambda: Net(lambda s, x: s.c(s.m(x, x, x, need_weights=False)[0].mean(0)),
-                                 m=nn.MultiheadAttention(16, 4, 0.2), c=Linear(16, 4)), TOKENS),
+    "batch-second": (
+        lambda: Net(
+            lambda s, x: s.c(s.m(x, x, x, need_weights=False)[0].mean(0)),
+            m=nn.MultiheadAttention(16, 4, 0.2),
+            c=Linear(16, 4),
+        ),
+        TOKENS,
+    ),
     "encoder": (encoder, TOKENS),
-    "layer-norm": (lambda: nn.Sequential(Linear(20, 48), nn.GELU(), nn.Dropout(0.2),
-                                         nn.LayerNorm(48), Linear(48, 4)), FLAT),
+    "layer-norm": (
+        lambda: nn.Sequential(
+            Linear(20, 48), nn.GELU(), nn.Dropout(0.2), nn.LayerNorm(48), Linear(48, 4)
+        ),
+        FLAT,
+    ),
     "channels": (lambda: cnn(nn.Dropout2d(0.2)), IMAGE),
     "blocks": (lambda: cnn(DropBlock2d(0.2, 3)), IMAGE),
     "max-pool": (lambda: cnn(nn.Dropout(0.3), pool=nn.MaxPool2d(4)), IMAGE),
-    "connect": (lambda: nn.Sequential(DropConnectLinear(20, 48, drop_prob=0.3), nn.Mish(),
-                                      Linear(48, 4)), FLAT),
-    "recurrent": (lambda: Net(lambda s, x: s.c(s.r(s.d(x))[0][:, -1]), d=nn.Dropout(0.3),
-                              r=nn.GRU(16, 16, batch_first=True), c=Linear(16, 4)), TOKENS),
-}  # fmt: skip
+    "connect": (
+        lambda: nn.Sequential(
+            DropConnectLinear(20, 48, drop_prob=0.3), nn.Mish(), Linear(48, 4)
+        ),
+        FLAT,
+    ),
+    "recurrent": (
+        lambda: Net(
+            lambda s, x: s.c(s.r(s.d(x))[0][:, -1]),
+            d=nn.Dropout(0.3),
+            r=nn.GRU(16, 16, batch_first=True),
+            c=Linear(16, 4),
+        ),
+        TOKENS,
+    ),
+}
 DRAWN = {
-    "stochastic-depth": (lambda: two(stochastic_depth, b2=Linear(48, 48)), FLAT, "bernoulli"),
+    "stochastic-depth": (
+        lambda: two(stochastic_depth, b2=Linear(48, 48)),
+        FLAT,
+        "bernoulli",
+    ),
     "floor": (lambda: two(floor_path), FLAT, "rand"),
     "skipped": (lambda: two(skipped), FLAT, "rand"),
-    "skipped-by-python": (lambda: two(skipped_by_python), FLAT, "noise that is not seen"),
-    "lstm": (lambda: Net(lambda s, x: s.c(s.r(x)[0][:, -1]), c=Linear(16, 4),
-                         r=nn.LSTM(16, 16, 2, dropout=0.4, batch_first=True)), TOKENS, "r:lstm"),
-    "gumbel": (lambda: Net(lambda s, x: s.c(functional.gumbel_softmax(s.a(x))), a=Linear(20, 8),
-                           c=Linear(8, 4)), FLAT, "gumbel_softmax"),
-}  # fmt: skip
+    "skipped-by-python": (
+        lambda: two(skipped_by_python),
+        FLAT,
+        "noise that is not seen",
+    ),
+    "lstm": (
+        lambda: Net(
+            lambda s, x: s.c(s.r(x)[0][:, -1]),
+            c=Linear(16, 4),
+            r=nn.LSTM(16, 16, 2, dropout=0.4, batch_first=True),
+        ),
+        TOKENS,
+        "r:lstm",
+    ),
+    "gumbel": (
+        lambda: Net(
+            lambda s, x: s.c(functional.gumbel_softmax(s.a(x))),
+            a=Linear(20, 8),
+            c=Linear(8, 4),
+        ),
+        FLAT,
+        "gumbel_softmax",
+    ),
+}
 
 
 def built(build, shape):
@@ -230,7 +293,9 @@ CORNERS = {
     "vmap": lambda h: torch.vmap(torch.tanh)(h),
     "numpy": lambda h: torch.from_numpy(h.detach().numpy()) * 1.0,
     "position": lambda h: h * (h.argmax(-1, keepdim=True) > 3),
-    "checkpoint": lambda h: torch.utils.checkpoint.checkpoint(torch.tanh, h, use_reentrant=False),
+    "checkpoint": lambda h: torch.utils.checkpoint.checkpoint(
+        torch.tanh, h, use_reentrant=False
+    ),
     "named-results": lambda h: h * h.topk(3, -1).values.mean(-1, keepdim=True),
     "normal-around": lambda h: torch.normal(h, 0.5),
 }
@@ -239,7 +304,9 @@ CORNERS = {
 def test_a_function_right_after_dropout_is_exact():
     """Kept or dropped, an entry takes two values, and any function is affine on two points."""
     torch.manual_seed(1)
-    model = nn.Sequential(Linear(4, 3), nn.Dropout(0.3), nn.GELU(), Linear(3, 2)).double()
+    model = nn.Sequential(
+        Linear(4, 3), nn.Dropout(0.3), nn.GELU(), Linear(3, 2)
+    ).double()
     x = torch.randn(5, 4).double()
     mean, covariance = exact_moments(*outputs_under_masks(model, "1", x))
     found = predictive_moments(model, x, covariance=True)
@@ -274,25 +341,74 @@ def test_several_inputs_and_outputs():
 
 COVARIANCE = np.array([[0.5, 0.2, -0.1], [0.2, 0.4, 0.1], [-0.1, 0.1, 0.3]])
 CHAINS = {
-    "maps-between": (nn.Sequential(nn.Dropout(0.3), Linear(3, 4), Linear(4, 3), Dropout(0.4),
-                                   Linear(3, 2)), (2, 3), ("0", "3")),
-    "channels-twice": (nn.Sequential(nn.Dropout2d(0.3), nn.Conv2d(2, 2, 2), nn.Dropout2d(0.4),
-                                     nn.Flatten(), Linear(8, 2)), (2, 2, 3, 3), ("0", "2")),
-    "blocks-after-blocks": (nn.Sequential(DropBlock2d(0.3, 2), nn.Conv2d(1, 1, 2), nn.Identity(),
-                                          DropBlock2d(0.3, 2), nn.Flatten(), Linear(4, 2)),
-                            (2, 1, 3, 3), ("0", "3")),
-    "covariance-twice": (nn.Sequential(CovarianceDropout([1.0, -2.0, 0.5], COVARIANCE),
-                                       Linear(3, 3), CovarianceDropout(np.ones(3), COVARIANCE),
-                                       Linear(3, 2)), (2, 3), ("0", "2")),
-    "connect-after-dropout": (nn.Sequential(nn.Dropout(0.3), Linear(3, 3),
-                                            DropConnectLinear(3, 2, drop_prob=0.4)),
-                              (2, 3), ("0", "2")),
-    "connect-after-maps": (nn.Sequential(nn.Dropout(0.3), Linear(3, 4), Linear(4, 3),
-                                         DropConnectLinear(3, 2, drop_prob=0.4)),
-                           (2, 3), ("0", "3")),
-    "connect-conv": (nn.Sequential(nn.Dropout(0.3), DropConnectConv2d(1, 1, 2, drop_prob=0.4),
-                                   nn.Flatten(), Linear(2, 2)), (2, 1, 2, 3), ("0", "1")),
-}  # fmt: skip
+    "maps-between": (
+        nn.Sequential(
+            nn.Dropout(0.3), Linear(3, 4), Linear(4, 3), Dropout(0.4), Linear(3, 2)
+        ),
+        (2, 3),
+        ("0", "3"),
+    ),
+    "channels-twice": (
+        nn.Sequential(
+            nn.Dropout2d(0.3),
+            nn.Conv2d(2, 2, 2),
+            nn.Dropout2d(0.4),
+            nn.Flatten(),
+            Linear(8, 2),
+        ),
+        (2, 2, 3, 3),
+        ("0", "2"),
+    ),
+    "blocks-after-blocks": (
+        nn.Sequential(
+            DropBlock2d(0.3, 2),
+            nn.Conv2d(1, 1, 2),
+            nn.Identity(),
+            DropBlock2d(0.3, 2),
+            nn.Flatten(),
+            Linear(4, 2),
+        ),
+        (2, 1, 3, 3),
+        ("0", "3"),
+    ),
+    "covariance-twice": (
+        nn.Sequential(
+            CovarianceDropout([1.0, -2.0, 0.5], COVARIANCE),
+            Linear(3, 3),
+            CovarianceDropout(np.ones(3), COVARIANCE),
+            Linear(3, 2),
+        ),
+        (2, 3),
+        ("0", "2"),
+    ),
+    "connect-after-dropout": (
+        nn.Sequential(
+            nn.Dropout(0.3), Linear(3, 3), DropConnectLinear(3, 2, drop_prob=0.4)
+        ),
+        (2, 3),
+        ("0", "2"),
+    ),
+    "connect-after-maps": (
+        nn.Sequential(
+            nn.Dropout(0.3),
+            Linear(3, 4),
+            Linear(4, 3),
+            DropConnectLinear(3, 2, drop_prob=0.4),
+        ),
+        (2, 3),
+        ("0", "3"),
+    ),
+    "connect-conv": (
+        nn.Sequential(
+            nn.Dropout(0.3),
+            DropConnectConv2d(1, 1, 2, drop_prob=0.4),
+            nn.Flatten(),
+            Linear(2, 2),
+        ),
+        (2, 1, 2, 3),
+        ("0", "1"),
+    ),
+}
 
 
 def outputs_under_both(model, names, x):
@@ -312,7 +428,9 @@ def outputs_under_both(model, names, x):
     return torch.cat(outs), torch.cat(probs)
 
 
-@pytest.mark.parametrize(("model", "shape", "names"), CHAINS.values(), ids=CHAINS.keys())
+@pytest.mark.parametrize(
+    ("model", "shape", "names"), CHAINS.values(), ids=CHAINS.keys()
+)
 def test_noise_after_noise_with_affine_maps_between_is_exact(model, shape, names):
     torch.manual_seed(1)
     model, x = copy.deepcopy(model).double(), torch.randn(shape).double()
@@ -326,7 +444,9 @@ def test_noise_after_noise_with_affine_maps_between_is_exact(model, shape, names
     assert found.exact == terms[0].exact
     sd = covariance.diagonal(dim1=1, dim2=2).sqrt()
     assert ((found.std - sd).abs() <= found.std_error + 1e-9).double().mean() > 0.7
-    if not found.exact:  # second-order products of correlated entries count as independent
+    if (
+        not found.exact
+    ):  # second-order products of correlated entries count as independent
         return
     torch.testing.assert_close(found.variance, covariance, rtol=1e-9, atol=1e-9)
     total = covariance.diagonal(dim1=1, dim2=2).sum(1).mean()
@@ -349,13 +469,22 @@ def test_the_same_network_written_clumsily_gives_the_same_numbers():
     shuffled = copy.deepcopy(plain)
     shuffled[0].weight.data, shuffled[0].bias.data = a.weight[order], a.bias[order]
     shuffled[3].weight.data = b.weight[:, order]
-    split = Net(lambda s, x: s.b(s.d(torch.cat([s.first(x), s.second(x)], 1))), b=b,
-                first=nn.Sequential(Linear(5, 3), nn.ReLU()).double(), d=AlwaysOn(0.3),
-                second=nn.Sequential(Linear(5, 5), nn.ReLU()).double())  # fmt: skip
+    split = Net(
+        lambda s, x: s.b(s.d(torch.cat([s.first(x), s.second(x)], 1))),
+        b=b,
+        first=nn.Sequential(Linear(5, 3), nn.ReLU()).double(),
+        d=AlwaysOn(0.3),
+        second=nn.Sequential(Linear(5, 5), nn.ReLU()).double(),
+    )
     split.first[0].weight.data, split.first[0].bias.data = a.weight[:3], a.bias[:3]
     split.second[0].weight.data, split.second[0].bias.data = a.weight[3:], a.bias[3:]
-    sums = Net(lambda s, x: torch.matmul(s.d(a(x).clamp(min=0)).unsqueeze(1), b.weight.T).squeeze(1)
-               + b.bias, d=nn.Dropout(0.3))  # fmt: skip
+    sums = Net(
+        lambda s, x: (
+            torch.matmul(s.d(a(x).clamp(min=0)).unsqueeze(1), b.weight.T).squeeze(1)
+            + b.bias
+        ),
+        d=nn.Dropout(0.3),
+    )
     expected, value = predictive_moments(plain, x), explicit_penalty(plain, x).value
     for twin in (shuffled, split, sums, torch.compile(plain), nn.DataParallel(plain)):
         found = predictive_moments(twin, x, covariance=False)
@@ -386,10 +515,14 @@ def test_one_probe_in_training_is_unbiased(loss):
     net = without_noise(model, loss=loss).train()
     with torch.no_grad():
         draws = torch.stack([(net(x), net.penalty)[1] for _ in range(600)])
-    assert abs(draws.mean() - expected) <= 5 * draws.std() / 600**0.5 + 0.02 * abs(expected)
+    assert abs(draws.mean() - expected) <= 5 * draws.std() / 600**0.5 + 0.02 * abs(
+        expected
+    )
     net(x)
     net.penalty.backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in model[0].parameters())
+    assert all(
+        p.grad is not None and p.grad.isfinite().all() for p in model[0].parameters()
+    )
 
 
 def test_gradient_of_a_carried_penalty():
@@ -399,7 +532,11 @@ def test_gradient_of_a_carried_penalty():
     explicit_penalty(model, x).value.backward()
     parameters = list(model.parameters())
     steps = [torch.randn_like(p) for p in parameters]
-    pairs = [(p.grad, d) for p, d in zip(parameters, steps, strict=True) if p.grad is not None]
+    pairs = [
+        (p.grad, d)
+        for p, d in zip(parameters, steps, strict=True)
+        if p.grad is not None
+    ]
     slope = sum((grad * d).sum() for grad, d in pairs)
     values = []
     for h in (1e-6, -1e-6):
@@ -407,7 +544,9 @@ def test_gradient_of_a_carried_penalty():
         for p, d in zip(moved.parameters(), steps, strict=True):
             p.data += h * d
         values.append(explicit_penalty(moved, x).value.detach())
-    torch.testing.assert_close((values[0] - values[1]) / 2e-6, slope, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        (values[0] - values[1]) / 2e-6, slope, rtol=1e-5, atol=1e-6
+    )
 
 
 def squared(self, x):
@@ -424,7 +563,9 @@ def test_moments_out_of_range_are_sampled_and_said():
 
     model = Net(run, c=Linear(1, 2))
     with torch.no_grad():
-        found = predictive_moments(model, torch.zeros(3, 20), output=lambda y: y.nan_to_num())
+        found = predictive_moments(
+            model, torch.zeros(3, 20), output=lambda y: y.nan_to_num()
+        )
     assert found.drawn
     assert torch.isfinite(found.variance).all()
 
@@ -449,18 +590,31 @@ class Straight(torch.autograd.Function):
 
 
 BROUGHT = {
-    "glu": (lambda: Net(glu, a=Linear(20, 48), d=nn.Dropout(0.3), c=Linear(24, 4)), False),
-    "one output": (lambda: Net(lambda s, x: s.c(s.d(torch.relu(s.a(s.d(x))))).squeeze(-1),
-                               a=Linear(20, 48), d=nn.Dropout(0.3), c=Linear(48, 1)), False),
+    "glu": (
+        lambda: Net(glu, a=Linear(20, 48), d=nn.Dropout(0.3), c=Linear(24, 4)),
+        False,
+    ),
+    "one output": (
+        lambda: Net(
+            lambda s, x: s.c(s.d(torch.relu(s.a(s.d(x))))).squeeze(-1),
+            a=Linear(20, 48),
+            d=nn.Dropout(0.3),
+            c=Linear(48, 1),
+        ),
+        False,
+    ),
     "ids": (lambda: Net(tokens_left_out, e=nn.Embedding(30, 4), c=Linear(24, 4)), True),
-}  # fmt: skip
+}
 
 
 def test_a_probe_draws_each_noise_anew():
     def run(self, x):
         h = torch.relu(self.a(x))
         if self.training:
-            h = h * torch.normal(1.0, 0.5, h.shape) + h.detach() * torch.empty_like(h).normal_()
+            h = (
+                h * torch.normal(1.0, 0.5, h.shape)
+                + h.detach() * torch.empty_like(h).normal_()
+            )
         return self.c(torch.tanh(h))
 
     model, x = built(lambda: Net(run, a=Linear(20, 48), c=Linear(48, 4)), FLAT)
@@ -490,8 +644,15 @@ def test_checkpoints_keep_gradients(reentrant):
 
 def test_noise_before_a_gradient_of_its_own_is_drawn_in_training():
     f = Straight.apply
-    model, x = built(lambda: Net(lambda s, x: s.c(f(s.d(s.a(x)))), a=Linear(20, 8),
-                                 d=nn.Dropout(0.3), c=Linear(8, 2)), FLAT)  # fmt: skip
+    model, x = built(
+        lambda: Net(
+            lambda s, x: s.c(f(s.d(s.a(x)))),
+            a=Linear(20, 8),
+            d=nn.Dropout(0.3),
+            c=Linear(8, 2),
+        ),
+        FLAT,
+    )
     net = without_noise(model).train()
     with pytest.warns(UserWarning, match="own gradient"):
         out = net(x)
@@ -507,14 +668,19 @@ def test_noise_before_a_gradient_of_its_own_is_drawn_in_training():
 def test_covariances_are_corrected_as_variances_are():
     model, x = built(lambda: two(by_hand), FLAT)
     with torch.no_grad():
-        plain, joint = predictive_moments(model, x), predictive_moments(model, x, covariance=True)
+        plain, joint = (
+            predictive_moments(model, x),
+            predictive_moments(model, x, covariance=True),
+        )
     torch.testing.assert_close(joint.std, plain.std)
     torch.testing.assert_close(joint.mean_error, plain.mean_error)
 
 
 def test_a_switch_of_a_model_is_asked_about_again():
     def run(self, x):
-        return self.a(x) + torch.randn(1 if getattr(self, "shared", False) else len(x), 1)
+        return self.a(x) + torch.randn(
+            1 if getattr(self, "shared", False) else len(x), 1
+        )
 
     model, x = built(lambda: Net(run, a=Linear(20, 4)), FLAT)
     for model.shared in (False, True):

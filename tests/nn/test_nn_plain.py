@@ -31,25 +31,42 @@ def test_layers_and_outputs_that_cannot_be_are_refused():
 
 
 REPRS = [
-    (Dropout(0.3, shared_axes=1, seed=5), "Dropout(drop_prob=0.3, shared_axes=(1,), seed=5)"),
+    (
+        Dropout(0.3, shared_axes=1, seed=5),
+        "Dropout(drop_prob=0.3, shared_axes=(1,), seed=5)",
+    ),
     (Dropout(0.25), "Dropout(drop_prob=0.25)"),
-    (DropBlock2d(0.3, (1, 3), shared_axes=1, seed=5),
-     "DropBlock2d(drop_prob=0.3, block_size=(1, 3), placement=sliding, uniform=False, "
-     "shared_axes=(1,), seed=5)"),
-    (DropBlock2d(0.3, 2, placement="grid"),
-     "DropBlock2d(drop_prob=0.3, block_size=2, placement=grid)"),
-    (CovarianceDropout([0.5], [[0.25]], "bernoulli", axis=1, seed=5),
-     "CovarianceDropout(units=1, distribution=bernoulli, axis=1, seed=5)"),
-    (DropConnectLinear(6, 3, drop_prob=0.3, per_sample=True, seed=5),
-     "DropConnectLinear(in_features=6, out_features=3, bias=True, drop_prob=0.3, per_sample=True, "
-     "seed=5)"),
-    (DropConnectLinear(6, 3, False),
-     "DropConnectLinear(in_features=6, out_features=3, bias=False, drop_prob=0.5, "
-     "per_sample=False)"),
-    (DropConnectConv2d(4, 6, 3, padding=1, groups=2, bias=False, seed=5),
-     "DropConnectConv2d(4, 6, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1), dilation=(1, 1), "
-     "groups=2, bias=False, drop_prob=0.5, seed=5)"),
-]  # fmt: skip
+    (
+        DropBlock2d(0.3, (1, 3), shared_axes=1, seed=5),
+        "DropBlock2d(drop_prob=0.3, block_size=(1, 3), placement=sliding, uniform=False, "
+        "shared_axes=(1,), seed=5)",
+    ),
+    (
+        DropBlock2d(0.3, 2, placement="grid"),
+        "DropBlock2d(drop_prob=0.3, block_size=2, placement=grid)",
+    ),
+    (
+        CovarianceDropout([0.5], [[0.25]], "bernoulli", axis=1, seed=5),
+        "CovarianceDropout(units=1, distribution=bernoulli, axis=1, seed=5)",
+    ),
+    (
+        DropConnectLinear(6, 3, drop_prob=0.3, per_sample=True, seed=5),
+        "DropConnectLinear(in_features=6, out_features=3, bias=True, "
+        "drop_prob=0.3, per_sample=True, "
+        "seed=5)",
+    ),
+    (
+        DropConnectLinear(6, 3, False),
+        "DropConnectLinear(in_features=6, out_features=3, bias=False, drop_prob=0.5, "
+        "per_sample=False)",
+    ),
+    (
+        DropConnectConv2d(4, 6, 3, padding=1, groups=2, bias=False, seed=5),
+        "DropConnectConv2d(4, 6, kernel_size=(3, 3), stride=(1, 1), "
+        "padding=(1, 1), dilation=(1, 1), "
+        "groups=2, bias=False, drop_prob=0.5, seed=5)",
+    ),
+]
 
 
 @pytest.mark.parametrize(("layer", "text"), REPRS)
@@ -61,8 +78,12 @@ def carried(mean, variance, exact=False, linearized=()):
     """What `carry` returns, as far as errors are judged by it."""
     tape = SimpleNamespace(linearized=dict.fromkeys(linearized))
     output = SimpleNamespace(mean=mean, exact=exact)
-    return SimpleNamespace(output=output, noises=("noise",), tape=tape,
-                           parts=lambda: (variance, 0.3 * variance))  # fmt: skip
+    return SimpleNamespace(
+        output=output,
+        noises=("noise",),
+        tape=tape,
+        parts=lambda: (variance, 0.3 * variance),
+    )
 
 
 def believed(d, b, s, least, some):
@@ -81,7 +102,11 @@ def believed(d, b, s, least, some):
 )
 def test_layers_take_dense_tensors(make):
     wrong = make()
-    for layer in (Dropout(0.5), DropConnectLinear(3, 2), CovarianceDropout([0.5], [[0.25]])):
+    for layer in (
+        Dropout(0.5),
+        DropConnectLinear(3, 2),
+        CovarianceDropout([0.5], [[0.25]]),
+    ):
         with pytest.raises(InputError, match=r"dense torch\.Tensor"):
             layer(wrong)
     for shape in (3, (4,), "ab"):
@@ -92,8 +117,14 @@ def test_layers_take_dense_tensors(make):
 @pytest.mark.parametrize("dead", [[1], [0, 1, 2]])
 def test_outputs_that_do_not_vary_leave_the_others_alone(dead):
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.ReLU(), nn.Linear(8, 8), nn.Tanh(),
-                        nn.Linear(8, 3)).double()  # fmt: skip
+    net = nn.Sequential(
+        nn.Linear(4, 8),
+        nn.Dropout(0.5),
+        nn.ReLU(),
+        nn.Linear(8, 8),
+        nn.Tanh(),
+        nn.Linear(8, 3),
+    ).double()
     net[5].weight.data[dead] = 0
     x = torch.randn(3, 4).double()
     with torch.no_grad():
@@ -103,7 +134,9 @@ def test_outputs_that_do_not_vary_leave_the_others_alone(dead):
             for part in (found.variance, found.mean_error, found.std_error):
                 assert float(part[:, dead].max()) <= 1e-14  # rounding
                 assert bool(part.isfinite().all())
-            torch.testing.assert_close(found.mean[:, dead], net[5].bias[dead].expand(3, -1))
+            torch.testing.assert_close(
+                found.mean[:, dead], net[5].bias[dead].expand(3, -1)
+            )
             alive = [k for k in range(3) if k not in dead]
             assert bool((found.variance[:, alive] > 0).all())
 
@@ -111,16 +144,24 @@ def test_outputs_that_do_not_vary_leave_the_others_alone(dead):
 def test_noise_layers_are_recognized_by_their_law():
     drop, channels = nn.Dropout(0.2), nn.Dropout2d(0.2)
     silent = {
-        nn.Dropout(0.0): True, drop: False, Dropout(0.0): True, Dropout(0.1): False,
-        DropConnectLinear(2, 2, drop_prob=0.0): True, DropConnectLinear(2, 2): False,
+        nn.Dropout(0.0): True,
+        drop: False,
+        Dropout(0.0): True,
+        Dropout(0.1): False,
+        DropConnectLinear(2, 2, drop_prob=0.0): True,
+        DropConnectLinear(2, 2): False,
         CovarianceDropout([1.0], [[0.0]]): False,
-    }  # fmt: skip
+    }
     for layer, expected in silent.items():
         assert recognized.is_silent(layer) == expected
         assert recognized.known_noise(layer)
     assert not recognized.known_noise(nn.AlphaDropout(0.1))
     law = recognized.mask_covariance_of(channels, (2, 3, 4, 5))
-    assert (law.shape, law.strength, law.shared) == ((3, 4, 5), pytest.approx(0.25), (1, 2))
+    assert (law.shape, law.strength, law.shared) == (
+        (3, 4, 5),
+        pytest.approx(0.25),
+        (1, 2),
+    )
     law = recognized.mask_covariance_of(drop, (2, 3))
     assert (law.shape, law.strength, law.shared) == ((3,), pytest.approx(0.25), ())
     with pytest.raises(InputError, match="needs an input with 4 axes"):
@@ -135,8 +176,15 @@ def test_noise_layers_are_recognized_by_their_law():
     assert weights == [False, True]
 
 
-ATTENTION = [{}, {"scale": 0.3}, {"scale": 0.0}, {"is_causal": True}, {"enable_gqa": True},
-             {"attn_mask": "bool"}, {"attn_mask": "float", "scale": 2.0}]  # fmt: skip
+ATTENTION = [
+    {},
+    {"scale": 0.3},
+    {"scale": 0.0},
+    {"is_causal": True},
+    {"enable_gqa": True},
+    {"attn_mask": "bool"},
+    {"attn_mask": "float", "scale": 2.0},
+]
 
 
 class Run(nn.Module):
@@ -158,9 +206,15 @@ IN_PLACE = {
     "leaky": (nn.LeakyReLU(0.2), nn.LeakyReLU(0.2, inplace=True)),
     "elu": (nn.ELU(), nn.ELU(inplace=True)),
     "relu6": (nn.ReLU6(), nn.ReLU6(inplace=True)),
-    "normal": (Run(lambda v: 3 + 2 * torch.randn_like(v)), Run(lambda v: v.normal_(3, 2))),
+    "normal": (
+        Run(lambda v: 3 + 2 * torch.randn_like(v)),
+        Run(lambda v: v.normal_(3, 2)),
+    ),
     "uniform": (Run(torch.rand_like), Run(lambda v: v.uniform_())),
-    "coin": (Run(lambda v: (torch.rand_like(v) < 0.3).double()), Run(lambda v: v.bernoulli_(0.3))),
+    "coin": (
+        Run(lambda v: (torch.rand_like(v) < 0.3).double()),
+        Run(lambda v: v.bernoulli_(0.3)),
+    ),
     "zero": (Run(torch.zeros_like), Run(lambda v: v.zero_())),
     "fill": (Run(lambda v: torch.full_like(v, 2.0)), Run(lambda v: v.fill_(2.0))),
 }
@@ -191,7 +245,9 @@ def test_coins_cannot_be_correlated_more_than_their_means_allow(sign):
         K[0, 1] = K[1, 0] = sign * share
         given = [0.5, 0.9, 0.5], K, "bernoulli"
         if allowed:
-            assert CovarianceDropout(*given).covariance[0, 1] == pytest.approx(sign * share)
+            assert CovarianceDropout(*given).covariance[0, 1] == pytest.approx(
+                sign * share
+            )
         else:
             with pytest.raises(InputError, match="is beyond what 0/1 masks"):
                 CovarianceDropout(*given)
@@ -202,7 +258,11 @@ def test_samples_drop_weights_of_their_own(shape):
     """The identity shows the weights of a sample, the same for all its tokens."""
     torch.manual_seed(0)
     layer = DropConnectLinear(3, 5, drop_prob=0.4, per_sample=True).double()
-    x = torch.eye(3).double().expand(*shape[:-2], 3, 3) if len(shape) > 2 else torch.eye(3).double()
+    x = (
+        torch.eye(3).double().expand(*shape[:-2], 3, 3)
+        if len(shape) > 2
+        else torch.eye(3).double()
+    )
     y = (layer(x) - layer.bias).detach()
     W = layer.weight.detach().T / 0.6
     assert y.shape == (*x.shape[:-1], 5)
@@ -227,7 +287,9 @@ def test_units_lie_along_their_axis_or_are_refused(axis):
         (2, 3, 4, 5),
         (3,) * 4,
     ):
-        sizes = dict(enumerate(shape)) | {i - len(shape): n for i, n in enumerate(shape)}
+        sizes = dict(enumerate(shape)) | {
+            i - len(shape): n for i, n in enumerate(shape)
+        }
         fits = sizes.get(axis) == 3 and axis % len(shape) != 0
         try:
             seen = layer(torch.ones(shape)).shape == shape
@@ -239,10 +301,17 @@ def test_units_lie_along_their_axis_or_are_refused(axis):
 
 
 def test_coins_have_the_variance_of_their_mean():
-    for off, refused in ((0.9e-6, False), (-0.9e-6, False), (1.1e-6, True), (-1.1e-6, True)):
+    for off, refused in (
+        (0.9e-6, False),
+        (-0.9e-6, False),
+        (1.1e-6, True),
+        (-1.1e-6, True),
+    ):
         given = [0.5, 0.8], [[0.25, 0.01], [0.01, 0.16 + off]], "bernoulli"
         if refused:
-            with pytest.raises(InputError, match=r"covariance\[1, 1\] must be mean \(1 - mean\)"):
+            with pytest.raises(
+                InputError, match=r"covariance\[1, 1\] must be mean \(1 - mean\)"
+            ):
                 CovarianceDropout(*given)
         else:
             CovarianceDropout(*given)
@@ -263,9 +332,13 @@ def test_masks_of_double_precision_are_computed_in_it():
 
 COINS = {  # of which a comparison makes others that are not followed
     "equal": lambda v: (torch.rand_like(v) < 0.3) == True,  # noqa: E712
-    "other": lambda v: torch.ones_like(v, dtype=torch.bool) != (torch.rand_like(v) < 0.3),
+    "other": lambda v: (
+        torch.ones_like(v, dtype=torch.bool) != (torch.rand_like(v) < 0.3)
+    ),
     "whole": lambda v: torch.empty(v.shape, dtype=torch.bool).bernoulli_(0.3),
-    "bound": lambda v: torch.rand_like(v) < nn.functional.dropout(torch.ones(1).double() / 4),
+    "bound": lambda v: (
+        torch.rand_like(v) < nn.functional.dropout(torch.ones(1).double() / 4)
+    ),
     "padded": lambda v: nn.functional.pad(torch.rand_like(v)[:, 1:], (1, 0)) < 0.3,
     "filled": lambda v: torch.rand_like(v).masked_fill(torch.arange(4) > 1, 0.0) < 0.3,
     "bounds": lambda v: torch.rand_like(v) < torch.linspace(0.1, 0.9, 4).double(),
@@ -273,10 +346,13 @@ COINS = {  # of which a comparison makes others that are not followed
 
 
 SETTLED = {  # comparisons that come out one way, and which
-    "below all": (lambda u: u < 0.0, 0.0), "below more": (lambda u: u <= 1.5, 1.0),
-    "below the end": (lambda u: u < 1.0, 1.0), "above all": (lambda u: u > 1.0, 0.0),
-    "above less": (lambda u: u >= -0.5, 1.0), "above the start": (lambda u: u > 0.0, 1.0),
-}  # fmt: skip
+    "below all": (lambda u: u < 0.0, 0.0),
+    "below more": (lambda u: u <= 1.5, 1.0),
+    "below the end": (lambda u: u < 1.0, 1.0),
+    "above all": (lambda u: u > 1.0, 0.0),
+    "above less": (lambda u: u >= -0.5, 1.0),
+    "above the start": (lambda u: u > 0.0, 1.0),
+}
 
 
 POOLS = {  # a layer, the shape of its input, whether it is followed window by window
@@ -295,24 +371,38 @@ SWITCHED = {  # what stands where a coin falls, and elsewhere
     "method": (lambda c, a, b: a.where(c, b), lambda a, b: (a, b)),
     "number": (lambda c, a, b: torch.where(c, a, 2.0), lambda a, b: (a, 0 * a + 2)),
     "other": (lambda c, a, b: torch.where(c, 2.0, b), lambda a, b: (0 * b + 2, b)),
-    "part": (lambda c, a, b: torch.where(c, a.detach() * HALF, b), lambda a, b: (a * HALF, b)),
+    "part": (
+        lambda c, a, b: torch.where(c, a.detach() * HALF, b),
+        lambda a, b: (a * HALF, b),
+    ),
     "nothing": (lambda c, a, b: torch.where(c, 0.0, b), lambda a, b: (0 * b, b)),
     "fill": (lambda c, a, b: a.masked_fill(c, 3.0), lambda a, b: (0 * a + 3, a)),
-    "in place": (lambda c, a, b: (a + 0).masked_fill_(c, 3.0), lambda a, b: (0 * a + 3, a)),
-    "tensor": (lambda c, a, b: a.masked_fill(c, b[0, 0]), lambda a, b: (0 * a + b[0, 0], a)),
+    "in place": (
+        lambda c, a, b: (a + 0).masked_fill_(c, 3.0),
+        lambda a, b: (0 * a + 3, a),
+    ),
+    "tensor": (
+        lambda c, a, b: a.masked_fill(c, b[0, 0]),
+        lambda a, b: (0 * a + b[0, 0], a),
+    ),
     "not": (lambda c, a, b: torch.where(~c, a, b), lambda a, b: (b, a)),
 }
 
 
 CONNECTED = {
     "plain": (lambda: DropConnectConv2d(2, 3, 2, drop_prob=P), (2, 3, 3)),
-    "stride": (lambda: DropConnectConv2d(2, 2, (2, 1), (2, 1), (0, 1), drop_prob=P), (2, 4, 3)),
-    "groups": (lambda: DropConnectConv2d(4, 2, 2, dilation=(1, 2), groups=2, drop_prob=P),
-               (4, 3, 4)),
+    "stride": (
+        lambda: DropConnectConv2d(2, 2, (2, 1), (2, 1), (0, 1), drop_prob=P),
+        (2, 4, 3),
+    ),
+    "groups": (
+        lambda: DropConnectConv2d(4, 2, 2, dilation=(1, 2), groups=2, drop_prob=P),
+        (4, 3, 4),
+    ),
     "tokens": (lambda: DropConnectLinear(3, 2, drop_prob=P), (2, 3)),
     "more tokens": (lambda: DropConnectLinear(3, 2, False, drop_prob=P), (2, 2, 3)),
     "vectors": (lambda: DropConnectLinear(3, 2, drop_prob=P), (3,)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.filterwarnings("ignore")  # torch says that nested tensors are new
@@ -337,11 +427,18 @@ def test_batches_have_rows():
 
 F = nn.functional
 AVERAGES = [
-    lambda v: F.avg_pool1d(v, 2), lambda v: F.avg_pool1d(v, 2, padding=0),
-    lambda v: F.avg_pool1d(v, (2,), padding=(0,)), lambda v: F.avg_pool2d(v[:, None], 2),
-    lambda v: F.avg_pool2d(v[:, None], (2, 3), padding=(0, 0)), nn.AvgPool1d(3),
-    lambda v: F.adaptive_avg_pool1d(v, 2), lambda v: F.adaptive_avg_pool2d(v[:, None], (2, 3)),
-    lambda v: F.adaptive_avg_pool2d(v[:, None], (None, 2)), lambda v: v.mean(2),
-    lambda v: F.adaptive_avg_pool2d(v[:, None], 2), lambda v: v.mean((1, 2), keepdim=True),
-    lambda v: torch.mean(v, dim=-1), lambda v: v.mean(axis=1),
-]  # fmt: skip
+    lambda v: F.avg_pool1d(v, 2),
+    lambda v: F.avg_pool1d(v, 2, padding=0),
+    lambda v: F.avg_pool1d(v, (2,), padding=(0,)),
+    lambda v: F.avg_pool2d(v[:, None], 2),
+    lambda v: F.avg_pool2d(v[:, None], (2, 3), padding=(0, 0)),
+    nn.AvgPool1d(3),
+    lambda v: F.adaptive_avg_pool1d(v, 2),
+    lambda v: F.adaptive_avg_pool2d(v[:, None], (2, 3)),
+    lambda v: F.adaptive_avg_pool2d(v[:, None], (None, 2)),
+    lambda v: v.mean(2),
+    lambda v: F.adaptive_avg_pool2d(v[:, None], 2),
+    lambda v: v.mean((1, 2), keepdim=True),
+    lambda v: torch.mean(v, dim=-1),
+    lambda v: v.mean(axis=1),
+]

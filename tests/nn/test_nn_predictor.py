@@ -11,7 +11,9 @@ from overt.nn import Predictive, mc_moments, predictive_moments
 
 def network(outputs=3):
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Dropout(0.4), nn.Linear(32, outputs))
+    return nn.Sequential(
+        nn.Linear(4, 32), nn.ReLU(), nn.Dropout(0.4), nn.Linear(32, outputs)
+    )
 
 
 def test_mean_std_and_interval_of_a_batch_and_of_a_loader():
@@ -49,12 +51,16 @@ def test_recalibration_finds_the_noise_of_targets_and_the_temperature_of_logits(
     sure.recalibrate((x, y))
     assert float(sure.noise_variance) == pytest.approx(0.25, rel=0.1)
     low, high = sure.interval(x, level=0.9)
-    assert float(((y >= low) & (y <= high)).float().mean()) == pytest.approx(0.9, abs=0.02)
+    assert float(((y >= low) & (y <= high)).float().mean()) == pytest.approx(
+        0.9, abs=0.02
+    )
     x, sure = x[:1000], Predictive(network(), loss="cross_entropy")
     sure.temperature.fill_(1 / 3)
     labels = torch.distributions.Categorical(probs=sure.probabilities(x)).sample()
     sure.temperature.fill_(1.0)
-    assert float(sure.recalibrate((x, labels)).temperature) == pytest.approx(1 / 3, rel=0.2)
+    assert float(sure.recalibrate((x, labels)).temperature) == pytest.approx(
+        1 / 3, rel=0.2
+    )
     again = Predictive(network(), loss="cross_entropy")
     again.load_state_dict(sure.state_dict())
     torch.testing.assert_close(again.probabilities(x[:5]), sure.probabilities(x[:5]))
@@ -73,7 +79,9 @@ def test_it_trains_as_the_model_does_and_predicts_under_inference_mode():
 
 def maps():
     model = nn.Sequential(nn.Dropout(0.5), nn.Conv2d(1, 2, 1))
-    return Predictive(model, loss="cross_entropy").probabilities(torch.randn(2, 1, 3, 3))
+    return Predictive(model, loss="cross_entropy").probabilities(
+        torch.randn(2, 1, 3, 3)
+    )
 
 
 def no_probabilities():
@@ -84,9 +92,15 @@ def no_probabilities():
 MISTAKES = {
     "model": (lambda: Predictive("net"), "model must be"),
     "loss": (lambda: Predictive(network(), loss="hinge"), "loss must be"),
-    "level": (lambda: Predictive(network()).interval(torch.randn(2, 4), level=1.0), "level"),
+    "level": (
+        lambda: Predictive(network()).interval(torch.randn(2, 4), level=1.0),
+        "level",
+    ),
     "maps": (maps, "classes"),
-    "numbers": (lambda: Predictive(network()).probabilities(torch.randn(2, 4)), "cross_entropy"),
+    "numbers": (
+        lambda: Predictive(network()).probabilities(torch.randn(2, 4)),
+        "cross_entropy",
+    ),
     "no probabilities": (no_probabilities, "probabilities"),
     "data": (lambda: Predictive(network()).recalibrate(3), "data must be"),
 }

@@ -97,7 +97,9 @@ CALLS = {
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("error", [ValueError, KeyError, RuntimeError])
 def test_what_a_model_raises_is_said(call, error):
-    with pytest.raises(InputError, match=rf"cannot be run on x of \(4, 6\).*{error.__name__}.*why"):
+    with pytest.raises(
+        InputError, match=rf"cannot be run on x of \(4, 6\).*{error.__name__}.*why"
+    ):
         CALLS[call](Failing(error, "why\nand more"), torch.ones(4, 6))
     said = "" if error is KeyError else "no reason given"
     with pytest.raises(InputError, match=f"{error.__name__}: {said}"):
@@ -108,7 +110,12 @@ def test_numbers_that_fit_no_more_are_said():
     model = nn.Sequential(nn.EmbeddingBag(9, 6), nn.Dropout(0.2), nn.Linear(6, 3))
     x, net = torch.arange(6).reshape(3, 2), without_noise(model).train()
     with torch.no_grad():
-        for call in (predictive_moments, mc_moments, explicit_penalty, lambda _, x: net(x)):
+        for call in (
+            predictive_moments,
+            mc_moments,
+            explicit_penalty,
+            lambda _, x: net(x),
+        ):
             for _ in range(2):
                 call(model, x)
             with pytest.raises(InputError, match="cannot be run on x"):
@@ -118,11 +125,15 @@ def test_numbers_that_fit_no_more_are_said():
 def cast(self, x):
     with torch.autocast("cpu", torch.bfloat16):
         h = functional.dropout(torch.relu(self.a(x)), 0.3, self.training)
-        return self.c(functional.dropout(torch.tanh(self.b(h)), 0.3, self.training)).float()
+        return self.c(
+            functional.dropout(torch.tanh(self.b(h)), 0.3, self.training)
+        ).float()
 
 
 def packed(self, x, lengths):
-    given = pack_padded_sequence(self.d(x), lengths, batch_first=True, enforce_sorted=False)
+    given = pack_padded_sequence(
+        self.d(x), lengths, batch_first=True, enforce_sorted=False
+    )
     h, _ = self.r(given)
     return self.c(pad_packed_sequence(h, batch_first=True)[0][:, 0])
 
@@ -141,7 +152,11 @@ def one_number(self, x):
     return self.c(functional.dropout(torch.relu(self.a(x)), 0.3, self.training))[:, 0]
 
 
-AUDITED = {"nodes": (nodes, 4), "one number": (one_number, 4), "one row": (one_number, 1)}
+AUDITED = {
+    "nodes": (nodes, 4),
+    "one number": (one_number, 4),
+    "one row": (one_number, 1),
+}
 
 
 def test_a_penalty_is_not_exact_where_noise_decides_what_runs():

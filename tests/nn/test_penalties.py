@@ -29,18 +29,29 @@ COVARIANCE = np.array([[0.5, 0.2, -0.1], [0.2, 0.4, 0.1], [-0.1, 0.1, 0.3]])
 
 
 def flat(layer, *after):
-    return nn.Sequential(nn.Linear(4, 3), nn.ReLU(), layer, *(after or [nn.Linear(3, 2)])), (5, 4)
+    return nn.Sequential(
+        nn.Linear(4, 3), nn.ReLU(), layer, *(after or [nn.Linear(3, 2)])
+    ), (5, 4)
 
 
 def image(layer, *after):
-    after = after or [nn.Conv2d(2, 3, 2), nn.AvgPool2d(2, 1), nn.Flatten(), nn.Linear(3, 2)]
+    after = after or [
+        nn.Conv2d(2, 3, 2),
+        nn.AvgPool2d(2, 1),
+        nn.Flatten(),
+        nn.Linear(3, 2),
+    ]
     return nn.Sequential(nn.Conv2d(1, 2, 2), nn.ReLU(), layer, *after), (3, 1, 4, 4)
 
 
 class Residual(nn.Module):
     def __init__(self, last=True):
         super().__init__()
-        self.first, self.inner, self.out = nn.Linear(4, 3), nn.Linear(3, 3), nn.Linear(3, 2)
+        self.first, self.inner, self.out = (
+            nn.Linear(4, 3),
+            nn.Linear(3, 3),
+            nn.Linear(3, 2),
+        )
         self.drop, self.last = nn.Dropout(0.3), last
 
     def forward(self, x):
@@ -58,7 +69,10 @@ SMALL = {
     "torch-dropout": (*flat(nn.Dropout(0.3)), "2"),
     "two-linear-after": (*flat(nn.Dropout(0.3), nn.Linear(3, 4), nn.Linear(4, 2)), "2"),
     "nothing-after": (*flat(nn.Dropout(0.3), nn.Identity()), "2"),
-    "batch-norm-after": (*flat(nn.Dropout(0.3), nn.BatchNorm1d(3), nn.Linear(3, 2)), "2"),
+    "batch-norm-after": (
+        *flat(nn.Dropout(0.3), nn.BatchNorm1d(3), nn.Linear(3, 2)),
+        "2",
+    ),
     "covariance": (*flat(CovarianceDropout([1.0, -2.0, 0.5], COVARIANCE)), "2"),
     "connect-last": (*flat(nn.Identity(), DropConnectLinear(3, 2, drop_prob=0.3)), "3"),
     "connect-inner": (
@@ -67,7 +81,9 @@ SMALL = {
         "0",
     ),
     "connect-time": (
-        nn.Sequential(DropConnectLinear(2, 2, drop_prob=0.3), nn.Flatten(), nn.Linear(6, 2)),
+        nn.Sequential(
+            DropConnectLinear(2, 2, drop_prob=0.3), nn.Flatten(), nn.Linear(6, 2)
+        ),
         (3, 3, 2),
         "0",
     ),
@@ -82,7 +98,9 @@ SMALL = {
     ),
     "connect-conv": (
         nn.Sequential(
-            DropConnectConv2d(1, 2, 2, padding=1, drop_prob=0.3), nn.Flatten(), nn.Linear(32, 2)
+            DropConnectConv2d(1, 2, 2, padding=1, drop_prob=0.3),
+            nn.Flatten(),
+            nn.Linear(32, 2),
         ),
         (3, 1, 3, 3),
         "0",
@@ -92,7 +110,9 @@ SMALL = {
     "conv-channels": (*image(nn.Dropout2d(0.3)), "2"),
     "conv-block": (*image(DropBlock2d(0.3, 2)), "2"),
     "conv-block-grid": (
-        nn.Sequential(DropBlock2d(0.3, 2, placement="grid"), nn.Conv2d(1, 2, 3), nn.Flatten()),
+        nn.Sequential(
+            DropBlock2d(0.3, 2, placement="grid"), nn.Conv2d(1, 2, 3), nn.Flatten()
+        ),
         (3, 1, 4, 4),
         "0",
     ),
@@ -103,18 +123,28 @@ SMALL = {
         "0",
     ),
     "time": (
-        nn.Sequential(Dropout(0.3, shared_axes=1), nn.Linear(3, 2), nn.Flatten(), nn.Linear(8, 2)),
+        nn.Sequential(
+            Dropout(0.3, shared_axes=1), nn.Linear(3, 2), nn.Flatten(), nn.Linear(8, 2)
+        ),
         (3, 4, 3),
         "0",
     ),
-    "time-linear-last": (nn.Sequential(nn.Dropout(0.3), nn.Linear(3, 2)), (2, 3, 3), "0"),
+    "time-linear-last": (
+        nn.Sequential(nn.Dropout(0.3), nn.Linear(3, 2)),
+        (2, 3, 3),
+        "0",
+    ),
     "circular-padding": (
-        nn.Sequential(nn.Dropout(0.4), nn.Conv1d(1, 2, 3, padding=1, padding_mode="circular")),
+        nn.Sequential(
+            nn.Dropout(0.4), nn.Conv1d(1, 2, 3, padding=1, padding_mode="circular")
+        ),
         (2, 1, 6),
         "0",
     ),
 }
-every_small = pytest.mark.parametrize(("model", "shape", "name"), SMALL.values(), ids=SMALL.keys())
+every_small = pytest.mark.parametrize(
+    ("model", "shape", "name"), SMALL.values(), ids=SMALL.keys()
+)
 
 
 def prepared(model, shape):
@@ -169,22 +199,31 @@ def test_gradient_of_the_penalty(model, shape, name):
     values = []
     for h in (1e-5, -1e-5):
         moved = copy.deepcopy(model)
-        chosen = [q for p, q in zip(model.parameters(), moved.parameters(), strict=True)
-                  if p.grad is not None]  # fmt: skip
+        chosen = [
+            q
+            for p, q in zip(model.parameters(), moved.parameters(), strict=True)
+            if p.grad is not None
+        ]
         with torch.no_grad():
             for q, d in zip(chosen, steps, strict=True):
                 q.add_(h * d)
         values.append(explicit_penalty(moved, x).value)
-    torch.testing.assert_close((values[0] - values[1]) / 2e-5, slope, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        (values[0] - values[1]) / 2e-5, slope, rtol=1e-5, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("dropout", [nn.Dropout(0.3), Dropout(0.6)])
 @pytest.mark.parametrize("activation", [nn.ReLU(), nn.Tanh()])
 def test_max_pooling_after_dropout_is_exact(dropout, activation):
     model = nn.Sequential(
-        nn.Conv2d(1, 1, 2), activation, dropout, nn.MaxPool2d((2, 1), (2, 2)), nn.Flatten(),
+        nn.Conv2d(1, 1, 2),
+        activation,
+        dropout,
+        nn.MaxPool2d((2, 1), (2, 2)),
+        nn.Flatten(),
         nn.Linear(2, 3),
-    )  # fmt: skip
+    )
     model, x = prepared(model, (4, 1, 3, 4))
     outputs, prob = outputs_under_masks(model, "2", x)
     mean, covariance = exact_moments(outputs, prob)
@@ -204,7 +243,9 @@ def test_agrees_with_the_core(drop_prob):
     model, x = prepared(*flat(nn.Dropout(drop_prob)))
     A, U = torch.relu(model[0](x)), model[3].weight
     noise = DropoutNoise(drop_prob)
-    torch.testing.assert_close(explicit_penalty(model, x).value, penalty.hidden(U, A, noise))
+    torch.testing.assert_close(
+        explicit_penalty(model, x).value, penalty.hidden(U, A, noise)
+    )
     torch.testing.assert_close(
         predictive_moments(model, x).variance, penalty.predictive_variance(U, A, noise)
     )
@@ -221,37 +262,54 @@ def test_deep_linear_network_is_exact_in_every_term():
     expected = penalty.deep([layer.weight for layer in layers], [0.3, 0.5], C)
     torch.testing.assert_close(found.value, expected)
     assert [term.exact for term in found.terms] == [True, True]
-    alone = penalty.deep([layers[1].weight @ layers[0].weight, layers[2].weight], 0.5, C)
+    alone = penalty.deep(
+        [layers[1].weight @ layers[0].weight, layers[2].weight], 0.5, C
+    )
     torch.testing.assert_close(found.terms[1].value, alone)
 
 
 CONV = nn.Sequential(
-    nn.Conv2d(1, 6, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), DropBlock2d(0.25, 3),
-    nn.Conv2d(6, 8, 3, padding=1), nn.BatchNorm2d(8), nn.AdaptiveAvgPool2d(2), nn.Flatten(),
+    nn.Conv2d(1, 6, 3, padding=1),
+    nn.ReLU(),
+    nn.MaxPool2d(2),
+    DropBlock2d(0.25, 3),
+    nn.Conv2d(6, 8, 3, padding=1),
+    nn.BatchNorm2d(8),
+    nn.AdaptiveAvgPool2d(2),
+    nn.Flatten(),
     nn.Linear(32, 5),
-)  # fmt: skip
+)
 LARGE = {
-    "mlp": (nn.Sequential(nn.Linear(9, 64), nn.GELU(), nn.Dropout(0.5), nn.Linear(64, 7)), (6, 9)),
+    "mlp": (
+        nn.Sequential(nn.Linear(9, 64), nn.GELU(), nn.Dropout(0.5), nn.Linear(64, 7)),
+        (6, 9),
+    ),
     "conv": (CONV, (4, 1, 14, 14)),
     "connect-conv": (
         nn.Sequential(
-            nn.Dropout(0.2), DropConnectConv2d(2, 4, 3, padding=1, drop_prob=0.4), nn.Flatten(),
+            nn.Dropout(0.2),
+            DropConnectConv2d(2, 4, 3, padding=1, drop_prob=0.4),
+            nn.Flatten(),
             nn.Linear(100, 3),
         ),
         (3, 2, 5, 5),
     ),
     "connect-mlp": (
-        nn.Sequential(DropConnectLinear(9, 40, drop_prob=0.4), nn.Dropout(0.3), nn.Linear(40, 4)),
+        nn.Sequential(
+            DropConnectLinear(9, 40, drop_prob=0.4), nn.Dropout(0.3), nn.Linear(40, 4)
+        ),
         (6, 9),
     ),
     "covariance": (
         nn.Sequential(
-            nn.Linear(9, 3), CovarianceDropout(np.ones(3), COVARIANCE), nn.Dropout(0.3),
+            nn.Linear(9, 3),
+            CovarianceDropout(np.ones(3), COVARIANCE),
+            nn.Dropout(0.3),
             nn.Linear(3, 4),
         ),
         (6, 9),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("model", "shape"), LARGE.values(), ids=LARGE.keys())
@@ -266,8 +324,9 @@ def test_penalty_within_monte_carlo_error(model, shape):
         if isinstance(module, nn.BatchNorm2d):
             module.eval()
     with torch.no_grad():
-        draws = torch.stack([((model(x) - clean) ** 2).flatten(1).sum(1).mean()
-                             for _ in range(1500)])  # fmt: skip
+        draws = torch.stack(
+            [((model(x) - clean) ** 2).flatten(1).sum(1).mean() for _ in range(1500)]
+        )
     error = draws.std() / len(draws) ** 0.5
     assert abs(draws.mean() - found.value.detach()) <= 5 * error
 
@@ -294,7 +353,9 @@ def test_three_hidden_layers_to_a_few_per_cent(activation):
 def test_penalty_and_mean_shift_are_all_that_noise_adds(loss):
     """A function right after dropout is exact, and moves the mean: y decides what that costs."""
     torch.manual_seed(2)
-    model = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.3), nn.GELU(), nn.Linear(3, 2)).double()
+    model = nn.Sequential(
+        nn.Linear(4, 3), nn.Dropout(0.3), nn.GELU(), nn.Linear(3, 2)
+    ).double()
     x, y = torch.randn(5, 4).double(), torch.randn(5, 2).double()
     outputs, prob = outputs_under_masks(model, "1", x)
     scale = 1.0 if loss == "squared" else 0.5
@@ -305,7 +366,9 @@ def test_penalty_and_mean_shift_are_all_that_noise_adds(loss):
     assert found.exact
     torch.testing.assert_close(found.value, noisy - plain, rtol=1e-9, atol=1e-9)
     without = explicit_penalty(model, x, loss=loss)
-    torch.testing.assert_close(without.value, found.terms[0].value, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        without.value, found.terms[0].value, rtol=1e-9, atol=1e-9
+    )
     net = without_noise(model, loss=loss).train()
     mean = prob @ outputs.flatten(1)
     out = net(x)
@@ -319,7 +382,11 @@ def test_tokens_that_all_rows_drop_together():
 
     class Net(nn.Module):
         def forward(self, x):
-            return x[:, torch.randperm(4)[:2]].sum(1).tanh() if self.training else x.sum(1) / 2
+            return (
+                x[:, torch.randperm(4)[:2]].sum(1).tanh()
+                if self.training
+                else x.sum(1) / 2
+            )
 
     torch.manual_seed(0)
     x, y = torch.randn(4, 4, 3).double(), torch.randn(4, 3).double()
@@ -351,7 +418,9 @@ def test_penalty_of_noise_that_is_drawn(loss):
         def forward(self, x):
             keep = torch.ones(len(x), 1).double()
             if self.training:
-                keep = (torch.rand(len(x), 2, dtype=x.dtype).argmax(1, keepdim=True) == 0).double()
+                keep = (
+                    torch.rand(len(x), 2, dtype=x.dtype).argmax(1, keepdim=True) == 0
+                ).double()
             return x @ w * keep
 
     found = explicit_penalty(Net(), x, loss=loss)
@@ -416,7 +485,9 @@ def test_cross_entropy_is_second_order():
         value = explicit_penalty(model, x, loss="cross_entropy").value.detach()
         with torch.no_grad():
             model.train()
-            draws = torch.stack([functional.cross_entropy(model(x), y) for _ in range(4000)])
+            draws = torch.stack(
+                [functional.cross_entropy(model(x), y) for _ in range(4000)]
+            )
             excess = draws.mean() - functional.cross_entropy(model.eval()(x), y)
         error = draws.std() / 4000**0.5
         errors.append(float((abs(value - excess) - 5 * error) / value))
@@ -435,7 +506,9 @@ def test_cross_entropy_counts_covariances_between_classes():
         away = logits - logits.mean(0)
         p = torch.softmax(logits.mean(0), 1)
         H = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
-        expected = torch.einsum("mri,rij,mrj->", away, H, away) / (2 * len(masks) * len(x))
+        expected = torch.einsum("mri,rij,mrj->", away, H, away) / (
+            2 * len(masks) * len(x)
+        )
         alone = (p * (1 - p) * away.square().mean(0)).sum(1).mean() / 2
     value = explicit_penalty(model, x, loss="cross_entropy").value
     torch.testing.assert_close(value, expected)
@@ -452,12 +525,18 @@ def test_logistic_is_half_curvature_times_variance():
 
 
 def test_modes_statistics_and_counters_are_left_alone():
-    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), Dropout(0.5, seed=1), nn.Linear(4, 2))
+    model = nn.Sequential(
+        nn.Linear(3, 4), nn.BatchNorm1d(4), Dropout(0.5, seed=1), nn.Linear(4, 2)
+    )
     model.train()
     model[2](torch.ones(2, 4))
     before = {k: v.clone() for k, v in model.state_dict().items()}
     x = torch.randn(6, 3)
-    for call in (explicit_penalty, predictive_moments, lambda m, x: mc_moments(m, x, 3)):
+    for call in (
+        explicit_penalty,
+        predictive_moments,
+        lambda m, x: mc_moments(m, x, 3),
+    ):
         call(model, x)
         assert all(module.training for module in model.modules())
         assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
@@ -488,7 +567,11 @@ def test_mc_moments_of_a_known_law():
 def test_no_noise_means_no_penalty_and_no_variance():
     model, x = nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.0)), torch.randn(4, 3)
     assert explicit_penalty(model, x).value == 0
-    assert explicit_penalty(model, x).terms == explicit_penalty(model, x, model(x)).terms == ()
+    assert (
+        explicit_penalty(model, x).terms
+        == explicit_penalty(model, x, model(x)).terms
+        == ()
+    )
     mean, variance = predictive_moments(model, x)
     assert torch.equal(mean, model(x))
     assert not variance.any()
@@ -508,7 +591,9 @@ def test_without_noise_gives_output_and_penalty_in_one_pass():
     net.eval()
     torch.testing.assert_close(net(x), model(x))
     assert "squared" in repr(net)
-    assert set(dict(net.named_parameters())) == {f"model.{n}" for n, _ in model.named_parameters()}
+    assert set(dict(net.named_parameters())) == {
+        f"model.{n}" for n, _ in model.named_parameters()
+    }
 
 
 class Ends(nn.Module):
@@ -516,7 +601,12 @@ class Ends(nn.Module):
 
     def __init__(self, noise, late=0.0):
         super().__init__()
-        self.out, self.first, self.noise, self.late = nn.Linear(5, 3), nn.Linear(4, 5), noise, late
+        self.out, self.first, self.noise, self.late = (
+            nn.Linear(5, 3),
+            nn.Linear(4, 5),
+            noise,
+            late,
+        )
 
     def forward(self, x):
         h = self.noise(torch.relu(self.first(functional.dropout(x, self.late))))
@@ -534,8 +624,13 @@ def test_noise_before_the_last_layer_has_the_penalty_that_moments_give(loss, noi
     torch.testing.assert_close(out, model.eval()(x)["logits"])
     weights = list(model.parameters())
     torch.testing.assert_close(net.penalty, penalty)
-    for a, b in zip(*(torch.autograd.grad(v, weights, allow_unused=True)
-                      for v in (net.penalty, penalty)), strict=True):  # fmt: skip
+    for a, b in zip(
+        *(
+            torch.autograd.grad(v, weights, allow_unused=True)
+            for v in (net.penalty, penalty)
+        ),
+        strict=True,
+    ):
         assert (a is None) == (b is None)
         torch.testing.assert_close(a, b)
 
@@ -564,7 +659,9 @@ def test_a_model_that_changes_between_steps_has_the_penalty_of_what_it_is_now(ch
 
 def test_without_noise_updates_batch_statistics_once():
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2))
+    model = nn.Sequential(
+        nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2)
+    )
     twin = copy.deepcopy(model)
     x = torch.randn(6, 3)
     without_noise(model).train()(x)
@@ -577,7 +674,9 @@ def test_training_without_noise_reaches_a_lower_dropout_objective():
     torch.manual_seed(0)
     x = torch.randn(128, 10)
     y = torch.tanh(x @ torch.randn(10, 3))
-    base = nn.Sequential(nn.Linear(10, 64), nn.ReLU(), nn.Dropout(0.5), nn.Linear(64, 3))
+    base = nn.Sequential(
+        nn.Linear(10, 64), nn.ReLU(), nn.Dropout(0.5), nn.Linear(64, 3)
+    )
     finals = {}
     for kind in ("sampled", "penalty"):
         model = copy.deepcopy(base)
@@ -603,7 +702,10 @@ def test_training_without_noise_reaches_a_lower_dropout_objective():
         (lambda x: explicit_penalty(nn.Dropout(), x[0]), "batch"),
         (lambda x: explicit_penalty(nn.Dropout(), x, loss="hinge"), "loss"),
         (lambda x: predictive_moments(nn.Dropout(), x, draws=1), "draws"),
-        (lambda x: predictive_moments(nn.Linear(3, 2), torch.ones(2, 5)), "cannot be run on x"),
+        (
+            lambda x: predictive_moments(nn.Linear(3, 2), torch.ones(2, 5)),
+            "cannot be run on x",
+        ),
         (lambda x: mc_moments(nn.Linear(3, 3), x), "no noise"),
         (lambda x: mc_moments(nn.Sequential(nn.Dropout()), x, 1), "n must"),
         (lambda x: predictive_moments(nn.Sequential(nn.LSTM(3, 3)), x), "output"),

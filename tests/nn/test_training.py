@@ -11,7 +11,9 @@ from overt import InputError
 from overt.nn import explicit_penalty, without_noise
 
 CLASSES = 3
-X = torch.tensor([[[0.8, -0.4], [0.3, 1.1]], [[-0.9, 0.5], [1.3, 0.2]]], dtype=torch.float64)
+X = torch.tensor(
+    [[[0.8, -0.4], [0.3, 1.1]], [[-0.9, 0.5], [1.3, 0.2]]], dtype=torch.float64
+)
 Y = torch.tensor([[1, -100], [2, 0]])
 WEIGHTS = torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64)
 LOSSES = {
@@ -37,7 +39,9 @@ class Tokens(nn.Module):
 
 def enumerated_logits(model, x, p=0.4):
     """Return the probabilities of all masks, and the logits under each."""
-    masks = torch.tensor(list(itertools.product([0.0, 1.0], repeat=x.numel())), dtype=x.dtype)
+    masks = torch.tensor(
+        list(itertools.product([0.0, 1.0], repeat=x.numel())), dtype=x.dtype
+    )
     probability = (masks * (1 - p) + (1 - masks) * p).prod(1)
     logits = model.last(x * masks.reshape(-1, *x.shape) / (1 - p)).transpose(-1, -2)
     return probability, logits
@@ -58,7 +62,9 @@ def test_tokens_that_do_not_count_are_left_out_of_the_penalty(name):
     at = mean.detach().requires_grad_()
     hessian = torch.autograd.functional.hessian(lambda m: as_function(loss)(m, y), at)
     expected = sum(
-        (hessian[b, :, t, b, :, t] * covariance[b, t]).sum() / 2 for b in range(2) for t in range(2)
+        (hessian[b, :, t, b, :, t] * covariance[b, t]).sum() / 2
+        for b in range(2)
+        for t in range(2)
     )
     penalty = explicit_penalty(model, X, y, loss=loss)
     torch.testing.assert_close(penalty.value, expected.detach(), rtol=1e-9, atol=0)
@@ -73,7 +79,10 @@ def test_a_training_step_on_tokens_has_the_expected_loss_of_all_masks(name):
     net = without_noise(model, loss=loss)
     torch.manual_seed(1)
     found = torch.stack(
-        [(as_function(loss)(net(X), y) + net.penalty_for(y)).detach() for _ in range(500)]
+        [
+            (as_function(loss)(net(X), y) + net.penalty_for(y)).detach()
+            for _ in range(500)
+        ]
     )
     expected = (probability * losses).sum().detach()
     # One direction is a sum of signs, whose fourth moments are not those of the masks.
@@ -86,7 +95,11 @@ def test_pixels_have_a_penalty():
     x = torch.randn(2, 1, 2, 3)
     y = torch.randint(CLASSES, (2, 2, 3))
     flat = explicit_penalty(
-        model, x, y.flatten(), loss="cross_entropy", output=lambda o: o.movedim(1, 3).flatten(0, 2)
+        model,
+        x,
+        y.flatten(),
+        loss="cross_entropy",
+        output=lambda o: o.movedim(1, 3).flatten(0, 2),
     )
     found = explicit_penalty(model, x, y, loss="cross_entropy")
     torch.testing.assert_close(found.value, flat.value)
@@ -128,7 +141,12 @@ def test_a_penalty_that_needs_targets_says_so():
 def two_layers():
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Linear(4, 6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 6), nn.ReLU(), nn.Dropout(0.5)
+        nn.Linear(4, 6),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(6, 6),
+        nn.ReLU(),
+        nn.Dropout(0.5),
     ).append(nn.Linear(6, 2))
 
 
@@ -164,7 +182,9 @@ def test_a_step_that_is_exact_has_no_bias():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 2))
     x = torch.randn(8, 4)
-    found = without_noise(model, loss="mse").gradient_bias(x, torch.randn(8, 2), samples=400)
+    found = without_noise(model, loss="mse").gradient_bias(
+        x, torch.randn(8, 2), samples=400
+    )
     # The noise of 400 samples alone gives an upper end of about .04 on such networks.
     assert found.value < 0.1
     assert found.upper < 0.2
@@ -180,7 +200,9 @@ def test_measuring_the_bias_leaves_everything_as_it_was():
     first = net.gradient_bias(x, y, samples=16)
     assert torch.equal(generator, torch.get_rng_state())
     assert all(p.grad is None for p in model.parameters())
-    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert all(
+        torch.equal(value, state[name]) for name, value in model.state_dict().items()
+    )
     assert net.gradient_bias(x, y, samples=16).to_dict() == first.to_dict()
     with pytest.raises(InputError, match="samples"):
         net.gradient_bias(x, y, samples=3)

@@ -13,7 +13,12 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # torch's compiler warns abou
 def network():
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Linear(20, 64), nn.ReLU(), nn.Dropout(0.5), nn.Linear(64, 9), nn.Tanh(), nn.Linear(9, 3)
+        nn.Linear(20, 64),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(64, 9),
+        nn.Tanh(),
+        nn.Linear(9, 3),
     )
 
 

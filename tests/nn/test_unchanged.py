@@ -45,7 +45,10 @@ class Failing(Wild):
 
 def seeded_layers():
     return nn.Sequential(
-        nn.Linear(4, 4), onn.Dropout(0.3, seed=1), onn.DropConnectLinear(4, 4, seed=2), nn.Tanh()
+        nn.Linear(4, 4),
+        onn.Dropout(0.3, seed=1),
+        onn.DropConnectLinear(4, 4, seed=2),
+        nn.Tanh(),
     )
 
 
@@ -100,7 +103,11 @@ def one_call(seed, interrupt=False):
         signal.setitimer(signal.ITIMER_REAL, 0)
     assert torch.equal(x, given)
     after = snapshot(model)
-    return {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+    return {
+        name
+        for name in before.keys() | after.keys()
+        if before.get(name) != after.get(name)
+    }
 
 
 def test_random_calls_leave_the_model_as_it_was():

@@ -28,7 +28,9 @@ def test_weighted_trace_norm_is_that_of_the_dense_matrix(model):
 def test_regularizer_is_the_mean_over_entries(model):
     fitted, ratings = model
     flow = fitted.U_[ratings.rows] * fitted.V_[ratings.cols]
-    assert bounds.explicit_regularizer(fitted) == pytest.approx(np.mean((flow**2).sum(axis=1)))
+    assert bounds.explicit_regularizer(fitted) == pytest.approx(
+        np.mean((flow**2).sum(axis=1))
+    )
 
 
 def test_bound_is_theorem_11(model):
@@ -36,7 +38,10 @@ def test_bound_is_theorem_11(model):
     bound = bounds.generalization_bound(fitted, delta=0.1, constant=1.0)
     scale = np.abs(ratings.values).max()
     alpha = (
-        min(4 * bounds.explicit_regularizer(fitted), bounds.weighted_trace_norm(fitted) ** 2)
+        min(
+            4 * bounds.explicit_regularizer(fitted),
+            bounds.weighted_trace_norm(fitted) ** 2,
+        )
         / scale**2
     )
     inside = (2 * alpha * 60 * np.log(60) + np.log(2 / 0.1) / 4) / len(ratings)
@@ -61,10 +66,14 @@ def test_bad_delta_is_said(model):
         bounds.generalization_bound(model[0], delta=1.5)
 
 
-def test_the_default_constant_is_proved_and_no_smaller_one_is_assumed(model, monkeypatch):
+def test_the_default_constant_is_proved_and_no_smaller_one_is_assumed(
+    model, monkeypatch
+):
     from overt.papers import verify
 
-    assert bounds.generalization_bound(model[0]).constant == bounds.rademacher_constant((60, 40))
+    assert bounds.generalization_bound(model[0]).constant == bounds.rademacher_constant(
+        (60, 40)
+    )
     sizes = [bounds.rademacher_constant((d, d)) for d in (2, 10, 1000, 10**9)]
     assert sizes == sorted(sizes, reverse=True)
     assert 1.558 < np.sqrt(2) + 1 / 3 < sizes[-1] < 1.82

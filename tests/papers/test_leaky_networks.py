@@ -64,7 +64,12 @@ def test_the_printed_attack_is_pgd_with_the_reflected_loss_and_raw_steps():
     x, y = separable(6, 3)
     size = 0.1
     general = PGD(
-        L2(0.6), steps=29, schedule="constant", step_size=size, normalize=False, early_exit=False
+        L2(0.6),
+        steps=29,
+        schedule="constant",
+        step_size=size,
+        normalize=False,
+        early_exit=False,
     )
     found = general(model, x, y, warn=False)
     for i in range(6):
@@ -117,7 +122,8 @@ def test_the_least_margin_is_a_share_of_the_longest_input(width):
 def test_beta_of_choice():
     net, (x, y) = network(), separable(12, 6)
     errors = [
-        leaky.beta_robust_error(net, x, y, 0.3, beta).value for beta in (0.0, 0.05, 0.5, None)
+        leaky.beta_robust_error(net, x, y, 0.3, beta).value
+        for beta in (0.0, 0.05, 0.5, None)
     ]
     assert errors[0] == exact.two_layer(net.W, net.a, x, y, L2(0.3), slope=0.4).value
     assert errors == sorted(errors, reverse=True)
@@ -141,16 +147,37 @@ W, X = np.eye(2), np.ones((3, 2))
         (lambda: LeakyNetwork(W, [1.0, np.nan], 0.5), "a must be finite"),
         (lambda: LeakyNetwork(W, [1.0], 0.5), "a must be"),
         (lambda: LeakyNetwork(W, [1.0, 1.0], 1.5), "slope must lie"),
-        (lambda: LeakyNetwork(0 * W, [1.0, 1.0], 0.5).attack_step_size(), "must not be zero"),
+        (
+            lambda: LeakyNetwork(0 * W, [1.0, 1.0], 0.5).attack_step_size(),
+            "must not be zero",
+        ),
         (lambda: network().value(np.ones(2)), "x must have 3 inputs"),
-        (lambda: reflected_ascent(network(), np.ones(3), 0, 0.1, 0.1, 5), "y must be -1 or 1"),
-        (lambda: reflected_ascent(network(), np.ones(3), [1], 0.1, 0.1, 5), "y must be -1 or 1"),
-        (lambda: reflected_ascent(network(), np.ones(3), True, 0.1, 0.1, 5), "y must be -1 or 1"),
-        (lambda: reflected_ascent(network(), np.ones(3), 1, -0.1, 0.1, 5), "radius must be"),
+        (
+            lambda: reflected_ascent(network(), np.ones(3), 0, 0.1, 0.1, 5),
+            "y must be -1 or 1",
+        ),
+        (
+            lambda: reflected_ascent(network(), np.ones(3), [1], 0.1, 0.1, 5),
+            "y must be -1 or 1",
+        ),
+        (
+            lambda: reflected_ascent(network(), np.ones(3), True, 0.1, 0.1, 5),
+            "y must be -1 or 1",
+        ),
+        (
+            lambda: reflected_ascent(network(), np.ones(3), 1, -0.1, 0.1, 5),
+            "radius must be",
+        ),
         (lambda: leaky.separation(X, [0, 1, 1]), "y must be -1 or 1"),
         (lambda: leaky.separation(X, [1, 1]), "y must be 3 labels"),
-        (lambda: reflected_ascent(3, np.ones(3), 1, 0.1, 0.1, 5), "net must be a LeakyNetwork"),
-        (lambda: leaky.beta_robust_error(3, X, [1, 1, 1], 0.1), "net must be a LeakyNetwork"),
+        (
+            lambda: reflected_ascent(3, np.ones(3), 1, 0.1, 0.1, 5),
+            "net must be a LeakyNetwork",
+        ),
+        (
+            lambda: leaky.beta_robust_error(3, X, [1, 1, 1], 0.1),
+            "net must be a LeakyNetwork",
+        ),
         (lambda: next(train_online(network(), [], -1.0, None)), "step_size must be"),
     ],
 )
@@ -163,4 +190,6 @@ def test_steps_margins_and_the_gradient_at_the_kink():
     net = LeakyNetwork([[3.0, 0.0], [0.0, 4.0], [0.0, 0.0]], [0.5, -0.5, 0.25], 0.2)
     assert net.attack_step_size() == pytest.approx(1 / (0.25 * 3 * 25))
     assert net.beta(0.1) == pytest.approx(4 * 0.1 * 0.8 * 0.5 * np.sqrt(3))
-    assert net.input_gradient(np.zeros(2)) == pytest.approx(0.2 * (net.a @ net.W))  # at the kink
+    assert net.input_gradient(np.zeros(2)) == pytest.approx(
+        0.2 * (net.a @ net.W)
+    )  # at the kink

@@ -26,12 +26,21 @@ def drawn(rows):
 
 
 def as_item(name, **parts):
-    known = {"paper": "", "label": "", "section": "", "title": "", "claim": "", "how": "sampled"}
+    known = {
+        "paper": "",
+        "label": "",
+        "section": "",
+        "title": "",
+        "claim": "",
+        "how": "sampled",
+    }
     return Item(**{"id": name, **known, **parts})
 
 
 def stored(verdict):
-    return StoredVerdict(verdict, 3, "small", "2026-01-02", "", 0.0, 1.0, None, None, "")
+    return StoredVerdict(
+        verdict, 3, "small", "2026-01-02", "", 0.0, 1.0, None, None, ""
+    )
 
 
 def test_a_label_is_computed_from_what_is_stored(tmp_path):
@@ -52,7 +61,11 @@ def test_a_label_is_computed_from_what_is_stored(tmp_path):
             as_item("word", how="definition", by=("good",)),
         )
     }
-    verdicts = {"good": stored("holds"), "bad": stored("fails"), "weak": stored("no power")}
+    verdicts = {
+        "good": stored("holds"),
+        "bad": stored("fails"),
+        "weak": stored("no power"),
+    }
     write_verdicts(verdicts, tmp_path)
 
     def found():
@@ -74,7 +87,9 @@ def test_a_label_is_computed_from_what_is_stored(tmp_path):
     run(figure, size="paper", out=tmp_path)
     assert found()["counting"] == "holds"
     assert found()["drawn"] == "holds"
-    wrong = replace(figure, check=lambda rows: [Finding("squares are negative", False, "")])
+    wrong = replace(
+        figure, check=lambda rows: [Finding("squares are negative", False, "")]
+    )
     known["counting"] = as_item("counting", figure=wrong)
     assert found()["counting"] == "fails"
     assert str(labels(known, tmp_path)["good"]) == "holds (small, 2026-01-02)"
@@ -82,14 +97,25 @@ def test_a_label_is_computed_from_what_is_stored(tmp_path):
 
 def test_the_worst_of_several_seeds_is_stored():
     def verdict(word, residual, null):
-        return Verdict("x", "", "", "", "", "sampled", residual, 1.0, None, null, word, word, 0.0)
+        return Verdict(
+            "x", "", "", "", "", "sampled", residual, 1.0, None, null, word, word, 0.0
+        )
 
     found = summarize(
-        [verdict("holds", 0.1, 9.0), verdict("fails", 2.0, 8.0), verdict("holds", 0.2, 7.0)],
+        [
+            verdict("holds", 0.1, 9.0),
+            verdict("fails", 2.0, 8.0),
+            verdict("holds", 0.2, 7.0),
+        ],
         "small",
         "2026-01-02",
     )["x"]
-    assert (found.verdict, found.seeds, found.residual, found.null) == ("fails", 3, 2.0, 7.0)
+    assert (found.verdict, found.seeds, found.residual, found.null) == (
+        "fails",
+        3,
+        2.0,
+        7.0,
+    )
 
 
 def test_verdicts_survive_storing(tmp_path):
@@ -111,7 +137,9 @@ def test_all_is_resumed_and_what_is_absent_is_listed(tmp_path):
 
     bad = replace(good, id="lacking", run=lacks)
     seen = []
-    absent = record.run_all([good, bad], "reduced", tmp_path, on_row=lambda *row: seen.append(row))
+    absent = record.run_all(
+        [good, bad], "reduced", tmp_path, on_row=lambda *row: seen.append(row)
+    )
     assert absent == {"lacking": "lacking: OVERT_DATA must hold moon.npz"}
     assert seen[-1][:2] == (6, 6)
     record.run_all([good], "paper", tmp_path)
@@ -119,7 +147,9 @@ def test_all_is_resumed_and_what_is_absent_is_listed(tmp_path):
     (found,) = record.measured([good, bad], tmp_path)
     assert (found.size, found.counts) == ("paper", "1 holds")
     text = record.write_page([good, bad], tmp_path, absent).read_text()
-    assert all(part in text for part in ("moon.npz", "counting", "data:image/png;base64"))
+    assert all(
+        part in text for part in ("moon.npz", "counting", "data:image/png;base64")
+    )
 
 
 def test_two_folders_are_compared(tmp_path):
@@ -139,7 +169,9 @@ def test_two_folders_are_compared(tmp_path):
 def test_the_page_is_what_the_rows_say():
     pytest.importorskip("matplotlib")
     pytest.importorskip("torch")
-    assert (FOLDER / "index.md").read_text(encoding="utf-8") == record.markdown(FIGURES, FOLDER)
+    assert (FOLDER / "index.md").read_text(encoding="utf-8") == record.markdown(
+        FIGURES, FOLDER
+    )
     held = {found.figure.id for found in record.measured(FIGURES, FOLDER)}
     assert held == {figure.id for figure in FIGURES}
     assert all((FOLDER / f"{name}.png").exists() for name in held)

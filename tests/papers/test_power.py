@@ -136,7 +136,12 @@ MUTATIONS = [
     ),
     (penalty, "sensing", slightly_more(penalty.sensing), "sensing-penalty"),
     (penalty, "completion", slightly_more(penalty.completion), "completion-penalty"),
-    (penalty, "path_norm", slightly_more(penalty.path_norm), "path-norm deep-rescaling"),
+    (
+        penalty,
+        "path_norm",
+        slightly_more(penalty.path_norm),
+        "path-norm deep-rescaling",
+    ),
     (
         noise.Dropout,
         "relative_variance",
@@ -157,11 +162,31 @@ MUTATIONS = [
         "sliding-coverage sliding-characteristic",
     ),
     (noise.Dropout, "sample", no_noise, "mask-moments"),
-    (spectral.KSupport, "value", printed_ksupport, "ksupport-value dropblock-lower-bound"),
-    (spectral.KSupport, "value", slightly_more(spectral.KSupport.value), "ksupport-limits"),
-    (spectral.KSupport, "dual", slightly_more(spectral.KSupport.dual), "spectral-duality"),
+    (
+        spectral.KSupport,
+        "value",
+        printed_ksupport,
+        "ksupport-value dropblock-lower-bound",
+    ),
+    (
+        spectral.KSupport,
+        "value",
+        slightly_more(spectral.KSupport.value),
+        "ksupport-limits",
+    ),
+    (
+        spectral.KSupport,
+        "dual",
+        slightly_more(spectral.KSupport.dual),
+        "spectral-duality",
+    ),
     (spectral.KSupport, "prox", ridge, "dropblock-optimum dropblock-balanced"),
-    (spectral.KSupport, "prox", lambda self, s, weight: s * np.nan, "dropblock-optimum"),
+    (
+        spectral.KSupport,
+        "prox",
+        lambda self, s, weight: s * np.nan,
+        "dropblock-optimum",
+    ),
     (
         spectral.SquaredNuclear,
         "value",
@@ -197,7 +222,12 @@ MUTATIONS = [
         slightly_more(spectral.factorization_cost),
         "representation-cost",
     ),
-    (linear.DeepLinearNetwork, "solve", lambda self, rank=None: UNSOLVED, "deep-exact-optimum"),
+    (
+        linear.DeepLinearNetwork,
+        "solve",
+        lambda self, rank=None: UNSOLVED,
+        "deep-exact-optimum",
+    ),
     (
         oracles,
         "deep_added_loss",
@@ -206,9 +236,24 @@ MUTATIONS = [
     ),
     (beyond_deep, "rank_jump", lambda widths, drop_prob: 0.9, "deep-rank-jump"),
     (linear.LinearNetwork, "bound", lambda self: 1e9, "any-noise-bound"),
-    (relu, "one_output_optimum", more_units(relu.one_output_optimum), "relu-one-output"),
-    (equalize, "hadamard_equalizer", lambda U: np.eye(U.shape[1]), "hadamard-equalizer"),
-    (equalize, "importance", lambda U, V, C=None: np.arange(1.0, 4.0), "per-unit-optimum"),
+    (
+        relu,
+        "one_output_optimum",
+        more_units(relu.one_output_optimum),
+        "relu-one-output",
+    ),
+    (
+        equalize,
+        "hadamard_equalizer",
+        lambda U: np.eye(U.shape[1]),
+        "hadamard-equalizer",
+    ),
+    (
+        equalize,
+        "importance",
+        lambda U, V, C=None: np.arange(1.0, 4.0),
+        "per-unit-optimum",
+    ),
     (relu, "train_lazy", lambda *a, **k: UNTRAINED, "dropout-training"),
     (
         relu,
@@ -233,7 +278,12 @@ MUTATIONS = [
         lambda A, width: (np.eye(len(A), width), A.T @ np.eye(len(A), width)),
         "equalized-product sensing-gaussian",
     ),
-    (spectral.norms, "shrinkage_rank", lambda s, sums, w: len(s) - 1, "shrinkage-prefix"),
+    (
+        spectral.norms,
+        "shrinkage_rank",
+        lambda s, sums, w: len(s) - 1,
+        "shrinkage-prefix",
+    ),
     (landscape, "landscape", without_the_rest(landscape.landscape), "strict-saddle"),
     (
         ApproximateRankSet,
@@ -268,7 +318,9 @@ def notices(monkeypatch, owner, attribute, wrong, names):
 @pytest.mark.parametrize(
     ("owner", "attribute", "wrong", "names"),
     MUTATIONS,
-    ids=[f"{row[0].__name__}.{row[1]}-{number}" for number, row in enumerate(MUTATIONS)],
+    ids=[
+        f"{row[0].__name__}.{row[1]}-{number}" for number, row in enumerate(MUTATIONS)
+    ],
 )
 def test_a_broken_formula_is_noticed(monkeypatch, owner, attribute, wrong, names):
     assert notices(monkeypatch, owner, attribute, wrong, names) == []
@@ -285,7 +337,10 @@ def test_training_and_attacks_that_do_nothing_are_noticed(monkeypatch):
     planned = training_plans.training_plan
     for changed in ({"train_steps": 700}, {"attack_work": 1e-3}):
         with monkeypatch.context() as patch:
-            fewer = lambda changed=changed, **given: replace(planned(**given), **changed)  # noqa: E731
+
+            def fewer(changed=changed, **given):
+                return replace(planned(**given), **changed)
+
             names = "adversarial-training-steps"
             assert notices(patch, training_plans, "training_plan", fewer, names) == []
 
@@ -300,6 +355,10 @@ def test_a_broken_network_or_attack_is_noticed(monkeypatch):
     names = "linear-attack greedy-reflection"
     assert notices(monkeypatch, robust.PGD, "__call__", attack, names) == []
     blocks = notices(
-        monkeypatch, nn, "DropBlock2d", lambda *a, **k: lambda x: 0 * x, "nn-sliding-blocks"
+        monkeypatch,
+        nn,
+        "DropBlock2d",
+        lambda *a, **k: lambda x: 0 * x,
+        "nn-sliding-blocks",
     )
     assert blocks == []

@@ -70,7 +70,9 @@ def test_every_numbered_item_of_a_paper_has_one_record(paper):
     assert [label for label, count in labels.items() if count > 1] == []
     # Unnumbered sentences are labelled by their section, or by the figure that decides them.
     others = [
-        label for label in set(labels) - NUMBERED[paper] if re.search(r"[Ss]ection|Facts", label)
+        label
+        for label in set(labels) - NUMBERED[paper]
+        if re.search(r"[Ss]ection|Facts", label)
     ]
     assert len(others) >= SENTENCES[paper]
 
@@ -94,7 +96,9 @@ def test_a_record_is_complete(name):
         assert item.answer != "open"
     else:
         assert decided
-    assert bool(item.identity) == (item.how == "symbolic" or item.id == "completion-bound")
+    assert bool(item.identity) == (
+        item.how == "symbolic" or item.id == "completion-bound"
+    )
     assert item.identity in (*IDENTITIES, "")
     for text in (item.title, item.claim, item.assumes, item.printed, item.open):
         assert text == " ".join(text.split())
@@ -137,16 +141,22 @@ def test_proved_is_said_only_of_all_sizes():
 
 @pytest.mark.parametrize("name", ["oracles", "descent"])
 def test_oracles_share_no_code_with_what_they_grade(name):
-    tree = ast.parse((Path(oracles.__file__).parent / f"{name}.py").read_text(encoding="utf-8"))
+    tree = ast.parse(
+        (Path(oracles.__file__).parent / f"{name}.py").read_text(encoding="utf-8")
+    )
     imported = {
-        node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module
+        node.module
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module
     }
     ours = {module for module in imported if module.split(".")[0] == "overt"}
     assert ours <= {"overt._types", "overt.papers.oracles", "overt.papers.evidence"}
 
 
 def test_an_unknown_id_is_answered_with_the_nearest():
-    with pytest.raises(InputError, match=r"unknown item path-nrm; did you mean path-norm"):
+    with pytest.raises(
+        InputError, match=r"unknown item path-nrm; did you mean path-norm"
+    ):
         find("path-nrm")
     with pytest.raises(InputError, match="unknown item 3"):
         find(3)

@@ -14,7 +14,14 @@ import pytest
 
 from overt import InputError
 from overt.papers import Figure, Finding, find, items, report, run
-from overt.papers.figures import SIZES, above, below, mean_interval, share_interval, together
+from overt.papers.figures import (
+    SIZES,
+    above,
+    below,
+    mean_interval,
+    share_interval,
+    together,
+)
 from overt.papers.overview import figures_of
 from overt.papers.rows import machine_facts, read_rows
 from overt.papers.runner import OtherCodeWarning
@@ -23,7 +30,9 @@ FIGURES = {figure.id: figure for figure in figures_of(items().values())}
 
 FAILS = {
     "dropout-fig3": ["the variance of |u_i||v_i| falls monotonically"],
-    "structured-fig4": ["at the same drop probability the original DropBlock is within 10"],
+    "structured-fig4": [
+        "at the same drop probability the original DropBlock is within 10"
+    ],
     "thesis-fig6-2": ["by the reflected log-softmax, the rule of section 6.5.3"],
 }
 """Claims of the papers that the rows contradict at toy size, by how they begin."""
@@ -64,7 +73,9 @@ def test_verdicts_come_from_intervals():
     assert mean_interval([3.0]) == (-math.inf, math.inf)
     low, high = mean_interval(np.arange(10.0))
     # Student's t at .975 with 9 degrees of freedom is 2.262.
-    assert (high - low) / 2 == pytest.approx(2.262157 * np.std(np.arange(10), ddof=1) / 10**0.5)
+    assert (high - low) / 2 == pytest.approx(
+        2.262157 * np.std(np.arange(10), ddof=1) / 10**0.5
+    )
     assert share_interval(0, 8)[0] == 0
     assert share_interval(0, 8)[1] == pytest.approx(1 - 0.025 ** (1 / 8))
 
@@ -95,7 +106,12 @@ def networks(full, parts, **axis):
 @pytest.mark.parametrize(("sign", "verdict"), [(1, "holds"), (-1, "fails")])
 def test_claims_about_sub_networks_can_fail(sign, verdict):
     rows = [
-        networks(0.9 + run / 1e3, [0.9 - lag * sign, 0.9 - lag * sign], width=w, drop_prob=0.5)
+        networks(
+            0.9 + run / 1e3,
+            [0.9 - lag * sign, 0.9 - lag * sign],
+            width=w,
+            drop_prob=0.5,
+        )
         for run in range(3)
         for w, lag in ((20, 0.2), (500, 0.01))
     ]
@@ -162,11 +178,16 @@ def test_runs_that_fall_to_rank_0_do_not_reproduce_a_figure(collapsed, verdict):
 def test_absent_data_are_an_error_that_says_what_to_provide(monkeypatch, tmp_path):
     pytest.importorskip("torch")
     monkeypatch.setenv("OVERT_DATA", str(tmp_path))
-    for name, wanted in (("thesis-fig4-1", "MovieLens 100k"), ("thesis-table6-1", "mnist.npz")):
+    for name, wanted in (
+        ("thesis-fig4-1", "MovieLens 100k"),
+        ("thesis-table6-1", "mnist.npz"),
+    ):
         with pytest.raises(InputError, match=f"{name} on .*{wanted}"):
             run(FIGURES[name], size="reduced")
     monkeypatch.delenv("OVERT_DATA")
-    with pytest.raises(InputError, match=r"thesis-table6-1 on mnist: no data folder.*OVERT_DATA"):
+    with pytest.raises(
+        InputError, match=r"thesis-table6-1 on mnist: no data folder.*OVERT_DATA"
+    ):
         run(FIGURES["thesis-table6-1"], size="reduced")
 
 
@@ -176,9 +197,15 @@ def test_a_part_of_the_data_does_not_stand_for_all_of_it(monkeypatch, tmp_path):
     images = np.zeros((5, 32, 32, 3), dtype=np.uint8)
     classes = np.zeros(5, dtype=np.uint8)
     np.savez(
-        tmp_path / "cifar10.npz", x_train=images, y_train=classes, x_test=images, y_test=classes
+        tmp_path / "cifar10.npz",
+        x_train=images,
+        y_train=classes,
+        x_test=images,
+        y_test=classes,
     )
-    with pytest.raises(InputError, match="all of cifar10, 10,000 images to test on; it has 5"):
+    with pytest.raises(
+        InputError, match="all of cifar10, 10,000 images to test on; it has 5"
+    ):
         run(FIGURES["thesis-table6-2"], size="paper")
 
 
@@ -191,9 +218,14 @@ def counting_figure(calls):
         id="counting",
         title="Counting",
         claim="squares are squares",
-        sizes={"toy": {"x": [1, 2, 3]}, "paper": [{"x": [1, 2, 3]}, {"x": 4, "slow": True}]},
+        sizes={
+            "toy": {"x": [1, 2, 3]},
+            "paper": [{"x": [1, 2, 3]}, {"x": 4, "slow": True}],
+        },
         run=square,
-        check=lambda rows: [Finding("squares", all(r["square"] == r["x"] ** 2 for r in rows), "")],
+        check=lambda rows: [
+            Finding("squares", all(r["square"] == r["x"] ** 2 for r in rows), "")
+        ],
         plot=lambda rows: None,
     )
 
@@ -265,7 +297,9 @@ def test_a_line_cut_off_by_a_kill_is_computed_again(tmp_path):
     assert len(calls) == 4
 
 
-def test_rows_say_where_by_which_code_and_from_which_data_they_come(tmp_path, monkeypatch):
+def test_rows_say_where_by_which_code_and_from_which_data_they_come(
+    tmp_path, monkeypatch
+):
     data = tmp_path / "data"
     data.mkdir()
     (data / "moon.npz").write_bytes(b"craters")
@@ -316,7 +350,11 @@ def test_rows_of_numpy_are_the_same_fresh_and_stored(tmp_path):
     figure = replace(counting_figure([]), run=lambda params, seed: measured)
     (fresh, *_), (stored, *_) = (run(figure, out=tmp_path) for _ in range(2))
     for row in (fresh, stored):
-        assert (row["holds"], row["count"], row["nested"]["shares"][0]) == (True, 3, 0.25)
+        assert (row["holds"], row["count"], row["nested"]["shares"][0]) == (
+            True,
+            3,
+            0.25,
+        )
         assert type(row["holds"]) is bool
         np.testing.assert_array_equal(row["curve"], [1.0, np.nan, np.nan])
         assert math.isnan(row["gone"])

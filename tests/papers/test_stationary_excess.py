@@ -14,7 +14,13 @@ Y = np.random.default_rng(3).standard_normal((12, 2))
 
 @pytest.mark.parametrize(
     ("name", "batch_size"),
-    [("target", 1), ("target", 4), ("data, all noises", 1), ("tied", 1), ("weights", 2)],
+    [
+        ("target", 1),
+        ("target", 4),
+        ("data, all noises", 1),
+        ("tied", 1),
+        ("weights", 2),
+    ],
 )
 def test_the_excess_is_where_traces_rest(name, batch_size):
     drop, rate = overt.Dropout(0.3), 0.005
@@ -24,7 +30,9 @@ def test_the_excess_is_where_traces_rest(name, batch_size):
             X=X / 3, Y=Y, width=3, noise=drop, input_noise=drop, weight_decay=0.1
         ),
         "tied": lambda: overt.TiedAutoencoder(np.diag([2.0, 1.0]), 3, drop),
-        "weights": lambda: overt.LinearNetwork(np.diag([2.0, 1.0]), 3, overt.DropConnect(0.3)),
+        "weights": lambda: overt.LinearNetwork(
+            np.diag([2.0, 1.0]), 3, overt.DropConnect(0.3)
+        ),
     }[name]()
     predicted = stationary_excess(net, rate, batch_size=batch_size, samples=1500)
     best = net.solve()
@@ -50,7 +58,10 @@ def test_the_excess_is_the_lyapunov_equation_of_enumerated_steps():
         for mask in ((0, 0), (0, 1), (1, 0), (1, 1)):
             z = np.array(mask) / keep
             error = best.U @ (z * (best.V.T @ x)) - y
-            gradients = np.outer(error, z * (best.V.T @ x)), np.outer(x, z * (best.U.T @ error))
+            gradients = (
+                np.outer(error, z * (best.V.T @ x)),
+                np.outer(x, z * (best.U.T @ error)),
+            )
             steps.append(np.concatenate([g.ravel() for g in gradients]))
             chances.append(np.prod([keep if m else 1 - keep for m in mask]) / 4)
     steps, chances = np.array(steps), np.array(chances)
@@ -91,4 +102,6 @@ def test_the_half_hessian_is_that_of_the_objective():
         net.objective(*(W + t * D for W, D in zip(weights, moves, strict=True)))
         for t in (-1e-4, 0, 1e-4)
     ]
-    assert flat @ H @ flat == pytest.approx((near[0] - 2 * near[1] + near[2]) / 2e-8, rel=1e-5)
+    assert flat @ H @ flat == pytest.approx(
+        (near[0] - 2 * near[1] + near[2]) / 2e-8, rel=1e-5
+    )

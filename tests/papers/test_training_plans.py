@@ -9,12 +9,29 @@ pytest.importorskip("torch")
 
 from overt.papers import training_plans as plans
 
-PLAN = {"epsilon": 0.1, "margin": 0.5, "radius": 0.2, "reach": 1.0, "width": 9, "slope": 0.5,
-        "kappa": 0.2, "omega": 1.0}  # fmt: skip
+PLAN = {
+    "epsilon": 0.1,
+    "margin": 0.5,
+    "radius": 0.2,
+    "reach": 1.0,
+    "width": 9,
+    "slope": 0.5,
+    "kappa": 0.2,
+    "omega": 1.0,
+}
 
 
 def test_plans_follow_the_corrected_formulas():
-    eps, gamma, nu, R, m, alpha, kappa, omega = 0.13, 1.1, 0.27, 2.3, 13, 0.41, 0.57, 3.7
+    eps, gamma, nu, R, m, alpha, kappa, omega = (
+        0.13,
+        1.1,
+        0.27,
+        2.3,
+        13,
+        0.41,
+        0.57,
+        3.7,
+    )
     given = {"epsilon": eps, "margin": gamma, "radius": nu, "reach": R, "width": m}
     plan = plans.training_plan(**given, slope=alpha, kappa=kappa, omega=omega)
     growth = 1 + omega * gamma * alpha * kappa * np.sqrt(m) * eps
@@ -46,7 +63,9 @@ def test_plans_follow_the_corrected_formulas():
 
 
 def test_a_plan_is_saved_and_loaded(tmp_path):
-    plan = plans.linear_training_plan(epsilon=0.1, margin=1, radius=0.2, reach=2, width=9)
+    plan = plans.linear_training_plan(
+        epsilon=0.1, margin=1, radius=0.2, reach=2, width=9
+    )
     assert type(plan).load(plan.save(tmp_path / "plan.npz")) == plan
 
 
@@ -55,7 +74,10 @@ def test_a_plan_is_saved_and_loaded(tmp_path):
     [
         (lambda: plans.training_plan(**(PLAN | {"kappa": 0.0})), "kappa must be"),
         (lambda: plans.training_plan(**(PLAN | {"slope": 2.0})), "slope must lie"),
-        (lambda: plans.training_plan(**(PLAN | {"reach": 0.3})), "reach must be at least"),
+        (
+            lambda: plans.training_plan(**(PLAN | {"reach": 0.3})),
+            "reach must be at least",
+        ),
         (lambda: plans.training_plan(**(PLAN | {"omega": -1.0})), "omega must be"),
     ],
 )

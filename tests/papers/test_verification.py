@@ -17,7 +17,15 @@ STATEMENTS = {name: item for name, item in items().items() if item.check}
 
 def made_up(check, printed=""):
     return Item(
-        "made-up", "", "", "", "Made up", "Made up", "sampled", printed=printed, check=check
+        "made-up",
+        "",
+        "",
+        "",
+        "Made up",
+        "Made up",
+        "sampled",
+        printed=printed,
+        check=check,
     )
 
 
@@ -30,7 +38,9 @@ def test_a_statement_holds(name):
     json.dumps(verdict.to_dict(), allow_nan=False)
 
 
-@pytest.mark.parametrize("name", [name for name, item in STATEMENTS.items() if item.printed])
+@pytest.mark.parametrize(
+    "name", [name for name, item in STATEMENTS.items() if item.printed]
+)
 def test_the_form_of_the_paper_fails_against_the_same_oracle(name):
     (verdict,) = verify([name], seed=1)
     assert verdict.printed_residual > verdict.tolerance
@@ -44,7 +54,10 @@ def test_the_form_of_the_paper_fails_against_the_same_oracle(name):
         (Evidence(math.nan, 1e-10, "not measured"), "fails"),
         (Evidence(0.0, 1e-10, "fine", printed=1.0), "holds"),
         (Evidence(0.0, 1e-10, "the correction is not needed", printed=0.0), "fails"),
-        (Evidence(0.0, 1e-10, "the paper's form was not measured", printed=math.nan), "error"),
+        (
+            Evidence(0.0, 1e-10, "the paper's form was not measured", printed=math.nan),
+            "error",
+        ),
         (Evidence(0.0, 1e-10, "the null fails", null=1.0), "holds"),
         (Evidence(0.0, 1e-10, "the null passes", null=0.0), "no power"),
         (Evidence(0.0, 1e-10, "the null was not measured", null=math.nan), "error"),
@@ -57,7 +70,11 @@ def test_a_verdict_follows_the_evidence(evidence, verdict):
 
 @pytest.mark.parametrize(
     ("module", "verdict"),
-    [("torch", "not run"), ("overt.moved_away", "error"), ("scipy.no_such_part", "error")],
+    [
+        ("torch", "not run"),
+        ("overt.moved_away", "error"),
+        ("scipy.no_such_part", "error"),
+    ],
 )
 def test_only_an_optional_package_may_be_missing(module, verdict):
     def check(scale, rng):
@@ -157,7 +174,10 @@ def test_a_file_of_ones_own_is_run(tmp_path):
         + OWN.format(name="squares_are_negative", relation="at most", residual="x**2")
     )
     found = statements_in(str(path))
-    assert [item.id for item in found] == ["squares-are-positive", "squares-are-negative"]
+    assert [item.id for item in found] == [
+        "squares-are-positive",
+        "squares-are-negative",
+    ]
     assert [v.verdict for v in verify(found)] == ["holds", "fails"]
     assert found[0].source == "a conjecture"
 

@@ -47,7 +47,8 @@ def test_objective_is_the_mean_over_masks(noise):
     masks = noise.sample(6, 40_000, seed=1) / noise.mean(6)
     hidden = net.activations(X)
     errors = np.mean(
-        np.sum((Y - np.einsum("mw,nw,ow->mno", masks, hidden, net.U)) ** 2, axis=2), axis=1
+        np.sum((Y - np.einsum("mw,nw,ow->mno", masks, hidden, net.U)) ** 2, axis=2),
+        axis=1,
     )
     error = errors.std() / math.sqrt(len(errors))
     assert abs(errors.mean() - net.objective(X, Y, noise)) <= 5 * error
@@ -58,14 +59,17 @@ def test_capacity_and_coadaptation():
     net, X = net_of(rng), rng.normal(size=(50, 3))
     psi = net.flows(X)
     by_hand = [
-        np.linalg.norm(net.U[:, i]) * np.sqrt(np.mean(np.maximum(X @ net.V[:, i], 0) ** 2))
+        np.linalg.norm(net.U[:, i])
+        * np.sqrt(np.mean(np.maximum(X @ net.V[:, i], 0) ** 2))
         for i in range(net.width)
     ]
     assert np.allclose(psi, by_hand)
     R = net.penalty(X, Dropout(0.5))
     assert np.sum(psi**2) == pytest.approx(R)
     assert net.capacity(X) <= math.sqrt(net.width * R)
-    assert net.coadaptation(X) == pytest.approx(net.capacity(X) / math.sqrt(net.width * R))
+    assert net.coadaptation(X) == pytest.approx(
+        net.capacity(X) / math.sqrt(net.width * R)
+    )
     assert 1 / math.sqrt(net.width) <= net.coadaptation(X) <= 1
     assert coadaptation(np.ones(9)) == pytest.approx(1)
     assert coadaptation(np.array([0.0, 1e-200, 0.0, 0.0])) == pytest.approx(0.5)
@@ -78,7 +82,9 @@ def test_flows_of_tensors_have_gradients():
     U, A = torch.randn(2, 4, requires_grad=True), torch.rand(7, 4)
     psi = flows(U, A)
     psi.sum().backward()
-    assert torch.allclose(psi.detach(), torch.tensor(flows(U.detach().numpy(), A.numpy())))
+    assert torch.allclose(
+        psi.detach(), torch.tensor(flows(U.detach().numpy(), A.numpy()))
+    )
     assert U.grad.abs().sum() > 0
     assert capacity(psi.detach()) == pytest.approx(float(psi.detach().sum()))
 
@@ -126,14 +132,20 @@ def test_bounds_follow_the_printed_formulas():
     assert rademacher_upper(3.0, 20.0, 100, 0.0) == math.inf
     assert rademacher_lower(3.0, 20.0, 100) == pytest.approx(0.3)
     bound = risk_bound(0.1, 3.0, 20.0, 100, 0.25, delta=0.1)
-    assert bound.value == pytest.approx(0.1 + 8 * upper + 12 * math.sqrt(math.log(20) / 200))
+    assert bound.value == pytest.approx(
+        0.1 + 8 * upper + 12 * math.sqrt(math.log(20) / 200)
+    )
     assert (bound.factor, bound.empirical, bound.n, bound.delta) == (1.0, 0.1, 100, 0.1)
     assert bound.complexity == pytest.approx(8 * upper)
-    assert bound.value == pytest.approx(bound.empirical + bound.complexity + bound.confidence)
+    assert bound.value == pytest.approx(
+        bound.empirical + bound.complexity + bound.confidence
+    )
     assert bound.vacuous
     assert not risk_bound(0.0, 0.01, 20.0, 10**8, 0.5).vacuous
     paired = symmetrized_bound(0.1, 3.0, 20.0, 100, delta=0.1)
-    assert paired.value == pytest.approx(0.2 + 46 * 0.6 + 24 * math.sqrt(math.log(20) / 200))
+    assert paired.value == pytest.approx(
+        0.2 + 46 * 0.6 + 24 * math.sqrt(math.log(20) / 200)
+    )
     # Corollary 3 doubles Corollary 2 at beta = 1/2 and rounds 32 sqrt(2) up.
     half = risk_bound(0.1, 3.0, 20.0, 100, 0.5, delta=0.1)
     assert 2 * half.value <= paired.value <= 2.04 * half.value
@@ -148,7 +160,9 @@ def test_the_penalty_bounds_no_norm_of_the_weights(size):
     assert np.allclose(p @ points, 0)
     assert p @ net.activations(points)[:, 0] ** 2 == pytest.approx(1)
     assert np.linalg.norm(net.V) > size
-    assert retentivity(points, p).upper <= retained_share(points, net.V[:, 0], p) + 1e-12
+    assert (
+        retentivity(points, p).upper <= retained_share(points, net.V[:, 0], p) + 1e-12
+    )
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -165,13 +179,17 @@ def test_retentivity_in_the_plane_is_exact(seed):
     assert found.lower == found.upper
     assert found.upper <= grid.min() + 1e-12
     assert grid.min() - found.upper < 1e-5
-    assert retained_share(X, found.direction, weights) == pytest.approx(found.upper, abs=1e-9)
+    assert retained_share(X, found.direction, weights) == pytest.approx(
+        found.upper, abs=1e-9
+    )
 
 
 @pytest.mark.parametrize(("rank", "n"), [(3, 40), (4, 60)])
 def test_retentivity_interval_closes_in_three_and_four_dimensions(rank, n):
     rng = np.random.default_rng(rank)
-    X = rng.normal(size=(n, rank)) @ rng.normal(size=(rank, rank + 1))  # degenerate in one more
+    X = rng.normal(size=(n, rank)) @ rng.normal(
+        size=(rank, rank + 1)
+    )  # degenerate in one more
     found = retentivity(X)
     assert found.method == "branch and bound"
     assert 0 <= found.upper - found.lower <= 2e-6
@@ -213,7 +231,9 @@ def test_retentivity_and_complexity_do_not_depend_on_the_scale(scale):
         assert retained_share(scale * X, scale * other.direction) == pytest.approx(
             one.upper, rel=1e-6
         )
-    assert rademacher(scale * X, draws=5).value == pytest.approx(rademacher(X, draws=5).value)
+    assert rademacher(scale * X, draws=5).value == pytest.approx(
+        rademacher(X, draws=5).value
+    )
 
 
 def test_retentivity_of_many_non_negative_inputs_is_seen_at_once():
@@ -264,7 +284,10 @@ def test_search_in_the_plane_finds_the_exact_supremum():
     X = rng.normal(size=(12, 2))
     lifted = np.pad(X, ((0, 0), (0, 1)))
     lifted[-1, 2] = 1e-3  # a third dimension, so that local search is used
-    exact, searched = rademacher(X, draws=30, seed=1), rademacher(lifted, draws=30, seed=1)
+    exact, searched = (
+        rademacher(X, draws=30, seed=1),
+        rademacher(lifted, draws=30, seed=1),
+    )
     assert not searched.exact
     assert searched.value >= exact.value * (1 - 1e-3)
 
@@ -277,7 +300,9 @@ def test_monte_carlo_lies_between_the_two_bounds(case):
     found = rademacher(X, 2.5, sample=sample, draws=100)
     assert found.lower <= found.value + 5 * found.standard_error
     assert found.value - 5 * found.standard_error <= found.upper < math.inf
-    assert found.value == pytest.approx(2.5 * rademacher(X, sample=sample, draws=100).value)
+    assert found.value == pytest.approx(
+        2.5 * rademacher(X, sample=sample, draws=100).value
+    )
 
 
 def test_one_unit_attains_the_supremum_over_wide_networks():
@@ -299,9 +324,13 @@ def test_one_unit_attains_the_supremum_over_wide_networks():
         unit = min(units, key=lambda found: found.fun)
         assert -unit.fun == pytest.approx(supremum, rel=1e-4)
         wide = math.sqrt(width) * supremum
-        assert -negative(np.repeat(unit.x, width), signs) == pytest.approx(wide, rel=1e-4)
+        assert -negative(np.repeat(unit.x, width), signs) == pytest.approx(
+            wide, rel=1e-4
+        )
         starts = rng.normal(size=(10, 3 * width))
-        assert max(-minimize(negative, w, args=(signs,)).fun for w in starts) <= wide * (1 + 1e-9)
+        assert max(
+            -minimize(negative, w, args=(signs,)).fun for w in starts
+        ) <= wide * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(
@@ -316,12 +345,18 @@ def test_one_unit_attains_the_supremum_over_wide_networks():
         (lambda: retentivity(np.ones((3, 2)), [0.0, 0.0, 0.0]), "weights must be"),
         (lambda: rademacher(np.eye(2), sample=[2]), "sample must hold"),
         (lambda: rademacher(np.eye(2), sample=[-1]), "sample must hold"),
-        (lambda: rademacher(np.eye(2), sample=[1], weights=[1.0, 0.0]), "sample must hold"),
+        (
+            lambda: rademacher(np.eye(2), sample=[1], weights=[1.0, 0.0]),
+            "sample must hold",
+        ),
         (lambda: rademacher(np.eye(2), sample=[[0]]), "sample must be"),
         (lambda: rademacher(np.eye(2), sample=np.array([], int)), "sample must be"),
         (lambda: rademacher(np.eye(2), sample=[0.5]), "sample must be"),
         (lambda: TwoLayer(np.ones((1, 2)), np.ones((2, 3))), "same number of columns"),
-        (lambda: TwoLayer(np.ones((1, 2)), np.ones((3, 2))).predict(np.ones((4, 2))), "3 columns"),
+        (
+            lambda: TwoLayer(np.ones((1, 2)), np.ones((3, 2))).predict(np.ones((4, 2))),
+            "3 columns",
+        ),
         (lambda: escaping_weights(0.0), "size must be"),
         (lambda: escaping_weights(1e200), "at most 1e100"),
         (lambda: flows(np.ones((1, 3)), torch.ones(4, 3)), "one library"),
@@ -333,10 +368,19 @@ def test_one_unit_attains_the_supremum_over_wide_networks():
         (lambda: retentivity(np.eye(2), starts=0), "starts must be"),
         (lambda: rademacher(np.eye(2), starts=0), "starts must be"),
         (lambda: retained_share(np.eye(2), np.ones(3)), "v must have 2 entries"),
-        (lambda: UNIT.clipped_error(np.ones((3, 1)), np.ones((3, 1))), "y must have 1 dimension"),
-        (lambda: UNIT.clipped_error(np.ones((3, 1)), np.ones(2)), "y must have 3 entries"),
+        (
+            lambda: UNIT.clipped_error(np.ones((3, 1)), np.ones((3, 1))),
+            "y must have 1 dimension",
+        ),
+        (
+            lambda: UNIT.clipped_error(np.ones((3, 1)), np.ones(2)),
+            "y must have 3 entries",
+        ),
         (lambda: UNIT.clipped_error(np.ones((1, 1)), [np.nan]), "y must be finite"),
-        (lambda: UNIT.flows(np.ones((3, 2)), symmetrized=True), "X must have 1 columns"),
+        (
+            lambda: UNIT.flows(np.ones((3, 2)), symmetrized=True),
+            "X must have 1 columns",
+        ),
     ],
 )
 def test_bad_input_is_refused(call, message):
@@ -346,5 +390,7 @@ def test_bad_input_is_refused(call, message):
 
 def test_import_is_light():
     code = "import sys, overt.relu; print([m for m in ('torch', 'numba') if m in sys.modules])"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert out.stdout.strip() == "[]"

@@ -36,7 +36,9 @@ def descend(y, width, lam, rng):
         return loss / n, np.concatenate([by_u, (by_q * 2 * z).ravel()]) / n
 
     start = rng.standard_normal(width + n * width)
-    return minimize(value, start, jac=True, method="L-BFGS-B", options={"maxiter": 5000}).fun
+    return minimize(
+        value, start, jac=True, method="L-BFGS-B", options={"maxiter": 5000}
+    ).fun
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -57,7 +59,9 @@ def test_the_objective_is_attained_and_never_beaten(seed):
     lam = drop_prob / (1 - drop_prob)
     descents = np.array([descend(y, width, lam, rng) for _ in range(30)])
     assert np.all(descents >= best.objective - 1e-9)
-    assert descents.min() == pytest.approx(best.objective, rel=1e-4)  # descents stop early
+    assert descents.min() == pytest.approx(
+        best.objective, rel=1e-4
+    )  # descents stop early
 
 
 def test_balanced_labels_count_the_rate_twice():
@@ -81,8 +85,12 @@ def test_one_sign_needs_no_second_kind_of_unit():
 
 def test_no_noise_and_no_signal():
     assert one_output_optimum([1.0, -2.0], 2, 0.0).objective == 0
-    np.testing.assert_allclose(one_output_optimum([1.0, -2.0], 2, 0.0).prediction, [1, -2])
-    assert one_output_optimum([1.0, -2.0], 1, 0.0).objective == pytest.approx(0.5)  # one sign only
+    np.testing.assert_allclose(
+        one_output_optimum([1.0, -2.0], 2, 0.0).prediction, [1, -2]
+    )
+    assert one_output_optimum([1.0, -2.0], 1, 0.0).objective == pytest.approx(
+        0.5
+    )  # one sign only
     assert one_output_optimum([0.0, 0.0], 2, 0.5).objective == 0
 
 

@@ -32,7 +32,11 @@ def torch_loop(W, a, X, y, order, masks, learning_rate, max_norm, margins):
     weight = torch.tensor(W, requires_grad=True)
     top, inputs = torch.tensor(a), torch.tensor(X)
     for t, i in enumerate(order):
-        g = top @ (torch.tensor(masks[t]) * torch.relu(weight @ inputs[i])) / math.sqrt(len(a))
+        g = (
+            top
+            @ (torch.tensor(masks[t]) * torch.relu(weight @ inputs[i]))
+            / math.sqrt(len(a))
+        )
         margins[t] = y[i] * g.item()
         torch.nn.functional.softplus(-y[i] * g).backward()
         with torch.no_grad():
@@ -80,7 +84,9 @@ def test_training_is_reproducible_and_scaled_by_q():
     assert run.moved[0] == run.flipped[0] == 0
     assert run.moved[-1] > 0
     # The first weights have norm sqrt(d) or so; the output is q of that.
-    assert np.linalg.norm(run.W, axis=1).mean() == pytest.approx(0.25 * math.sqrt(5), rel=0.25)
+    assert np.linalg.norm(run.W, axis=1).mean() == pytest.approx(
+        0.25 * math.sqrt(5), rel=0.25
+    )
 
 
 def test_records_are_what_the_steps_did(monkeypatch):
@@ -91,7 +97,9 @@ def test_records_are_what_the_steps_did(monkeypatch):
     def watched(W, a, X, y, rows, drawn, rate, limit, margins):
         before = W.copy()
         cut = descend(W, a, X, y, rows, drawn, rate, limit, margins)
-        seen.append((before, W.copy(), a, drawn.copy(), margins.copy(), rows, cut, rate, limit))
+        seen.append(
+            (before, W.copy(), a, drawn.copy(), margins.copy(), rows, cut, rate, limit)
+        )
         return cut
 
     monkeypatch.setattr(kernels, "descend", watched)
@@ -118,7 +126,9 @@ def test_records_are_what_the_steps_did(monkeypatch):
     assert abs((first**2).mean() - 1) <= 5 * math.sqrt(2 / first.size)
     assert all(s[7] == 0.6 for s in seen)
     assert (
-        run.max_norm == seen[0][8] == pytest.approx(math.sqrt(5) + 2 * math.sqrt(math.log(12)) + 1)
+        run.max_norm
+        == seen[0][8]
+        == pytest.approx(math.sqrt(5) + 2 * math.sqrt(math.log(12)) + 1)
     )
     assert run.projections == sum(s[6] for s in seen)
     ends = np.cumsum([len(s[3]) for s in seen])
@@ -130,19 +140,25 @@ def test_records_are_what_the_steps_did(monkeypatch):
             h = [max(w @ z, 0.0) for w in W]
             wrong["full"].append(label * sum(a * h) <= 0)
             wrong["visited"].append(label * sum(a * h * seen[at][3][-1]) <= 0)
-            wrong["flipped"] += [(w @ z > 0) != (v @ z > 0) for w, v in zip(W, first, strict=True)]
+            wrong["flipped"] += [
+                (w @ z > 0) != (v @ z > 0) for w, v in zip(W, first, strict=True)
+            ]
         assert run.full_error[k] == np.mean(wrong["full"])
         assert run.visited_error[k] == np.mean(wrong["visited"])
         assert run.flipped[k] == np.mean(wrong["flipped"])
         assert run.moved[k] == pytest.approx(max(np.linalg.norm(W - first, axis=1)))
         masks = rng.random((3000, 12)) < 0.7
         others = (t[:, None] * (np.maximum(Z @ W.T, 0) @ (a * masks).T) <= 0).mean(0)
-        assert abs(run.unseen_error[k] - others.mean()) <= 8 * others.std() / math.sqrt(3000)
+        assert abs(run.unseen_error[k] - others.mean()) <= 8 * others.std() / math.sqrt(
+            3000
+        )
         begun = 0 if k == 1 else 40
         margins = np.concatenate([s[4] for s in seen])[begun:step]
         assert run.loss[k] == pytest.approx(np.mean(np.log1p(np.exp(-margins))))
     assert np.allclose(run.W, 0.7 * W)
-    assert np.allclose(run.predict(Z), [sum(a * np.maximum(run.W @ z, 0)) / 12**0.5 for z in Z])
+    assert np.allclose(
+        run.predict(Z), [sum(a * np.maximum(run.W @ z, 0)) / 12**0.5 for z in Z]
+    )
 
 
 def test_wide_networks_are_learned_lazily_and_their_parts_are_as_good():
@@ -191,8 +207,12 @@ def test_margin_on_fixed_features_against_a_cone_program():
 def test_margins_are_three_standard_errors_off():
     """One point: psi = x, and both sides are the share of z with z.x >= 0 on the same draws."""
     found = margin(np.array([[0.6, 0.8]]), [1], features=1000)
-    assert found.upper - found.lower == pytest.approx(6 * math.sqrt(0.25 / 20_000), rel=0.01)
-    assert (found.upper + found.lower) / 2 == pytest.approx(0.5, abs=5 * math.sqrt(0.25 / 20_000))
+    assert found.upper - found.lower == pytest.approx(
+        6 * math.sqrt(0.25 / 20_000), rel=0.01
+    )
+    assert (found.upper + found.lower) / 2 == pytest.approx(
+        0.5, abs=5 * math.sqrt(0.25 / 20_000)
+    )
     assert found.gap == pytest.approx(0.0, abs=1e-12)
 
 
@@ -213,7 +233,9 @@ def test_requirements_are_met_and_tight(gamma, delta):
     assert not at.vacuous
     assert getattr(at, name) <= 0.05
     assert found.width >= 2401 * gamma**-6 * found.lam**2
-    assert not guarantee(**settings, width=0.99 * found.width, steps=found.steps).applies
+    assert not guarantee(
+        **settings, width=0.99 * found.width, steps=found.steps
+    ).applies
     fewer = guarantee(**settings, width=found.width, steps=0.99 * found.steps)
     assert getattr(fewer, name) > 0.05
     # Written out as printed.
@@ -223,9 +245,13 @@ def test_requirements_are_met_and_tight(gamma, delta):
     assert found.lam == pytest.approx(5 / gamma * math.log(2 * eta * T) + root)
     assert found.full_error == pytest.approx(4 * found.lam**2 / (eta * T))
     spent = 7.1 * math.log(2 / (delta or 0.05)) / T
-    assert found.subnetwork_error == pytest.approx(12 * found.lam**2 / (eta * T) + spent)
+    assert found.subnetwork_error == pytest.approx(
+        12 * found.lam**2 / (eta * T) + spent
+    )
     assert found.max_norm == pytest.approx(c)
-    assert found.displacement == pytest.approx(7 * found.lam / (2 * gamma * math.sqrt(m)))
+    assert found.displacement == pytest.approx(
+        7 * found.lam / (2 * gamma * math.sqrt(m))
+    )
     assert found.needed_width == pytest.approx(2401 * found.lam**2 / gamma**6)
 
 
@@ -234,19 +260,44 @@ def test_requirements_are_met_and_tight(gamma, delta):
     [
         (lambda X, y: train_lazy(X, y + 1, width=3), "each -1 or 1"),
         (lambda X, y: train_lazy(X, y, width=3, drop_prob=1.0), "drop_prob"),
-        (lambda X, y: train_lazy(X, y, width=3, steps=5, records=[9]), "records must lie"),
+        (
+            lambda X, y: train_lazy(X, y, width=3, steps=5, records=[9]),
+            "records must lie",
+        ),
         (lambda X, y: train_lazy(X, y, width=3, holdout=(X[:, :2], y)), "columns"),
         (lambda X, y: margin(2 * X, y), "norm 1"),
         (lambda X, y: required(epsilon=0.1, margin=0.0, dimension=3), "margin must be"),
-        (lambda X, y: required(epsilon=0.1, margin=0.5, dimension=3, learning_rate=1.0), "ln 2"),
-        (lambda X, y: guarantee(margin=0.1, dimension=3, width=5, steps=5, delta=0.0), "delta"),
-        (lambda X, y: required(epsilon=0.1, margin=0.5, dimension=3, delta=0.0), "delta"),
-        (lambda X, y: required(epsilon=0.1, margin=1e-60, dimension=3), "between 1e-30 and 1"),
-        (lambda X, y: required(epsilon=1e-300, margin=1e-30, dimension=3), "no width and steps"),
+        (
+            lambda X, y: required(
+                epsilon=0.1, margin=0.5, dimension=3, learning_rate=1.0
+            ),
+            "ln 2",
+        ),
+        (
+            lambda X, y: guarantee(
+                margin=0.1, dimension=3, width=5, steps=5, delta=0.0
+            ),
+            "delta",
+        ),
+        (
+            lambda X, y: required(epsilon=0.1, margin=0.5, dimension=3, delta=0.0),
+            "delta",
+        ),
+        (
+            lambda X, y: required(epsilon=0.1, margin=1e-60, dimension=3),
+            "between 1e-30 and 1",
+        ),
+        (
+            lambda X, y: required(epsilon=1e-300, margin=1e-30, dimension=3),
+            "no width and steps",
+        ),
         (lambda X, y: margin(X, (y + 1) / 2), "got 0.0, 1.0"),
         (lambda X, y: margin(X, ["a"] * len(y)), "got 'a'"),
         (lambda X, y: margin(X, y + 0j), "each -1 or 1"),
-        (lambda X, y: margin(np.ones((150, 1)), np.append(np.ones(149), 5)), r"got 1.0, 5.0"),
+        (
+            lambda X, y: margin(np.ones((150, 1)), np.append(np.ones(149), 5)),
+            r"got 1.0, 5.0",
+        ),
         (lambda X, y: train_lazy(X, y, width=3, records=None), "records must be"),
         (lambda X, y: train_lazy(X, y, width=3, holdout=(X,)), "pair"),
         (lambda X, y: train_lazy(X, y, width=3, steps=5).predict(X[:, :2]), "columns"),

@@ -17,7 +17,9 @@ def linear_model(classes, inputs, seed=0, dtype=torch.float64):
 
 def small_mlp(inputs=6, width=8, classes=3, seed=0, dtype=torch.float64):
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, classes)).to(dtype)
+    return nn.Sequential(
+        nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, classes)
+    ).to(dtype)
 
 
 def logits(model, x):
@@ -27,7 +29,9 @@ def logits(model, x):
 
 
 def points(n, inputs, seed=0, dtype=torch.float64):
-    return torch.from_numpy(np.random.default_rng(seed).normal(size=(n, inputs))).to(dtype)
+    return torch.from_numpy(np.random.default_rng(seed).normal(size=(n, inputs))).to(
+        dtype
+    )
 
 
 def quadratic_program(v, norm, radius, box):
@@ -40,7 +44,9 @@ def quadratic_program(v, norm, radius, box):
     with warnings.catch_warnings():
         # The solver is asked for more digits than it always reaches, and says so.
         warnings.filterwarnings("ignore", message="Solution may be inaccurate")
-        problem.solve(solver=cp.CLARABEL, tol_gap_abs=1e-12, tol_gap_rel=1e-12, tol_feas=1e-12)
+        problem.solve(
+            solver=cp.CLARABEL, tol_gap_abs=1e-12, tol_gap_rel=1e-12, tol_feas=1e-12
+        )
     return d.value
 
 

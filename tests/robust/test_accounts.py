@@ -65,14 +65,20 @@ def test_leads_of_linear_models_are_convex_programs(kind, radius, bounds):
             if bounds is not None:
                 limits += [X[i] + d >= bounds[0], X[i] + d <= bounds[1]]
             goal = (W[j] - W[y[i]]) @ (X[i] + d) + b[j] - b[y[i]]
-            best = max(best, cp.Problem(cp.Maximize(goal), limits).solve(solver=cp.CLARABEL))
+            best = max(
+                best, cp.Problem(cp.Maximize(goal), limits).solve(solver=cp.CLARABEL)
+            )
         assert found.lead[i] == pytest.approx(best, abs=1e-5)
         f = W @ found.x[i] + b
-        assert max(f[k] for k in range(3) if k != y[i]) - f[y[i]] >= found.lead[i] - 1e-9
+        assert (
+            max(f[k] for k in range(3) if k != y[i]) - f[y[i]] >= found.lead[i] - 1e-9
+        )
     assert found.fooled.tolist() == (found.lead > 0).tolist()
     assert found.value == np.mean(found.fooled)
     assert found.status == "optimal"
-    tie = exact.linear(np.array([[1.0, 0.0], [-1.0, 0.0]]), None, [[0.5, 0.0]], [0], kind(0.5))
+    tie = exact.linear(
+        np.array([[1.0, 0.0], [-1.0, 0.0]]), None, [[0.5, 0.0]], [0], kind(0.5)
+    )
     assert (tie.undecided.tolist(), tie.status, tie.value) == ([True], "finished", 0.0)
     one = exact.linear(W[0], b[:1], X, [0, 1, 0, 1], threat)
     two = exact.linear(np.stack([0 * W[0], W[0]]), [0.0, b[0]], X, [0, 1, 0, 1], threat)

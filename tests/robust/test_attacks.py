@@ -25,7 +25,14 @@ from overt.robust import (
 )
 from overt.robust.losses import margin_of_best
 
-THREATS = [L1(1.5), L2(1.5), Linf(0.3), L1(1.5, "data"), L2(1.5, (-4.0, 4.0)), Linf(0.3, "data")]
+THREATS = [
+    L1(1.5),
+    L2(1.5),
+    Linf(0.3),
+    L1(1.5, "data"),
+    L2(1.5, (-4.0, 4.0)),
+    Linf(0.3, "data"),
+]
 ATTACKS = [
     FGSM(L2(0.8)),
     BIM(Linf(0.2), steps=8),
@@ -56,7 +63,9 @@ def test_linear_models_are_attacked_to_their_closed_form_optimum(threat, classes
     assert np.array_equal(early.success.numpy(), truth.fooled)
 
 
-@pytest.mark.parametrize("attack", ATTACKS, ids=lambda a: f"{type(a).__name__}-{a.loss}")
+@pytest.mark.parametrize(
+    "attack", ATTACKS, ids=lambda a: f"{type(a).__name__}-{a.loss}"
+)
 def test_what_comes_out_is_allowed_and_true(attack):
     model, x = small_mlp(), points(60, 6)
     y = model(x).argmax(1)
@@ -76,7 +85,9 @@ def test_what_comes_out_is_allowed_and_true(attack):
     assert found.gradients > 0
 
 
-@pytest.mark.parametrize("attack", ATTACKS, ids=lambda a: f"{type(a).__name__}-{a.loss}")
+@pytest.mark.parametrize(
+    "attack", ATTACKS, ids=lambda a: f"{type(a).__name__}-{a.loss}"
+)
 def test_batch_size_and_order_do_not_matter(attack):
     model, x = small_mlp(), points(21, 6)
     y = model(x).argmax(1)
@@ -86,7 +97,9 @@ def test_batch_size_and_order_do_not_matter(attack):
         again = type(attack)(**{**vars(attack), "batch_size": size})(model, x, y)
         assert torch.allclose(again.x, whole.x, atol=1e-9)
         assert torch.equal(again.success, whole.success)
-        assert again.gradients <= 1.3 * whole.gradients  # some that are fooled stay in the batch
+        assert (
+            again.gradients <= 1.3 * whole.gradients
+        )  # some that are fooled stay in the batch
     mixed = attack(model, x[order], y[order])
     assert torch.allclose(mixed.x, whole.x[order], atol=1e-9)
     assert torch.equal(mixed.success, whole.success[order])
@@ -116,7 +129,9 @@ def test_one_logit_takes_both_kinds_of_labels_and_equals_two():
     a = attack(one, x, y)
     assert torch.allclose(attack(one, x, 2 * y - 1).x, a.x)
     assert torch.allclose(attack(lambda v: one(v).squeeze(1), x, y).x, a.x)
-    assert torch.allclose(attack(lambda v: torch.cat([0 * one(v), one(v)], 1), x, y).x, a.x)
+    assert torch.allclose(
+        attack(lambda v: torch.cat([0 * one(v), one(v)], 1), x, y).x, a.x
+    )
 
 
 def test_greedy_reflection_fails_where_all_targets_succeed():
@@ -124,7 +139,9 @@ def test_greedy_reflection_fails_where_all_targets_succeed():
     model.weight.data = torch.tensor([[2.0, 0.0], [1.0, 0.0], [0.0, 10.0]])
     x, y = torch.tensor([[1.0, 0.0]]), torch.tensor([0])
     assert not PGD(L2(0.3), steps=50, loss="reflected_greedy")(model, x, y).success
-    assert not PGD(L2(0.3), steps=50, loss="reflected", early_exit=False)(model, x, y).success
+    assert not PGD(L2(0.3), steps=50, loss="reflected", early_exit=False)(
+        model, x, y
+    ).success
     assert PGD(L2(0.3), steps=50, loss="reflected")(model, x, y).success
     assert PGD(L2(0.3), steps=50, loss="reflected_all")(model, x, y).success
     assert PGD(L2(0.3), steps=50, loss=ReflectedAll(top=1))(model, x, y).success
@@ -157,7 +174,9 @@ def test_logit_scale_does_not_blind_the_reflected_losses(scale):
     y = model(x).argmax(1)
     base = strongest(model, x, y, L2(0.8), budget=100).robust_accuracy
     scaled = lambda v: scale * model(v)  # noqa: E731
-    assert abs(strongest(scaled, x, y, L2(0.8), budget=100).robust_accuracy - base) <= 0.01
+    assert (
+        abs(strongest(scaled, x, y, L2(0.8), budget=100).robust_accuracy - base) <= 0.01
+    )
     if scale > 1:
         with pytest.warns(RobustnessWarning, match="saturated at"):
             blind = PGD(L2(0.8), steps=50, loss="cross_entropy")(scaled, x, y)
@@ -169,13 +188,19 @@ def test_targets_and_beta():
     f = model(x)
     y, target = f.argmax(1), (f.argmax(1) + 1) % 3
     for name in LOSSES:
-        found = PGD(L2(1.5), steps=30, loss=name, criterion=Targeted(target))(model, x, y)
+        found = PGD(L2(1.5), steps=30, loss=name, criterion=Targeted(target))(
+            model, x, y
+        )
         assert torch.equal(found.success, model(found.x).argmax(1) == target)
         assert float(found.success.double().mean()) > 0.3
     sure = PGD(L2(1.5), steps=30, criterion=Effective(0.2))(model, x, y)
     margin = margin_of_best(model(sure.x).detach(), y)
     assert torch.equal(sure.success, margin <= -0.2)
-    assert 0 < int(sure.success.sum()) < int(PGD(L2(1.5), steps=30)(model, x, y).success.sum())
+    assert (
+        0
+        < int(sure.success.sum())
+        < int(PGD(L2(1.5), steps=30)(model, x, y).success.sum())
+    )
 
 
 def test_more_freedom_never_hurts_the_attacker():
@@ -193,7 +218,9 @@ def test_more_freedom_never_hurts_the_attacker():
 
 
 def test_model_state_is_restored():
-    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
+    model = nn.Sequential(
+        nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3)
+    )
     model.train()
     model[1].eval()
     before = {k: v.clone() for k, v in model.state_dict().items()}
@@ -245,7 +272,11 @@ def test_a_healthy_model_gives_no_warning():
     ],
 )
 def test_mistakes_are_named(change, message):
-    given = {"model": small_mlp(), "x": torch.ones(4, 6), "y": torch.zeros(4, dtype=torch.long)}
+    given = {
+        "model": small_mlp(),
+        "x": torch.ones(4, 6),
+        "y": torch.zeros(4, dtype=torch.long),
+    }
     given |= change
     start = given.pop("start", None)
     with pytest.raises(InputError, match=message):

@@ -14,9 +14,15 @@ THREATS = [L1(0.8), L2(0.5), Linf(0.25), L2(0.5, (-1.5, 1.5)), Linf(0.25, (-1.5,
 def exactly(model, x, y, threat, **more):
     first, last = model[0], model[2]
     return exact.two_layer(
-        first.weight.detach(), last.weight.detach(), x, y, threat,
-        hidden_bias=first.bias.detach(), top_bias=last.bias.detach(), **more,
-    )  # fmt: skip
+        first.weight.detach(),
+        last.weight.detach(),
+        x,
+        y,
+        threat,
+        hidden_bias=first.bias.detach(),
+        top_bias=last.bias.detach(),
+        **more,
+    )
 
 
 @pytest.mark.parametrize("classes", [1, 3])
@@ -28,12 +34,18 @@ def test_attacks_come_close_to_the_exact_robust_error(threat, classes):
     truth = exactly(model, x, y, threat)
     found = strongest(model, x, y, threat, budget=400, warn=False)
     assert 0 < truth.value < 1
-    assert not bool((found.success & ~torch.from_numpy(truth.fooled)).any())  # a proof is a proof
+    assert not bool(
+        (found.success & ~torch.from_numpy(truth.fooled)).any()
+    )  # a proof is a proof
     assert abs(float(found.success.double().mean()) - truth.value) <= 0.01
     # The certificate, recomputed: witnesses are allowed and fool; the others are bounded.
     moved = torch.from_numpy(truth.x)
     assert float(threat.size(moved - x).max()) <= threat.radius * (1 + 1e-6)
-    wrong = (model(moved)[:, 0] > 0).long() != y if classes == 1 else model(moved).argmax(1) != y
+    wrong = (
+        (model(moved)[:, 0] > 0).long() != y
+        if classes == 1
+        else model(moved).argmax(1) != y
+    )
     assert np.array_equal(wrong.numpy(), truth.fooled)
     assert (truth.bound[~truth.fooled] < 0).all()
     assert not truth.undecided.any()
@@ -55,7 +67,15 @@ def test_levels_are_decided_on_both_sides_of_the_largest_lead(threat, norm, slop
         y = int(f[0].argmin())  # so that the lead is positive
         best = np.delete(f - f[:, [y]], y, axis=1).max()
         decide = lambda level, x=x, y=y: exact.two_layer(  # noqa: E731
-            W, A, x[None], [y], threat(0.7), hidden_bias=b, top_bias=c, slope=slope, level=level
+            W,
+            A,
+            x[None],
+            [y],
+            threat(0.7),
+            hidden_bias=b,
+            top_bias=c,
+            slope=slope,
+            level=level,
         )
         below, above = decide(0.995 * best), decide(1.005 * best)
         assert below.fooled.all()
@@ -77,7 +97,9 @@ def test_proofs_agree_with_a_fine_grid_of_the_plane(threat, order):
         return np.maximum(0.2 * z, z) @ A.T + c
 
     y = logits(x).argmax(1)
-    found = exact.two_layer(W, A, x, y, threat(radius), hidden_bias=b, top_bias=c, slope=0.2)
+    found = exact.two_layer(
+        W, A, x, y, threat(radius), hidden_bias=b, top_bias=c, slope=0.2
+    )
     axis = radius * np.linspace(-1, 1, 161)
     d = np.stack(np.meshgrid(axis, axis), -1).reshape(-1, 2)
     d = d[np.linalg.norm(d, order, axis=1) <= radius * (1 + 1e-12)]
@@ -93,13 +115,16 @@ def test_proofs_agree_with_a_fine_grid_of_the_plane(threat, order):
     assert np.all(found.bound >= best - 1e-9)
     assert np.all(found.bound[clear & (best < 0)] < 0)
     reached = [
-        np.max(np.delete(f, own) - f[own]) for f, own in zip(logits(found.x), y, strict=True)
+        np.max(np.delete(f, own) - f[own])
+        for f, own in zip(logits(found.x), y, strict=True)
     ]
     np.testing.assert_allclose(found.lead, reached, atol=1e-9)
     assert np.all(np.linalg.norm(found.x - x, order, axis=1) <= radius * (1 + 1e-9))
 
 
-@pytest.mark.parametrize("scales", [(1e-5, 1e-5, 1), (1, 1e-8, 1), (1e6, 1, 1e-6), (1, 1, 255)])
+@pytest.mark.parametrize(
+    "scales", [(1e-5, 1e-5, 1), (1, 1e-8, 1), (1e6, 1, 1e-6), (1, 1, 255)]
+)
 def test_proofs_do_not_depend_on_units(scales):
     hidden, top, inputs = scales
     rng = np.random.default_rng(1)
@@ -107,13 +132,20 @@ def test_proofs_do_not_depend_on_units(scales):
     y = (np.maximum(x @ W.T + b, 0) @ A.T + c).argmax(1)
     plain = exact.two_layer(W, A, x, y, L2(0.4), hidden_bias=b, top_bias=c)
     other = exact.two_layer(
-        hidden * W, top * A, inputs * x, y, L2(0.4 * inputs),
-        hidden_bias=hidden * inputs * b, top_bias=hidden * top * inputs * c,
-    )  # fmt: skip
+        hidden * W,
+        top * A,
+        inputs * x,
+        y,
+        L2(0.4 * inputs),
+        hidden_bias=hidden * inputs * b,
+        top_bias=hidden * top * inputs * c,
+    )
     assert 0 < plain.value < 1
     assert other.fooled.tolist() == plain.fooled.tolist()
     assert not other.undecided.any()
-    assert np.allclose(other.bound, hidden * top * inputs * plain.bound, rtol=1e-3, atol=0)
+    assert np.allclose(
+        other.bound, hidden * top * inputs * plain.bound, rtol=1e-3, atol=0
+    )
     linear = exact.linear(top * A[:, :3], None, x, y % 3, L2(0.4))
     assert not linear.undecided.any()
 
@@ -132,7 +164,9 @@ def test_linear_leads_within_rounding_are_undecided(size):
 
 
 def test_the_solver_leaves_the_output_open(capfd):
-    found = exact.two_layer([[1.0], [-1.0]], [[1.0, 0.5]], [[0.3], [2.0]], [1, 1], L2(0.5))
+    found = exact.two_layer(
+        [[1.0], [-1.0]], [[1.0, 0.5]], [[0.3], [2.0]], [1, 1], L2(0.5)
+    )
     os.write(1, b"still here")
     assert capfd.readouterr().out == "still here"
     assert len(found.lead) == 2
@@ -165,20 +199,50 @@ W, A, X = np.eye(2), np.eye(2), np.ones((3, 2))
             lambda: exact.linear(W, None, X, [0, 1, 2], L2(0.1)),
             "0..1 for a model of 2 classes",
         ),
-        (lambda: exact.linear(np.eye(3), None, np.ones((2, 3)), [0, -1], L2(0.1)), "got -1..0"),
-        (lambda: exact.linear(W, None, X, [0, 0.5, 1], L2(0.1)), "class numbers, got 0.5"),
-        (lambda: exact.linear(W, None, X, [0, 1], L2(0.1)), "one class for each of the 3 points"),
+        (
+            lambda: exact.linear(np.eye(3), None, np.ones((2, 3)), [0, -1], L2(0.1)),
+            "got -1..0",
+        ),
+        (
+            lambda: exact.linear(W, None, X, [0, 0.5, 1], L2(0.1)),
+            "class numbers, got 0.5",
+        ),
+        (
+            lambda: exact.linear(W, None, X, [0, 1], L2(0.1)),
+            "one class for each of the 3 points",
+        ),
         (lambda: exact.linear(W, [1, 2, 3], X, [0, 1, 1], L2(0.1)), "bias must hold 2"),
-        (lambda: exact.linear(W, [1, np.nan], X, [0, 1, 1], L2(0.1)), "bias must be finite"),
-        (lambda: exact.linear(np.eye(3), None, X, [0, 1, 1], L2(0.1)), "same number of columns"),
+        (
+            lambda: exact.linear(W, [1, np.nan], X, [0, 1, 1], L2(0.1)),
+            "bias must be finite",
+        ),
+        (
+            lambda: exact.linear(np.eye(3), None, X, [0, 1, 1], L2(0.1)),
+            "same number of columns",
+        ),
         (lambda: exact.linear(W, None, X, [0, 1, 1], 0.1), "threat must be"),
         (lambda: exact.two_layer(W, A, X, [0, 1, 5], L2(0.1)), "y must lie in 0..1"),
-        (lambda: exact.two_layer(W, A, X, [0, 1], L2(0.1)), "one class for each of the 3 points"),
-        (lambda: exact.two_layer(W, A * np.nan, X, [0, 1, 1], L2(0.1)), "top must be finite"),
-        (lambda: exact.two_layer(W, A, X, [0, 1, 1], L2(0.1), hidden_bias=[1]), "hidden_bias"),
-        (lambda: exact.two_layer(W, A, X, [0, 1, 1], L2(0.1), level=-1.0), "level must be"),
+        (
+            lambda: exact.two_layer(W, A, X, [0, 1], L2(0.1)),
+            "one class for each of the 3 points",
+        ),
+        (
+            lambda: exact.two_layer(W, A * np.nan, X, [0, 1, 1], L2(0.1)),
+            "top must be finite",
+        ),
+        (
+            lambda: exact.two_layer(W, A, X, [0, 1, 1], L2(0.1), hidden_bias=[1]),
+            "hidden_bias",
+        ),
+        (
+            lambda: exact.two_layer(W, A, X, [0, 1, 1], L2(0.1), level=-1.0),
+            "level must be",
+        ),
         (lambda: exact.two_layer(W, A, X, [0, 1, 1], 0.1), "threat must be"),
-        (lambda: exact.two_layer(W, A, X, [0, 1, 1], L0(1, (0.0, 2.0))), "L1, L2 or Linf"),
+        (
+            lambda: exact.two_layer(W, A, X, [0, 1, 1], L0(1, (0.0, 2.0))),
+            "L1, L2 or Linf",
+        ),
         (lambda: exact.two_layer(W, A[:, :1], X, [0, 1, 1], L2(0.1)), "must fit"),
         (lambda: exact.two_layer(W, A, X[:, :1], [0, 1, 1], L2(0.1)), "must fit"),
     ],
@@ -199,5 +263,8 @@ def test_a_tie_counts_as_the_prediction_does():
     found = strongest(model, x, y, Linf(0.3), budget=60, warn=False)
     assert truth.lead.tolist() == [0.0, 0.0]
     assert truth.fooled.tolist() == found.success.tolist() == [True, False]
-    assert truth.undecided.tolist() == [False, True]  # class 0 wins the tie, and no more is proved
+    assert truth.undecided.tolist() == [
+        False,
+        True,
+    ]  # class 0 wins the tie, and no more is proved
     assert truth.status == "finished"

@@ -55,7 +55,10 @@ def test_the_nearest_point_of_a_linear_model_is_its_closed_form(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_nearest_points_agree_with_the_curve_of_attacks(kind):
-    model, x = small_mlp(dtype=torch.float32), points(40, 6, dtype=torch.float32).clamp(-3, 3)
+    model, x = (
+        small_mlp(dtype=torch.float32),
+        points(40, 6, dtype=torch.float32).clamp(-3, 3),
+    )
     y = model(x).argmax(1)
     y[:3] = (y[:3] + 1) % 3
     radius = {L1: 1.5, L2: 0.8, Linf: 0.3}[kind]
@@ -75,7 +78,11 @@ def test_counts_of_coordinates():
     gaps = []
     for j in range(3):  # greedy is optimal for a linear model: largest gains first
         w = W[j] - W[y]
-        gain = torch.where(w > 0, w * (2 - x), w * (-2 - x)).sort(1, descending=True).values
+        gain = (
+            torch.where(w > 0, w * (2 - x), w * (-2 - x))
+            .sort(1, descending=True)
+            .values
+        )
         short = f.gather(1, y[:, None]) - f[:, j : j + 1] - gain.cumsum(1)
         gaps.append(torch.where((y == j)[:, None], torch.inf, short))
     needed = (torch.stack(gaps).amin(0) >= 0).sum(1) + 1
@@ -93,9 +100,11 @@ def test_counts_of_coordinates():
 def deep(seed=0):
     torch.manual_seed(seed)
     return nn.Sequential(
-        nn.Linear(2, 10), nn.ReLU(), nn.Sequential(nn.Linear(10, 8), nn.LeakyReLU(0.1)),
+        nn.Linear(2, 10),
+        nn.ReLU(),
+        nn.Sequential(nn.Linear(10, 8), nn.LeakyReLU(0.1)),
         nn.Linear(8, 3),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("bounds", [None, (0.0, 1.0)])
@@ -104,15 +113,23 @@ def test_every_point_is_decided_and_no_certificate_is_wrong(kind, radius, bounds
     model, threat = deep(), kind(radius, bounds)
     x, _ = blobs(24)
     y = model(x).argmax(1)
-    found = robust_error(model, x, y, threat, certify=True, budget=24, queries=0, warn=False)
+    found = robust_error(
+        model, x, y, threat, certify=True, budget=24, queries=0, warn=False
+    )
     steps = torch.linspace(-radius, radius, 41)
     grid = torch.cartesian_prod(steps, steps)
     grid = grid[threat.size(grid) <= radius]
     moved = x[:, None] + grid
     moved = moved if bounds is None else moved.clamp(*bounds)
-    wrong = (model(moved.flatten(0, 1)).argmax(1).view(len(x), -1) != y[:, None]).any(1).numpy()
+    wrong = (
+        (model(moved.flatten(0, 1)).argmax(1).view(len(x), -1) != y[:, None])
+        .any(1)
+        .numpy()
+    )
     assert not (found.proved & wrong).any()
-    assert found.value == pytest.approx(found.upper, abs=1 / 24)  # ties aside, nothing is left open
+    assert found.value == pytest.approx(
+        found.upper, abs=1 / 24
+    )  # ties aside, nothing is left open
     assert found.value >= wrong.mean()
     quick = robust_error(
         model, x, y, threat, certify=True, seconds=0, budget=24, queries=0, warn=False
@@ -123,9 +140,13 @@ def test_every_point_is_decided_and_no_certificate_is_wrong(kind, radius, bounds
 
 def lead_bounds(network, region, y):
     """Bounds of all points, and those of their hidden units."""
-    walks = [LinearBounds(network, region.take(torch.tensor([i]))) for i in range(len(y))]
+    walks = [
+        LinearBounds(network, region.take(torch.tensor([i]))) for i in range(len(y))
+    ]
     leads = [walk.best_lead(int(own)) for walk, own in zip(walks, y, strict=True)]
-    hidden = [[(low.numpy(), high.numpy()) for low, high in walk.hidden] for walk in walks]
+    hidden = [
+        [(low.numpy(), high.numpy()) for low, high in walk.hidden] for walk in walks
+    ]
     return np.array(leads), hidden
 
 
@@ -141,18 +162,30 @@ def test_linear_bounds_hold_and_are_exact_without_rectifiers():
         net = small_mlp()
         bound, _ = lead_bounds(ReluNetwork.trace(net, x), threat.region(x), y)
         truth = exact.two_layer(
-            net[0].weight.detach(), net[2].weight.detach(), x, y, threat,
-            hidden_bias=net[0].bias.detach(), top_bias=net[2].bias.detach(), level=100.0,
-        )  # fmt: skip
+            net[0].weight.detach(),
+            net[2].weight.detach(),
+            x,
+            y,
+            threat,
+            hidden_bias=net[0].bias.detach(),
+            top_bias=net[2].bias.detach(),
+            level=100.0,
+        )
         assert (bound >= truth.lead - 1e-9).all()
 
 
 def test_convolutions_and_normalization_are_certified():
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Conv2d(1, 3, 3, 2, 1), nn.BatchNorm2d(3), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(),
-        nn.Linear(12, 6), nn.ReLU(), nn.Linear(6, 1),
-    ).eval()  # fmt: skip
+        nn.Conv2d(1, 3, 3, 2, 1),
+        nn.BatchNorm2d(3),
+        nn.ReLU(),
+        nn.AvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(12, 6),
+        nn.ReLU(),
+        nn.Linear(6, 1),
+    ).eval()
     x = torch.rand(10, 1, 8, 8)
     scaled = {"mean": 0.4, "std": 0.3, "warn": False}
     plain = model((x - 0.4) / 0.3).detach().double()
@@ -162,7 +195,9 @@ def test_convolutions_and_normalization_are_certified():
     torch.testing.assert_close(chain.logits(x.double()), both, atol=1e-5, rtol=0)
     net = Network(*chain.dense(), chain.slopes)
     for i in range(10):
-        np.testing.assert_allclose(net.logits(x[i].double().flatten().numpy()), both[i], atol=1e-5)
+        np.testing.assert_allclose(
+            net.logits(x[i].double().flatten().numpy()), both[i], atol=1e-5
+        )
     found = robust_error(
         model,
         x,
@@ -197,7 +232,9 @@ def test_linear_bounds_are_those_of_the_definition(kind, slope):
     """One hidden layer, unit by unit: chords above and the nearer line below, no looser."""
     rng, radius = np.random.default_rng(0), 0.4
     W, A, b, c = (rng.normal(size=shape) for shape in ((7, 3), (3, 7), 7, 3))
-    model = nn.Sequential(nn.Linear(3, 7), nn.LeakyReLU(slope), nn.Linear(7, 3)).double()
+    model = nn.Sequential(
+        nn.Linear(3, 7), nn.LeakyReLU(slope), nn.Linear(7, 3)
+    ).double()
     for layer, weight, bias in ((model[0], W, b), (model[2], A, c)):
         layer.weight.data, layer.bias.data = torch.tensor(weight), torch.tensor(bias)
     x = torch.tensor(rng.normal(size=(5, 3)))
@@ -223,7 +260,9 @@ def test_linear_bounds_are_those_of_the_definition(kind, slope):
                     offset = high - line * high
                 total += w * (line * b[k] + offset)
                 direction += w * line * W[k]
-            leads.append(-(total + direction @ point - radius * np.linalg.norm(direction, dual)))
+            leads.append(
+                -(total + direction @ point - radius * np.linalg.norm(direction, dual))
+            )
         assert found[i] == pytest.approx(max(leads), abs=1e-7)
 
 
@@ -268,7 +307,9 @@ def test_the_largest_lead_is_that_of_every_pattern_of_units(threat, widths):
     for x in np.clip(rng.normal(size=(2, 2)), -1.0, 1.2):
         expected = max(lead_by_patterns(net, x, 1, j, threat) for j in (0, 2))
         for hidden in (None, loose):
-            reached, bound, where = best_lead(net, x, 1, around(threat, x), -np.inf, hidden=hidden)
+            reached, bound, where = best_lead(
+                net, x, 1, around(threat, x), -np.inf, hidden=hidden
+            )
             assert reached == pytest.approx(expected, abs=1e-4)
             assert reached <= bound <= expected + 1e-4
             f, away = net.logits(where), torch.from_numpy(where - x)[None]
@@ -307,7 +348,9 @@ def test_what_no_attack_has_tried_is_decided_point_by_point(seconds):
 
 def test_bounds_of_channels_are_those_of_their_features():
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(2, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3)).double()
+    model = nn.Sequential(
+        nn.Conv2d(2, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3)
+    ).double()
     x = torch.rand(6, 2, 3, 3).double()
     y = model(x).argmax(1)
     high = torch.tensor([1.0, 1.2])
@@ -315,7 +358,9 @@ def test_bounds_of_channels_are_those_of_their_features():
     for limit in (high.view(2, 1, 1), high.view(2, 1, 1).expand(2, 3, 3)):
         threat = Linf(0.25, (0.0, limit))
         attack = Square(threat, queries=1)
-        found.append(robust_error(model, x, y, threat, certify=True, attack=attack, warn=False))
+        found.append(
+            robust_error(model, x, y, threat, certify=True, attack=attack, warn=False)
+        )
         assert found[-1].value == pytest.approx(found[-1].upper)
     assert found[0] == found[1]
     assert 0 < found[0].proved.sum() < 6
@@ -326,15 +371,20 @@ def test_a_tie_of_a_linear_model_is_left_open(kind):
     model = nn.Linear(2, 2, bias=False).double()
     model.weight.data[:] = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
     x = torch.tensor([[0.5, 0.0], [0.7, 0.0]]).double()
-    found = robust_error(model, x, [0, 0], kind(0.5), certify=True, budget=24, queries=0)
+    found = robust_error(
+        model, x, [0, 0], kind(0.5), certify=True, budget=24, queries=0
+    )
     assert (found.value, found.proved.tolist()) == (0.0, [False, True])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_lead_in_a_ball_of_radius_zero_is_that_of_the_input(kind):
     rng = np.random.default_rng(4)
-    net = Network.chain([rng.normal(size=(3, 2)), rng.normal(size=(2, 3))],
-                  [rng.normal(size=3), np.array([0.0, 30.0])], [0.3])  # fmt: skip
+    net = Network.chain(
+        [rng.normal(size=(3, 2)), rng.normal(size=(2, 3))],
+        [rng.normal(size=3), np.array([0.0, 30.0])],
+        [0.3],
+    )
     x = rng.normal(size=2)
     reached, bound, where = best_lead(net, x, 1, around(kind(0.0), x), -np.inf)
     f = net.logits(x)
@@ -349,8 +399,11 @@ def test_proved_bounds_of_wide_networks_are_reached(kind, order, bounds_):
     """No farther than the solver's tolerance, and no grid of the plane finds more."""
     rng = np.random.default_rng(7)
     sizes = (2, 7, 5, 3)
-    net = Network.chain([rng.normal(size=(b, a)) for a, b in itertools.pairwise(sizes)],
-                  [rng.normal(size=b) for b in sizes[1:]], [0.2, 0.0])  # fmt: skip
+    net = Network.chain(
+        [rng.normal(size=(b, a)) for a, b in itertools.pairwise(sizes)],
+        [rng.normal(size=b) for b in sizes[1:]],
+        [0.2, 0.0],
+    )
     net.b[-1][1] += 30.0
     x = np.clip(rng.normal(size=2), -0.9, 1.1)
     reached, bound, where = best_lead(net, x, 1, around(kind(0.6, bounds_), x), -np.inf)

@@ -47,14 +47,18 @@ def test_loaders_tuples_and_further_inputs_give_the_same():
     wanted = ATTACK(model, x, y)
     loader = DataLoader(TensorDataset(x, y), batch_size=7)
     assert torch.equal(ATTACK(model, loader).x, wanted.x)
-    assert robust_error(model, loader, L2(0.8), attack=ATTACK).value == float(wanted.rate.mean())
+    assert robust_error(model, loader, L2(0.8), attack=ATTACK).value == float(
+        wanted.rate.mean()
+    )
     rows = [{"pixels": v, "labels": t} for v, t in zip(x, y, strict=True)]
     assert torch.equal(ATTACK(model, DataLoader(rows, batch_size=7)).x, wanted.x)
     with pytest.raises(InputError, match=r"data must give batches \(inputs, classes\)"):
         ATTACK(model, DataLoader(x, batch_size=7))
     with pytest.raises(InputError, match="classes under one of labels"):
         ATTACK(model, [{"pixels": x, "kind": y}])
-    assert torch.equal(ATTACK(lambda v: (model(v), v), x, y, output=lambda o: o[0]).x, wanted.x)
+    assert torch.equal(
+        ATTACK(lambda v: (model(v), v), x, y, output=lambda o: o[0]).x, wanted.x
+    )
     with pytest.raises(InputError, match=r"got tuple; output=lambda o: o\[0\]"):
         ATTACK(lambda v: (model(v), v), x, y)
     shift = torch.linspace(-3, 3, 30)[:, None] * torch.tensor([1.0, 0.0, 0.0]).double()
@@ -62,7 +66,9 @@ def test_loaders_tuples_and_further_inputs_give_the_same():
     found = ATTACK(Many(model), (x, shift), y, output=lambda o: o["logits"])
     assert torch.equal(found.success, (model(found.x) + shift).argmax(1) != y)
     named = {"image": x, "shift": shift}
-    again = PGD(L2(0.8), steps=8, batch_size=4)(Many(model), named, y, output=lambda o: o["logits"])
+    again = PGD(L2(0.8), steps=8, batch_size=4)(
+        Many(model), named, y, output=lambda o: o["logits"]
+    )
     assert torch.equal(again.success, found.success)
 
 
@@ -99,11 +105,18 @@ def test_regression_and_own_losses():
     torch.manual_seed(0)
     model, x = nn.Linear(5, 1).double(), points(40, 5)
     y = model(x).detach().squeeze(1)
-    reach = 0.3 * float(model.weight.detach().abs().sum())  # what Linf .3 moves a linear output by
+    reach = 0.3 * float(
+        model.weight.detach().abs().sum()
+    )  # what Linf .3 moves a linear output by
     for by, share in ((0.98 * reach, 1.0), (1.02 * reach, 0.0)):
         attack = PGD(Linf(0.3), steps=20, random_start=True, criterion=Deviates(by))
-        assert robust_error(model, x, y, Linf(0.3), attack=attack, warn=False).value == share
-        found = strongest(model, x, y, Linf(0.3), criterion=Deviates(by), budget=40, warn=False)
+        assert (
+            robust_error(model, x, y, Linf(0.3), attack=attack, warn=False).value
+            == share
+        )
+        found = strongest(
+            model, x, y, Linf(0.3), criterion=Deviates(by), budget=40, warn=False
+        )
         assert found.success.double().mean() == share
     net, x, y = case()
     own = PGD(L2(0.8), steps=8, loss=lambda f, t: cross_entropy(f, t, reduction="none"))
@@ -112,7 +125,9 @@ def test_regression_and_own_losses():
     with pytest.raises(InputError, match="one number for each of the 30 points"):
         PGD(L2(0.8), loss=cross_entropy)(net, x, y)
     with pytest.raises(InputError, match="y must hold 1 number"):
-        strongest(model, points(4, 5), np.zeros((4, 2)), L2(1.0), criterion=Deviates(1.0))
+        strongest(
+            model, points(4, 5), np.zeros((4, 2)), L2(1.0), criterion=Deviates(1.0)
+        )
 
 
 def test_starts_are_fresh_without_a_seed():
@@ -138,43 +153,66 @@ def test_losses_of_training_are_their_formulas():
     trades = TrainingLoss.of("trades", 5.0).value(clean, robust, target)
     assert torch.allclose(trades, -p[range(7), y].log().mean() + 5 * kl.mean())
     best = torch.stack([q[i][torch.arange(4) != y[i]].max() for i in range(7)])
-    wanted = -q[range(7), y].log() - (1.0001 - best).log() + 5 * (1 - p[range(7), y]) * kl
-    assert torch.allclose(TrainingLoss.of("mart", 5.0).value(clean, robust, target), wanted.mean())
+    wanted = (
+        -q[range(7), y].log() - (1.0001 - best).log() + 5 * (1 - p[range(7), y]) * kl
+    )
+    assert torch.allclose(
+        TrainingLoss.of("mart", 5.0).value(clean, robust, target), wanted.mean()
+    )
     soft = Target(y, torch.full((7, 4), 0.25))
-    assert torch.allclose(TrainingLoss.of("cross_entropy", 1.0).value(None, robust, soft),
-                          -q.log().mean())  # fmt: skip
+    assert torch.allclose(
+        TrainingLoss.of("cross_entropy", 1.0).value(None, robust, soft), -q.log().mean()
+    )
     with pytest.raises(InputError, match="loss must be one of"):
         TrainingLoss.of("madry", 6.0)
 
 
 @pytest.mark.parametrize("loss", ["trades", "mart", cross_entropy])
-@pytest.mark.parametrize("attack", [PGD(Linf(0.05, (0.0, 1.0)), steps=2), FGSM(Linf(0.05))])
+@pytest.mark.parametrize(
+    "attack", [PGD(Linf(0.05, (0.0, 1.0)), steps=2), FGSM(Linf(0.05))]
+)
 def test_every_loss_trains(loss, attack):
     x, y = blobs(120)
     model = network()
     adam = torch.optim.Adam(model.parameters(), 0.02)
     run = adversarial_train(
-        model, (x, y), attack, epochs=6, optimizer=adam, loss=loss, batch_size=30,
+        model,
+        (x, y),
+        attack,
+        epochs=6,
+        optimizer=adam,
+        loss=loss,
+        batch_size=30,
         config=TrainingConfig(beta=2.0),
-    )  # fmt: skip
+    )
     assert run.robust_accuracy[-1] > 0.85
 
 
 def test_dicts_soft_labels_scaler_and_the_best_weights(tmp_path):
     x, y = blobs(120)
     soft = torch.eye(3)[y] * 0.9 + 1 / 30
-    rows = [{"labels": s, "x": v} for v, s in zip(x.split(30), soft.split(30), strict=True)]
+    rows = [
+        {"labels": s, "x": v} for v, s in zip(x.split(30), soft.split(30), strict=True)
+    ]
     model = network()
     path = tmp_path / "run.safetensors"
     held = DataLoader(TensorDataset(*blobs(40, seed=1)), batch_size=16)
     attack = PGD(Linf(0.03, (0.0, 1.0)), steps=2)
     mixed = TrainingConfig(scaler=torch.amp.GradScaler("cpu"), autocast=torch.bfloat16)
     run = adversarial_train(
-        model, rows, attack, epochs=4, optimizer=torch.optim.Adam(model.parameters(), 0.03),
-        holdout=held, checkpoint=path, config=mixed,
-    )  # fmt: skip
+        model,
+        rows,
+        attack,
+        epochs=4,
+        optimizer=torch.optim.Adam(model.parameters(), 0.03),
+        holdout=held,
+        checkpoint=path,
+        config=mixed,
+    )
     assert run.clean_accuracy[-1] > 0.8
-    score = list(zip(run.holdout_robust_accuracy, run.holdout_clean_accuracy, strict=True))
+    score = list(
+        zip(run.holdout_robust_accuracy, run.holdout_clean_accuracy, strict=True)
+    )
     assert run.best_epoch == score.index(max(score)) + 1
     from safetensors.torch import load_file
 
@@ -219,7 +257,10 @@ def test_one_sided_outputs_are_not_taken_for_probabilities():
     [
         ({"samples": 0}, "samples must be at least 1"),
         ({"output": "logits"}, "output must be a function"),
-        ({"output": lambda o: o["logits"]}, r"model must take inputs shaped \(30, 6\), it fails"),
+        (
+            {"output": lambda o: o["logits"]},
+            r"model must take inputs shaped \(30, 6\), it fails",
+        ),
         ({"model": lambda v: {"logits": v}}, r'output=lambda o: o\["logits"\]'),
         ({"model": lambda v: 1 / 0}, "it fails: ZeroDivisionError"),
         ({"surrogate": nn.Linear(2, 3)}, "model must take inputs shaped"),
@@ -232,4 +273,6 @@ def test_one_sided_outputs_are_not_taken_for_probabilities():
 def test_mistakes_at_the_door_are_named(change, message):
     model, x, y = case()
     with pytest.raises(InputError, match=message):
-        strongest(change.pop("model", model), x, y, L2(0.8), budget=24, queries=0, **change)
+        strongest(
+            change.pop("model", model), x, y, L2(0.8), budget=24, queries=0, **change
+        )

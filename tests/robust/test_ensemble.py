@@ -39,21 +39,39 @@ WRONG = [
     (lambda: strongest(**(RUN | {"y": [0, 1, 2, 3]})), r"y must lie in 0\.\.2"),
     (lambda: strongest(**(RUN | {"y": [0, 1, 2, -1]})), r"got -1\.\.2"),
     (lambda: strongest(**(RUN | {"y": [0, 1, 2, 0.5]})), "class numbers, got 0.5"),
-    (lambda: strongest(**(RUN | {"y": np.ones(4, complex)})), "numbers, got torch.complex128"),
+    (
+        lambda: strongest(**(RUN | {"y": np.ones(4, complex)})),
+        "numbers, got torch.complex128",
+    ),
     (lambda: strongest(**(RUN | {"x": X.long()})), "floating-point numbers"),
-    (lambda: strongest(**(RUN | {"x": X[0]})), r"x must be \(points, ...\) and not empty"),
+    (
+        lambda: strongest(**(RUN | {"x": X[0]})),
+        r"x must be \(points, ...\) and not empty",
+    ),
     (lambda: strongest(**(RUN | {"x": X[:0]})), "not empty"),
     (lambda: strongest(**(RUN | {"x": X / 0})), "x must be finite, got 24"),
     (lambda: strongest(**(RUN | {"x": (X, X[:2])})), "one row for each point"),
     (lambda: strongest(**(RUN | {"model": lambda v: v[0]})), "logits"),
-    (lambda: strongest(**(RUN | {"model": lambda v: v * torch.nan})), "finite logits, got NaN"),
-    (lambda: strongest(**(RUN | {"model": lambda v: v[:, None]})), r"\(points, classes\), got"),
+    (
+        lambda: strongest(**(RUN | {"model": lambda v: v * torch.nan})),
+        "finite logits, got NaN",
+    ),
+    (
+        lambda: strongest(**(RUN | {"model": lambda v: v[:, None]})),
+        r"\(points, classes\), got",
+    ),
     (lambda: strongest(**(RUN | {"model": []})), "model must be a torch module"),
     (lambda: PGD(L2(0.5))(MLP, 3.0), "without y, x must give batches"),
     (lambda: PGD(L2(0.5))(MLP, DataLoader([])), "at least one batch"),
     (lambda: PGD(L2(0.5))(MLP, [X]), r"batches \(inputs, classes\)"),
-    (lambda: PGD(L2(0.5), loss=lambda f, y: f)(MLP, X, Y), "one number for each of the 4 points"),
-    (lambda: PGD(L2(0.5), loss=3), "loss must be a name, a Loss or a function, got int"),
+    (
+        lambda: PGD(L2(0.5), loss=lambda f, y: f)(MLP, X, Y),
+        "one number for each of the 4 points",
+    ),
+    (
+        lambda: PGD(L2(0.5), loss=3),
+        "loss must be a name, a Loss or a function, got int",
+    ),
     (lambda: PGD(L2(0.5), schedule=3), "schedule must be"),
     (lambda: PGD(L2(0.5), schedule="linear"), "schedule must be one of"),
     (lambda: HopSkipJump(L2(0.5), queries=0), "queries must be"),
@@ -64,7 +82,10 @@ WRONG = [
     (lambda: Square(L2(0.5), restarts=0), "restarts must be"),
     (lambda: Effective("a"), "beta must be"),
     (lambda: Deviates("a"), "by must be"),
-    (lambda: PGD(L2(0.5), criterion=Deviates(1.0))(MLP, X, X), r"3 number\(s\) for each of the 4"),
+    (
+        lambda: PGD(L2(0.5), criterion=Deviates(1.0))(MLP, X, X),
+        r"3 number\(s\) for each of the 4",
+    ),
     (lambda: smoothed(MLP, X, 0.1, seed=-1), "seed must be"),
     (lambda: smoothed(MLP, X, 0.1, confidence=0.4), "confidence must lie"),
     (lambda: smoothed(MLP, X, 0.1, batch_size=0), "batch_size must be"),
@@ -77,7 +98,7 @@ WRONG = [
     (lambda: Linf(0.1, (1.0, 1.0)), "low below high"),
     (lambda: Linf(0.1, ([0.0, 2.0], [1.0, 1.0])), "low below high"),
     (lambda: Linf("a"), "radius must be"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("call", "message"), WRONG)
@@ -88,19 +109,25 @@ def test_mistakes_are_named(call, message):
 
 def test_what_an_attack_is_made_of_is_checked():
     for given, message in (
-        ({"larger": (2.0,) * 4}, "at most three factors above 1"), ({"larger": (0.5,)}, "above 1"),
-        ({"larger": 3.0}, "a list of factors"), ({"momentum": 1e6 + 0.5}, "at most 1e6"),
-        ({"steps": 0}, "steps must be"), ({"restarts": 0}, "restarts must be"),
-        ({"batch_size": 0}, "batch_size must be"), ({"seed": -1}, "seed must be"),
-    ):  # fmt: skip
+        ({"larger": (2.0,) * 4}, "at most three factors above 1"),
+        ({"larger": (0.5,)}, "above 1"),
+        ({"larger": 3.0}, "a list of factors"),
+        ({"momentum": 1e6 + 0.5}, "at most 1e6"),
+        ({"steps": 0}, "steps must be"),
+        ({"restarts": 0}, "restarts must be"),
+        ({"batch_size": 0}, "batch_size must be"),
+        ({"seed": -1}, "seed must be"),
+    ):
         with pytest.raises(InputError, match=message):
             PGD(L2(1.0), **given)
     assert PGD(L2(1.0), larger=(1.0, 2.0, 3.0), momentum=1e6).length == 50
     for given, message in (
-        ({"steps": 0}, "steps must be"), ({"rivals": -1}, "rivals must be"),
+        ({"steps": 0}, "steps must be"),
+        ({"rivals": -1}, "rivals must be"),
         ({"criterion": Deviates(1.0)}, "criterion must be of classes"),
-        ({"criterion": 3}, "criterion must be a Criterion"), ({"batch_size": 0}, "batch_size"),
-    ):  # fmt: skip
+        ({"criterion": 3}, "criterion must be a Criterion"),
+        ({"batch_size": 0}, "batch_size"),
+    ):
         with pytest.raises(InputError, match=message):
             minimum_distance(lambda v: v, points(3, 2), [0, 1, 0], L2(1.0), **given)
 
@@ -127,7 +154,9 @@ def test_points_that_are_fooled_where_they_start_are_not_flat():
     assert bool(found.success[0])
 
 
-@pytest.mark.parametrize("attack", [PGD(L2(0.5), steps=2), PGD(L2(0.5), steps=2, normalize=False)])
+@pytest.mark.parametrize(
+    "attack", [PGD(L2(0.5), steps=2), PGD(L2(0.5), steps=2, normalize=False)]
+)
 def test_models_without_any_gradient_are_flat(attack):
     """What leaves torch on its way has no gradient at all, and random starts may still fool it."""
     x = torch.tensor([[1.0, 0.0], [0.1, 0.0]]).double()
@@ -155,7 +184,9 @@ def test_stages_add_up_to_what_was_found_and_spent(tmp_path):
         assert type(found).load(found.save(tmp_path / name)) == found
 
 
-@pytest.mark.parametrize("threat", [L2(0.6), L2(0.6, (-3.0, 3.0)), Linf(0.3), L1(1.2)], ids=str)
+@pytest.mark.parametrize(
+    "threat", [L2(0.6), L2(0.6, (-3.0, 3.0)), Linf(0.3), L1(1.2)], ids=str
+)
 @pytest.mark.parametrize("kind", ["one hot", "numbers"])
 def test_models_that_return_labels_are_attacked_by_their_decisions(threat, kind):
     """Most of what the logits allow is found, and what is found is true."""

@@ -25,7 +25,9 @@ def test_robust_error_and_its_curve():
     y = model(x).argmax(1)
     y[:6] = (y[:6] + 1) % 3
     one = robust_error(model, x, y, L2(0.5), budget=100, warn=False)
-    curve = robust_error(model, x, y, L2(0.5), radii=[0.1, 0.25, 1.0], budget=100, warn=False)
+    curve = robust_error(
+        model, x, y, L2(0.5), radii=[0.1, 0.25, 1.0], budget=100, warn=False
+    )
     assert curve.radii.tolist() == [0.1, 0.25, 0.5, 1.0]
     assert (np.diff(curve.errors) >= 0).all()
     assert curve.clean == 0.05
@@ -54,7 +56,9 @@ def results():
         "strongest": strongest(model, x, y, L2(0.6), budget=30),
         "evaluation": robust_error(model, x, y, L2(0.5), radii=[0.1], budget=30),
         "exact": exact.linear(weight, None, x, y, L2(0.1)),
-        "training": adversarial_train(small_mlp(2, dtype=torch.float32), blobs(), None, epochs=2),
+        "training": adversarial_train(
+            small_mlp(2, dtype=torch.float32), blobs(), None, epochs=2
+        ),
     }
 
 
@@ -90,6 +94,8 @@ def test_threats_and_attacks_that_hold_arrays_are_compared_by_value():
         assert hash(kind(1.0, (low, high))) == hash(kind(1.0, (low.clone(), high)))
     assert L1(1.0) != L2(1.0)
     targets = torch.tensor([0, 1, 2])
-    one, same, other = (PGD(L2(1.0), criterion=Targeted(t)) for t in (targets, targets + 0, 1))
+    one, same, other = (
+        PGD(L2(1.0), criterion=Targeted(t)) for t in (targets, targets + 0, 1)
+    )
     assert one == same
     assert one != other

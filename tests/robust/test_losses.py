@@ -8,7 +8,14 @@ import torch
 from robust_cases import points
 
 from overt import InputError
-from overt.robust import LOSSES, Deviates, Effective, Misclassified, ReflectedAll, Targeted
+from overt.robust import (
+    LOSSES,
+    Deviates,
+    Effective,
+    Misclassified,
+    ReflectedAll,
+    Targeted,
+)
 from overt.robust.losses import DEVIATION, objective_of, reflected_pair
 
 
@@ -39,8 +46,14 @@ FORMULAS = {  # (away from y, toward a target)
     "margin": (lambda f, y: -best(f, y), best),
     "reflected": (lambda f, y: minus(best(f, y)), lambda f, y: minus(-best(f, y))),
     "reflected_all": (lambda f, y: minus(best(f, y)), lambda f, y: minus(-best(f, y))),
-    "reflected_greedy": (lambda f, y: minus(best(f, y)), lambda f, y: minus(-best(f, y))),
-    "reflected_lse": (lambda f, y: minus(summed(f, y)), lambda f, y: minus(-summed(f, y))),
+    "reflected_greedy": (
+        lambda f, y: minus(best(f, y)),
+        lambda f, y: minus(-best(f, y)),
+    ),
+    "reflected_lse": (
+        lambda f, y: minus(summed(f, y)),
+        lambda f, y: minus(-summed(f, y)),
+    ),
 }
 
 
@@ -52,9 +65,14 @@ def test_losses_are_their_formulas(name, classes):
     for k, targeted in enumerate((False, True)):
         found = objective_of(LOSSES[name], targeted=targeted)(f, y, aim)
         own = aim if targeted else y
-        expected = [FORMULAS[name][k](row, int(c)) for row, c in zip(f.tolist(), own, strict=True)]
+        expected = [
+            FORMULAS[name][k](row, int(c))
+            for row, c in zip(f.tolist(), own, strict=True)
+        ]
         np.testing.assert_allclose(found.numpy(), expected, rtol=1e-9)
-    pair = [minus(row[a] - row[b]) for row, a, b in zip(f.tolist(), y, aim, strict=True)]
+    pair = [
+        minus(row[a] - row[b]) for row, a, b in zip(f.tolist(), y, aim, strict=True)
+    ]
     np.testing.assert_allclose(reflected_pair(f, y, aim).numpy(), pair, rtol=1e-12)
 
 

@@ -63,9 +63,14 @@ class Densely(nn.Module):
 
 def pooled(*more):
     return nn.Sequential(
-        nn.Unflatten(1, (1, 2, 4)), nn.Conv2d(1, 3, 2, padding=1), nn.ReLU(),
-        nn.MaxPool2d((3, 2), stride=(1, 3)), nn.Flatten(), nn.Linear(6, 3), *more,
-    )  # fmt: skip
+        nn.Unflatten(1, (1, 2, 4)),
+        nn.Conv2d(1, 3, 2, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d((3, 2), stride=(1, 3)),
+        nn.Flatten(),
+        nn.Linear(6, 3),
+        *more,
+    )
 
 
 NETWORKS = {
@@ -75,7 +80,11 @@ NETWORKS = {
     "max pooling": pooled,
     "softmax": lambda: pooled(nn.Softmax(1)),
     "pooled vectors": lambda: nn.Sequential(
-        nn.Linear(8, 9), nn.Unflatten(1, (1, 9)), nn.MaxPool1d(3), nn.Flatten(), nn.Linear(3, 2)
+        nn.Linear(8, 9),
+        nn.Unflatten(1, (1, 9)),
+        nn.MaxPool1d(3),
+        nn.Flatten(),
+        nn.Linear(3, 2),
     ),
     "one logit": lambda: nn.Sequential(nn.Linear(8, 9), nn.ReLU(), nn.Linear(9, 1)),
 }
@@ -111,7 +120,9 @@ def test_certified_points_are_fooled_by_nothing(name, threat):
     """Bounds alone and the program: neither proves what an attack or random points refute."""
     model, x, y, more = made(name)
     attack = Square(threat, queries=1)
-    bounds = robust_error(model, x, y, threat, certify=True, seconds=0, attack=attack, **more)
+    bounds = robust_error(
+        model, x, y, threat, certify=True, seconds=0, attack=attack, **more
+    )
     found = robust_error(model, x, y, threat, certify=True, attack=attack, **more)
     assert not (bounds.proved & ~found.proved).any()
     assert found.value == pytest.approx(found.upper)  # the program decides all points
@@ -154,7 +165,9 @@ REFUSED = {
     "gt": module(lambda self, x: torch.where(x[:, :1] > 0.5, self.b(x), -self.b(x))),
     "Tanh": module(lambda self, x: self.b(self.act(self.a(x))), act=nn.Tanh()),
     "ReLU in place": module(twice, act=nn.ReLU(inplace=True)),
-    "dropout that is switched on": module(lambda self, x: self.b(F.dropout(self.a(x), 1e-9))),
+    "dropout that is switched on": module(
+        lambda self, x: self.b(F.dropout(self.a(x), 1e-9))
+    ),
     "slopes of at most 1": module(lambda self, x: self.b(F.leaky_relu(self.a(x), 3.0))),
     "torch.fx": module(lambda self, x: self.b(x) if x.sum() > 0 else self.b(-x)),
     "MaxPool1d with padding": module(
@@ -170,7 +183,9 @@ REFUSED = {
 def test_what_is_not_modelled_is_refused_by_name(what):
     x = torch.rand(6, 8)
     with pytest.raises(InputError, match=f"certify.*{what}"):
-        robust_error(REFUSED[what], x, [0] * 6, Linf(0.01), certify=True, budget=24, queries=0)
+        robust_error(
+            REFUSED[what], x, [0] * 6, Linf(0.01), certify=True, budget=24, queries=0
+        )
 
 
 def test_relu_in_place_is_modelled_where_nothing_else_is_changed():

@@ -70,10 +70,16 @@ def test_arrays_of_every_kind_give_the_same():
         assert torch.equal(ATTACK(model, x, y).x, wanted.x)
 
 
-@pytest.mark.parametrize("attack", [ATTACK, FGSM(Linf(0.1)), PGD(L1(1.0, "data"), steps=3)])
+@pytest.mark.parametrize(
+    "attack", [ATTACK, FGSM(Linf(0.1)), PGD(L1(1.0, "data"), steps=3)]
+)
 def test_constant_models_are_reported_with_the_share(attack):
-    y = torch.arange(40) % 4 % 3  # half of the points are of class 0, which the model predicts
-    with pytest.warns(RobustnessWarning, match=r"zero or not a number at 50\.0% of the points"):
+    y = (
+        torch.arange(40) % 4 % 3
+    )  # half of the points are of class 0, which the model predicts
+    with pytest.warns(
+        RobustnessWarning, match=r"zero or not a number at 50\.0% of the points"
+    ):
         found = attack(Constant(), points(40, 6), y)
     assert torch.equal(found.success, y != 0)
     assert torch.equal(found.flat, y == 0)
@@ -95,8 +101,12 @@ def test_what_is_not_a_number_is_no_success(loss):
         moved = (v - x[: len(v)]).abs().amax(1, keepdim=True) > 0
         return torch.where(moved, torch.nan, model(v))
 
-    with pytest.warns(RobustnessWarning, match="NaN or infinity at perturbations of 100.0%"):
-        found = PGD(L2(0.8), steps=3, loss=loss, restarts=2, early_exit=False)(fragile, x, y)
+    with pytest.warns(
+        RobustnessWarning, match="NaN or infinity at perturbations of 100.0%"
+    ):
+        found = PGD(L2(0.8), steps=3, loss=loss, restarts=2, early_exit=False)(
+            fragile, x, y
+        )
     assert not found.success.any()
     assert found.broken.all()
     assert torch.equal(found.x, x)
@@ -128,12 +138,18 @@ def test_targets_of_single_points_follow_them():
     alone = PGD(L2(0.8), steps=30, criterion=Targeted(target))
     assert found.success.sum() >= 0.9 * alone(model, x, y).success.sum()
     curve = robust_error(model, x, y, L2(0.8), radii=[0.2, 0.5], attack=alone)
-    assert curve.value == pytest.approx(float(alone(model, x, y).success.double().mean()), abs=0.05)
+    assert curve.value == pytest.approx(
+        float(alone(model, x, y).success.double().mean()), abs=0.05
+    )
 
 
 def test_all_losses_of_the_ensemble_are_of_one_kind():
     model, x, y = case()
-    for criterion, loss in ((None, "away"), (Targeted(1), "toward"), (Effective(0.1), "away")):
+    for criterion, loss in (
+        (None, "away"),
+        (Targeted(1), "toward"),
+        (Effective(0.1), "away"),
+    ):
         given = {} if criterion is None else {"criterion": criterion}
         found = strongest(model, x, y, L2(0.6), budget=60, **given)
         aim = torch.ones_like(y) if loss == "toward" else y
@@ -157,7 +173,9 @@ def test_a_given_start_comes_before_a_random_one():
     attack = PGD(L2(0.8), steps=1, random_start=True, early_exit=False)
     plain = PGD(L2(0.8), steps=1, early_exit=False)
     start = x + 0.1
-    assert torch.equal(attack(model, x, y, start=start).x, plain(model, x, y, start=start).x)
+    assert torch.equal(
+        attack(model, x, y, start=start).x, plain(model, x, y, start=start).x
+    )
 
 
 @pytest.mark.parametrize("kind", [L1, L2, Linf])
@@ -168,7 +186,9 @@ def test_bounds_may_be_open_on_a_side_or_fix_a_feature(kind):
         found = PGD(kind(0.7, bounds), steps=10)(model, x, y)
         assert torch.equal(found.success, wide.success)
     x[:, 2] = 0.5
-    found = PGD(kind(0.7, (x.amin(0), x.amax(0))), steps=10)(model, x, model(x).argmax(1))
+    found = PGD(kind(0.7, (x.amin(0), x.amax(0))), steps=10)(
+        model, x, model(x).argmax(1)
+    )
     assert torch.equal(found.x[:, 2], x[:, 2])
     assert found.success.any()
 

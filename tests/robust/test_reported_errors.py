@@ -88,7 +88,9 @@ def batch_statistics():
 
 NOT_MODELLED = {
     "a forward of its own": lambda: Trigger(*net()),
-    "a subclass of Linear": lambda: nn.Sequential(Cubed(8, 12), nn.ReLU(), nn.Linear(12, 3)),
+    "a subclass of Linear": lambda: nn.Sequential(
+        Cubed(8, 12), nn.ReLU(), nn.Linear(12, 3)
+    ),
     "a hook on a layer": lambda: hooked(0),
     "a hook on a rectifier": lambda: hooked(1),
     "a hook on the network": outer_hook,
@@ -104,11 +106,15 @@ def test_a_network_that_was_not_modelled_was_certified(name):
     x = torch.rand(10, 8)
     y = model(x).argmax(1)
     with pytest.raises(InputError, match="certify"):
-        robust_error(model, x, y, Linf(0.05), certify=True, attack=Square(Linf(0.05), queries=1))
+        robust_error(
+            model, x, y, Linf(0.05), certify=True, attack=Square(Linf(0.05), queries=1)
+        )
 
 
 MODELLED = {
-    "a residual block": lambda: nn.Sequential(*net()[:2], Residual(nn.Linear(12, 12)), net()[2]),
+    "a residual block": lambda: nn.Sequential(
+        *net()[:2], Residual(nn.Linear(12, 12)), net()[2]
+    ),
     "a subclass of ReLU": lambda: net(activation=Steep()),
 }
 
@@ -121,7 +127,9 @@ def test_certified_points_of_subclasses_were_fooled(name, seed):
     x = torch.rand(60, 8)
     y = model(x).argmax(1)
     threat = Linf(0.03)
-    found = robust_error(model, x, y, threat, certify=True, attack=Square(threat, queries=1))
+    found = robust_error(
+        model, x, y, threat, certify=True, attack=Square(threat, queries=1)
+    )
     fooled = strongest(model, x, y, threat).success.numpy()
     assert found.proved.any()
     assert not (found.proved & fooled).any()
@@ -133,7 +141,12 @@ def test_what_output_makes_of_the_logits_was_not_certified():
     x = torch.rand(10, 8)
     with pytest.raises(InputError, match=r"certify.*output"):
         robust_error(
-            model, x, model(x).argmax(1), Linf(0.05), certify=True, output=lambda o: (20 * o).sin()
+            model,
+            x,
+            model(x).argmax(1),
+            Linf(0.05),
+            certify=True,
+            output=lambda o: (20 * o).sin(),
         )
 
 
@@ -143,7 +156,9 @@ def test_certified_points_of_modelled_slopes_are_not_fooled(slope):
     x = torch.rand(40, 8)
     y = model(x).argmax(1)
     threat = Linf(0.05)
-    found = robust_error(model, x, y, threat, certify=True, attack=Square(threat, queries=1))
+    found = robust_error(
+        model, x, y, threat, certify=True, attack=Square(threat, queries=1)
+    )
     fooled = strongest(model, x, y, threat).success.numpy()
     assert found.proved.any()
     assert not (found.proved & fooled).any()
@@ -164,10 +179,18 @@ def test_probabilities_are_declared_and_not_guessed():
     y = (model(x).squeeze(1) > 0).long()
     logits = strongest(model, x, y, Linf(0.2), budget=40, queries=0)
     declared = strongest(
-        lambda v: model(v).sigmoid(), x, y, Linf(0.2), budget=40, queries=0, outputs="probabilities"
+        lambda v: model(v).sigmoid(),
+        x,
+        y,
+        Linf(0.2),
+        budget=40,
+        queries=0,
+        outputs="probabilities",
     )
     assert declared.success.sum() >= logits.success.sum() - 1
-    undeclared = strongest(lambda v: net(8)(v).softmax(1), x, y, Linf(0.2), budget=24, queries=0)
+    undeclared = strongest(
+        lambda v: net(8)(v).softmax(1), x, y, Linf(0.2), budget=24, queries=0
+    )
     assert any('outputs="probabilities"' in text for text in undeclared.warnings)
 
 
@@ -238,7 +261,9 @@ def exact_distance(model, x, y):
         for i in range(len(x)):
             threat = L1(float(middle[i]), bounds=(0, 1))
             weights = model.weight.detach(), model.bias.detach()
-            fooled = exact.linear(*weights, x[i : i + 1], y[i : i + 1], threat).fooled[0]
+            fooled = exact.linear(*weights, x[i : i + 1], y[i : i + 1], threat).fooled[
+                0
+            ]
             low[i], high[i] = (low[i], middle[i]) if fooled else (middle[i], high[i])
     return high
 
@@ -257,14 +282,18 @@ def test_points_in_l1_and_a_box_were_missed():
     missed = [
         i
         for i in range(0, len(x), 2)
-        if not strongest(model, x[[i]], y[[i]], L1(radius[i], bounds=(0, 1)), queries=0).success
+        if not strongest(
+            model, x[[i]], y[[i]], L1(radius[i], bounds=(0, 1)), queries=0
+        ).success
     ]
     assert missed == []
 
 
 def test_dropout_that_was_kept_on_was_switched_off():
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Dropout(0.5), nn.Linear(64, 3)).eval()
+    model = nn.Sequential(
+        nn.Linear(8, 64), nn.ReLU(), nn.Dropout(0.5), nn.Linear(64, 3)
+    ).eval()
     x = torch.randn(50, 8)
     y = model(x).argmax(1)
     model[2].train()
@@ -333,7 +362,9 @@ def test_a_target_was_ignored_in_training():
             return self.layer(v)
 
     attack = PGD(L2(0.5), steps=3, criterion=Targeted(2), loss="margin")
-    adversarial_train(Watched(), (torch.zeros(4, 2), torch.zeros(4).long()), attack, epochs=1)
+    adversarial_train(
+        Watched(), (torch.zeros(4, 2), torch.zeros(4).long()), attack, epochs=1
+    )
     assert any(bool((v[:, 1] > 0.3).all()) for v in seen)
     assert not any(bool((v[:, 0] > 0.3).any()) for v in seen)
 
@@ -394,13 +425,21 @@ def test_ctrl_c_lost_everything_in_certification(monkeypatch):
         return original(*args, **kwargs)
 
     monkeypatch.setattr(torch.autograd, "grad", grad)
-    found = robust_error(model, x, y, threat, certify=True, attack=Square(threat, queries=1))
+    found = robust_error(
+        model, x, y, threat, certify=True, attack=Square(threat, queries=1)
+    )
     assert found.status == "interrupted"
     assert 0 < found.proved.sum() < 12
 
 
 def batch_norm_net():
-    layers = nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 2)
+    layers = (
+        nn.Linear(4, 6),
+        nn.BatchNorm1d(6),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(6, 2),
+    )
     return nn.Sequential(*layers)
 
 
@@ -419,7 +458,9 @@ def test_layers_in_training_mode_were_switched_without_a_word(layer):
 
 
 def test_frozen_batch_normalization_was_unfrozen_by_training():
-    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2))
+    model = nn.Sequential(
+        nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2)
+    )
     model[1].eval()
     before = model[1].running_mean.clone()
     x = torch.randn(32, 4)
@@ -428,7 +469,9 @@ def test_frozen_batch_normalization_was_unfrozen_by_training():
     assert not model[1].training
     assert model.training
     evaluated = net().eval()
-    adversarial_train(evaluated, (torch.rand(8, 8), torch.zeros(8).long()), None, epochs=1)
+    adversarial_train(
+        evaluated, (torch.rand(8, 8), torch.zeros(8).long()), None, epochs=1
+    )
     assert not evaluated.training
 
 
@@ -438,7 +481,9 @@ def test_training_that_diverged_was_called_finished():
     y = (x[:, 0] > 0).long()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e4)
     with contextlib.suppress(InputError):  # a loss that is not finite is refused
-        found = adversarial_train(model, (x, y), FGSM(Linf(0.1)), epochs=3, optimizer=optimizer)
+        found = adversarial_train(
+            model, (x, y), FGSM(Linf(0.1)), epochs=3, optimizer=optimizer
+        )
         assert found.status == "diverged"
 
 

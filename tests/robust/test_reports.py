@@ -35,23 +35,50 @@ def given(tmp_path):
 def test_the_command_measures_plots_and_saves(given):
     pytest.importorskip("matplotlib")
     out = given / "out"
-    arguments = ["attack", f"{given / 'net.py'}:build", "--data", str(given / "data.npz"),
-                 "--norm", "Linf", "--radius", "1/5", "--bounds", "0,1", "--plot",
-                 "--budget", "60", "--queries", "30", "--out", str(out), "--json"]  # fmt: skip
+    arguments = [
+        "attack",
+        f"{given / 'net.py'}:build",
+        "--data",
+        str(given / "data.npz"),
+        "--norm",
+        "Linf",
+        "--radius",
+        "1/5",
+        "--bounds",
+        "0,1",
+        "--plot",
+        "--budget",
+        "60",
+        "--queries",
+        "30",
+        "--out",
+        str(out),
+        "--json",
+    ]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     printed = json.loads(result.stdout)
     stored = json.loads((out / "attack.json").read_text())
     assert stored.pop("checksum")
     assert "smallest" not in printed  # lists of single points only if asked for
-    assert printed == {k: v for k, v in stored.items() if k not in ("smallest", "proved")}
+    assert printed == {
+        k: v for k, v in stored.items() if k not in ("smallest", "proved")
+    }
     again = CliRunner().invoke(app, [*arguments, "--per-point"])
     assert len(json.loads(again.stdout)["smallest"]) == 60
     assert RobustError.load(out / "attack.json").value == printed["value"]
     run = printed["run"]
-    assert (run["norm"], run["radius"], run["budget"], run["seed"]) == ("Linf", "1/5", 60, 0)
+    assert (run["norm"], run["radius"], run["budget"], run["seed"]) == (
+        "Linf",
+        "1/5",
+        60,
+        0,
+    )
     assert len(run["data_sha256"]) == len(run["model_sha256"]) == 64
-    assert any("untrained weights; no weights were given" in text for text in printed["warnings"])
+    assert any(
+        "untrained weights; no weights were given" in text
+        for text in printed["warnings"]
+    )
     with np.load(out / "adversarial.npz") as file:
         assert np.abs(file["adversarial"].astype(float) - file["x"]).max() <= 0.2
         assert (file["adversarial_class"] != file["y"]).mean() == printed["value"]
@@ -61,8 +88,21 @@ def test_the_command_measures_plots_and_saves(given):
 
 
 def attacked(given, *words):
-    arguments = ["attack", *map(str, words), "--norm", "linf", "--radius", "0.1", "--budget", "24",
-                 "--queries", "0", "--out", str(given / "out"), "--json"]  # fmt: skip
+    arguments = [
+        "attack",
+        *map(str, words),
+        "--norm",
+        "linf",
+        "--radius",
+        "0.1",
+        "--budget",
+        "24",
+        "--queries",
+        "0",
+        "--out",
+        str(given / "out"),
+        "--json",
+    ]
     return CliRunner().invoke(app, arguments)
 
 
@@ -119,10 +159,32 @@ def test_the_command_takes_what_training_saves(tmp_path, form):
     else:
         named = {f"module.{k}": v for k, v in net.state_dict().items()}
         torch.save({"state_dict": named, "epoch": 3}, path)
-    words = ["attack", f"{tmp_path / 'net.py'}:build", "--data", str(tmp_path / "data.npz"),
-             "--weights", str(path), "--norm", "linf", "--radius", "30/255", "--bounds", "0,1",
-             "--scale", "255", "--budget", "24", "--queries", "0", "--plot", "--radii", "0.01",
-             "--certify", "--out", str(tmp_path / "out")]  # fmt: skip
+    words = [
+        "attack",
+        f"{tmp_path / 'net.py'}:build",
+        "--data",
+        str(tmp_path / "data.npz"),
+        "--weights",
+        str(path),
+        "--norm",
+        "linf",
+        "--radius",
+        "30/255",
+        "--bounds",
+        "0,1",
+        "--scale",
+        "255",
+        "--budget",
+        "24",
+        "--queries",
+        "0",
+        "--plot",
+        "--radii",
+        "0.01",
+        "--certify",
+        "--out",
+        str(tmp_path / "out"),
+    ]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     found = json.loads((tmp_path / "out" / "attack.json").read_text())

@@ -32,7 +32,9 @@ def test_radii_of_a_linear_classifier_are_near_its_distances_and_below():
     assert (found.radius <= distance).all()
     share = np.array([NormalDist().cdf(d / sigma) for d in distance])
     error = np.sqrt(share * (1 - share) / 4000) + 1 / 4000
-    assert (share - found.lower <= 8.5 * error).all()  # three deviations and five of sampling
+    assert (
+        share - found.lower <= 8.5 * error
+    ).all()  # three deviations and five of sampling
     assert (found.radius[~sure] == 0).all()
     assert (distance[~sure] < 0.1).all()
 
@@ -85,7 +87,8 @@ def test_the_radius_is_the_largest_that_the_worst_model_allows(noise):
     allowed = 0
     for k in range(1, d + 1):
         unseen = [
-            chance @ (masks[:, list(c)] == 0).all(1) for c in itertools.combinations(range(d), k)
+            chance @ (masks[:, list(c)] == 0).all(1)
+            for c in itertools.combinations(range(d), k)
         ]
         allowed = k if min(unseen) > 0.5 + 1e-2 else allowed
     x = torch.ones(1, d, dtype=torch.float64)
@@ -107,7 +110,9 @@ def test_the_limit_covers_as_often_as_it_says():
     found = smoothed(halfspace([1.0]), x, 1.0, draws=50, guesses=5, confidence=0.8)
     wrong = float(np.mean(found.lower > p))
     assert wrong <= 0.2 + 5 * (0.2 * 0.8 / 200) ** 0.5
-    together = smoothed(halfspace([1.0]), x, 1.0, draws=50, guesses=5, confidence=0.8, jointly=True)
+    together = smoothed(
+        halfspace([1.0]), x, 1.0, draws=50, guesses=5, confidence=0.8, jointly=True
+    )
     assert (together.lower < found.lower).all()
     assert float(np.mean(together.lower > p)) <= 0.02
 
@@ -117,11 +122,19 @@ def test_the_limit_of_a_class_that_is_always_seen_is_exact(confidence):
     """All of n draws: p^n >= 1 - confidence bounds p from one side, for each or for all points."""
     x = torch.ones(4, 2, dtype=torch.float64)
     for jointly, parts in ((False, 1), (True, 4)):
-        found = smoothed(lambda v: torch.stack([0 * v[:, 0], 0 * v[:, 0] + 1], 1), x, 0.5, draws=60,
-                         confidence=confidence, jointly=jointly)  # fmt: skip
+        found = smoothed(
+            lambda v: torch.stack([0 * v[:, 0], 0 * v[:, 0] + 1], 1),
+            x,
+            0.5,
+            draws=60,
+            confidence=confidence,
+            jointly=jointly,
+        )
         limit = ((1 - confidence) / parts) ** (1 / 60)
         np.testing.assert_allclose(found.lower, limit, rtol=1e-9)
-        np.testing.assert_allclose(found.radius, 0.5 * NormalDist().inv_cdf(limit), rtol=1e-9)
+        np.testing.assert_allclose(
+            found.radius, 0.5 * NormalDist().inv_cdf(limit), rtol=1e-9
+        )
 
 
 def test_results_are_kept_and_shares_follow_the_classes(tmp_path):
@@ -132,7 +145,11 @@ def test_results_are_kept_and_shares_follow_the_classes(tmp_path):
     again = smoothed(halfspace([1.0]), x.double(), 0.5, batch_size=7)
     assert again == smoothed(halfspace([1.0]), x.double(), 0.5)
     assert again.predicted.tolist() == [1, -1, 0]  # between the classes it abstains
-    assert again.errors([1, 1, 1], [0.0, 0.5, 9.0]).round(2).tolist() == [0.67, 0.67, 1.0]
+    assert again.errors([1, 1, 1], [0.0, 0.5, 9.0]).round(2).tolist() == [
+        0.67,
+        0.67,
+        1.0,
+    ]
     assert Smoothed.load(found.save(tmp_path / "s.json")) == found
 
 
@@ -148,13 +165,17 @@ def test_nothing_is_certified_where_there_are_no_numbers():
         (0.0, {}, "noise must be"),
         ("gauss", {}, "noise must be a positive number.*Dropout.*KeepExactly"),
         (overt.Dropout(strength=1.0), {}, "noise must be a positive number"),
-        (overt.Dropout((0.5, 0.5)), {}, "drop_prob has 2 entries but there are 3 units"),
+        (
+            overt.Dropout((0.5, 0.5)),
+            {},
+            "drop_prob has 2 entries but there are 3 units",
+        ),
         (overt.KeepExactly(9), {}, "count"),
         (0.1, {"confidence": 1.0}, "confidence must lie between 0.5 and 1"),
         (0.1, {"draws": 0}, "draws must be"),
         (0.1, {"x": torch.ones(2, 3).int()}, "x must hold floating-point numbers"),
     ],
-)  # fmt: skip
+)
 def test_mistakes_are_named(noise, more, message):
     x = more.pop("x", torch.ones(2, 3))
     with pytest.raises(InputError, match=message):

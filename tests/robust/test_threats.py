@@ -9,7 +9,16 @@ from helpers import assert_mean_within_standard_errors
 from robust_cases import points, quadratic_program
 
 from overt import InputError
-from overt.robust import L0, L1, L2, PGD, Linf, minimum_distance, robust_error, strongest
+from overt.robust import (
+    L0,
+    L1,
+    L2,
+    PGD,
+    Linf,
+    minimum_distance,
+    robust_error,
+    strongest,
+)
 from overt.robust.keyed_random import keys_of, normal, uniform
 
 NORMS = {L1: 1, L2: 2, Linf: "inf"}
@@ -40,7 +49,10 @@ def test_projection_equals_a_quadratic_program(threat, radius, boxed):
 def test_a_projection_leaves_the_ball_by_no_more_than_rounding(dtype):
     """Newton's last step may end outside by more: what is returned is brought back."""
     v = points(2000, 5, seed=0).to(dtype) * 3
-    low, high = -points(2000, 5, seed=1).to(dtype).abs(), points(2000, 5, seed=2).to(dtype).abs()
+    low, high = (
+        -points(2000, 5, seed=1).to(dtype).abs(),
+        points(2000, 5, seed=2).to(dtype).abs(),
+    )
     d = L2(0.1).project(v, (low, high))
     norm = np.sqrt(np.sum(d.numpy().astype(np.longdouble) ** 2, axis=1))
     assert norm.max() <= 0.1 * (1 + 4 * torch.finfo(dtype).eps)
@@ -101,7 +113,9 @@ def test_steepest_direction_and_dual_norm(threat, boxed):
 def test_direction_survives_tiny_and_huge_gradients(size):
     g = points(4, 5, seed=8) * size
     step = L2(1.0).ascent(g.clone(), None)
-    assert torch.allclose(L2(1.0).size(step), torch.full((4,), float(size > 0)).double())
+    assert torch.allclose(
+        L2(1.0).size(step), torch.full((4,), float(size > 0)).double()
+    )
 
 
 @pytest.mark.parametrize("threat", [L1(1.0), L2(1.0), Linf(1.0)])
@@ -125,7 +139,11 @@ def test_random_starts_are_uniform_in_the_ball(threat):
     assert abs(float(share.mean()) - 0.5) <= 5 * np.sqrt(1 / 12 / n)
     assert bool((d.mean(0).abs() <= 5 * d.std(0) / np.sqrt(n)).all())
     # E[d_i d_j] of a uniform point: the same for all coordinates, which are uncorrelated.
-    second = {"l1": 2 / ((width + 1) * (width + 2)), "l2": 1 / (width + 2), "linf": 1 / 3}
+    second = {
+        "l1": 2 / ((width + 1) * (width + 2)),
+        "l2": 1 / (width + 2),
+        "linf": 1 / 3,
+    }
     products = (d[:, :, None] * d[:, None, :]).numpy()
     expected = 4 * second[threat.name] * np.eye(width)
     assert_mean_within_standard_errors(products, expected)
@@ -157,7 +175,9 @@ def test_few_coordinates_are_drawn_uniformly_at_the_ends_of_the_box():
     moved = x + d
     changed = (d != 0).double()
     assert bool((changed.sum(1) == 2).all())
-    assert bool((((moved - 0).abs() < 1e-12) | ((moved - 1).abs() < 1e-12))[d != 0].all())
+    assert bool(
+        (((moved - 0).abs() < 1e-12) | ((moved - 1).abs() < 1e-12))[d != 0].all()
+    )
     assert_mean_within_standard_errors(changed.numpy(), np.full(5, 0.4))
     assert_mean_within_standard_errors((d > 0).double().numpy(), np.full(5, 0.2))
 
@@ -170,7 +190,9 @@ def test_extreme_points_have_the_radius_and_no_preference(threat):
     assert_mean_within_standard_errors(d.numpy(), np.zeros(4))
     assert_mean_within_standard_errors((d**2).numpy(), np.full(4, float((d**2).mean())))
     corners = {"l1": 1, "linf": 4}.get(threat.name)
-    assert corners is None or bool((((d.abs() - 2).abs() < 1e-9).sum(1) == corners).all())
+    assert corners is None or bool(
+        (((d.abs() - 2).abs() < 1e-9).sum(1) == corners).all()
+    )
 
 
 @pytest.mark.parametrize("size", [1.0, 300.0, 1e5])
@@ -180,7 +202,9 @@ def test_what_is_stored_is_within_the_radius_in_exact_numbers(threat, size):
     x = (size * torch.rand(200, 7, generator=torch.Generator().manual_seed(1))).float()
     given = threat(0.3, bounds=(0.0, size))
     region = given.region(x)
-    delta = region.project(torch.randn(200, 7, generator=torch.Generator().manual_seed(2)))
+    delta = region.project(
+        torch.randn(200, 7, generator=torch.Generator().manual_seed(2))
+    )
     stored = region.store_exactly(delta)
     away = stored.double() - x.double()
     assert float(given.size(away).max()) <= 0.3
@@ -195,7 +219,9 @@ def test_draws_belong_to_the_point_and_have_the_right_moments():
     like = torch.zeros(1, dtype=torch.float64)
     keys = keys_of(x, seed=0)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
-    assert torch.equal(uniform(keys, 6, like)[order], uniform(keys_of(x[order], 0), 6, like))
+    assert torch.equal(
+        uniform(keys, 6, like)[order], uniform(keys_of(x[order], 0), 6, like)
+    )
     assert not torch.equal(uniform(keys, 6, like), uniform(keys_of(x, 1), 6, like))
     z = normal(keys, 7, like)
     error = 1 / np.sqrt(z.numel())
@@ -303,7 +329,13 @@ def test_part_of_a_coordinate_is_none(radius):
     assert ((L0(radius, (-9.0, 9.0)).region(v).draw(1) != 0).sum(1) == count).all()
 
 
-THREATS = [L0(2, (0.0, 1.0)), L1(0.8, (0.0, 1.0)), L2(0.5), L2(0.5, (0.0, 1.0)), Linf(0.3)]
+THREATS = [
+    L0(2, (0.0, 1.0)),
+    L1(0.8, (0.0, 1.0)),
+    L2(0.5),
+    L2(0.5, (0.0, 1.0)),
+    Linf(0.3),
+]
 
 
 @pytest.mark.parametrize("threat", THREATS, ids=str)
@@ -315,16 +347,23 @@ def test_immutable_features_stay_and_the_rest_is_attacked_as_before(threat):
     y = (x @ weight.T).argmax(1)
     free = torch.tensor([True, False, True, True, False, True])
     masked = dataclasses.replace(threat, mutable=free)
-    found = strongest(lambda v: v @ weight.T, x, y, masked, budget=60, queries=20, warn=False)
+    found = strongest(
+        lambda v: v @ weight.T, x, y, masked, budget=60, queries=20, warn=False
+    )
     assert torch.equal(found.x[:, ~free], x[:, ~free])
 
     single = [
         strongest(
             lambda v, i=i: v @ weight[:, free].T + x[i, ~free] @ weight[:, ~free].T,
-            x[[i]][:, free], y[[i]], threat, budget=60, queries=20, warn=False,
+            x[[i]][:, free],
+            y[[i]],
+            threat,
+            budget=60,
+            queries=20,
+            warn=False,
         ).success.item()
         for i in range(30)
-    ]  # fmt: skip
+    ]
     assert abs(sum(single) - int(found.success.sum())) <= 1
     assert 0 < sum(single) < 30
 
@@ -332,7 +371,9 @@ def test_immutable_features_stay_and_the_rest_is_attacked_as_before(threat):
 @pytest.mark.parametrize("threat", THREATS[1:], ids=str)
 def test_bounds_and_masks_of_single_points_hold(threat):
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)
+    )
     x = torch.rand(40, 6)
     width = 0.2 * torch.rand(40, 6)
     low, high = x - width, x + width
@@ -346,7 +387,9 @@ def test_bounds_and_masks_of_single_points_hold(threat):
         assert bool((found.x != x).any())
     near = minimum_distance(model, x, y, given, steps=20, warn=False)
     assert bool(((near.x >= low) & (near.x <= high)).all())
-    proved = robust_error(model, x, y, given, certify=True, budget=24, queries=0, warn=False)
+    proved = robust_error(
+        model, x, y, given, certify=True, budget=24, queries=0, warn=False
+    )
     assert proved.upper == proved.value  # all points are decided
     with pytest.raises(InputError, match="mutable must be"):
         dataclasses.replace(threat, mutable=free[:, :5]).region(x)
@@ -356,7 +399,9 @@ def test_bounds_and_masks_of_single_points_hold(threat):
 @pytest.mark.parametrize("threat", [L1(0.5), L2(0.2), Linf(0.02)], ids=str)
 def test_half_precision_points_are_stored_inside_and_counted_as_stored(threat, dtype):
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(20, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(20, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3)
+    )
     x = torch.rand(60, 20).to(dtype)
     half = copy.deepcopy(model).to(dtype)
     y = half(x).argmax(1)

@@ -16,7 +16,9 @@ ATTACK = PGD(L2(0.2, (0.0, 1.0)), steps=5)
 
 def network(seed=0, classes=3):
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(2, 24), nn.ReLU(), nn.Dropout(0.1), nn.Linear(24, classes))
+    return nn.Sequential(
+        nn.Linear(2, 24), nn.ReLU(), nn.Dropout(0.1), nn.Linear(24, classes)
+    )
 
 
 def loader(size=48):
@@ -60,9 +62,17 @@ def test_interrupted_training_resumes_to_the_same_weights(tmp_path, every, momen
         attack = PGD(L2(0.1), steps=3, random_start=True)
         config = TrainingConfig(clean_fraction=0.3, checkpoint_every=every)
         return adversarial_train(
-            model, loader(), attack, epochs=4, optimizer=optimizer, scheduler=scheduler,
-            checkpoint=path, seed=3, config=config, **more,
-        )  # fmt: skip
+            model,
+            loader(),
+            attack,
+            epochs=4,
+            optimizer=optimizer,
+            scheduler=scheduler,
+            checkpoint=path,
+            seed=3,
+            config=config,
+            **more,
+        )
 
     whole = network()
     full = start(whole, None)
@@ -119,7 +129,9 @@ def test_one_logit_and_data_bounds():
 def test_a_pair_of_arrays_is_shuffled_and_resumes(tmp_path):
     def run(data, path, **more):
         model = network()
-        return model, adversarial_train(model, data, ATTACK, checkpoint=path, seed=1, **more)
+        return model, adversarial_train(
+            model, data, ATTACK, checkpoint=path, seed=1, **more
+        )
 
     class Permuted:
         """What a pair stands for: a fresh order in each pass, from torch's generator."""
@@ -186,19 +198,29 @@ SCHEDULERS = {
     ("optimizer", "scheduler"),
     [*((name, None) for name in OPTIMIZERS), *((None, name) for name in SCHEDULERS)],
 )
-def test_every_optimizer_and_scheduler_resumes_to_the_same(tmp_path, optimizer, scheduler):
+def test_every_optimizer_and_scheduler_resumes_to_the_same(
+    tmp_path, optimizer, scheduler
+):
     def run(batches, path):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 3))
-        chosen = OPTIMIZERS.get(optimizer, lambda p: torch.optim.SGD(p, 0.1, momentum=0.9))
+        chosen = OPTIMIZERS.get(
+            optimizer, lambda p: torch.optim.SGD(p, 0.1, momentum=0.9)
+        )
         steps = chosen(model.parameters())
         make, each = SCHEDULERS.get(scheduler, (lambda o: None, "epoch"))
         rates = make(steps)
         attack = PGD(Linf(0.1, (0.0, 1.0)), steps=1)
         adversarial_train(
-            model, batches, attack, epochs=3, optimizer=steps, scheduler=rates,
-            checkpoint=path, config=TrainingConfig(step_scheduler_each=each, checkpoint_every=2),
-        )  # fmt: skip
+            model,
+            batches,
+            attack,
+            epochs=3,
+            optimizer=steps,
+            scheduler=rates,
+            checkpoint=path,
+            config=TrainingConfig(step_scheduler_each=each, checkpoint_every=2),
+        )
         return model, float(steps.param_groups[0]["lr"])
 
     path = tmp_path / "state.safetensors"
@@ -233,7 +255,10 @@ def test_bounds_from_the_data_hold_the_holdout_too():
         ({"data": [(torch.zeros(2, 2),)]}, "batches"),
         ({"data": []}, "empty"),
         ({"data": (np.zeros((3, 2)), np.zeros(4))}, "same length, got lengths 3, 4"),
-        ({"data": (np.zeros((3, 2)), np.zeros(3), np.zeros(3))}, "one array of inputs and one of"),
+        (
+            {"data": (np.zeros((3, 2)), np.zeros(3), np.zeros(3))},
+            "one array of inputs and one of",
+        ),
         ({"batch_size": 0}, "batch_size"),
         ({"data": iter([])}, "a generator is used up"),
         ({"data": 3}, "data must give batches"),

@@ -80,7 +80,9 @@ def test_warnings_of_every_radius_are_kept(tmp_path):
         return torch.where(far, torch.nan, model(v))
 
     with pytest.warns(RobustnessWarning, match="NaN or infinity") as seen:
-        found = robust_error(fragile, x, y, Linf(0.2), radii=[0.001, 0.01], budget=24, queries=20)
+        found = robust_error(
+            fragile, x, y, Linf(0.2), radii=[0.001, 0.01], budget=24, queries=20
+        )
     assert [str(w.message) for w in seen] == list(found.warnings)
     stored = json.loads(found.save(tmp_path / "attack.json").read_text())
     assert any("NaN or infinity" in text for text in stored["warnings"])
@@ -94,7 +96,9 @@ def test_points_of_the_target_class_are_no_errors():
     found = robust_error(model, x, y, Linf(0.01), attack=attack)
     assert found.clean == 0
     assert found.value <= float((y != 1).double().mean())
-    assert robust_error(model, x[y == 1], y[y == 1], Linf(0.5), attack=attack).value == 0
+    assert (
+        robust_error(model, x[y == 1], y[y == 1], Linf(0.5), attack=attack).value == 0
+    )
 
 
 class Hiding(nn.Module):
@@ -110,7 +114,9 @@ class Hiding(nn.Module):
 
 def test_modules_inside_functions_are_switched_and_left_alone():
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+    net = nn.Sequential(
+        nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3)
+    )
     x = points(86, 6, dtype=torch.float32)
     net(x)
     y = net.eval()(x).argmax(1)
@@ -137,7 +143,9 @@ def test_ripples_are_seen_through():
     with pytest.warns(RobustnessWarning, match="gain far less than it promises"):
         found = strongest(rippled, x, y, threat, budget=120, queries=100)
     assert found.robust_accuracy <= plain.robust_accuracy + 0.03
-    helped = strongest(rippled, x, y, threat, budget=120, queries=0, surrogate=model, warn=False)
+    helped = strongest(
+        rippled, x, y, threat, budget=120, queries=0, surrogate=model, warn=False
+    )
     assert helped.robust_accuracy <= plain.robust_accuracy + 0.03
 
 
@@ -162,17 +170,24 @@ MASKS = {
 HIDDEN = {
     "detached": torch.detach,
     "data": lambda v: v.data,
-    "shifted": lambda v: v.detach() - (v - v.detach()),  # the gradient has the wrong sign
+    "shifted": lambda v: (
+        v.detach() - (v - v.detach())
+    ),  # the gradient has the wrong sign
 }
 
 
 @pytest.mark.parametrize("way", HIDDEN)
 def test_gradients_are_found_behind_what_hides_them(way):
-    model, x = small_mlp(12, 16, dtype=torch.float32), points(40, 12, dtype=torch.float32)
+    model, x = (
+        small_mlp(12, 16, dtype=torch.float32),
+        points(40, 12, dtype=torch.float32),
+    )
     y, threat = model(x).argmax(1), Linf(0.25)
     plain = strongest(model, x, y, threat, budget=100, queries=0, warn=False)
     with pytest.warns(RobustnessWarning):
-        found = strongest(lambda v: model(HIDDEN[way](v)), x, y, threat, budget=200, queries=0)
+        found = strongest(
+            lambda v: model(HIDDEN[way](v)), x, y, threat, budget=200, queries=0
+        )
     assert 0.2 < plain.robust_accuracy < 0.8
     assert found.robust_accuracy <= plain.robust_accuracy + 0.03
     assert torch.equal(found.success, model(found.x).argmax(1) != y)
@@ -186,7 +201,9 @@ def test_masked_models_are_fooled_without_their_gradients(mask):
     steps = torch.linspace(-0.25, 0.25, 41)
     grid = torch.cartesian_prod(steps, steps)
     moved = (x[:, None] + grid).clamp(0, 1)
-    wrong = (masked(moved.flatten(0, 1)).argmax(1).view(len(x), -1) != y[:, None]).any(1)
+    wrong = (masked(moved.flatten(0, 1)).argmax(1).view(len(x), -1) != y[:, None]).any(
+        1
+    )
     with pytest.warns(RobustnessWarning):
         found = strongest(masked, x, y, threat, budget=60, queries=200)
     assert found.robust_accuracy <= 1 - float(wrong.double().mean()) + 0.05
@@ -196,7 +213,10 @@ def test_masked_models_are_fooled_without_their_gradients(mask):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", [(12,), (1, 3, 4), (3, 2, 2)])
 def test_search_without_gradients_stays_inside_and_finds(kind, shape):
-    model, x = nn.Sequential(nn.Flatten(), linear_model(3, 12)), points(30, 12).view(30, *shape)
+    model, x = (
+        nn.Sequential(nn.Flatten(), linear_model(3, 12)),
+        points(30, 12).view(30, *shape),
+    )
     y, radius = model(x).argmax(1), {L1: 1.2, L2: 0.6, Linf: 0.3}[kind]
     threat = kind(radius, (-3.0, 3.0))
     x = x.clamp(-3, 3)
@@ -208,7 +228,9 @@ def test_search_without_gradients_stays_inside_and_finds(kind, shape):
     best = PGD(threat, steps=30)(model, x, y, warn=False)
     assert int(found.success.sum()) >= 0.7 * int(best.success.sum()) > 3
     order = torch.randperm(30, generator=torch.Generator().manual_seed(1))
-    again = Square(threat, queries=100, batch_size=7)(model, x[order], y[order], warn=False)
+    again = Square(threat, queries=100, batch_size=7)(
+        model, x[order], y[order], warn=False
+    )
     assert torch.equal(again.success, found.success[order])
 
 
@@ -221,7 +243,11 @@ def test_random_models_are_scored_over_fresh_draws():
     torch.manual_seed(0)
     with pytest.warns(RobustnessWarning, match="the model is random"):
         found = strongest(noisy, x, y, Linf(0.1), budget=24, queries=0)
-    fresh = torch.stack([noisy(found.x).argmax(1) != y for _ in range(400)]).double().mean(0)
+    fresh = (
+        torch.stack([noisy(found.x).argmax(1) != y for _ in range(400)])
+        .double()
+        .mean(0)
+    )
     spread = float((fresh * (1 - fresh)).mean() / 100 / len(x)) ** 0.5
     assert abs(float(fresh.mean()) - (1 - found.robust_accuracy)) <= 5 * spread * 1.2
     assert torch.equal(found.success, found.rate > 0.5)
@@ -229,7 +255,9 @@ def test_random_models_are_scored_over_fresh_draws():
     assert error.warnings == ()  # no warning of what it recommends
     assert error.interval[0] < error.value < error.interval[1]
     assert error.value >= 1 - found.robust_accuracy - 0.08
-    with pytest.warns(RobustnessWarning, match="the model is random"):  # one point, few outputs
+    with pytest.warns(
+        RobustnessWarning, match="the model is random"
+    ):  # one point, few outputs
         PGD(Linf(0.1), steps=2)(lambda v: nn.functional.dropout(model(v)), x[:1], y[:1])
 
 

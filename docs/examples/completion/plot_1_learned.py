@@ -18,7 +18,8 @@ train, holdout = entries.split(0.2, seed=0)
 learned = DropoutCompletion(n_factors=12).fit(train)
 probs = np.linspace(0.05, 0.9, 10)
 errors = [
-    -DropoutCompletion(12, drop_prob=p, max_sweeps=30).fit(train).score(holdout) for p in probs
+    -DropoutCompletion(12, drop_prob=p, max_sweeps=30).fit(train).score(holdout)
+    for p in probs
 ]
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")

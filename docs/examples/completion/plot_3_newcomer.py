@@ -20,7 +20,9 @@ own = np.flatnonzero(~others)[:12]
 mean, low, high = [], [], []
 watched = int(np.setdiff1d(np.arange(40), entries.cols[own])[0])
 for count in range(1, len(own) + 1):
-    given = dict(zip(entries.cols[own[:count]], entries.values[own[:count]], strict=True))
+    given = dict(
+        zip(entries.cols[own[:count]], entries.values[own[:count]], strict=True)
+    )
     row = model.fold_in({int(col): float(value) for col, value in given.items()})
     value, std = row.predict([watched], return_std=True)
     mean.append(value[0]), low.append(value[0] - std[0]), high.append(value[0] + std[0])

@@ -25,7 +25,9 @@ shown = seen[:6], mean.reshape(6, 64), images[:6], std.reshape(6, 64)
 for row, values in enumerate(shown):
     spread = {"vmin": 0, "vmax": 16} if row < 3 else {"vmin": 0, "vmax": std.max()}
     for axis, image in zip(axes[row], values, strict=True):
-        drawn = axis.imshow(image.reshape(8, 8), cmap="Greys" if row < 3 else "cividis", **spread)
+        drawn = axis.imshow(
+            image.reshape(8, 8), cmap="Greys" if row < 3 else "cividis", **spread
+        )
         axis.set(xticks=[], yticks=[])
     figure.colorbar(drawn, ax=axes[row], shrink=0.8)
 for axis, name in zip(axes[:, 0], ("seen", "completed", "truth", "std"), strict=True):

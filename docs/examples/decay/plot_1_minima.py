@@ -14,7 +14,9 @@ from overt.decay import existence, minima, two_by_two
 problem = two_by_two(0.25)
 decays = np.geomspace(2e-4, 0.1, 25)
 figure, axes = plt.subplots(figsize=(6.5, 3.6), layout="constrained")
-found = [(decay, m) for decay in decays for m in minima(problem, depth=3, weight_decay=decay)]
+found = [
+    (decay, m) for decay in decays for m in minima(problem, depth=3, weight_decay=decay)
+]
 for rank, marker in ((0, "o"), (1, "s"), (2, "^")):
     points = [(decay, m.matrix[0, 1]) for decay, m in found if m.rank == rank]
     axes.plot(*zip(*points, strict=True), marker=marker, ms=4, label=f"rank {rank}")

@@ -39,6 +39,8 @@ panels[0].set_ylabel("$u_2$")
 net = overt.TiedAutoencoder(np.diag([3.0, 2.0, 1.0]), width=3, noise=overt.Dropout(0.3))
 for point in net.landscape().points:
     curvature = round(point.curvature, 3) + 0.0
-    print(f"{point.directions!s:10} {point.objective:7.3f}  {point.kind:13} {curvature:8.3f}")
+    print(
+        f"{point.directions!s:10} {point.objective:7.3f}  {point.kind:13} {curvature:8.3f}"
+    )
 
 # sphinx_gallery_thumbnail_number = 1

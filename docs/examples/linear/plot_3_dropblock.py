@@ -34,7 +34,9 @@ Q = np.linalg.qr(rng.standard_normal((6, 6)))[0]
 target = Q @ np.diag([3.0, 2.5, 2.0, 0.4, 0.2, 0.1]) @ Q.T
 noise = overt.DropBlock(drop_prob=0.5, block_size=2)
 best = overt.LinearNetwork(target, width=16, noise=noise).solve()
-expected = overt.spectral.KSupport(2).prox(np.array([3.0, 2.5, 2.0, 0.4, 0.2, 0.1]), 2 / 16)
+expected = overt.spectral.KSupport(2).prox(
+    np.array([3.0, 2.5, 2.0, 0.4, 0.2, 0.1]), 2 / 16
+)
 print(best.status, f"gap {abs(best.certificate.relative_gap):.0e}")
 print("learned  ", np.linalg.svd(best.product, compute_uv=False).round(4))
 print("predicted", expected.round(4))

@@ -32,4 +32,6 @@ right.set(xlabel="step", ylabel="imbalance of the hidden units")
 # How far is each run from the best possible network?
 
 gaps = [net.certify(U, V).relative_gap for U, V in zip(run.U, run.V, strict=True)]
-print(f"optimum {best.objective:.4f}; runs are {min(gaps):.2%} to {max(gaps):.2%} above it")
+print(
+    f"optimum {best.objective:.4f}; runs are {min(gaps):.2%} to {max(gaps):.2%} above it"
+)

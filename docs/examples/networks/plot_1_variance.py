@@ -15,9 +15,14 @@ from overt.nn import mc_moments, predictive_moments
 
 torch.manual_seed(0)
 model = torch.nn.Sequential(
-    torch.nn.Linear(1, 128), torch.nn.GELU(), torch.nn.Dropout(0.2),
-    torch.nn.Linear(128, 128), torch.nn.GELU(), torch.nn.Dropout(0.2), torch.nn.Linear(128, 1),
-)  # fmt: skip
+    torch.nn.Linear(1, 128),
+    torch.nn.GELU(),
+    torch.nn.Dropout(0.2),
+    torch.nn.Linear(128, 128),
+    torch.nn.GELU(),
+    torch.nn.Dropout(0.2),
+    torch.nn.Linear(128, 1),
+)
 x = torch.linspace(-1.5, 1.5, 120)[:, None]
 seen = x[(x[:, 0].abs() > 0.2) & (x[:, 0].abs() < 1.0)]
 optimizer = torch.optim.Adam(model.parameters(), 5e-3)

@@ -19,7 +19,10 @@ digits = load_digits()
 x = torch.tensor(digits.data / 16, dtype=torch.float32)
 y = torch.nn.functional.one_hot(torch.tensor(digits.target), 10).float()
 start = torch.nn.Sequential(
-    torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Dropout(0.5), torch.nn.Linear(128, 10)
+    torch.nn.Linear(64, 128),
+    torch.nn.ReLU(),
+    torch.nn.Dropout(0.5),
+    torch.nn.Linear(128, 10),
 )
 
 figure, axes = plt.subplots(figsize=(6.5, 3.5), layout="constrained")

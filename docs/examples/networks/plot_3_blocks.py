@@ -24,10 +24,14 @@ for axis, (name, layer) in zip(
     strict=True,
 ):
     if layer is None:
-        drawn = axis.imshow((DropBlock2d(0.3, 5)(ones[:1])[0, 0] == 0).float(), cmap="Greys")
+        drawn = axis.imshow(
+            (DropBlock2d(0.3, 5)(ones[:1])[0, 0] == 0).float(), cmap="Greys"
+        )
     else:
         dropped = layer(ones) == 0
         print(f"{name}: {dropped.float().mean():.3f} in all")
-        drawn = axis.imshow(dropped.float().mean((0, 1)), vmin=0, vmax=0.5, cmap="cividis")
+        drawn = axis.imshow(
+            dropped.float().mean((0, 1)), vmin=0, vmax=0.5, cmap="cividis"
+        )
     figure.colorbar(drawn, ax=axis, shrink=0.8)
     axis.set(title=name, xticks=[], yticks=[])

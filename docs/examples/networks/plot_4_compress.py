@@ -16,7 +16,10 @@ digits = load_digits()
 x, y = torch.tensor(digits.data / 16, dtype=torch.float32), torch.tensor(digits.target)
 train, test = slice(0, 1200), slice(1200, None)
 model = torch.nn.Sequential(
-    torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Dropout(0.5), torch.nn.Linear(256, 10)
+    torch.nn.Linear(64, 256),
+    torch.nn.ReLU(),
+    torch.nn.Dropout(0.5),
+    torch.nn.Linear(256, 10),
 )
 optimizer = torch.optim.Adam(model.parameters(), 3e-3)
 for _ in range(120):

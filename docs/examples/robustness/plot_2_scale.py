@@ -17,7 +17,9 @@ from overt.robust import L2, PGD
 torch.manual_seed(0)
 x, y = (torch.as_tensor(part) for part in make_moons(400, noise=0.15, random_state=0))
 x = x.float()
-model = torch.nn.Sequential(torch.nn.Linear(2, 64), torch.nn.ReLU(), torch.nn.Linear(64, 2))
+model = torch.nn.Sequential(
+    torch.nn.Linear(2, 64), torch.nn.ReLU(), torch.nn.Linear(64, 2)
+)
 optimizer = torch.optim.Adam(model.parameters(), 1e-2)
 for _ in range(200):
     optimizer.zero_grad()
@@ -35,5 +37,10 @@ for loss, marker in (("cross_entropy", "o"), ("reflected", "s")):
             found = attack(lambda v, scale=scale: scale * model(v), x, y)
         errors.append(float(found.success.float().mean()))
     axes.plot(scales, errors, marker=marker, label=loss)
-axes.set(xscale="log", xlabel="factor of the logits", ylabel="robust error found", ylim=(0, None))
+axes.set(
+    xscale="log",
+    xlabel="factor of the logits",
+    ylabel="robust error found",
+    ylim=(0, None),
+)
 axes.legend()

@@ -28,57 +28,93 @@ def attack(
         ),
     ],
     data: Annotated[
-        Path, Option(help="npz file with inputs and classes: x and y, or x_test and y_test.")
+        Path,
+        Option(help="npz file with inputs and classes: x and y, or x_test and y_test."),
     ],
-    norm: Annotated[str, Option(help="Norm of perturbations: l0, l1, l2 or linf.")] = "l2",
-    radius: Annotated[str, Option(help="Largest size of a perturbation: 0.5, 8/255.")] = "1",
-    radii: Annotated[str, Option(help="More radii for a curve, separated by commas.")] = "",
+    norm: Annotated[
+        str, Option(help="Norm of perturbations: l0, l1, l2 or linf.")
+    ] = "l2",
+    radius: Annotated[
+        str, Option(help="Largest size of a perturbation: 0.5, 8/255.")
+    ] = "1",
+    radii: Annotated[
+        str, Option(help="More radii for a curve, separated by commas.")
+    ] = "",
     bounds: Annotated[
-        str, Option(help="Range of valid inputs: LOW,HIGH; data for the range seen; none.")
+        str,
+        Option(help="Range of valid inputs: LOW,HIGH; data for the range seen; none."),
     ] = "none",
     weights: Weights = None,
     trust_pickle: Annotated[
-        bool, Option("--trust-pickle", help="Load a whole model, which runs code of the file.")
+        bool,
+        Option(
+            "--trust-pickle", help="Load a whole model, which runs code of the file."
+        ),
     ] = False,
     scale: Annotated[
         float | None,
-        Option(help="Divide inputs by this number first; 255 for pixels stored as bytes."),
+        Option(
+            help="Divide inputs by this number first; 255 for pixels stored as bytes."
+        ),
     ] = None,
     mean: Annotated[
-        str, Option(help="The model is called with (x - mean) / std; a number, or one per channel.")
+        str,
+        Option(
+            help="The model is called with (x - mean) / std; a number, or one per channel."
+        ),
     ] = "",
     std: Annotated[str, Option(help="See --mean.")] = "",
     loss: Annotated[
         str, Option(help="strongest (an ensemble), or the name of one loss.")
     ] = "strongest",
-    budget: Annotated[int, Option(min=24, help="Largest number of gradients per point.")] = 1000,
+    budget: Annotated[
+        int, Option(min=24, help="Largest number of gradients per point.")
+    ] = 1000,
     queries: Annotated[
-        int, Option(min=0, help="Number of queries per point for the attack without gradients.")
+        int,
+        Option(
+            min=0, help="Number of queries per point for the attack without gradients."
+        ),
     ] = 1500,
-    restarts: Annotated[int, Option(min=1, help="Number of restarts, with a single loss.")] = 1,
+    restarts: Annotated[
+        int, Option(min=1, help="Number of restarts, with a single loss.")
+    ] = 1,
     target: Annotated[
-        int | None, Option(help="Count an attack as successful only if it reaches this class.")
+        int | None,
+        Option(help="Count an attack as successful only if it reaches this class."),
     ] = None,
     samples: Annotated[
-        int | None, Option(min=1, help="Samples per evaluation of a random model; 8 by default.")
+        int | None,
+        Option(min=1, help="Samples per evaluation of a random model; 8 by default."),
     ] = None,
     outputs: Annotated[
         str, Option(help="What the model returns: logits or probabilities.")
     ] = "logits",
     certify: Annotated[
         bool,
-        Option("--certify", help="Try to prove that points which withstood the attack are robust."),
+        Option(
+            "--certify",
+            help="Try to prove that points which withstood the attack are robust.",
+        ),
     ] = False,
-    batch_size: Annotated[int, Option(min=1, help="Number of points in a batch.")] = 1024,
+    batch_size: Annotated[
+        int, Option(min=1, help="Number of points in a batch.")
+    ] = 1024,
     device: Annotated[str, Option(help="Where the model runs: cpu, cuda.")] = "cpu",
     points: Points = 0,
     plot: Annotated[
-        bool, Option("--plot", help="Plot the curve, and examples if inputs are images.")
+        bool,
+        Option("--plot", help="Plot the curve, and examples if inputs are images."),
     ] = False,
-    out: Annotated[Path, Option(help="Folder for what is written.")] = Path("overt-results"),
+    out: Annotated[Path, Option(help="Folder for what is written.")] = Path(
+        "overt-results"
+    ),
     as_json: AsJson = False,
     per_point: Annotated[
-        bool, Option("--per-point", help="Print the results of single points in --json, too.")
+        bool,
+        Option(
+            "--per-point", help="Print the results of single points in --json, too."
+        ),
     ] = False,
     seed: Seed = 0,
 ) -> None:
@@ -90,7 +126,8 @@ def attack(
     --bounds 0,1 --plot[/bold]
     """
     run = {
-        name: str(value) if isinstance(value, Path) else value for name, value in locals().items()
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in locals().items()
     }
     from overt.robust import (
         L0,
@@ -119,8 +156,15 @@ def attack(
     chosen = None
     if loss != "strongest":
         steps = max(budget // restarts, 1)
-        chosen = PGD(threat, steps=steps, loss=loss, restarts=restarts, criterion=criterion,
-                     batch_size=batch_size, seed=seed)  # fmt: skip
+        chosen = PGD(
+            threat,
+            steps=steps,
+            loss=loss,
+            restarts=restarts,
+            criterion=criterion,
+            batch_size=batch_size,
+            seed=seed,
+        )
     options: Any = {
         "mean": _list("mean", mean),
         "std": _list("std", std),
@@ -129,11 +173,21 @@ def attack(
     }
     ready(out)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RobustnessWarning)  # shown below and stored in the file
+        warnings.simplefilter(
+            "ignore", RobustnessWarning
+        )  # shown below and stored in the file
         state = AttackState(
-            net, x, y, threat, criterion=criterion, batch_size=batch_size, options=options
+            net,
+            x,
+            y,
+            threat,
+            criterion=criterion,
+            batch_size=batch_size,
+            options=options,
         )
-        evaluation = Evaluation(budget, queries, attack=chosen, certify=certify, seed=seed)
+        evaluation = Evaluation(
+            budget, queries, attack=chosen, certify=certify, seed=seed
+        )
         found, moved = evaluation.measure(state, curve)
     after = _save_examples(out / "adversarial.npz", net, options, x, y, moved)
     notes = [*found.warnings, *_untrained(found.clean, after, weights)]
@@ -147,12 +201,21 @@ def attack(
     pictures = _draw(out, found, x, y, moved, after) if plot else []
     if as_json:
         lists = () if per_point else ("smallest", "proved")
-        typer.echo(json.dumps({name: v for name, v in stored.items() if name not in lists}))
+        typer.echo(
+            json.dumps({name: v for name, v in stored.items() if name not in lists})
+        )
     else:
         _show(found, notes, certify)
-        for what, path in (("result", "attack.json"), ("examples", "adversarial.npz"), *pictures):
+        for what, path in (
+            ("result", "attack.json"),
+            ("examples", "adversarial.npz"),
+            *pictures,
+        ):
             show_path(what, out / path)
-    ended(found.status, f"{out} holds what was found until then: more points may be fooled")
+    ended(
+        found.status,
+        f"{out} holds what was found until then: more points may be fooled",
+    )
 
 
 def _show(found: Any, notes: list[str], certify: bool) -> None:
@@ -161,7 +224,9 @@ def _show(found: Any, notes: list[str], certify: bool) -> None:
         ("radius", "robust error", f"{found.confidence:.0%} interval"),
         [
             (float(r), float(e), f"{low:.4f} to {high:.4f}")
-            for r, e, (low, high) in zip(found.radii, found.errors, found.intervals, strict=True)
+            for r, e, (low, high) in zip(
+                found.radii, found.errors, found.intervals, strict=True
+            )
         ],
     )
     console.print(
@@ -206,8 +271,14 @@ def _untrained(clean: float, logits: Any, weights: Path | None) -> list[str]:
     # Guessing errs at 1 - 1 / classes of the points: one half of two classes.
     if clean < 0.95 * (1 - 1 / logits.shape[1]):
         return []
-    hint = "no weights were given: --weights names a file" if weights is None else "do they fit?"
-    return [f"the clean error of {clean:.2f} is about that of untrained weights; {hint}"]
+    hint = (
+        "no weights were given: --weights names a file"
+        if weights is None
+        else "do they fit?"
+    )
+    return [
+        f"the clean error of {clean:.2f} is about that of untrained weights; {hint}"
+    ]
 
 
 def _bounds(text: str) -> Any:
@@ -232,7 +303,9 @@ def _number(name: str, text: str) -> float:
         raise InputError(f"{name} must hold numbers, got {text!r}") from None
 
 
-def _save_examples(path: Path, net: Any, options: Any, x: Any, y: Any, moved: Any) -> Any:
+def _save_examples(
+    path: Path, net: Any, options: Any, x: Any, y: Any, moved: Any
+) -> Any:
     """Write clean and perturbed inputs with classes; return the logits of the perturbed ones."""
     import numpy as np
 
@@ -241,14 +314,20 @@ def _save_examples(path: Path, net: Any, options: Any, x: Any, y: Any, moved: An
     with evaluation_mode(net):
         adapters = [ModelAdapter(net, v, options) for v in (x, moved)]
         before, after = (a.all_logits(a.x, 256).cpu() for a in adapters)
-    arrays = {"x": x, "y": y, "adversarial": moved.cpu().numpy(),
-              "clean_class": before.argmax(1).numpy(),
-              "adversarial_class": after.argmax(1).numpy()}  # fmt: skip
+    arrays = {
+        "x": x,
+        "y": y,
+        "adversarial": moved.cpu().numpy(),
+        "clean_class": before.argmax(1).numpy(),
+        "adversarial_class": after.argmax(1).numpy(),
+    }
     write_whole(path, lambda file: np.savez_compressed(file, **arrays))
     return after
 
 
-def _draw(out: Path, found: Any, x: Any, y: Any, moved: Any, after: Any) -> list[tuple[str, str]]:
+def _draw(
+    out: Path, found: Any, x: Any, y: Any, moved: Any, after: Any
+) -> list[tuple[str, str]]:
     """Plot the curve and, where inputs are images, some examples; return what was written."""
     import numpy as np
 
@@ -261,7 +340,9 @@ def _draw(out: Path, found: Any, x: Any, y: Any, moved: Any, after: Any) -> list
     shown = np.flatnonzero(changed & (np.asarray(after.argmax(1)) != np.ravel(y)))[:8]
     if x.ndim in (3, 4) and len(shown):
         parts = (x, moved.cpu().numpy(), np.ravel(y), after.argmax(1).numpy())
-        write_figure(draw_examples(*(part[shown] for part in parts)), out / "examples.png")
+        write_figure(
+            draw_examples(*(part[shown] for part in parts)), out / "examples.png"
+        )
         written.append(("pictures", "examples.png"))
     return written
 
@@ -270,5 +351,7 @@ def _state_digest(net: Any) -> str | None:
     """Return a fingerprint of a module's weights."""
     if not hasattr(net, "state_dict"):
         return None
-    weights = {name: v.detach().cpu().double().numpy() for name, v in net.state_dict().items()}
+    weights = {
+        name: v.detach().cpu().double().numpy() for name, v in net.state_dict().items()
+    }
     return digest("model", weights)

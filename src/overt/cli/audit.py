@@ -22,7 +22,8 @@ def audit(
         str, Option(help="Training loss: cross_entropy, logistic, mse or squared.")
     ] = "cross_entropy",
     holdout: Annotated[
-        Path | None, Option(help="npz file with x and y that the model was not trained on.")
+        Path | None,
+        Option(help="npz file with x and y that the model was not trained on."),
     ] = None,
     weights: Weights = None,
     points: Points = 0,
@@ -30,7 +31,9 @@ def audit(
     html: Annotated[
         Path | None, Option(help="Write the report with pictures to this HTML file.")
     ] = None,
-    as_json: Annotated[bool, Option("--json", help="Print JSON instead of text.")] = False,
+    as_json: Annotated[
+        bool, Option("--json", help="Print JSON instead of text.")
+    ] = False,
     seed: Annotated[int, Option(min=0, help="Seed for the sampled masks.")] = 0,
 ) -> None:
     """Measure what dropout does to a trained model: penalty, variance, capacity.

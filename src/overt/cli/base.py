@@ -51,29 +51,40 @@ app = typer.Typer(
     cls=_Commands,
     help="The regularizers hidden in training noise, written down, solved and certified.\n\n"
     "Start with [bold]overt tour[/bold], which writes a page that shows what overt does.",
-    no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
-)  # fmt: skip
+)
 console, errors = Console(), Console(stderr=True, highlight=False, soft_wrap=True)
 
 AsJson = Annotated[bool, Option("--json", help="Print JSON instead of a table.")]
 Seed = Annotated[int, Option(min=0, help="Seed for everything random.")]
 Engine = Annotated[
-    str, Option(help="local; dask for the current Dask client; or a scheduler, tcp://host:port.")
+    str,
+    Option(
+        help="local; dask for the current Dask client; or a scheduler, tcp://host:port."
+    ),
 ]
 
 
 def main() -> None:
     """Run the command line; mistakes in the input end with one clear sentence and exit code 2."""
     warned = "[yellow]warning:[/] "
-    warnings.showwarning = lambda text, *_, **__: errors.print(warned + escape(str(text)))
+    warnings.showwarning = lambda text, *_, **__: errors.print(
+        warned + escape(str(text))
+    )
     try:
         with keeping("nothing was started"):
             app()
     except (InputError, MissingExtraError) as error:
         fail(str(error), 2)
     except OSError as error:
-        fail(f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""), 2)
+        fail(
+            f"{error.strerror or error}"
+            + (f": {error.filename}" if error.filename else ""),
+            2,
+        )
 
 
 def awaited(*paths: Path | None, picture: Path | None = None) -> None:
@@ -111,10 +122,15 @@ def show_json(value: Any, *, indent: int | None = None) -> None:
 
 def show_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print a table: numbers to the right, verdicts colored, everything else as it is."""
-    lines, table = list(map(list, rows)), Table(box=None, header_style="bold", pad_edge=False)
+    lines, table = (
+        list(map(list, rows)),
+        Table(box=None, header_style="bold", pad_edge=False),
+    )
     for i, name in enumerate(header):
         cells = [row[i] for row in lines]
-        numeric = all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in cells if v)
+        numeric = all(
+            isinstance(v, (int, float)) and not isinstance(v, bool) for v in cells if v
+        )
         short = all(len(_cell(v)) < 24 for v in cells)
         table.add_column(name, justify="right" if numeric else "left", no_wrap=short)
     for row in lines:
@@ -144,7 +160,10 @@ def _version(show: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool,
+        Option(
+            "--version", callback=_version, is_eager=True, help="Print the version."
+        ),
     ] = False,
 ) -> None:
     pass

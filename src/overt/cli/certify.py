@@ -9,14 +9,24 @@ from typer import Argument, Option
 
 from overt._check import InputError
 from overt.cli import networks
-from overt.cli.base import AsJson, app, awaited, console, show_json, show_path, show_table
+from overt.cli.base import (
+    AsJson,
+    app,
+    awaited,
+    console,
+    show_json,
+    show_path,
+    show_table,
+)
 
 
 @app.command()
 def certify(
     files: Annotated[
         list[Path],
-        Argument(metavar="M U V", help="Target, U and V; U and V alone with --x and --y."),
+        Argument(
+            metavar="M U V", help="Target, U and V; U and V alone with --x and --y."
+        ),
     ],
     drop_prob: networks.DropProb = 0.5,
     noise: networks.NoiseName = "dropout",
@@ -24,7 +34,9 @@ def certify(
     keep: networks.Keep = 10,
     second_moment: Annotated[
         Path | None,
-        Option(help="Second moment of the inputs, inputs x inputs; the identity by default."),
+        Option(
+            help="Second moment of the inputs, inputs x inputs; the identity by default."
+        ),
     ] = None,
     x: networks.X = None,
     y: networks.Y = None,
@@ -55,12 +67,16 @@ def certify(
         proof = net.certify(U, V, rigorous=True)
         saved = None if out is None else proof.save(out)
         if as_json:
-            show_json({"statement": proof.statement, "saved": saved and str(saved)}, indent=1)
+            show_json(
+                {"statement": proof.statement, "saved": saved and str(saved)}, indent=1
+            )
             return
         console.print(proof.statement, highlight=False)
         if saved is not None:
             show_path("proof", saved)
-            console.print(f"check it: python -m overt.linear.checker {out}", style="dim")
+            console.print(
+                f"check it: python -m overt.linear.checker {out}", style="dim"
+            )
         return
     certificate = net.certify(U, V)
     saved = None if out is None else certificate.save(out)

@@ -45,23 +45,31 @@ LEVEL = 0.9
 def complete(
     ratings: Annotated[
         Path,
-        Argument(help="Triplets as CSV, TSV, MovieLens ::, Parquet or .gz; or a folder of them."),
+        Argument(
+            help="Triplets as CSV, TSV, MovieLens ::, Parquet or .gz; or a folder of them."
+        ),
     ],
     prob: Annotated[
         str,
-        Option("--drop-prob", help="learn, auto, or a number that is at least 0 and below 1."),
+        Option(
+            "--drop-prob",
+            help="learn, auto, or a number that is at least 0 and below 1.",
+        ),
     ] = "learn",
     factors: shared.Factors = None,
     average: Annotated[
         str, Option(help="Posterior samples to average; auto: as many as take seconds.")
     ] = "auto",
     holdout: Annotated[
-        float, Option(min=0, max=0.9, help="Fraction of the ratings to measure the error on.")
+        float,
+        Option(min=0, max=0.9, help="Fraction of the ratings to measure the error on."),
     ] = 0.1,
-    predict: Annotated[Path | None, Option(help="File of (row, column) pairs to predict.")] = None,
-    out: Annotated[Path, Option(help="Folder for the model and the predictions.")] = Path(
-        "overt-completion"
-    ),
+    predict: Annotated[
+        Path | None, Option(help="File of (row, column) pairs to predict.")
+    ] = None,
+    out: Annotated[
+        Path, Option(help="Folder for the model and the predictions.")
+    ] = Path("overt-completion"),
     duplicates: shared.Duplicates = "mean",
     row: shared.Row = None,
     col: shared.Col = None,
@@ -69,9 +77,12 @@ def complete(
     at: shared.Time = None,
     missing: shared.Missing = "unknown",
     engine: Engine = "local",
-    resume: Annotated[bool, Option("--resume", help="Continue a run that was stopped.")] = False,
+    resume: Annotated[
+        bool, Option("--resume", help="Continue a run that was stopped.")
+    ] = False,
     memory_limit: Annotated[
-        str | None, Option(help="Keep the ratings on disk and use about this much, such as 4GB.")
+        str | None,
+        Option(help="Keep the ratings on disk and use about this much, such as 4GB."),
     ] = None,
     n_jobs: shared.Jobs = None,
     seed: Seed = 0,
@@ -101,21 +112,29 @@ def complete(
         memory_limit=memory_limit,
     )
     columns = {"row": row, "col": col, "value": value, "time": at}
-    read = ratings_file.read_ratings(ratings, duplicates, memory_limit=memory_limit, **columns)
-    pairs = ratings_file.read_pairs(predict, read.header) if predict is not None else None
+    read = ratings_file.read_ratings(
+        ratings, duplicates, memory_limit=memory_limit, **columns
+    )
+    pairs = (
+        ratings_file.read_pairs(predict, read.header) if predict is not None else None
+    )
     ready(out)
     shared.report_lines("ratings", read, out / "rejected.csv", duplicates, screen)
     model.missing = shared.meaning_of_missing(read, missing, screen)
 
     folder = out / "checkpoint"
     train, held_out = _split(read.entries, holdout, seed)
-    checkpoints = [(SweepCheckpoint(folder, train, model.get_params(), resume=resume), folder)]
+    checkpoints = [
+        (SweepCheckpoint(folder, train, model.get_params(), resume=resume), folder)
+    ]
     model.fit_entries(train, holdout=held_out, checkpoint=checkpoints[0][0])
     (out / HOLDOUT).unlink(missing_ok=True)
     measured = {} if held_out is None else _measure(model, held_out, out / HOLDOUT)
     refitted = held_out is not None and model.status_ != "interrupted"
     if refitted:
-        last = SweepCheckpoint(folder / "all", read.entries, model.get_params(), resume=resume)
+        last = SweepCheckpoint(
+            folder / "all", read.entries, model.get_params(), resume=resume
+        )
         checkpoints.insert(0, (last, folder / "all"))
         model.fit_entries(read.entries, checkpoint=last)
     if model.status_ != "interrupted":
@@ -141,7 +160,10 @@ def complete(
         if refitted:
             console.print("After measuring, the model was fitted again to all ratings.")
         show_path("model", out)
-    ended(model.status_, "the model is that of the last sweep; --resume continues from there")
+    ended(
+        model.status_,
+        "the model is that of the last sweep; --resume continues from there",
+    )
     for checkpoint, place in checkpoints:
         checkpoint.clear()
         with suppress(OSError):  # not empty: the user keeps other files there
@@ -175,7 +197,9 @@ def _summary(model: DropoutCompletion, read: Any) -> dict[str, Any]:
     }
 
 
-def _measure(model: DropoutCompletion, held_out: Entries, path: Path) -> dict[str, float]:
+def _measure(
+    model: DropoutCompletion, held_out: Entries, path: Path
+) -> dict[str, float]:
     """Write held-out ratings beside their predictions; return the errors."""
     from scipy.special import ndtri
 
@@ -190,7 +214,9 @@ def _measure(model: DropoutCompletion, held_out: Entries, path: Path) -> dict[st
         ("row", "column", "value", "prediction", "std"),
         (
             (a, b, repr(y), f"{mean:.6g}", shared.format_std(s))
-            for a, b, y, mean, s in zip(*(column.tolist() for column in columns), strict=True)
+            for a, b, y, mean, s in zip(
+                *(column.tolist() for column in columns), strict=True
+            )
         ),
     )
     if model.missing == "negative":
@@ -210,7 +236,9 @@ def _measure(model: DropoutCompletion, held_out: Entries, path: Path) -> dict[st
 
 def _average(text: str) -> Any:
     if text != "auto" and not text.isdecimal():
-        raise InputError(f"--average must be auto or a whole number from 0, got {text!r}")
+        raise InputError(
+            f"--average must be auto or a whole number from 0, got {text!r}"
+        )
     return text if text == "auto" else int(text)
 
 

@@ -23,7 +23,9 @@ EXAMPLE = 256
 @app.command()
 def compress(
     model: Model,
-    data: Annotated[Path, Option(help="npz file with x and y that training has not seen.")],
+    data: Annotated[
+        Path, Option(help="npz file with x and y that training has not seen.")
+    ],
     weights: Weights = None,
     keep: Annotated[
         str, Option(help="Share to keep, in (0, 1]; or LAYER=SHARE,LAYER=SHARE.")
@@ -42,10 +44,13 @@ def compress(
     ] = 32,
     loss: Annotated[
         str,
-        Option(help="Loss: cross_entropy, logistic, mse, squared; auto chooses by the targets."),
+        Option(
+            help="Loss: cross_entropy, logistic, mse, squared; auto chooses by the targets."
+        ),
     ] = "auto",
     holdout: Annotated[
-        Path | None, Option(help="npz file with x and y to report on; half of data by default.")
+        Path | None,
+        Option(help="npz file with x and y to report on; half of data by default."),
     ] = None,
     recover: Annotated[
         int, Option(min=0, help="Number of training steps after units are removed.")
@@ -53,9 +58,13 @@ def compress(
     train: Annotated[
         Path | None, Option(help="npz file with x and y to train on; data by default.")
     ] = None,
-    learning_rate: Annotated[float, Option(help="Learning rate of that training.")] = 1e-3,
+    learning_rate: Annotated[
+        float, Option(help="Learning rate of that training.")
+    ] = 1e-3,
     points: Points = 0,
-    out: Annotated[Path, Option(help="Folder for the results.")] = Path("overt-results"),
+    out: Annotated[Path, Option(help="Folder for the results.")] = Path(
+        "overt-results"
+    ),
     as_json: AsJson = False,
     seed: Seed = 0,
 ) -> None:
@@ -76,10 +85,20 @@ def compress(
     training = None if train is None else read_examples(train)
     ready(out)
     small, report = run(
-        net, _keep(keep), choosing[0][:EXAMPLE], choosing, by,
-        of=of, draws=draws, loss=loss, holdout=testing, recover=recover, train=training,
-        learning_rate=learning_rate, seed=seed,
-    )  # fmt: skip
+        net,
+        _keep(keep),
+        choosing[0][:EXAMPLE],
+        choosing,
+        by,
+        of=of,
+        draws=draws,
+        loss=loss,
+        holdout=testing,
+        recover=recover,
+        train=training,
+        learning_rate=learning_rate,
+        seed=seed,
+    )
     save_compressed(small, out / "compressed.safetensors")
     report.save(out / "compress.json")
     source, _, function = model.rpartition(":")
@@ -107,7 +126,8 @@ def _show(report: Any, out: Path) -> None:
             f"the loss, {report.loss}, is guessed from the targets; --loss chooses another"
         )
     changes: list[tuple[Any, ...]] = [
-        (" + ".join(c.layers), f"{c.kind} {c.before} to {c.after}") for c in report.changes
+        (" + ".join(c.layers), f"{c.kind} {c.before} to {c.after}")
+        for c in report.changes
     ]
     if report.by == "spectrum" and changes:
         errors = [c.relative_error for c in report.changes]

@@ -20,9 +20,13 @@ def evaluate(
     ],
     split: Annotated[
         str,
-        Option(help="Hold out random entries, the latest (time), the last of each row, or rows."),
+        Option(
+            help="Hold out random entries, the latest (time), the last of each row, or rows."
+        ),
     ] = "random",
-    holdout: Annotated[float, Option(min=0, max=0.9, help="Fraction to hold out.")] = 0.1,
+    holdout: Annotated[
+        float, Option(min=0, max=0.9, help="Fraction to hold out.")
+    ] = 0.1,
     factors: shared.Factors = None,
     missing: shared.Missing = "unknown",
     duplicates: shared.Duplicates = "mean",
@@ -42,7 +46,9 @@ def evaluate(
     from overt.completion import evaluate as judge
 
     choice("--duplicates", duplicates, DUPLICATES)
-    read = ratings_file.read_ratings(ratings, duplicates, row=row, col=col, value=value, time=at)
+    read = ratings_file.read_ratings(
+        ratings, duplicates, row=row, col=col, value=value, time=at
+    )
     missing = shared.meaning_of_missing(read, missing, errors if as_json else console)
     model = DropoutCompletion(factors, n_jobs=n_jobs, seed=seed, missing=missing)
     found = judge(model, read.entries, split=split, holdout=holdout, seed=seed)
@@ -50,9 +56,13 @@ def evaluate(
         show_json(found.to_dict(), indent=1)
         return
     if split in ("time", "last") and read.times is None:
-        console.print("[yellow]warning:[/] there is no column of times; the order of lines is used")
+        console.print(
+            "[yellow]warning:[/] there is no column of times; the order of lines is used"
+        )
     console.print(repr(found).splitlines()[0])
-    names = list(dict.fromkeys(name for figures in found.figures.values() for name in figures))
+    names = list(
+        dict.fromkeys(name for figures in found.figures.values() for name in figures)
+    )
     rows = []
     for name in names:
         cells = (figures.get(name) for figures in found.figures.values())

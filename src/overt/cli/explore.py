@@ -12,7 +12,9 @@ from overt.cli.base import app, console, show_path
 
 @app.command()
 def explore(
-    port: Annotated[int, Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8050,
+    port: Annotated[
+        int, Option(min=0, max=65535, help="Port; 0 takes a free one.")
+    ] = 8050,
     host: Annotated[
         str,
         Option(
@@ -20,9 +22,12 @@ def explore(
             "password, to your network."
         ),
     ] = "127.0.0.1",
-    browser: Annotated[bool, Option(" /--no-browser", help="Do not open a browser.")] = True,
+    browser: Annotated[
+        bool, Option(" /--no-browser", help="Do not open a browser.")
+    ] = True,
     out: Annotated[
-        Path | None, Option(help="Write the pages into this folder instead of serving them.")
+        Path | None,
+        Option(help="Write the pages into this folder instead of serving them."),
     ] = None,
 ) -> None:
     """Open interactive panels in the browser: move the noise and watch the optimum follow.

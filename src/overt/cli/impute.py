@@ -59,23 +59,32 @@ class TableFile:
 @app.command()
 def impute(
     table: Annotated[
-        Path, Argument(help="CSV or TSV file with a header line, or such a file as .gz.")
+        Path,
+        Argument(help="CSV or TSV file with a header line, or such a file as .gz."),
     ],
-    out: Annotated[Path, Option(help="CSV file for the filled table.")] = Path("filled.csv"),
+    out: Annotated[Path, Option(help="CSV file for the filled table.")] = Path(
+        "filled.csv"
+    ),
     std: Annotated[
-        Path | None, Option(help="CSV file for the standard deviations of filled cells.")
+        Path | None,
+        Option(help="CSV file for the standard deviations of filled cells."),
     ] = None,
     imputations: Annotated[
-        int, Option(min=0, help="Also write this many random imputations, out-1.csv and so on.")
+        int,
+        Option(
+            min=0, help="Also write this many random imputations, out-1.csv and so on."
+        ),
     ] = 0,
     ignore: Annotated[
-        list[str] | None, Option(help="Column to leave out, such as an identifier; repeatable.")
+        list[str] | None,
+        Option(help="Column to leave out, such as an identifier; repeatable."),
     ] = None,
     missing: Annotated[
         list[str] | None, Option(help="Another word that means missing; repeatable.")
     ] = None,
     holdout: Annotated[
-        float, Option(min=0, max=0.5, help="Fraction of known cells to measure the error on.")
+        float,
+        Option(min=0, max=0.5, help="Fraction of known cells to measure the error on."),
     ] = 0.1,
     seed: Seed = 0,
     as_json: AsJson = False,
@@ -90,17 +99,27 @@ def impute(
 
     copies = [out.with_stem(f"{out.stem}-{i + 1}") for i in range(imputations)]
     awaited(out, std, *copies)
-    read = read_table(table, set(ignore or ()), {word.lower() for word in missing or ()})
+    read = read_table(
+        table, set(ignore or ()), {word.lower() for word in missing or ()}
+    )
     imputer = DropoutImputer(seed=seed)
     measured = _measure(imputer, read.values, holdout, seed) if holdout else {}
-    filled, deviations = imputer.fit(read.values).transform(read.values, return_std=True)
+    filled, deviations = imputer.fit(read.values).transform(
+        read.values, return_std=True
+    )
     write_csv(out, read.header, read.lines(filled))
     if std is not None:
         empty = np.where(np.isnan(read.values), deviations, np.nan)
         names = [read.header[j] for j in read.numeric]
-        write_csv(std, names, [["" if np.isnan(x) else f"{x:.4g}" for x in row] for row in empty])
+        write_csv(
+            std,
+            names,
+            [["" if np.isnan(x) else f"{x:.4g}" for x in row] for row in empty],
+        )
     if imputations:
-        for path, sample in zip(copies, imputer.impute(read.values, imputations), strict=True):
+        for path, sample in zip(
+            copies, imputer.impute(read.values, imputations), strict=True
+        ):
             write_csv(path, read.header, read.lines(sample))
     summary = {
         "rows": len(read.cells),
@@ -197,7 +216,9 @@ def _numbers(words: list[str], missing: set[str], where: str) -> Array | None:
         except ValueError:
             wrong.append((i, word))
     if np.isinf(values).any():
-        raise InputError(f"{where}, row {int(np.isinf(values).argmax()) + 2}: infinite numbers")
+        raise InputError(
+            f"{where}, row {int(np.isinf(values).argmax()) + 2}: infinite numbers"
+        )
     if not wrong:
         return values if known else None
     if len(wrong) < MOSTLY_NUMBERS * known:
@@ -209,7 +230,9 @@ def _numbers(words: list[str], missing: set[str], where: str) -> Array | None:
     return None
 
 
-def _measure(imputer: Any, values: Floats, holdout: float, seed: int) -> dict[str, float]:
+def _measure(
+    imputer: Any, values: Floats, holdout: float, seed: int
+) -> dict[str, float]:
     """Hide known cells, fill them, and return the error and the coverage of 90 % intervals."""
     known = np.argwhere(~np.isnan(values))
     rng = np.random.default_rng(seed)
@@ -228,5 +251,7 @@ def _measure(imputer: Any, values: Floats, holdout: float, seed: int) -> dict[st
         "error_in_standard_deviations": float(
             np.sqrt(np.mean((error[varies] / scale[varies]) ** 2))
         ),
-        "interval_90_coverage": float(np.mean(np.abs(error) <= LEVEL * std[rows, cols])),
+        "interval_90_coverage": float(
+            np.mean(np.abs(error) <= LEVEL * std[rows, cols])
+        ),
     }

@@ -33,18 +33,26 @@ RECORDS = 501
 @app.command()
 def jumps(
     epsilon: Annotated[
-        float, Option(help="The known small entry of the matrix (1, unknown; epsilon, 1).")
+        float,
+        Option(help="The known small entry of the matrix (1, unknown; epsilon, 1)."),
     ] = 0.25,
     depth: Annotated[int, Option(min=3, help="Number of layers.")] = 3,
     width: Annotated[int, Option(min=1, help="Hidden units per layer.")] = 100,
     seeds: Annotated[int, Option(min=1, help="Number of runs.")] = 40,
     noisy_steps: Annotated[int, Option(min=0, help="Steps of the noisy phase.")] = 5000,
     quiet_steps: Annotated[int, Option(min=0, help="Steps of the quiet phase.")] = 5000,
-    learning_rate: Annotated[float, Option(help="Learning rate of the noisy phase.")] = 0.2,
-    weight_decay: Annotated[float, Option(help="Weight decay of the noisy phase.")] = 0.1,
+    learning_rate: Annotated[
+        float, Option(help="Learning rate of the noisy phase.")
+    ] = 0.2,
+    weight_decay: Annotated[
+        float, Option(help="Weight decay of the noisy phase.")
+    ] = 0.1,
     periods: Annotated[
         int,
-        Option(min=0, help="Number of noisy and quiet cycles, in place of the single noisy phase."),
+        Option(
+            min=0,
+            help="Number of noisy and quiet cycles, in place of the single noisy phase.",
+        ),
     ] = 0,
     convention: Annotated[
         str,
@@ -57,9 +65,12 @@ def jumps(
     ] = None,
     engine: Engine = "local",
     seed: Seed = 0,
-    out: Annotated[Path | None, Option(help="Write the runs here (.npz or .json).")] = None,
+    out: Annotated[
+        Path | None, Option(help="Write the runs here (.npz or .json).")
+    ] = None,
     plot: Annotated[
-        Path | None, Option(help="Write a plot of the survival curve to this file (.png).")
+        Path | None,
+        Option(help="Write a plot of the survival curve to this file (.png)."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -69,7 +80,14 @@ def jumps(
     runs; results so far are shown and written.
     Try: [bold]overt jumps --depth 4 --epsilon 0.1 --seeds 10[/bold]
     """
-    from overt.decay import effective, existence, find_jumps, minima, simulate, two_by_two
+    from overt.decay import (
+        effective,
+        existence,
+        find_jumps,
+        minima,
+        simulate,
+        two_by_two,
+    )
 
     if out is not None and out.suffix not in (".npz", ".json"):
         raise InputError(f"--out must end in .npz or .json, got {out}")
@@ -77,9 +95,18 @@ def jumps(
     problem, noisy = two_by_two(epsilon), (learning_rate, weight_decay)
     schedule = _schedule(periods, noisy_steps, quiet_steps, noisy, convention)
     runs = simulate(
-        problem, depth, width, schedule, seeds, records=RECORDS,
-        seed=seed, balance=False, n_jobs=n_jobs, progress=not as_json, engine=engine,
-    )  # fmt: skip
+        problem,
+        depth,
+        width,
+        schedule,
+        seeds,
+        records=RECORDS,
+        seed=seed,
+        balance=False,
+        n_jobs=n_jobs,
+        progress=not as_json,
+        engine=engine,
+    )
     found = find_jumps(runs)
     lam = effective(*noisy, convention)[1]
     lowest = minima(problem, depth, lam, starts=2) if lam > 0 else []
@@ -100,14 +127,20 @@ def jumps(
 
 
 def _schedule(
-    periods: int, noisy_steps: int, quiet_steps: int, noisy: tuple[float, float], convention: str
+    periods: int,
+    noisy_steps: int,
+    quiet_steps: int,
+    noisy: tuple[float, float],
+    convention: str,
 ) -> Schedule:
     from overt.decay import Schedule
 
     if periods:
         steps = max(1, noisy_steps)
         return Schedule.periodic(periods, steps, noisy=noisy, convention=convention)
-    return Schedule.annealing(noisy_steps, quiet_steps, noisy=noisy, convention=convention)
+    return Schedule.annealing(
+        noisy_steps, quiet_steps, noisy=noisy, convention=convention
+    )
 
 
 def _summary(
@@ -128,7 +161,9 @@ def _summary(
     }
 
 
-def _show_minima(lowest: list[Minimum], limits: dict[int, float], epsilon: float) -> None:
+def _show_minima(
+    lowest: list[Minimum], limits: dict[int, float], epsilon: float
+) -> None:
     show_table(
         ("rank", "kind", "loss", "missing entry", "smallest curvature"),
         [(m.rank, m.kind, m.loss, float(m.matrix[0, 1]), m.curvature) for m in lowest],
@@ -165,7 +200,10 @@ def _draw(found: Jumps, path: Path) -> None:
     from overt._figures import canvas, write_figure
     from overt.papers.one_way_jumps.jumps import ratio_panel, summary, survival_panel
 
-    (figure, (ratio, share)), row = canvas(6.4, 5.6, 2, 1, sharex=True), summary(found, shown=20)
+    (figure, (ratio, share)), row = (
+        canvas(6.4, 5.6, 2, 1, sharex=True),
+        summary(found, shown=20),
+    )
     ratio_panel(ratio, row, found.threshold)
     survival_panel(share, row, "", "firebrick")
     share.set_ylabel("share not jumped (95% band)")

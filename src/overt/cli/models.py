@@ -18,8 +18,12 @@ from overt._io import open_npz, reading, safetensors
 Model = Annotated[
     str, Argument(metavar="FILE.py:FUNCTION", help="A function that builds the model.")
 ]
-Weights = Annotated[Path | None, Option(help="The model's weights: a .safetensors or .pt file.")]
-Points = Annotated[int, Option(min=0, help="Number of points to use, from the first; 0 for all.")]
+Weights = Annotated[
+    Path | None, Option(help="The model's weights: a .safetensors or .pt file.")
+]
+Points = Annotated[
+    int, Option(min=0, help="Number of points to use, from the first; 0 for all.")
+]
 
 EXAMPLE_NAMES = (("x", "y"), ("x_test", "y_test"))
 """Names of the arrays in a file of examples, the first that are there."""
@@ -43,11 +47,15 @@ def build_model(text: str, weights: Path | None = None) -> Any:
     try:
         spec.loader.exec_module(module)
     except SyntaxError as error:
-        raise InputError(f"{path}, line {error.lineno}, is not Python: {error.msg}") from None
+        raise InputError(
+            f"{path}, line {error.lineno}, is not Python: {error.msg}"
+        ) from None
     if not callable(getattr(module, function, None)):
         raise InputError(f"{path} must define a function {function}, it does not")
     build = getattr(module, function)
-    needed = [p.name for p in inspect.signature(build).parameters.values() if _needed(p)]
+    needed = [
+        p.name for p in inspect.signature(build).parameters.values() if _needed(p)
+    ]
     if needed:
         raise InputError(
             f"{function} must build the model without arguments, it needs {', '.join(needed)}"
@@ -62,7 +70,9 @@ def build_model(text: str, weights: Path | None = None) -> Any:
     return net
 
 
-def load_model(text: str, weights: Path | None = None, *, trust_pickle: bool = False) -> Any:
+def load_model(
+    text: str, weights: Path | None = None, *, trust_pickle: bool = False
+) -> Any:
     """Return a model from FILE.py:FUNCTION, a TorchScript file, or a pickled module."""
     path = Path(text)
     if path.suffix not in (".pt", ".pth", ".ts"):
@@ -75,7 +85,9 @@ def load_model(text: str, weights: Path | None = None, *, trust_pickle: bool = F
 
     if _is_torchscript(path):
         with reading(path, "cannot be read as TorchScript"), warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # the file is there all the same
+            warnings.simplefilter(
+                "ignore", DeprecationWarning
+            )  # the file is there all the same
             return torch.jit.load(path, map_location="cpu")
     if not trust_pickle:
         raise InputError(
@@ -87,7 +99,9 @@ def load_model(text: str, weights: Path | None = None, *, trust_pickle: bool = F
     with reading(path, "cannot be read as a model that torch.save wrote"):
         found = torch.load(path, map_location="cpu", weights_only=False)
     if not isinstance(found, torch.nn.Module):
-        raise InputError(f"{path} must hold a torch module, it holds {type(found).__name__}")
+        raise InputError(
+            f"{path} must hold a torch module, it holds {type(found).__name__}"
+        )
     return found
 
 
@@ -120,7 +134,9 @@ def read_examples(path: Path, points: int = 0) -> tuple[Any, Any]:
         )
     for name, array in (("x", x), ("y", y)):
         if array.dtype.kind not in "biuf":
-            raise InputError(f"{name} in {path} must hold numbers, it holds {array.dtype}")
+            raise InputError(
+                f"{name} in {path} must hold numbers, it holds {array.dtype}"
+            )
     if not len(x):
         raise InputError(f"{path} must hold at least one example, got none")
     stop = points or len(x)
@@ -130,7 +146,9 @@ def read_examples(path: Path, points: int = 0) -> tuple[Any, Any]:
 def _needed(parameter: inspect.Parameter) -> bool:
     """Return whether a function cannot be called without this argument."""
     various = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return parameter.default is inspect.Parameter.empty and parameter.kind not in various
+    return (
+        parameter.default is inspect.Parameter.empty and parameter.kind not in various
+    )
 
 
 def _read_weights(path: Path) -> Any:
@@ -154,12 +172,16 @@ def _read_weights(path: Path) -> Any:
 def _check_archive(path: Path) -> None:
     """Refuse an archive of torch.save whose bytes changed: torch.load ignores its checksums."""
     with path.open("rb") as file:
-        if file.read(4) != b"PK\x03\x04":  # written before PyTorch 1.6, without checksums
+        if (
+            file.read(4) != b"PK\x03\x04"
+        ):  # written before PyTorch 1.6, without checksums
             return
     with zipfile.ZipFile(path) as archive:
         damaged = archive.testzip()
     if damaged is not None:
-        raise InputError(f"{path} was changed or damaged: the checksum of {damaged} is wrong")
+        raise InputError(
+            f"{path} was changed or damaged: the checksum of {damaged} is wrong"
+        )
 
 
 def _inner(stored: Any) -> Any:
@@ -175,7 +197,11 @@ def _inner(stored: Any) -> Any:
             f"weights must be a dict of tensors by their names, got {type(stored).__name__}"
         )
     if "random" in stored and any(key.startswith("model.") for key in stored):
-        return {k.removeprefix("model."): v for k, v in stored.items() if k.startswith("model.")}
+        return {
+            k.removeprefix("model."): v
+            for k, v in stored.items()
+            if k.startswith("model.")
+        }
     return stored
 
 
@@ -188,7 +214,9 @@ def _named(found: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
     names = {name.replace(COMPILED, ""): name for name in wanted}
     bare = {name.replace(COMPILED, ""): value for name, value in found.items()}
     while bare and bare.keys() != names.keys():
-        prefix = next((p for p in WRAPPERS if all(name.startswith(p) for name in bare)), None)
+        prefix = next(
+            (p for p in WRAPPERS if all(name.startswith(p) for name in bare)), None
+        )
         if prefix is None:
             return found
         bare = {name.removeprefix(prefix): value for name, value in bare.items()}

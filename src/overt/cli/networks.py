@@ -18,13 +18,21 @@ Target = Annotated[
     Path | None, Argument(help="Target matrix: .npy, .npz, .csv, .tsv, .txt or .mtx.")
 ]
 X = Annotated[Path | None, Option("--x", help="Inputs, samples x features; needs --y.")]
-Y = Annotated[Path | None, Option("--y", help="Outputs, samples x features; needs --x.")]
+Y = Annotated[
+    Path | None, Option("--y", help="Outputs, samples x features; needs --x.")
+]
 Width = Annotated[int, Option(min=1, help="Number of hidden units.")]
-DropProb = Annotated[float, Option(help="Probability of dropping, at least 0 and below 1.")]
+DropProb = Annotated[
+    float, Option(help="Probability of dropping, at least 0 and below 1.")
+]
 NoiseName = Annotated[str, Option("--noise", help="One of: " + ", ".join(NOISES) + ".")]
-Keep = Annotated[int, Option(min=1, help="Number of units that survive, for keepexactly.")]
+Keep = Annotated[
+    int, Option(min=1, help="Number of units that survive, for keepexactly.")
+]
 BlockSize = Annotated[int, Option(min=1, help="Units per block, for dropblock.")]
-WeightDecay = Annotated[float, Option(min=0, help="mu; adds mu (|U|^2 + |V|^2) to the objective.")]
+WeightDecay = Annotated[
+    float, Option(min=0, help="mu; adds mu (|U|^2 + |V|^2) to the objective.")
+]
 
 
 def read_problem(target: Path | None, x: Path | None, y: Path | None) -> dict[str, Any]:

@@ -15,7 +15,9 @@ from overt.cli.base import AsJson, app, awaited, console, errors, show_json
 def predict(
     model: shared.Model,
     pairs: Annotated[Path, Argument(help="File of (row, column) pairs.")],
-    out: Annotated[Path, Option(help="CSV file for the predictions.")] = Path("predictions.csv"),
+    out: Annotated[Path, Option(help="CSV file for the predictions.")] = Path(
+        "predictions.csv"
+    ),
     row: shared.Row = None,
     col: shared.Col = None,
     as_json: AsJson = False,
@@ -33,7 +35,11 @@ def predict(
     shared.report_lines("pairs", read, rejected, screen=errors if as_json else console)
     unknown = shared.write_predictions(fitted, read, out)
     if as_json:
-        found = {"pairs": len(read.rows), "rejected": len(read.rejected), "unknown": unknown}
+        found = {
+            "pairs": len(read.rows),
+            "rejected": len(read.rejected),
+            "unknown": unknown,
+        }
         show_json({**found, "predictions": str(out)}, indent=1)
     else:
         shared.show_predictions(out, unknown)

@@ -21,17 +21,25 @@ if TYPE_CHECKING:
     from overt.completion import DropoutCompletion, RatingsFile
 
 Model = Annotated[Path, Argument(help="Folder that overt complete wrote.")]
-Row = Annotated[str | None, Option(help="Column of the file that names rows, by name or number.")]
+Row = Annotated[
+    str | None, Option(help="Column of the file that names rows, by name or number.")
+]
 Col = Annotated[str | None, Option(help="Column of the file that names columns.")]
 Value = Annotated[str | None, Option(help="Column of the file with the values.")]
 Time = Annotated[str | None, Option("--time", help="Column of the file with times.")]
-Factors = Annotated[int | None, Option(min=1, help="Number of factors; chosen if not given.")]
+Factors = Annotated[
+    int | None, Option(min=1, help="Number of factors; chosen if not given.")
+]
 Jobs = Annotated[int | None, Option(min=-1, help="Threads; all cores by default.")]
 Missing = Annotated[
-    str, Option(help="What absent entries mean: unknown, or negative (seen and not chosen).")
+    str,
+    Option(
+        help="What absent entries mean: unknown, or negative (seen and not chosen)."
+    ),
 ]
 Duplicates = Annotated[
-    str, Option(help="What to do with entries given more than once: mean, last or error.")
+    str,
+    Option(help="What to do with entries given more than once: mean, last or error."),
 ]
 
 
@@ -40,8 +48,14 @@ def meaning_of_missing(read: Any, missing: str, screen: Console = console) -> st
     choice("--missing", missing, ("unknown", "negative"))
     same = bool(np.ptp(read.values) == 0)
     if missing == "unknown" and (read.clicks or same):
-        why = "there are no values" if read.clicks else f"all values are {read.values[0]:g}"
-        screen.print(f"{why}: absent entries count as not chosen, and columns are ranked")
+        why = (
+            "there are no values"
+            if read.clicks
+            else f"all values are {read.values[0]:g}"
+        )
+        screen.print(
+            f"{why}: absent entries count as not chosen, and columns are ranked"
+        )
         return "negative"
     return missing
 
@@ -57,7 +71,8 @@ def report_lines(
     used = len(read.entries if what == "ratings" else read.rows) + read.duplicates
     columns = f" (columns {escape(', '.join(read.header))})" if read.header else ""
     screen.print(
-        f"{what}: {used:,} lines used, {len(read.rejected):,} rejected{columns}", soft_wrap=True
+        f"{what}: {used:,} lines used, {len(read.rejected):,} rejected{columns}",
+        soft_wrap=True,
     )
     warning = "[yellow]warning:[/] "
     if read.guessed:
@@ -123,4 +138,6 @@ def write_predictions(model: DropoutCompletion, pairs: RatingsFile, path: Path) 
 def show_predictions(path: Path, unknown: int) -> None:
     """Print where predictions were written, and how many have an unknown identifier."""
     note = f" ({unknown:,} with an unknown identifier)" if unknown else ""
-    console.print(f"predictions: [bold]{escape(os.fspath(path))}[/]{note}", soft_wrap=True)
+    console.print(
+        f"predictions: [bold]{escape(os.fspath(path))}[/]{note}", soft_wrap=True
+    )

@@ -20,21 +20,31 @@ def recommend(
     user: Annotated[str | None, Option(help="Identifier of the row.")] = None,
     n: Annotated[int, Option("--n", "-n", min=1, help="Length of the list.")] = 10,
     everyone: Annotated[
-        Path | None, Option("--all", help="Write lists for all rows to this .csv or .parquet file.")
+        Path | None,
+        Option("--all", help="Write lists for all rows to this .csv or .parquet file."),
     ] = None,
     entries: Annotated[
         Path | None,
-        Option(help="File with the entries of a new row: column,value; or columns alone."),
+        Option(
+            help="File with the entries of a new row: column,value; or columns alone."
+        ),
     ] = None,
-    seen: Annotated[bool, Option("--seen", help="Include columns already rated.")] = False,
+    seen: Annotated[
+        bool, Option("--seen", help="Include columns already rated.")
+    ] = False,
     exclude: Annotated[
-        Path | None, Option(help="File of columns, or of pairs (row, column), to leave out.")
+        Path | None,
+        Option(help="File of columns, or of pairs (row, column), to leave out."),
     ] = None,
     by: Annotated[
         str,
-        Option(help="Rank by value (predicted), chosen (probability of choosing), both, or auto."),
+        Option(
+            help="Rank by value (predicted), chosen (probability of choosing), both, or auto."
+        ),
     ] = "auto",
-    why: Annotated[bool, Option("--why", help="Name the known entries behind each.")] = False,
+    why: Annotated[
+        bool, Option("--why", help="Name the known entries behind each.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """List the columns that suit a row best: one row, a newcomer, or everyone.
@@ -66,7 +76,9 @@ def recommend(
         std = shared.predict_with_std(fitted, fitted.predict, *given)[1]
     else:
         if why or np.ndim(left_out) == 2:
-            raise InputError("--why and pairs to exclude are for rows that the model knows")
+            raise InputError(
+                "--why and pairs to exclude are for rows that the model knows"
+            )
         cols, values = _newcomer(entries)
         if values is None:
             if fitted.missing != "negative":
@@ -76,13 +88,17 @@ def recommend(
                 )
             values = [1.0] * len(cols)
         if not np.any(fitted.index_.cols.find(cols) != UNKNOWN):
-            raise InputError(f"{entries} names no column of the model; its first is {cols[0]!r}")
+            raise InputError(
+                f"{entries} names no column of the model; its first is {cols[0]!r}"
+            )
         newcomer = fitted.fold_in((cols, values))
         best = newcomer.recommend(n, exclude=left_out, **how)
         std = shared.predict_with_std(fitted, newcomer.predict, best.cols)[1]
     rows: list[dict[str, Any]] = [
         {"column": c, "prediction": v, "std": None if np.isnan(s) else s}
-        for c, v, s in zip(best.cols.tolist(), best.values.tolist(), std.tolist(), strict=True)
+        for c, v, s in zip(
+            best.cols.tolist(), best.values.tolist(), std.tolist(), strict=True
+        )
     ]
     if why:
         for line in rows:
@@ -119,13 +135,17 @@ def _newcomer(path: Path | None) -> tuple[list[str], list[float] | None]:
     values: list[float] = []
     for number, parts in enumerate(lines, 1):
         if len(parts) < 2:
-            raise InputError(f"{path}, line {number}: the value of {parts[0]!r} is missing")
+            raise InputError(
+                f"{path}, line {number}: the value of {parts[0]!r} is missing"
+            )
         try:
             value = float(parts[1])
         except ValueError:
             if number == 1:
                 continue  # a header
-            raise InputError(f"{path}, line {number}: {parts[1]!r} is not a number") from None
+            raise InputError(
+                f"{path}, line {number}: {parts[1]!r} is not a number"
+            ) from None
         cols.append(parts[0])
         values.append(value)
     return cols, values

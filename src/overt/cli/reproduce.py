@@ -29,24 +29,35 @@ if TYPE_CHECKING:
 def reproduce(
     what: Annotated[
         list[str] | None,
-        Argument(metavar="ID", help="A figure; or all; or page; or compare OLD NEW (two folders)."),
+        Argument(
+            metavar="ID",
+            help="A figure; or all; or page; or compare OLD NEW (two folders).",
+        ),
     ] = None,
     list_all: Annotated[
         bool, Option("--list", help="List figures, their sizes, hours and data.")
     ] = False,
     size: Annotated[
-        str, Option(help="toy (seconds), reduced, or paper (the size in the paper); see --list.")
+        str,
+        Option(
+            help="toy (seconds), reduced, or paper (the size in the paper); see --list."
+        ),
     ] = "toy",
-    n_jobs: Annotated[int, Option(min=-1, help="Number of processes (-1: all cores).")] = 1,
+    n_jobs: Annotated[
+        int, Option(min=-1, help="Number of processes (-1: all cores).")
+    ] = 1,
     engine: Engine = "local",
-    out: Annotated[Path, Option(help="Folder for rows, pictures and summaries.")] = Path(
-        "overt-results"
-    ),
+    out: Annotated[
+        Path, Option(help="Folder for rows, pictures and summaries.")
+    ] = Path("overt-results"),
     picture_format: Annotated[
         str, Option("--format", help="Format of the picture: png, pdf or svg.")
     ] = "png",
     download: Annotated[
-        bool, Option("--download", help="Fetch MNIST or MovieLens into OVERT_DATA if absent.")
+        bool,
+        Option(
+            "--download", help="Fetch MNIST or MovieLens into OVERT_DATA if absent."
+        ),
     ] = False,
     as_markdown: Annotated[
         bool, Option("--markdown", help="Write the page as index.md with its pictures.")
@@ -150,28 +161,44 @@ def _rows(
 
     stored = f"rows already computed are in {out / figure.id}.jsonl; the same command resumes"
     with keeping(stored), meter(figure.id, 1) as bar:
-        return run(figure, size=size, n_jobs=n_jobs, out=out, on_row=bar.reach, engine=engine)
+        return run(
+            figure, size=size, n_jobs=n_jobs, out=out, on_row=bar.reach, engine=engine
+        )
 
 
 def _report(
-    figure: Figure, size: str, rows: list[Row], out: Path, picture_format: str, as_json: bool
+    figure: Figure,
+    size: str,
+    rows: list[Row],
+    out: Path,
+    picture_format: str,
+    as_json: bool,
 ) -> None:
     from overt.papers import report
 
     findings, picture = report(figure, size, rows, out, picture_format)
     shown = [
-        {"claim": f.claim, "verdict": f.verdict, "measured": f.measured, "reported": f.reported}
+        {
+            "claim": f.claim,
+            "verdict": f.verdict,
+            "measured": f.measured,
+            "reported": f.reported,
+        }
         for f in findings
     ]
     if as_json:
-        show_json({"id": figure.id, "size": size, "findings": shown, "picture": str(picture)})
+        show_json(
+            {"id": figure.id, "size": size, "findings": shown, "picture": str(picture)}
+        )
     else:
         header = ("claim", "verdict", "measured", "reported")
         show_table(header, [tuple(line.values()) for line in shown])
         if figure.table:
             show_table(*figure.table(rows))
         if size in figure.differs:
-            console.print(f"Differs from the paper: {figure.differs[size]}.", soft_wrap=True)
+            console.print(
+                f"Differs from the paper: {figure.differs[size]}.", soft_wrap=True
+            )
         show_path("picture", picture)
     if any(f.verdict == "fails" for f in findings):
         fail(f"{figure.id}: a claim did not hold", 1)
@@ -205,11 +232,15 @@ def _reproduce_all(
             bar.reach(done, total)
             bar.advance(0, note=name)
 
-        absent = run_all(_figures(), size, out, n_jobs=n_jobs, on_row=show_progress, engine=engine)
+        absent = run_all(
+            _figures(), size, out, n_jobs=n_jobs, on_row=show_progress, engine=engine
+        )
     _write_page(out, absent, as_markdown, as_json)
 
 
-def _write_page(out: Path, absent: dict[str, str], as_markdown: bool, as_json: bool) -> None:
+def _write_page(
+    out: Path, absent: dict[str, str], as_markdown: bool, as_json: bool
+) -> None:
     from overt.papers.overview import measured, write_markdown, write_page
 
     if as_markdown:

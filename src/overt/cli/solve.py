@@ -8,7 +8,15 @@ from typing import Annotated
 from typer import Option
 
 from overt.cli import networks
-from overt.cli.base import AsJson, app, awaited, console, show_json, show_path, show_table
+from overt.cli.base import (
+    AsJson,
+    app,
+    awaited,
+    console,
+    show_json,
+    show_path,
+    show_table,
+)
 
 
 @app.command()
@@ -17,7 +25,8 @@ def solve(
     width: networks.Width = 20,
     drop_prob: networks.DropProb = 0.5,
     rank: Annotated[
-        int | None, Option(min=1, help="Choose the drop probability that gives this rank.")
+        int | None,
+        Option(min=1, help="Choose the drop probability that gives this rank."),
     ] = None,
     noise: networks.NoiseName = "dropout",
     block_size: networks.BlockSize = 2,
@@ -26,7 +35,8 @@ def solve(
     x: networks.X = None,
     y: networks.Y = None,
     out: Annotated[
-        Path | None, Option(help="Write the weights and the certificate to this .npz or .json.")
+        Path | None,
+        Option(help="Write the weights and the certificate to this .npz or .json."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -63,7 +73,9 @@ def solve(
         "lower_bound": f"{certificate.lower_bound:.10g}",
         "rank": f"{best.rank} of at most {width}",
     }
-    show_table(("result", "value"), [(k.replace("_", " "), v) for k, v in shown.items()])
+    show_table(
+        ("result", "value"), [(k.replace("_", " "), v) for k, v in shown.items()]
+    )
     console.print(best.status.explanation, style="dim")
     if saved is not None:
         show_path("saved", saved)

@@ -32,7 +32,8 @@ def tour(
     def report(chapter: Chapter) -> None:
         if not as_json:
             console.print(
-                f"{chapter.seconds:4.1f} s  {chapter.title}: {chapter.status}", soft_wrap=True
+                f"{chapter.seconds:4.1f} s  {chapter.title}: {chapter.status}",
+                soft_wrap=True,
             )
 
     with keeping("the page is written at the end, so there is none"):
@@ -40,12 +41,15 @@ def tour(
     headlines = [chapter.headline for chapter in result.chapters if chapter.headline]
     if as_json:
         show_json(
-            {"page": str(result.path), "stories": [asdict(c) for c in result.chapters]}, indent=1
+            {"page": str(result.path), "stories": [asdict(c) for c in result.chapters]},
+            indent=1,
         )
     else:
         for headline in headlines[:HEADLINES]:
             console.print(f"- {escape(headline)}", soft_wrap=True)
         show_path("open", result.path)
-    failed = [chapter.title for chapter in result.chapters if chapter.status == "failed"]
+    failed = [
+        chapter.title for chapter in result.chapters if chapter.status == "failed"
+    ]
     if failed:
         fail(f"not as claimed: {'; '.join(failed)}", 1)

@@ -40,18 +40,26 @@ def train(
     steps: Annotated[int, Option(min=1, help="Number of steps.")] = 20_000,
     learning_rate: Annotated[float, Option(help="Step size.")] = 1e-3,
     halving: Annotated[
-        float | None, Option(help="Step at which the step size has halved; it falls as 1/step.")
+        float | None,
+        Option(help="Step at which the step size has halved; it falls as 1/step."),
     ] = None,
     batch_size: Annotated[int, Option(min=1, help="Samples per step.")] = 1,
     seeds: Annotated[int, Option(min=1, help="Number of runs.")] = 10,
     gradient: Annotated[
-        str, Option(help="sampled, or expected: gradient descent on the exact objective.")
+        str,
+        Option(help="sampled, or expected: gradient descent on the exact objective."),
     ] = "sampled",
-    records: Annotated[int, Option(min=2, help="Number of steps at which runs are measured.")] = 40,
+    records: Annotated[
+        int, Option(min=2, help="Number of steps at which runs are measured.")
+    ] = 40,
     n_jobs: Annotated[int | None, Option(help="Threads; all cores by default.")] = None,
     engine: Engine = "local",
-    out: Annotated[Path | None, Option(help="Write the runs to this .npz or .json.")] = None,
-    plot: Annotated[Path | None, Option(help="Write a picture of the objective.")] = None,
+    out: Annotated[
+        Path | None, Option(help="Write the runs to this .npz or .json.")
+    ] = None,
+    plot: Annotated[
+        Path | None, Option(help="Write a picture of the objective.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train a two-layer linear network with noise, and compare with the exact optimum.
@@ -65,7 +73,9 @@ def train(
     problem = networks.read_problem(target, x, y)
     chosen = networks.make_noise(noise, drop_prob, block_size, keep)
     net = networks.make_network(problem, chosen, width=width, weight_decay=weight_decay)
-    rate: Any = learning_rate if halving is None else inverse_decay(learning_rate, halving)
+    rate: Any = (
+        learning_rate if halving is None else inverse_decay(learning_rate, halving)
+    )
     run = net.train(
         steps,
         rate,
@@ -104,7 +114,9 @@ def train(
 
 def _rows(run: Any) -> list[dict[str, Any]]:
     """Return the mean over seeds at the first, the last and some steps between."""
-    measured = np.flatnonzero(np.isfinite(run.objective).any(axis=0)).tolist()  # before Ctrl-C
+    measured = np.flatnonzero(
+        np.isfinite(run.objective).any(axis=0)
+    ).tolist()  # before Ctrl-C
     picked = measured[:1] + measured[1:][:: -max(1, len(measured) // ROWS)][::-1]
     rows = []
     for i in picked:

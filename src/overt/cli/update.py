@@ -16,7 +16,9 @@ from overt.cli.base import AsJson, app, console, errors, show_json, show_path
 def update(
     model: shared.Model,
     ratings: Annotated[Path, Argument(help="New ratings or clicks.")],
-    out: Annotated[Path | None, Option(help="Another folder for the updated model.")] = None,
+    out: Annotated[
+        Path | None, Option(help="Another folder for the updated model.")
+    ] = None,
     duplicates: shared.Duplicates = "last",
     row: shared.Row = None,
     col: shared.Col = None,
@@ -32,10 +34,14 @@ def update(
     from overt.completion import DropoutCompletion, ratings_file
 
     fitted = DropoutCompletion.load(model)
-    read = ratings_file.read_ratings(ratings, duplicates, row=row, col=col, value=value, time=at)
+    read = ratings_file.read_ratings(
+        ratings, duplicates, row=row, col=col, value=value, time=at
+    )
     if read.clicks and fitted.missing == "unknown":
         raise InputError(f"{ratings} has no values, and the model is one of values")
-    shared.report_lines("ratings", read, None, duplicates, errors if as_json else console)
+    shared.report_lines(
+        "ratings", read, None, duplicates, errors if as_json else console
+    )
     rows, columns = fitted.entries_.shape
     fitted.partial_fit(read.entries)
     fitted.prepare_ranking()

@@ -10,7 +10,17 @@ import typer
 from rich.markup import escape
 from typer import Argument, Option
 
-from overt.cli.base import AsJson, Seed, app, console, ended, fail, show_json, show_path, show_table
+from overt.cli.base import (
+    AsJson,
+    Seed,
+    app,
+    console,
+    ended,
+    fail,
+    show_json,
+    show_path,
+    show_table,
+)
 
 if TYPE_CHECKING:
     from overt.papers import Item, Verdict
@@ -20,15 +30,23 @@ if TYPE_CHECKING:
 def verify(
     ids: Annotated[
         list[str] | None,
-        Argument(help="Ids of statements, or Python files with your own; all by default."),
+        Argument(
+            help="Ids of statements, or Python files with your own; all by default."
+        ),
     ] = None,
     as_json: AsJson = False,
     seed: Seed = 0,
-    seeds: Annotated[int, Option(min=1, help="Number of seeds, counted from --seed.")] = 1,
+    seeds: Annotated[
+        int, Option(min=1, help="Number of seeds, counted from --seed.")
+    ] = 1,
     size: Annotated[str, Option(help="small, medium or large problems.")] = "small",
     list_all: Annotated[bool, Option("--list", help="List the statements.")] = False,
-    card: Annotated[bool, Option("--card", help="Show all that is known of each.")] = False,
-    as_latex: Annotated[bool, Option("--latex", help="Print them as LaTeX; check none.")] = False,
+    card: Annotated[
+        bool, Option("--card", help="Show all that is known of each.")
+    ] = False,
+    as_latex: Annotated[
+        bool, Option("--latex", help="Print them as LaTeX; check none.")
+    ] = False,
     out: Annotated[
         Path | None, Option(help="Folder in which to store the worst verdict of each.")
     ] = None,
@@ -97,7 +115,9 @@ def _chosen(ids: list[str]) -> list[Item]:
 def _list(chosen: list[Item], as_json: bool) -> None:
     if as_json:
         names = ("id", "source", "how", "claim")
-        show_json([{name: getattr(item, name) for name in names} for item in chosen], indent=1)
+        show_json(
+            [{name: getattr(item, name) for name in names} for item in chosen], indent=1
+        )
     else:
         lines = [(item.id, item.source, item.how, item.title) for item in chosen]
         show_table(("id", "source", "how", "title"), lines)
@@ -115,7 +135,15 @@ def _store(verdicts: list[Verdict], size: str, folder: Path) -> None:
 
 def _show_verdicts(verdicts: list[Verdict]) -> None:
     show_table(
-        ("statement", "verdict", "residual", "tolerance", "paper's form", "null", "seconds"),
+        (
+            "statement",
+            "verdict",
+            "residual",
+            "tolerance",
+            "paper's form",
+            "null",
+            "seconds",
+        ),
         [
             (
                 v.id,
@@ -131,15 +159,21 @@ def _show_verdicts(verdicts: list[Verdict]) -> None:
     )
     for v in verdicts:
         if v.verdict in ("error", "fails", "no power"):
-            console.print(f"{v.id}: {escape(v.detail)}", soft_wrap=True, highlight=False)
+            console.print(
+                f"{v.id}: {escape(v.detail)}", soft_wrap=True, highlight=False
+            )
     held = sum(v.verdict == "holds" for v in verdicts)
     console.print(f"{held} of {len(verdicts)} statements hold.")
     absent = [v for v in verdicts if v.verdict == "not run"]
     if absent:
-        console.print(f"{len(absent)} were not run: {absent[0].detail}", highlight=False)
+        console.print(
+            f"{len(absent)} were not run: {absent[0].detail}", highlight=False
+        )
     corrected = sum(v.printed_residual is not None for v in verdicts)
     if corrected:
-        noun = "statement corrects its" if corrected == 1 else "statements correct their"
+        noun = (
+            "statement corrects its" if corrected == 1 else "statements correct their"
+        )
         console.print(
             f"{corrected} {noun} paper; the paper's own form was tested too and must fail."
         )
@@ -150,7 +184,11 @@ def _show_card(verdict: Verdict) -> None:
     from overt.papers.records import HOW
 
     residual, tolerance = verdict.residual, verdict.tolerance
-    found = "" if residual is None else f" (residual {residual:.3g}, tolerance {tolerance:g})"
+    found = (
+        ""
+        if residual is None
+        else f" (residual {residual:.3g}, tolerance {tolerance:g})"
+    )
     lines = {
         "source": verdict.source,
         "claim": verdict.claim,
@@ -165,7 +203,9 @@ def _show_card(verdict: Verdict) -> None:
     console.print(f"[bold]{verdict.id}[/]")
     for name, text in lines.items():
         if text:
-            console.print(f"  {name:<11}{escape(text)}", soft_wrap=True, highlight=False)
+            console.print(
+                f"  {name:<11}{escape(text)}", soft_wrap=True, highlight=False
+            )
 
 
 def _compared(residual: float | None, tolerance: float | None) -> str:

@@ -82,7 +82,9 @@ class AveragedModel:
     noise: Floats
     H: Floats  # (samples, scores, unknowns)
     share: float  # weight of each sample; the learned means have the rest of 1
-    seen: tuple[Bools, Bools]  # rows with entries; others have the variance of the prior
+    seen: tuple[
+        Bools, Bools
+    ]  # rows with entries; others have the variance of the prior
 
     @classmethod
     def of_chain(cls, base: FactorModel, chain: SampledFit) -> AveragedModel:
@@ -92,8 +94,12 @@ class AveragedModel:
         samples = chain.samples
         U, V = columns.units(problem.scale)
         u = U[columns.free(0)]
-        stack = {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
-        new_row = np.array([columns.fill(0, mean)[0] for mean in stack["mean"]])[:, None]
+        stack = {
+            name: np.stack([sample[name] for sample in samples]) for name in samples[0]
+        }
+        new_row = np.array([columns.fill(0, mean)[0] for mean in stack["mean"]])[
+            :, None
+        ]
         by_row, by_col = (side.counts > 0 for side in problem.sides)
         new_col = stack["V"][:, by_col].mean(axis=1, dtype=np.float64)[:, None]
 
@@ -181,7 +187,9 @@ class AveragedModel:
         """Return the averaged prediction of a row that was not fitted, not clipped."""
         learned = self.base.predict_row(row, cols) - self.base.center
         products = np.einsum("dw,dcw->dc", row.samples.means, self._partners(cols))
-        total = (1 - self.share * len(products)) * learned + self.share * products.sum(axis=0)
+        total = (1 - self.share * len(products)) * learned + self.share * products.sum(
+            axis=0
+        )
         return np.asarray(self.base.center + total)
 
     def row_variance(self, row: Row, cols: Array) -> Floats:
@@ -195,7 +203,9 @@ class AveragedModel:
         center = self.predict_row(row, b) - self.base.center
         products = np.einsum("dw,dcw->dc", row.samples.means, V)
         scatter = ((products - center) ** 2).mean(axis=0)
-        given = np.einsum("dcw,dwx,dcx->c", V, row.samples.covariances, V, optimize=True)
+        given = np.einsum(
+            "dcw,dwx,dcx->c", V, row.samples.covariances, V, optimize=True
+        )
         noises = row.noise * self.base.noises[1].variances[b]
         variance[sampled] = scatter + given / len(V) + self.noise.mean() * noises
         return variance
@@ -203,7 +213,9 @@ class AveragedModel:
     def _partners(self, cols: Array) -> Floats:
         return self.V[:, cols].astype(np.float64)
 
-    def contributions(self, row: int, partners: Array, values: Array, col: int) -> dict[str, Any]:
+    def contributions(
+        self, row: int, partners: Array, values: Array, col: int
+    ) -> dict[str, Any]:
         """Return what entries and features add, in the learned model."""
         return self.base.contributions(row, partners, values, col)
 
@@ -241,7 +253,13 @@ class SampledFit:
     """
 
     kind: ClassVar[str] = "sampled"
-    state: ClassVar[tuple[str, ...]] = ("means", "history", "noise", "priors", "conditional_V")
+    state: ClassVar[tuple[str, ...]] = (
+        "means",
+        "history",
+        "noise",
+        "priors",
+        "conditional_V",
+    )
 
     def __init__(self, learned: LearnedFit, seed: int) -> None:
         k = learned.problem.columns.n_factors
@@ -250,7 +268,9 @@ class SampledFit:
         self.means = [w.copy() for w in learned.means]
         for w, basis in zip(self.means, balanced_bases(learned), strict=True):
             w[:, :k] = (w[:, :k].astype(np.float64) @ basis).astype(w.dtype)
-        self.bias_variances = [float(prior.covariance[-1, -1]) for prior in learned.priors]
+        self.bias_variances = [
+            float(prior.covariance[-1, -1]) for prior in learned.priors
+        ]
         self.noise = learned.noise
         self.weights = [noise.weights for noise in learned.noises]
         self.features = [
@@ -275,7 +295,9 @@ class SampledFit:
             self.priors[side] = prior
             out = self._sample_rows(side, prior, rng, engine)
             if side == 0:
-                sample |= {"U": out.centers, "W": out.means.copy()} | _law(prior, self.noise)
+                sample |= {"U": out.centers, "W": out.means.copy()} | _law(
+                    prior, self.noise
+                )
         seen = (self.problem.sides[1].counts > 0)[:, None]
         self.conditional_V = np.where(seen, out.means, out.centers)
         rng = np.random.default_rng([self.seed, t, 2])
@@ -341,7 +363,9 @@ class SampledFit:
         count = self.problem.shape[side]
         normals = rng.standard_normal((count, len(free)))
         expected = prior.means(self.features[side].scores)
-        fixed = FixedSide(self.means[1 - side], np.zeros(columns.width), self.weights[1 - side])
+        fixed = FixedSide(
+            self.means[1 - side], np.zeros(columns.width), self.weights[1 - side]
+        )
         centers = np.ones_like(self.means[side])
         out = SampledRows(self.means[side], centers, np.zeros((count, 2)))
         by_row = (expected @ prior.precision, self.weights[side] / self.noise, normals)

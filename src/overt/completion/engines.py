@@ -64,7 +64,13 @@ class Engine(Protocol):
         """Describe each loss, needed or not."""
 
     def run(
-        self, kernel: Any, layout: Layout, shared: Any, by_row: Any, out: Any, sums: Any = None
+        self,
+        kernel: Any,
+        layout: Layout,
+        shared: Any,
+        by_row: Any,
+        out: Any,
+        sums: Any = None,
     ) -> None:
         """Update the rows of the arrays in `out`, a named tuple.
 
@@ -102,7 +108,13 @@ class _ThreadEngine:
         self.faults: list[str] = []
 
     def run(
-        self, kernel: Any, layout: Layout, shared: Any, by_row: Any, out: Any, sums: Any = None
+        self,
+        kernel: Any,
+        layout: Layout,
+        shared: Any,
+        by_row: Any,
+        out: Any,
+        sums: Any = None,
     ) -> None:
         """Update the rows of `out`, heavy chunks first; small ones are taken together."""
         step = -(-MIN_ENTRIES_PER_CALL * layout.n_chunks // len(layout.entries.values))
@@ -114,7 +126,9 @@ class _ThreadEngine:
             forget(*entries[1:])
 
         starts = range(0, layout.n_chunks, step)
-        results = map(task, starts) if self._pool is None else self._pool.map(task, starts)
+        results = (
+            map(task, starts) if self._pool is None else self._pool.map(task, starts)
+        )
         for _ in results:  # raises what a call raised
             pass
 
@@ -142,7 +156,9 @@ def update(
     """Run a kernel on one share, on a worker; return its rows and the sums of its chunks."""
     _, cuts, entries = share
     rows = np.arange(cuts[-1])
-    out = task.out(*(np.zeros((len(rows), width), dtype) for width, dtype in task.formats))
+    out = task.out(
+        *(np.zeros((len(rows), width), dtype) for width, dtype in task.formats)
+    )
     kernel = getattr(import_module(task.module), task.kernel)
     if task.sums_width is None:
         kernel(rows, entries, *shared, *by_row, out)
@@ -189,11 +205,19 @@ class DaskEngine:
             gone = self._known - set(self.client.nthreads())
         except Exception:  # the scheduler itself is gone, and its work is done
             gone = self._known
-        left = [f"workers left before the end: {', '.join(sorted(gone))}"] if gone else []
+        left = (
+            [f"workers left before the end: {', '.join(sorted(gone))}"] if gone else []
+        )
         return self._losses + left
 
     def run(
-        self, kernel: Any, layout: Layout, shared: Any, by_row: Any, out: Any, sums: Any = None
+        self,
+        kernel: Any,
+        layout: Layout,
+        shared: Any,
+        by_row: Any,
+        out: Any,
+        sums: Any = None,
     ) -> None:
         """Update the rows of `out`, each share on the worker that has its entries."""
         formats = [(array.shape[1], array.dtype) for array in out]
@@ -205,7 +229,9 @@ class DaskEngine:
             finished = []
             reason = ""
             try:
-                for share, rows, chunk_sums in self._results(task, waiting, shared, by_row):
+                for share, rows, chunk_sums in self._results(
+                    task, waiting, shared, by_row
+                ):
                     for array, new in zip(out, rows, strict=True):
                         array[share.rows] = new
                     if sums is not None:
@@ -238,13 +264,20 @@ class DaskEngine:
                 share.entries = self._send(share.layout.take(share.chunks), worker)
             place = share.worker if share.worker in threads else worker
             mine = self._send([array[share.rows] for array in by_row], place)
-            future = self.client.submit(update, task, share.entries, mine, fixed, pure=False)
+            future = self.client.submit(
+                update, task, share.entries, mine, fixed, pure=False
+            )
             futures[future] = share
         try:
             for future in as_completed(list(futures)):
                 if future.status == "finished":
-                    yield futures[future], *self.client.gather(future, direct=self._direct)
-                elif future.status == "error" and not isinstance(future.exception(), KilledWorker):
+                    yield (
+                        futures[future],
+                        *self.client.gather(future, direct=self._direct),
+                    )
+                elif future.status == "error" and not isinstance(
+                    future.exception(), KilledWorker
+                ):
                     raise KernelError from future.exception()
         finally:
             with suppress(Exception):  # of a cluster that is gone
@@ -257,7 +290,8 @@ class DaskEngine:
             count = min(wanted, layout.n_chunks)
             # Shares refer to the layout, so that no other one gets its id as long as they live.
             self._shares[id(layout)] = [
-                Share(layout, range(first, layout.n_chunks, count)) for first in range(count)
+                Share(layout, range(first, layout.n_chunks, count))
+                for first in range(count)
             ]
         return list(self._shares[id(layout)])
 
@@ -276,7 +310,9 @@ class DaskEngine:
     def _recover(self, count: int, reason: str, fruitless: int) -> None:
         """Wait for workers; the next attempt sends lost shares again."""
         if fruitless > MAX_ATTEMPTS:
-            raise ClusterLostError(f"{MAX_ATTEMPTS} attempts in a row finished nothing ({reason})")
+            raise ClusterLostError(
+                f"{MAX_ATTEMPTS} attempts in a row finished nothing ({reason})"
+            )
         self._report(count, reason)
         self._direct = reachable(self.client)
         time.sleep(PAUSE_SECONDS * fruitless)
@@ -286,7 +322,9 @@ class DaskEngine:
         if not count:
             return
         await_workers(self.client)
-        text = f"workers were lost; {count} parts of a half sweep were computed elsewhere"
+        text = (
+            f"workers were lost; {count} parts of a half sweep were computed elsewhere"
+        )
         self._losses.append(f"{text} ({reason})" if reason else text)
         warnings.warn(self._losses[-1], stacklevel=2)
 
@@ -305,7 +343,9 @@ def reachable(client: Any) -> bool:
         if address.startswith("inproc://"):
             continue
         try:
-            socket.create_connection(get_address_host_port(address), timeout=REACH_SECONDS).close()
+            socket.create_connection(
+                get_address_host_port(address), timeout=REACH_SECONDS
+            ).close()
         except (OSError, ValueError):
             return False
     return True

@@ -278,7 +278,9 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
             refuse_dislikes(entries.values)
             entries = observed_pairs(entries)
         tables = (row_features, col_features)
-        entries, given, encoders = align_features(entries, tables, allowed=settings.learned)
+        entries, given, encoders = align_features(
+            entries, tables, allowed=settings.learned
+        )
         if checkpoint is None and resume:
             raise InputError("resume needs the folder of a checkpoint")
         if checkpoint is not None and not isinstance(checkpoint, SweepCheckpoint):
@@ -286,9 +288,14 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
             checkpoint = SweepCheckpoint(
                 checkpoint, entries, parameters, resume=resume, given=given
             )
-        fit = fitting.fit_entries(settings, entries, given=given, checkpoint=checkpoint, **how)
+        fit = fitting.fit_entries(
+            settings, entries, given=given, checkpoint=checkpoint, **how
+        )
         ranking_model = None
-        if not isinstance(fit.model, ImplicitModel) and len(entries) <= MAX_RANKED_ENTRIES:
+        if (
+            not isinstance(fit.model, ImplicitModel)
+            and len(entries) <= MAX_RANKED_ENTRIES
+        ):
             ranking_model = _ranking_model(settings, entries, fit)
         return self._adopt(entries, fit, ranking_model, encoders)
 
@@ -317,7 +324,9 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
             "path_": fit.path,
             "faults_": fit.faults,
         }
-        return self._show(model, ranking_model, entries, fit.objective, fit.status, found)
+        return self._show(
+            model, ranking_model, entries, fit.objective, fit.status, found
+        )
 
     def _show(
         self,
@@ -399,7 +408,9 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         """Return which of the row's observed entries drive its prediction for `col`."""
         return explain(*self._query(keys), row, col)
 
-    def fold_in(self, entries: Any, features: Any = None, *, keys: str = "auto") -> NewRow:
+    def fold_in(
+        self, entries: Any, features: Any = None, *, keys: str = "auto"
+    ) -> NewRow:
         """Return a new row with these entries, without refitting.
 
         Entries are {column: value}, a sparse row, or a pair (columns, values); columns never seen
@@ -408,7 +419,9 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         """
         return new_row(*self._query(keys), entries, self._ranking, features)
 
-    def complete(self, rows: Any = None, cols: Any = None, *, keys: str = "auto") -> Floats:
+    def complete(
+        self, rows: Any = None, cols: Any = None, *, keys: str = "auto"
+    ) -> Floats:
         """Return the dense matrix, or some rows and columns of one too large to be had at once.
 
         Rows and columns are given as in `predict`, or as slices of their order. Those never seen
@@ -416,7 +429,9 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         """
         model, index = self._query(keys)
         a = _find_or_slice(index.rows, rows)
-        return _complete(model, a, None if cols is None else _find_or_slice(index.cols, cols))
+        return _complete(
+            model, a, None if cols is None else _find_or_slice(index.cols, cols)
+        )
 
     def recommend(
         self,
@@ -487,7 +502,9 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         choice("by", by, ("auto", "both", "value", "chosen"))
         if isinstance(model, ImplicitModel):
             if by not in ("auto", "chosen"):
-                raise InputError(f'by={by!r} needs missing="unknown": this model has no values')
+                raise InputError(
+                    f'by={by!r} needs missing="unknown": this model has no values'
+                )
             return Ranking("chosen", model, model, 0.0)
         middle = float(self.entries_.values.mean())
         if by == "value":
@@ -501,7 +518,9 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
             by = "chosen" if self.ranking_model_.popularity == 1 else "both"
         return Ranking(by, model, self.ranking_model_, middle)
 
-    def similar_items(self, col: Any, n: int = 10, *, keys: str = "auto") -> Recommendation:
+    def similar_items(
+        self, col: Any, n: int = 10, *, keys: str = "auto"
+    ) -> Recommendation:
         """Return the columns whose predictions correlate most with those for `col` over rows."""
         return similar_columns(*self._query(keys), col, n)
 
@@ -555,7 +574,9 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         given = self.get_params()
         for name in ("seed", "random_state"):  # generators are not saved
-            given[name] = given[name] if isinstance(given[name], (int, np.integer)) else None
+            given[name] = (
+                given[name] if isinstance(given[name], (int, np.integer)) else None
+            )
         fit = Fit(
             self.model_,
             self.objective_.tolist(),
@@ -590,7 +611,9 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         return hasattr(self, "model_")
 
 
-def _ranking_model(settings: Settings, entries: Entries, fit: Fit) -> ImplicitModel | None:
+def _ranking_model(
+    settings: Settings, entries: Entries, fit: Fit
+) -> ImplicitModel | None:
     """Return the model that ranks; None after Ctrl-C, which keeps the model of values."""
     if fit.status is Status.INTERRUPTED:
         return None
@@ -642,7 +665,9 @@ def check_table(entries: Entries) -> None:
             "such tables; DropoutCompletion is for a matrix of one quantity (if X is one, pass "
             "overt.Entries.from_matrix(X))"
         )
-    real = len(np.unique(entries.values)) > MAX_TABLE_LEVELS and not is_rating_scale(entries.values)
+    real = len(np.unique(entries.values)) > MAX_TABLE_LEVELS and not is_rating_scale(
+        entries.values
+    )
     if real and entries.shape[1] <= MAX_TABLE_COLUMNS and _unnamed(entries.row_ids):
         warnings.warn(
             "X is a dense table of real values: DropoutImputer fills the holes of tables, often "
@@ -665,7 +690,9 @@ def different_units(entries: Entries) -> bool:
         return False
     order = np.argsort(entries.cols, kind="stable")
     parts = np.split(entries.values[order], np.cumsum(counts)[:-1])
-    moments = np.array([_robust(y) for y, many in zip(parts, shown, strict=True) if many])
+    moments = np.array(
+        [_robust(y) for y, many in zip(parts, shown, strict=True) if many]
+    )
     center, scale = moments.T
     low, high = np.quantile(scale, [0.1, 0.9])
     apart = np.ptp(center) > MAX_UNIT_RATIO**2 * np.median(scale)

@@ -56,14 +56,21 @@ class Evaluation(Result):
     relevant: float | None = None
 
     def __repr__(self) -> str:
-        head = f"{self.n_train} entries fitted, {self.n_holdout} held out ({self.split}); "
+        head = (
+            f"{self.n_train} entries fitted, {self.n_holdout} held out ({self.split}); "
+        )
         head += "lists are judged by "
         least = self.relevant
         head += "every entry" if least is None else f"values of at least {least:g}"
-        names = list(dict.fromkeys(name for found in self.figures.values() for name in found))
+        names = list(
+            dict.fromkeys(name for found in self.figures.values() for name in found)
+        )
         lines = [head, " ".join([f"{'':12}", *(f"{name:>16}" for name in names)])]
         for who, found in self.figures.items():
-            cells = (f"{found[n][0]:.4f} ± {found[n][1]:.4f}" if n in found else "" for n in names)
+            cells = (
+                f"{found[n][0]:.4f} ± {found[n][1]:.4f}" if n in found else ""
+                for n in names
+            )
             lines.append(" ".join([f"{who:12}", *(f"{cell:>16}" for cell in cells)]))
         return "\n".join(lines)
 
@@ -119,7 +126,11 @@ def evaluate(
     found["model"] |= list_figures(lists, rows, train, test, least)
     counts = np.bincount(train.cols, minlength=train.shape[1])
     lists = best_columns(
-        lambda some: np.tile(counts, (len(some), 1)), known.rows, known.cols, rows, train.shape[1]
+        lambda some: np.tile(counts, (len(some), 1)),
+        known.rows,
+        known.cols,
+        rows,
+        train.shape[1],
     )
     found["popularity"] = list_figures(lists, rows, train, test, least)
     if predicts_values:
@@ -130,7 +141,9 @@ def evaluate(
         biases = mean + row_bias[test.rows] + col_bias[test.cols]
         found["biases"] = error_figures(test.values, biases, None)
         found["mean"] = error_figures(test.values, np.full(len(test), mean), None)
-    return Evaluation(split, len(train), len(test), found, least if np.isfinite(least) else None)
+    return Evaluation(
+        split, len(train), len(test), found, least if np.isfinite(least) else None
+    )
 
 
 def divide(
@@ -150,14 +163,18 @@ def divide(
         held = last_of_rows(entries.rows, times, holdout)
     else:
         rows = np.unique(entries.rows)
-        new = np.isin(entries.rows, rng.permutation(rows)[: max(1, int(holdout * len(rows)))])
+        new = np.isin(
+            entries.rows, rng.permutation(rows)[: max(1, int(holdout * len(rows)))]
+        )
         held = new & last_of_rows(entries.rows, rng.random(count), 0.5)
         if not np.count_nonzero(held) > 0 or new.all():
             raise InputError("there are too few rows to hold some out")
         parts = (~new, held, new & ~held)
         return tuple(entries.take(np.flatnonzero(part)) for part in parts)  # type: ignore[return-value]
     if not 0 < np.count_nonzero(held) < count:
-        raise InputError(f"holdout must leave entries on both sides, got {holdout} of {count}")
+        raise InputError(
+            f"holdout must leave entries on both sides, got {holdout} of {count}"
+        )
     return entries.take(np.flatnonzero(~held)), entries.take(np.flatnonzero(held)), None
 
 
@@ -177,7 +194,9 @@ Predicted = tuple[Floats, Floats | None, Ints]
 """Predictions, their standard deviations if there are any, and lists."""
 
 
-def _query_rows(fitted: DropoutCompletion, train: Entries, test: Entries, rows: Ints) -> Predicted:
+def _query_rows(
+    fitted: DropoutCompletion, train: Entries, test: Entries, rows: Ints
+) -> Predicted:
     """Query rows that were fitted."""
     model = fitted.model_
     predicted = model.predict(test.rows, test.cols)
@@ -186,7 +205,11 @@ def _query_rows(fitted: DropoutCompletion, train: Entries, test: Entries, rows: 
         std = np.sqrt(model.variance(test.rows, test.cols))
     ranking = fitted._ranking()
     lists = best_columns(
-        lambda some: ranking.of_rows(some)[1], train.rows, train.cols, rows, train.shape[1]
+        lambda some: ranking.of_rows(some)[1],
+        train.rows,
+        train.cols,
+        rows,
+        train.shape[1],
     )
     return predicted, std, lists
 

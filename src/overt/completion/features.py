@@ -90,9 +90,13 @@ class FeatureColumn:
         out = np.zeros((len(values), len(self.means)))
         if self.categories is None:
             try:
-                out[known, 0] = (values[known].astype(float) - self.means[0]) / self.scale
+                out[known, 0] = (
+                    values[known].astype(float) - self.means[0]
+                ) / self.scale
             except (TypeError, ValueError):
-                raise InputError(f"column {self.name!r} of the features must be numeric") from None
+                raise InputError(
+                    f"column {self.name!r} of the features must be numeric"
+                ) from None
             return out
         codes = {category: code for code, category in enumerate(self.categories)}
         for row in np.flatnonzero(known):
@@ -130,7 +134,9 @@ class Encoder:
         """Learn from a sparse matrix, an array, or a data frame."""
         if hasattr(table, "tocsr"):
             return cls(table.shape[1], None)
-        columns = [FeatureColumn.learn(name, x) for name, x in _table_columns(table).items()]
+        columns = [
+            FeatureColumn.learn(name, x) for name, x in _table_columns(table).items()
+        ]
         if not any(column.means for column in columns):
             raise InputError("features must have a value that is not missing, got none")
         return cls(len(columns), columns)
@@ -168,7 +174,10 @@ def _table_columns(table: Any) -> dict[str, Array]:
         names = list(table) if isinstance(table, dict) else list(table.columns)
         if not names:
             raise InputError("features must have at least one column, got none")
-        return {str(name): np.atleast_1d(plain_array("features", table[name])) for name in names}
+        return {
+            str(name): np.atleast_1d(plain_array("features", table[name]))
+            for name in names
+        }
     values = plain_array("features", table)
     if values.ndim == 1:
         values = values[None]
@@ -229,8 +238,12 @@ def _find_rows(
         raise InputError(f"{name} has {count} rows and {len(ids)} identifiers")
     if known is None:
         if ids is None and count < size:
-            raise InputError(f"{name} must have a row for each of {size} indices, got {count}")
-        at = np.arange(count) if ids is None else as_index(f"identifiers of {name}", ids)
+            raise InputError(
+                f"{name} must have a row for each of {size} indices, got {count}"
+            )
+        at = (
+            np.arange(count) if ids is None else as_index(f"identifiers of {name}", ids)
+        )
         size = max(size, int(at.max(initial=-1)) + 1)
     elif ids is None:
         raise InputError(
@@ -298,7 +311,9 @@ class Features:
     ones: Floats
 
     @classmethod
-    def build(cls, blocks: Mapping[str, Any], active: Array, dtype: Any, seed: int) -> Features:
+    def build(
+        cls, blocks: Mapping[str, Any], active: Array, dtype: Any, seed: int
+    ) -> Features:
         """Reduce blocks of features, (count, features) each, over the rows that are active."""
         parts = {}
         known = {}
@@ -315,7 +330,11 @@ class Features:
 
     @classmethod
     def of_scores(
-        cls, directions: Directions, known: Mapping[str, Array], active: Array, dtype: Any
+        cls,
+        directions: Directions,
+        known: Mapping[str, Array],
+        active: Array,
+        dtype: Any,
     ) -> Features:
         """Take rows whose scores are known."""
         A = directions.scores(known, len(active)).astype(dtype)
@@ -338,7 +357,9 @@ class Features:
 
     def without(self) -> Features:
         """Return the same rows without features."""
-        return Features.of_scores(Directions({}, {}), {}, self.active, self.scores.dtype)
+        return Features.of_scores(
+            Directions({}, {}), {}, self.active, self.scores.dtype
+        )
 
     @property
     def given(self) -> Array:
@@ -353,7 +374,9 @@ NO_FEATURES = Features.build({}, np.zeros(0, dtype=bool), np.float64, 0)
 def observed_matrix(group: Grouped, dtype: Any) -> Any:
     """Return the sparse matrix of a side's observed entries, rows divided by sqrt(their count)."""
     csr = group.by_row.entries
-    values = np.repeat(1 / np.sqrt(np.maximum(group.counts, 1)), group.counts).astype(dtype)
+    values = np.repeat(1 / np.sqrt(np.maximum(group.counts, 1)), group.counts).astype(
+        dtype
+    )
     shape = (len(group.counts), group.n_others)
     return sparse.csr_array((values, csr[1], csr[0]), shape=shape)
 
@@ -373,7 +396,11 @@ def leading_directions(F: Any, seed: int) -> Floats:
 
 
 def both_features(
-    sides: Sequence[Grouped], given: Sequence[Any], missingness: bool, dtype: Any, seed: int
+    sides: Sequence[Grouped],
+    given: Sequence[Any],
+    missingness: bool,
+    dtype: Any,
+    seed: int,
 ) -> tuple[Features, Features]:
     """Return the features of both sides."""
     found = []

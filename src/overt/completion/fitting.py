@@ -162,7 +162,9 @@ class Settings:
         if self.missing == "negative" and (not self.learned or samples):
             raise InputError('missing="negative" needs drop_prob="learn" and average=0')
         if samples and not self.learned:
-            raise InputError('average needs drop_prob="learn", whose posterior is sampled')
+            raise InputError(
+                'average needs drop_prob="learn", whose posterior is sampled'
+            )
 
     @property
     def learned(self) -> bool:
@@ -188,7 +190,11 @@ class Settings:
         """Return the number of factors for a fit of `n_entries`."""
         if self.n_factors is not None:
             return int(self.n_factors)
-        return self.ranking_factors(n_entries) if self.missing == "negative" else DEFAULTS.factors
+        return (
+            self.ranking_factors(n_entries)
+            if self.missing == "negative"
+            else DEFAULTS.factors
+        )
 
     def samples(self, ratings: int, shape: tuple[int, int]) -> int:
         """Return how many samples to average; "auto" takes as many as take seconds."""
@@ -200,7 +206,11 @@ class Settings:
         width = self.factors(ratings) + 2 * self.biases
         work = width**2 * (2 * ratings + width * sum(shape) / 3)
         affordable = int(DEFAULTS.sampling_work / work)
-        return min(DEFAULTS.samples, affordable) if affordable >= DEFAULTS.min_samples else 0
+        return (
+            min(DEFAULTS.samples, affordable)
+            if affordable >= DEFAULTS.min_samples
+            else 0
+        )
 
     def limits(self, values: Floats) -> tuple[float, float]:
         """Return the range that predictions are clipped to."""
@@ -221,7 +231,8 @@ class Settings:
             entries,
             Columns(n_factors, bool(self.biases) and not negative),
             standard=self.learned and not negative,
-            precise=given and bool(np.min(self.drop_prob) < DEFAULTS.min_single_precision),
+            precise=given
+            and bool(np.min(self.drop_prob) < DEFAULTS.min_single_precision),
             memory_limit=n_bytes(self.memory_limit) or 0,
         )
 
@@ -242,7 +253,9 @@ def fresh_seed(seed: Seed, random_state: Any = None) -> int:
     seed = seed if random_state is None else random_state
     if seed is None or isinstance(seed, np.random.Generator):
         return int(_check.generator(seed).integers(1 << 31))
-    return _check.whole("seed" if random_state is None else "random_state", seed, minimum=0)
+    return _check.whole(
+        "seed" if random_state is None else "random_state", seed, minimum=0
+    )
 
 
 @dataclass
@@ -278,7 +291,11 @@ class Run:
 
 
 def descend(
-    fit: Any, engine: Engine, max_sweeps: int, tol: float, on_step: OnStep = lambda fit: None
+    fit: Any,
+    engine: Engine,
+    max_sweeps: int,
+    tol: float,
+    on_step: OnStep = lambda fit: None,
 ) -> Status:
     """Sweep until the fit has settled or `max_sweeps` were made; Ctrl-C ends it earlier."""
     try:
@@ -345,7 +362,9 @@ def _fit_learned(
     samples: int,
 ) -> Fit:
     missingness = settings.signals is not False
-    features = both_features(problem.sides, given, missingness, problem.dtype, settings.seed)
+    features = both_features(
+        problem.sides, given, missingness, problem.dtype, settings.seed
+    )
     certain = settings.signals is True
     fit = LearnedFit.start(problem, features, certain, settings.seed)
     status = run.descend(fit, settings.sweeps, settings.tol_or(learned.OPTIONS.tol))
@@ -403,7 +422,9 @@ def _fit_implicit(
     return Fit(model, fit.history, status, *drop_probs)
 
 
-def _fit_fixed(settings: Settings, entries: Entries, problem: CompletionProblem, run: Run) -> Fit:
+def _fit_fixed(
+    settings: Settings, entries: Entries, problem: CompletionProblem, run: Run
+) -> Fit:
     drop_prob = settings.drop_prob
     path = None
     if isinstance(drop_prob, str):
@@ -414,17 +435,23 @@ def _fit_fixed(settings: Settings, entries: Entries, problem: CompletionProblem,
     return Fit(model, fit.history, status, drop_prob, None, path)
 
 
-def choose_drop_prob(settings: Settings, entries: Entries, engine: Engine) -> tuple[float, Floats]:
+def choose_drop_prob(
+    settings: Settings, entries: Entries, engine: Engine
+) -> tuple[float, Floats]:
     """Return the best drop probability on a held-out tenth, and the errors of all tried ones.
 
     Each of a path of probabilities starts from the factors of the one before.
     """
     count = len(entries) // 10
     if not count:
-        raise InputError(f'drop_prob="auto" needs at least 10 entries, got {len(entries)}')
+        raise InputError(
+            f'drop_prob="auto" needs at least 10 entries, got {len(entries)}'
+        )
     order = np.random.default_rng([settings.seed, 1]).permutation(len(entries))
     holdout = entries.take(np.sort(order[:count]))
-    problem = replace(settings, memory_limit=None).problem(entries.take(np.sort(order[count:])))
+    problem = replace(settings, memory_limit=None).problem(
+        entries.take(np.sort(order[count:]))
+    )
     tol = settings.tol_or(PATH_TOL)
     tried: dict[float, float] = {}
 
@@ -520,7 +547,12 @@ def merge_entries(old: Entries, new: Entries) -> Entries:
 
 
 def extend_model(
-    model: Any, entries: Entries, new: Entries, settings: Settings, sweeps: int, engine: Engine
+    model: Any,
+    entries: Entries,
+    new: Entries,
+    settings: Settings,
+    sweeps: int,
+    engine: Engine,
 ) -> Any:
     """Return the model of all `entries`, of which `new` are those that it does not know yet.
 
@@ -554,7 +586,9 @@ def extend_model(
         return replace(base, low=float(limits[0]), high=float(limits[1]))
     updated = fit.model(limits, entries, model.strengths, model.popularity)
     if len(model.recent) and entries.times is None:
-        updated = replace(updated, recent=_recent_of_others(model.recent, entries, new.rows))
+        updated = replace(
+            updated, recent=_recent_of_others(model.recent, entries, new.rows)
+        )
     return updated
 
 

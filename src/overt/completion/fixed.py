@@ -46,13 +46,19 @@ class FixedFit:
         self.means = means
         self.history: list[float] = []
         n = len(problem.columns.free(0))
-        prior = Prior(np.zeros(n), ridge * np.eye(n))  # the ridge, for residuals of variance 1
+        prior = Prior(
+            np.zeros(n), ridge * np.eye(n)
+        )  # the ridge, for residuals of variance 1
         self.priors = (prior, prior)
         self.noises = [RowNoise.equal(count) for count in problem.shape]
 
     @classmethod
     def start(
-        cls, problem: CompletionProblem, drop_prob: float | Floats, ridge: float, seed: int
+        cls,
+        problem: CompletionProblem,
+        drop_prob: float | Floats,
+        ridge: float,
+        seed: int,
     ) -> FixedFit:
         """Return the fit before the first sweep."""
         square = float(np.mean(problem.sides[0].values.astype(np.float64) ** 2))
@@ -62,7 +68,11 @@ class FixedFit:
 
     @classmethod
     def resume(
-        cls, model: FactorModel, problem: CompletionProblem, drop_prob: Any, ridge: float
+        cls,
+        model: FactorModel,
+        problem: CompletionProblem,
+        drop_prob: Any,
+        ridge: float,
     ) -> FixedFit:
         """Continue from a model, in the units of its values."""
         return cls(problem, drop_prob, ridge, model.known_rows()[0])
@@ -78,7 +88,9 @@ class FixedFit:
         error = self.update(1, engine)
         size = 0.0
         for side, w in enumerate(self.means):
-            size += float(np.sum(w[:, self.problem.columns.free(side)].astype(np.float64) ** 2))
+            size += float(
+                np.sum(w[:, self.problem.columns.free(side)].astype(np.float64) ** 2)
+            )
         self.history.append((error + self.ridge * size) / self.problem.n_ratings)
 
     def settled(self, tol: float) -> bool:
@@ -93,10 +105,14 @@ class FixedFit:
         weights = np.ones(self.problem.shape[1 - side])
         fixed = FixedSide(self.means[1 - side], self.covariance.strength, weights)
         prior = self.priors[side].for_rows(self.problem.columns, side)
-        out = SampledRows(self.means[side], self.means[side].copy(), np.zeros((count, 2)))
+        out = SampledRows(
+            self.means[side], self.means[side].copy(), np.zeros((count, 2))
+        )
         zeros = np.zeros((count, len(prior.free)))
         layout = self.problem.sides[side].by_row
-        engine.run(sample_rows, layout, (fixed, prior), (zeros, np.ones(count), zeros), out)
+        engine.run(
+            sample_rows, layout, (fixed, prior), (zeros, np.ones(count), zeros), out
+        )
         return float(out.stats[:, 0].sum())
 
     def model(self, limits: tuple[float, float]) -> FactorModel:

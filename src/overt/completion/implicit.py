@@ -245,13 +245,17 @@ class ImplicitModel:
 
     def fold(self, partners: Array, values: Array, features: Any = None) -> Row:
         """Return a row with these entries, everything else fixed."""
-        return self.base.fold(partners, values, features, self.row_sums(partners, values))
+        return self.base.fold(
+            partners, values, features, self.row_sums(partners, values)
+        )
 
     def predict_row(self, row: Row, cols: Array) -> Floats:
         """Return the predictions of a row that was not fitted, not clipped."""
         return self.base.predict_row(row, cols)
 
-    def contributions(self, row: int, partners: Array, values: Array, col: int) -> dict[str, Any]:
+    def contributions(
+        self, row: int, partners: Array, values: Array, col: int
+    ) -> dict[str, Any]:
         """Return what a row's entries add to its prediction for `col`."""
         sums = self.row_sums(partners, values)
         return self.base.contributions(row, partners, values, col, sums)
@@ -283,7 +287,13 @@ class ImplicitFit:
     """All pairs of rows and columns that have entries; `step` is one sweep over both sides."""
 
     kind: ClassVar[str] = "negative"
-    state: ClassVar[tuple[str, ...]] = ("means", "history", "covariance", "priors", "noise")
+    state: ClassVar[tuple[str, ...]] = (
+        "means",
+        "history",
+        "covariance",
+        "priors",
+        "noise",
+    )
     features = (NO_FEATURES, NO_FEATURES)
 
     def __init__(
@@ -304,7 +314,9 @@ class ImplicitFit:
         self.take_problem(problem, rules)
 
     def take_problem(
-        self, problem: CompletionProblem, rules: tuple[PrecisionRule, PrecisionRule] | None = None
+        self,
+        problem: CompletionProblem,
+        rules: tuple[PrecisionRule, PrecisionRule] | None = None,
     ) -> None:
         """Continue with other entries, whose precisions follow from them unless rules are given."""
         self.problem = problem
@@ -313,7 +325,8 @@ class ImplicitFit:
             rules = (left, right)
         self.rules = rules
         self.precisions = [
-            rule(side.square_sums) for rule, side in zip(rules, problem.sides, strict=True)
+            rule(side.square_sums)
+            for rule, side in zip(rules, problem.sides, strict=True)
         ]
         # Of all entries, also while only some rows are solved again.
         self.active = [side.counts > 0 for side in problem.sides]
@@ -388,7 +401,9 @@ class ImplicitFit:
             self.priors[side] = prior
             cost += prior.cost(sums, NO_FEATURES) + prior.pseudo_cost
         self.noise = max(error / pairs, MIN_NOISE)
-        misfit = pairs * (np.log(2 * np.pi * self.noise) + error / pairs / self.noise) / 2
+        misfit = (
+            pairs * (np.log(2 * np.pi * self.noise) + error / pairs / self.noise) / 2
+        )
         self.history.append(float((misfit + cost) / self.problem.n_ratings))
 
     def settled(self, tol: float) -> bool:
@@ -412,7 +427,9 @@ class ImplicitFit:
         total = weighted_sum(c, tables[other])
         shared = AllPartners(total, OPTIONS.weight, prior.precision, shift, self.noise)
         fixed = FixedSide(self.means[other], tables[other], c.astype(problem.dtype))
-        out = LearnedRows(self.means[side], tables[side], np.zeros((problem.shape[side], 2)))
+        out = LearnedRows(
+            self.means[side], tables[side], np.zeros((problem.shape[side], 2))
+        )
         moments = np.zeros((group.by_chunk.n_chunks, tables[side].shape[1]))
         by_row = (self.precisions[side],)
         engine.run(learn_pairs, group.by_chunk, (fixed, shared), by_row, out, moments)
@@ -516,7 +533,9 @@ def recent_shifts(fit: ImplicitFit, entries: Entries, times: Array) -> Floats:
         inside = slots < counts[some][:, None]
         at = np.where(inside, starts[some][:, None] + slots, 0)
         b = cols[at]
-        precision = r[some][:, None] * c[b] * OPTIONS.weight * OPTIONS.recent_weight / fit.noise
+        precision = (
+            r[some][:, None] * c[b] * OPTIONS.weight * OPTIONS.recent_weight / fit.noise
+        )
         decay = np.exp(-later[at] / OPTIONS.recent_span)
         root = np.sqrt(inside * precision * decay)[..., None]
         W = root * V[b]

@@ -45,7 +45,18 @@ class GaussianOptions:
     """How the strength nu of the prior is chosen, and how the posterior is sampled."""
 
     # Tried in this order until two in a row are worse; tables without noise need the last ones.
-    prior_rows: tuple[float, ...] = (300.0, 100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.003)
+    prior_rows: tuple[float, ...] = (
+        300.0,
+        100.0,
+        30.0,
+        10.0,
+        3.0,
+        1.0,
+        0.3,
+        0.1,
+        0.03,
+        0.003,
+    )
     # Leaving out a third of few rows misjudges nu: linnerud (20 rows, half of the entries removed)
     # has error 1.04 with 3 folds and .94 with 5. With many rows 3 folds are as good, and faster.
     folds_of_few_rows: int = 5
@@ -129,7 +140,12 @@ class DropoutImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
     """
 
     def __init__(
-        self, *, max_sweeps: int = 500, tol: float = 3e-3, seed: Seed = 0, random_state: Any = None
+        self,
+        *,
+        max_sweeps: int = 500,
+        tol: float = 3e-3,
+        seed: Seed = 0,
+        random_state: Any = None,
     ) -> None:
         self.max_sweeps = max_sweeps
         self.tol = tol
@@ -156,7 +172,9 @@ class DropoutImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
 
         self.prior_rows_, start = choose_prior_rows(Z, missing)
         model = GaussianRows(start)
-        self.status_ = model.learn(Z.copy(), missing, self.prior_rows_, self.max_sweeps, self.tol)
+        self.status_ = model.learn(
+            Z.copy(), missing, self.prior_rows_, self.max_sweeps, self.tol
+        )
         if self.status_ is not Status.CONVERGED:
             warnings.warn(
                 f"not converged after max_sweeps={self.max_sweeps} sweeps: filled entries still "
@@ -172,7 +190,9 @@ class DropoutImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
         original = np.argsort(self._cols)
         self.mean_ = self.center_ + self.scale_ * model.mean[original]
         covariance = model.covariance[np.ix_(original, original)]
-        with np.errstate(over="ignore"):  # infinite where squared units leave the range of floats
+        with np.errstate(
+            over="ignore"
+        ):  # infinite where squared units leave the range of floats
             self.covariance_ = covariance * np.outer(self.scale_, self.scale_)
         self.objective_ = np.array(model.history)
         self.n_sweeps_ = len(model.history)
@@ -208,7 +228,9 @@ class DropoutImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
         table, missing = self._validated(X, reset=False)
         gaussian, _ = self._filled(table, missing)
         prediction = gaussian + self._neighbors.correction(gaussian)
-        samples = posterior_samples(self._table, self._missing, self._model, self.prior_rows_, rng)
+        samples = posterior_samples(
+            self._table, self._missing, self._model, self.prior_rows_, rng
+        )
         tables = []
         for mean, P in islice(samples, n):
             Z = self._standardized(table, missing)[:, self._cols]
@@ -222,7 +244,9 @@ class DropoutImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
         """Return the table as float64, and which of its entries are missing."""
         masked = np.ma.getmaskarray(X) if isinstance(X, np.ma.MaskedArray) else False
         try:
-            with np.errstate(over="ignore"):  # what is beyond float64 is refused as infinite
+            with np.errstate(
+                over="ignore"
+            ):  # what is beyond float64 is refused as infinite
                 table = validate_data(
                     self,
                     np.ma.getdata(X) if isinstance(X, np.ma.MaskedArray) else X,
@@ -233,7 +257,9 @@ class DropoutImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
         except Warning:
             raise
         except Exception as error:
-            raise InputTypeError(f"X cannot be used as a table of numbers: {error}") from None
+            raise InputTypeError(
+                f"X cannot be used as a table of numbers: {error}"
+            ) from None
         table = np.array(table, order="C")
         table[masked & np.ones(table.shape, dtype=bool)] = np.nan
         return table, np.isnan(table)
@@ -299,7 +325,9 @@ class GaussianRows:
         """The inverse of the covariance."""
         return np.asarray(np.linalg.inv(self.covariance), dtype=np.float64)
 
-    def learn(self, Z: Floats, missing: Array, nu: float, max_sweeps: int, tol: float) -> Status:
+    def learn(
+        self, Z: Floats, missing: Array, nu: float, max_sweeps: int, tol: float
+    ) -> Status:
         """Fill rows and learn from them in turn; Z is filled in place.
 
         Every two sweeps the parameters are extrapolated (the SQUAREM scheme of Varadhan and Roland,
@@ -400,7 +428,9 @@ def choose_prior_rows(
     models = [GaussianRows.start(n) for _ in range(fold_count(len(Z)))]
     least_error = np.inf
     worse = 0
-    for candidate in options.prior_rows:  # each model starts where the last candidate ended
+    for (
+        candidate
+    ) in options.prior_rows:  # each model starts where the last candidate ended
         residuals, _ = residuals_of_folds(Z, missing, models, candidate)
         error = float(np.mean(residuals[observed] ** 2))
         if error < least_error * (1 - options.min_gain):
@@ -561,7 +591,11 @@ class Neighbors:
 
     @classmethod
     def learn(
-        cls, Z: Floats, missing: Array, model: GaussianRows, options: NeighborOptions = NEIGHBORS
+        cls,
+        Z: Floats,
+        missing: Array,
+        model: GaussianRows,
+        options: NeighborOptions = NEIGHBORS,
     ) -> Self:
         """Return donors from a table in canonical order, with weights where they help."""
         rng = np.random.default_rng(0)
@@ -583,17 +617,23 @@ class Neighbors:
         if not gain.mean() > options.min_standard_errors * standard_error:
             return donors
         weights = ridge_regression(A, y)
-        width = calibration((y - A @ weights) / std[hidden]) / calibration(y / std[hidden])
+        width = calibration((y - A @ weights) / std[hidden]) / calibration(
+            y / std[hidden]
+        )
         return cls(donors.rows, donors.residuals, donors.observed, weights, width)
 
     @classmethod
-    def _donors(cls, Z: Floats, missing: Array, model: GaussianRows) -> tuple[Self, Floats]:
+    def _donors(
+        cls, Z: Floats, missing: Array, model: GaussianRows
+    ) -> tuple[Self, Floats]:
         """Return filled rows without weights, and the standard deviations of filled entries."""
         Z = Z.copy()
         P = model.precision
         std = _fill(Z, missing, model.mean, P)
         residuals, _ = leave_one_out(Z, missing, model.mean, P)
-        return cls(Z, residuals, 1.0 - missing, np.zeros(2 * len(NEIGHBORS.counts))), std
+        return cls(
+            Z, residuals, 1.0 - missing, np.zeros(2 * len(NEIGHBORS.counts))
+        ), std
 
     def correction(self, Z: Floats) -> Floats:
         """Return what to add to the filled entries of rows."""
@@ -612,7 +652,9 @@ class Neighbors:
         for start in range(0, len(Z), options.block):
             block = slice(start, start + options.block)
             z = Z[block]
-            d = np.maximum(np.sum(z**2, axis=1)[:, None] + squares - 2 * z @ self.rows.T, 0)
+            d = np.maximum(
+                np.sum(z**2, axis=1)[:, None] + squares - 2 * z @ self.rows.T, 0
+            )
             nearest = np.argpartition(d, last, axis=1)[:, : max(counts)]
             d = np.take_along_axis(d, nearest, 1)
             for i, k in enumerate(counts):
@@ -706,7 +748,9 @@ def _fill(
 ) -> Floats:
     """Fill rows in place; return the standard deviations of the filled entries."""
     std = np.zeros(Z.shape)
-    fill_rows(Z, np.ascontiguousarray(missing), mean, P, normals, std, np.zeros(P.shape))
+    fill_rows(
+        Z, np.ascontiguousarray(missing), mean, P, normals, std, np.zeros(P.shape)
+    )
     return std
 
 

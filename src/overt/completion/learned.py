@@ -124,7 +124,9 @@ class LearnedFit:
         self.noise = noise
         self.noises = noises
         self.features = features
-        self.certain = certain  # False: missingness features must raise the evidence to be used
+        self.certain = (
+            certain  # False: missingness features must raise the evidence to be used
+        )
         self.history: list[float] = []
 
     @classmethod
@@ -159,7 +161,9 @@ class LearnedFit:
         for side, w in enumerate(means):
             covariance.add_means(side, w)
         features = [
-            Features.rescore(model.directions[side], model.given[side], problem.sides[side])
+            Features.rescore(
+                model.directions[side], model.given[side], problem.sides[side]
+            )
             for side in (0, 1)
         ]
         known = (features[0], features[1])
@@ -226,7 +230,9 @@ class LearnedFit:
         fixed = FixedSide(self.means[1 - side], tables[1 - side], weights)
         shifts = prior.means(features.scores) @ prior.precision
         precisions = self.noises[side].weights / self.noise
-        out = LearnedRows(self.means[side], tables[side], np.zeros((problem.shape[side], 2)))
+        out = LearnedRows(
+            self.means[side], tables[side], np.zeros((problem.shape[side], 2))
+        )
         shared = (fixed, prior.for_rows(columns, side))
         moment = self.covariance.sweep(engine, group, shared, (shifts, precisions), out)
         free = columns.free(side)

@@ -28,7 +28,9 @@ def n_bytes(limit: Any) -> int | None:
     """Return the bytes that a limit of memory stands for, such as 4e9, "4GB" or "4GiB"."""
     if limit is None:
         return None
-    found = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kmgt]?i?)b?\s*", str(limit).lower())
+    found = re.fullmatch(
+        r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kmgt]?i?)b?\s*", str(limit).lower()
+    )
     try:
         size = int(float(found[1]) * UNITS[found[2]]) if found else 0
     except (ValueError, KeyError, OverflowError):
@@ -44,13 +46,19 @@ def room(count: int, dtype: Any) -> Array:
     """Return an array on disk, in the folder for temporary files."""
     count = max(size := count, 1)
     with tempfile.TemporaryFile(prefix="overt-") as file:
-        if hasattr(os, "posix_fallocate"):  # where a disk is full later, the process just ends
+        if hasattr(
+            os, "posix_fallocate"
+        ):  # where a disk is full later, the process just ends
             try:
                 os.posix_fallocate(file.fileno(), 0, count * np.dtype(dtype).itemsize)
             except OSError as error:
-                why = f"{error.strerror} for temporary files; TMPDIR names another folder"
+                why = (
+                    f"{error.strerror} for temporary files; TMPDIR names another folder"
+                )
                 raise OSError(error.errno, why, tempfile.gettempdir()) from None
-        return np.asarray(np.memmap(file, dtype=dtype, mode="w+", shape=(count,)))[:size]
+        return np.asarray(np.memmap(file, dtype=dtype, mode="w+", shape=(count,)))[
+            :size
+        ]
 
 
 def slices(count: int, *arrays: Array) -> Iterator[slice]:
@@ -72,7 +80,10 @@ def forget(*arrays: Any) -> None:
 
 def mixed(rows: Array, cols: Array, seed: Any = 0) -> Array:
     """Return 64 bits for each (row, column, seed) that look random, and are the same anywhere."""
-    odd = [np.uint64(x) for x in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)]
+    odd = [
+        np.uint64(x)
+        for x in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+    ]
     z = np.zeros(len(rows), np.uint64)
     for number in (rows, cols, seed):
         z = (z + np.asarray(number).astype(np.uint64)) * odd[0]
@@ -115,13 +126,23 @@ def standardized(values: Array, center: float, scale: float, dtype: Any) -> Arra
 
 def moments(values: Array) -> tuple[float, float]:
     """Return mean and standard deviation."""
-    mean = sum(float(values[some].sum()) for some in slices(len(values), values)) / len(values)
-    square = sum(float(((values[some] - mean) ** 2).sum()) for some in slices(len(values), values))
+    mean = sum(float(values[some].sum()) for some in slices(len(values), values)) / len(
+        values
+    )
+    square = sum(
+        float(((values[some] - mean) ** 2).sum())
+        for some in slices(len(values), values)
+    )
     return mean, float(np.sqrt(square / len(values)))
 
 
 def arranged(
-    keys: Array, others: Array, values: Array, bucket: Array, n_buckets: int, by_key: bool
+    keys: Array,
+    others: Array,
+    values: Array,
+    bucket: Array,
+    n_buckets: int,
+    by_key: bool,
 ) -> tuple[Array, Array, Array, Array]:
     """Sort triplets by bucket[key], then by key (or by other), keeping the order of equals.
 
@@ -136,7 +157,10 @@ def arranged(
     at = starts[:-1].copy()
     for some in slices(n, *given, *out):
         part = bucket[keys[some]]
-        order, sizes = np.argsort(part, kind="stable"), np.bincount(part, minlength=n_buckets)
+        order, sizes = (
+            np.argsort(part, kind="stable"),
+            np.bincount(part, minlength=n_buckets),
+        )
         sorted_parts = [array[some][order] for array in given]
         ends = np.cumsum(sizes)
         for b in np.flatnonzero(sizes).tolist():

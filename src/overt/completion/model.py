@@ -54,7 +54,9 @@ class DropoutCovariance:
 
     def total(self, means: Means, side: int, rows: Array, weights: Floats) -> Floats:
         """Return the weighted sum of S over some rows of a side."""
-        return np.diag(self.strength * (weights @ means[side][rows].astype(np.float64) ** 2))
+        return np.diag(
+            self.strength * (weights @ means[side][rows].astype(np.float64) ** 2)
+        )
 
     def take(self, picks: Sequence[Ints]) -> Self:
         """Return the same: it holds for all rows."""
@@ -82,14 +84,20 @@ class FullCovariance:
 
     def take(self, picks: Sequence[Ints]) -> Self:
         """Return a copy of some rows of both tables."""
-        return type(self)([table[at] for table, at in zip(self.tables, picks, strict=True)])
+        return type(self)(
+            [table[at] for table, at in zip(self.tables, picks, strict=True)]
+        )
 
-    def in_units(self, columns: Columns, scale: float, unseen: Sequence[Floats]) -> Self:
+    def in_units(
+        self, columns: Columns, scale: float, unseen: Sequence[Floats]
+    ) -> Self:
         """Return tables in the units of the values, and the covariance of a row never seen."""
         tables = []
         for table, S, c in zip(self.tables, unseen, columns.units(scale), strict=True):
             found = np.empty((len(table) + 1, table.shape[1]), table.dtype)
-            np.multiply(table, self.to_row(np.outer(c, c)).astype(table.dtype), found[:-1])
+            np.multiply(
+                table, self.to_row(np.outer(c, c)).astype(table.dtype), found[:-1]
+            )
             found[-1] = self.to_row(S)
             tables.append(found)
         return type(self)(tables)
@@ -133,7 +141,9 @@ class DiagonalCovariance(FullCovariance):
     def product_variance(self, means: Means, rows: Array, cols: Array) -> Floats:
         """sum_i (U_i^2 + s_i)(V_i^2 + t_i) - U_i^2 V_i^2."""
         squares = [w * w for w in means]
-        seconds = [square + table for square, table in zip(squares, self.tables, strict=True)]
+        seconds = [
+            square + table for square, table in zip(squares, self.tables, strict=True)
+        ]
         out = np.empty(len(rows))
         exact = np.empty(len(rows))
         dots(rows, cols, *seconds, out)
@@ -201,7 +211,10 @@ class FactorModel:
     given: tuple[Array, Array]  # scores of the given features of known rows
     low: float = -np.inf
     high: float = np.inf
-    encoders: tuple[Encoder | None, Encoder | None] = (None, None)  # of new rows' features
+    encoders: tuple[Encoder | None, Encoder | None] = (
+        None,
+        None,
+    )  # of new rows' features
 
     @classmethod
     def of_fit(cls, fit: Any, limits: tuple[float, float]) -> FactorModel:
@@ -293,7 +306,9 @@ class FactorModel:
             )
         return self.covariance
 
-    def scores(self, partners: Array, features: Any = None, row: int = UNKNOWN) -> Array:
+    def scores(
+        self, partners: Array, features: Any = None, row: int = UNKNOWN
+    ) -> Array:
         """Return the scores of a row with entries at `partners`, known or with these features."""
         directions = self.directions[0]
         known = {}
@@ -311,15 +326,23 @@ class FactorModel:
         W = self.means[1][partners].astype(np.float64)
         weights = self.noises[1].weights[partners]
         second = self.weighted_moment(partners, weights)
-        return RowSums(W, np.asarray(values, dtype=float) - self.center, weights, second)
+        return RowSums(
+            W, np.asarray(values, dtype=float) - self.center, weights, second
+        )
 
     def weighted_moment(self, partners: Array, weights: Floats) -> Floats:
         """sum_b c_b T_b, T_b = w_b w_b' + S_b."""
         W = self.means[1][partners].astype(np.float64)
-        return (W.T * weights) @ W + self.covariance.total(self.means, 1, partners, weights)
+        return (W.T * weights) @ W + self.covariance.total(
+            self.means, 1, partners, weights
+        )
 
     def fold(
-        self, partners: Array, values: Array, features: Any = None, sums: RowSums | None = None
+        self,
+        partners: Array,
+        values: Array,
+        features: Any = None,
+        sums: RowSums | None = None,
     ) -> Row:
         """Return a row with these entries and features, everything else fixed.
 
@@ -348,7 +371,9 @@ class FactorModel:
             row = Row(mean, S, noise, weight)
         return row
 
-    def _solve(self, sums: RowSums, precision: float, shift: Floats) -> tuple[Floats, Floats]:
+    def _solve(
+        self, sums: RowSums, precision: float, shift: Floats
+    ) -> tuple[Floats, Floats]:
         """Prec = precision sum c_b T_b + P; w = Prec^-1 (its sum (y_b v_b - T_b[:, pinned]))."""
         free = self.columns.free(0)
         right = sums.W.T @ (sums.weights * sums.values)
@@ -359,7 +384,9 @@ class FactorModel:
 
     def predict_row(self, row: Row, cols: Array) -> Floats:
         """center + u . v for a row that was not fitted, not clipped."""
-        return np.asarray(self.center + self.means[1][cols].astype(np.float64) @ row.mean)
+        return np.asarray(
+            self.center + self.means[1][cols].astype(np.float64) @ row.mean
+        )
 
     def row_variance(self, row: Row, cols: Array) -> Floats:
         """Return the predictive variance of a row that was not fitted."""
@@ -373,7 +400,12 @@ class FactorModel:
         return np.asarray(np.maximum(factors, 0) + self.noise * noises)
 
     def contributions(
-        self, row: int, partners: Array, values: Array, col: int, sums: RowSums | None = None
+        self,
+        row: int,
+        partners: Array,
+        values: Array,
+        col: int,
+        sums: RowSums | None = None,
     ) -> dict[str, Any]:
         """Return what a row's entries and blocks of features add to its prediction for `col`.
 

@@ -112,8 +112,12 @@ class Prior:
         """Return the prior of rows whose unknowns are multiplied by `units`."""
         effects = self.effects
         if effects is not None:
-            effects = replace(effects, X=units[:, None] * effects.X, H=effects.H * units)
-        return Prior(self.mean * units, self.precision / np.outer(units, units), effects)
+            effects = replace(
+                effects, X=units[:, None] * effects.X, H=effects.H * units
+            )
+        return Prior(
+            self.mean * units, self.precision / np.outer(units, units), effects
+        )
 
     def for_rows(self, columns: Columns, side: int) -> RowPrior:
         """Return the part that the kernels share among all rows."""
@@ -223,7 +227,9 @@ def sample_effects(
     for block in range(len(scales)):
         evidence = scale_evidence(block, Y, np.zeros(len(mean)), features, scales)
         # The largest of log-probabilities plus Gumbel noise is a sample.
-        scales[block] = SCALES[(evidence + rng.gumbel(size=evidence.shape)).argmax(axis=0)]
+        scales[block] = SCALES[
+            (evidence + rng.gumbel(size=evidence.shape)).argmax(axis=0)
+        ]
     return posterior_effects(X, Y, features, scales, rng)
 
 
@@ -243,7 +249,9 @@ def posterior_effects(
     for c in np.flatnonzero(roots.any(axis=1)):
         at = np.flatnonzero(roots[c])
         r = roots[c, at]
-        factor = cho_factor(np.eye(len(at)) + r[:, None] * features.K[np.ix_(at, at)] * r)
+        factor = cho_factor(
+            np.eye(len(at)) + r[:, None] * features.K[np.ix_(at, at)] * r
+        )
         C[c][np.ix_(at, at)] = r[:, None] * cho_solve(factor, np.eye(len(at))) * r
         logdet += 2 * float(np.log(np.diag(factor[0])).sum())
         H[:, c] = C[c] @ Y[:, c]
@@ -253,7 +261,9 @@ def posterior_effects(
     return Effects(scales, X, H @ X.T, C, logdet)
 
 
-def scale_evidence(block: int, Y: Floats, V: Floats, features: Features, scales: Floats) -> Floats:
+def scale_evidence(
+    block: int, Y: Floats, V: Floats, features: Features, scales: Floats
+) -> Floats:
     """Return log N(x_c; 0, 1 + A D_c A') over the block's scales, less that at 0: (scales, n).
 
     With Omega the covariance that other blocks leave and A_j'Omega^-1 A_j = E e E', it is
@@ -264,7 +274,9 @@ def scale_evidence(block: int, Y: Floats, V: Floats, features: Features, scales:
     others = np.flatnonzero(members[block] == 0)
     s = SCALES[:, None]
     out = np.empty((len(SCALES), Y.shape[1]))
-    bases: dict[bytes, Any] = {}  # coordinates whose other blocks have equal scales share one
+    bases: dict[
+        bytes, Any
+    ] = {}  # coordinates whose other blocks have equal scales share one
     for c in range(Y.shape[1]):
         D = (scales[:, c] @ members)[others]
         at = others[D > 0]
@@ -332,7 +344,9 @@ class RowNoise:
         n = counts[active].astype(float)
         e = np.maximum(misfits[active], 0)
         at = int(np.searchsorted(NUS, self.nu))
-        if not np.isfinite(self.nu):  # the first search is over all, later ones around the last
+        if not np.isfinite(
+            self.nu
+        ):  # the first search is over all, later ones around the last
             at = 4 * int(np.argmin([_noise_cost(nu, n, e) for nu in NUS[::4]]))
         costs = {at: _noise_cost(NUS[at], n, e)}
         while True:

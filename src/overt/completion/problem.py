@@ -62,7 +62,9 @@ class Columns:
         columns = np.arange(self.width)
         return columns[columns != self.pinned(side)]
 
-    def fill(self, side: int, mean: Array, covariance: Any = 0.0) -> tuple[Floats, Floats]:
+    def fill(
+        self, side: int, mean: Array, covariance: Any = 0.0
+    ) -> tuple[Floats, Floats]:
         """Return mean and covariance of a row's unknowns among all columns."""
         free = self.free(side)
         w = np.ones(self.width)
@@ -108,7 +110,9 @@ class Layout:
 
     def rows_of(self, chunks: Sequence[int]) -> Ints:
         """Return the rows of some chunks."""
-        return np.concatenate([self.rows[self.cuts[c] : self.cuts[c + 1]] for c in chunks])
+        return np.concatenate(
+            [self.rows[self.cuts[c] : self.cuts[c + 1]] for c in chunks]
+        )
 
     def take(self, chunks: Sequence[int]) -> tuple[Ints, Ints, Csr | Blocks]:
         """Return some chunks with their entries alone; the rows of a Csr are numbered anew."""
@@ -327,7 +331,9 @@ class CompletionProblem:
 
     def start(self, rng: np.random.Generator, std: float) -> list[Array]:
         """Return the two sides at the start: column biases shrunken, column factors random."""
-        U, V = (np.zeros((count, self.columns.width), self.dtype) for count in self.shape)
+        U, V = (
+            np.zeros((count, self.columns.width), self.dtype) for count in self.shape
+        )
         k = self.columns.n_factors
         V[:, :k] = rng.normal(0, std, (self.shape[1], k))
         if self.columns.biases:

@@ -80,7 +80,15 @@ BATCH = 100_000
 DATABASE_SHARE = 0.5
 """Part of a memory limit that the database may take."""
 
-WHOLE = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER")
+WHOLE = (
+    "TINYINT",
+    "SMALLINT",
+    "INTEGER",
+    "BIGINT",
+    "UTINYINT",
+    "USMALLINT",
+    "UINTEGER",
+)
 """Types of Parquet columns that hold whole numbers of 64 bits at most."""
 
 ABSENT = "null::varchar"
@@ -182,7 +190,9 @@ def find_dialect(
     width = _usual_width(lines)
     if header is not None:
         width = max(width, len(header[1]))
-    places, guessed = places_of(header[1] if header else width, with_values, said, str(path))
+    places, guessed = places_of(
+        header[1] if header else width, with_values, said, str(path)
+    )
     return Dialect(delimiter, header, places, guessed, width)
 
 
@@ -203,7 +213,9 @@ def _usual_width(lines: list[Line]) -> int:
     return max(counts, key=lambda width: (counts[width], width))
 
 
-def _find_header(lines: list[Line], with_values: bool, names: Sequence[str]) -> Line | None:
+def _find_header(
+    lines: list[Line], with_values: bool, names: Sequence[str]
+) -> Line | None:
     """Return the header among the lines before the first good one: by its names, or the first.
 
     A header has no numbers; without values only known names distinguish it from a pair.
@@ -212,7 +224,11 @@ def _find_header(lines: list[Line], with_values: bool, names: Sequence[str]) -> 
     leading: list[Line] = []
     for line in lines:
         fields = line[1]
-        if with_values and any(map(_is_number, fields)) and not any(map(role_of, fields)):
+        if (
+            with_values
+            and any(map(_is_number, fields))
+            and not any(map(role_of, fields))
+        ):
             break
         leading.append(line)
         if not with_values and len(leading) > 1:
@@ -252,13 +268,17 @@ def places_of(
     return places, [role for role in guessed if role in places]
 
 
-def _places_by_number(count: int, needed: Sequence[str], said: Said, what: str) -> dict[str, int]:
+def _places_by_number(
+    count: int, needed: Sequence[str], said: Said, what: str
+) -> dict[str, int]:
     """Return where roles stand in a file without a header."""
     numbers = [str(number + 1) for number in range(count)]
     places = {}
     for role, name in said.items():
         if name and name not in numbers:
-            raise InputError(f"{what} has no header; columns are said by number, 1 to {count}")
+            raise InputError(
+                f"{what} has no header; columns are said by number, 1 to {count}"
+            )
         if name:
             places[role] = numbers.index(name)
     free = [place for place in range(count) if place not in places.values()]
@@ -282,7 +302,11 @@ def fields_of(number: int, line: str, dialect: Dialect) -> list[str] | str:
     try:
         fields = _split(line, dialect.delimiter)
     except csv.Error as error:
-        return "quote not closed" if "end of data" in str(error) else f"misplaced quote: {error}"
+        return (
+            "quote not closed"
+            if "end of data" in str(error)
+            else f"misplaced quote: {error}"
+        )
     if dialect.header is not None and fields == dialect.header[1]:
         return [] if number == dialect.header[0] else "header repeated"
     last = max(place for role, place in dialect.places.items() if role != "time")
@@ -464,9 +488,17 @@ def read_ratings(
     said = {"row": row, "col": col, "value": value, "time": time}
     limit = n_bytes(memory_limit)
     with reading(path, "cannot be read as ratings"):
-        read = _read(path, duplicates, said, mapped=path.is_dir() or limit is not None, limit=limit)
+        read = _read(
+            path,
+            duplicates,
+            said,
+            mapped=path.is_dir() or limit is not None,
+            limit=limit,
+        )
     if not len(read.values):
-        raise InputError(f"{path} has no usable line (row, column, value)" + _first(read))
+        raise InputError(
+            f"{path} has no usable line (row, column, value)" + _first(read)
+        )
     _refuse_absurd(read, path, said)
     if read.untimed:
         warnings.warn(
@@ -507,7 +539,9 @@ def report(path: Any, read: RatingsFile) -> FileReport:
             stacklevel=3,
         )
     if read.duplicates and not read.clicks:
-        warnings.warn(f"{name}: {read.duplicates} duplicate entries were averaged", stacklevel=3)
+        warnings.warn(
+            f"{name}: {read.duplicates} duplicate entries were averaged", stacklevel=3
+        )
     if read.rejected:
         first = read.rejected[0]
         warnings.warn(
@@ -533,10 +567,16 @@ def _refuse_absurd(read: RatingsFile, path: Path, said: Said) -> None:
     wrong = ""
     if "value" in read.guessed and np.median(np.abs(read.values)) > MAX_GUESSED_VALUE:
         wrong = f"values as large as {np.abs(read.values).max():.3g}, like times or identifiers"
-    if read.guessed and not read.clicks and read.duplicates > max(MIN_LINES_TO_JUDGE, count):
+    if (
+        read.guessed
+        and not read.clicks
+        and read.duplicates > max(MIN_LINES_TO_JUDGE, count)
+    ):
         wrong = f"{read.duplicates} duplicates of {count} entries"
     for role, ids in (("row", read.row_ids), ("col", read.col_ids)):
-        different = count >= MIN_LINES_TO_JUDGE and len(ids) > MAX_DIFFERENT_SHARE * count
+        different = (
+            count >= MIN_LINES_TO_JUDGE and len(ids) > MAX_DIFFERENT_SHARE * count
+        )
         if role in read.guessed and different:
             wrong = f"a different {role} on nearly every line"
         if said.get(role) is None and _decimal_share(ids) > MAX_DECIMAL_SHARE:
@@ -561,7 +601,9 @@ def _first(read: RatingsFile) -> str:
     if not read.rejected:
         return ""
     line, reason, _ = read.rejected[0]
-    return f"; the first of {len(read.rejected)} rejected lines is line {line}: {reason}"
+    return (
+        f"; the first of {len(read.rejected)} rejected lines is line {line}: {reason}"
+    )
 
 
 def _read(
@@ -589,10 +631,18 @@ def _files_of(path: Path) -> list[Path]:
     """Return the files of a folder that count, in order; hidden ones and _SUCCESS do not."""
     if not path.is_dir():
         return [path]
-    names = (file.relative_to(path) for file in sorted(path.rglob("*")) if file.is_file())
-    shown = [name for name in names if not any(part.startswith((".", "_")) for part in name.parts)]
+    names = (
+        file.relative_to(path) for file in sorted(path.rglob("*")) if file.is_file()
+    )
+    shown = [
+        name
+        for name in names
+        if not any(part.startswith((".", "_")) for part in name.parts)
+    ]
     if not shown:
-        raise InputError(f"{path} holds no files of ratings (CSV, TSV, ::, Parquet, gzip)")
+        raise InputError(
+            f"{path} holds no files of ratings (CSV, TSV, ::, Parquet, gzip)"
+        )
     return [path / name for name in shown]
 
 
@@ -616,12 +666,24 @@ def _readable(path: Path) -> Iterator[None]:
     """Turn what a damaged file makes its reader raise into a sentence."""
     try:
         yield
-    except (EOFError, zlib.error, gzip.BadGzipFile, UnicodeError, duckdb().Error) as error:
+    except (
+        EOFError,
+        zlib.error,
+        gzip.BadGzipFile,
+        UnicodeError,
+        duckdb().Error,
+    ) as error:
         if isinstance(error, duckdb().InterruptException):
             raise KeyboardInterrupt from None
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        full = "No space left" in reason or "offload" in reason  # what the database spills
-        why = f"{tempfile.gettempdir()} has no room for it" if full else "it may be damaged"
+        full = (
+            "No space left" in reason or "offload" in reason
+        )  # what the database spills
+        why = (
+            f"{tempfile.gettempdir()} has no room for it"
+            if full
+            else "it may be damaged"
+        )
         raise InputError(f"{path} cannot be read, {why}: {reason}") from None
 
 
@@ -642,7 +704,9 @@ class Columns(NamedTuple):
 class Loader:
     """Loads files into the table of lines, and makes entries of them."""
 
-    def __init__(self, db: Any, said: Said, names: Sequence[str], *, with_values: bool) -> None:
+    def __init__(
+        self, db: Any, said: Said, names: Sequence[str], *, with_values: bool
+    ) -> None:
         self._db = db
         self._said = said
         self._names = names
@@ -660,7 +724,9 @@ class Loader:
             return
         _refuse_archives(path, magic)
         dialect = find_dialect(path, self._with_values, self._names, self._said)
-        self._take_columns(Columns(dialect.used, tuple(dialect.guessed), dialect.places))
+        self._take_columns(
+            Columns(dialect.used, tuple(dialect.guessed), dialect.places)
+        )
         if not self._load_clean(path, dialect):
             self._load_lines(path, dialect)
 
@@ -676,11 +742,15 @@ class Loader:
     def _load_parquet(self, path: Path) -> None:
         """Load a Parquet file; numbers stay numbers, all else is taken as it is written."""
         source = _literal(path)
-        described = self._db.execute("describe from read_parquet(?)", [source]).fetchall()
+        described = self._db.execute(
+            "describe from read_parquet(?)", [source]
+        ).fetchall()
         names = [column[0] for column in described]
         if len(names) < 2:
             needed = "row, column, value" if self._with_values else "row, column"
-            raise InputError(f"{path} must have columns {needed}, got {', '.join(names)}")
+            raise InputError(
+                f"{path} must have columns {needed}, got {', '.join(names)}"
+            )
         valued = self._with_values and len(names) > 2
         places, guessed = places_of(names, valued, self._said, str(path))
         self._take_columns(Columns(used(places, names), tuple(guessed), places))
@@ -702,12 +772,17 @@ class Loader:
 
     def _load_clean(self, path: Path, dialect: Dialect) -> bool:
         """Load a text file without faults at DuckDB's speed; return False if it has any."""
-        if dialect.delimiter == " " or (dialect.header is not None and dialect.header[0] != 1):
+        if dialect.delimiter == " " or (
+            dialect.header is not None and dialect.header[0] != 1
+        ):
             return False
         if first_bytes(path)[:2] in (b"\xff\xfe", b"\xfe\xff"):  # UTF-16
             return False
         types = ", ".join(f"'c{i}': 'VARCHAR'" for i in range(dialect.width))
-        cells = (f"c{dialect.places[role]}" if role in dialect.places else ABSENT for role in ORDER)
+        cells = (
+            f"c{dialect.places[role]}" if role in dialect.places else ABSENT
+            for role in ORDER
+        )
         a, b, v, t = cells
         has_header = dialect.header is not None
         try:
@@ -731,7 +806,11 @@ class Loader:
 
     def _load_lines(self, path: Path, dialect: Dialect) -> None:
         """Load a text file line by line, and reject lines that do not have the right fields."""
-        used = [name for name, role in zip("abvt", ORDER, strict=True) if role in dialect.places]
+        used = [
+            name
+            for name, role in zip("abvt", ORDER, strict=True)
+            if role in dialect.places
+        ]
         lines = numbered_lines(path)
         while batch := list(islice(lines, BATCH)):
             numbers = []
@@ -749,12 +828,16 @@ class Loader:
             columns = {"n": np.array(numbers, dtype=np.int64)}
             for name, column in zip(used, zip(*fields, strict=True), strict=True):
                 columns[name] = np.array(column, dtype=object)
-            cells = ", ".join(name if name in used else f"null::varchar {name}" for name in "abvt")
+            cells = ", ".join(
+                name if name in used else f"null::varchar {name}" for name in "abvt"
+            )
             self._db.register("given", columns)
             self._insert(f"select n, {cells} from given")  # noqa: S608
             self._db.unregister("given")
 
-    def _insert(self, source: str, parameters: Sequence[Any] = (), x: str = NUMBER) -> None:
+    def _insert(
+        self, source: str, parameters: Sequence[Any] = (), x: str = NUMBER
+    ) -> None:
         """Add lines (n, a, b, v, t) of a source, each with the reason why it is not used if any."""
         faults = [
             FAULTS.format("a", "row", MAX_IDENTIFIER_LENGTH),
@@ -795,7 +878,9 @@ class Loader:
             )
         self._merge("count" if clicks else str(duplicates), any_merged=count > 0)
         rows, cols, values, times = self._fetch(mapped)
-        missing = sum(int(np.isnan(times[some]).sum()) for some in slices(len(times), times))
+        missing = sum(
+            int(np.isnan(times[some]).sum()) for some in slices(len(times), times)
+        )
         return RatingsFile(
             rows,
             cols,
@@ -815,7 +900,9 @@ class Loader:
         found = self._db.execute(
             "select file, n, reason, concat_ws(',', a, b, v) from lines where reason is not null"
         ).fetchall()
-        rejected = [(file, Rejected(n, why, content)) for file, n, why, content in found]
+        rejected = [
+            (file, Rejected(n, why, content)) for file, n, why, content in found
+        ]
         rejected = sorted(rejected + self._rejected)
         if not in_folder:
             return [line for _, line in rejected]
@@ -882,7 +969,9 @@ class Loader:
         kinds = {"a": np.int64, "b": np.int64, "x": np.float64, "t": np.float64}
         if not mapped:
             found = self._db.execute("from entries").fetchnumpy()
-            rows, cols, values, times = (_plain(found[name], kinds[name]) for name in kinds)
+            rows, cols, values, times = (
+                _plain(found[name], kinds[name]) for name in kinds
+            )
             return rows, cols, values, times
         arrays = [room(count, kind) for kind in kinds.values()]
         for some in slices(count, *arrays):
@@ -907,8 +996,14 @@ def _plain(column: Any, kind: Any) -> Array:
 def _refuse_archives(path: Path, magic: bytes) -> None:
     """Refuse what is neither text nor what its name says, and damaged gzip files."""
     if path.suffix.lower() == ".parquet" or magic == b"PK\x03\x04":
-        kind = "a Parquet file" if magic[:2] != b"PK" else "text but a zip archive or workbook"
-        raise InputError(f"{path} is not {kind}; accepted are CSV, TSV, ::, Parquet, and gzip")
+        kind = (
+            "a Parquet file"
+            if magic[:2] != b"PK"
+            else "text but a zip archive or workbook"
+        )
+        raise InputError(
+            f"{path} is not {kind}; accepted are CSV, TSV, ::, Parquet, and gzip"
+        )
     if magic[:2] == b"\x1f\x8b":  # DuckDB does not look at the checksum at the end
         with gzip.open(path) as file:
             while file.read(1 << 20):

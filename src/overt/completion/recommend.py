@@ -20,7 +20,12 @@ from overt._io import as_path, ready, replacing, write_whole
 from overt._progress import meter
 from overt._types import Array, Floats, Ints
 from overt.completion.fitting import Model
-from overt.completion.implicit import ImplicitModel, Strengths, observed_pairs, refuse_dislikes
+from overt.completion.implicit import (
+    ImplicitModel,
+    Strengths,
+    observed_pairs,
+    refuse_dislikes,
+)
 from overt.completion.kernels.rows import Csr, group
 from overt.completion.model import FullCovariance, Row
 from overt.completion.ratings_file import duckdb
@@ -104,7 +109,9 @@ class EntryIndex:
         some = slice(self._by_row.indptr[row], self._by_row.indptr[row + 1])
         return self._by_row.indices[some], self._by_row.values[some]
 
-    def find_pairs(self, rows: Any, cols: Any = None) -> tuple[tuple[Ints, Ints], tuple[Any, Any]]:
+    def find_pairs(
+        self, rows: Any, cols: Any = None
+    ) -> tuple[tuple[Ints, Ints], tuple[Any, Any]]:
         """Return the positions of entries (UNKNOWN if never seen), and what users call them."""
         return find_pairs(self.rows, self.cols, rows, cols)
 
@@ -139,7 +146,9 @@ def _align_side(
     return found[places], len(all_ids), all_ids
 
 
-def table_lines(header: tuple[str, str], names: Array, left: Floats, right: Floats) -> list[str]:
+def table_lines(
+    header: tuple[str, str], names: Array, left: Floats, right: Floats
+) -> list[str]:
     """Return lines of names and two numbers each, below a header."""
     lines = [f"{'column':>20}  {header[0]:>10}  {header[1]:>10}"]
     cells = zip(names, left, right, strict=True)
@@ -286,7 +295,9 @@ def best_for_row(
     return _best(index, ranking, values[0], scores[0], n, allowed)
 
 
-def similar_columns(model: Model, index: EntryIndex, col: Any, n: int) -> Recommendation:
+def similar_columns(
+    model: Model, index: EntryIndex, col: Any, n: int
+) -> Recommendation:
     """Correlation over rows of two columns' predictions.
 
     v_i'C v_j / sqrt(E[v_i'C v_i] E[v_j'C v_j]) with C the rows' covariance: the expectation over
@@ -296,7 +307,9 @@ def similar_columns(model: Model, index: EntryIndex, col: Any, n: int) -> Recomm
     base = model.base
     V = base.factors(1)
     if not index.entered[b]:
-        raise InputError(f"col {col!r} has no entries: nothing says what it is similar to")
+        raise InputError(
+            f"col {col!r} has no entries: nothing says what it is similar to"
+        )
     k = V.shape[1]
     if isinstance(base.covariance, FullCovariance):
         C = base.priors[0].covariance[:k, :k]
@@ -312,7 +325,9 @@ def similar_columns(model: Model, index: EntryIndex, col: Any, n: int) -> Recomm
     scores = np.divide(V @ (C @ V[b]), scale, where=scale > 0, out=np.zeros(len(V)))
     allowed = index.entered.copy()
     allowed[b] = False
-    return _best(index, Ranking("similarity", model, None, 0.0), scores, scores, n, allowed)
+    return _best(
+        index, Ranking("similarity", model, None, 0.0), scores, scores, n, allowed
+    )
 
 
 def new_row(
@@ -337,7 +352,9 @@ def new_row(
             raise InputError("features need a model that was fitted with row_features")
         features = encoder.encode(features)
         if features.shape[0] != 1:
-            raise InputError(f"features must be those of one row, got {features.shape[0]}")
+            raise InputError(
+                f"features must be those of one row, got {features.shape[0]}"
+            )
     row = model.fold(cols[known], numbers[known], features)
     return NewRow(row, model, index, cols[known], numbers[known], ranking)
 
@@ -364,7 +381,9 @@ def _row_entries(entries: Any) -> tuple[Any, Any]:
     if hasattr(entries, "tocoo"):
         row = observed(entries)
         if row.shape[0] != 1:
-            raise InputError(f"a sparse row must have shape (1, columns), got {row.shape}")
+            raise InputError(
+                f"a sparse row must have shape (1, columns), got {row.shape}"
+            )
         return row.cols, row.values
     if isinstance(entries, Mapping) or hasattr(entries, "items"):
         pairs = list(entries.items())  # also of a pandas Series
@@ -397,7 +416,12 @@ def column_mask(index: EntryIndex, exclude: Any, candidates: Any) -> Array:
 
 
 def _best(
-    index: EntryIndex, ranking: Ranking, values: Floats, scores: Floats, n: int, allowed: Array
+    index: EntryIndex,
+    ranking: Ranking,
+    values: Floats,
+    scores: Floats,
+    n: int,
+    allowed: Array,
 ) -> Recommendation:
     best = top(np.where(allowed, scores, -np.inf), whole("n", n))
     values = values[best]
@@ -472,7 +496,9 @@ class Lists:
         path = as_path("path", path)
         places = self._places(rows)
         if path.suffix.lower() not in (".csv", ".parquet"):
-            raise InputError(f"recommendations go to a .csv or a .parquet file, got {path}")
+            raise InputError(
+                f"recommendations go to a .csv or a .parquet file, got {path}"
+            )
         if path.is_dir():
             raise InputError(f"{path} is a folder; a file is needed")
         ready(path.parent)
@@ -495,7 +521,10 @@ class Lists:
         with duckdb().connect() as db, replacing(path) as temporary:
             for number, block in enumerate(self._blocks(places)):
                 columns = zip(HEADER, self._named(block), strict=True)
-                words = {n: c.astype(object) if c.dtype.kind == "U" else c for n, c in columns}
+                words = {
+                    n: c.astype(object) if c.dtype.kind == "U" else c
+                    for n, c in columns
+                }
                 db.register("given", words)
                 start = "create table lists as" if number == 0 else "insert into lists"
                 db.execute(f"{start} select * from given")  # noqa: S608
@@ -504,7 +533,9 @@ class Lists:
             try:
                 db.execute(f"copy lists to '{target}' (format parquet)")
             except duckdb().IOException as error:
-                raise OSError(FULL if FULL in str(error) else str(error)[:200]) from None
+                raise OSError(
+                    FULL if FULL in str(error) else str(error)[:200]
+                ) from None
 
     def _named(self, block: _Lines) -> tuple[Any, Any, Any, Any, Any]:
         rows = self._index.rows.labels(block.rows)
@@ -538,7 +569,9 @@ class Lists:
                 counts = [len(found) for found in best]
                 line = np.repeat(np.arange(len(rows)), counts)
                 cols = np.concatenate([np.zeros(0, np.int64), *best])
-                ranks = np.concatenate([cols[:0], *(np.arange(1, c + 1) for c in counts)])
+                ranks = np.concatenate(
+                    [cols[:0], *(np.arange(1, c + 1) for c in counts)]
+                )
                 predicted = clip(values[line, cols])
                 yield _Lines(rows[line], cols, ranks, predicted, scores[line, cols])
                 bar.advance(len(rows))
@@ -549,7 +582,9 @@ def _known_pairs(index: EntryIndex, exclude: Any) -> dict[int, list[int]]:
     rows = index.rows.find(row_labels, "exclude")
     cols = index.cols.find(col_labels, "exclude")
     warn_unknown("rows to exclude", row_labels, rows, "nothing is excluded for them", 5)
-    warn_unknown("columns to exclude", col_labels, cols, "nothing is excluded for them", 5)
+    warn_unknown(
+        "columns to exclude", col_labels, cols, "nothing is excluded for them", 5
+    )
     found: dict[int, list[int]] = {}
     for row, col in zip(rows.tolist(), cols.tolist(), strict=True):
         if UNKNOWN not in (row, col):
@@ -582,8 +617,12 @@ class Explanation(Result):
     def __repr__(self) -> str:
         parts = ("prediction", "baseline", "signals", "features")
         head = ", ".join(f"{name} {getattr(self, name):.4g}" for name in parts)
-        lines = table_lines(("value", "adds"), self.cols, self.values, self.contributions)
-        more = [f"... and {len(self.cols) - SHOWN} more"] if len(self.cols) > SHOWN else []
+        lines = table_lines(
+            ("value", "adds"), self.cols, self.values, self.contributions
+        )
+        more = (
+            [f"... and {len(self.cols) - SHOWN} more"] if len(self.cols) > SHOWN else []
+        )
         return "\n".join([head, *lines[: SHOWN + 1], *more])
 
 
@@ -600,7 +639,9 @@ def explain(model: Model, index: EntryIndex, row: Any, col: Any) -> Explanation:
     order = np.argsort(-np.abs(added), kind="stable")
     baseline = prediction - float(added.sum()) - signals - features
     names = index.cols.labels(cols[order])
-    return Explanation(prediction, baseline, signals, features, names, values[order], added[order])
+    return Explanation(
+        prediction, baseline, signals, features, names, values[order], added[order]
+    )
 
 
 def least_relevant(values: Floats) -> float:
@@ -612,7 +653,11 @@ def least_relevant(values: Floats) -> float:
 
 
 def best_columns(
-    scores: Callable[[Ints], Floats], known_rows: Ints, known_cols: Ints, rows: Ints, n_cols: int
+    scores: Callable[[Ints], Floats],
+    known_rows: Ints,
+    known_cols: Ints,
+    rows: Ints,
+    n_cols: int,
 ) -> Ints:
     """Return the LIST_LENGTH best columns of each row that it does not know; -1 where fewer."""
     order = np.argsort(known_rows, kind="stable")
@@ -644,7 +689,10 @@ class JudgedLists(NamedTuple):
         at = np.searchsorted(rows, holdout.rows[good])
         counts = np.bincount(at, minlength=len(rows))
         wanted = set(zip(at.tolist(), holdout.cols[good].tolist(), strict=True))
-        hits = [[(i, col) in wanted for col in line] for i, line in enumerate(lists.tolist())]
+        hits = [
+            [(i, col) in wanted for col in line]
+            for i, line in enumerate(lists.tolist())
+        ]
         judged = counts > 0
         return cls(lists[judged], np.array(hits, dtype=float)[judged], counts[judged])
 
@@ -660,8 +708,12 @@ def score_entries(fitted: Any, X: Any, y: Any, sample_weight: Any) -> float:
     given = observed(X, y)
     ranks = isinstance(fitted.model_, ImplicitModel)
     if ranks and sample_weight is not None:
-        raise InputError('with missing="negative" the score ranks, and takes no sample_weight')
-    matrix = y is None and not isinstance(X, Entries) and (is_table(X) or not is_frame(X))
+        raise InputError(
+            'with missing="negative" the score ranks, and takes no sample_weight'
+        )
+    matrix = (
+        y is None and not isinstance(X, Entries) and (is_table(X) or not is_frame(X))
+    )
     if matrix and given.row_ids is None:
         _check_rows(given, fitted.entries_)
     if ranks:
@@ -673,7 +725,9 @@ def score_entries(fitted: Any, X: Any, y: Any, sample_weight: Any) -> float:
     if matrix:
         weights = _weights_of_rows(weights, given)
     if len(weights) != len(error) or weights.min() < 0 or not weights.any():
-        raise InputError(f"sample_weight must be {len(error)} numbers from 0, not all 0")
+        raise InputError(
+            f"sample_weight must be {len(error)} numbers from 0, not all 0"
+        )
     return -float(np.sqrt(np.average(error**2, weights=weights / weights.max())))
 
 

@@ -92,14 +92,21 @@ def to_plain(value: Any, name: str, arrays: dict[str, Array]) -> Any:
         case Status():
             return {"class": "Status", "fields": {"value": str(value)}}
         case tuple() | list():
-            items = [to_plain(item, f"{name}.{i}", arrays) for i, item in enumerate(value)]
+            items = [
+                to_plain(item, f"{name}.{i}", arrays) for i, item in enumerate(value)
+            ]
             return {type(value).__name__: items}
         case dict():
-            return {"dict": {k: to_plain(v, f"{name}.{k}", arrays) for k, v in value.items()}}
+            return {
+                "dict": {
+                    k: to_plain(v, f"{name}.{k}", arrays) for k, v in value.items()
+                }
+            }
     if not is_dataclass(value):
         return value
     found = {
-        f.name: to_plain(getattr(value, f.name), f"{name}.{f.name}", arrays) for f in fields(value)
+        f.name: to_plain(getattr(value, f.name), f"{name}.{f.name}", arrays)
+        for f in fields(value)
     }
     return {"class": type(value).__name__, "fields": found}
 
@@ -151,9 +158,13 @@ def save_model(
         "col_ids": None if entries.col_ids is None else entries.col_ids.tolist(),
     }
     with alone(folder):
-        if (folder / NEW_ARRAYS).exists():  # a kill came before the last step of a former save
+        if (
+            folder / NEW_ARRAYS
+        ).exists():  # a kill came before the last step of a former save
             with suppress(Exception):
-                named = json.loads((folder / HEADER).read_text(encoding="utf-8"))["arrays"]
+                named = json.loads((folder / HEADER).read_text(encoding="utf-8"))[
+                    "arrays"
+                ]
                 if read_sealed(folder / NEW_ARRAYS, KIND)[1] == named:
                     (folder / NEW_ARRAYS).replace(folder / ARRAYS)
         header["arrays"] = write_sealed(folder / NEW_ARRAYS, arrays, KIND)
@@ -169,7 +180,10 @@ def load_model(
     folder = as_path("path", path)
     if not (folder / HEADER).exists():
         raise InputError(f"{folder} holds no completion model ({HEADER} is missing)")
-    with reading(folder, "holds no readable completion model"), alone(folder, reading=True):
+    with (
+        reading(folder, "holds no readable completion model"),
+        alone(folder, reading=True),
+    ):
         header = json.loads((folder / HEADER).read_text(encoding="utf-8"))
         if header.get("format") != FORMAT:
             raise InputError(
@@ -203,7 +217,12 @@ def load_model(
             **ids,
         )
         fit = from_plain(header["fit"], arrays)
-        return header["parameters"], entries, fit, from_plain(header["ranking_model"], arrays)
+        return (
+            header["parameters"],
+            entries,
+            fit,
+            from_plain(header["ranking_model"], arrays),
+        )
 
 
 class SweepCheckpoint:
@@ -270,7 +289,9 @@ class SweepCheckpoint:
                 f"{self._folder} holds a run with other data or settings; give the same ones, or "
                 "start anew without resuming"
             ) from None
-        found: dict[str, Any] = from_plain(json.loads(arrays["header"].tobytes()), arrays)
+        found: dict[str, Any] = from_plain(
+            json.loads(arrays["header"].tobytes()), arrays
+        )
         return found
 
 
@@ -278,13 +299,17 @@ def _sample_name(number: int) -> str:
     return f"sample-{number:05d}"
 
 
-def _fingerprint(entries: Entries, parameters: Mapping[str, Any], given: Sequence[Any]) -> str:
+def _fingerprint(
+    entries: Entries, parameters: Mapping[str, Any], given: Sequence[Any]
+) -> str:
     """Return a name for data, given features and settings."""
     seed = parameters.get("random_state")
     if seed is None:
         seed = parameters.get("seed", 0)
     if not isinstance(seed, (int, np.integer)):
-        raise InputError("a checkpoint needs a whole number as seed, so that a run can be resumed")
+        raise InputError(
+            "a checkpoint needs a whole number as seed, so that a run can be resumed"
+        )
     found = hashlib.sha256()
     for side, table in enumerate(given):
         if table is not None:

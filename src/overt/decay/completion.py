@@ -33,10 +33,15 @@ class AnnealingOptions:
     doublings: int = 9  # of the weight decay, up to where even rank 1 does not pay
     min_noisy_passes: int = 60  # over the entries, in one noisy phase
     max_noisy_passes: int = 400
-    memories: float = 3.0  # noisy phases last this many times 1 / (2 eta lam), decay's memory
+    memories: float = (
+        3.0  # noisy phases last this many times 1 / (2 eta lam), decay's memory
+    )
     warm_up_passes: int = 20
     quiet_passes: int = 150  # in each of the two quiet phases
-    quiet_shares: tuple[float, ...] = (1 / 30, 1 / 1000)  # of the weight decay, in quiet phases
+    quiet_shares: tuple[float, ...] = (
+        1 / 30,
+        1 / 1000,
+    )  # of the weight decay, in quiet phases
     shed: float = 0.01  # singular values below this share of the largest are shed
     max_width: int = 20
     steps_per_call: int = 200_000  # between two looks at Ctrl-C
@@ -148,7 +153,9 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         if not 0 < holdout < 1:
             raise InputError(f"holdout must be between 0 and 1, got {self.holdout!r}")
         if not isinstance(self.schedule, Schedule) and self.schedule != "annealing":
-            raise InputError(f"schedule must be 'annealing' or a Schedule, got {self.schedule!r}")
+            raise InputError(
+                f"schedule must be 'annealing' or a Schedule, got {self.schedule!r}"
+            )
         scale = float(np.sqrt(np.mean(entries.values**2)))
         if scale == 0:
             raise InputError("values must not all be 0: there is nothing to fit")
@@ -167,7 +174,9 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
                     self.n_steps_ += steps
                     bar.advance(0, note=f"{self.n_steps_ / 1e6:.1f}M steps, {note}")
 
-                start = partial(AnnealedPath, depth=depth, width=width, rng=rng, count=count)
+                start = partial(
+                    AnnealedPath, depth=depth, width=width, rng=rng, count=count
+                )
                 if isinstance(self.schedule, Schedule):
                     self._follow(self.schedule, unit, start, found)
                 else:
@@ -249,7 +258,9 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
             path = start(problem)
             for phase in schedule.phases:
                 rate = phase.learning_rate
-                path.descend(phase.steps, rate, phase.weight_decay, "scheduled", halve=False)
+                path.descend(
+                    phase.steps, rate, phase.weight_decay, "scheduled", halve=False
+                )
             found.append((path.candidate(0.0, problem, problem), path.weights()))
 
     def _anneal(
@@ -307,7 +318,9 @@ class AnnealedPath:
         self._rng = rng
         self._count = count
         shapes = layers.shapes(problem.shape, depth, width)
-        self._state = Weights([rng.standard_normal(shape) / np.sqrt(width) for shape in shapes])
+        self._state = Weights(
+            [rng.standard_normal(shape) / np.sqrt(width) for shape in shapes]
+        )
         self._rate = 0.5 / curvature(problem.shape, depth)
         self._is_new = True
         self.decays = decay_ladder(problem.shape, depth)
@@ -345,7 +358,9 @@ class AnnealedPath:
             self.descend(OPTIONS.warm_up_passes * n, self._rate / 5, lam, "warm-up")
             self._is_new = False
         steps = OPTIONS.memories / (2 * self._rate * lam)
-        steps = np.clip(steps, OPTIONS.min_noisy_passes * n, OPTIONS.max_noisy_passes * n)
+        steps = np.clip(
+            steps, OPTIONS.min_noisy_passes * n, OPTIONS.max_noisy_passes * n
+        )
         self.descend(int(steps), self._rate, lam, f"decay {lam:.2g}")
 
     def truncate(self, rank: int) -> None:
@@ -428,7 +443,9 @@ def _choose(found: list[Fitted], tol: float, by: str) -> Fitted:
     return found[min(good, key=lambda k: (found[k][0].rank, errors[k]))]
 
 
-def _split(problem: Entries, holdout: float, rng: np.random.Generator) -> tuple[Entries, Entries]:
+def _split(
+    problem: Entries, holdout: float, rng: np.random.Generator
+) -> tuple[Entries, Entries]:
     """Return (train, judge), each in the order of the entries, and neither of them empty."""
     count = min(max(1, round(holdout * len(problem))), len(problem) - 1)
     if count < 1:

@@ -40,14 +40,18 @@ def epsilon_of(problem: Entries) -> float | None:
     """Return epsilon if the problem is [[1, *], [epsilon, 1]], otherwise None."""
     if problem.shape != (2, 2) or len(problem) != 3:
         return None
-    seen = dict(zip(zip(problem.rows, problem.cols, strict=True), problem.values, strict=True))
+    seen = dict(
+        zip(zip(problem.rows, problem.cols, strict=True), problem.values, strict=True)
+    )
     if set(seen) != {(0, 0), (1, 0), (1, 1)} or seen[0, 0] != 1 or seen[1, 1] != 1:
         return None
     epsilon = float(seen[1, 0])
     return epsilon if epsilon > 0 else None
 
 
-def critical_points(epsilon: float, depth: int, weight_decay: float, rank: int) -> list[Floats]:
+def critical_points(
+    epsilon: float, depth: int, weight_decay: float, rank: int
+) -> list[Floats]:
     """Return the symmetric critical points of this rank (1 or 2): minima and saddles."""
     lam = number("weight_decay", weight_decay, exclusive=True)
     result = []
@@ -55,7 +59,9 @@ def critical_points(epsilon: float, depth: int, weight_decay: float, rank: int) 
         excess = curve.weight_decay(curve.grid) - lam
         for i in np.flatnonzero(excess[:-1] * excess[1:] < 0):
             low, high = curve.grid[i], curve.grid[i + 1]
-            root = brentq(lambda q, c=curve: c.at(q) - lam, low, high, xtol=1e-15, rtol=1e-14)
+            root = brentq(
+                lambda q, c=curve: c.at(q) - lam, low, high, xtol=1e-15, rtol=1e-14
+            )
             result.append(curve.matrix(root))
     return result
 
@@ -68,7 +74,10 @@ def existence(epsilon: float, depth: int, rank: int) -> float:
         bounds = curve.grid[max(k - 1, 0)], curve.grid[min(k + 1, len(curve.grid) - 1)]
         options = {"xatol": 1e-12}
         found = minimize_scalar(
-            lambda q, c=curve: -c.at(q), bounds=bounds, method="bounded", options=options
+            lambda q, c=curve: -c.at(q),
+            bounds=bounds,
+            method="bounded",
+            options=options,
         )
         largest = max(largest, float(-found.fun))
     return largest
@@ -86,7 +95,10 @@ def _curves(epsilon: float, depth: int, rank: int) -> list[_Curve]:
             ends = {1: (-40.0, zero - 1e-9), -1: (zero + 1e-9, 40.0)}
         case _:
             raise InputError(f"rank must be 1 or 2, got {rank!r}")
-    return [_Curve(epsilon, 2 / depth, s, np.linspace(*at, 40_001)) for s, at in ends.items()]
+    return [
+        _Curve(epsilon, 2 / depth, s, np.linspace(*at, 40_001))
+        for s, at in ends.items()
+    ]
 
 
 class _Curve:
@@ -122,7 +134,9 @@ class _Curve:
 
     def matrix(self, q: float) -> Floats:
         """Return the critical point itself."""
-        s_1, s_2, t, x = (float(v) for v in self._parameters(np.asarray(q, dtype=float)))
+        s_1, s_2, t, x = (
+            float(v) for v in self._parameters(np.asarray(q, dtype=float))
+        )
         a = (s_1 + s_2) * np.sin(2 * t) / 2
         b = s_1 * np.sin(t) ** 2 - s_2 * np.cos(t) ** 2
         return np.array([[a, x], [b, a]])

@@ -80,15 +80,28 @@ class Jumps(Result):
     def plot(self) -> Any:
         """Plot the share of runs that have not jumped, with its band, over the steps."""
         figure, axes = subplots()
-        axes[0][0].fill_between(self.steps, self.lower, self.upper, alpha=0.25, lw=0, step="post")
+        axes[0][0].fill_between(
+            self.steps, self.lower, self.upper, alpha=0.25, lw=0, step="post"
+        )
         axes[0][0].step(self.steps, self.surviving, where="post")
-        axes[0][0].set(xlabel="step", ylabel=f"runs above rank {self.rank}", ylim=(0, 1.03))
-        axes[0][0].set_title(f"{self.jumped} of {self.seeds} runs jumped, {self.returned} returned")
+        axes[0][0].set(
+            xlabel="step", ylabel=f"runs above rank {self.rank}", ylim=(0, 1.03)
+        )
+        axes[0][0].set_title(
+            f"{self.jumped} of {self.seeds} runs jumped, {self.returned} returned"
+        )
         return figure
 
     def share(self, step: int) -> float:
         """Return the share of runs that had jumped by this step."""
-        k = int(np.searchsorted(self.steps, number("step", step, -math.inf), side="right")) - 1
+        k = (
+            int(
+                np.searchsorted(
+                    self.steps, number("step", step, -math.inf), side="right"
+                )
+            )
+            - 1
+        )
         if k < 0:
             raise InputError(f"step must be at least {self.steps[0]}, got {step}")
         return float(1 - self.surviving[k])
@@ -117,8 +130,12 @@ def jumps(
             'never leave a minimum. The jumps of the paper need sampling="replacement".',
             stacklevel=2,
         )
-    runs = simulate(problem, depth, width, schedule, seeds, **{"balance": False, **options})
-    return find_jumps(runs, rank=rank, threshold=threshold, floor=floor, confidence=confidence)
+    runs = simulate(
+        problem, depth, width, schedule, seeds, **{"balance": False, **options}
+    )
+    return find_jumps(
+        runs, rank=rank, threshold=threshold, floor=floor, confidence=confidence
+    )
 
 
 def find_jumps(
@@ -131,18 +148,29 @@ def find_jumps(
 ) -> Jumps:
     """Find the jumps in runs that were simulated before."""
     if not isinstance(runs, Runs):
-        raise InputTypeError(f"runs must be what simulate returns, got {type(runs).__name__}")
-    rank, threshold = whole("rank", rank), number("threshold", threshold, exclusive=True)
+        raise InputTypeError(
+            f"runs must be what simulate returns, got {type(runs).__name__}"
+        )
+    rank, threshold = (
+        whole("rank", rank),
+        number("threshold", threshold, exclusive=True),
+    )
     confidence, floor = _share("confidence", confidence), number("floor", floor)
     if not 0 < floor <= threshold:
-        raise InputError(f"floor must be in (0, threshold = {threshold:g}], got {floor!r}")
+        raise InputError(
+            f"floor must be in (0, threshold = {threshold:g}], got {floor!r}"
+        )
     jump_step = runs.jumps_to(rank, threshold)
     finished = np.isfinite(runs.train_error[:, -1])
     surviving, lower, upper = survival(jump_step[finished], runs.steps, confidence)
     ratio = spectral_ratio(runs.singular_values, rank)
     size = np.sqrt(runs.train_error[:, 0].max())
-    below, came_back = zip(*(_visits(row, threshold, floor) for row in ratio), strict=True)
-    times = np.where(jump_step[finished] != NEVER, jump_step[finished].astype(float), np.inf)
+    below, came_back = zip(
+        *(_visits(row, threshold, floor) for row in ratio), strict=True
+    )
+    times = np.where(
+        jump_step[finished] != NEVER, jump_step[finished].astype(float), np.inf
+    )
     median = float(np.median(times)) if len(times) else float("nan")
     collapsed = int(np.sum(runs.singular_values[finished, -1, 0] < COLLAPSED * size))
     return Jumps(
@@ -169,9 +197,18 @@ def survival(
     jump_step: Ints, steps: Ints, confidence: float = 0.95
 ) -> tuple[Floats, Floats, Floats]:
     """Return the share not jumped by each step and its exact binomial band."""
-    jump_step, steps = (plain_array("jump_step", jump_step), plain_array("steps", steps))
-    if jump_step.ndim != 1 or steps.ndim != 1 or {jump_step.dtype.kind, steps.dtype.kind} - {*"iu"}:
-        raise InputTypeError("jump_step and steps must be one-dimensional arrays of whole numbers")
+    jump_step, steps = (
+        plain_array("jump_step", jump_step),
+        plain_array("steps", steps),
+    )
+    if (
+        jump_step.ndim != 1
+        or steps.ndim != 1
+        or {jump_step.dtype.kind, steps.dtype.kind} - {*"iu"}
+    ):
+        raise InputTypeError(
+            "jump_step and steps must be one-dimensional arrays of whole numbers"
+        )
     n, confidence = len(jump_step), _share("confidence", confidence)
     if n == 0:
         return (np.full(len(steps), np.nan),) * 3

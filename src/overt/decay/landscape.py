@@ -42,16 +42,22 @@ class SearchOptions:
     gradient: float = 1e-8  # where a descent ends
     stationary: float = 1e-9  # largest gradient entry at a verified minimum
     flat: float = 1e-7  # curvatures below this share of the largest count as 0
-    near: float = 1e-4  # relative distance at which the end of a descent is a known minimum
+    near: float = (
+        1e-4  # relative distance at which the end of a descent is a known minimum
+    )
     same: float = 1e-5  # the same after Newton steps
-    same_loss: float = 1e-7  # relative difference of losses within a continuum of minima
+    same_loss: float = (
+        1e-7  # relative difference of losses within a continuum of minima
+    )
     fit: float = 1e-10  # C(A) below this share of C(0) is a fit
     # Every fourth descent raises the decay from a small one, which finds other minima.
     ladder_every: int = 4
     # As many minima expected unseen round to none: where the search stops.
     max_expected_unseen: float = 0.5
     max_rounds: int = 6  # of `starts` descents each, at which the search gives up
-    max_block: int = 10  # rows or columns of which all subsets are tried for a bound on the rank
+    max_block: int = (
+        10  # rows or columns of which all subsets are tried for a bound on the rank
+    )
 
 
 OPTIONS = SearchOptions()
@@ -154,7 +160,9 @@ class Minima(list[Minimum]):
 
         figure, axes = subplots(1, 2)
         left, right = axes[0]
-        for color, kind in zip(COLORS, dict.fromkeys(m.kind for m in self), strict=False):
+        for color, kind in zip(
+            COLORS, dict.fromkeys(m.kind for m in self), strict=False
+        ):
             of_kind = [m for m in self if m.kind == kind]
             ranks = [m.rank for m in of_kind]
             left.scatter(ranks, [m.loss for m in of_kind], label=kind, color=color)
@@ -211,7 +219,9 @@ def minima(
     depth = whole("depth", depth, 2, layers.MAX_DEPTH)
     lam = number("weight_decay", weight_decay, exclusive=True)
     if lam > MAX_WEIGHT_DECAY:
-        raise InputError(f"weight_decay must be at most {MAX_WEIGHT_DECAY:g}, got {lam:g}")
+        raise InputError(
+            f"weight_decay must be at most {MAX_WEIGHT_DECAY:g}, got {lam:g}"
+        )
     starts = whole("starts", starts)
     rng = generator(seed)
     observed = fully_observed.observed_matrix(problem)
@@ -229,7 +239,9 @@ def minima(
     search = Search(problem, depth, lam, known)
     if observed is not None:
         for rung in fully_observed.ladder(observed / unit, depth, lam):
-            m = verify(problem, rung.matrix, depth, lam, known, "closed form", rung.rank)
+            m = verify(
+                problem, rung.matrix, depth, lam, known, "closed form", rung.rank
+            )
             m = replace(m, isolated=rung.dimension == 0, dimension=rung.dimension)
             search.found.append(m)
         search.starts = dict.fromkeys(ranks, 0)
@@ -284,13 +296,17 @@ def existence(
     problem, unit = _in_units(problem)
     factor = unit ** (2 / depth - 2)
     lam = number("smallest", smallest, exclusive=True) * factor
-    found = minima(problem, depth, lam, starts=starts, seed=seed, fitting_rank=rank, every=True)
+    found = minima(
+        problem, depth, lam, starts=starts, seed=seed, fitting_rank=rank, every=True
+    )
     branches = [m.matrix for m in found if m.rank == rank]
     largest = [_follow(problem, depth, A, rank, lam, tol) for A in branches]
     return max(largest, default=0) / factor
 
 
-def smallest_fitting_rank(problem: Entries, *, starts: int = 8, seed: Seed = 0) -> FittingRank:
+def smallest_fitting_rank(
+    problem: Entries, *, starts: int = 8, seed: Seed = 0
+) -> FittingRank:
     """Return the smallest rank for which descent fits the observed entries, C(A) <= 1e-10 C(0).
 
     inf C over matrices of rank <= r may only be approached at infinity; lam -> 0 goes along. That
@@ -322,7 +338,9 @@ def smallest_fitting_rank(problem: Entries, *, starts: int = 8, seed: Seed = 0) 
 class Search:
     """Collects minima from descents in networks of width r."""
 
-    def __init__(self, problem: Entries, depth: int, lam: float, known: FittingRank) -> None:
+    def __init__(
+        self, problem: Entries, depth: int, lam: float, known: FittingRank
+    ) -> None:
         self._problem = problem
         self._depth = depth
         self._lam = lam
@@ -337,10 +355,15 @@ class Search:
         known = self._find(A, OPTIONS.same)
         if known is not None:
             return known
-        new = verify(self._problem, A, self._depth, self._lam, self._fitting_rank, proof)
+        new = verify(
+            self._problem, A, self._depth, self._lam, self._fitting_rank, proof
+        )
         if not new.isolated:  # one minimum of each continuum is enough
             for k, m in enumerate(self.found):
-                if self._continues(m, new.rank, new.loss) and m.dimension == new.dimension:
+                if (
+                    self._continues(m, new.rank, new.loss)
+                    and m.dimension == new.dimension
+                ):
                     return k
         self.found.append(new)
         return len(self.found) - 1
@@ -359,7 +382,10 @@ class Search:
                 places.add(self._end(start, on_ladder))
                 n += 1
             w = len(places)
-            if n > w + 2 and w * (n - 1) / (n - w - 2) <= w + OPTIONS.max_expected_unseen:
+            if (
+                n > w + 2
+                and w * (n - 1) / (n - w - 2) <= w + OPTIONS.max_expected_unseen
+            ):
                 break
         self.starts[width] = n
         self.unseen[width] = 1.0 if n < 2 else min(1.0, w * (w + 1) / (n * (n - 1)))
@@ -411,8 +437,12 @@ def descend(
     shapes = [(W.shape[0], W.shape[1]) for W in weights]
     sizes = np.array([shapes[0][1], *(m for m, _ in shapes)])
     # One memory layout, so that one kernel is compiled.
-    rows, cols, values = map(np.ascontiguousarray, (problem.rows, problem.cols, problem.values))
-    theta, _ = lbfgs(layers.flatten(weights), sizes, rows, cols, values, float(lam), tol, 4000)
+    rows, cols, values = map(
+        np.ascontiguousarray, (problem.rows, problem.cols, problem.values)
+    )
+    theta, _ = lbfgs(
+        layers.flatten(weights), sizes, rows, cols, values, float(lam), tol, 4000
+    )
     return layers.unflatten(theta, shapes)
 
 
@@ -428,7 +458,9 @@ def polish(problem: Entries, weights: layers.Layers, lam: float) -> list[Floats]
         values, vectors = np.linalg.eigh(layers.hessian(problem, W, lam))
         if values[0] < -1e-6 * values[-1]:
             break  # a Newton step from here may go to a saddle
-        inverse = np.where(values > 1e-9 * values[-1], 1 / np.maximum(values, 1e-300), 0)
+        inverse = np.where(
+            values > 1e-9 * values[-1], 1 / np.maximum(values, 1e-300), 0
+        )
         candidate = theta - vectors @ (inverse * (vectors.T @ g))
         after = layers.gradient(problem, layers.unflatten(candidate, shapes), lam)
         if np.abs(layers.flatten(after)).max() >= np.abs(g).max():
@@ -467,7 +499,9 @@ def verify(
     rank = numerical_rank(A) if rank is None else rank
     width = min(problem.shape)
     weights = layers.balanced(A, depth, width, rank)
-    gradient = float(np.abs(layers.flatten(layers.gradient(problem, weights, lam))).max())
+    gradient = float(
+        np.abs(layers.flatten(layers.gradient(problem, weights, lam))).max()
+    )
     largest = max(1.0, float(np.abs(problem.values).max()))
     verified = gradient <= OPTIONS.stationary * largest
     curvature = np.nan
@@ -558,7 +592,9 @@ def _in_units(problem: Entries) -> tuple[Entries, float]:
     on the unit of the values. A power of two keeps every digit.
     """
     size = float(np.max(np.abs(problem.values)))
-    if size == 0 or family.epsilon_of(problem) is not None:  # solved in closed form as it is
+    if (
+        size == 0 or family.epsilon_of(problem) is not None
+    ):  # solved in closed form as it is
         return problem, 1.0
     unit = float(2.0 ** np.round(np.log2(size)))
     return replace(problem, values=problem.values / unit), unit
@@ -602,7 +638,9 @@ def _exact_existence(problem: Entries, depth: int, rank: int) -> float:
     return float(found.exists[rank - 1])
 
 
-def _follow(problem: Entries, depth: int, A: Floats, rank: int, low: float, tol: float) -> float:
+def _follow(
+    problem: Entries, depth: int, A: Floats, rank: int, low: float, tol: float
+) -> float:
     """Return the largest lam to which the minimum A, known at lam = low, can be followed."""
     growth = 0.1
     while growth > tol:

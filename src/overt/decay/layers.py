@@ -12,7 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from overt._check import InputError, InputTypeError, bounded, doubles, plain_array, whole
+from overt._check import (
+    InputError,
+    InputTypeError,
+    bounded,
+    doubles,
+    plain_array,
+    whole,
+)
 from overt._types import Floats
 from overt.entries import Entries
 
@@ -26,7 +33,9 @@ MAX_DEPTH = 10_000
 def check_entries(problem: object) -> None:
     """Refuse what is not a matrix completion problem."""
     if not isinstance(problem, Entries):
-        raise InputTypeError(f"problem must be overt.Entries, got {type(problem).__name__}")
+        raise InputTypeError(
+            f"problem must be overt.Entries, got {type(problem).__name__}"
+        )
 
 
 def product(weights: Layers) -> Floats:
@@ -103,7 +112,9 @@ def _whole_matrix(entries: Entries, A: Any) -> Floats:
     check_entries(entries)
     A = plain_array("A", A)
     if A.shape != entries.shape or A.dtype.kind not in "fiu":
-        raise InputError(f"A must be {entries.shape} numbers, got {A.shape} of type {A.dtype}")
+        raise InputError(
+            f"A must be {entries.shape} numbers, got {A.shape} of type {A.dtype}"
+        )
     with np.errstate(over="ignore"):
         return np.asarray(A, dtype=np.float64)
 
@@ -119,7 +130,8 @@ def gradient(entries: Entries, weights: Layers, weight_decay: float) -> list[Flo
     below, above = _partial_products(weights)
     D = cost_gradient(entries, weights[-1] @ below[-1])
     return [
-        P.T @ D @ Q.T + 2 * weight_decay * W for W, P, Q in zip(weights, above, below, strict=True)
+        P.T @ D @ Q.T + 2 * weight_decay * W
+        for W, P, Q in zip(weights, above, below, strict=True)
     ]
 
 

@@ -29,17 +29,24 @@ _FACTORS = {"loss": (1.0, 1.0), "appendix": (1.0, 0.5), "pytorch": (2.0, 0.25)}
 CONVENTIONS = tuple(_FACTORS)
 
 
-def effective(learning_rate: float, weight_decay: float, convention: str) -> tuple[float, float]:
+def effective(
+    learning_rate: float, weight_decay: float, convention: str
+) -> tuple[float, float]:
     """Return (learning_rate, weight_decay) in overt's convention, given another."""
     choice("convention", convention, CONVENTIONS)
     rate, decay = _FACTORS[convention]
-    eta, lam = number("learning_rate", learning_rate), number("weight_decay", weight_decay)
+    eta, lam = (
+        number("learning_rate", learning_rate),
+        number("weight_decay", weight_decay),
+    )
     return rate * eta, decay * lam
 
 
 def _pair(name: str, value: Any) -> tuple[float, float]:
     if not isinstance(value, (tuple, list)) or len(value) != 2:
-        raise InputTypeError(f"{name} must be (learning_rate, weight_decay), got {value!r:.60}")
+        raise InputTypeError(
+            f"{name} must be (learning_rate, weight_decay), got {value!r:.60}"
+        )
     return value[0], value[1]
 
 
@@ -81,7 +88,9 @@ class Schedule:
         object.__setattr__(self, "phases", phases)
 
     @classmethod
-    def of(cls, phases: Sequence[tuple[int, float, float]], *, convention: str = "loss") -> Self:
+    def of(
+        cls, phases: Sequence[tuple[int, float, float]], *, convention: str = "loss"
+    ) -> Self:
         """Make a schedule from (steps, learning_rate, weight_decay) triples."""
         try:
             triples = [(steps, rate, decay) for steps, rate, decay in phases]
@@ -89,11 +98,20 @@ class Schedule:
             raise InputError(
                 f"phases must be (steps, learning_rate, weight_decay) triples, got {phases!r}"
             ) from None
-        return cls(tuple(Phase(n, *effective(rate, lam, convention)) for n, rate, lam in triples))
+        return cls(
+            tuple(
+                Phase(n, *effective(rate, lam, convention)) for n, rate, lam in triples
+            )
+        )
 
     @classmethod
     def constant(
-        cls, steps: int, learning_rate: float, weight_decay: float, *, convention: str = "loss"
+        cls,
+        steps: int,
+        learning_rate: float,
+        weight_decay: float,
+        *,
+        convention: str = "loss",
     ) -> Self:
         """Keep one learning rate and weight decay."""
         return cls.of([(steps, learning_rate, weight_decay)], convention=convention)
@@ -114,7 +132,10 @@ class Schedule:
         `noisy` and `quiet` are (learning_rate, weight_decay); `warm_up` is (steps, learning_rate,
         weight_decay) or None. The defaults are the paper's values, hence the convention.
         """
-        phases = [(noisy_steps, *_pair("noisy", noisy)), (quiet_steps, *_pair("quiet", quiet))]
+        phases = [
+            (noisy_steps, *_pair("noisy", noisy)),
+            (quiet_steps, *_pair("quiet", quiet)),
+        ]
         start = [] if warm_up is None else [warm_up]
         return cls.of([*start, *phases], convention=convention)
 
@@ -148,7 +169,10 @@ class Schedule:
 
     def pieces(self, cuts: Sequence[int]) -> list[tuple[int, int, Phase]]:
         """Return (first step, last step + 1, phase), cut at phase ends and at the given steps."""
-        if not isinstance(cuts, (Sequence, np.ndarray)) or plain_array("cuts", cuts).ndim != 1:
+        if (
+            not isinstance(cuts, (Sequence, np.ndarray))
+            or plain_array("cuts", cuts).ndim != 1
+        ):
             raise InputTypeError(f"cuts must be a list of steps, got {cuts!r:.60}")
         cuts = [whole("cuts", cut, 0) for cut in cuts]
         result, first = [], 0
@@ -161,8 +185,13 @@ class Schedule:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the schedule as plain lists, in overt's convention."""
-        return {"phases": [[p.steps, p.learning_rate, p.weight_decay] for p in self.phases]}
+        return {
+            "phases": [[p.steps, p.learning_rate, p.weight_decay] for p in self.phases]
+        }
 
     def __repr__(self) -> str:
-        parts = (f"{p.steps} x ({p.learning_rate:g}, {p.weight_decay:g})" for p in self.phases)
+        parts = (
+            f"{p.steps} x ({p.learning_rate:g}, {p.weight_decay:g})"
+            for p in self.phases
+        )
         return f"Schedule({', '.join(parts)})"

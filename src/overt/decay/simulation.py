@@ -13,8 +13,22 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from overt._check import InputError, InputTypeError, choice, doubles, number, seed_number, whole
-from overt._parallel import checked_engine, mapped_seeds, record_steps, seed_numbers, thread_count
+from overt._check import (
+    InputError,
+    InputTypeError,
+    choice,
+    doubles,
+    number,
+    seed_number,
+    whole,
+)
+from overt._parallel import (
+    checked_engine,
+    mapped_seeds,
+    record_steps,
+    seed_numbers,
+    thread_count,
+)
 from overt._progress import Meter, meter
 from overt._types import Bools, Floats, Ints, Seed
 from overt.decay import layers
@@ -94,7 +108,13 @@ class Runs(Result):
         left, right = axes[0]
         for k in range(self.singular_values.shape[-1]):
             color = COLORS[k % len(COLORS)]
-            draw_band(left, self.steps, self.singular_values[..., k], color, f"$s_{{{k + 1}}}$")
+            draw_band(
+                left,
+                self.steps,
+                self.singular_values[..., k],
+                color,
+                f"$s_{{{k + 1}}}$",
+            )
         draw_band(right, self.steps, self.train_error, BLUE)
         left.set(xlabel="step", ylabel="singular values")
         right.set(xlabel="step", ylabel="error of the observed entries", yscale="log")
@@ -167,7 +187,9 @@ def simulate(
     choice("sampling", sampling, SAMPLINGS)
     schedule = Schedule.annealing() if schedule is None else schedule
     if not isinstance(schedule, Schedule):
-        raise InputTypeError(f"schedule must be a Schedule, got {type(schedule).__name__}")
+        raise InputTypeError(
+            f"schedule must be a Schedule, got {type(schedule).__name__}"
+        )
     numbers = seed_numbers(seeds)
     root = seed_number(seed)
     starts = _starts(problem, depth, width, init, root, numbers)
@@ -198,18 +220,28 @@ def simulate(
     runs = [Weights(start) for start in starts]
     samplers = [EntrySampler(len(problem), root, run, sampling) for run in numbers]
     with meter("steps", steps * len(runs), show=progress) as bar:
-        finished = _execute(problem, runs, samplers, schedule, log, min(threads, len(runs)), bar)
+        finished = _execute(
+            problem, runs, samplers, schedule, log, min(threads, len(runs)), bar
+        )
     return log.close([run.layers() for run in runs], schedule, finished)
 
 
 def initial_weights(
-    problem: Entries, depth: int, width: int, *, init: float = 1.0, seed: int = 0, run: int = 0
+    problem: Entries,
+    depth: int,
+    width: int,
+    *,
+    init: float = 1.0,
+    seed: int = 0,
+    run: int = 0,
 ) -> list[Floats]:
     """Return the layers [W_1, ..., W_L] ~ N(0, init^2 / width) with which a run starts."""
     layers.check_entries(problem)
     rng = np.random.default_rng([whole("seed", seed, 0), whole("run", run, 0), 0])
     if number("init", init) > 1e50:
-        raise InputError(f"init must be at most 1e50, as layers are multiplied, got {init!r}")
+        raise InputError(
+            f"init must be at most 1e50, as layers are multiplied, got {init!r}"
+        )
     scale = float(init) / np.sqrt(whole("width", width, maximum=10**6))
     depth = whole("depth", depth, 2, layers.MAX_DEPTH)
     shapes = layers.shapes(problem.shape, depth, width)
@@ -217,12 +249,19 @@ def initial_weights(
 
 
 def entry_draws(
-    problem: Entries, steps: int, *, seed: int = 0, run: int = 0, sampling: str = "replacement"
+    problem: Entries,
+    steps: int,
+    *,
+    seed: int = 0,
+    run: int = 0,
+    sampling: str = "replacement",
 ) -> Ints:
     """Return which observed entry each step of a run uses; longer runs begin with shorter ones."""
     layers.check_entries(problem)
     choice("sampling", sampling, SAMPLINGS)
-    sampler = EntrySampler(len(problem), whole("seed", seed, 0), whole("run", run, 0), sampling)
+    sampler = EntrySampler(
+        len(problem), whole("seed", seed, 0), whole("run", run, 0), sampling
+    )
     return sampler.take(whole("steps", steps, 0))
 
 
@@ -276,7 +315,9 @@ class Weights:
         from overt.decay.kernels import descend
 
         entries = (np.asarray(problem.rows), np.asarray(problem.cols), problem.values)
-        return int(descend(self.F, self.M, self.G, self._scale, *entries, order, rate, decay))
+        return int(
+            descend(self.F, self.M, self.G, self._scale, *entries, order, rate, decay)
+        )
 
     def fold(self) -> None:
         """Multiply the scale into the end layers."""
@@ -366,7 +407,9 @@ class Records:
         if self._balance:
             self._values["imbalance"][at] = layers.imbalance(weights)
 
-    def close(self, weights: Sequence[layers.Layers], schedule: Schedule, finished: bool) -> Runs:
+    def close(
+        self, weights: Sequence[layers.Layers], schedule: Schedule, finished: bool
+    ) -> Runs:
         """Return the records with the runs' final weights."""
         steps = np.array(self.steps)
         s = self._values["singular_values"]
@@ -417,7 +460,9 @@ def _starts(
             for run in numbers
         ]
     if not isinstance(init, (Sequence, np.ndarray)):
-        raise InputTypeError(f"init must be a number or {depth} layers, got {init!r:.60}")
+        raise InputTypeError(
+            f"init must be a number or {depth} layers, got {init!r:.60}"
+        )
     count = len(numbers)
     given = [doubles("init", W) for W in init]
     per_seed = []

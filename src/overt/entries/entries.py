@@ -99,7 +99,9 @@ class Entries:
             )
         if not len(values):
             raise InputError("there must be at least one observed entry, got 0")
-        shape = _checked_shape(shape, (int(rows.max()) + 1, int(cols.max()) + 1), len(values))
+        shape = _checked_shape(
+            shape, (int(rows.max()) + 1, int(cols.max()) + 1), len(values)
+        )
         row_ids = _checked_ids("row_ids", row_ids, shape[0])
         col_ids = _checked_ids("col_ids", col_ids, shape[1])
         times = _checked_times(times, len(values))
@@ -118,14 +120,18 @@ class Entries:
         if hasattr(A, "tocoo"):
             entries = A.tocoo()
             if len(entries.shape) != 2:
-                raise InputError(f"the matrix must be two-dimensional, got {entries.shape}")
+                raise InputError(
+                    f"the matrix must be two-dimensional, got {entries.shape}"
+                )
             return cls(entries.row, entries.col, entries.data, entries.shape)
         if hasattr(A, "detach"):
             A = plain_array("the matrix", A)
         try:
             if np.iscomplexobj(A):
                 raise TypeError("Complex data not supported")
-            with np.errstate(over="ignore"):  # numbers beyond float64 are refused as infinite
+            with np.errstate(
+                over="ignore"
+            ):  # numbers beyond float64 are refused as infinite
                 dense: Floats = np.ma.filled(np.ma.asarray(A, dtype=float), np.nan)
         except Exception as error:
             raise InputTypeError(
@@ -133,7 +139,9 @@ class Entries:
                 f"for what is missing, or a data frame, got {type(A).__name__} ({error})"
             ) from None
         if dense.ndim != 2:
-            raise InputError(f"the matrix must be two-dimensional, got shape {dense.shape}")
+            raise InputError(
+                f"the matrix must be two-dimensional, got shape {dense.shape}"
+            )
         rows, cols = np.nonzero(~np.isnan(dense))
         return cls(rows, cols, dense[rows, cols], dense.shape)
 
@@ -169,7 +177,9 @@ class Entries:
         """
         choice("duplicates", duplicates, DUPLICATES)
         if not frames.is_frame(frame):
-            raise InputTypeError(f"frame must be a data frame, got {type(frame).__name__}")
+            raise InputTypeError(
+                f"frame must be a data frame, got {type(frame).__name__}"
+            )
         read = frames.read_frame(frame)
         columns = read.columns
         places = frames.entry_columns(
@@ -183,11 +193,14 @@ class Entries:
         times = found.get("time")
         if times is not None and any(map(is_missing, times.tolist())):
             warnings.warn(
-                f"{places['time']} is not given on every line, and is left out", stacklevel=2
+                f"{places['time']} is not given on every line, and is left out",
+                stacklevel=2,
             )
             times = None
         entries = cls.from_ids(found["row"], found["col"], values, times)
-        return entries._merged("count" if clicks and duplicates != "error" else duplicates)
+        return entries._merged(
+            "count" if clicks and duplicates != "error" else duplicates
+        )
 
     @classmethod
     def _from_table(cls, read: frames.Frame, row: Any) -> Self:
@@ -207,7 +220,9 @@ class Entries:
         truth = doubles("truth", truth, ndim=2)
         count = whole("count", count)
         if count > truth.size:
-            raise InputError(f"count must be at most {truth.size} (all entries), got {count}")
+            raise InputError(
+                f"count must be at most {truth.size} (all entries), got {count}"
+            )
         chosen = generator(seed).choice(truth.size, size=count, replace=False)
         rows, cols = np.divmod(np.sort(chosen), truth.shape[1])
         return cls(rows, cols, truth[rows, cols], truth.shape, truth=truth)
@@ -232,16 +247,31 @@ class Entries:
         try:
             chosen = np.arange(len(self))[chosen if chosen.size else chosen.astype(int)]
         except (IndexError, OverflowError) as error:
-            raise InputError(f"chosen must be some of {len(self)} entries: {error}") from None
+            raise InputError(
+                f"chosen must be some of {len(self)} entries: {error}"
+            ) from None
         if not len(chosen):
             raise InputError("there must be at least one observed entry, got 0")
         times = None if self.times is None else self.times[chosen]
-        return self._with(self.rows[chosen], self.cols[chosen], self.values[chosen], times)
+        return self._with(
+            self.rows[chosen], self.cols[chosen], self.values[chosen], times
+        )
 
-    def _with(self, rows: Ints, cols: Ints, values: Floats, times: Array | None) -> Self:
+    def _with(
+        self, rows: Ints, cols: Ints, values: Floats, times: Array | None
+    ) -> Self:
         """Return other entries of the same matrix, which need no check."""
         found = object.__new__(type(self))
-        found._set(rows, cols, values, self.shape, self.row_ids, self.col_ids, times, self.truth)
+        found._set(
+            rows,
+            cols,
+            values,
+            self.shape,
+            self.row_ids,
+            self.col_ids,
+            times,
+            self.truth,
+        )
         return found
 
     def _merged(self, how: str) -> Self:
@@ -291,7 +321,9 @@ class Entries:
         """Return the entries as a scipy CSR matrix; those observed more than once are summed."""
         from scipy.sparse import coo_array
 
-        return coo_array((self.values, (self.rows, self.cols)), shape=self.shape).tocsr()
+        return coo_array(
+            (self.values, (self.rows, self.cols)), shape=self.shape
+        ).tocsr()
 
 
 def observed(X: Any, y: Any = None) -> Entries:
@@ -325,7 +357,9 @@ def pairs(name: str, given: Any) -> tuple[Array, Array]:
         shape = both.shape
         columns = list(both.T) if both.ndim == 2 else []
     if len(columns) != 2:
-        raise InputError(f"{name} must be an (n, 2) array of (row, col) pairs, got shape {shape}")
+        raise InputError(
+            f"{name} must be an (n, 2) array of (row, col) pairs, got shape {shape}"
+        )
     return as_identifiers("rows", columns[0]), as_identifiers("cols", columns[1])
 
 
@@ -346,11 +380,15 @@ def find_pairs(
     a = row_index.find(rows)
     b = col_index.find(cols)
     if len(a) != len(b):
-        raise InputError(f"rows and cols must have the same length, got {len(a)} and {len(b)}")
+        raise InputError(
+            f"rows and cols must have the same length, got {len(a)} and {len(b)}"
+        )
     return (a, b), (rows, cols)
 
 
-def _find_side(side: IdentifierIndex, positions: Ints, ids: Array | None) -> tuple[Ints, Array]:
+def _find_side(
+    side: IdentifierIndex, positions: Ints, ids: Array | None
+) -> tuple[Ints, Array]:
     if ids is None:
         return side.by("index").find(positions), positions
     return side.find(ids)[positions], ids[positions]
@@ -393,7 +431,9 @@ def checked_values(value: Any) -> Floats:
     if values.dtype.kind in "OUT":  # numbers of any library, or as text
         with suppress(TypeError, ValueError):
             values = values.astype(np.float64)
-    if values.ndim != 1 or not (np.issubdtype(values.dtype, np.number) or values.dtype == bool):
+    if values.ndim != 1 or not (
+        np.issubdtype(values.dtype, np.number) or values.dtype == bool
+    ):
         raise InputTypeError(
             "values must be a one-dimensional array of numbers, got shape "
             f"{values.shape}, {values.dtype}{_not_a_number(values)}"
@@ -440,8 +480,14 @@ def _checked_times(given: Any, count: int) -> Array | None:
     if times.dtype.kind in "fM":
         missing = np.count_nonzero(times != times)
         if missing:
-            raise InputError(f"times must be given for all entries, got {missing} missing")
-    return times.astype("datetime64[us]").astype(float) / 1e6 if times.dtype.kind == "M" else times
+            raise InputError(
+                f"times must be given for all entries, got {missing} missing"
+            )
+    return (
+        times.astype("datetime64[us]").astype(float) / 1e6
+        if times.dtype.kind == "M"
+        else times
+    )
 
 
 def _moment(when: Any) -> Any:
@@ -483,7 +529,11 @@ def _checked_shape(given: Any, least: tuple[int, int], count: int) -> tuple[int,
     try:
         m, n = (whole("shape", size) for size in given)
     except Exception as error:
-        raise InputError(f"shape must be (rows, columns), got {given!r} ({error})") from None
+        raise InputError(
+            f"shape must be (rows, columns), got {given!r} ({error})"
+        ) from None
     if m < least[0] or n < least[1]:
-        raise InputError(f"shape must be at least {least} to hold the given indices, got {(m, n)}")
+        raise InputError(
+            f"shape must be at least {least} to hold the given indices, got {(m, n)}"
+        )
     return m, n

@@ -15,12 +15,38 @@ from overt.entries.identifiers import as_identifiers, holds_whole
 
 ROLES: dict[str, tuple[str, ...]] = {
     "row": (
-        *("user", "userid", "user_id", "row", "row_id", "customer", "customer_id", "customerid"),
-        *("member", "member_id", "visitor", "visitorid", "visitor_id", "session", "session_id"),
+        *(
+            "user",
+            "userid",
+            "user_id",
+            "row",
+            "row_id",
+            "customer",
+            "customer_id",
+            "customerid",
+        ),
+        *(
+            "member",
+            "member_id",
+            "visitor",
+            "visitorid",
+            "visitor_id",
+            "session",
+            "session_id",
+        ),
     ),
     "col": (
         *("item", "itemid", "item_id", "movie", "movieid", "movie_id", "col", "column"),
-        *("product", "product_id", "productid", "sku", "article", "article_id", "book", "book_id"),
+        *(
+            "product",
+            "product_id",
+            "productid",
+            "sku",
+            "article",
+            "article_id",
+            "book",
+            "book_id",
+        ),
         *("track", "track_id", "song", "song_id", "business_id"),
     ),
     "value": ("rating", "value", "score", "stars", "count", "plays", "quantity"),
@@ -49,7 +75,9 @@ def _narwhals(X: Any) -> Any:
     import narwhals
 
     found = narwhals.from_native(X, pass_through=True)
-    return found if isinstance(found, (narwhals.DataFrame, narwhals.LazyFrame)) else None
+    return (
+        found if isinstance(found, (narwhals.DataFrame, narwhals.LazyFrame)) else None
+    )
 
 
 def read_frame(X: Any) -> Frame:
@@ -57,10 +85,14 @@ def read_frame(X: Any) -> Frame:
     import narwhals
 
     if hasattr(X, "fetchnumpy"):  # a relation of DuckDB, without need of pyarrow
-        return Frame({name: _fill_mask(column) for name, column in X.fetchnumpy().items()})
+        return Frame(
+            {name: _fill_mask(column) for name, column in X.fetchnumpy().items()}
+        )
     names = list(getattr(X, "columns", ())) if not hasattr(X, "collect_schema") else []
     if len(set(names)) < len(names):
-        raise InputError(f"columns must have different names, got {', '.join(map(str, names))}")
+        raise InputError(
+            f"columns must have different names, got {', '.join(map(str, names))}"
+        )
     found = _narwhals(X)
     if found is None:  # of a library that narwhals does not know
         return Frame({name: np.asarray(X[name]) for name in names})
@@ -68,7 +100,9 @@ def read_frame(X: Any) -> Frame:
         found = found.collect()
     # By place: a column of pandas may be named by a number.
     names = found.columns
-    columns = dict(zip(names, (column.to_numpy() for column in found.iter_columns()), strict=True))
+    columns = dict(
+        zip(names, (column.to_numpy() for column in found.iter_columns()), strict=True)
+    )
     return Frame(columns, narwhals.maybe_get_index(found))
 
 
@@ -102,10 +136,14 @@ def find_roles(
             raise InputError(f"{role} must be the name of a column, got {name!r:.60}")
         if name not in names:
             have = ", ".join(map(str, names))
-            raise InputError(f"{what} has no column {name!r} for {role}; its columns are {have}")
+            raise InputError(
+                f"{what} has no column {name!r} for {role}; its columns are {have}"
+            )
         places[role] = list(names).index(name)
     if len(set(places.values())) < len(places):
-        raise InputError(f"{what} needs different columns for {', '.join(places)}, got {given}")
+        raise InputError(
+            f"{what} needs different columns for {', '.join(places)}, got {given}"
+        )
     for place, name in enumerate(names):
         known = role_of(name)
         if known is not None and known not in places and place not in places.values():
@@ -123,7 +161,9 @@ def find_roles(
     return places, guessed
 
 
-def entry_columns(columns: Mapping[Any, Array], given: Mapping[str, Any]) -> dict[str, Any] | None:
+def entry_columns(
+    columns: Mapping[Any, Array], given: Mapping[str, Any]
+) -> dict[str, Any] | None:
     """Return the names of a frame's row, col, value and time columns, or None if it is a table."""
     names = list(columns)
     places, guessed = find_roles(names, given, "the data frame")
@@ -132,7 +172,9 @@ def entry_columns(columns: Mapping[Any, Array], given: Mapping[str, Any]) -> dic
         if "value" in guessed and len(names) != 3:
             del found["value"]  # another column need not hold values
         return found
-    if len(names) != 3 or any(given.get(role) is not None for role in ("row", "col", "value")):
+    if len(names) != 3 or any(
+        given.get(role) is not None for role in ("row", "col", "value")
+    ):
         return None
     row, col, value = names
     first = [columns[row], columns[col]]
@@ -175,7 +217,11 @@ def read_table(frame: Frame, row: Any = None) -> Table:
     index of a pandas frame.
     """
     columns = dict(frame.columns)
-    key = row if row is not None else next((c for c in columns if role_of(c) == "row"), None)
+    key = (
+        row
+        if row is not None
+        else next((c for c in columns if role_of(c) == "row"), None)
+    )
     row_ids = None
     if key is not None:
         row_ids = as_identifiers(f"the column {key}", columns.pop(key))
@@ -200,14 +246,18 @@ def read_table(frame: Frame, row: Any = None) -> Table:
 
 def _plain_name(name: Any) -> Any:
     if isinstance(name, tuple):
-        raise InputError(f"columns must have one name each, got {name!r}: flatten them first")
+        raise InputError(
+            f"columns must have one name each, got {name!r}: flatten them first"
+        )
     return name
 
 
 def _index_identifiers(index: Any) -> Array:
     """Return the identifiers in the index of a pandas frame."""
     if getattr(index, "nlevels", 1) > 1:
-        raise InputError("the index of a data frame must have one level; use reset_index first")
+        raise InputError(
+            "the index of a data frame must have one level; use reset_index first"
+        )
     return as_identifiers("the index of the data frame", np.asarray(index))
 
 

@@ -41,20 +41,28 @@ def as_identifiers(name: str, given: Any) -> Array:
     Strings are Python objects, so that one long identifier does not widen all others.
     """
     if isinstance(given, list) and given and isinstance(given[0], str):
-        given = np.array(given, dtype=object)  # or NumPy would make all as wide as the longest
+        given = np.array(
+            given, dtype=object
+        )  # or NumPy would make all as wide as the longest
     ids = plain_array(name, given)
     if ids.ndim != 1:
         raise InputError(f"{name} must be one-dimensional, got shape {ids.shape}")
     if ids.dtype.kind == "i" or (ids.dtype.kind == "u" and ids.max(initial=0) < 2**63):
         return ids.astype(np.int64, copy=False)
-    words = ids.tolist() if ids.dtype.kind != "M" else ids.astype("datetime64[us]").tolist()
+    words = (
+        ids.tolist() if ids.dtype.kind != "M" else ids.astype("datetime64[us]").tolist()
+    )
     missing = sum(map(is_missing, words))
     if missing:
-        raise InputError(f"{name} must not be missing, got {missing} missing identifier(s)")
+        raise InputError(
+            f"{name} must not be missing, got {missing} missing identifier(s)"
+        )
     if holds_whole(ids):
         return ids.astype(np.int64)
     if ids.dtype.kind in "bcf":
-        raise InputTypeError(f"{name} must be whole numbers or strings, got {ids.dtype}")
+        raise InputTypeError(
+            f"{name} must be whole numbers or strings, got {ids.dtype}"
+        )
     words = [int(x) if isinstance(x, float) and x.is_integer() else x for x in words]
     if all(type(x) is int and abs(x) < 2**63 for x in words):
         return np.array(words, dtype=np.int64)
@@ -124,11 +132,15 @@ def as_index(name: str, value: Any) -> Ints:
     """Return a one-dimensional array of indices from 0."""
     found = plain_array(name, value)
     if found.ndim != 1:
-        raise InputError(f"{name} must be a one-dimensional array, got shape {found.shape}")
+        raise InputError(
+            f"{name} must be a one-dimensional array, got shape {found.shape}"
+        )
     if holds_whole(found):
         found = found.astype(np.int64)
     if found.dtype.kind not in "iu":
-        raise InputTypeError(f"{name} must be an array of whole numbers, got {found.dtype}")
+        raise InputTypeError(
+            f"{name} must be an array of whole numbers, got {found.dtype}"
+        )
     if len(found) and int(found.min()) < 0:
         raise InputError(f"{name} must not be negative, got {int(found.min())}")
     if len(found) and int(found.max()) >= MAX_INDEX:
@@ -164,7 +176,11 @@ class IdentifierIndex:
         given = _listed(given)
         if self.ids is None:
             return self._check_positions(name, given)
-        given = given if isinstance(given, list) else np.atleast_1d(plain_array(name, given))
+        given = (
+            given
+            if isinstance(given, list)
+            else np.atleast_1d(plain_array(name, given))
+        )
         if not len(given):
             return np.zeros(0, np.int64)
         given = as_identifiers(name, given)
@@ -184,7 +200,9 @@ class IdentifierIndex:
         """Return the position of one row or column, which must be known."""
         name = self.name.removesuffix("s")
         if value is np.ma.masked or plain_array(name, value).ndim:
-            raise InputError(f"{name} must be a single index or identifier, got {value!r}")
+            raise InputError(
+                f"{name} must be a single index or identifier, got {value!r}"
+            )
         found = int(self.find([value], name)[0])
         if found == UNKNOWN:
             raise InputError(f"{name} {value!r} was not among those fitted")
@@ -236,14 +254,18 @@ class IdentifierIndex:
         if holds_whole(given):
             given = given.astype(np.int64)
         if given.dtype.kind in "OU" and all(str(x).isdecimal() for x in given.tolist()):
-            given = np.array([min(int(x), 2**62) for x in given.tolist()])  # a file has only text
+            given = np.array(
+                [min(int(x), 2**62) for x in given.tolist()]
+            )  # a file has only text
         if given.dtype.kind not in "iu":
             raise InputTypeError(
                 f"{name} must be whole numbers: indices, as there are no identifiers or "
                 f"keys='index' is given; got {given.dtype}"
             )
         if int(given.min()) < UNKNOWN:
-            raise InputError(f"{name} must be indices (or -1 for unknown), got {int(given.min())}")
+            raise InputError(
+                f"{name} must be indices (or -1 for unknown), got {int(given.min())}"
+            )
         # Converted first: in an array of unsigned numbers UNKNOWN would wrap around.
         return np.where(given < self.count, given.astype(np.int64), UNKNOWN)
 
@@ -265,7 +287,11 @@ def describe_unknown(name: str, given: Any, positions: Ints) -> str:
         return ""
     values = np.atleast_1d(np.asarray(given, dtype=object)).tolist()
     # -1 is how callers say "unknown" themselves.
-    unknown = [place for place in np.flatnonzero(positions == UNKNOWN) if values[place] != UNKNOWN]
+    unknown = [
+        place
+        for place in np.flatnonzero(positions == UNKNOWN)
+        if values[place] != UNKNOWN
+    ]
     if not unknown:
         return ""
     different = list(dict.fromkeys(str(values[place]) for place in unknown))
@@ -274,7 +300,9 @@ def describe_unknown(name: str, given: Any, positions: Ints) -> str:
     return f"{len(unknown)} of {len(positions)} {name} were never seen ({shown}{more})"
 
 
-def warn_unknown(name: str, given: Any, positions: Ints, then: str, stacklevel: int = 3) -> None:
+def warn_unknown(
+    name: str, given: Any, positions: Ints, then: str, stacklevel: int = 3
+) -> None:
     """Warn of identifiers that were never seen; `then` says what becomes of them."""
     found = describe_unknown(name, given, positions)
     if found:

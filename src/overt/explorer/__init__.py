@@ -26,7 +26,10 @@ from overt._check import InputError
 
 __all__ = ["PAGES", "explore", "render", "write_pages"]
 
-PAGES = {"index.html": "the explorer", "article.html": 'the article "Dropout, written down"'}
+PAGES = {
+    "index.html": "the explorer",
+    "article.html": 'the article "Dropout, written down"',
+}
 _FILES = Path(__file__).with_name("page")
 _NO_SCRIPTS = "'none'"
 _SCRIPTS = ("theory.js", "plot.js", "panels.js", "app.js")
@@ -79,7 +82,9 @@ def explore(
     try:
         server = server_class((host, port), handler)
     except OSError as error:
-        raise InputError(f"port {port} of {host} cannot be used: {error.strerror}") from None
+        raise InputError(
+            f"port {port} of {host} cannot be used: {error.strerror}"
+        ) from None
     name = f"[{host}]" if ":" in host else host
     address = f"http://{name}:{server.server_address[1]}/"
     ready(address)
@@ -121,7 +126,9 @@ def _handler(host: str) -> type[BaseHTTPRequestHandler]:
             page = pages.get(self.path.partition("?")[0])
             if not _is_local_name(self.headers.get("Host", ""), host):
                 # Another site can reach this machine only under a name that it controls.
-                self._answer(HTTPStatus.FORBIDDEN, "This server does not answer to that name.")
+                self._answer(
+                    HTTPStatus.FORBIDDEN, "This server does not answer to that name."
+                )
             elif page is None:
                 self._answer(HTTPStatus.NOT_FOUND, "There is no such page.")
             else:
@@ -129,7 +136,9 @@ def _handler(host: str) -> type[BaseHTTPRequestHandler]:
 
         do_HEAD = do_GET  # noqa: N815
 
-        def _answer(self, status: HTTPStatus, text: str, kind: str = "text/plain") -> None:
+        def _answer(
+            self, status: HTTPStatus, text: str, kind: str = "text/plain"
+        ) -> None:
             body = text.encode()
             self.send_response(status)
             self.send_header("Content-Type", f"{kind}; charset=utf-8")
@@ -151,7 +160,9 @@ def _security_policy(page: str) -> str:
     """Allow the page's own scripts, and no request to anywhere."""
     scripts = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
     digests = [hashlib.sha256(script.encode()).digest() for script in scripts]
-    allowed = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
+    allowed = " ".join(
+        f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests
+    )
     return (
         f"default-src 'none'; script-src {allowed or _NO_SCRIPTS}; style-src 'unsafe-inline'; "
         "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

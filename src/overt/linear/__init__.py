@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from overt.linear.deep import DeepLinearNetwork
-from overt.linear.regularization import RegularizationPath, drop_prob_for_rank, path, rank_jump
+from overt.linear.regularization import (
+    RegularizationPath,
+    drop_prob_for_rank,
+    path,
+    rank_jump,
+)
 from overt.linear.shallow import LinearNetwork
 from overt.linear.tied import TiedAutoencoder
 from overt.linear.training import inverse_decay

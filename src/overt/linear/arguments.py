@@ -38,11 +38,16 @@ def regression(
         task, given = from_data(X, Y, input_noise), {"X": X, "Y": Y}
     else:
         if not isinstance(target, (np.ndarray, list, tuple)):
-            from overt.linear.sparse import ImplicitRegression, is_implicit  # loads scipy
+            from overt.linear.sparse import (
+                ImplicitRegression,
+                is_implicit,
+            )  # loads scipy
 
             if is_implicit(target):
                 if second_moment is not None or input_noise is not None:
-                    raise InputError("second_moment and input_noise need a dense target")
+                    raise InputError(
+                        "second_moment and input_noise need a dense target"
+                    )
                 return ImplicitRegression(target)
         task = from_target(target, second_moment, input_noise)
         given = {"target": target, "C": second_moment}
@@ -69,14 +74,20 @@ def target_or_data(function: Callable[..., R]) -> Callable[..., R]:
     return call
 
 
-def effect_of(noise: Noise, width: int, task: Regression, weight_decay: float = 0.0) -> NoiseEffect:
+def effect_of(
+    noise: Noise, width: int, task: Regression, weight_decay: float = 0.0
+) -> NoiseEffect:
     """Return what the noise does to a two-layer network: the one place that chooses."""
     if not isinstance(noise, Noise):
-        raise InputTypeError(f"noise must be a noise such as overt.Dropout(0.5), got {noise!r}")
+        raise InputTypeError(
+            f"noise must be a noise such as overt.Dropout(0.5), got {noise!r}"
+        )
     if isinstance(noise, DropConnect):
         return WeightNoise(task, width, noise, weight_decay)
     if noise.masks != "units":
-        raise InputTypeError(f"of the noises over weights only DropConnect is known, got {noise!r}")
+        raise InputTypeError(
+            f"of the noises over weights only DropConnect is known, got {noise!r}"
+        )
     require_consistent(noise, width)
     return UnitNoise(task, width, noise, weight_decay)
 

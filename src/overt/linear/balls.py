@@ -108,7 +108,11 @@ def _newton(K: Any, X: Any) -> Any:
 def _rotation(S: Any, members: Sequence[int]) -> Floats:
     """Propose the eigenvectors of a block whose eigenvalues are close to each other."""
     center, size = S[members[0], members[0]], len(members)
-    entries = [float((S[i, j] - (center if i == j else 0)).mid()) for i in members for j in members]
+    entries = [
+        float((S[i, j] - (center if i == j else 0)).mid())
+        for i in members
+        for j in members
+    ]
     block = np.array(entries).reshape(size, size)
     scale = float(np.abs(block).max())
     if scale == 0:
@@ -142,8 +146,12 @@ def inverse_root(X: Floats, rank: int) -> Any:
 def relations(X: Floats) -> list[list[int]]:
     """Return integer vectors z with X z = 0 exactly, a basis of them in echelon form."""
     exponent = int(np.frexp(X)[1].min()) - 53
-    rows = [[int(Fraction(x) * Fraction(2) ** -exponent) for x in row] for row in X.tolist()]
+    rows = [
+        [int(Fraction(x) * Fraction(2) ** -exponent) for x in row] for row in X.tolist()
+    ]
     kernel, count = flint.fmpz_mat(rows).nullspace()
-    vectors = flint.fmpz_mat([[int(kernel[i, j]) for i in range(X.shape[1])] for j in range(count)])
+    vectors = flint.fmpz_mat(
+        [[int(kernel[i, j]) for i in range(X.shape[1])] for j in range(count)]
+    )
     echelon = vectors.rref()[0] if count else vectors
     return [[int(x) for x in row] for row in echelon.tolist()]

@@ -61,7 +61,9 @@ def envelopes(noise: Noise, width: int) -> list[tuple[float, SpectralNorm]]:
             return [induced(noise, width)]
     if noise.independent:
         delta = noise.relative_variance(width)
-        return [(1 / float(np.sum(1 / delta)) if delta.min() > 0 else 0.0, SquaredNuclear())]
+        return [
+            (1 / float(np.sum(1 / delta)) if delta.min() > 0 else 0.0, SquaredNuclear())
+        ]
     Gamma = noise.characteristic(width)
     values, vectors = np.linalg.eigh(Gamma)
     smallest = max(0.0, values[0] - 1e-13 * values[-1])
@@ -94,7 +96,9 @@ def pairs_below(Gamma: Floats) -> list[UnitShares]:
         if away[0] > 0 or total < 0:
             # A little less of each makes up for rounding in the eigenvalues.
             gamma = 1 / total - 1e-9 * abs(1 / total)
-            found.append(UnitShares(np.full(width, max(delta - slack, 0.0)), float(gamma)))
+            found.append(
+                UnitShares(np.full(width, max(delta - slack, 0.0)), float(gamma))
+            )
     return found
 
 
@@ -182,13 +186,18 @@ def relax(
 
     `refined`, a bound for the leading singular values of the target, raises it where it can.
     """
-    tried = [(thresholded(leading(envelope), decay), envelope) for envelope in candidates]
+    tried = [
+        (thresholded(leading(envelope), decay), envelope) for envelope in candidates
+    ]
     bounds = [spectral_bound(top.s, top.rest, envelope) for top, envelope in tried]
     top, envelope = tried[int(np.argmax(bounds))]
     bound, a = task.residual + max(bounds), shrink(top.s, envelope)
     loss = float(np.sum((top.s - a) ** 2)) + top.rest
     rank: int | None = int(np.sum(positive(a)))
-    if refined is not None and (raised := task.residual + top.rest + refined(top.s)) > bound:
+    if (
+        refined is not None
+        and (raised := task.residual + top.rest + refined(top.s)) > bound
+    ):
         bound, rank = raised, None  # the bound is not that of this map
     bound -= task.rounding(bound, loss, float(np.sum(a)))
     return Relaxation(max(bound, 0.0), top.left, a, top.right, rank)

@@ -21,7 +21,9 @@ def certify(effect: NoiseEffect, *weights: Floats) -> tuple[Certificate, Evaluat
     # A bound of zero, as without noise, leaves only the scale of the data to compare with.
     relative = gap / max(bound, effect.least * effect.regression.scale, 1e-300)
     imbalance = found.imbalance
-    return Certificate(found.objective, bound, gap, relative, imbalance, found.distance), found
+    return Certificate(
+        found.objective, bound, gap, relative, imbalance, found.distance
+    ), found
 
 
 def grade(

@@ -52,14 +52,18 @@ def number(text: Any) -> Fraction:
 
 def root_above(x: Fraction) -> Fraction:
     """Return a number that is at least the square root of x >= 0, to 400 bits."""
-    bits = 400 + max(0, (x.denominator.bit_length() - x.numerator.bit_length()) // 2 + 1)
+    bits = 400 + max(
+        0, (x.denominator.bit_length() - x.numerator.bit_length()) // 2 + 1
+    )
     scaled = -((-x.numerator << 2 * bits) // x.denominator)
     return Fraction(isqrt(scaled - 1) + 1 if scaled else 0, 1 << bits)
 
 
 def root_below(x: Fraction) -> Fraction:
     """Return a number that is at most the square root of x >= 0, to 400 bits."""
-    bits = 400 + max(0, (x.denominator.bit_length() - x.numerator.bit_length()) // 2 + 1)
+    bits = 400 + max(
+        0, (x.denominator.bit_length() - x.numerator.bit_length()) // 2 + 1
+    )
     return Fraction(isqrt((x.numerator << 2 * bits) // x.denominator), 1 << bits)
 
 
@@ -74,7 +78,10 @@ class Matrix:
     def read(cls, rows: Any) -> Matrix:
         """Return the exact matrix in the file."""
         entries = [[parts(text) for text in row] for row in rows]
-        require({len(row) for row in entries} == {len(entries[0]) or 1}, "a misshapen matrix")
+        require(
+            {len(row) for row in entries} == {len(entries[0]) or 1},
+            "a misshapen matrix",
+        )
         low = min(exponent for row in entries for _, exponent in row)
         return cls([[m << (e - low) for m, e in row] for row in entries], low)
 
@@ -86,7 +93,9 @@ class Matrix:
     @property
     def diagonal(self) -> list[Fraction]:
         """The diagonal, exactly."""
-        return [row[i] * Fraction(2) ** self.exponent for i, row in enumerate(self.rows)]
+        return [
+            row[i] * Fraction(2) ** self.exponent for i, row in enumerate(self.rows)
+        ]
 
     def __matmul__(self, other: Matrix) -> Matrix:
         require(self.shape[1] == other.shape[0], "matrices whose shapes do not fit")
@@ -99,12 +108,16 @@ class Matrix:
         low = min(self.exponent, other.exponent)
         a, b = 1 << (self.exponent - low), factor << (other.exponent - low)
         pairs = zip(self.rows, other.rows, strict=True)
-        return type(self)([[a * x + b * y for x, y in zip(*r, strict=True)] for r in pairs], low)
+        return type(self)(
+            [[a * x + b * y for x, y in zip(*r, strict=True)] for r in pairs], low
+        )
 
     def dot(self, other: Matrix) -> Fraction:
         """Return the sum of the products of entries."""
         require(self.shape == other.shape, "matrices whose shapes do not fit")
-        total = sum(sum(map(mul, *pair)) for pair in zip(self.rows, other.rows, strict=True))
+        total = sum(
+            sum(map(mul, *pair)) for pair in zip(self.rows, other.rows, strict=True)
+        )
         return total * Fraction(2) ** (self.exponent + other.exponent)
 
 
@@ -131,7 +144,9 @@ def eigenvalues_below(K: Matrix, X: Matrix) -> list[Fraction]:
     S = X.T @ (K @ X)
     off, delta = distance(S, diagonal_part(S)), distance(X.T @ X, identity(X.shape[1]))
     require(delta < 1, "a basis that is too far from orthogonal")
-    return sorted((max(x + off, Fraction(0)) / (1 - delta) for x in S.diagonal), reverse=True)
+    return sorted(
+        (max(x + off, Fraction(0)) / (1 - delta) for x in S.diagonal), reverse=True
+    )
 
 
 def dominated(D: Matrix, Z: Matrix) -> bool:
@@ -167,16 +182,27 @@ class Problem:
     Whoever has faster products of integers at hand may `read` matrices of another type.
     """
 
-    def __init__(self, file: dict[str, Any], read: Callable[[Any], Matrix] = Matrix.read) -> None:
+    def __init__(
+        self, file: dict[str, Any], read: Callable[[Any], Matrix] = Matrix.read
+    ) -> None:
         self.read = read
-        given, self.network, self.witness = file["problem"], file["network"], file["witness"]
+        given, self.network, self.witness = (
+            file["problem"],
+            file["network"],
+            file["witness"],
+        )
         self.X = self.read(given["X"]) if "X" in given else None
-        self.M = self.read(given["target"]) if self.X is None else self.read(given["Y"]).T
+        self.M = (
+            self.read(given["target"]) if self.X is None else self.read(given["Y"]).T
+        )
         self.samples = 1 if self.X is None else self.X.shape[0]
         C = given.get("second_moment")
         self.C = None if C is None else self.read(C)
         require(self.X is None or self.C is None, "both data and a second moment")
-        require(self.C is None or self.C.rows == self.C.T.rows, "an unsymmetric second moment")
+        require(
+            self.C is None or self.C.rows == self.C.T.rows,
+            "an unsymmetric second moment",
+        )
         self.weights = weights = [self.read(W) for W in file["weights"]]
         count = {"two-layer": 2, "tied": 1, "deep": max(len(weights), 2)}[self.network]
         require(len(weights) == count, "a wrong number of weights")
@@ -190,23 +216,42 @@ class Problem:
         self._read_noise(**file["noise"])
 
     def _read_noise(
-        self, kind: str, drop_prob: list[str], block_size: int, characteristic: Any = None
+        self,
+        kind: str,
+        drop_prob: list[str],
+        block_size: int,
+        characteristic: Any = None,
     ) -> None:
         deep, tied = self.network == "deep", self.network == "tied"
-        known = ("dropout",) if deep else ("dropout", "dropblock", "matrix", "dropconnect")
+        known = (
+            ("dropout",) if deep else ("dropout", "dropblock", "matrix", "dropconnect")
+        )
         require(kind in known and not (tied and kind == "dropconnect"), "unknown noise")
-        self.kind, self.block, chances = kind, block_size, [number(text) for text in drop_prob]
+        self.kind, self.block, chances = (
+            kind,
+            block_size,
+            [number(text) for text in drop_prob],
+        )
         units = len(self.weights) - 1 if deep else self.width
         known_count = len(chances) == {"dropout": units, "matrix": 0}.get(kind, 1)
-        require((kind == "matrix") == (characteristic is not None), "a matrix that is not wanted")
+        require(
+            (kind == "matrix") == (characteristic is not None),
+            "a matrix that is not wanted",
+        )
         self.Gamma = None if characteristic is None else self.read(characteristic)
         if self.Gamma is not None:
             symmetric = self.Gamma.rows == self.Gamma.T.rows
             require(symmetric and self.Gamma.shape == (units, units), "a wrong matrix")
-        require(known_count and all(0 <= p < 1 for p in chances), "wrong drop probabilities")
+        require(
+            known_count and all(0 <= p < 1 for p in chances), "wrong drop probabilities"
+        )
         self.strengths = [p / (1 - p) for p in chances]
-        blocks = type(block_size) is int and block_size > 0 and self.width % block_size == 0
-        require(blocks and (block_size == 1 or kind == "dropblock"), "a wrong block size")
+        blocks = (
+            type(block_size) is int and block_size > 0 and self.width % block_size == 0
+        )
+        require(
+            blocks and (block_size == 1 or kind == "dropblock"), "a wrong block size"
+        )
 
     def moment(self, V: Matrix) -> Matrix:
         """Return V'C V, C = E[x x']."""
@@ -222,7 +267,9 @@ class Problem:
     @property
     def correlated(self) -> bool:
         """Whether DropConnect differs from Dropout."""
-        plain = self.X is None and (self.C is None or self.C.rows == diagonal_part(self.C).rows)
+        plain = self.X is None and (
+            self.C is None or self.C.rows == diagonal_part(self.C).rows
+        )
         return self.kind == "dropconnect" and not plain
 
     def objective(self) -> Fraction:
@@ -250,7 +297,10 @@ class Problem:
         plain = sum((self.U @ S @ self.U.T).diagonal)
         for lam, W in zip(self.strengths, self.weights[1:], strict=True):
             n, d = lam.numerator, lam.denominator
-            T = [[d * x + n * x * (i == j) for j, x in enumerate(r)] for i, r in enumerate(S.rows)]
+            T = [
+                [d * x + n * x * (i == j) for j, x in enumerate(r)]
+                for i, r in enumerate(S.rows)
+            ]
             S, divisor = W @ Matrix(T, S.exponent) @ W.T, divisor * d
         return Fraction(sum(S.diagonal)) / divisor - plain
 
@@ -261,7 +311,9 @@ class Problem:
             require(shown, "a second moment not shown to be positive")
         if "multiplier" in self.witness:
             return self._operator_bound()
-        require(not self.correlated, "DropConnect with correlated inputs needs a multiplier")
+        require(
+            not self.correlated, "DropConnect with correlated inputs needs a multiplier"
+        )
         square = self.M.dot(self.M if self.C is None else self.M @ self.C)
         return square - self._gain(self.singular_values[: self.width])
 
@@ -273,7 +325,9 @@ class Problem:
             return sum((x * x for x in s), Fraction(0))
         if "shares" in self.witness:
             return self._deep_gain([x * x for x in s])
-        delta, gamma, band = self.costs() if self.Gamma is None else self.below(self.Gamma)
+        delta, gamma, band = (
+            self.costs() if self.Gamma is None else self.below(self.Gamma)
+        )
         if band is None and gamma <= -1:
             require(min(delta) > 0, "a cost without noise")
             left = 1 + gamma + 1 / sum((1 / x for x in delta), Fraction(0))
@@ -281,7 +335,10 @@ class Problem:
             return s[0] * s[0] / left
         g = [number(text) for text in self.witness["thresholds"]]
         require(len(g) == self.width and min(g) >= 0, "wrong thresholds")
-        used = sum((max(x - y, Fraction(0)) ** 2 for x, y in zip(s, g, strict=False)), Fraction(0))
+        used = sum(
+            (max(x - y, Fraction(0)) ** 2 for x, y in zip(s, g, strict=False)),
+            Fraction(0),
+        )
         if band is not None:
             top = sum((y * y for y in sorted(g)[-band:]), Fraction(0))
             require(gamma > 0 or top == 0, "a cost without noise")
@@ -300,13 +357,25 @@ class Problem:
         require(slack > 0, "sets without slack")
         spare = self.read([[self.witness["slack"]]])
         unit = [[spare.rows[0][0] * (i == j) for j in range(d)] for i in range(d)]
-        left = Gamma.plus(Matrix([[1] * d] * d, 0)).plus(Matrix(unit, spare.exponent), -1)
+        left = Gamma.plus(Matrix([[1] * d] * d, 0)).plus(
+            Matrix(unit, spare.exponent), -1
+        )
         gain, given = Fraction(0), [[Fraction(0)] * len(s) for _ in range(d)]
         for piece in self.witness["sets"]:
-            units, root, loads = piece["units"], self.read(piece["root"]), self.read(piece["loads"])
+            units, root, loads = (
+                piece["units"],
+                self.read(piece["root"]),
+                self.read(piece["loads"]),
+            )
             inside = all(type(i) is int and 0 <= i < d for i in units)
-            require(inside and all(i < j for i, j in pairwise(units)), "a wrong set of units")
-            fits = root.shape[0] == len(units) and loads.shape == (root.shape[1], len(s))
+            require(
+                inside and all(i < j for i, j in pairwise(units)),
+                "a wrong set of units",
+            )
+            fits = root.shape[0] == len(units) and loads.shape == (
+                root.shape[1],
+                len(s),
+            )
             require(fits, "a set whose matrices do not fit")
             placed = dict(zip(units, root.rows, strict=True))
             rows = [placed.get(i, (0,) * root.shape[1]) for i in range(d)]
@@ -318,7 +387,10 @@ class Problem:
                     given[i][p] += x * Fraction(2) ** carried.exponent
             squares = sorted((loads.T @ loads).diagonal, reverse=True)
             gain += sum(squares[: len(units)], Fraction(0))
-        require(dominated(left, identity(d)), "sets that are not shown to be below the noise")
+        require(
+            dominated(left, identity(d)),
+            "sets that are not shown to be below the noise",
+        )
         for reached in given:
             gain += max((x - y) ** 2 for x, y in zip(s, reached, strict=True)) / slack
         return gain
@@ -367,18 +439,29 @@ class Problem:
 
     def below(self, Gamma: Matrix) -> tuple[list[Fraction], Fraction, int | None]:
         """Return the witness's costs, verified to be below the characteristic matrix."""
-        d, gamma, band = self.width, number(self.witness["gamma"]), self.witness.get("band")
+        d, gamma, band = (
+            self.width,
+            number(self.witness["gamma"]),
+            self.witness.get("band"),
+        )
         told = ["0x0p0"] * d if band is not None else self.witness["delta"]
         delta = [number(text) for text in told]
         require(len(delta) == d and min(delta) >= 0, "wrong costs")
         both, ones = self.read([told]), self.read([[self.witness["gamma"]] * d] * d)
         spread = [[x * (i == j) for j in range(d)] for i, x in enumerate(both.rows[0])]
         D = Gamma.plus(Matrix(spread, both.exponent), -1).plus(ones, -1)
-        require(dominated(D, self.read(self.witness["dominated"])), "costs not shown to be below")
+        require(
+            dominated(D, self.read(self.witness["dominated"])),
+            "costs not shown to be below",
+        )
         if band is not None:
-            entries = ((i, j, x) for i, r in enumerate(Gamma.rows) for j, x in enumerate(r))
+            entries = (
+                (i, j, x) for i, r in enumerate(Gamma.rows) for j, x in enumerate(r)
+            )
             far = all(not x or abs(i - j) < band for i, j, x in entries)
-            require(type(band) is int and band > 0 and gamma > 0 and far, "a wrong band")
+            require(
+                type(band) is int and band > 0 and gamma > 0 and far, "a wrong band"
+            )
         return delta, gamma, band
 
     @cached_property
@@ -386,7 +469,11 @@ class Problem:
         """Upper bounds on the singular values of the target, or on eigenvalues if tied."""
         K, shrink = self.gram
         below = eigenvalues_below(K, self.read(self.witness["basis"]))
-        return [x / 2 for x in below] if shrink is None else [root_above(x / shrink) for x in below]
+        return (
+            [x / 2 for x in below]
+            if shrink is None
+            else [root_above(x / shrink) for x in below]
+        )
 
     @cached_property
     def gram(self) -> tuple[Matrix, Fraction | None]:
@@ -417,7 +504,10 @@ class Problem:
             whole = len(z) == self.X.shape[1] and all(type(x) is int for x in z)
             holds = whole and not any(sum(map(mul, row, z)) for row in self.X.rows)
             require(holds, "a relation that does not hold")
-        require(R.shape[1] >= self.X.shape[1] - len(relations), "an inverse root of low rank")
+        require(
+            R.shape[1] >= self.X.shape[1] - len(relations),
+            "an inverse root of low rank",
+        )
         return self.X @ R
 
     def _operator_bound(self) -> Fraction:
@@ -442,8 +532,12 @@ class Problem:
         require(min(D) > 0, "an input without variance that the multiplier uses")
         high = max(D)
         bits = 400 + max(0, high.numerator.bit_length() - high.denominator.bit_length())
-        above = [-(-(d.denominator << bits) // d.numerator) for d in D]  # 1/D, rounded up
-        return YC, type(YC)([map(mul, y, above) for y in YC.rows], YC.exponent - bits) @ YC.T
+        above = [
+            -(-(d.denominator << bits) // d.numerator) for d in D
+        ]  # 1/D, rounded up
+        return YC, type(YC)(
+            [map(mul, y, above) for y in YC.rows], YC.exponent - bits
+        ) @ YC.T
 
 
 def digest(file: dict[str, Any]) -> str:
@@ -457,16 +551,37 @@ def check(file: dict[str, Any]) -> str:
     """Return what the file proves, in one sentence; raise RefusedError if it does not."""
     try:
         require(file["format"] == FORMAT, "an unknown format")
-        require(file["sha256"] == digest(file), "a checksum that does not fit: it was changed")
-        above, below, gap = (number(file["claim"][name]) for name in ("at_most", "at_least", "gap"))
+        require(
+            file["sha256"] == digest(file),
+            "a checksum that does not fit: it was changed",
+        )
+        above, below, gap = (
+            number(file["claim"][name]) for name in ("at_most", "at_least", "gap")
+        )
         problem = Problem(file)
         require(above - below <= gap, "a gap that is larger than claimed")
-        require(problem.objective() <= above * problem.samples, "an objective above the claim")
-        require(problem.bound() >= below * problem.samples, "a lower bound below the claim")
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, ArithmeticError) as error:
-        raise RefusedError(f"not a proof file: {type(error).__name__} {error}") from None
+        require(
+            problem.objective() <= above * problem.samples,
+            "an objective above the claim",
+        )
+        require(
+            problem.bound() >= below * problem.samples, "a lower bound below the claim"
+        )
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+        IndexError,
+        AttributeError,
+        ArithmeticError,
+    ) as error:
+        raise RefusedError(
+            f"not a proof file: {type(error).__name__} {error}"
+        ) from None
     unsure = problem.C is not None and problem.witness.get("positive") is None
-    assumed = ", provided that the second moment is positive semi-definite" if unsure else ""
+    assumed = (
+        ", provided that the second moment is positive semi-definite" if unsure else ""
+    )
     return (
         f"objective <= {float(above)!r}, every objective >= {float(below)!r}, difference <= "
         f"{float(gap)!r} (rounded here){assumed}"

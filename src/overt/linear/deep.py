@@ -72,7 +72,9 @@ class DeepLinearNetwork(NoisyNetwork):
     ) -> None:
         self.widths = tuple(_check.widths(widths))
         self.noise = _noises(self.widths, drop_prob, noise)
-        task = regression(target, X, Y, second_moment, input_noise).dense("train a deep network")
+        task = regression(target, X, Y, second_moment, input_noise).dense(
+            "train a deep network"
+        )
         self.effect = DeepNoise(task, self.widths, self.noise)
         self.shapes = self.effect.shapes
         self.nu = self.effect.nu
@@ -91,7 +93,9 @@ class DeepLinearNetwork(NoisyNetwork):
         return self._objective(*self._start(weights))
 
     @overload
-    def certify(self, weights: Any, rigorous: Literal[False] = False) -> Certificate: ...
+    def certify(
+        self, weights: Any, rigorous: Literal[False] = False
+    ) -> Certificate: ...
     @overload
     def certify(self, weights: Any, rigorous: Literal[True]) -> Proof: ...
     def certify(self, weights: Any, rigorous: bool = False) -> Certificate | Proof:
@@ -152,7 +156,9 @@ class DeepLinearNetwork(NoisyNetwork):
         The trace's imbalance is the equalization gap R / (nu |W C^(1/2)|_*^2) - 1.
         """
         if init_scale is None:  # each layer keeps the size of what passes through it
-            init_scale = float(1 / np.sqrt(np.mean([inputs for _, inputs in self.shapes])))
+            init_scale = float(
+                1 / np.sqrt(np.mean([inputs for _, inputs in self.shapes]))
+            )
         return super().train(
             steps,
             learning_rate,
@@ -172,14 +178,18 @@ class DeepLinearNetwork(NoisyNetwork):
         layers = [_check.doubles("weights", W) for W in _check.chain(init)]
         shapes = [W.shape for W in layers]
         if shapes != self.shapes:
-            raise InputError(f"weights must have the shapes {self.shapes}, got {shapes}")
+            raise InputError(
+                f"weights must have the shapes {self.shapes}, got {shapes}"
+            )
         return layers
 
 
 def _noises(widths: tuple[int, ...], drop_prob: Any, noise: Any) -> tuple[Noise, ...]:
     """Return a noise for every hidden layer."""
     if (drop_prob is None) == (noise is None):
-        raise InputError("give either drop_prob or noise (one, or one per hidden layer)")
+        raise InputError(
+            "give either drop_prob or noise (one, or one per hidden layer)"
+        )
     if noise is None:
         return tuple(Dropout(p) for p in _check.drop_probs(drop_prob, len(widths)))
     found = tuple(noise) if isinstance(noise, (list, tuple)) else (noise,) * len(widths)

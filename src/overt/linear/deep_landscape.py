@@ -84,7 +84,8 @@ def deep_landscape(effect: DeepNoise) -> DeepLandscape:
         points.append((rank, weights, Evaluation(effect, *weights).objective, shares))
     least = min(objective for _, _, objective, _ in points)
     minima = tuple(
-        LocalMinimum(*point, spurious=point[2] > least * (1 + EXACT)) for point in points
+        LocalMinimum(*point, spurious=point[2] > least * (1 + EXACT))
+        for point in points
     )
     barrier = None
     if minima[0].rank == 1 and minima[0].spurious and len(effect.layers) == 2:

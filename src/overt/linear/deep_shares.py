@@ -132,7 +132,9 @@ def water_fill(s2: Floats, beta: float) -> Floats:
 def noise_cost(pi: Floats, beta: Floats, factor: float = 1.0) -> Floats:
     """Return 1 - factor F(pi) for shares (directions x layers); 1 where a share is zero."""
     with np.errstate(divide="ignore"):
-        return np.asarray(-np.expm1(np.log(factor) - np.sum(np.log1p(beta / pi), axis=1)))
+        return np.asarray(
+            -np.expm1(np.log(factor) - np.sum(np.log1p(beta / pi), axis=1))
+        )
 
 
 def rank_cap(beta: Floats, limit: int) -> int:
@@ -198,7 +200,9 @@ def _several_layers(s2: Floats, beta: Floats, factor: float) -> BestShares:
             found = np.maximum(found, dual_bounds(s2, beta, duals[-1], factor))
         bounds[2 : cap + 1] = np.maximum(bounds[2 : cap + 1], found)
         open_ranks = [
-            q for q in range(2, cap + 1) if bounds[q] < best * (1 - ROUNDING) and q not in solved
+            q
+            for q in range(2, cap + 1)
+            if bounds[q] < best * (1 - ROUNDING) and q not in solved
         ]
         if not open_ranks:
             break
@@ -210,7 +214,9 @@ def _objective(s2: Floats, pi: Floats, beta: Floats, factor: float) -> float:
     return float(np.sum(s2 * noise_cost(pi, beta, factor)))
 
 
-def dual_bounds(s2: Floats, beta: Floats, dual: DualPoint, factor: float = 1.0) -> Floats:
+def dual_bounds(
+    s2: Floats, beta: Floats, dual: DualPoint, factor: float = 1.0
+) -> Floats:
     """Return lower bounds on the objective with q = 2..len(dual.pi) active directions in C.
 
     With pi_p a point of C, g = s_p^2 grad F(pi_p) - mu and F concave on C,
@@ -229,7 +235,9 @@ def dual_bounds(s2: Floats, beta: Floats, dual: DualPoint, factor: float = 1.0) 
     falling = np.maximum(-slope, 0.0)
     least = np.sum(np.sqrt(falling * beta / 2), axis=1) ** 2 - falling @ beta / 2
     excess = np.sum(rising * (1 - pi) + falling * pi, axis=1) - np.maximum(least, 0.0)
-    terms = np.cumsum(kept * noise_cost(pi, beta, factor) + pi @ dual.mu - np.maximum(excess, 0.0))
+    terms = np.cumsum(
+        kept * noise_cost(pi, beta, factor) + pi @ dual.mu - np.maximum(excess, 0.0)
+    )
     bounds = (terms - np.sum(dual.mu) + rest)[1:]
     return np.asarray(bounds - ROUNDING * np.abs(bounds))
 
@@ -279,11 +287,15 @@ def jump_ratio(layers: int, beta: float) -> float:
             low = x
         else:
             high = x
-    log_ratio = (k - 1) * np.log(x / (1 - x)) + (k + 1) * np.log((1 - x + beta) / (x + beta))
+    log_ratio = (k - 1) * np.log(x / (1 - x)) + (k + 1) * np.log(
+        (1 - x + beta) / (x + beta)
+    )
     return float(np.exp(log_ratio / 2))
 
 
-def fewest_duals(best: BestShares, s: Floats, beta: Floats, factor: float = 1.0) -> list[DualPoint]:
+def fewest_duals(
+    best: BestShares, s: Floats, beta: Floats, factor: float = 1.0
+) -> list[DualPoint]:
     """Return as few of the dual points, a little inside C, as give the same bound on all ranks."""
     duals = []
     for dual in best.duals:
@@ -291,7 +303,9 @@ def fewest_duals(best: BestShares, s: Floats, beta: Floats, factor: float = 1.0)
         inside = np.where(nearly_outside[:, None], dual.pi * (1 + 1e-11), dual.pi)
         duals.append(DualPoint(dual.mu, inside))
     bounds = [dual_bounds(s**2, beta, dual, factor) for dual in duals]
-    target = min(best.objective, *np.max(bounds, axis=0)) * (1 - 1e-14) if duals else 0.0
+    target = (
+        min(best.objective, *np.max(bounds, axis=0)) * (1 - 1e-14) if duals else 0.0
+    )
     kept = list(range(len(duals)))
     for i in range(len(duals)):
         others = [bounds[j] for j in kept if j != i]
@@ -366,13 +380,17 @@ def _on_boundary(s2: Floats, mu: Floats, beta: Floats) -> Floats:
     w = np.exp(_enter_c(without_multiplier, beta, top - 100, top))
     most = np.full(len(s2), np.sum(np.sqrt(beta * mu / 2)) ** 2)
     for _ in range(BOUNDARY_STEPS):
-        theta = _enter_c(partial(_with_multiplier, w, mu=mu, beta=beta), beta, none, most)
+        theta = _enter_c(
+            partial(_with_multiplier, w, mu=mu, beta=beta), beta, none, most
+        )
         pi = _with_multiplier(w, theta, mu, beta)
         w = s2 * np.prod(pi / (pi + beta), axis=1)
     return pi
 
 
-def _enter_c(path: Callable[[Floats], Floats], beta: Floats, low: Floats, high: Floats) -> Floats:
+def _enter_c(
+    path: Callable[[Floats], Floats], beta: Floats, low: Floats, high: Floats
+) -> Floats:
     """Return the least arguments between low and high at which paths of shares are in C."""
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
@@ -439,7 +457,9 @@ def _solve_rank(s2: Floats, beta: Floats, mu: Floats) -> tuple[Floats | None, Fl
         short_steps += length < 0.1
         if short_steps > MAX_SHORT_STEPS:
             break
-        improved = np.max(np.abs(1 - pi_moved.sum(axis=0))) < 0.9 * np.max(np.abs(gradient))
+        improved = np.max(np.abs(1 - pi_moved.sum(axis=0))) < 0.9 * np.max(
+            np.abs(gradient)
+        )
         mu, pi, dual = moved, pi_moved, value
         if not improved and slope > -1e-15 * abs(dual):
             break
@@ -452,7 +472,9 @@ def _dual_value(s2: Floats, beta: Floats, mu: Floats, pi: Floats) -> float:
     return float(mu.sum() + np.sum(gain - pi @ mu))
 
 
-def _newton_step(s2: Floats, beta: Floats, mu: Floats, pi: Floats, gradient: Floats) -> Floats:
+def _newton_step(
+    s2: Floats, beta: Floats, mu: Floats, pi: Floats, gradient: Floats
+) -> Floats:
     """Solve with the Hessian -sum_p H_p^-1, H_p that of s_p^2 F at pi_p.
 
     H_p = (mu mu' - diag(mu^2 (1 + 2 pi/beta))) / w_p is a diagonal plus rank one: Sherman-Morrison.

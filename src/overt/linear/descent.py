@@ -57,7 +57,9 @@ def descend(
 
     def flat(theta: Floats) -> tuple[float, Floats]:
         objective, gradients = value(*unpack(size * theta))
-        return objective / scale, np.concatenate([g.ravel() for g in gradients]) * (size / scale)
+        return objective / scale, np.concatenate([g.ravel() for g in gradients]) * (
+            size / scale
+        )
 
     def turned(step: Floats) -> tuple[float, Floats]:
         objective, gradient = flat(theta + turn @ step)
@@ -68,17 +70,23 @@ def descend(
         "maxfun": 2 * max_steps,
         "ftol": tol,
         "gtol": 1e-12,
-        "maxcor": 30 if theta.size < 2000 else 10,  # what they cost grows with the weights
+        "maxcor": 30
+        if theta.size < 2000
+        else 10,  # what they cost grows with the weights
     }
     # Threads cost more than they save on products of small matrices.
     with threadpool_limits(1 if theta.size < 100_000 else None, user_api="blas"):
         for number in range(max_steps // ROUND if few else 1):
             if number == 0:
-                found = minimize(flat, theta, jac=True, method="L-BFGS-B", options=options)
+                found = minimize(
+                    flat, theta, jac=True, method="L-BFGS-B", options=options
+                )
                 theta = found.x
             else:
                 turn = _rounding(flat, theta)
-                found = minimize(turned, 0 * theta, jac=True, method="L-BFGS-B", options=options)
+                found = minimize(
+                    turned, 0 * theta, jac=True, method="L-BFGS-B", options=options
+                )
                 theta = theta + turn @ found.x
             if found.nit < options["maxiter"]:
                 break
@@ -89,7 +97,9 @@ def descend(
 def _rounding(flat: Callable[[Floats], tuple[float, Floats]], theta: Floats) -> Floats:
     """Return coordinates |H|^(-1/2) at theta, H the Hessian by differences."""
     step = 1e-4 * (float(np.sqrt(np.mean(theta**2))) or 1.0)
-    H = np.array([flat(theta + e)[1] - flat(theta - e)[1] for e in step * np.eye(len(theta))])
+    H = np.array(
+        [flat(theta + e)[1] - flat(theta - e)[1] for e in step * np.eye(len(theta))]
+    )
     values, vectors = np.linalg.eigh((H + H.T) / (4 * step))
     sizes = np.abs(values)
     return np.asarray(vectors / np.sqrt(np.maximum(sizes, 1e-10 * sizes.max())))
@@ -103,7 +113,9 @@ def attains(bound: float) -> float:
 def nudged(*start: Floats) -> list[Floats]:
     """Return a start and a little noise, which leaves a saddle."""
     rng = np.random.default_rng(0)
-    return [W + NUDGE * np.sqrt(np.mean(W**2)) * rng.standard_normal(W.shape) for W in start]
+    return [
+        W + NUDGE * np.sqrt(np.mean(W**2)) * rng.standard_normal(W.shape) for W in start
+    ]
 
 
 def refine(
@@ -123,7 +135,10 @@ def refine(
     sizes = [np.sqrt(np.mean(W**2)) for W in starts[0]]
 
     def random() -> list[Floats]:
-        factor, pairs = 10 ** rng.uniform(-spread, spread), zip(sizes, starts[0], strict=True)
+        factor, pairs = (
+            10 ** rng.uniform(-spread, spread),
+            zip(sizes, starts[0], strict=True),
+        )
         return [factor * size * rng.standard_normal(W.shape) for size, W in pairs]
 
     every = chain(starts, (random() for _ in range(tries - len(starts))))
@@ -141,7 +156,11 @@ def settle(
 ) -> Sequence[Floats]:
     """Return the lowest of the ends of descents, made one by one, as soon as `refine` may stop."""
     best, lowest, agreeing, i = first, value(*first)[0], 0, 0
-    while lowest > enough and agreeing < needed and (found := next(ends, None)) is not None:
+    while (
+        lowest > enough
+        and agreeing < needed
+        and (found := next(ends, None)) is not None
+    ):
         reached = value(*found)[0]
         if reached < lowest * (1 - SAME) or i < alike:
             agreeing = 1
@@ -154,7 +173,11 @@ def settle(
 
 
 def least_penalty(
-    Gamma: Floats, a: Floats, starts: list[Floats], bound: float = 0.0, tries: int = STARTS
+    Gamma: Floats,
+    a: Floats,
+    starts: list[Floats],
+    bound: float = 0.0,
+    tries: int = STARTS,
 ) -> Floats:
     """Return R of the least penalty found, at best the bound, from starts and nudged ones.
 

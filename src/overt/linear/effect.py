@@ -118,7 +118,9 @@ class Evaluation:
         self.penalty = effect.penalty(*weights)
         self.objective = effect.regression.loss(self.U, self.V) + self.penalty
         if effect.weight_decay:
-            self.objective += effect.weight_decay * sum(float(np.sum(W**2)) for W in weights)
+            self.objective += effect.weight_decay * sum(
+                float(np.sum(W**2)) for W in weights
+            )
 
     @cached_property
     def spectrum(self) -> Floats:

@@ -73,7 +73,9 @@ def unit_steps(Ut: Any, Vt: Any, x: Any, y: Any, z: Any, rates: Any, decay: Any)
 
 
 @njit(fastmath=_FAST)
-def weight_steps(Ut: Any, Vt: Any, x: Any, y: Any, z: Any, rates: Any, decay: Any) -> int:
+def weight_steps(
+    Ut: Any, Vt: Any, x: Any, y: Any, z: Any, rates: Any, decay: Any
+) -> int:
     """Take steps of DropConnect: the mask z (steps x batch x width x inputs) lies on V."""
     batch, d, m, n = x.shape[1], Ut.shape[0], Ut.shape[1], Vt.shape[1]
     h, g, e = np.empty((batch, d)), np.empty(batch), np.empty((batch, m))

@@ -71,7 +71,9 @@ class Landscape(Result):
         """Whether every point that is not a global minimum has negative curvature."""
         lowest = self.points[0].objective
         above = lowest + 1e-9 * float(np.sum(self.M**2))
-        return all(p.kind == "strict saddle" for p in self.points if p.objective > above)
+        return all(
+            p.kind == "strict saddle" for p in self.points if p.objective > above
+        )
 
     def plot(self) -> Any:
         """Plot each critical point by its rank, objective and kind."""
@@ -80,34 +82,52 @@ class Landscape(Result):
             chosen = [p for p in self.points if p.kind == kind]
             ranks = [len(p.directions) for p in chosen]
             marker = "o" if kind == "minimum" else "x"
-            axes[0][0].scatter(ranks, [p.objective for p in chosen], marker=marker, label=kind)
+            axes[0][0].scatter(
+                ranks, [p.objective for p in chosen], marker=marker, label=kind
+            )
         axes[0][0].set(xlabel="rank of the critical point", ylabel="objective")
         axes[0][0].xaxis.get_major_locator().set_params(integer=True)
         axes[0][0].legend()
         return figure
 
     def slice(
-        self, center: Floats, first: Floats, second: Floats, extent: float, points: int = 81
+        self,
+        center: Floats,
+        first: Floats,
+        second: Floats,
+        extent: float,
+        points: int = 81,
     ) -> tuple[Floats, Floats]:
         """Return (axis, values): f on the plane center + a first + b second, |a|, |b| <= extent."""
         axis = np.linspace(-extent, extent, whole("points", points, minimum=2))
-        U = center + axis[:, None, None, None] * first + axis[None, :, None, None] * second
+        U = (
+            center
+            + axis[:, None, None, None] * first
+            + axis[None, :, None, None] * second
+        )
         residual = self.M - U @ U.swapaxes(-1, -2)
         loss = np.sum(residual**2, axis=(-1, -2))
         return axis, loss + self.strength * np.sum(np.sum(U**2, axis=-2) ** 2, axis=-1)
 
 
-def landscape(M: Floats, width: int, strength: float, *, max_points: int = 200) -> Landscape:
+def landscape(
+    M: Floats, width: int, strength: float, *, max_points: int = 200
+) -> Landscape:
     """Enumerate the equalized critical points, at most `max_points` of them."""
     values, vectors = np.linalg.eigh(M)
     values, vectors = values[::-1], vectors[:, ::-1]
     most = min(width, int(np.sum(values > 0)))
     if most == 0:
-        raise InputError("target must have a positive eigenvalue, or zero is the only minimum")
+        raise InputError(
+            "target must have a positive eigenvalue, or zero is the only minimum"
+        )
     # The global minimum keeps the top directions; it comes first whatever is cut off.
-    best = tuple(range(shrinkage_rank(values[:most], np.cumsum(values[:most]), strength / width)))
+    best = tuple(
+        range(shrinkage_rank(values[:most], np.cumsum(values[:most]), strength / width))
+    )
     sets = islice(
-        feasible_sets(values[values > 0], width, strength), whole("max_points", max_points)
+        feasible_sets(values[values > 0], width, strength),
+        whole("max_points", max_points),
     )
     found = [best, *(kept for kept in sets if kept != best)]
     points = [_point(M, values, vectors, width, strength, kept) for kept in found]
@@ -137,7 +157,12 @@ def feasible_sets(m: Floats, width: int, lam: float) -> Iterator[tuple[int, ...]
 
 
 def _point(
-    M: Floats, values: Floats, vectors: Floats, r: int, lam: float, kept: tuple[int, ...]
+    M: Floats,
+    values: Floats,
+    vectors: Floats,
+    r: int,
+    lam: float,
+    kept: tuple[int, ...],
 ) -> CriticalPoint:
     m = values[list(kept)]
     a = m - lam * m.sum() / (r + lam * len(m))
@@ -145,7 +170,9 @@ def _point(
     U = np.zeros((len(values), r))
     if kept:
         U, _ = equalize.balanced_factors(W, a, W, r)
-    objective = float(np.sum((M - U @ U.T) ** 2) + lam * np.sum(np.sum(U**2, axis=0) ** 2))
+    objective = float(
+        np.sum((M - U @ U.T) ** 2) + lam * np.sum(np.sum(U**2, axis=0) ** 2)
+    )
     inside, outside = _inside(W, U, lam), _outside(values, vectors, U, lam, kept)
     curvature, escape = min(inside, outside, key=lambda found: found[0])
     saddle = curvature < -1e-7 * abs(values[0])
@@ -160,9 +187,13 @@ def _outside(
     j = next((i for i in range(len(values)) if i not in kept), None)
     if j is None:
         return np.inf, np.zeros_like(U)
-    sigma, right = np.linalg.svd(U)[1:]  # the last is zero if U has more columns than rows
+    sigma, right = np.linalg.svd(U)[
+        1:
+    ]  # the last is zero if U has more columns than rows
     alpha = lam * float(np.sum(U**2)) / U.shape[1]
-    return float(4 * (sigma[-1] ** 2 + alpha - values[j])), np.outer(vectors[:, j], right[-1])
+    return float(4 * (sigma[-1] ** 2 + alpha - values[j])), np.outer(
+        vectors[:, j], right[-1]
+    )
 
 
 def _inside(W: Floats, U: Floats, lam: float) -> tuple[float, Floats]:

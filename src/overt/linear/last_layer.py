@@ -79,7 +79,9 @@ def affine_target(
     return Target(spectrum, float(np.sum((Y - left @ spanned) ** 2)))
 
 
-def squared_bound(target: Target, rank: int, envelopes: list[Envelope]) -> tuple[float, Floats]:
+def squared_bound(
+    target: Target, rank: int, envelopes: list[Envelope]
+) -> tuple[float, Floats]:
     """Return the largest bound, and the spectrum that would attain it."""
     m = target.spectrum[:rank]
     rest = float(np.sum(target.spectrum[rank:] ** 2))
@@ -90,7 +92,12 @@ def squared_bound(target: Target, rank: int, envelopes: list[Envelope]) -> tuple
 
 
 def class_bound(
-    frequencies: Floats, top: float, size: float, *, centered: bool, entropy: float = 0.0
+    frequencies: Floats,
+    top: float,
+    size: float,
+    *,
+    centered: bool,
+    entropy: float = 0.0,
 ) -> float:
     """Return max over e of mean_n H((1 - e) y_n + e pi) - e s_1 t, for these class frequencies.
 
@@ -112,7 +119,9 @@ def class_bound(
     return max(0.0, _maximum(value))
 
 
-def logistic_bound(means: Floats, pi: Floats, entropy: float, top: float, size: float) -> float:
+def logistic_bound(
+    means: Floats, pi: Floats, entropy: float, top: float, size: float
+) -> float:
     """Return the same for logistic losses with targets in [0, 1], summed over outputs.
 
     `pi` are the means of the targets, or any other probabilities for logits without bias. `entropy`

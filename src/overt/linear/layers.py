@@ -72,7 +72,11 @@ class Layer:
     @property
     def exchangeable(self) -> bool:
         """Whether all units are alike, and more than one direction can pass."""
-        return self.costs is not None and bool(np.ptp(self.costs.delta) == 0) and not self.narrow
+        return (
+            self.costs is not None
+            and bool(np.ptp(self.costs.delta) == 0)
+            and not self.narrow
+        )
 
     @property
     def narrow(self) -> bool:
@@ -155,7 +159,10 @@ class DeepNoise(NoiseEffect):
     """Noise on every hidden layer of a deep network."""
 
     def __init__(
-        self, regression: DenseRegression, widths: Sequence[int], noises: Sequence[Noise]
+        self,
+        regression: DenseRegression,
+        widths: Sequence[int],
+        noises: Sequence[Noise],
     ) -> None:
         self.regression: DenseRegression = regression
         self.widths = widths
@@ -278,10 +285,14 @@ class DeepNoise(NoiseEffect):
         s = self.values
         count = len(s)
         closed = all(layer.sharing.exact for layer in self.layers)
-        starts = np.unique(np.geomspace(1, count, MAX_STARTS if closed else 2).astype(int))
+        starts = np.unique(
+            np.geomspace(1, count, MAX_STARTS if closed else 2).astype(int)
+        )
         best = np.zeros((len(self.layers), count))
         for rank in starts[::-1]:
-            found = np.tile(np.arange(count) < rank, (len(self.layers), 1)).astype(float)
+            found = np.tile(np.arange(count) < rank, (len(self.layers), 1)).astype(
+                float
+            )
             reached = 0.0
             for _ in range(MAX_ROUNDS if closed else MAX_SEARCH_ROUNDS):
                 for i, layer in enumerate(self.layers):
@@ -315,7 +326,9 @@ class DeepNoise(NoiseEffect):
     def weights_of(self, shares: Floats) -> Sequence[Floats]:
         """Return weights whose layers' units have these shares (layers x directions)."""
         count = int(np.sum(shares[0] > 0))
-        known: dict[Any, tuple[Floats, Floats, Floats]] = {}  # layers that are alike share factors
+        known: dict[
+            Any, tuple[Floats, Floats, Floats]
+        ] = {}  # layers that are alike share factors
         parts = []
         for layer, pi in zip(self.layers, shares, strict=True):
             key = layer.width, layer.minorant, pi.tobytes()
@@ -324,14 +337,18 @@ class DeepNoise(NoiseEffect):
             parts.append(known[key])
         return self._joined(parts)
 
-    def _joined(self, parts: Sequence[tuple[Floats, Floats, Floats]]) -> Sequence[Floats]:
+    def _joined(
+        self, parts: Sequence[tuple[Floats, Floats, Floats]]
+    ) -> Sequence[Floats]:
         """Return weights made of each layer's (U, lambda, J).
 
         W_(k+1) = left U_k, W_l = J_l U_(l-1), W_1 = J_1 diag(s_p prod_l lambda^l_p^(1/2)) right'.
         """
         left, s, right = self.regression.svd
         count = len(parts[0][1])
-        passed = s[:count] * np.sqrt(np.prod([attained for _, attained, _ in parts], axis=0))
+        passed = s[:count] * np.sqrt(
+            np.prod([attained for _, attained, _ in parts], axis=0)
+        )
         weights = [(parts[0][2] * passed) @ right[:, :count].T]
         for (U, _, _), (_, _, J) in pairwise(parts):
             weights.append(J @ U)
@@ -373,7 +390,9 @@ class DeepNoise(NoiseEffect):
         objective += self.regression.residual
         return objective, (self.regression.pull_back(first.T).T, *others)
 
-    def whitened_value(self, T: Floats, *weights: Floats) -> tuple[float, Sequence[Floats]]:
+    def whitened_value(
+        self, T: Floats, *weights: Floats
+    ) -> tuple[float, Sequence[Floats]]:
         """Return |T - W|^2 + penalty and its gradients in whitened coordinates (W_1 L for W_1).
 
         |T|^2 - 2 <T, W> + tr S_(k+1), S_1 = W_1 W_1', S_(l+1) = W_(l+1) (R_l o S_l) W_(l+1)'.

@@ -38,7 +38,9 @@ class NoisyNetwork(ABC):
     def _objective(self, *weights: Floats) -> float:
         return Evaluation(self.effect, *weights).objective
 
-    def _certify(self, weights: Sequence[Floats], rigorous: bool) -> Certificate | Proof:
+    def _certify(
+        self, weights: Sequence[Floats], rigorous: bool
+    ) -> Certificate | Proof:
         if rigorous:
             return prove(self.kind, self.noise, weights, self.effect)
         return certify(self.effect, *weights)[0]

@@ -82,7 +82,9 @@ def prove(
     document: dict[str, Any] = {
         "format": FORMAT,
         "network": network,
-        "noise": {name: stored(value) for name, value in _noise(noise, weights).items()},
+        "noise": {
+            name: stored(value) for name, value in _noise(noise, weights).items()
+        },
         "problem": {names[name]: stored(value) for name, value in given.items()},
         "weights": [stored(W) for W in weights],
         "witness": {name: stored(value) for name, value in (witness or {}).items()},
@@ -94,7 +96,11 @@ def prove(
     except RefusedError as error:
         raise InputError(f"nothing could be proved: {error}") from None
     gap = above - below
-    document["claim"] = {"at_most": _text(above), "at_least": _text(below), "gap": _text(gap)}
+    document["claim"] = {
+        "at_most": _text(above),
+        "at_least": _text(below),
+        "gap": _text(gap),
+    }
     document["sha256"] = digest(document)
     scale = exact.M.dot(exact.M) / exact.samples
     least = max(below, scale / 10**10)  # as for other certificates
@@ -108,9 +114,13 @@ def _given(effect: NoiseEffect) -> dict[str, Floats]:
     if effect.weight_decay:
         raise InputError("nothing is proved yet about networks with weight decay")
     if not effect.regression.given:
-        raise InputError("a proof needs a dense target or data, and no noise on the inputs")
+        raise InputError(
+            "a proof needs a dense target or data, and no noise on the inputs"
+        )
     given = effect.regression.given.items()
-    arrays = {name: np.array(plain_array(name, value), dtype=float) for name, value in given}
+    arrays = {
+        name: np.array(plain_array(name, value), dtype=float) for name, value in given
+    }
     if "C" in arrays:
         arrays["C"] = (arrays["C"] + arrays["C"].T) / 2
     return arrays
@@ -132,7 +142,12 @@ def _noise(noise: Noise | Sequence[Noise], weights: Sequence[Floats]) -> dict[st
         case _:
             kind, Gamma = "matrix", np.array(noise.characteristic(units), dtype=float)
     drop_prob = [float(chance).hex() for chance in chances]
-    return {"kind": kind, "drop_prob": drop_prob, "block_size": block, "characteristic": Gamma}
+    return {
+        "kind": kind,
+        "drop_prob": drop_prob,
+        "block_size": block,
+        "characteristic": Gamma,
+    }
 
 
 def _one_probability(noise: Noise) -> float:
@@ -147,7 +162,10 @@ def _one_probability(noise: Noise) -> float:
 
 
 def _statement(above: Fraction, below: Fraction, document: dict[str, Any]) -> str:
-    assumed = document["problem"].get("second_moment") and "positive" not in document["witness"]
+    assumed = (
+        document["problem"].get("second_moment")
+        and "positive" not in document["witness"]
+    )
     statement = (
         f"Proved: the objective of these weights is at most {_decimal(above, 17, ROUND_CEILING)}, "
         f"that of no weights of these shapes is below {_decimal(below, 17, ROUND_FLOOR)}, and so "
@@ -174,7 +192,9 @@ def _text(x: Fraction) -> str:
 
 def _decimal(x: Fraction, digits: int, rounding: str) -> str:
     """Return the number in decimals, rounded to the safe side."""
-    value = Context(digits, rounding).divide(Decimal(x.numerator), Decimal(x.denominator))
+    value = Context(digits, rounding).divide(
+        Decimal(x.numerator), Decimal(x.denominator)
+    )
     return f"{value.normalize(Context(digits)):g}" if value else "0"
 
 

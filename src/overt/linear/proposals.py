@@ -32,7 +32,9 @@ SLACK = 1e-12
 """Share of the matrix by which costs are lowered, so that the difference can be shown positive."""
 
 
-def complete(document: dict[str, Any], given: Mapping[str, Floats], effect: NoiseEffect) -> Problem:
+def complete(
+    document: dict[str, Any], given: Mapping[str, Floats], effect: NoiseEffect
+) -> Problem:
     """Return the problem of a proof file, its witness completed with what is not there yet."""
     problem = Problem(document, balls.Exact.read)
     with flint.ctx.workprec(PRECISION):
@@ -47,12 +49,18 @@ def complete(document: dict[str, Any], given: Mapping[str, Floats], effect: Nois
             s[: len(found)] = [float(x) for x in found]
             if problem.Gamma is not None:
                 _costs(problem, problem.Gamma, s, effect)
-            elif problem.network == "deep" and sum(x > 0 for x in problem.strengths) > 1:
+            elif (
+                problem.network == "deep" and sum(x > 0 for x in problem.strengths) > 1
+            ):
                 _shares(problem, found, effect)
             elif "thresholds" not in problem.witness:
                 delta, gamma, band = problem.costs()
                 costs = UnitShares(np.array([float(x) for x in delta]))
-                proposed = block_thresholds(s, float(gamma), band) if band else costs.multipliers(s)
+                proposed = (
+                    block_thresholds(s, float(gamma), band)
+                    if band
+                    else costs.multipliers(s)
+                )
                 problem.witness["thresholds"] = stored(proposed)
     return problem
 
@@ -95,7 +103,9 @@ def _dominating(D: Floats) -> Floats:
     return np.asarray(vectors / np.sqrt(np.maximum(values, 1e-300)))
 
 
-def _operator(problem: Problem, given: Mapping[str, Floats], effect: NoiseEffect) -> None:
+def _operator(
+    problem: Problem, given: Mapping[str, Floats], effect: NoiseEffect
+) -> None:
     """Propose what the best map leaves over, N in place of the target T, and its basis."""
     if "multiplier" not in problem.witness:
         task, best = effect.regression.dense("prove"), effect.relaxation
@@ -105,11 +115,15 @@ def _operator(problem: Problem, given: Mapping[str, Floats], effect: NoiseEffect
         M = given["Y"].T if problem.X is not None else given["target"]
         left = np.zeros_like(M)
         if problem.strengths[0] and task.L_inverse is not None:
-            back = task.L_inverse if problem.X is None else task.L_inverse @ given["X"].T
+            back = (
+                task.L_inverse if problem.X is None else task.L_inverse @ given["X"].T
+            )
             left = M + (N - task.T) @ back
         problem.witness["multiplier"] = stored(left)
     if "basis" not in problem.witness:
-        problem.witness["basis"] = stored(balls.eigenvectors(balls.around(problem.operator[1])))
+        problem.witness["basis"] = stored(
+            balls.eigenvectors(balls.around(problem.operator[1]))
+        )
 
 
 def _basis(problem: Problem, given: Mapping[str, Floats]) -> None:
@@ -118,7 +132,9 @@ def _basis(problem: Problem, given: Mapping[str, Floats]) -> None:
     wanted = problem.X is not None and "inverse_root" not in witness
     if wanted and not np.array_equal(given["X"], given["Y"]):
         X = given["X"]
-        singular = np.linalg.svd(X / (np.linalg.norm(X, axis=0) + 1e-300), compute_uv=False)
+        singular = np.linalg.svd(
+            X / (np.linalg.norm(X, axis=0) + 1e-300), compute_uv=False
+        )
         found = balls.relations(X) if singular[-1] < 1e-13 * singular[0] else []
         rank = X.shape[1] - len(found)
         if rank < len(X):
@@ -130,7 +146,9 @@ def _basis(problem: Problem, given: Mapping[str, Floats]) -> None:
         witness |= {"inverse_root": None, "relations": []}
         K = problem.gram[0]
     if "basis" not in witness:
-        weak = max(problem.strengths, default=1) < 1e-3  # the bound is then a small share of |M|^2
+        weak = (
+            max(problem.strengths, default=1) < 1e-3
+        )  # the bound is then a small share of |M|^2
         witness["basis"] = stored(balls.eigenvectors(balls.around(K), 2 if weak else 1))
 
 
@@ -153,7 +171,9 @@ def _costs(problem: Problem, exact: Matrix, s: Floats, effect: NoiseEffect) -> N
         if _sets(problem, np.asarray(Gamma, dtype=float), s, best):
             return
     for found in _proposed(ordered[:3], Gamma, s):
-        new = {name: stored(value) for name, value in found.items() if name not in witness}
+        new = {
+            name: stored(value) for name, value in found.items() if name not in witness
+        }
         witness |= new
         try:
             problem.below(exact)
@@ -173,7 +193,8 @@ def _sets(problem: Problem, Gamma: Floats, s: Floats, least: float) -> bool:
         return False
     problem.witness["slack"] = stored(slack)
     problem.witness["sets"] = [
-        {"units": list(p.units), "root": stored(p.root), "loads": stored(p.loads)} for p in pieces
+        {"units": list(p.units), "root": stored(p.root), "loads": stored(p.loads)}
+        for p in pieces
     ]
     return True
 
@@ -190,7 +211,11 @@ def _proposed(
                 found["thresholds"] = envelope.multipliers(s)
         else:
             delta, gamma, band = np.zeros(len(Gamma)), envelope[0], envelope[1].k
-            found = {"gamma": gamma, "band": band, "thresholds": block_thresholds(s, gamma, band)}
+            found = {
+                "gamma": gamma,
+                "band": band,
+                "thresholds": block_thresholds(s, gamma, band),
+            }
         Z = _dominating(Gamma - np.diag(delta) - gamma)
         if np.isfinite(Z).all():
             yield found | {"dominated": Z}
@@ -200,7 +225,9 @@ def _lowered(envelope: Envelope, Gamma: Floats) -> UnitShares | tuple[float, KSu
     """Return an envelope that is a little lower."""
     slack, d = SLACK * float(np.abs(Gamma).max()), len(Gamma)
     if isinstance(envelope, UnitShares):
-        return UnitShares(np.maximum(envelope.delta - slack, 0.0), envelope.gamma - slack / d)
+        return UnitShares(
+            np.maximum(envelope.delta - slack, 0.0), envelope.gamma - slack / d
+        )
     weight, norm = envelope
     if isinstance(norm, KSupport) and norm.k > 1:
         return weight * (1 - 1e-9), norm

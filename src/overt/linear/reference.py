@@ -24,7 +24,9 @@ def unit_steps(Ut: Any, Vt: Any, x: Any, y: Any, z: Any, rates: Any, decay: Any)
     return len(rates)
 
 
-def weight_steps(Ut: Any, Vt: Any, x: Any, y: Any, z: Any, rates: Any, decay: Any) -> int:
+def weight_steps(
+    Ut: Any, Vt: Any, x: Any, y: Any, z: Any, rates: Any, decay: Any
+) -> int:
     """Take steps of DropConnect: the mask z (steps x batch x width x inputs) lies on V."""
     for step, rate in enumerate(rates):
         masked = z[step] * x[step][:, None, :]  # (batch, width, inputs)

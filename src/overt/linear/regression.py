@@ -45,7 +45,12 @@ class DenseRegression:
         residual: float = 0.0,
         rows: tuple[Floats, Floats, int] | None = None,
     ) -> None:
-        self.samples, self.T, self.residual, self._whitening = samples, T, residual, root
+        self.samples, self.T, self.residual, self._whitening = (
+            samples,
+            T,
+            residual,
+            root,
+        )
         self._rows = rows
         self.given: dict[str, Any] = {}
         self.L = None if root is None else root.L
@@ -53,7 +58,9 @@ class DenseRegression:
         self.outputs = T.shape[0]
         self.inputs = T.shape[1] if root is None else root.L.shape[0]
         self.scale = residual + float(np.sum(T**2))
-        self.input_variances = np.ones(self.inputs) if root is None else np.sum(root.L**2, axis=1)
+        self.input_variances = (
+            np.ones(self.inputs) if root is None else np.sum(root.L**2, axis=1)
+        )
 
     @cached_property
     def svd(self) -> tuple[Floats, Floats, Floats]:
@@ -75,7 +82,9 @@ class DenseRegression:
     def isotropic(self) -> bool:
         """Whether C is a multiple of the identity, up to rounding."""
         variances = self.input_variances
-        return self.uncorrelated() and float(np.ptp(variances)) <= 1e-14 * float(variances.max())
+        return self.uncorrelated() and float(np.ptp(variances)) <= 1e-14 * float(
+            variances.max()
+        )
 
     def uncorrelated(self) -> bool:
         """Return whether C is diagonal, up to rounding: no correlation, in whatever units."""
@@ -89,7 +98,9 @@ class DenseRegression:
     def leading(self, width: int, envelope: Envelope) -> Leading:
         """Return leading singular triplets of T, at most `width`, all that the envelope keeps."""
         left, s, right = self.svd
-        return Leading(left[:, :width], s[:width], right[:, :width], float(np.sum(s[width:] ** 2)))
+        return Leading(
+            left[:, :width], s[:width], right[:, :width], float(np.sum(s[width:] ** 2))
+        )
 
     def loss(self, U: Floats, V: Floats) -> float:
         """E|y - U V'x|^2 = |G - U H'|^2: the residuals at the samples, or |(M - U V') L|^2."""
@@ -109,7 +120,9 @@ class DenseRegression:
 
     @property
     def _goal(self) -> Floats:
-        return self.T if self._rows is None else self._rows[1].T / np.sqrt(self._rows[2])
+        return (
+            self.T if self._rows is None else self._rows[1].T / np.sqrt(self._rows[2])
+        )
 
     def rounding(self, bound: float, loss: float, nuclear: float) -> float:
         """Return what rounding may have added to a bound whose map has this loss and this |A|_*.
@@ -119,7 +132,9 @@ class DenseRegression:
         2 angle |G - U H'| |A|_* of the residual for target.
         """
         size = max(*self.samples.inputs.shape, *self.T.shape, self.inputs)
-        error = 8 * whitening.EPS * np.sqrt(size)  # roundings add up as in a random walk
+        error = (
+            8 * whitening.EPS * np.sqrt(size)
+        )  # roundings add up as in a random walk
         largest = np.sqrt(self.scale) if self.residual > 0 else self.svd[1][0]
         values = 2 * largest * np.sqrt(min(self.T.shape) * loss)
         lean = 2 * whitening.MENDED * np.sqrt(self.residual) * nuclear
@@ -150,7 +165,9 @@ def from_target(
     C = _check.second_moment(second_moment, M.shape[1])
     if C is None:
         if noise is not None:
-            return _from_rows(np.eye(M.shape[1]), M.T, 1, samples_of_target(M, None, noise))
+            return _from_rows(
+                np.eye(M.shape[1]), M.T, 1, samples_of_target(M, None, noise)
+            )
         return DenseRegression(samples_of_target(M, None), M)
     C = _check.doubles("second_moment", C)
     root, cut = whitening.of_moment(C)
@@ -192,5 +209,7 @@ def _noise_rows(X: Floats, noise: Noise) -> Floats:
     if noise.independent:
         return np.diag(size * np.sqrt(noise.relative_variance(features)))
     scaled = X / np.where(size > 0, size, 1.0)
-    values, vectors = np.linalg.eigh(noise.characteristic(features) * (scaled.T @ scaled))
+    values, vectors = np.linalg.eigh(
+        noise.characteristic(features) * (scaled.T @ scaled)
+    )
     return np.asarray(np.sqrt(np.maximum(values, 0.0))[:, None] * vectors.T * size)

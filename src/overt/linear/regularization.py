@@ -106,16 +106,27 @@ def path(
     noises, widths = _points(width, drop_probs, block_size, noise)
     task = regression(target, X, Y, second_moment).dense("trace a path")
     s, count = task.svd[1], len(noises)
-    spectra, objective, attained = np.zeros((count, len(s))), np.empty(count), np.ones(count, bool)
+    spectra, objective, attained = (
+        np.zeros((count, len(s))),
+        np.empty(count),
+        np.ones(count, bool),
+    )
     for i, (chosen, d) in enumerate(zip(noises, widths, strict=True)):
-        envelope, rest = _closed_form(chosen, d, task.uncorrelated()), float(np.sum(s[d:] ** 2))
+        envelope, rest = (
+            _closed_form(chosen, d, task.uncorrelated()),
+            float(np.sum(s[d:] ** 2)),
+        )
         a = spectra[i, :d] = shrink(s[:d], envelope)
         objective[i] = spectral_bound(s[:d], rest, envelope) + task.residual
         if isinstance(chosen, DropBlock):
-            attained[i] = attains_bound(a[positive(a)], d // chosen.block_size, chosen.block_size)
+            attained[i] = attains_bound(
+                a[positive(a)], d // chosen.block_size, chosen.block_size
+            )
     rank = np.array([np.sum(positive(spectrum)) for spectrum in spectra])
     drops = np.array([_drop_prob(z, d) for z, d in zip(noises, widths, strict=True)])
-    return RegularizationPath(drops, np.array(widths), objective, rank, spectra, attained)
+    return RegularizationPath(
+        drops, np.array(widths), objective, rank, spectra, attained
+    )
 
 
 def _drop_prob(noise: Any, width: int) -> float:
@@ -142,10 +153,14 @@ def _points(
         columns["noise"] = list(noise) if isinstance(noise, (list, tuple)) else [noise]
         if columns["block_size"] != [1]:
             raise InputError("block_size belongs to drop_probs; noise has its own")
-    lengths = {name: len(values) for name, values in columns.items() if len(values) != 1}
+    lengths = {
+        name: len(values) for name, values in columns.items() if len(values) != 1
+    }
     if len(set(lengths.values())) > 1 or 0 in lengths.values():
         said = ", ".join(f"{n} of {name}" for name, n in lengths.items())
-        raise InputError(f"sequences must have the same length, one entry per point, got {said}")
+        raise InputError(
+            f"sequences must have the same length, one entry per point, got {said}"
+        )
     count = max(lengths.values(), default=1)
     widths, sizes, chosen = (v * count if len(v) == 1 else v for v in columns.values())
     if noise is None:
@@ -195,15 +210,25 @@ def drop_prob_for_rank(
     2
     """
     if isinstance(width, (Sequence, np.ndarray)):
-        deep = regression(target, X, Y, second_moment).dense("choose a drop probability")
-        return _deep_drop_prob(deep.svd[1], _check.widths(width), _check.whole("rank", rank))
+        deep = regression(target, X, Y, second_moment).dense(
+            "choose a drop probability"
+        )
+        return _deep_drop_prob(
+            deep.svd[1], _check.widths(width), _check.whole("rank", rank)
+        )
     d, rank = _check.whole("width", width), _check.whole("rank", rank)
-    s = regression(target, X, Y, second_moment).dense("choose a drop probability").svd[1]
+    s = (
+        regression(target, X, Y, second_moment)
+        .dense("choose a drop probability")
+        .svd[1]
+    )
     s = s[positive(s)][:d]
     if len(s) == 0:
         raise InputError(f"rank must be 0 for a target that is zero, got {rank}")
     steps, j = -np.diff(s, prepend=s[0]), np.arange(len(s))
-    steps[steps <= EQUAL * s[0]] = 0.0  # values that differ by rounding are one value repeated
+    steps[steps <= EQUAL * s[0]] = (
+        0.0  # values that differ by rounding are one value repeated
+    )
     s = s[np.maximum.accumulate(np.where(steps > 0, j, 0))]
     with np.errstate(divide="ignore"):  # h_j - j s_j, as a sum of differences
         limits = d * s / np.cumsum(j * steps)  # rank >= j iff lam < limits[j - 1]
@@ -232,7 +257,9 @@ def _deep_drop_prob(s: Floats, widths: list[int], rank: int) -> float:
     if rank >= len(s):
         if rank == len(s):
             return 0.0
-        raise InputError(f"rank must be at most {len(s)} for this target and widths, got {rank}")
+        raise InputError(
+            f"rank must be at most {len(s)} for this target and widths, got {rank}"
+        )
     low, high = np.log(SMALLEST_NOISE), np.log(max(widths) * LARGEST_NOISE)
     for _ in range(100):
         middle = (low + high) / 2
@@ -264,6 +291,8 @@ def rank_jump(widths: Sequence[int], drop_prob: float) -> float:
     """
     d = _check.widths(widths)
     if len(set(d)) > 1:
-        raise InputError(f"widths must be equal for the closed form of the jump, got {widths}")
+        raise InputError(
+            f"widths must be equal for the closed form of the jump, got {widths}"
+        )
     p = _check.drop_prob(drop_prob)
     return jump_ratio(len(d), p / (1 - p) / d[0])

@@ -45,7 +45,10 @@ class Samples(NamedTuple):
     noise: Noise | None = None
 
     def batch(
-        self, size: int, rng: np.random.Generator, masks: np.random.Generator | None = None
+        self,
+        size: int,
+        rng: np.random.Generator,
+        masks: np.random.Generator | None = None,
     ) -> tuple[Floats, Floats]:
         """Sample `size` pairs at once, samples x features; masks of inputs from a stream apart."""
         if self.kind == DATA:
@@ -56,11 +59,15 @@ class Samples(NamedTuple):
             x = x @ self.inputs.T if self.kind == CORRELATED else x
             y = x @ self.outputs.T
         if self.noise is not None and size:
-            x = x * multipliers(self.noise, x.shape[1], size, rng if masks is None else masks)
+            x = x * multipliers(
+                self.noise, x.shape[1], size, rng if masks is None else masks
+            )
         return x, y
 
 
-def samples_of_target(M: Floats, L: Floats | None, noise: Noise | None = None) -> Samples:
+def samples_of_target(
+    M: Floats, L: Floats | None, noise: Noise | None = None
+) -> Samples:
     """Return x = L g with g normal (x = g if L is None) and y = M x."""
     M = np.ascontiguousarray(M)
     if L is None:
@@ -68,7 +75,9 @@ def samples_of_target(M: Floats, L: Floats | None, noise: Noise | None = None) -
     return Samples(CORRELATED, np.ascontiguousarray(L), M, noise)
 
 
-def multipliers(noise: Noise, units: int, size: int, rng: np.random.Generator) -> Floats:
+def multipliers(
+    noise: Noise, units: int, size: int, rng: np.random.Generator
+) -> Floats:
     """Return sampled multipliers z / mu, `size` x units."""
     z = np.ascontiguousarray(noise.multipliers(units, size, rng), dtype=float)
     if z.shape != (size, units) or not np.isfinite(z).all():
@@ -105,7 +114,10 @@ def masks(
             z = np.empty((0, *shape))
             if size:
                 z = multipliers(noise, int(np.prod(shape)), size, for_masks)
-            given = (a.reshape(*places, *a.shape[1:]) for a in (x, y, z.reshape(size, *shape)))
+            given = (
+                a.reshape(*places, *a.shape[1:])
+                for a in (x, y, z.reshape(size, *shape))
+            )
             taken += kernel(rows[0], rows[-1], *given, part, decays)
             if taken < first + len(part):
                 break

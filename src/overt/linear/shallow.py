@@ -112,7 +112,9 @@ class LinearNetwork(NoisyNetwork):
         return self._objective(*self._checked(U, V))
 
     @overload
-    def certify(self, U: Any, V: Any, rigorous: Literal[False] = False) -> Certificate: ...
+    def certify(
+        self, U: Any, V: Any, rigorous: Literal[False] = False
+    ) -> Certificate: ...
     @overload
     def certify(self, U: Any, V: Any, rigorous: Literal[True]) -> Proof: ...
     def certify(self, U: Any, V: Any, rigorous: bool = False) -> Certificate | Proof:

@@ -58,7 +58,9 @@ class UnitShares:
         costs = y**2 / np.where(delta > 0, delta, 1.0)
         used = np.array([self.gamma * s**2, y * (2 * s - y)]) / (1 + self.gamma)
         terms = np.where(s > y, used, [s**2, 0 * s])
-        rounding = EPS * (np.sum(np.abs(terms)) + np.sum(costs)) if self.gamma < 0 else 0.0
+        rounding = (
+            EPS * (np.sum(np.abs(terms)) + np.sum(costs)) if self.gamma < 0 else 0.0
+        )
         return float(np.sum(terms[0] + terms[1] - costs) - 8 * rounding)
 
     def shares(self, a: Floats) -> Floats:
@@ -67,7 +69,9 @@ class UnitShares:
         delta, x = self.delta[order], self._padded(a)
         noisy = delta > 0
         tail, e = x[noisy], 1 / delta[noisy]
-        x[noisy] = e * _pooled(delta[noisy], lambda i, j: np.sum(tail[i:j]) / np.sum(e[i:j]))
+        x[noisy] = e * _pooled(
+            delta[noisy], lambda i, j: np.sum(tail[i:j]) / np.sum(e[i:j])
+        )
         units = np.empty(len(delta))
         units[order] = x
         return units

@@ -57,7 +57,9 @@ def sharing(noise: Noise, width: int) -> Sharing:
         case _:
             units = _diagonal_plus_constant(noise, width)
     if units is not None:
-        return Sharing(width, lambda: [units], partial(_shared_units, units), exact=True)
+        return Sharing(
+            width, lambda: [units], partial(_shared_units, units), exact=True
+        )
     Gamma = noise.characteristic(width)
     below = partial(_below, noise, Gamma)
     refined = partial(any_noise_bound, Gamma)
@@ -124,8 +126,12 @@ def block_factors(
         R = _signed_frame(t, free, width, block_size, 0)
     else:
         tries = 1 if attained(t[free], blocks) is False else STARTS
-        starts = [_signed_frame(t, free, width, block_size, seed) for seed in range(tries)]
-        Gamma = np.asarray(np.kron(np.eye(blocks), np.ones((block_size, block_size))), dtype=float)
+        starts = [
+            _signed_frame(t, free, width, block_size, seed) for seed in range(tries)
+        ]
+        Gamma = np.asarray(
+            np.kron(np.eye(blocks), np.ones((block_size, block_size))), dtype=float
+        )
         R = least_penalty(Gamma, a, starts, float(norm.value(a)) / blocks)
     root = np.sqrt(a)
     return (left * root) @ R, (right * root) @ R
@@ -197,7 +203,9 @@ def hadamard(order: int) -> Floats | None:
     return H
 
 
-def _signed_frame(t: Floats, free: Bools, width: int, block_size: int, seed: int) -> Floats:
+def _signed_frame(
+    t: Floats, free: Bools, width: int, block_size: int, seed: int
+) -> Floats:
     """Return R (rank x width), R R' = I: one frame F for all blocks, with separate signs in each.
 
     Rows of a Hadamard matrix make the blocks' average diag(t) exactly; other signs nearly.
@@ -206,8 +214,12 @@ def _signed_frame(t: Floats, free: Bools, width: int, block_size: int, seed: int
     F = _projection(t, block_size)
     signs = np.ones((n, blocks))
     signs[free] = _signs(int(free.sum()), blocks, seed)
-    frames = signs.T[:, :, None] * F[None] / np.sqrt(t)[:, None]  # (blocks, rank, block_size)
-    X, _, Y = np.linalg.svd(frames.transpose(1, 0, 2).reshape(n, width), full_matrices=False)
+    frames = (
+        signs.T[:, :, None] * F[None] / np.sqrt(t)[:, None]
+    )  # (blocks, rank, block_size)
+    X, _, Y = np.linalg.svd(
+        frames.transpose(1, 0, 2).reshape(n, width), full_matrices=False
+    )
     return np.asarray(X @ Y)
 
 

@@ -89,7 +89,9 @@ class ImplicitRegression:
         while True:
             left, s, right = self._svd(count)
             if count == most or shrink(s, envelope)[-1] == 0:
-                return Leading(left, s, right, max(0.0, self.scale - float(np.sum(s**2))))
+                return Leading(
+                    left, s, right, max(0.0, self.scale - float(np.sum(s**2)))
+                )
             count = min(2 * count, most)
 
     def _squared_norm(self) -> float:
@@ -105,7 +107,9 @@ class ImplicitRegression:
     def _leading_triplets(self, count: int) -> tuple[Floats, Floats, Floats]:
         limit = min(self.outputs, self.inputs)
         if count >= limit - 1:
-            left, s, right = np.linalg.svd(self.T @ np.eye(self.inputs), full_matrices=False)
+            left, s, right = np.linalg.svd(
+                self.T @ np.eye(self.inputs), full_matrices=False
+            )
             return left[:, :count], s[:count], right[:count].T
         # A fixed start makes the result reproducible.
         start = np.random.default_rng(0).standard_normal(limit)

@@ -70,7 +70,9 @@ class TiedAutoencoder(NoisyNetwork):
         weight_decay: float = 0.0,
     ) -> None:
         if not isinstance(noise, Noise) or noise.masks != "units":
-            raise InputTypeError(f"noise on tied weights must mask units, got {noise!r}")
+            raise InputTypeError(
+                f"noise on tied weights must mask units, got {noise!r}"
+            )
         self.width = _check.whole("width", width)
         self.noise = noise
         self.input_noise = input_noise
@@ -81,7 +83,9 @@ class TiedAutoencoder(NoisyNetwork):
                 f"target must be square for tied weights, got {task.outputs} x {task.inputs}"
             )
         require_consistent(noise, self.width)
-        self.effect = TiedUnitNoise(UnitNoise(task, self.width, noise, self.weight_decay / 2))
+        self.effect = TiedUnitNoise(
+            UnitNoise(task, self.width, noise, self.weight_decay / 2)
+        )
 
     def __repr__(self) -> str:
         task = self.effect.regression
@@ -170,7 +174,9 @@ class TiedUnitNoise(NoiseEffect):
         c[: len(root)] = root**2
         sums = c[:, None] + c
         B = W.T @ (cross + cross.T) @ W
-        return np.asarray(W @ np.where(sums > 0, B / np.where(sums > 0, sums, 1.0), 0.0) @ W.T)
+        return np.asarray(
+            W @ np.where(sums > 0, B / np.where(sums > 0, sums, 1.0), 0.0) @ W.T
+        )
 
     @cached_property
     def _leading(self) -> Leading:
@@ -178,7 +184,9 @@ class TiedUnitNoise(NoiseEffect):
         values, vectors = np.linalg.eigh(self.symmetric)
         values, W = values[::-1], vectors[:, ::-1][:, :width]
         m = np.maximum(values[:width], 0.0)
-        rest = np.sum(np.minimum(values[:width], 0.0) ** 2) + np.sum(values[width:] ** 2)
+        rest = np.sum(np.minimum(values[:width], 0.0) ** 2) + np.sum(
+            values[width:] ** 2
+        )
         if self.regression.L is None:
             rest += np.sum((self.regression.T - self.symmetric) ** 2)
         return Leading(W, m, W, float(rest))
@@ -189,23 +197,34 @@ class TiedUnitNoise(NoiseEffect):
         rule = self.untied.sharing
         decay = self.untied.decay
         leading = self._leading
-        return relax(lambda _: leading, rule.envelopes(), self.regression, decay, rule.refined)
+        return relax(
+            lambda _: leading, rule.envelopes(), self.regression, decay, rule.refined
+        )
 
     @property
     def relaxation(self) -> Relaxation:
         """That of the eigenvalues; for correlated inputs only the untied network bounds."""
-        return self._by_eigenvalues if self.regression.L is None else self.untied.relaxation
+        return (
+            self._by_eigenvalues
+            if self.regression.L is None
+            else self.untied.relaxation
+        )
 
     def best_weights(self) -> Sequence[Floats]:
         """Return a root of the eigenvalues' map, refined by descent if it is not exact."""
         U, _ = self.untied.sharing.factors(*self._by_eigenvalues.kept)
         if self.regression.L is not None:
             balances, tries, needed = THOROUGH if U.size <= SMALL else QUICK
-            enough, ends = attains(self.relaxation.bound), self._ends(U, balances, tries)
+            enough, ends = (
+                attains(self.relaxation.bound),
+                self._ends(U, balances, tries),
+            )
             return settle(self.value, (U,), ends, enough, needed, balances + 2)
         if not self.untied.sharing.exact:
             top, W = self._leading, self._by_eigenvalues
-            U = W.left @ self.untied.best_root(top.s, W.spectrum, attains(W.bound) - top.rest)
+            U = W.left @ self.untied.best_root(
+                top.s, W.spectrum, attains(W.bound) - top.rest
+            )
         return (U,)
 
     def _ends(self, U: Floats, balances: int, tries: int) -> Iterator[Sequence[Floats]]:
@@ -229,8 +248,13 @@ class TiedUnitNoise(NoiseEffect):
             R = Q / np.sqrt(1 + np.exp(rng.uniform(low, high)) * c)
             Z = rng.standard_normal(U.shape)
             W = R @ Z
-            gain, size = np.sum(W * (K @ W)), np.sum((W.T @ W) * ((L.T @ W).T @ (L.T @ W)))
-            yield self._turned(R, Z * np.sqrt(abs(gain) / size) * 10 ** rng.uniform(-1, 1))
+            gain, size = (
+                np.sum(W * (K @ W)),
+                np.sum((W.T @ W) * ((L.T @ W).T @ (L.T @ W))),
+            )
+            yield self._turned(
+                R, Z * np.sqrt(abs(gain) / size) * 10 ** rng.uniform(-1, 1)
+            )
 
     def _directions(self, K: Floats, R: Floats) -> Floats:
         """Return weights along the eigenvectors of K + K' relative to (R R')^-1, as R's Z."""

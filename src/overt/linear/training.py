@@ -17,7 +17,13 @@ from threadpoolctl import threadpool_limits
 
 from overt import _check
 from overt._check import InputError
-from overt._parallel import checked_engine, mapped_seeds, record_steps, seed_numbers, thread_count
+from overt._parallel import (
+    checked_engine,
+    mapped_seeds,
+    record_steps,
+    seed_numbers,
+    thread_count,
+)
 from overt._progress import meter, working
 from overt._types import Floats, Ints
 from overt.linear.descent import Value
@@ -40,7 +46,9 @@ def inverse_decay(rate: float, halving: float) -> Callable[[Ints], Floats]:
     """Return the schedule rate / (1 + step / halving)."""
     rate = _check.number("rate", rate, exclusive=True)
     halving = _check.number("halving", halving, exclusive=True)
-    return lambda steps: np.asarray(rate * (halving / (halving + steps)), dtype=np.float64)
+    return lambda steps: np.asarray(
+        rate * (halving / (halving + steps)), dtype=np.float64
+    )
 
 
 def train(
@@ -83,7 +91,9 @@ def train(
     seeds, threads = seed_numbers(running["seeds"]), thread_count(running["n_jobs"])
 
     def run(seed: int) -> Trace:
-        return run_seeds(begin, descent, measure, **running | {"seeds": [seed], "n_jobs": 1})
+        return run_seeds(
+            begin, descent, measure, **running | {"seeds": [seed], "n_jobs": 1}
+        )
 
     tasks = [(seed,) for seed in seeds]
     found: Trace = mapped_seeds(run, tasks, engine, threads, ("steps", "optimum"))
@@ -137,25 +147,37 @@ def run_seeds(
     status = Status.FINISHED
     # The seeds share the cores; threads inside BLAS would only fight them.
     single = threadpool_limits(1, user_api="blas")
-    with single, ThreadPoolExecutor(thread_count(n_jobs)) as pool, meter("train", steps) as bar:
+    with (
+        single,
+        ThreadPoolExecutor(thread_count(n_jobs)) as pool,
+        meter("train", steps) as bar,
+    ):
         try:
             list(pool.map(lambda i: record(i, 0), range(count)))
             for column, (first, last) in enumerate(pairwise(grid), 1):
                 for start in range(first, last, CHUNK):
                     stop = min(start + CHUNK, last)
-                    list(pool.map(lambda i, a=start, b=stop: extend(i, a, b), range(count)))
+                    list(
+                        pool.map(
+                            lambda i, a=start, b=stop: extend(i, a, b), range(count)
+                        )
+                    )
                     bar.advance(stop - start)
                 alive = np.flatnonzero(~diverged).tolist()
                 list(pool.map(lambda i, c=column: record(i, c), alive))
                 if diverged.all():
                     break
-                bar.advance(0, note=f"gap {np.nanmean(objective[:, column]) - optimum:.3g}")
+                bar.advance(
+                    0, note=f"gap {np.nanmean(objective[:, column]) - optimum:.3g}"
+                )
         except KeyboardInterrupt:
             status = Status.INTERRUPTED
     if diverged.any() and status is Status.FINISHED:
         status = Status.DIVERGED
     stacked = tuple(np.stack(layer) for layer in zip(*weights, strict=True))
-    return Trace(np.array(grid), objective, imbalance, rank, stacked, optimum, diverged, status)
+    return Trace(
+        np.array(grid), objective, imbalance, rank, stacked, optimum, diverged, status
+    )
 
 
 def gradient_descent(value: Value) -> Descent:
@@ -175,17 +197,25 @@ def gradient_descent(value: Value) -> Descent:
 
 def _grid(steps: int, records: int | Sequence[int]) -> list[int]:
     """Return the steps to record, the first and the last among them."""
-    inner = record_steps(records, steps, lambda count: np.geomspace(1, steps, count - 1))
+    inner = record_steps(
+        records, steps, lambda count: np.geomspace(1, steps, count - 1)
+    )
     return sorted({0, *inner, steps})
 
 
 def _rates(learning_rate: Rate, steps: Ints) -> Floats:
     if callable(learning_rate):
         rates = _check.plain_array("learning_rate(steps)", learning_rate(steps))
-        if rates.dtype.kind not in "iuf" or rates.shape != steps.shape or not np.all(rates >= 0):
+        if (
+            rates.dtype.kind not in "iuf"
+            or rates.shape != steps.shape
+            or not np.all(rates >= 0)
+        ):
             raise InputError(
                 "learning_rate(steps) must return one rate >= 0 for each step, got shape "
                 f"{rates.shape} of {rates.dtype} for {len(steps)} steps"
             )
         return rates.astype(float)
-    return np.full(len(steps), _check.number("learning_rate", learning_rate, exclusive=True))
+    return np.full(
+        len(steps), _check.number("learning_rate", learning_rate, exclusive=True)
+    )

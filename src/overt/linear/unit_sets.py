@@ -99,7 +99,10 @@ def any_noise_bound(Gamma: Floats, s: Floats) -> float:
     if is_circulant(Gamma):
         gain = cyclic_gain(Gamma, scaled)
     else:
-        gain = min(certified_gain(Gamma + 1, scaled, pieces) for pieces in proposals(Gamma, scaled))
+        gain = min(
+            certified_gain(Gamma + 1, scaled, pieces)
+            for pieces in proposals(Gamma, scaled)
+        )
     return float(s[0] ** 2 * max(0.0, total - gain * (1 + OPTIONS.rounding)))
 
 
@@ -113,11 +116,15 @@ def certified_pieces(Gamma: Floats, s: Floats, slack: float) -> list[Piece] | No
     R = Gamma + 1
     if np.linalg.eigvalsh(R)[0] < 10 * slack:
         return None
-    tried = [(certified_gain(R, s / s[0], pieces), pieces) for pieces in proposals(Gamma, s / s[0])]
+    tried = [
+        (certified_gain(R, s / s[0], pieces), pieces)
+        for pieces in proposals(Gamma, s / s[0])
+    ]
     _, pieces = min(tried, key=lambda pair: pair[0])
     for kept in SHRUNK:
         scaled = [
-            Piece(p.units, np.sqrt(kept) * p.root, s[0] * np.sqrt(kept) * p.loads) for p in pieces
+            Piece(p.units, np.sqrt(kept) * p.root, s[0] * np.sqrt(kept) * p.loads)
+            for p in pieces
         ]
         left, rest = _left_over(R, s, scaled)
         eigenvalues, vectors = np.linalg.eigh(left)
@@ -214,7 +221,9 @@ def cyclic_gain(Gamma: Floats, s: Floats) -> float:
         rows = [[(int(Y[i, j]), factor)] for i, j, factor in _triangle(m)]
         program.add(rows, clarabel.PSDTriangleConeT(m))
         for w in live:
-            load[w] += [(int(Y[i, j]), -K[w, i, j] / lam[w]) for i, j in np.ndindex(m, m)]
+            load[w] += [
+                (int(Y[i, j]), -K[w, i, j] / lam[w]) for i, j in np.ndindex(m, m)
+            ]
         ones = [(int(Y[i, j]), K[0, i, j] / d) for i, j in np.ndindex(m, m)]
         program.add([[(int(gamma[0]), -1.0), *ones]], clarabel.ZeroConeT(1))
         for p in range(len(s)):  # [gamma c; c e] >= 0
@@ -223,7 +232,9 @@ def cyclic_gain(Gamma: Floats, s: Floats) -> float:
             total[p].append((int(c[p]), -1.0))
         program.add_largest(e, size, np.eye(len(s)))
         made.append((size, Y, K, c))
-    program.add([load[w] for w in live], clarabel.NonnegativeConeT(len(live)), [1.0] * len(live))
+    program.add(
+        [load[w] for w in live], clarabel.NonnegativeConeT(len(live)), [1.0] * len(live)
+    )
     program.add(total, clarabel.ZeroConeT(len(s)), s.tolist())
     x, _ = program.solve()
     used = np.zeros(len(lam))
@@ -234,16 +245,22 @@ def cyclic_gain(Gamma: Floats, s: Floats) -> float:
         if size == d:
             continue
         values, vectors = np.linalg.eigh(x[Y])
-        loads = np.einsum("wij,ij->w", K, (vectors * np.maximum(values, 0.0)) @ vectors.T)
+        loads = np.einsum(
+            "wij,ij->w", K, (vectors * np.maximum(values, 0.0)) @ vectors.T
+        )
         used += loads
         weights[size] = loads[0] / d
     # A common factor makes the proposal feasible; the remainder goes to all units.
-    factor = min(1.0, float(np.min(lam[live] / np.maximum(used[live], 1e-300)))) * (1 - 1e-10)
+    factor = min(1.0, float(np.min(lam[live] / np.maximum(used[live], 1e-300)))) * (
+        1 - 1e-10
+    )
     weights = {size: factor * weight for size, weight in weights.items()}
     weights[d] = lam[0] / d * (1 - 1e-12) - sum(weights.values())
     kept = [size for size in weights if weights[size] > 1e-9]
     given = np.array([weights[size] for size in kept])
-    return _support_gain(s, np.array(kept), given, np.array([shares[size] for size in kept]))
+    return _support_gain(
+        s, np.array(kept), given, np.array([shares[size] for size in kept])
+    )
 
 
 def _kernel(F: Any) -> Floats:
@@ -276,7 +293,9 @@ def _support_gain(s: Floats, sizes: Any, weights: Floats, proposed: Floats) -> f
     start = s / weights.sum()
     bounds = [(0.0, None)] * len(s)
     options = {"maxiter": 3000, "maxfun": 9000, "ftol": 1e-15, "gtol": 1e-12}
-    a = minimize(negative, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x
+    a = minimize(
+        negative, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options
+    ).x
     a = np.maximum(a, 1e-15)
     found = ratios(a)
     idle = a <= 1e-9 * a.max()
@@ -306,7 +325,9 @@ def _windows(Gamma: Floats) -> list[Units]:
     if band <= OPTIONS.max_band:
         largest = band
     largest = min(largest, d - 1)
-    return [tuple(range(i, i + k)) for k in range(1, largest + 1) for i in range(d - k + 1)]
+    return [
+        tuple(range(i, i + k)) for k in range(1, largest + 1) for i in range(d - k + 1)
+    ]
 
 
 def _rays(Gamma: Floats) -> list[Units]:
@@ -354,7 +375,10 @@ class Program:
         return np.maximum(Y, Y.T)
 
     def add(
-        self, rows: list[list[tuple[int, float]]], cone: Any, constants: Sequence[float] = ()
+        self,
+        rows: list[list[tuple[int, float]]],
+        cone: Any,
+        constants: Sequence[float] = (),
     ) -> int:
         """Require constants + rows.x to lie in the cone; return the number of the first row."""
         first = self.rows
@@ -455,7 +479,11 @@ def _solve(
                     ]
                     of_Z.setdefault((i, j), []).extend(terms)
             for level in range(q):
-                terms = [(int(g[x, level]), -B[a, x] * weight[level]) for x in range(m) if B[a, x]]
+                terms = [
+                    (int(g[x, level]), -B[a, x] * weight[level])
+                    for x in range(m)
+                    if B[a, x]
+                ]
                 of_c.setdefault((i, level), []).extend(terms)
     # [R - sum Z, C; C', W] >= 0 with C what is left of s; tr W is the gain of all units.
     W = program.symmetric(q)
@@ -475,7 +503,9 @@ def _solve(
     D = np.zeros((d + q, d + q))
     for (i, j, factor), value in zip(_triangle(d + q), z[first:], strict=True):
         D[i, j] = D[j, i] = value / factor
-    pieces = [_piece(units, B @ x[Y] @ B.T, B @ x[g] @ Theta.T) for units, B, Y, g in made]
+    pieces = [
+        _piece(units, B @ x[Y] @ B.T, B @ x[g] @ Theta.T) for units, B, Y, g in made
+    ]
     return [piece for piece in pieces if piece is not None], (
         D[:d, :d],
         D[:d, d:] * weight,
@@ -494,7 +524,9 @@ def _piece(units: Units, Z: Floats, c: Floats) -> Piece | None:
     return Piece(units, root, loads)
 
 
-def _priced(T: Floats, Y: Floats, counts: Floats, known: set[Units], limit: int) -> list[Units]:
+def _priced(
+    T: Floats, Y: Floats, counts: Floats, known: set[Units], limit: int
+) -> list[Units]:
     """Return new sets that can raise the bound, grown greedily from every unit by their score."""
     d = len(T)
     found: dict[Units, float] = {}

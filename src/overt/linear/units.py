@@ -38,7 +38,11 @@ class UnitNoise(NoiseEffect):
     """Any noise over the hidden units of a two-layer network."""
 
     def __init__(
-        self, regression: Regression, width: int, noise: Noise, weight_decay: float = 0.0
+        self,
+        regression: Regression,
+        width: int,
+        noise: Noise,
+        weight_decay: float = 0.0,
     ) -> None:
         noise.mean(width)  # the noise must fit the width
         self.regression, self.width, self.noise = regression, width, noise
@@ -60,12 +64,18 @@ class UnitNoise(NoiseEffect):
         """The target with the noise's envelopes in place of its penalty."""
         leading = partial(self.regression.leading, self.directions)
         rule = self.sharing
-        return relax(leading, rule.envelopes(), self.regression, self.decay, rule.refined)
+        return relax(
+            leading, rule.envelopes(), self.regression, self.decay, rule.refined
+        )
 
     @cached_property
     def decay(self) -> float:
         """Weight decay in whitened coordinates: |v| >= |L'v| / |L|, equal for isotropic inputs."""
-        return self.weight_decay / self.regression.largest_root if self.weight_decay else 0.0
+        return (
+            self.weight_decay / self.regression.largest_root
+            if self.weight_decay
+            else 0.0
+        )
 
     @property
     def rank_range(self) -> tuple[int, int] | None:
@@ -75,7 +85,11 @@ class UnitNoise(NoiseEffect):
         """
         (costs,) = self.sharing.envelopes() if self.sharing.exact else (None,)
         isotropic = not self.weight_decay or self.regression.isotropic
-        if not isinstance(costs, UnitShares) or costs.gamma <= -1 + 1e-12 or not isotropic:
+        if (
+            not isinstance(costs, UnitShares)
+            or costs.gamma <= -1 + 1e-12
+            or not isotropic
+        ):
             return None
         s = self.regression.leading(self.directions, costs).s
         s = np.maximum(s - self.decay, 0.0)
@@ -96,7 +110,9 @@ class UnitNoise(NoiseEffect):
         left, s, right = task.svd
         d = self.directions
         m = s[:d]
-        enough = attains(self.relaxation.bound) - task.residual - float(np.sum(s[d:] ** 2))
+        enough = (
+            attains(self.relaxation.bound) - task.residual - float(np.sum(s[d:] ** 2))
+        )
         U, P = self.best_factors(m, self._shared(m, self.relaxation.spectrum), enough)
         return self._decayed(left[:, :d] @ U, task.unwhiten(right[:, :d] @ P))
 
@@ -112,7 +128,9 @@ class UnitNoise(NoiseEffect):
         U, V = U * ratio, V / ratio
         if self.regression.isotropic:
             return U, V
-        return refine(self.value, [(U, V), nudged(U, V)], attains(self.relaxation.bound))
+        return refine(
+            self.value, [(U, V), nudged(U, V)], attains(self.relaxation.bound)
+        )
 
     def best_root(self, m: Floats, a: Floats, enough: float) -> Floats:
         """Return the best B found of |diag(m) - B B'|^2 + <Gamma, B'B o B'B>, m >= 0 decreasing.
@@ -120,7 +138,11 @@ class UnitNoise(NoiseEffect):
         The first start are factors of the relaxation's map, with the spectrum a.
         """
         scale = m[0] or 1.0
-        T, start, mu = np.diag(m) / scale, self._shared(m, a / scale), self.decay / scale
+        T, start, mu = (
+            np.diag(m) / scale,
+            self._shared(m, a / scale),
+            self.decay / scale,
+        )
 
         def value(B: Floats) -> tuple[float, Sequence[Floats]]:
             objective, (gradient, other) = self._value(T, B, B, mu)
@@ -139,7 +161,9 @@ class UnitNoise(NoiseEffect):
         scale, B = m[0] or 1.0, start / np.sqrt(m[0] or 1.0)
         T, mu = np.diag(m) / scale, self.decay / scale
         if self._value(T, B, B, mu)[0] > enough / scale**2:
-            raised = max(1.0, WEAK / (float(np.abs(self._characteristic).max()) or WEAK))
+            raised = max(
+                1.0, WEAK / (float(np.abs(self._characteristic).max()) or WEAK)
+            )
 
             def value(U: Floats) -> tuple[float, Sequence[Floats]]:
                 P = self._partner(T, U, mu, raised)
@@ -152,7 +176,9 @@ class UnitNoise(NoiseEffect):
                 return np.sqrt(scale) * U, np.sqrt(scale) * P
         return start, start
 
-    def _partner(self, T: Floats, U: Floats, mu: float, raised: float | None = None) -> Floats:
+    def _partner(
+        self, T: Floats, U: Floats, mu: float, raised: float | None = None
+    ) -> Floats:
         """Return the best P for U: (U'U + Gamma o U'U + mu I) P' = U'T; unless raised, from roots.
 
         Units are scaled to one size, which does not change the solution.
@@ -177,7 +203,9 @@ class UnitNoise(NoiseEffect):
         """Return |T - U P'|^2 + <Gamma, U'U o P'P> + mu (|U|^2 + |P|^2) and its gradients."""
         Gamma, R = raised * self._characteristic, T - U @ P.T
         UU, PP = U.T @ U, P.T @ P
-        value = float(np.sum(R * R) + np.sum(Gamma * UU * PP) + mu * (np.trace(UU) + np.trace(PP)))
+        value = float(
+            np.sum(R * R) + np.sum(Gamma * UU * PP) + mu * (np.trace(UU) + np.trace(PP))
+        )
         return value, (
             2 * (U @ (Gamma * PP) - R @ P + mu * U),
             2 * (P @ (Gamma * UU) - R.T @ U + mu * P),
@@ -233,7 +261,13 @@ class UnitNoise(NoiseEffect):
         decay = decay or (self.weight_decay, self.weight_decay)
         samples, shape = self.regression.dense("train").samples, (self.width,)
         return masks(
-            kernels.unit_steps, samples, self.noise, shape, rng, batch_size=batch_size, decay=decay
+            kernels.unit_steps,
+            samples,
+            self.noise,
+            shape,
+            rng,
+            batch_size=batch_size,
+            decay=decay,
         )
 
     @cached_property

@@ -46,12 +46,18 @@ class WeightNoise(NoiseEffect):
     """DropConnect on the first layer of a two-layer network."""
 
     def __init__(
-        self, regression: Regression, width: int, noise: DropConnect, weight_decay: float = 0.0
+        self,
+        regression: Regression,
+        width: int,
+        noise: DropConnect,
+        weight_decay: float = 0.0,
     ) -> None:
         self.regression, self.width, self.noise = regression, width, noise
         self.weight_decay = weight_decay
         self.shapes = (regression.outputs, width), (regression.inputs, width)
-        self._as_units = UnitNoise(regression, width, Dropout(noise.drop_prob), weight_decay)
+        self._as_units = UnitNoise(
+            regression, width, Dropout(noise.drop_prob), weight_decay
+        )
         self._correlated = not regression.uncorrelated()
 
     def limited(self, rank: int | None) -> WeightNoise:
@@ -79,16 +85,22 @@ class WeightNoise(NoiseEffect):
         B, bound, N = best_map(dense, induced(self.noise, self.width)[0])
         loss = float(np.sum((dense.T - B @ (dense.root / self._root[:, None])) ** 2))
         bound -= dense.rounding(bound, loss, float(np.linalg.norm(B, "nuc")))
-        return Relaxation(bound, B / self._root, np.ones(dense.inputs), dense.root.T, None, N)
+        return Relaxation(
+            bound, B / self._root, np.ones(dense.inputs), dense.root.T, None, N
+        )
 
     def best_weights(self) -> Sequence[Floats]:
         """Return balanced factors of the best map, refined by descent where the width is short."""
         if not self._correlated:
             return self._as_units.best_weights()
-        left, s, right = np.linalg.svd(self.relaxation.left * self._root, full_matrices=False)
+        left, s, right = np.linalg.svd(
+            self.relaxation.left * self._root, full_matrices=False
+        )
         rank = int(np.sum(s > 1e-9 * s[0])) if s[0] > 0 else 0
         kept = min(rank, self.width)
-        U, V = equalize.balanced_factors(left[:, :kept], s[:kept], right[:kept].T, self.width)
+        U, V = equalize.balanced_factors(
+            left[:, :kept], s[:kept], right[:kept].T, self.width
+        )
         enough = attains(self.relaxation.bound)
         if rank > self.width:
             (V,) = refine(self._value_of_inputs, [(V,), nudged(V)], enough)
@@ -107,7 +119,9 @@ class WeightNoise(NoiseEffect):
 
     def _value_of_inputs(self, V: Floats) -> tuple[float, Sequence[Floats]]:
         """Return the least objective over U, and its gradient in V."""
-        value, (_, gradient) = self._plain_value(self._best_outputs(V), V / self._root[:, None])
+        value, (_, gradient) = self._plain_value(
+            self._best_outputs(V), V / self._root[:, None]
+        )
         return value, (gradient / self._root[:, None],)
 
     def product(self, *weights: Floats) -> tuple[Floats, Floats]:
@@ -164,7 +178,9 @@ class WeightNoise(NoiseEffect):
         return _positive_root(self.regression)
 
 
-def best_map(regression: DenseRegression, weight: float) -> tuple[Floats, float, Floats]:
+def best_map(
+    regression: DenseRegression, weight: float
+) -> tuple[Floats, float, Floats]:
     """Return (B, bound, N): the optimum in scaled coordinates, a proved lower bound, its dual."""
     T, K = regression.T, regression.root / _positive_root(regression)[:, None]
     if weight == 0:
@@ -194,7 +210,9 @@ def best_map(regression: DenseRegression, weight: float) -> tuple[Floats, float,
             break
         # Relative errors of map and multipliers should be of one size.
         apart = float(np.linalg.norm(B - Z) * np.linalg.norm(multipliers))
-        uneven = apart / max(float(np.linalg.norm(Z - before) * np.linalg.norm(Z)), 1e-300)
+        uneven = apart / max(
+            float(np.linalg.norm(Z - before) * np.linalg.norm(Z)), 1e-300
+        )
         factor = min(max(uneven, 0.5), 2.0)
         rho, multipliers = rho * factor, multipliers / factor
     return best, regression.residual + bound, dual

@@ -36,12 +36,22 @@ class Calibration(Result):
         """Plot observed against nominal coverage on matplotlib axes."""
         axes.plot([0, 1], [0, 1], color="0.7", lw=1)
         axes.plot(self.nominal, self.observed, marker="o", ms=3, label=label or None)
-        axes.set(xlabel="nominal coverage", ylabel="observed coverage", xlim=(0, 1), ylim=(0, 1))
+        axes.set(
+            xlabel="nominal coverage",
+            ylabel="observed coverage",
+            xlim=(0, 1),
+            ylim=(0, 1),
+        )
         axes.set_aspect("equal")
 
 
 def calibration(
-    mean: Any, variance: Any, target: Any, *, noise_variance: float = 0.0, levels: int = 19
+    mean: Any,
+    variance: Any,
+    target: Any,
+    *,
+    noise_variance: float = 0.0,
+    levels: int = 19,
 ) -> Calibration:
     """Compare |target - mean| with normal intervals of the given variances.
 
@@ -58,7 +68,9 @@ def calibration(
     for name, values in (("mean", mean), ("target", target)):
         count = int(np.count_nonzero(~np.isfinite(values)))
         if count:
-            raise InputError(f"{name} must be finite, got {count} NaN or infinite value(s)")
+            raise InputError(
+                f"{name} must be finite, got {count} NaN or infinite value(s)"
+            )
     if not np.all(variance >= 0):
         raise InputError("variance must not be negative, nor NaN")
     from scipy.special import ndtri
@@ -66,7 +78,9 @@ def calibration(
     nominal = np.arange(1, _check.whole("levels", levels) + 1) / (levels + 1)
     sigma = np.sqrt(variance + added)
     distance = np.abs(target - mean)
-    observed = np.array([np.mean(distance <= ndtri((1 + q) / 2) * sigma) for q in nominal])
+    observed = np.array(
+        [np.mean(distance <= ndtri((1 + q) / 2) * sigma) for q in nominal]
+    )
     error = float(np.mean(np.abs(observed - nominal)))
     return Calibration(nominal, observed, error, added)
 
@@ -74,6 +88,8 @@ def calibration(
 def _array(value: Any) -> Floats:
     found = _check.plain_array("mean, variance and target", value)
     if found.dtype.kind not in "fiu":
-        raise InputError(f"mean, variance and target must hold numbers, got {found.dtype}")
+        raise InputError(
+            f"mean, variance and target must hold numbers, got {found.dtype}"
+        )
     with np.errstate(over="ignore"):
         return np.asarray(found, dtype=float)

@@ -47,11 +47,15 @@ class WeightedLoss:
         """Return how much each position counts, None if all count the same."""
         if y is None:
             if self.needs_targets:
-                raise InputError("a loss with class weights or ignore_index needs targets y")
+                raise InputError(
+                    "a loss with class weights or ignore_index needs targets y"
+                )
             return None
         if self.name != "cross_entropy" or y.is_floating_point():
             if self.needs_targets:
-                raise InputError("class weights and ignore_index need class numbers as targets")
+                raise InputError(
+                    "class weights and ignore_index need class numbers as targets"
+                )
             return None
         positions = _logits(output).shape[:1] + output.shape[2:]
         if y.shape != positions:
@@ -62,8 +66,13 @@ class WeightedLoss:
             )
         counted = y != self.ignore_index
         classes = y.long().where(counted, 0)
-        if y.numel() and not 0 <= int(classes.min()) <= int(classes.max()) < output.shape[1]:
-            raise InputError(f"targets must be class numbers in 0..{output.shape[1] - 1}")
+        if (
+            y.numel()
+            and not 0 <= int(classes.min()) <= int(classes.max()) < output.shape[1]
+        ):
+            raise InputError(
+                f"targets must be class numbers in 0..{output.shape[1] - 1}"
+            )
         weights = counted.to(output.dtype)
         if self.class_weights is None:
             return None if bool(counted.all()) else weights
@@ -72,7 +81,9 @@ class WeightedLoss:
 
 def read_loss(loss: Loss) -> WeightedLoss:
     """Return a loss that has a name, with the settings of a torch.nn.CrossEntropyLoss."""
-    usual = getattr(loss, "reduction", "") == "mean" and not getattr(loss, "label_smoothing", 0.0)
+    usual = getattr(loss, "reduction", "") == "mean" and not getattr(
+        loss, "label_smoothing", 0.0
+    )
     if isinstance(loss, nn.CrossEntropyLoss) and usual:
         return WeightedLoss("cross_entropy", loss.weight, loss.ignore_index)
     return WeightedLoss(loss_name(loss))
@@ -82,7 +93,9 @@ def average(values: Tensor, weights: Tensor | None) -> Tensor:
     """Return the mean over positions; 0 if none counts."""
     if weights is None:
         return values.mean()
-    return (weights * values).sum() / weights.sum().clamp(min=torch.finfo(values.dtype).tiny)
+    return (weights * values).sum() / weights.sum().clamp(
+        min=torch.finfo(values.dtype).tiny
+    )
 
 
 def quadratic(t: Tensor, mean: Tensor, loss: str) -> Tensor:
@@ -104,9 +117,15 @@ def divergence(t: Tensor, mean: Tensor, loss: str) -> Tensor:
     if is_squared(loss):
         return quadratic(t, mean, loss)
     if loss == "logistic":
-        value = functional.softplus(mean + t) - functional.softplus(mean) - torch.sigmoid(mean) * t
+        value = (
+            functional.softplus(mean + t)
+            - functional.softplus(mean)
+            - torch.sigmoid(mean) * t
+        )
         return sum_outputs(value, loss)
-    q = torch.log_softmax(_logits(mean), 1)  # A(m + t) - A(m) = log sum_k exp(q_k + t_k)
+    q = torch.log_softmax(
+        _logits(mean), 1
+    )  # A(m + t) - A(m) = log sum_k exp(q_k + t_k)
     return torch.logsumexp(q + t, 1) - (q.exp() * t).sum(1)
 
 

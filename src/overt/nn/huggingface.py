@@ -50,9 +50,13 @@ class NoiseMonitor(TrainerCallback):
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Measure the model, and record the numbers."""
-        found = noise_metrics(kwargs["model"], self._data, self._loss, output=self._output)
+        found = noise_metrics(
+            kwargs["model"], self._data, self._loss, output=self._output
+        )
         logs = {f"noise_{name}": value for name, value in found.items()}
         if self.log is not None:
             self.log(logs)
         else:
-            state.log_history.append({**logs, "epoch": state.epoch, "step": state.global_step})
+            state.log_history.append(
+                {**logs, "epoch": state.epoch, "step": state.global_step}
+            )

@@ -18,7 +18,12 @@ from overt.nn.curvature import (
     read_loss,
 )
 from overt.nn.data.losses import Loss, is_squared
-from overt.nn.graph.record import Recording, UnsupportedError, check_for_hidden_noise, record
+from overt.nn.graph.record import (
+    Recording,
+    UnsupportedError,
+    check_for_hidden_noise,
+    record,
+)
 from overt.nn.graph.replay import sample
 from overt.nn.graph.state import (
     Output,
@@ -154,7 +159,9 @@ def explicit_penalty(
     with untouched(model) as saved, torch.inference_mode(False):
         seed_all(seed)
         try:
-            recording = record(saved, x, output, decompose=decompose, statistics="as set")
+            recording = record(
+                saved, x, output, decompose=decompose, statistics="as set"
+            )
             check_for_hidden_noise(recording, saved, x, output, "as set")
             penalty, mean = _propagated(recording, y, weighted, grad)
         except UnsupportedError as error:
@@ -187,11 +194,17 @@ def _propagated(
         later = value
     if y is not None and noises:
         terms.append(_mean_shift(clean, found, y, loss))
-    total = torch.stack([term.value for term in terms]).sum() if terms else clean.new_zeros(())
+    total = (
+        torch.stack([term.value for term in terms]).sum()
+        if terms
+        else clean.new_zeros(())
+    )
     return Penalty(total, tuple(terms), linearized=tuple(found.run.unknown)), found.mean
 
 
-def _mean_shift(clean: Tensor, found: PropagatedOutput, y: Tensor, loss: WeightedLoss) -> Term:
+def _mean_shift(
+    clean: Tensor, found: PropagatedOutput, y: Tensor, loss: WeightedLoss
+) -> Term:
     """Return what the move of the mean does to the loss."""
     if found.exact and torch.allclose(clean, found.mean):
         loss.mean(clean, y)  # refuses targets of a wrong shape
@@ -201,10 +214,18 @@ def _mean_shift(clean: Tensor, found: PropagatedOutput, y: Tensor, loss: Weighte
 
 
 def _sampled(
-    saved: SavedState, x: Any, y: Tensor | None, loss: WeightedLoss, output: Output, grad: bool
+    saved: SavedState,
+    x: Any,
+    y: Tensor | None,
+    loss: WeightedLoss,
+    output: Output,
+    grad: bool,
 ) -> Penalty:
     """Return the penalty as sampled passes show it, with gradients through each of them."""
-    outputs = [saved.plain_pass(x, output, statistics="as set", grad=grad) for _ in range(SAMPLES)]
+    outputs = [
+        saved.plain_pass(x, output, statistics="as set", grad=grad)
+        for _ in range(SAMPLES)
+    ]
     mean = torch.stack(outputs).mean(0)
     n = len(outputs)
     values = _added(torch.stack(outputs), mean, y, loss) * (n / (n - 1))
@@ -213,13 +234,17 @@ def _sampled(
         clean = saved.plain_pass(x, output, noise=False, statistics="as set", grad=grad)
         shift = loss.mean(mean, y) - loss.mean(clean, y)
         moves = _moves_of_loss(torch.stack(outputs), mean, y, loss)
-        terms.append(Term("mean shift", shift, exact=False, error=_standard_error(moves)))
+        terms.append(
+            Term("mean shift", shift, exact=False, error=_standard_error(moves))
+        )
         values = values + moves
     total = torch.stack([term.value for term in terms]).sum()
     return Penalty(total, tuple(terms), drawn=("all",), error=_standard_error(values))
 
 
-def _added(samples: Tensor, mean: Tensor, y: Tensor | None, loss: WeightedLoss) -> Tensor:
+def _added(
+    samples: Tensor, mean: Tensor, y: Tensor | None, loss: WeightedLoss
+) -> Tensor:
     """Return what the distance of each sample from the mean adds to the loss."""
     weights = loss.position_weights(y, mean)
     return torch.stack(
@@ -227,7 +252,9 @@ def _added(samples: Tensor, mean: Tensor, y: Tensor | None, loss: WeightedLoss) 
     )
 
 
-def _moves_of_loss(samples: Tensor, mean: Tensor, y: Tensor, loss: WeightedLoss) -> Tensor:
+def _moves_of_loss(
+    samples: Tensor, mean: Tensor, y: Tensor, loss: WeightedLoss
+) -> Tensor:
     """Return how much each sample moves the loss, to first order."""
     with torch.enable_grad():
         at = mean.detach().requires_grad_()
@@ -242,7 +269,11 @@ def _standard_error(values: Tensor) -> float:
 
 
 def _warn_if_contradicted(
-    samples: Tensor, penalty: Penalty, mean: Tensor, y: Tensor | None, loss: WeightedLoss
+    samples: Tensor,
+    penalty: Penalty,
+    mean: Tensor,
+    y: Tensor | None,
+    loss: WeightedLoss,
 ) -> None:
     """Warn where samples contradict a penalty that was propagated through non-linear functions."""
     mean = mean.detach().double()
@@ -251,7 +282,9 @@ def _warn_if_contradicted(
     values = _added(samples, center, y, loss)
     seen = float(values.mean()) * n / (n - 1)
     shift = [term for term in penalty.terms if term.name == "mean shift"]
-    value = float(penalty.value.detach()) - sum(float(term.value.detach()) for term in shift)
+    value = float(penalty.value.detach()) - sum(
+        float(term.value.detach()) for term in shift
+    )
     error = 3 * _standard_error(values) / max(seen, 1e-30)
     if seen > 0 and abs(math.log(max(value, 1e-30) / seen)) > max(0.2, error):
         warnings.warn(
@@ -265,7 +298,9 @@ def _warn_if_contradicted(
         return
     y = y.double() if y.is_floating_point() else y
     gap = float(loss.mean(center, y) - loss.mean(mean, y))
-    if abs(gap) > 0.2 * seen + 3 * _standard_error(_moves_of_loss(samples, center, y, loss)):
+    if abs(gap) > 0.2 * seen + 3 * _standard_error(
+        _moves_of_loss(samples, center, y, loss)
+    ):
         warnings.warn(
             f"the loss at the mean output differs by {gap:.3g} between {n} samples and as "
             f"propagated, beside a penalty of {seen:.3g}: this model is far from linear in its "

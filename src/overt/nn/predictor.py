@@ -78,7 +78,9 @@ class Predictive(nn.Module):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         if not isinstance(model, nn.Module):
-            raise InputTypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+            raise InputTypeError(
+                f"model must be a torch.nn.Module, got {type(model).__name__}"
+            )
         self.model = model
         self.loss = loss_name(loss)
         self.output = output
@@ -119,7 +121,9 @@ class Predictive(nn.Module):  # type: ignore[misc]
         level = _check.number("level", level, exclusive=True)
         if not level < 1:
             raise InputError(f"level must be below 1, got {level}")
-        z = math.sqrt(2) * float(torch.special.erfinv(torch.tensor(level, dtype=torch.float64)))
+        z = math.sqrt(2) * float(
+            torch.special.erfinv(torch.tensor(level, dtype=torch.float64))
+        )
         both = self._over(x, lambda batch: torch.stack(self._normal(batch), 1))
         mean, sd = both.unbind(1)
         return mean - z * sd, mean + z * sd
@@ -150,7 +154,9 @@ class Predictive(nn.Module):  # type: ignore[misc]
         for batch in Batches(data, self.model):
             x = _alone(batch.inputs.given)
             parts = self._normal(x, alone=True) if squared else self._logits(x)
-            Targets(batch.y, parts[0], self.loss, batch.where)  # refuses targets that do not fit
+            Targets(
+                batch.y, parts[0], self.loss, batch.where
+            )  # refuses targets that do not fit
             found.append((*parts, batch.y))
         center, spread, y = (torch.cat(parts) for parts in zip(*found, strict=True))
         if squared:
@@ -165,7 +171,11 @@ class Predictive(nn.Module):  # type: ignore[misc]
             self.noise_variance.fill_(best)
         else:
             self.temperature.fill_(
-                _least(lambda t: _surprise(self._expected(center, spread, t), y), 0.05, 20.0)
+                _least(
+                    lambda t: _surprise(self._expected(center, spread, t), y),
+                    0.05,
+                    20.0,
+                )
             )
         return self
 
@@ -205,7 +215,9 @@ class Predictive(nn.Module):  # type: ignore[misc]
         interval with a probability of at least `level`, on average over both.
         """
         if not self._squared:
-            raise InputError(f"loss={self.loss!r} has sets of classes: use conformal_set")
+            raise InputError(
+                f"loss={self.loss!r} has sets of classes: use conformal_set"
+            )
         q = self._quantile(level)
         both = self._over(x, lambda batch: torch.stack(self._normal(batch), 1))
         mean, sd = both.unbind(1)
@@ -218,7 +230,9 @@ class Predictive(nn.Module):  # type: ignore[misc]
         set with a probability of at least `level`, on average over both.
         """
         if self._squared:
-            raise InputError(f"loss={self.loss!r} has intervals: use conformal_interval")
+            raise InputError(
+                f"loss={self.loss!r} has intervals: use conformal_interval"
+            )
         q = self._quantile(level)
         return self._over(x, lambda batch: 1 - self._classes(batch) <= q)
 
@@ -273,7 +287,9 @@ class Predictive(nn.Module):  # type: ignore[misc]
             return mean, (vectors * values.clamp(min=0).sqrt()[:, None]).to(mean.dtype)
 
     def _expected(self, mean: Tensor, root: Tensor, temperature: float) -> Tensor:
-        even = torch.quasirandom.SobolEngine(mean.shape[1], scramble=True, seed=0).draw(NODES)
+        even = torch.quasirandom.SobolEngine(mean.shape[1], scramble=True, seed=0).draw(
+            NODES
+        )
         z = torch.special.ndtri(even.clamp(1e-6, 1 - 1e-6)).to(mean)
         logits = mean[:, None] / temperature + z @ root.mT  # (rows, nodes, classes)
         if self.loss == "logistic" or mean.shape[1] == 1:
@@ -304,6 +320,8 @@ def _least(f: Callable[[float], Tensor], low: float, high: float) -> float:
     from scipy.optimize import minimize_scalar
 
     found = minimize_scalar(
-        lambda t: float(f(math.exp(t))), method="bounded", bounds=(math.log(low), math.log(high))
+        lambda t: float(f(math.exp(t))),
+        method="bounded",
+        bounds=(math.log(low), math.log(high)),
     )
     return math.exp(found.x)

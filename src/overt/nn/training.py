@@ -14,7 +14,12 @@ from torch import Tensor, nn
 from overt._check import InputError, InputTypeError, whole
 from overt.nn.curvature import average, curved_variance, divergence, read_loss
 from overt.nn.data.losses import Loss
-from overt.nn.graph.record import Recording, UnsupportedError, check_for_hidden_noise, record
+from overt.nn.graph.record import (
+    Recording,
+    UnsupportedError,
+    check_for_hidden_noise,
+    record,
+)
 from overt.nn.graph.state import (
     Output,
     call_model,
@@ -62,7 +67,10 @@ def has_own_gradient(output: Tensor) -> bool:
             continue
         seen.add(node)
         checkpoint = type(node).__name__ == "CheckpointFunctionBackward"
-        if isinstance(node, torch.autograd.function.BackwardCFunction) and not checkpoint:
+        if (
+            isinstance(node, torch.autograd.function.BackwardCFunction)
+            and not checkpoint
+        ):
             return True
         todo += [parent for parent, _ in node.next_functions]
     return False
@@ -129,7 +137,10 @@ class WithoutNoise(nn.Module):  # type: ignore[misc]
         except UnsupportedError as error:
             return self._sample(x, error)
         with torch.no_grad():
-            for buffer, after in recording.buffers:  # running statistics, counters of noise layers
+            for (
+                buffer,
+                after,
+            ) in recording.buffers:  # running statistics, counters of noise layers
                 if buffer.shape == after.shape:
                     buffer.copy_(after)
         self.sampled = ""
@@ -165,13 +176,19 @@ class WithoutNoise(nn.Module):  # type: ignore[misc]
         except UnsupportedError as reason:  # a training pass samples, too
             raise_if_model_fails(model, x, self.output, reason)
             return GradientBias(0.0, 0.0, 0)
-        with untouched(model) as saved, torch.inference_mode(False), torch.enable_grad():
+        with (
+            untouched(model) as saved,
+            torch.inference_mode(False),
+            torch.enable_grad(),
+        ):
             seed_all(seed)
 
             def sampled() -> Tensor:
                 if saved.interrupts.pending:
                     raise KeyboardInterrupt
-                output = saved.plain_pass(x, self.output, statistics="as set", grad=True)
+                output = saved.plain_pass(
+                    x, self.output, statistics="as set", grad=True
+                )
                 return _gradient(loss.mean(output, y), weights)
 
             def without_sampling() -> Tensor:
@@ -180,7 +197,9 @@ class WithoutNoise(nn.Module):  # type: ignore[misc]
                 return _gradient(loss.mean(mean, y) + penalty, weights)
 
             target = torch.stack([_mean_of(sampled, size) for _ in range(GROUPS)])
-            found = torch.stack([_mean_of(without_sampling, size) for _ in range(GROUPS)])
+            found = torch.stack(
+                [_mean_of(without_sampling, size) for _ in range(GROUPS)]
+            )
         squared, error = _squared_mean(found - target)
         norm = math.sqrt(max(_squared_mean(target)[0], 1e-300))
         value = math.sqrt(max(squared, 0.0)) / norm
@@ -190,12 +209,16 @@ class WithoutNoise(nn.Module):  # type: ignore[misc]
     def _record(self, x: Any) -> Recording:
         model = check_call(self.model, x, self.output)
         with untouched(model) as saved, torch.inference_mode(False):
-            recording = record(saved, x, self.output, decompose=decompose, statistics="as set")
+            recording = record(
+                saved, x, self.output, decompose=decompose, statistics="as set"
+            )
             if hash(recording.signature) not in self._closed:
                 check_for_hidden_noise(recording, saved, x, self.output, "as set")
                 plain = saved.plain_pass(x, self.output, statistics="as set", grad=True)
                 if has_own_gradient(plain):
-                    raise UnsupportedError("it has a torch.autograd.Function with its own gradient")
+                    raise UnsupportedError(
+                        "it has a torch.autograd.Function with its own gradient"
+                    )
         return recording
 
     def _propagate(self, recording: Recording) -> tuple[Tensor, Tensor]:
@@ -223,7 +246,8 @@ class WithoutNoise(nn.Module):  # type: ignore[misc]
         if not self.sampled:
             raise_if_model_fails(self.model, x, self.output, error)
             warnings.warn(
-                f"the noise is sampled, as in ordinary training, because {error}", stacklevel=4
+                f"the noise is sampled, as in ordinary training, because {error}",
+                stacklevel=4,
             )
         self.sampled = str(error)
         found = select_output(call_model(self.model, x), self.output)
@@ -313,5 +337,7 @@ def without_noise(
     ...     step.step()
     """
     if not isinstance(model, nn.Module):
-        raise InputTypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+        raise InputTypeError(
+            f"model must be a torch.nn.Module, got {type(model).__name__}"
+        )
     return WithoutNoise(model, loss, output)

@@ -49,7 +49,9 @@ class DropBlock(Noise):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "drop_prob", _check.drop_prob(self.drop_prob))
-        object.__setattr__(self, "block_size", _check.whole("block_size", self.block_size))
+        object.__setattr__(
+            self, "block_size", _check.whole("block_size", self.block_size)
+        )
         _check.choice("placement", self.placement, ("grid", "sliding"))
 
     @property
@@ -112,7 +114,9 @@ class DropBlock(Noise):
 
         `drop_prob` of this object is then the value for a single block, 1 - tb.
         """
-        return replace(self, drop_prob=width_adjusted(self.drop_prob, width, self.block_size))
+        return replace(
+            self, drop_prob=width_adjusted(self.drop_prob, width, self.block_size)
+        )
 
     def _fitting(self, width: Width) -> tuple[int, ...]:
         shape, b = shape_of(width), self.block_size
@@ -126,4 +130,6 @@ class DropBlock(Noise):
         return shape
 
     def _sliding(self, shape: tuple[int, ...]) -> Sliding:
-        return Sliding(self.drop_prob, shape, (self.block_size,) * len(shape), uniform=False)
+        return Sliding(
+            self.drop_prob, shape, (self.block_size,) * len(shape), uniform=False
+        )

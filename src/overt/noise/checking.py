@@ -53,7 +53,9 @@ def check(noise: Noise, width: Width) -> None:
     >>> overt.noise.check(overt.KeepExactly(2), width=5)
     """
     if not isinstance(noise, Noise):
-        raise InputTypeError(f"noise must be a noise such as overt.Dropout(0.5), got {noise!r}")
+        raise InputTypeError(
+            f"noise must be a noise such as overt.Dropout(0.5), got {noise!r}"
+        )
     mu = checked_mean(noise, width)
     variances = _checked_variances(noise, width)
     compared = np.arange(len(mu))
@@ -63,7 +65,9 @@ def check(noise: Noise, width: Width) -> None:
     else:
         Gamma = checked_characteristic(noise, width)
         if not np.allclose(np.diag(Gamma), variances, rtol=1e-9, atol=0.0):
-            raise InputError(f"{_name(noise)}: relative_variance is not the diagonal of Gamma")
+            raise InputError(
+                f"{_name(noise)}: relative_variance is not the diagonal of Gamma"
+            )
         compared = compared[:MAX_COMPARED_UNITS]
         Gamma = Gamma[np.ix_(compared, compared)]
     multipliers = _sampled(noise, width) / mu
@@ -113,7 +117,9 @@ def checked_characteristic(noise: Noise, width: Width) -> Floats:
 
 def _checked_variances(noise: Noise, width: Width) -> Floats:
     units = math.prod(shape_of(width))
-    variances = _floats(noise, "relative_variance(width)", noise.relative_variance(width))
+    variances = _floats(
+        noise, "relative_variance(width)", noise.relative_variance(width)
+    )
     if variances.shape == (units,) and np.any(variances < 0):
         raise InputError(
             f"{_name(noise)}: the noise is not positive semi-definite: the variance of unit "
@@ -131,7 +137,9 @@ def _checked_variances(noise: Noise, width: Width) -> Floats:
 def _floats(noise: Noise, method: str, value: Any) -> Floats:
     array = np.asarray(value, dtype=float)
     if not np.isfinite(array).all():
-        raise InputError(f"{_name(noise)}: {method} must be finite, got NaN or infinite values")
+        raise InputError(
+            f"{_name(noise)}: {method} must be finite, got NaN or infinite values"
+        )
     return array
 
 

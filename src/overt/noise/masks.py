@@ -92,7 +92,9 @@ class Dropout(Noise):
 
     drop_prob: Any
     gaussian: bool
-    _lam: Any = field(init=False, compare=False)  # follows from drop_prob up to rounding
+    _lam: Any = field(
+        init=False, compare=False
+    )  # follows from drop_prob up to rounding
 
     def __init__(
         self,
@@ -108,15 +110,25 @@ class Dropout(Noise):
         if strength is not None:
             gaussian = True
             lam = _one_or_many("strength", strength, _strength)
-            prob = tuple(x / (1 + x) for x in lam) if isinstance(lam, tuple) else lam / (1 + lam)
+            prob = (
+                tuple(x / (1 + x) for x in lam)
+                if isinstance(lam, tuple)
+                else lam / (1 + lam)
+            )
         else:
             prob = _one_or_many("drop_prob", drop_prob, _check.drop_prob)
-            lam = tuple(x / (1 - x) for x in prob) if isinstance(prob, tuple) else prob / (1 - prob)
+            lam = (
+                tuple(x / (1 - x) for x in prob)
+                if isinstance(prob, tuple)
+                else prob / (1 - prob)
+            )
         for name, value in (("drop_prob", prob), ("_lam", lam), ("gaussian", gaussian)):
             object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
-        given = f"strength={self._lam}" if self.gaussian else f"drop_prob={self.drop_prob}"
+        given = (
+            f"strength={self._lam}" if self.gaussian else f"drop_prob={self.drop_prob}"
+        )
         return f"Dropout({given})"
 
     @property
@@ -157,14 +169,18 @@ class Dropout(Noise):
         With it the induced penalty no longer vanishes as the network grows.
         """
         if self.gaussian:
-            return type(self)(strength=_check.whole("width", width) * _strength(self.strength))
+            return type(self)(
+                strength=_check.whole("width", width) * _strength(self.strength)
+            )
         return type(self)(width_adjusted(self.drop_prob, width, 1))
 
     def _units(self, width: Width) -> int:
         units, per_unit = math.prod(shape_of(width)), self.drop_prob
         if isinstance(per_unit, tuple) and len(per_unit) != units:
             name = "strength" if self.gaussian else "drop_prob"
-            raise InputError(f"{name} has {len(per_unit)} entries but there are {units} units")
+            raise InputError(
+                f"{name} has {len(per_unit)} entries but there are {units} units"
+            )
         return units
 
     def _per_unit(self, width: Width, values: Any) -> Floats:
@@ -213,7 +229,9 @@ class KeepExactly(Noise):
     def _fitting(self, width: Width) -> int:
         units = math.prod(shape_of(width))
         if self.count > units:
-            raise InputError(f"count must be at most the width {width}, got {self.count}")
+            raise InputError(
+                f"count must be at most the width {width}, got {self.count}"
+            )
         return units
 
 
@@ -269,7 +287,9 @@ class CovarianceNoise(Noise):
         mu = _check.doubles("mean", mean, ndim=1).copy()
         K = _check.doubles("covariance", covariance, ndim=2)
         if np.any(mu == 0):
-            raise InputError(f"mean must have no zero entry, got 0 at {int(np.argmin(abs(mu)))}")
+            raise InputError(
+                f"mean must have no zero entry, got 0 at {int(np.argmin(abs(mu)))}"
+            )
         if K.shape != (mu.size, mu.size):
             raise InputError(f"covariance must be {mu.size} x {mu.size}, got {K.shape}")
         apart = abs(K - K.T).max()
@@ -338,7 +358,9 @@ class CovarianceNoise(Noise):
     def _fitting(self, width: Width) -> tuple[int, ...]:
         shape = shape_of(width)
         if math.prod(shape) != self._mean.size:
-            raise InputError(f"the noise is over {self._mean.size} units but the width is {width}")
+            raise InputError(
+                f"the noise is over {self._mean.size} units but the width is {width}"
+            )
         return shape
 
 

@@ -45,7 +45,9 @@ class Sliding:
     def starts(self) -> tuple[int, ...]:
         """The number of positions at which a block may start, along each axis."""
         step = 1 if self.uniform else -1
-        return tuple(n + step * (b - 1) for n, b in zip(self.sizes, self.blocks, strict=True))
+        return tuple(
+            n + step * (b - 1) for n, b in zip(self.sizes, self.blocks, strict=True)
+        )
 
     def rate(self) -> float:
         """-log(1 - g), at which the mean over units of exp(-rate c_i) is 1 - drop_prob."""
@@ -103,7 +105,9 @@ def _joint_cover(n: int, b: int, uniform: bool) -> Floats:
     return np.maximum(both, 0).astype(float)
 
 
-def grid_characteristic(strength: float, sizes: tuple[int, ...], blocks: tuple[int, ...]) -> Floats:
+def grid_characteristic(
+    strength: float, sizes: tuple[int, ...], blocks: tuple[int, ...]
+) -> Floats:
     """lam among units of the same cell of a grid, 0 among others; the last cells may be cut off."""
     same = np.ones((1, 1))
     for n, b in zip(sizes, blocks, strict=True):
@@ -123,6 +127,8 @@ def running_minimum(keep: Any, axis: int, block: int) -> Any:
         step = min(width, block - width)
         length = keep.shape[axis] - step
         lead = (slice(None),) * axis
-        keep = keep[(*lead, slice(0, length))] & keep[(*lead, slice(step, step + length))]
+        keep = (
+            keep[(*lead, slice(0, length))] & keep[(*lead, slice(step, step + length))]
+        )
         width += step
     return keep

@@ -21,7 +21,15 @@ PAPERS = {
     "implicit_bias": Paper(
         "Implicit bias of dropout",
         "dropout",
-        ("introduction", "tied", "untied", "landscape", "solver", "convergence", "appendix"),
+        (
+            "introduction",
+            "tied",
+            "untied",
+            "landscape",
+            "solver",
+            "convergence",
+            "appendix",
+        ),
         r"""@inproceedings{mianjy2018implicit,
   author = {Mianjy, Poorya and Arora, Raman and Vidal, Ren{\'e}},
   title = {On the Implicit Bias of Dropout},
@@ -104,7 +112,11 @@ OVERT = f"""@software{{overt,
 
 def bibtex(papers: set[str] | None = None) -> str:
     """Return the entries of these papers, or of overt and of all, each once."""
-    found = [about.bibtex for name, about in PAPERS.items() if papers is None or name in papers]
+    found = [
+        about.bibtex
+        for name, about in PAPERS.items()
+        if papers is None or name in papers
+    ]
     entries = [entry for entry in found if entry]
     if papers is None or not entries:
         entries.insert(0, OVERT)

@@ -17,7 +17,13 @@ Objective = Callable[[Floats], tuple[float, Floats]]
 
 def descend(objective: Objective, start: Floats) -> tuple[float, Floats]:
     """Return the local minimum that L-BFGS finds from `start`, and where it is."""
-    options = {"maxiter": 10_000, "maxfun": 20_000, "ftol": 1e-16, "gtol": 1e-10, "maxcor": 20}
+    options = {
+        "maxiter": 10_000,
+        "maxfun": 20_000,
+        "ftol": 1e-16,
+        "gtol": 1e-10,
+        "maxcor": 20,
+    }
     found = minimize(objective, start, jac=True, method="L-BFGS-B", options=options)
     return float(found.fun), np.asarray(found.x)
 
@@ -33,7 +39,10 @@ def best_descent(
 def slope_and_curvature(objective: Objective, theta: Floats) -> tuple[float, float]:
     """Return |gradient| and the lowest eigenvalue of the Hessian, by central differences of it."""
     half = 1e-5 * np.eye(len(theta))
-    H = np.stack([objective(theta + e)[1] - objective(theta - e)[1] for e in half]) / 2e-5
+    H = (
+        np.stack([objective(theta + e)[1] - objective(theta - e)[1] for e in half])
+        / 2e-5
+    )
     slope = float(np.linalg.norm(objective(theta)[1]))
     return slope, float(np.linalg.eigvalsh((H + H.T) / 2)[0])
 
@@ -109,7 +118,9 @@ def deep_descent(
         back = 2 * p[:, None, None] * (E @ C)
         value = 0.5 * np.sum(back * E)
         gradient: list[Floats] = []
-        for W, into, scale in zip(weights[:0:-1], inputs[::-1], scales[::-1], strict=True):
+        for W, into, scale in zip(
+            weights[:0:-1], inputs[::-1], scales[::-1], strict=True
+        ):
             gradient.append(np.einsum("mij,mkj->ik", back, into))
             back = scale * (W.T @ back)
         gradient.append(back.sum(axis=0))
@@ -120,7 +131,12 @@ def deep_descent(
 
 
 def cheapest_factors(
-    A: Floats, rows: Floats, cols: Floats, width: int, restarts: int, rng: np.random.Generator
+    A: Floats,
+    rows: Floats,
+    cols: Floats,
+    width: int,
+    restarts: int,
+    rng: np.random.Generator,
 ) -> float:
     """Return min sum_i (u_i'R u_i)(v_i'C v_i) over all U V' = A, by descent over U.
 
@@ -212,7 +228,10 @@ def block_candidates(m: Floats, b: int, beta: float, splits: range) -> float:
         for last in range(1, len(m) + 1):
             a = np.where(np.arange(len(m)) < last, m / (1 + beta), 0)
             if last >= rho:
-                total, c = m[rho - 1 : last].sum(), b + beta * last + (beta + 1) * (1 - rho)
+                total, c = (
+                    m[rho - 1 : last].sum(),
+                    b + beta * last + (beta + 1) * (1 - rho),
+                )
                 a[rho - 1 : last] = m[rho - 1 : last] - beta / c * total
             best = min(best, block_value(m, a, b, beta))
     return best

@@ -27,7 +27,9 @@ def fetch(name: str, *, mnist_url: str = MNIST_URL) -> Path:
     if path.exists():
         return path
     if name != "mnist":
-        raise InputError(f"{name} cannot be fetched: put {path.name} into {home} yourself")
+        raise InputError(
+            f"{name} cannot be fetched: put {path.name} into {home} yourself"
+        )
     try:
         with urlopen(mnist_url) as answer:  # noqa: S310 (the address is a constant)
             data = answer.read()
@@ -37,5 +39,7 @@ def fetch(name: str, *, mnist_url: str = MNIST_URL) -> Path:
         ) from None
     found = hashlib.sha256(data).hexdigest()
     if found != MNIST_SHA256:
-        raise InputError(f"{mnist_url} has the checksum {found}, expected {MNIST_SHA256}")
+        raise InputError(
+            f"{mnist_url} has the checksum {found}, expected {MNIST_SHA256}"
+        )
     return write_whole(path, data)

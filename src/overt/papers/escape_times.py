@@ -87,7 +87,10 @@ def escape(problem: Entries, depth: int = 3, weight_decay: float = 0.02) -> Esca
     close to the largest, and small ones at which no way out is found.
     """
     layers.check_entries(problem)
-    depth, lam = whole("depth", depth, 3), number("weight_decay", weight_decay, exclusive=True)
+    depth, lam = (
+        whole("depth", depth, 3),
+        number("weight_decay", weight_decay, exclusive=True),
+    )
     epsilon = family.epsilon_of(problem)
     if epsilon is None:
         raise InputError(
@@ -162,17 +165,25 @@ class _Way:
 
     def _linear(self, x: Floats) -> tuple[Floats, Floats]:
         """Return the derivative of the mean move at x, and the moves' covariance."""
-        mean = np.einsum("nki,k->in", self._moves(x + 1e-30j * np.eye(3)), [2 / 3, 1 / 3])
+        mean = np.einsum(
+            "nki,k->in", self._moves(x + 1e-30j * np.eye(3)), [2 / 3, 1 / 3]
+        )
         f = self._moves(x[None])[0]
         return mean.imag / 1e-30, 2 / 9 * np.outer(f[0] - f[1], f[0] - f[1])
 
     def _tilted(self, y: Array) -> Array:
         """Return exp<p, f> times 2/3 for a one and 1/3 for epsilon, (points, 2)."""
-        return np.exp(np.einsum("nki,ni->nk", self._moves(y[:, :3]), y[:, 3:])) * [2 / 3, 1 / 3]
+        return np.exp(np.einsum("nki,ni->nk", self._moves(y[:, :3]), y[:, 3:])) * [
+            2 / 3,
+            1 / 3,
+        ]
 
     def _slope(self, y: Floats) -> Floats:
         """Return (H_p, -H_x)."""
-        H = [np.log(self._tilted(y + e).sum(axis=1)).imag / 1e-30 for e in 1e-30j * np.eye(6)]
+        H = [
+            np.log(self._tilted(y + e).sum(axis=1)).imag / 1e-30
+            for e in 1e-30j * np.eye(6)
+        ]
         return np.stack([*H[3:], -H[0], -H[1], -H[2]], axis=1)
 
     def shares(self, y: Floats) -> Floats:
@@ -217,25 +228,39 @@ class _Way:
         push = middle * np.repeat([0, 1], 3)
         D = np.empty((len(h), 6, 6))
         for i, e in enumerate(_STEP * np.eye(6)):
-            D[:, :, i] = (self._slope(middle + e) - self._slope(middle - e)) / (2 * _STEP)
+            D[:, :, i] = (self._slope(middle + e) - self._slope(middle - e)) / (
+                2 * _STEP
+            )
         D += friction * np.diag([0, 0, 0, 1, 1, 1])
         at_first, at_last = np.hstack([np.eye(3), -self.Sigma]), np.zeros((3, 6))
         at_last[:2, 3:] = np.linalg.svd(self.v[None])[2][1:]  # p is along v,
-        at_last[2] = np.append(self.v, self.noise / (2 * self.mu) * self.v)  # of the stable size
+        at_last[2] = np.append(
+            self.v, self.noise / (2 * self.mu) * self.v
+        )  # of the stable size
         residual = np.concatenate(
             [
                 at_first @ (y[0] - self.origin),
-                (np.diff(y, axis=0) - h[:, None] * (self._slope(middle) + friction * push)).ravel(),
+                (
+                    np.diff(y, axis=0)
+                    - h[:, None] * (self._slope(middle) + friction * push)
+                ).ravel(),
                 at_last @ (y[-1] - np.append(self.high, np.zeros(3))),
                 [self.v @ (y[zero, :3] - self.low - self.way / 2)],
             ]
         )
         half, end = 0.5 * h[:, None, None] * D, 6 * len(h)
-        blocks = [(0, 0, at_first), (3 + end, end, at_last), (6 + end, 6 * zero, self.v[None])]
+        blocks = [
+            (0, 0, at_first),
+            (3 + end, end, at_last),
+            (6 + end, 6 * zero, self.v[None]),
+        ]
         blocks += [(3 + 6 * k, 6 * k, -np.eye(6) - half[k]) for k in range(len(h))]
         blocks += [(3 + 6 * k, 6 * k + 6, np.eye(6) - half[k]) for k in range(len(h))]
         blocks += [(3, 6 + end, -(h[:, None] * push).reshape(-1, 1))]
-        places = [np.indices(b.shape).reshape(2, -1) + np.array([[i], [j]]) for i, j, b in blocks]
+        places = [
+            np.indices(b.shape).reshape(2, -1) + np.array([[i], [j]])
+            for i, j, b in blocks
+        ]
         data = np.concatenate([b.ravel() for *_, b in blocks])
         return residual, coo_matrix((data, np.concatenate(places, axis=1))).tocsc()
 
@@ -281,4 +306,6 @@ def _matrices(x: Floats) -> Floats:
     """Return A of (s_1, s_2, t), (points, 2, 2)."""
     s_1, s_2, (c, s) = x[:, 0], x[:, 1], (np.cos(x[:, 2]), np.sin(x[:, 2]))
     a = (s_1 + s_2) * s * c
-    return np.stack([a, s_1 * c**2 - s_2 * s**2, s_1 * s**2 - s_2 * c**2, a], 1).reshape(-1, 2, 2)
+    return np.stack(
+        [a, s_1 * c**2 - s_2 * s**2, s_1 * s**2 - s_2 * c**2, a], 1
+    ).reshape(-1, 2, 2)

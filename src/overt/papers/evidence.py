@@ -56,7 +56,9 @@ class Evidence:
         for name in ("printed", "null"):
             value = getattr(self, name)
             if value is not None and math.isnan(value):
-                raise InputError(f"the residual of the {name} form is NaN: it was not measured")
+                raise InputError(
+                    f"the residual of the {name} form is NaN: it was not measured"
+                )
         if self.null is not None and self.null <= self.tolerance:
             return "no power"
         needed = self.printed is None or self.printed > self.tolerance

@@ -84,7 +84,11 @@ def mean_interval(values: Any, level: float = 0.95) -> Interval:
     values = np.asarray(values, dtype=float)
     if len(values) < 2:
         return -np.inf, np.inf
-    half = t.ppf((1 + level) / 2, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values))
+    half = (
+        t.ppf((1 + level) / 2, len(values) - 1)
+        * values.std(ddof=1)
+        / np.sqrt(len(values))
+    )
     return float(values.mean() - half), float(values.mean() + half)
 
 
@@ -114,7 +118,11 @@ def values_of(rows: Iterable[Row], name: str) -> list[Any]:
 
 def rows_with(rows: Iterable[Row], **setting: Any) -> list[Row]:
     """Return the rows of a setting."""
-    return [row for row in rows if all(row[name] == value for name, value in setting.items())]
+    return [
+        row
+        for row in rows
+        if all(row[name] == value for name, value in setting.items())
+    ]
 
 
 @dataclass(frozen=True)
@@ -206,7 +214,9 @@ class Figure:
             picture = self.plot(rows)
             _simplify_log_ticks(picture)
             _move_legends_below(picture)
-        picture.suptitle(f"{self.source} (recomputed, {size} size)", fontsize=9, color="0.35")
+        picture.suptitle(
+            f"{self.source} (recomputed, {size} size)", fontsize=9, color="0.35"
+        )
         return picture
 
 
@@ -215,7 +225,10 @@ def _simplify_log_ticks(picture: Any) -> None:
     from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
     for panel in picture.axes:
-        for axis, limits in ((panel.xaxis, panel.get_xlim()), (panel.yaxis, panel.get_ylim())):
+        for axis, limits in (
+            (panel.xaxis, panel.get_xlim()),
+            (panel.yaxis, panel.get_ylim()),
+        ):
             if axis.get_scale() != "log" or axis.get_transform().base != 10:
                 continue
             axis.set_minor_formatter(NullFormatter())

@@ -18,7 +18,15 @@ from typing import Any
 import numpy as np
 from scipy.special import expit
 
-from overt._check import InputError, bounded, doubles, instance, number, plain_array, whole
+from overt._check import (
+    InputError,
+    bounded,
+    doubles,
+    instance,
+    number,
+    plain_array,
+    whole,
+)
 from overt._types import Floats
 from overt.robust.certify.exact import ExactError, check_slope, two_layer
 from overt.robust.threats import L2
@@ -82,11 +90,19 @@ class LeakyNetwork:
         The proof of Lemma 18 bounds |delta* - delta_t| by the radius; two points of a ball may be
         twice the radius apart, hence 4 where 2 is printed.
         """
-        return 4 * number("radius", radius) * (1 - self.slope) * self.kappa * math.sqrt(len(self.W))
+        return (
+            4
+            * number("radius", radius)
+            * (1 - self.slope)
+            * self.kappa
+            * math.sqrt(len(self.W))
+        )
 
     def _preactivations(self, x: Floats) -> Floats:
         if np.shape(x)[-1:] != self.W.shape[1:]:
-            raise InputError(f"x must have {self.W.shape[1]} inputs, got shape {np.shape(x)}")
+            raise InputError(
+                f"x must have {self.W.shape[1]} inputs, got shape {np.shape(x)}"
+            )
         return np.asarray(x @ self.W.T)
 
     def _slopes(self, x: Floats) -> Floats:
@@ -105,7 +121,11 @@ def reflected_ascent(
     """
     instance("net", net, LeakyNetwork, "a LeakyNetwork")
     x = doubles("x", x, ndim=1)
-    y, radius, step_size = _sign(y), number("radius", radius), number("step_size", step_size)
+    y, radius, step_size = (
+        _sign(y),
+        number("radius", radius),
+        number("step_size", step_size),
+    )
     delta, best, best_margin = x, x, math.inf
     for _ in range(whole("steps", steps)):
         margin = y * float(net.value(delta))
@@ -176,7 +196,13 @@ def beta_robust_error(
     x = doubles("x", x, ndim=2)
     beta = net.beta(radius) if beta is None else number("beta", beta)
     return two_layer(
-        net.W, net.a[None], x, _signs(y, len(x)), L2(radius), slope=net.slope, level=beta * net.norm
+        net.W,
+        net.a[None],
+        x,
+        _signs(y, len(x)),
+        L2(radius),
+        slope=net.slope,
+        level=beta * net.norm,
     )
 
 
@@ -190,5 +216,7 @@ def _sign(value: Any) -> int:
 def _signs(y: Any, n: int) -> Floats:
     values = plain_array("y", y)
     if values.shape != (n,):
-        raise InputError(f"y must be {n} labels, each -1 or 1, got shape {values.shape}")
+        raise InputError(
+            f"y must be {n} labels, each -1 or 1, got shape {values.shape}"
+        )
     return np.array([_sign(value) for value in values.tolist()], dtype=np.float64)

@@ -54,11 +54,16 @@ def load(name: str, only: Sequence[int] | None = None) -> Data:
             parts = [file[k] for k in ("x_train", "y_train", "x_test", "y_test")]
         for i in (0, 2):
             images = parts[i] / np.float32(255)
-            parts[i] = images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2)
+            parts[i] = (
+                images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2)
+            )
     if only is not None:
         for i in (0, 2):
             kept = np.isin(parts[i + 1], only)
-            parts[i], parts[i + 1] = parts[i][kept], np.searchsorted(only, parts[i + 1][kept])
+            parts[i], parts[i + 1] = (
+                parts[i][kept],
+                np.searchsorted(only, parts[i + 1][kept]),
+            )
     x, y, x_test, y_test = (torch.tensor(np.ascontiguousarray(part)) for part in parts)
     return Data(x.float(), y.long(), x_test.float(), y_test.long())
 
@@ -70,7 +75,9 @@ def mlp(inputs: int, classes: int, width: int = 100) -> nn.Sequential:
     )
 
 
-def fit(model: nn.Module, x: Tensor, y: Tensor, *, epochs: int, seed: int, batch: int = 64) -> None:
+def fit(
+    model: nn.Module, x: Tensor, y: Tensor, *, epochs: int, seed: int, batch: int = 64
+) -> None:
     """Train with Adam and cross-entropy, in place."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -78,7 +85,13 @@ def fit(model: nn.Module, x: Tensor, y: Tensor, *, epochs: int, seed: int, batch
 
 
 def descend(
-    model: nn.Module, x: Tensor, y: Tensor, loss: Any, epochs: int, rate: float, batch: int = 64
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    loss: Any,
+    epochs: int,
+    rate: float,
+    batch: int = 64,
 ) -> None:
     """Train with Adam on batches in random order, in place."""
     optimizer = torch.optim.Adam(model.parameters(), rate)
@@ -107,7 +120,11 @@ class _Block(nn.Module):  # type: ignore[misc]
 
 
 def residual(
-    channels: int, classes: int, width: int = 16, stride: int = 1, blocks: Sequence[int] = (1, 1, 1)
+    channels: int,
+    classes: int,
+    width: int = 16,
+    stride: int = 1,
+    blocks: Sequence[int] = (1, 1, 1),
 ) -> nn.Sequential:
     """Return a pre-activation residual network (He et al. 2016) for images of any size.
 

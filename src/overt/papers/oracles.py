@@ -29,7 +29,9 @@ def second_moment(rng: np.random.Generator, n: int) -> Floats:
     return np.asarray(X.T @ X / len(X) + 0.2 * np.eye(n))
 
 
-def with_spectrum(rng: np.random.Generator, m: int, n: int, s: Sequence[float] | Floats) -> Floats:
+def with_spectrum(
+    rng: np.random.Generator, m: int, n: int, s: Sequence[float] | Floats
+) -> Floats:
     """Return an m x n matrix with the singular values s and random singular vectors."""
     left = np.linalg.qr(rng.standard_normal((m, len(s))))[0]
     right = np.linalg.qr(rng.standard_normal((n, len(s))))[0]
@@ -93,21 +95,29 @@ def moments(z: Floats, p: Floats) -> tuple[Floats, Floats]:
     return mu, K / np.outer(mu, mu)
 
 
-def added_loss(Y: Floats, U: Floats, A: Floats, multipliers: Floats, p: Floats) -> float:
+def added_loss(
+    Y: Floats, U: Floats, A: Floats, multipliers: Floats, p: Floats
+) -> float:
     """mean_n (E|y_n - U diag(m) a_n|^2 - |y_n - U a_n|^2), A samples x width."""
     noisy = Y - (multipliers[:, None, :] * A) @ U.T
     plain = Y - A @ U.T
     return float(p @ (noisy**2).sum(-1).mean(-1) - (plain**2).sum(-1).mean())
 
 
-def sensing_added_loss(y: Floats, U: Floats, V: Floats, A: Floats, prob: float) -> float:
+def sensing_added_loss(
+    y: Floats, U: Floats, V: Floats, A: Floats, prob: float
+) -> float:
     """E mean_j (y_j - <U D V', A_j>)^2 - mean_j (y_j - <U V', A_j>)^2, D over all masks."""
     z, p = multipliers(U.shape[1], prob)
     noisy = [np.mean((y - np.sum(U * m @ V.T * A, axis=(1, 2))) ** 2) for m in z]
-    return float(p @ np.array(noisy) - np.mean((y - np.sum(U @ V.T * A, axis=(1, 2))) ** 2))
+    return float(
+        p @ np.array(noisy) - np.mean((y - np.sum(U @ V.T * A, axis=(1, 2))) ** 2)
+    )
 
 
-def deep_added_loss(weights: Sequence[Floats], drop_probs: Sequence[float], C: Floats) -> float:
+def deep_added_loss(
+    weights: Sequence[Floats], drop_probs: Sequence[float], C: Floats
+) -> float:
     """E|W_m x|^2 - E|W x|^2 over all masks m of a deep linear network."""
     layers, p = layer_multipliers([len(W) for W in weights[:-1]], drop_probs)
     maps = weights[0][None]
@@ -136,7 +146,9 @@ def pivot_terms(weights: Sequence[Floats], C: Floats) -> list[float]:
             between = [chain(weights[i:j]) for i, j in pairwise(layers)]
             for units in product(*(range(len(weights[j - 1])) for j in layers)):
                 alpha, gamma = head[units[0]], tail[:, units[-1]]
-                betas = [B[j, i] for B, i, j in zip(between, units, units[1:], strict=False)]
+                betas = [
+                    B[j, i] for B, i, j in zip(between, units, units[1:], strict=False)
+                ]
                 terms[count - 1] += float(
                     alpha @ C @ alpha * np.prod(np.square(betas)) * gamma @ gamma
                 )
@@ -146,9 +158,13 @@ def pivot_terms(weights: Sequence[Floats], C: Floats) -> list[float]:
 def path_sum(weights: Sequence[Floats], order: float = 2.0) -> float:
     """Sum over all input-output paths of prod |w|^order, one path at a time."""
     total = 0.0
-    for units in product(*(range(n) for n in [weights[0].shape[1], *map(len, weights)])):
+    for units in product(
+        *(range(n) for n in [weights[0].shape[1], *map(len, weights)])
+    ):
         steps = zip(weights, units, units[1:], strict=False)
-        total += float(np.prod([abs(W[after, before]) ** order for W, before, after in steps]))
+        total += float(
+            np.prod([abs(W[after, before]) ** order for W, before, after in steps])
+        )
     return total
 
 

@@ -26,7 +26,15 @@ from overt.papers.verification import Verdict
 
 HEADER = ("claim", "verdict", "measured here", "printed")
 
-ORDER = ("error", "fails", "no power", "not run", "not run at this size", "inconclusive", "holds")
+ORDER = (
+    "error",
+    "fails",
+    "no power",
+    "not run",
+    "not run at this size",
+    "inconclusive",
+    "holds",
+)
 """Verdicts of an item, worst first; of several that decide it the worst counts."""
 
 VERDICT_FILE = "verdicts.json"
@@ -61,11 +69,17 @@ class Measured:
     def where(self) -> str:
         """On what machine, when and by which code, and how the size differs from the paper's."""
         last = self.stored[-1]
-        facts = ", ".join(f"{name} {value}" for name, value in sorted(last.machine.items()))
+        facts = ", ".join(
+            f"{name} {value}" for name, value in sorted(last.machine.items())
+        )
         seconds = sum(row["seconds"] for row in self.rows)
-        commits = ", ".join(sorted({row.commit or "not recorded" for row in self.stored}))
+        commits = ", ".join(
+            sorted({row.commit or "not recorded" for row in self.stored})
+        )
         files = {name: value for row in self.stored for name, value in row.data.items()}
-        data = "".join(f" Data: {name} (sha256 {value})." for name, value in sorted(files.items()))
+        data = "".join(
+            f" Data: {name} (sha256 {value})." for name, value in sorted(files.items())
+        )
         return (
             f"{len(self.stored)} rows, {seconds:,.0f} s of work, {last.date}; commit {commits}; "
             f"{facts}.{data} Differs from the paper: {self.figure.differs.get(self.size, 'no')}."
@@ -125,7 +139,9 @@ def run_all(
     for figure in chosen:
         have = {stored.key for stored in read_rows(figure, out)}
         settings = figure.settings(figure.nearest(size))
-        tasks += [(figure.id, params) for params in settings if figure.key(params) not in have]
+        tasks += [
+            (figure.id, params) for params in settings if figure.key(params) not in have
+        ]
     absent: dict[str, str] = {}
     for done, (name, outcome) in enumerate(
         compute(found, tasks, thread_count(n_jobs), out, engine), 1
@@ -151,27 +167,42 @@ def measured(chosen: Iterable[Figure], folder: Folder) -> Iterator[Measured]:
                 break
 
 
-def compare(chosen: list[Figure], old: Folder, new: Folder) -> Iterator[tuple[str, str, str, str]]:
+def compare(
+    chosen: list[Figure], old: Folder, new: Folder
+) -> Iterator[tuple[str, str, str, str]]:
     """Yield (id, claim, before, now) for every claim whose verdict or measurement changed.
 
     A figure that only one of the folders holds is left out: nothing is known to have changed.
     """
     for folder in (old, new):
         if not Path(folder).is_dir():
-            raise InputError(f"{folder} is not a folder of rows that `overt reproduce` wrote")
-    before, now = ({found.figure.id: found for found in measured(chosen, f)} for f in (old, new))
+            raise InputError(
+                f"{folder} is not a folder of rows that `overt reproduce` wrote"
+            )
+    before, now = (
+        {found.figure.id: found for found in measured(chosen, f)} for f in (old, new)
+    )
     for name in before.keys() & now.keys():
         earlier, later = (_claims(found[name]) for found in (before, now))
         for claim in dict.fromkeys([*earlier, *later]):
             if earlier.get(claim) != later.get(claim):
-                yield name, claim, earlier.get(claim, "absent"), later.get(claim, "absent")
+                yield (
+                    name,
+                    claim,
+                    earlier.get(claim, "absent"),
+                    later.get(claim, "absent"),
+                )
 
 
 def _claims(found: Measured) -> dict[str, str]:
-    return {f.claim: f"{f.verdict}: {f.measured} ({found.size})" for f in found.findings}
+    return {
+        f.claim: f"{f.verdict}: {f.measured} ({found.size})" for f in found.findings
+    }
 
 
-def summarize(verdicts: Iterable[Verdict], size: str, date: str) -> dict[str, StoredVerdict]:
+def summarize(
+    verdicts: Iterable[Verdict], size: str, date: str
+) -> dict[str, StoredVerdict]:
     """Return the worst verdict of each statement over all seeds that are given."""
     by_id: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
@@ -212,7 +243,10 @@ def read_verdicts(folder: Folder) -> dict[str, StoredVerdict]:
     if not path.exists():
         return {}
     with reading(path, "cannot be read as verdicts"):
-        return {name: StoredVerdict(**one) for name, one in json.loads(path.read_bytes()).items()}
+        return {
+            name: StoredVerdict(**one)
+            for name, one in json.loads(path.read_bytes()).items()
+        }
 
 
 def labels(items: Mapping[str, Item], folder: Folder) -> dict[str, Label]:
@@ -223,12 +257,18 @@ def labels(items: Mapping[str, Item], folder: Folder) -> dict[str, Label]:
     is recorded.
     """
     statements = read_verdicts(folder)
-    figures = {found.figure.id: found for found in measured(figures_of(items.values()), folder)}
+    figures = {
+        found.figure.id: found for found in measured(figures_of(items.values()), folder)
+    }
 
     def own(item: Item) -> Label | None:
         if item.check:
             found = statements.get(item.id)
-            return Label(found.verdict, found.size, found.date) if found else Label("not run")
+            return (
+                Label(found.verdict, found.size, found.date)
+                if found
+                else Label("not run")
+            )
         if item.figure:
             return _figure_label(figures.get(item.id))
         return None
@@ -247,12 +287,19 @@ def _figure_label(found: Measured | None) -> Label:
     if found is None:
         return Label("not run")
     if found.size != "paper":
-        return Label("not run at this size", f"only {found.size}", found.stored[-1].date)
-    return Label(together(*(f.verdict for f in found.findings)), "paper", found.stored[-1].date)
+        return Label(
+            "not run at this size", f"only {found.size}", found.stored[-1].date
+        )
+    return Label(
+        together(*(f.verdict for f in found.findings)), "paper", found.stored[-1].date
+    )
 
 
 def write_page(
-    chosen: list[Figure], out: Folder, absent: dict[str, str], command: str = "{id} {size}"
+    chosen: list[Figure],
+    out: Folder,
+    absent: dict[str, str],
+    command: str = "{id} {size}",
 ) -> Path:
     """Write OUT/index.html: claims, pictures, numbers beside printed ones, verdicts, commands."""
     held = list(measured(chosen, out))
@@ -261,13 +308,18 @@ def write_page(
         "A verdict is holds, fails or inconclusive, from an interval where chance has a part.",
     )
     page.section("All")
-    summary = [(found.figure.id, found.figure.source, found.size, found.counts) for found in held]
+    summary = [
+        (found.figure.id, found.figure.source, found.size, found.counts)
+        for found in held
+    ]
     page.table(("id", "source", "size", "claims"), summary)
     for found in held:
         figure = found.figure
         page.section(figure.source)
         page.text(f"{figure.title}. Claim: {figure.claim}.")
-        page.figure(figure.draw(found.rows, found.size), f"{figure.source}, {found.size} size")
+        page.figure(
+            figure.draw(found.rows, found.size), f"{figure.source}, {found.size} size"
+        )
         page.table(HEADER, found.lines)
         page.code(command.format(id=figure.id, size=found.size))
         page.text(found.where, note=True)
@@ -291,8 +343,16 @@ def markdown(chosen: list[Figure], out: Folder) -> str:
     for found in measured(chosen, out):
         figure = found.figure
         text += [f"## {figure.source}", ""]
-        text += [f"`{figure.id}`, {found.size} size. {figure.title}: {figure.claim}.", ""]
-        text += [f"![{figure.source}]({figure.id}.png)", "", _row(HEADER), _row(["---"] * 4)]
+        text += [
+            f"`{figure.id}`, {found.size} size. {figure.title}: {figure.claim}.",
+            "",
+        ]
+        text += [
+            f"![{figure.source}]({figure.id}.png)",
+            "",
+            _row(HEADER),
+            _row(["---"] * 4),
+        ]
         text += [*map(_row, found.lines), ""]
         if figure.table:
             header, lines = figure.table(found.rows)

@@ -18,7 +18,16 @@ from typing import Self
 
 import numpy as np
 
-from overt._check import InputError, bounded, chain, doubles, instance, number, seed_number, whole
+from overt._check import (
+    InputError,
+    bounded,
+    chain,
+    doubles,
+    instance,
+    number,
+    seed_number,
+    whole,
+)
 from overt._types import Floats, Seed
 from overt.decay import layers
 from overt.decay.schedule import Schedule
@@ -54,7 +63,9 @@ class ApproximateRankSet:
     def __post_init__(self) -> None:
         whole("rank", self.rank, minimum=0)
         for name in ("balance", "slack", "alpha", "bound"):
-            object.__setattr__(self, name, number(name, getattr(self, name), exclusive=True))
+            object.__setattr__(
+                self, name, number(name, getattr(self, name), exclusive=True)
+            )
         if self.slack >= 0.5:
             raise InputError(f"slack must be below 1/2, got {self.slack!r}")
 
@@ -77,13 +88,21 @@ class ApproximateRankSet:
         sqrt(eps_1) = lam alpha eps_2 / (32 n L (r+1) C^((L-1)/2) sqrt(2 (C_1 + C^L))),
         with lam = 2 weight_decay and C_1 the largest squared observation.
         """
-        L, lam = whole("depth", depth, 3), 2 * number("weight_decay", weight_decay, exclusive=True)
+        L, lam = (
+            whole("depth", depth, 3),
+            2 * number("weight_decay", weight_decay, exclusive=True),
+        )
         n, slack = max(*_shape(problem), whole("width", width)), number("slack", slack)
         C_1, rank = float(np.max(problem.values**2)), whole("rank", rank, 0)
         C = C_1 / lam if absorbing else C_1 / (2 * lam)
         residual = 2 * (C_1 + C**L)
         alpha = (lam**2 / residual) ** (1 / (L - 2))
-        root = lam * alpha * slack / (32 * n * L * (rank + 1) * C ** ((L - 1) / 2) * residual**0.5)
+        root = (
+            lam
+            * alpha
+            * slack
+            / (32 * n * L * (rank + 1) * C ** ((L - 1) / 2) * residual**0.5)
+        )
         balance = root**2
         if absorbing:
             # Theorem E.2, for the rank to follow from the columns that are not sampled.
@@ -100,7 +119,10 @@ class ApproximateRankSet:
         rank: lam alpha eps_2 / (32 n (r+1) D);  overshoot: 2 (r+1) / lam,
         with D = 2 (C_1 + C^L) C^(L-1) + lam^2 C and lam = 2 weight_decay.
         """
-        L, lam = whole("depth", depth, 3), 2 * number("weight_decay", weight_decay, exclusive=True)
+        L, lam = (
+            whole("depth", depth, 3),
+            2 * number("weight_decay", weight_decay, exclusive=True),
+        )
         n, C = max(*_shape(problem), whole("width", width)), self.bound
         C_1 = float(np.max(problem.values**2))
         noise = 2 * (C_1 + C**L) * C ** (L - 1)
@@ -134,7 +156,9 @@ class ApproximateRankSet:
         n = max(*_shape(problem), whole("width", width))
         C_0 = number("initial_bound", initial_bound, exclusive=True)
         T_0 = math.log(2 * C_0 / self.balance) / (rate * lam)
-        T_1 = math.log(4 * max(1, n - self.rank) * self.bound / (self.alpha * self.slack))
+        T_1 = math.log(
+            4 * max(1, n - self.rank) * self.bound / (self.alpha * self.slack)
+        )
         T_1 /= 2 * rate * lam
         return T_0, T_1, T_1 * math.log10(min(1.0, self.rank / min(problem.shape)))
 
@@ -166,7 +190,11 @@ class ApproximateRankSet:
         last = self.alpha * (1 - math.sqrt(1 - self.slack * (1 - 1e-6)))
         x = np.full(n, last)
         if n > 1:
-            x[:-1] = rng.dirichlet(np.ones(n - 1)) * (self.bound - last) * rng.uniform(0.01, 1)
+            x[:-1] = (
+                rng.dirichlet(np.ones(n - 1))
+                * (self.bound - last)
+                * rng.uniform(0.01, 1)
+            )
         weights = layers.balanced(np.zeros(shape), depth, width, 0)
         V, U = (np.linalg.qr(rng.standard_normal((m, n)))[0] for m in shape[::-1])
         weights[0][:n], weights[-1][:, :n] = np.sqrt(x)[:, None] * V.T, U * np.sqrt(x)

@@ -150,7 +150,9 @@ def _register(item: Item) -> None:
     if item.id in _registry:
         raise InputError(f"there is an item with the id {item.id!r} already")
     if item.how not in (*HOW, *UNCHECKED):
-        raise InputError(f"how must be one of {', '.join((*HOW, *UNCHECKED))}; got {item.how!r}")
+        raise InputError(
+            f"how must be one of {', '.join((*HOW, *UNCHECKED))}; got {item.how!r}"
+        )
     _registry[item.id] = item
 
 
@@ -203,7 +205,13 @@ def statement(
 
 
 def figure(
-    name: str, label: str, section: str, page: str, *, by: Iterable[str] = (), **parts: Any
+    name: str,
+    label: str,
+    section: str,
+    page: str,
+    *,
+    by: Iterable[str] = (),
+    **parts: Any,
 ) -> Figure:
     """Record a figure or table: its page in words, and the parts of a `Figure`."""
     text = parse_page(page, name)
@@ -216,7 +224,9 @@ def figure(
         **_place(_calling_module()),
         **text,
     )
-    made = Figure(id=name, title=found.title, claim=found.claim, source=found.source, **parts)
+    made = Figure(
+        id=name, title=found.title, claim=found.claim, source=found.source, **parts
+    )
     _register(replace(found, figure=made))
     return made
 
@@ -291,7 +301,9 @@ def parse_page(text: str, name: str) -> dict[str, Any]:
     for part in parts[2:]:
         key, _, rest = part.partition(": ")
         if key not in ("Assumes", "Printed", "Open", "TeX"):
-            raise InputError(f"{name}: a part must begin with Assumes, Printed, Open or TeX: {key}")
+            raise InputError(
+                f"{name}: a part must begin with Assumes, Printed, Open or TeX: {key}"
+            )
         found[key.lower()] = rest.rstrip(".") if key != "TeX" else rest
     return found
 
@@ -312,7 +324,9 @@ def items() -> dict[str, Item]:
         import_module(module)
     place = {module: number for number, module in enumerate(_modules())}
     # `find` imports modules in any order; inside a module the order is that of the file.
-    ordered = sorted(_registry.values(), key=lambda found: place.get(found.module, len(place)))
+    ordered = sorted(
+        _registry.values(), key=lambda found: place.get(found.module, len(place))
+    )
     return {found.id: found for found in ordered}
 
 

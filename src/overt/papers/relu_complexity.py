@@ -76,14 +76,20 @@ def rademacher(
     p = probabilities(weights, len(X))
     chosen = np.arange(len(X)) if sample is None else np.asarray(sample)
     if chosen.ndim != 1 or chosen.dtype.kind not in "iu" or not len(chosen):
-        raise InputError("sample must be a one-dimensional list of row numbers of X, not empty")
+        raise InputError(
+            "sample must be a one-dimensional list of row numbers of X, not empty"
+        )
     if chosen.min() < 0 or chosen.max() >= len(X) or p[chosen].min() == 0:
-        raise InputError("sample must hold row numbers of X, of rows with positive weight")
+        raise InputError(
+            "sample must hold row numbers of X, of rows with positive weight"
+        )
     Z, n = whiten(X, p), len(chosen)
     counts = _signed_counts(chosen, len(X), whole("draws", draws, 2), rng)
     if Z.shape[1] <= 2:
         # A second coordinate of 0 leaves one-dimensional inputs as they are.
-        suprema = plane.largest_correlation(np.pad(Z, ((0, 0), (0, 2 - Z.shape[1]))), p, counts)
+        suprema = plane.largest_correlation(
+            np.pad(Z, ((0, 0), (0, 2 - Z.shape[1]))), p, counts
+        )
     else:
         suprema = np.array([_search(Z, p, c, starts, rng) for c in counts])
     norm = float(np.linalg.norm(Z[chosen]))
@@ -102,7 +108,9 @@ def rademacher(
     )
 
 
-def _signed_counts(chosen: Any, size: int, draws: int, rng: np.random.Generator) -> Floats:
+def _signed_counts(
+    chosen: Any, size: int, draws: int, rng: np.random.Generator
+) -> Floats:
     """Return for each sample the sum of the signs that fall on each row of X: (draws, rows)."""
     counts = np.zeros((size, draws))
     np.add.at(counts, chosen, rng.choice((-1.0, 1.0), size=(draws, len(chosen))).T)
@@ -110,7 +118,12 @@ def _signed_counts(chosen: Any, size: int, draws: int, rng: np.random.Generator)
 
 
 def _search(
-    Z: Floats, p: Floats, c: Floats, starts: int, rng: np.random.Generator, steps: int = 40
+    Z: Floats,
+    p: Floats,
+    c: Floats,
+    starts: int,
+    rng: np.random.Generator,
+    steps: int = 40,
 ) -> float:
     """Return the best |sum_i c_i sigma(v.z_i)| / sqrt(E sigma(v.z)^2) found from many starts.
 
@@ -143,7 +156,10 @@ def _search(
             better = ~improved & (np.abs(new) > np.abs(value) * (1 + 1e-10))
             V = np.where(better[:, None], trial, V)
             A = np.where(better[:, None], A_new, A)
-            value, along = np.where(better, new, value), np.where(better, along_new, along)
+            value, along = (
+                np.where(better, new, value),
+                np.where(better, along_new, along),
+            )
             improved |= better
         if not improved.any():
             break

@@ -35,10 +35,14 @@ def arcs(Z: Floats, p: Floats) -> Iterator[Arcs]:
     """Yield all arcs of the circle, in chunks."""
     held = np.any(Z != 0, axis=1)
     angle = np.arctan2(Z[held, 1], Z[held, 0])
-    start = np.unique(np.mod(np.concatenate([angle + np.pi / 2, angle - np.pi / 2]), 2 * np.pi))
+    start = np.unique(
+        np.mod(np.concatenate([angle + np.pi / 2, angle - np.pi / 2]), 2 * np.pi)
+    )
     width = np.diff(start, append=start[0] + 2 * np.pi)
     start, width = start[width > 1e-13], width[width > 1e-13]
-    squares = p[:, None] * np.stack([Z[:, 0] ** 2, Z[:, 0] * Z[:, 1], Z[:, 1] ** 2], axis=1)
+    squares = p[:, None] * np.stack(
+        [Z[:, 0] ** 2, Z[:, 0] * Z[:, 1], Z[:, 1] ** 2], axis=1
+    )
     size = max(1, CHUNK // len(Z))
     for i in range(0, len(start), size):
         at, wide = start[i : i + size], width[i : i + size]
@@ -60,7 +64,9 @@ def inside(part: Arcs, v: Floats) -> Floats:
     angle = np.arctan2(v[..., 1], v[..., 0])
     ahead = np.mod(angle - start, 2 * np.pi)
     behind = np.mod(angle + np.pi - start, 2 * np.pi)
-    place = np.where(ahead <= width, ahead, np.where(behind <= width, behind, width / 2))
+    place = np.where(
+        ahead <= width, ahead, np.where(behind <= width, behind, width / 2)
+    )
     return unit(start + place)
 
 
@@ -88,12 +94,15 @@ def largest_correlation(Z: Floats, p: Floats, counts: Floats) -> Floats:
     lies inside, else at an end; where M has rank one it is constant, as b lies in M's range.
     """
     best = np.zeros(len(counts))
-    signed = (counts[:, :, None] * Z).transpose(1, 0, 2).reshape(len(Z), -1)  # (points, rows * 2)
+    signed = (
+        (counts[:, :, None] * Z).transpose(1, 0, 2).reshape(len(Z), -1)
+    )  # (points, rows * 2)
     for part in arcs(Z, p):
         b = (part.active @ signed).reshape(len(part.start), len(counts), 2)
         # M is 2 x 2: its adjugate gives the direction of M^-1 b without dividing.
         adjugate = np.stack(
-            [part.M[:, 1, 1], -part.M[:, 0, 1], -part.M[:, 1, 0], part.M[:, 0, 0]], axis=1
+            [part.M[:, 1, 1], -part.M[:, 0, 1], -part.M[:, 1, 0], part.M[:, 0, 0]],
+            axis=1,
         ).reshape(-1, 2, 2)
         peak = inside(part, b @ adjugate)
         for v in (peak, unit(part.start)[:, None]):

@@ -127,14 +127,18 @@ def required(
         needed = found.needed_width, steps * (error / epsilon)
         if math.inf in needed:
             break
-        width, steps = (max(a, math.ceil(b)) for a, b in zip((width, steps), needed, strict=True))
+        width, steps = (
+            max(a, math.ceil(b)) for a, b in zip((width, steps), needed, strict=True)
+        )
     raise InputError(
         f"no width and steps were found for epsilon {epsilon:g} and margin {gamma:g}; "
         "they exceed the range of floating-point numbers"
     )
 
 
-def _checked(margin: float, learning_rate: float, steps: float) -> tuple[float, float, float]:
+def _checked(
+    margin: float, learning_rate: float, steps: float
+) -> tuple[float, float, float]:
     gamma = number("margin", margin, exclusive=True)
     eta = number("learning_rate", learning_rate, exclusive=True)
     if not SMALLEST <= gamma <= 1:

@@ -48,7 +48,12 @@ class Retentivity(Result):
 
 
 def retentivity(
-    X: Floats, weights: Any = None, *, starts: int = 64, cells: int = 200_000, seed: Seed = 0
+    X: Floats,
+    weights: Any = None,
+    *,
+    starts: int = 64,
+    cells: int = 200_000,
+    seed: Seed = 0,
 ) -> Retentivity:
     """beta = min over v of E sigma(v.x)^2 / E(v.x)^2, at most 1/2 (thesis, Assumption 1).
 
@@ -94,10 +99,16 @@ def retained_share(X: Floats, v: Floats, weights: Any = None) -> float:
     X = points(X)
     v = doubles("v", v, ndim=1)
     if len(v) != X.shape[1]:
-        raise InputError(f"v must have {X.shape[1]} entries, one per column of X, got {len(v)}")
+        raise InputError(
+            f"v must have {X.shape[1]} entries, one per column of X, got {len(v)}"
+        )
     p, s = probabilities(weights, len(X)), X @ (v / (np.abs(v).max() or 1))
     whole_moment = float(p @ s**2)
-    return float(p @ np.maximum(s, 0) ** 2) / whole_moment if whole_moment > 0 else float("nan")
+    return (
+        float(p @ np.maximum(s, 0) ** 2) / whole_moment
+        if whole_moment > 0
+        else float("nan")
+    )
 
 
 def symmetrize(X: Floats, seed: Seed = None) -> Floats:
@@ -158,7 +169,9 @@ def _value(Z: Floats, p: Floats, V: Floats) -> tuple[Floats, Floats]:
     return np.einsum("ki,ki->k", half, V), half
 
 
-def _starts(X: Floats, Z: Floats, p: Floats, count: int, rng: np.random.Generator) -> Floats:
+def _starts(
+    X: Floats, Z: Floats, p: Floats, count: int, rng: np.random.Generator
+) -> Floats:
     """Return the best of many directions: against points, along the axes, at random.
 
     One is w = -E x in the coordinates of X, which non-negative inputs never meet: E zz' = I, so
@@ -168,15 +181,21 @@ def _starts(X: Floats, Z: Floats, p: Floats, count: int, rng: np.random.Generato
     chosen = Z[rng.choice(len(Z), min(len(Z), count), replace=False)]
     axes = np.eye(Z.shape[1])
     random = rng.normal(size=(count, Z.shape[1]))
-    V = np.concatenate([-chosen, chosen, axes, -axes, -Z.mean(0, keepdims=True), random])
+    V = np.concatenate(
+        [-chosen, chosen, axes, -axes, -Z.mean(0, keepdims=True), random]
+    )
     V = np.concatenate([against[None], V])
     length = np.linalg.norm(V, axis=1)
     V = V[length > 0] / length[length > 0, None]
-    f = np.concatenate([_value(Z, p, V[i : i + count])[0] for i in range(0, len(V), count)])
+    f = np.concatenate(
+        [_value(Z, p, V[i : i + count])[0] for i in range(0, len(V), count)]
+    )
     return np.asarray(V[np.argsort(f, kind="stable")[:count]])
 
 
-def _descend(Z: Floats, p: Floats, V: Floats, steps: int = 4000) -> tuple[float, Floats]:
+def _descend(
+    Z: Floats, p: Floats, V: Floats, steps: int = 4000
+) -> tuple[float, Floats]:
     """Minimize f over the sphere from every row of V: v <- (v - f'(v)/2) / |.| never ascends.
 
     f is convex and |f'(v) - f'(w)| <= 2 |v - w| in whitened coordinates, so the step minimizes a
@@ -214,7 +233,11 @@ def _branch_and_bound(Z: Floats, p: Floats, upper: float, cells: int) -> float:
     while True:
         v0 = _on_sphere(face, middle)
         reach = np.min(
-            [np.sum(v0 * _on_sphere(face, middle + half_size * c), axis=1) for c in corners], axis=0
+            [
+                np.sum(v0 * _on_sphere(face, middle + half_size * c), axis=1)
+                for c in corners
+            ],
+            axis=0,
         )
         rho = np.arccos(np.clip(reach, -1, 1))
         f, half = _value(Z, p, v0)

@@ -149,7 +149,12 @@ def commit() -> str:
 def _git(folder: Path, *words: str) -> str:
     try:
         found = subprocess.run(
-            ["git", *words], cwd=folder, capture_output=True, text=True, timeout=10, check=True
+            ["git", *words],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
         )
     except (OSError, subprocess.SubprocessError):
         return ""
@@ -176,7 +181,9 @@ def data_digests(params: Params) -> dict[str, str]:
     name = params.get("data")
     if not home or not isinstance(name, str):
         return {}
-    found = sorted(Path(home).glob(f"{name}.*")) + sorted(Path(home).glob(f"ml-{name}.*"))
+    found = sorted(Path(home).glob(f"{name}.*")) + sorted(
+        Path(home).glob(f"ml-{name}.*")
+    )
     return {path.name: _file_digest(path) for path in found if path.is_file()}
 
 

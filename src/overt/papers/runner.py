@@ -18,7 +18,14 @@ from overt._io import plain, ready, write_whole
 from overt._parallel import mapped, thread_count
 from overt._progress import reraising_interrupts
 from overt.papers.figures import Figure, Finding, Params, Row
-from overt.papers.rows import Folder, Stored, append_row, of_other_code, read_rows, to_numbers
+from overt.papers.rows import (
+    Folder,
+    Stored,
+    append_row,
+    of_other_code,
+    read_rows,
+    to_numbers,
+)
 
 
 class OtherCodeWarning(UserWarning):
@@ -59,8 +66,12 @@ def run(
     rows = {key: stored.row for key, stored in reused.items()}
     report_progress = on_row or (lambda done, total: None)
     report_progress(len(rows), len(settings))
-    missing = [(figure.id, params) for key, params in settings.items() if key not in rows]
-    with closing(compute({figure.id: figure}, missing, n_jobs, out, engine)) as computed:
+    missing = [
+        (figure.id, params) for key, params in settings.items() if key not in rows
+    ]
+    with closing(
+        compute({figure.id: figure}, missing, n_jobs, out, engine)
+    ) as computed:
         for _, outcome in computed:
             if isinstance(outcome, Exception):
                 raise outcome
@@ -69,7 +80,9 @@ def run(
     return [rows[key] for key in settings]
 
 
-def _reusable(figure: Figure, keys: Mapping[str, Params], out: Folder | None) -> dict[str, Stored]:
+def _reusable(
+    figure: Figure, keys: Mapping[str, Params], out: Folder | None
+) -> dict[str, Stored]:
     """Return the stored rows of these settings, with a warning if other code made some of them."""
     if out is None:
         return {}
@@ -154,5 +167,7 @@ def _measure(figure: Figure, params: Params) -> Row:
     with reraising_interrupts():
         result = figure.run(params, figure.seed(params))
     # As it will be read: whether a row was stored before makes no difference to its findings.
-    row: Row = to_numbers(plain({**params, **result, "seconds": time.perf_counter() - start}))
+    row: Row = to_numbers(
+        plain({**params, **result, "seconds": time.perf_counter() - start})
+    )
     return row

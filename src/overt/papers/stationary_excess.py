@@ -101,12 +101,16 @@ def stationary_excess(
         )
     noise = _steps(effect, weights, count, _check.generator(seed)) @ vectors[:, curved]
     noise -= noise.mean(axis=0)
-    costs = noise**2 @ (eta / (batch * (2 - eta * values[curved]))) * count / (count - 1)
+    costs = (
+        noise**2 @ (eta / (batch * (2 - eta * values[curved]))) * count / (count - 1)
+    )
     excess = float(costs.mean())
     error = float(costs.std(ddof=1) / np.sqrt(count))
     optimum = Evaluation(effect, *weights).objective
     flat = int(np.sum(~curved))
-    return StationaryExcess(optimum + excess, excess, error, optimum, float(values[-1]), flat)
+    return StationaryExcess(
+        optimum + excess, excess, error, optimum, float(values[-1]), flat
+    )
 
 
 def half_hessian(effect: NoiseEffect, weights: Sequence[Floats]) -> Floats:
@@ -139,5 +143,9 @@ def _steps(
     for _ in range(count):
         moved = [W.copy() for W in weights]
         advance(moved, np.ones(1))
-        moves.append(np.concatenate([(W - M).ravel() for W, M in zip(weights, moved, strict=True)]))
+        moves.append(
+            np.concatenate(
+                [(W - M).ravel() for W, M in zip(weights, moved, strict=True)]
+            )
+        )
     return np.array(moves)

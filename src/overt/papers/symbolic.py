@@ -60,14 +60,20 @@ def _any_law() -> Zeros:
     mu = [sum(c * z[i] for z, c in laws.items()) for i in range(2)]
     flow = [U[i] * a[i] for i in range(2)]
     exact = sum(
-        c * sum((z[i] / mu[i] - 1) * flow[i] for i in range(2)) ** 2 for z, c in laws.items()
+        c * sum((z[i] / mu[i] - 1) * flow[i] for i in range(2)) ** 2
+        for z, c in laws.items()
     )
     K = [
-        [sum(c * z[i] * z[j] for z, c in laws.items()) - mu[i] * mu[j] for j in range(2)]
+        [
+            sum(c * z[i] * z[j] for z, c in laws.items()) - mu[i] * mu[j]
+            for j in range(2)
+        ]
         for i in range(2)
     ]
     yield exact - sum(
-        K[i][j] / (mu[i] * mu[j]) * flow[i] * flow[j] for i in range(2) for j in range(2)
+        K[i][j] / (mu[i] * mu[j]) * flow[i] * flow[j]
+        for i in range(2)
+        for j in range(2)
     )
 
 
@@ -85,7 +91,9 @@ def _weights() -> Zeros:
     yield added - q / (1 - q) * sum(
         U[k] ** 2 * V[j, k] ** 2 * x[j] ** 2 for k in range(2) for j in range(2)
     )
-    last = _expected(lambda z: sum((z[i] - 1) * U[i] * x[i] for i in range(2)) ** 2, 2, q)
+    last = _expected(
+        lambda z: sum((z[i] - 1) * U[i] * x[i] for i in range(2)) ** 2, 2, q
+    )
     yield last - q / (1 - q) * sum(U[i] ** 2 * x[i] ** 2 for i in range(2))
 
 
@@ -142,11 +150,14 @@ def _algebra() -> Zeros:
     def g(total: Any, count: Any) -> Any:
         return lam * total**2 / (r + lam * count)
 
-    gain = (lam * h - (r + lam * rho) * a) ** 2 / ((r + lam * rho) * (r + lam * rho + lam))
+    gain = (lam * h - (r + lam * rho) * a) ** 2 / (
+        (r + lam * rho) * (r + lam * rho + lam)
+    )
     yield g(h, rho) + a**2 - g(h + a, rho + 1) - gain
     f = sympy.symbols("f0:3")
     cut = [
-        (sympy.Rational(3, 2) * (f[i] + f[j]) - sum(f)) ** 2 for i, j in combinations(range(3), 2)
+        (sympy.Rational(3, 2) * (f[i] + f[j]) - sum(f)) ** 2
+        for i, j in combinations(range(3), 2)
     ]
     yield sum(cut) / 3 - sympy.Rational(1, 4) * (3 * sum(v**2 for v in f) - sum(f) ** 2)
 
@@ -174,7 +185,9 @@ def _balance() -> Zeros:
     import sympy
 
     lam = sympy.Symbol("lam")
-    W1, W2, G = (_symbols(name, 2, 2) for name in "vwg")  # G the gradient of C at the product
+    W1, W2, G = (
+        _symbols(name, 2, 2) for name in "vwg"
+    )  # G the gradient of C at the product
     D1, D2 = -(W2.T * G) - 2 * lam * W1, -(G * W1.T) - 2 * lam * W2
     change = D1 * W1.T + W1 * D1.T - D2.T * W2 - W2.T * D2
     yield from change + 4 * lam * (W1 * W1.T - W2.T * W2)
@@ -189,7 +202,8 @@ def _rows() -> Zeros:
     loss = _expected(lambda z: (y - z[0] * u[0] * v[0] - z[1] * u[1] * v[1]) ** 2, 2, q)
     for i in range(2):
         stated = (
-            v[i] * sum(a * b for a, b in zip(u, v, strict=True)) + q / (1 - q) * v[i] ** 2 * u[i]
+            v[i] * sum(a * b for a, b in zip(u, v, strict=True))
+            + q / (1 - q) * v[i] ** 2 * u[i]
         )
         yield sympy.diff(loss, u[i]) / 2 - stated + y * v[i]
 
@@ -238,7 +252,9 @@ def main() -> None:
     from overt.papers.records import items
 
     for name, (size, _) in IDENTITIES.items():
-        ids = ", ".join(found.id for found in items().values() if found.identity == name)
+        ids = ", ".join(
+            found.id for found in items().values() if found.identity == name
+        )
         if not check_identity(name):
             raise SystemExit(f"{name} ({size}) does not hold: {ids}")
         print(f"{name}: holds in symbols, {size}: {ids}")

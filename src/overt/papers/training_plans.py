@@ -41,9 +41,16 @@ class TrainingPlan(Result):
 
 @bounded
 def training_plan(
-    *, epsilon: float, margin: float, radius: float, reach: float, width: int, slope: float,
-    kappa: float, omega: float,
-) -> TrainingPlan:  # fmt: skip
+    *,
+    epsilon: float,
+    margin: float,
+    radius: float,
+    reach: float,
+    width: int,
+    slope: float,
+    kappa: float,
+    omega: float,
+) -> TrainingPlan:
     """Return the iteration counts and step sizes of Theorem 16, corrected.
 
     T_tr = 64 (R + nu)^2 (1 + omega gamma alpha kappa sqrt(m) eps) / ((gamma - nu)^2 alpha^2 eps^2),
@@ -84,13 +91,19 @@ def training_plan(
         )
     root = kappa * math.sqrt(whole("width", width))
     train_steps = (
-        64 * (reach + radius) ** 2 * (1 + omega * margin * slope * root * epsilon)
+        64
+        * (reach + radius) ** 2
+        * (1 + omega * margin * slope * root * epsilon)
         / ((margin - radius) ** 2 * slope**2 * epsilon**2)
-    )  # fmt: skip
+    )
     return TrainingPlan(
-        math.ceil(train_steps), 1 / (root**2 * (reach + radius) ** 2),
-        8 * radius**2 * root**2 / epsilon, 4 * radius * (1 - slope) * root, kappa, epsilon,
-    )  # fmt: skip
+        math.ceil(train_steps),
+        1 / (root**2 * (reach + radius) ** 2),
+        8 * radius**2 * root**2 / epsilon,
+        4 * radius * (1 - slope) * root,
+        kappa,
+        epsilon,
+    )
 
 
 def linear_training_plan(
@@ -101,17 +114,33 @@ def linear_training_plan(
     Corollary 4: T_tr = 64 (R + nu)^2 (1 + eps) / ((gamma - nu)^2 eps^2), at most the printed
     128 (...) for eps <= 1; beta vanishes, so that the error is the robust error itself.
     """
-    kappa, margin = 1 / math.sqrt(whole("width", width)), number("margin", margin, exclusive=True)
+    kappa, margin = (
+        1 / math.sqrt(whole("width", width)),
+        number("margin", margin, exclusive=True),
+    )
     return training_plan(
-        epsilon=epsilon, margin=margin, radius=radius, reach=reach,
-        width=width, slope=1.0, kappa=kappa, omega=1 / margin,
-    )  # fmt: skip
+        epsilon=epsilon,
+        margin=margin,
+        radius=radius,
+        reach=reach,
+        width=width,
+        slope=1.0,
+        kappa=kappa,
+        omega=1 / margin,
+    )
 
 
 def training_plan_for_beta(
-    *, beta: float, epsilon: float, margin: float, radius: float, reach: float, width: int,
-    slope: float, omega: float,
-) -> TrainingPlan:  # fmt: skip
+    *,
+    beta: float,
+    epsilon: float,
+    margin: float,
+    radius: float,
+    reach: float,
+    width: int,
+    slope: float,
+    omega: float,
+) -> TrainingPlan:
     """Return the counts for a beta of choice: kappa = beta / (4 nu (1 - alpha) sqrt(m)).
 
     Corollary 5: T_atk = 8 nu^2 / (eta_atk eps) = beta^2 |W|^2 / (2 (1 - alpha)^2 eps). Printed are
@@ -125,6 +154,12 @@ def training_plan_for_beta(
         )
     kappa = beta / (4 * radius * (1 - slope) * math.sqrt(whole("width", width)))
     return training_plan(
-        epsilon=epsilon, margin=margin, radius=radius, reach=reach,
-        width=width, slope=slope, kappa=kappa, omega=omega,
-    )  # fmt: skip
+        epsilon=epsilon,
+        margin=margin,
+        radius=radius,
+        reach=reach,
+        width=width,
+        slope=slope,
+        kappa=kappa,
+        omega=omega,
+    )

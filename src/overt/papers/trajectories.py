@@ -13,7 +13,10 @@ from overt.results import Trace
 
 def log_steps(steps: int, points: int) -> list[int]:
     """Return 0 and about `points` step numbers on a logarithmic grid."""
-    return [0, *sorted(set(np.geomspace(1, steps, points).round().astype(int).tolist()))]
+    return [
+        0,
+        *sorted(set(np.geomspace(1, steps, points).round().astype(int).tolist())),
+    ]
 
 
 def trajectory(

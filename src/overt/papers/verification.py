@@ -58,7 +58,11 @@ def verify(
     The id of an item without a check stands for the statements that decide it.
     """
     choice("size", size, tuple(SIZES))
-    if isinstance(ids, str) or not isinstance(ids, Iterable) or not getattr(ids, "ndim", 1):
+    if (
+        isinstance(ids, str)
+        or not isinstance(ids, Iterable)
+        or not getattr(ids, "ndim", 1)
+    ):
         raise InputTypeError(f"ids must be a list of names of statements, got {ids!r}")
     chosen = [
         found
@@ -89,7 +93,9 @@ def statements_in(path: str) -> list[Item]:
     module = module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    found = [item for item in items().values() if item.module == spec.name and item.check]
+    found = [
+        item for item in items().values() if item.module == spec.name and item.check
+    ]
     if not found:
         raise InputError(f"{path} has no function with @overt.papers.statement(...)")
     return found
@@ -113,7 +119,9 @@ def _measure(item: Item, scale: int, seed: int) -> Verdict:
             "detail": found.detail,
             "verdict": found.verdict,
         }
-    except Exception as error:  # a broken formula may raise anything; it must show as a failure
+    except (
+        Exception
+    ) as error:  # a broken formula may raise anything; it must show as a failure
         missing = _missing_package(error)
         measured["detail"] = missing or f"{type(error).__name__}: {error}"
         measured["verdict"] = "not run" if missing else "error"

@@ -115,7 +115,9 @@ def positive_norm(X: Floats, second_moment: Floats | None = None) -> float:
     along = X / peak @ vectors
     if np.linalg.norm(along[:, ~kept]) > 1e-6 * np.linalg.norm(along):
         return math.inf
-    with np.errstate(over="ignore"):  # infinite, as the law has almost no variance there
+    with np.errstate(
+        over="ignore"
+    ):  # infinite, as the law has almost no variance there
         return peak * float(np.sqrt(np.sum(along[:, kept] ** 2 / values[kept])))
 
 
@@ -142,7 +144,12 @@ def rademacher_lower(alpha: float, norm: float, n: int) -> float:
 
 
 def risk_bound(
-    empirical: float, alpha: float, norm: float, n: int, retentivity: float, delta: float = 0.05
+    empirical: float,
+    alpha: float,
+    norm: float,
+    n: int,
+    retentivity: float,
+    delta: float = 0.05,
 ) -> RiskBound:
     """L <= Lhat + 16 alpha |X|_(C+) / (sqrt(beta) n) + 12 sqrt(log(2/delta)/(2n)) (Corollary 2).
 
@@ -201,7 +208,10 @@ def _bound(
     delta: float,
     assumes: str,
 ) -> RiskBound:
-    empirical, delta = number("empirical", empirical), number("delta", delta, exclusive=True)
+    empirical, delta = (
+        number("empirical", empirical),
+        number("delta", delta, exclusive=True),
+    )
     if delta >= 1:
         raise InputError(f"delta must lie in (0, 1), got {delta!r}")
     confidence = weight * math.sqrt(math.log(2 / delta) / (2 * n))

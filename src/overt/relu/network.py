@@ -51,7 +51,9 @@ class TwoLayer:
         """E mean |y - U diag(z/mu) sigma(V'x)|^2 over the noise: squared error plus penalty."""
         Y, predicted = doubles("Y", Y, ndim=2), self.predict(X)
         if Y.shape != predicted.shape:
-            raise InputError(f"Y must be {len(predicted)} x {self.U.shape[0]}, got {Y.shape}")
+            raise InputError(
+                f"Y must be {len(predicted)} x {self.U.shape[0]}, got {Y.shape}"
+            )
         error = float(np.mean(np.sum((Y - predicted) ** 2, axis=1)))
         return error + self.penalty(X, noise)
 
@@ -97,9 +99,15 @@ def escaping_weights(size: float) -> tuple[TwoLayer, Floats, Floats]:
     """
     C = number("size", size, exclusive=True)
     if C > 1e100:
-        raise InputError(f"size must be at most 1e100, got {size!r}: probabilities underflow")
+        raise InputError(
+            f"size must be at most 1e100, got {size!r}: probabilities underflow"
+        )
     delta = 0.5 / max(C**2, 2.0)
     up = np.sqrt(1 - 2 * delta)
     points = np.array([[1 - delta, 0.0], [-delta, up], [-delta, -up]]) / (1 - delta)
     probabilities = np.array([delta, (1 - delta) / 2, (1 - delta) / 2])
-    return TwoLayer(np.ones((1, 1)), np.array([[delta**-0.5], [0.0]])), points, probabilities
+    return (
+        TwoLayer(np.ones((1, 1)), np.array([[delta**-0.5], [0.0]])),
+        points,
+        probabilities,
+    )

@@ -124,12 +124,19 @@ def train_lazy(
     y = labels(y, len(X))
     X_test, y_test = (X, y) if holdout is None else _pair(holdout)
     if X_test.shape[1] != X.shape[1]:
-        raise InputError(f"holdout inputs must have {X.shape[1]} columns, got {X_test.shape[1]}")
+        raise InputError(
+            f"holdout inputs must have {X.shape[1]} columns, got {X_test.shape[1]}"
+        )
     m, T = whole("width", width), whole("steps", steps)
-    q, eta = 1 - _check.drop_prob(drop_prob), number("learning_rate", learning_rate, exclusive=True)
+    q, eta = (
+        1 - _check.drop_prob(drop_prob),
+        number("learning_rate", learning_rate, exclusive=True),
+    )
     default = math.sqrt(X.shape[1]) + 2 * math.sqrt(math.log(m)) + 1
     c = default if max_norm is None else number("max_norm", max_norm, exclusive=True)
-    ends = sorted({0, *record_steps(records, T, lambda count: np.linspace(0, T, count)), T})
+    ends = sorted(
+        {0, *record_steps(records, T, lambda count: np.linspace(0, T, count)), T}
+    )
 
     start, order, noise, unseen = generator(seed).spawn(4)
     W, a = start.normal(size=(m, X.shape[1])), start.choice((-1.0, 1.0), m)
@@ -166,13 +173,17 @@ def train_lazy(
             status = Status.INTERRUPTED
     full, seen, others, moved, flipped, losses = np.array(table).T
     taken = np.array(ends[: len(table)], dtype=np.float64)
-    return LazyRun(taken, full, seen, others, losses, moved, flipped, shrunk, c, q * W, a, status)
+    return LazyRun(
+        taken, full, seen, others, losses, moved, flipped, shrunk, c, q * W, a, status
+    )
 
 
 def _pair(holdout: Any) -> tuple[Floats, Floats]:
     """Return inputs and labels to measure errors on."""
     if not isinstance(holdout, (tuple, list)) or len(holdout) != 2:
-        raise InputError(f"holdout must be a pair (inputs, labels), got {type(holdout).__name__}")
+        raise InputError(
+            f"holdout must be a pair (inputs, labels), got {type(holdout).__name__}"
+        )
     X = doubles("holdout", holdout[0], ndim=2)
     return X, labels(holdout[1], len(X))
 
@@ -181,7 +192,9 @@ def labels(y: Any, n: int) -> Floats:
     """Return y as n numbers, each -1 or 1."""
     values = plain_array("y", y)
     if values.shape != (n,):
-        raise InputError(f"y must be {n} labels, each -1 or 1, got shape {values.shape}")
+        raise InputError(
+            f"y must be {n} labels, each -1 or 1, got shape {values.shape}"
+        )
     if values.dtype.kind not in "biuf" or not np.isin(values, (-1, 1)).all():
         seen = ", ".join(dict.fromkeys(repr(v) for v in values.tolist()))
         raise InputError(f"y must be {n} labels, each -1 or 1, got {seen:.60}")

@@ -79,7 +79,9 @@ class RobustError(Result):
     status: Status
 
     def __post_init__(self) -> None:
-        if np.asarray(self.smallest).dtype.kind == "U":  # from JSON, which has no infinity
+        if (
+            np.asarray(self.smallest).dtype.kind == "U"
+        ):  # from JSON, which has no infinity
             words = np.where(self.smallest == "never", "inf", self.smallest)
             object.__setattr__(self, "smallest", words.astype(float))
 
@@ -95,20 +97,28 @@ class RobustError(Result):
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain values, "never" where no radius was large enough."""
         stored = super().to_dict()
-        return stored | {"smallest": ["never" if r is None else r for r in stored["smallest"]]}
+        return stored | {
+            "smallest": ["never" if r is None else r for r in stored["smallest"]]
+        }
 
     def plot(self) -> Any:
         """Plot the curve with its intervals."""
         figure, axes = subplots(1, 1, (5.6, 3.8))
         self.draw(axes[0][0])
-        axes[0][0].set_title(f"{self.points} points, {self.confidence:.0%} intervals", fontsize=10)
+        axes[0][0].set_title(
+            f"{self.points} points, {self.confidence:.0%} intervals", fontsize=10
+        )
         return figure
 
     def draw(self, axes: Any, label: str | None = None) -> None:
         """Plot the curve with its intervals into axes of matplotlib."""
         radii, errors = np.r_[0.0, self.radii], np.r_[self.clean, self.errors]
-        clean = clopper_pearson(round(self.clean * self.points), self.points, self.confidence)
-        axes.fill_between(radii, *np.vstack([clean, self.intervals]).T, alpha=0.25, lw=0)
+        clean = clopper_pearson(
+            round(self.clean * self.points), self.points, self.confidence
+        )
+        axes.fill_between(
+            radii, *np.vstack([clean, self.intervals]).T, alpha=0.25, lw=0
+        )
         axes.plot(radii, errors, marker="o", ms=4, label=label)
         axes.set(xlabel=f"radius ({self.norm})", ylabel="robust error found")
         axes.set(ylim=(0, 1), xlim=(0, None))
@@ -206,11 +216,15 @@ class Evaluation:
                 f"attack must be FGSM, BIM, PGD, Square or None, got {self.attack!r}"
             )
         if not 0 < number("confidence", self.confidence) < 1:
-            raise InputError(f"confidence must lie between 0 and 1, got {self.confidence!r}")
+            raise InputError(
+                f"confidence must lie between 0 and 1, got {self.confidence!r}"
+            )
         number("seconds", self.seconds)
         whole("budget", self.budget, minimum=MIN_BUDGET)
 
-    def measure(self, state: AttackState, radii: Any = None) -> tuple[RobustError, Tensor]:
+    def measure(
+        self, state: AttackState, radii: Any = None
+    ) -> tuple[RobustError, Tensor]:
         """Return the robust error and the perturbed inputs at the threat's radius."""
         threat = state.threat
         further = () if radii is None else np.ravel(radii)
@@ -270,7 +284,9 @@ class Evaluation:
         """Attack the points that are left at the state's radius."""
         start = state.x + state.best.delta.view_as(state.x)
         if self.attack is None:
-            run_ensemble(state, self.budget, self.queries, 9, self.surrogate, self.seed, start)
+            run_ensemble(
+                state, self.budget, self.queries, 9, self.surrogate, self.seed, start
+            )
         else:
             state.flag_saturation(self.attack)
             state.run(self.attack, start=start)
@@ -279,7 +295,9 @@ class Evaluation:
 def _network(state: AttackState) -> ReluNetwork:
     """Return the state's model as a network to certify, or say why there is none."""
     if state.targeted or state.criterion.regression or state.random:
-        raise InputError("certify needs a model that is not random, and any wrong class to count")
+        raise InputError(
+            "certify needs a model that is not random, and any wrong class to count"
+        )
     with state:
         return read_network(state.adapter, state.region, state.batch_size)
 

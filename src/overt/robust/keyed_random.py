@@ -21,7 +21,10 @@ def keys_of(x: Tensor, seed: int) -> Tensor:
     """Return one key (points,) for each row of x from its content and the seed."""
     bits = x.flatten(1).to(torch.float64).contiguous().view(torch.int64)
     place = torch.arange(1, bits.shape[1] + 1, device=x.device) * _GOLDEN
-    return _mix(_mix(bits ^ place).sum(1) + _mix(torch.tensor(seed % (1 << 63), device=x.device)))
+    return _mix(
+        _mix(bits ^ place).sum(1)
+        + _mix(torch.tensor(seed % (1 << 63), device=x.device))
+    )
 
 
 def uniform(keys: Tensor, width: int, like: Tensor, *, stream: int = 0) -> Tensor:

@@ -81,7 +81,9 @@ class Plan:
     steps: int  # on the loss itself; 0 if there are only runs against single classes
     rivals: int = 0  # wrong classes that then get a separate run, nearest first
     each: int = 0  # steps of each of these runs
-    measured: int = 0  # likeliest wrong classes whose distance is measured, at a gradient each
+    measured: int = (
+        0  # likeliest wrong classes whose distance is measured, at a gradient each
+    )
 
 
 class Loss(ABC):
@@ -120,7 +122,9 @@ class CrossEntropy(Loss):
 class MarginLoss(Loss):
     """h(z) of a margin z, h falling: h(z_y) drives away from y, h(-z_target) toward a target."""
 
-    margin: ClassVar[staticmethod[[Tensor, Tensor], Tensor]] = staticmethod(margin_of_best)
+    margin: ClassVar[staticmethod[[Tensor, Tensor], Tensor]] = staticmethod(
+        margin_of_best
+    )
     h: ClassVar[staticmethod[[Tensor], Tensor]] = staticmethod(reflect)
 
     def away(self, logits: Tensor, y: Tensor) -> Tensor:
@@ -187,7 +191,11 @@ class ReflectedAll(MarginLoss):
 
     def plan(self, steps: int, classes: int) -> Plan:
         """Return all the steps for each class."""
-        rivals = classes - 1 if self.top is None else min(whole("top", self.top), classes - 1)
+        rivals = (
+            classes - 1
+            if self.top is None
+            else min(whole("top", self.top), classes - 1)
+        )
         among = classes - 1 if self.among is None else whole("among", self.among)
         return Plan(0, rivals, steps, max(min(among, classes - 1), rivals))
 
@@ -241,7 +249,9 @@ def find_loss(loss: Any, *, regression: bool = False) -> Loss:
         return loss
     if callable(loss) and not isinstance(loss, type):
         return CustomLoss(loss)
-    raise InputTypeError(f"loss must be a name, a Loss or a function, got {type(loss).__name__}")
+    raise InputTypeError(
+        f"loss must be a name, a Loss or a function, got {type(loss).__name__}"
+    )
 
 
 def objective_of(loss: Loss, *, targeted: bool) -> Objective:
@@ -254,7 +264,9 @@ def objective_of(loss: Loss, *, targeted: bool) -> Objective:
 class Criterion(ABC):
     """Decides from logits (points, classes) and true classes (points,) which points are fooled."""
 
-    regression: ClassVar[bool] = False  # whether outputs are numbers and not logits of classes
+    regression: ClassVar[bool] = (
+        False  # whether outputs are numbers and not logits of classes
+    )
 
     def truth(self, y: Any, x: Tensor, count: int) -> Tensor:
         """Return the true class of each point among `count`, checked."""

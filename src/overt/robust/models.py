@@ -68,10 +68,14 @@ class ModelAdapter:
     the model's further inputs, one row for each point.
     """
 
-    def __init__(self, model: Model, x: Any, options: Any, *, regression: bool = False) -> None:
+    def __init__(
+        self, model: Model, x: Any, options: Any, *, regression: bool = False
+    ) -> None:
         several = isinstance(model, (list, tuple, nn.ModuleList))
         self.models: tuple[Any, ...] = tuple(model) if several else (model,)
-        if not self.models or any(not callable(m) or isinstance(m, type) for m in self.models):
+        if not self.models or any(
+            not callable(m) or isinstance(m, type) for m in self.models
+        ):
             raise InputTypeError(
                 "model must be a torch module or a function from inputs to logits, or a list of "
                 f"them, got {model!r}"
@@ -134,7 +138,9 @@ class ModelAdapter:
         rows = torch.arange(len(x), device=x.device)
         with torch.no_grad():
             parts = [
-                self.logits(x[part].to(self.x).to(self.device), part).detach().to(x.device)
+                self.logits(x[part].to(self.x).to(self.device), part)
+                .detach()
+                .to(x.device)
                 for part in rows.split(batch_size)
             ]
         return torch.cat(parts)
@@ -160,7 +166,9 @@ class ModelAdapter:
             )
         if not self._regression and self._columns > 1:
             binary = ((result == 0) | (result == 1)).all() & (result.sum(1) == 1).all()
-            self.hard_labels = self.hard_labels or (self._outputs == "logits" and bool(binary))
+            self.hard_labels = self.hard_labels or (
+                self._outputs == "logits" and bool(binary)
+            )
         return result
 
     def looks_like_probabilities(self, logits: Tensor, y: Tensor) -> bool:
@@ -214,7 +222,9 @@ class ModelAdapter:
                 f"model must return a tensor of logits, got {type(output).__name__}; "
                 f"output=lambda o: o{pick}, say, picks it"
             )
-        if output.ndim < 2:  # a model that squeezes also drops the axis of a single point
+        if (
+            output.ndim < 2
+        ):  # a model that squeezes also drops the axis of a single point
             output = output.reshape(1, -1) if len(x) == 1 else output[..., None]
         if output.ndim != 2 or len(output) != len(x):
             raise InputError(
@@ -303,7 +313,9 @@ def floating(name: str, value: Any) -> Tensor:
             "the radius in the same units"
         )
     if x.ndim < 2 or 0 in x.shape:
-        raise InputError(f"{name} must be (points, ...) and not empty, got shape {tuple(x.shape)}")
+        raise InputError(
+            f"{name} must be (points, ...) and not empty, got shape {tuple(x.shape)}"
+        )
     low, high = torch.aminmax(x)  # NaN if there is any
     if not (math.isfinite(low) and math.isfinite(high)):
         bad = int((~torch.isfinite(x)).sum())
@@ -318,13 +330,17 @@ def examples(x: Any, y: Any, threat: Any = None) -> tuple[Any, Any, Any]:
     if y is not None or isinstance(x, (Tensor, Mapping)) or hasattr(x, "__array__"):
         return x, y, threat
     if not isinstance(x, Iterable):
-        raise InputTypeError(f"without y, x must give batches (inputs, classes), got {x!r}")
+        raise InputTypeError(
+            f"without y, x must give batches (inputs, classes), got {x!r}"
+        )
     pairs = [split_labeled(batch) for batch in x]
     if not pairs:
         raise InputError("x must give at least one batch, got none")
     inputs: Any = [part[0] for part in pairs]
     if isinstance(inputs[0], Mapping):
-        inputs = {name: _concatenate([part[name] for part in inputs]) for name in inputs[0]}
+        inputs = {
+            name: _concatenate([part[name] for part in inputs]) for name in inputs[0]
+        }
     elif isinstance(inputs[0], (tuple, list)):
         inputs = tuple(_concatenate(list(parts)) for parts in zip(*inputs, strict=True))
     else:
@@ -377,7 +393,9 @@ def class_numbers(name: str, value: Any) -> Tensor:
     if given.is_floating_point():
         broken = given[given != given.round()]
         if len(broken):
-            raise InputTypeError(f"{name} must hold class numbers, got {float(broken[0]):g}")
+            raise InputTypeError(
+                f"{name} must hold class numbers, got {float(broken[0]):g}"
+            )
     return given.long()
 
 
@@ -420,7 +438,9 @@ def _scale(mean: Any, std: Any, x: Tensor) -> tuple[Tensor, Tensor] | None:
     found = []
     for name, value, default in (("mean", mean, 0.0), ("std", std, 1.0)):
         part = tensor(name, default if value is None else value).to(x)
-        if part.ndim == 1 and x.ndim > 2 and len(part) == x.shape[1]:  # one for each channel
+        if (
+            part.ndim == 1 and x.ndim > 2 and len(part) == x.shape[1]
+        ):  # one for each channel
             part = part.view(-1, *[1] * (x.ndim - 2))
         if not fits(part, x[0]) or (name == "std" and not bool((part > 0).all())):
             raise InputError(

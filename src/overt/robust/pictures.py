@@ -17,7 +17,9 @@ def draw_examples(x: Array, moved: Array, before: Array, after: Array) -> Any:
     Inputs are (points, height, width), or with one or three channels before these.
     """
     if x.ndim not in (3, 4) or (x.ndim == 4 and x.shape[1] not in (1, 3)) or not len(x):
-        raise InputError(f"pictures need images, (points, 1 or 3, height, width), got {x.shape}")
+        raise InputError(
+            f"pictures need images, (points, 1 or 3, height, width), got {x.shape}"
+        )
     clean, changed = (np.atleast_3d(_last(a)) for a in (x, moved))
     low, high = float(x.min()), float(x.max())
     figure, axes = canvas(max(1.15 * len(x), 2.5), 3.9, 3, len(x), squeeze=False)

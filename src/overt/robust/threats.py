@@ -71,14 +71,18 @@ class Threat(ABC):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "radius", number("radius", self.radius))
-        if self.bounds is None or (isinstance(self.bounds, str) and self.bounds == "data"):
+        if self.bounds is None or (
+            isinstance(self.bounds, str) and self.bounds == "data"
+        ):
             return
         if isinstance(self.bounds, str) or not isinstance(self.bounds, (tuple, list)):
             raise InputTypeError(
                 f'bounds must be None, "data" or a pair (low, high), got {self.bounds!r}'
             )
         if len(self.bounds) != 2:
-            raise InputError(f"bounds must be a pair (low, high), got {len(self.bounds)} values")
+            raise InputError(
+                f"bounds must be a pair (low, high), got {len(self.bounds)} values"
+            )
         low = tensor("bounds", self.bounds[0])
         high = tensor("bounds", self.bounds[1])
         if not (bool((low <= high).all()) and bool((low < high).any())):
@@ -103,10 +107,14 @@ class Threat(ABC):
         if self.mutable is None:
             return limits
         flat = x.flatten(1)
-        mutable = _fit("mutable", tensor("mutable", self.mutable), x).bool().to(x.device)
+        mutable = (
+            _fit("mutable", tensor("mutable", self.mutable), x).bool().to(x.device)
+        )
         if limits is None:
             limits = (flat - UNLIMITED, flat + UNLIMITED)
-        return torch.where(mutable, limits[0], flat), torch.where(mutable, limits[1], flat)
+        return torch.where(mutable, limits[0], flat), torch.where(
+            mutable, limits[1], flat
+        )
 
     def _given_bounds(self, x: Tensor) -> Limits:
         if self.bounds is None:
@@ -133,7 +141,9 @@ class Threat(ABC):
 
     def size(self, delta: Tensor) -> Tensor:
         """Return the norm of each row, (points,)."""
-        return torch.linalg.vector_norm(delta, ord=self.order, dim=1, dtype=self.sum_dtype)
+        return torch.linalg.vector_norm(
+            delta, ord=self.order, dim=1, dtype=self.sum_dtype
+        )
 
     def dual(self, gradient: Tensor) -> Tensor:
         """Return max <gradient, d> over |d| <= 1 for each row, (points,)."""
@@ -181,14 +191,18 @@ class Region:
     coarse: bool
 
     @classmethod
-    def of(cls, threat: Threat, x: Tensor, limits: Limits, storage: torch.dtype) -> Region:
+    def of(
+        cls, threat: Threat, x: Tensor, limits: Limits, storage: torch.dtype
+    ) -> Region:
         """Return the region of inputs of any shape."""
         if not threat.radius < torch.finfo(x.dtype).max / 8:
             raise InputError(f"the radius must fit {x.dtype}, got {threat.radius:g}")
         flat = x.flatten(1).contiguous()
         if limits is not None:
             rows = max(len(part) for part in limits)
-            low, high = (part.expand(rows, flat.shape[1]).contiguous() for part in limits)
+            low, high = (
+                part.expand(rows, flat.shape[1]).contiguous() for part in limits
+            )
             limits = (low, high)
         coordinates = flat.shape[1] ** (1 / threat.order) if threat.order else 0.0
         rounding = float(flat.abs().max()) * torch.finfo(storage).eps
@@ -271,14 +285,18 @@ class Region:
             moved = torch.where(over, smaller, moved)
         return torch.where(over, self.x.to(self.storage), moved)
 
-    def steepest_step(self, delta: Tensor, gradient: Tensor, length: Length, moved: Tensor) -> None:
+    def steepest_step(
+        self, delta: Tensor, gradient: Tensor, length: Length, moved: Tensor
+    ) -> None:
         """Step along the direction of steepest ascent, in place; may overwrite the gradient.
 
         delta <- project(delta + length direction), moved <- x + delta.
         """
         self.step(delta, self.threat.ascent(gradient, self.delta_bounds), length, moved)
 
-    def step(self, delta: Tensor, direction: Tensor, length: Length, moved: Tensor) -> None:
+    def step(
+        self, delta: Tensor, direction: Tensor, length: Length, moved: Tensor
+    ) -> None:
         """Step along any direction, in place."""
         if isinstance(length, Tensor):
             torch.addcmul(delta, direction, length, out=moved)
@@ -329,7 +347,9 @@ class L2(Threat):
         if box is None:
             wide = torch.float64 if large else None
             norm = torch.linalg.vector_norm(v, dim=1, keepdim=True, dtype=wide)
-            shrink = self.radius / norm.clamp(min=max(self.radius, torch.finfo(v.dtype).tiny))
+            shrink = self.radius / norm.clamp(
+                min=max(self.radius, torch.finfo(v.dtype).tiny)
+            )
             return torch.mul(v, shrink.to(v.dtype), out=out)
         out = torch.empty_like(v) if out is None else out
         if large and v.dtype != torch.float64:
@@ -409,7 +429,9 @@ class L1(Threat):
             slope = torch.cat([slope, -slope], 1)
         inside = torch.minimum(a, cap).sum(1, keepdim=True) <= self.radius
         points, order = points.sort(dim=1, descending=True)
-        slope = slope.gather(1, order).cumsum(1)  # of the norm just below each break point
+        slope = slope.gather(1, order).cumsum(
+            1
+        )  # of the norm just below each break point
         gaps = points[:, :-1] - points[:, 1:]
         norm = torch.zeros_like(points)
         norm[:, 1:] = (slope[:, :-1] * gaps).cumsum(1)  # at each break point
@@ -442,7 +464,9 @@ class L1(Threat):
         share = -uniform(keys, width, like).log_()
         share /= share.sum(1, keepdim=True)
         sign = (uniform(keys, width, like, stream=1) - 0.5).sign()
-        return sign * share * self.radius * uniform(keys, 1, like, stream=2) ** (1 / width)
+        return (
+            sign * share * self.radius * uniform(keys, 1, like, stream=2) ** (1 / width)
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -455,7 +479,9 @@ class L0(Threat):
     def input_bounds(self, x: Tensor) -> Limits:
         """Return the limits of each feature, without which an L0 ball is unbounded."""
         if self.bounds is None:
-            raise InputError('L0 must have bounds, as in L0(10, bounds=(0, 1)) or bounds="data"')
+            raise InputError(
+                'L0 must have bounds, as in L0(10, bounds=(0, 1)) or bounds="data"'
+            )
         return super().input_bounds(x)
 
     def project(self, v: Tensor, box: Limits, out: Tensor | None = None) -> Tensor:
@@ -489,7 +515,9 @@ class L0(Threat):
         return torch.zeros_like(gain).scatter_(1, chosen, 1.0)
 
 
-def l2_in_box(v: Tensor, radius: float, low: Tensor, high: Tensor, out: Tensor) -> Tensor:
+def l2_in_box(
+    v: Tensor, radius: float, low: Tensor, high: Tensor, out: Tensor
+) -> Tensor:
     """Write clip(s v, low, high) to `out` with the largest s in [0, 1] that keeps the norm.
 
     h(q) = |clip(sqrt(q) v, low, high)|^2 is concave, piecewise linear and grows with q = s^2. The
@@ -508,7 +536,9 @@ def l2_in_box(v: Tensor, radius: float, low: Tensor, high: Tensor, out: Tensor) 
         h = _squares(torch.clamp(w, low, high, out=out))
         free = _squares(torch.where(out == w, w, 0))
         fixed = h - free
-        root = torch.where((free > 0) & (fixed < target), q * (target - fixed) / free, least)
+        root = torch.where(
+            (free > 0) & (fixed < target), q * (target - fixed) / free, least
+        )
         first = moving is over
         moving = over & (first | (root > q * (1 + 8 * torch.finfo(v.dtype).eps)))
         q = torch.where(moving, root, q)
@@ -533,7 +563,9 @@ def tensor(name: str, value: Any) -> Tensor:
     """Return a tensor, an array, a data frame or a list of numbers as a tensor."""
     if isinstance(value, Tensor):
         if value.is_meta or value.is_nested or "float8" in str(value.dtype):
-            raise InputTypeError(f"{name} must be a plain tensor of numbers, got {value!r:.60}")
+            raise InputTypeError(
+                f"{name} must be a plain tensor of numbers, got {value!r:.60}"
+            )
         return value.detach().to_dense()  # the same tensor, unless it is sparse
     array = plain_array(name, value)
     if array.dtype.kind not in "biufc":
@@ -564,11 +596,15 @@ def next_toward(value: Tensor, goal: Tensor) -> Tensor:
         return torch.nextafter(value, goal)
     # Formats of 16 bits: neighbors of a positive number have neighboring bit patterns.
     bits = value.view(torch.int16)
-    outward = (goal.abs() > value.abs()) | (goal.sign() * value.sign() < 0) & (value == 0)
+    outward = (goal.abs() > value.abs()) | (goal.sign() * value.sign() < 0) & (
+        value == 0
+    )
     step = torch.where(outward, 1, -1).to(torch.int16)
     moved = torch.where(value == goal, bits, bits + step).view(value.dtype)
     # From 0, and across 0, the goal is so near that 0 or the goal itself will do.
-    return torch.where((value == 0) | (goal * value < 0), torch.zeros_like(value), moved)
+    return torch.where(
+        (value == 0) | (goal * value < 0), torch.zeros_like(value), moved
+    )
 
 
 def _fit(name: str, value: Tensor, x: Tensor) -> Tensor:

@@ -14,6 +14,12 @@ from overt.spectral.norms import KSupport, SpectralNorm, SquaredNuclear
 from overt.spectral.schatten import Schatten
 
 __all__ = [
-    "KSupport", "Schatten", "SpectralNorm", "SquaredNuclear", "WeightedTrace", "factorization_cost",
-    "induced", "nu",
-]  # fmt: skip
+    "KSupport",
+    "Schatten",
+    "SpectralNorm",
+    "SquaredNuclear",
+    "WeightedTrace",
+    "factorization_cost",
+    "induced",
+    "nu",
+]

@@ -64,10 +64,14 @@ class WeightedTrace:
 
     def _fitting(self, A: Array) -> Array:
         A = _check.matrix("A", A)
-        _check.same_library(A=A, row_weights=self.row_weights, col_weights=self.col_weights)
+        _check.same_library(
+            A=A, row_weights=self.row_weights, col_weights=self.col_weights
+        )
         expected = (self.row_weights.shape[0], self.col_weights.shape[0])
         if tuple(A.shape) != expected:
-            raise InputError(f"A must be {expected[0]} x {expected[1]}, got {tuple(A.shape)}")
+            raise InputError(
+                f"A must be {expected[0]} x {expected[1]}, got {tuple(A.shape)}"
+            )
         return A
 
 

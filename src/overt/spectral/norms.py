@@ -179,7 +179,9 @@ class KSupport(SpectralNorm):
         if self.k == 1:
             return 0
         xp = namespace(ordered)
-        slots = xp.asarray(np.arange(self.k - 1, 0, -1.0), dtype=ordered.dtype)  # k - rho + 1
+        slots = xp.asarray(
+            np.arange(self.k - 1, 0, -1.0), dtype=ordered.dtype
+        )  # k - rho + 1
         feasible = slots * ordered[: self.k - 1] >= tail[1 : self.k]
         return int(xp.max(xp.where(feasible, xp.arange(1, self.k), 0)))
 

@@ -62,4 +62,6 @@ class Schatten(SpectralNorm):
         if self.p == math.inf:
             # Moreau: the conjugate of w |a|_inf^2 under this scaling is |.|_1^2 / w.
             return s * 0.0 if w == 0 else SquaredNuclear().prox(s, 1 / w)
-        raise InputError(f"the proximal map is known for p = 1, 2 and infinity, got p = {self.p}")
+        raise InputError(
+            f"the proximal map is known for p = 1, 2 and infinity, got p = {self.p}"
+        )

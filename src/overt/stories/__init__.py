@@ -43,7 +43,9 @@ class Tour:
     chapters: tuple[Chapter, ...]
 
 
-def tour(folder: Path, on_chapter: Callable[[Chapter], None] = lambda chapter: None) -> Tour:
+def tour(
+    folder: Path, on_chapter: Callable[[Chapter], None] = lambda chapter: None
+) -> Tour:
     """Run the four stories and write `folder`/index.html, one page that needs no other file.
 
     Parameters
@@ -53,7 +55,9 @@ def tour(folder: Path, on_chapter: Callable[[Chapter], None] = lambda chapter: N
     on_chapter
         Called when a story has ended.
     """
-    style = styled(backend="agg")  # raises here, before any work, if matplotlib is missing
+    style = styled(
+        backend="agg"
+    )  # raises here, before any work, if matplotlib is missing
     ready(folder)
     page = Page(
         "overt: a tour",
@@ -85,7 +89,9 @@ def _run(name: str, page: Page) -> Chapter:
             _execute(code, names, page)
     except AssertionError as error:
         status = "failed"
-        page.text(f"An assertion of this story did not hold: {error or 'see the last lines'}.")
+        page.text(
+            f"An assertion of this story did not hold: {error or 'see the last lines'}."
+        )
     except ModuleNotFoundError as error:
         if error.name not in EXTRAS:
             raise
@@ -103,7 +109,9 @@ def read_story(name: str) -> tuple[str, str, list[tuple[str, str]]]:
     cells = []
     for cell in body.split("# %%\n")[1:]:
         lines = cell.strip().splitlines()
-        count = next((i for i, line in enumerate(lines) if not line.startswith("#")), len(lines))
+        count = next(
+            (i for i, line in enumerate(lines) if not line.startswith("#")), len(lines)
+        )
         text = " ".join(line.removeprefix("#").strip() for line in lines[:count])
         cells.append((text, "\n".join(lines[count:]).strip()))
     return title, " ".join(introduction.split()), cells
@@ -123,6 +131,8 @@ def _execute(code: str, names: dict[str, Any], page: Page) -> None:
             page.output(printed.getvalue().rstrip())
     for number in plt.get_fignums():
         figure = plt.figure(number)
-        labels = [axes.get_ylabel() + " against " + axes.get_xlabel() for axes in figure.axes]
+        labels = [
+            axes.get_ylabel() + " against " + axes.get_xlabel() for axes in figure.axes
+        ]
         page.picture(figure, "; ".join(labels))
     plt.close("all")

@@ -21,7 +21,9 @@ from overt.robust import L2, PGD, adversarial_train, robust_error
 torch.manual_seed(0)
 x, y = (torch.as_tensor(part) for part in make_moons(150, noise=0.12, random_state=0))
 x = x.float()
-network = torch.nn.Sequential(torch.nn.Linear(2, 64), torch.nn.ReLU(), torch.nn.Linear(64, 2))
+network = torch.nn.Sequential(
+    torch.nn.Linear(2, 64), torch.nn.ReLU(), torch.nn.Linear(64, 2)
+)
 start = copy.deepcopy(network)
 optimizer = torch.optim.Adam(network.parameters(), 1e-2)
 for _ in range(200):
@@ -52,7 +54,9 @@ assert fooled["reflected"] >= fooled["cross_entropy"]
 
 measured = robust_error(model, x, y, threat)
 low, high = measured.interval
-print(f"robust error at least {measured.value:.1%}, 95 % interval {low:.1%} to {high:.1%}")
+print(
+    f"robust error at least {measured.value:.1%}, 95 % interval {low:.1%} to {high:.1%}"
+)
 
 # %%
 # **Improve.** Train on attacked points, and compare at several radii. The price of fewer errors at
@@ -60,7 +64,9 @@ print(f"robust error at least {measured.value:.1%}, 95 % interval {low:.1%} to {
 
 better = copy.deepcopy(start)
 optimizer = torch.optim.Adam(better.parameters(), 1e-2)
-adversarial_train(better, (x, y), PGD(L2(0.25), steps=7), epochs=40, optimizer=optimizer)
+adversarial_train(
+    better, (x, y), PGD(L2(0.25), steps=7), epochs=40, optimizer=optimizer
+)
 figure, axes = plt.subplots(figsize=(6.5, 3.6), layout="constrained")
 for name, net in (("as handed over", model), ("trained on attacks", better)):
     curve = robust_error(net, x, y, threat, radii=[0.1, 0.2, 0.3])

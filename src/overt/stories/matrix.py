@@ -40,7 +40,9 @@ print(f"{inside:.1%} of {len(holdout)} held-out answers are inside their 90 % in
 
 figure, axes = plt.subplots(figsize=(6.5, 3.6), layout="constrained")
 order = np.argsort(mean)[::6]
-axes.errorbar(range(len(order)), mean[order], 1.645 * std[order], fmt=".", lw=0.8, label="90 %")
+axes.errorbar(
+    range(len(order)), mean[order], 1.645 * std[order], fmt=".", lw=0.8, label="90 %"
+)
 axes.plot(range(len(order)), holdout.values[order], "x", ms=4, label="held-out answer")
 axes.set(xlabel="held-out answers, sorted by prediction", ylabel="value")
 axes.legend()

@@ -20,7 +20,10 @@ digits = load_digits()
 x, y = torch.tensor(digits.data / 16, dtype=torch.float32), torch.tensor(digits.target)
 train, test = slice(0, 1200), slice(1200, None)
 model = torch.nn.Sequential(
-    torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Dropout(0.5), torch.nn.Linear(256, 10)
+    torch.nn.Linear(64, 256),
+    torch.nn.ReLU(),
+    torch.nn.Dropout(0.5),
+    torch.nn.Linear(256, 10),
 )
 targets = torch.nn.functional.one_hot(y).float()
 optimizer = torch.optim.Adam(model.parameters(), 3e-3)
@@ -66,7 +69,9 @@ axes.legend()
 
 report = audit(model, (x[train], y[train]), loss="squared")
 head = report.head
-print(f"training objective {report.objective:.4f}; no weights are below {head.lower_bound:.4f}")
+print(
+    f"training objective {report.objective:.4f}; no weights are below {head.lower_bound:.4f}"
+)
 assert report.objective >= head.lower_bound
 figure, axes = plt.subplots(figsize=(6.5, 3.4), layout="constrained")
 axes.plot(head.target_spectrum[:10], "s-", color="0.7", label="targets")
@@ -89,4 +94,6 @@ axes.axhline(accuracy, ls="--", color="C1", label="whole network")
 axes.set(xlabel="fraction kept", ylabel="test accuracy", xscale="log")
 axes.legend()
 
-headline = f"one pass gives {ratio:.3f} of the standard deviation that 1,000 passes estimate"
+headline = (
+    f"one pass gives {ratio:.3f} of the standard deviation that 1,000 passes estimate"
+)

@@ -62,7 +62,9 @@ from pathlib import Path
 folder = Path(tempfile.mkdtemp())
 net.certify(best.U, best.V, rigorous=True).save(folder / "proof.json")
 command = [sys.executable, "-m", "overt.linear.checker", "proof.json"]
-checked = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+checked = subprocess.run(
+    command, cwd=folder, capture_output=True, text=True, check=True
+)
 print(checked.stdout.strip())
 
 # %%
@@ -72,15 +74,28 @@ print(checked.stdout.strip())
 
 from overt import papers
 
-CORRECTED = ["shallow-optimum", "dropout-norm", "ksupport-value", "dropconnect", "sliding-keep"]
-CORRECTED += ["hadamard-equalizer", "dropblock-optimum", "deep-scaling", "solver-shrinkage"]
+CORRECTED = [
+    "shallow-optimum",
+    "dropout-norm",
+    "ksupport-value",
+    "dropconnect",
+    "sliding-keep",
+]
+CORRECTED += [
+    "hadamard-equalizer",
+    "dropblock-optimum",
+    "deep-scaling",
+    "solver-shrinkage",
+]
 CORRECTED += ["completion-bound"]
 for verdict in papers.verify(CORRECTED):
     print(f"{verdict.id} ({verdict.source})\n  {verdict.claim}")
     print(f"  Correction: {verdict.correction}")
-    print(f"  Error: {verdict.residual:.1e}; as printed: {verdict.printed_residual:.1e}\n")
+    print(
+        f"  Error: {verdict.residual:.1e}; as printed: {verdict.printed_residual:.1e}\n"
+    )
     assert verdict.verdict == "holds"
 
 headline = (
-    f"SGD with dropout ends {above:.1%} above the exact minimum, which a proof file certifies"
+    f"SGD with dropout ends {above:.1%} above the minimum, which a proof file certifies"
 )

@@ -47,7 +47,10 @@ def learn_rows(
             out.means[r] = w
             out.covariances[r] = pack(second)
             square = fixed.weights[b] @ y**2
-            out.stats[r] = _error(square, w, second, total, linear), -np.linalg.slogdet(P)[1]
+            out.stats[r] = (
+                _error(square, w, second, total, linear),
+                -np.linalg.slogdet(P)[1],
+            )
         moments[c] = out.covariances[rows[cuts[c] : cuts[c + 1]]].sum(axis=0)
 
 
@@ -70,7 +73,10 @@ def learn_variances(
         out.means[r] = w
         out.covariances[r] = s
         second = np.outer(w, w) + np.diag(s)
-        out.stats[r] = _error(square, w, second, total, linear), np.log(s[prior.free]).sum()
+        out.stats[r] = (
+            _error(square, w, second, total, linear),
+            np.log(s[prior.free]).sum(),
+        )
 
 
 def sample_rows(
@@ -91,7 +97,10 @@ def sample_rows(
         out.centers[r] = w
         w[prior.free] += np.linalg.solve(np.linalg.cholesky(P).T, normals[r])
         out.means[r] = w
-        out.stats[r] = _error(square, w, np.outer(w, w), total, linear), -np.linalg.slogdet(P)[1]
+        out.stats[r] = (
+            _error(square, w, np.outer(w, w), total, linear),
+            -np.linalg.slogdet(P)[1],
+        )
 
 
 def dots(rows: Array, cols: Array, U: Array, V: Array, out: Array) -> None:
@@ -108,7 +117,9 @@ def dot_variances(
     su = unpack(SU[rows].astype(float))
     sv = unpack(SV[cols].astype(float))
     pairs = (u, sv, u), (v, su, v)
-    out[:] = sum(np.einsum("ei,eij,ej->e", *each) for each in pairs) + np.sum(su * sv, axis=(1, 2))
+    out[:] = sum(np.einsum("ei,eij,ej->e", *each) for each in pairs) + np.sum(
+        su * sv, axis=(1, 2)
+    )
 
 
 def _sums(csr: Csr, r: int, fixed: FixedSide) -> tuple[Floats, Floats, float, Array]:
@@ -136,6 +147,8 @@ def _solve(
     return w, P
 
 
-def _error(square: float, w: Floats, second: Floats, total: Floats, linear: Floats) -> float:
+def _error(
+    square: float, w: Floats, second: Floats, total: Floats, linear: Floats
+) -> float:
     """Sum of c_b E (y_b - w . w_b)^2."""
     return float(square - 2 * w @ linear + np.sum(second * total))

@@ -93,7 +93,9 @@ class SampledRows(NamedTuple):
 
 
 @njit(**OPTIONS)
-def group(keys: Array, others: Array, values: Array, count: int) -> tuple[Array, Array, Array]:
+def group(
+    keys: Array, others: Array, values: Array, count: int
+) -> tuple[Array, Array, Array]:
     """Sort triplets by key, keeping their order within a key: (indptr, indices, values)."""
     indptr = np.zeros(count + 1, np.int64)
     for key in keys:
@@ -199,7 +201,9 @@ def allocate_sums(cuts: Array, fixed: FixedSide) -> Sums:
     (_, width), (_, size) = fixed.means.shape, fixed.covariances.shape
     part = np.empty((most, size), fixed.covariances.dtype)
     count = np.empty(most, np.int64)
-    return Sums(np.empty((most, size)), part, count, np.empty((most, width)), np.empty(most))
+    return Sums(
+        np.empty((most, size)), part, count, np.empty((most, width)), np.empty(most)
+    )
 
 
 @njit(**OPTIONS)

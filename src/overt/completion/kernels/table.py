@@ -45,7 +45,13 @@ def inverse_factor(P: Array, at: Array) -> Array:
 
 @njit(**OPTIONS)
 def fill_rows(
-    Z: Array, missing: Array, mean: Array, P: Array, normals: Array, std: Array, total: Array
+    Z: Array,
+    missing: Array,
+    mean: Array,
+    P: Array,
+    normals: Array,
+    std: Array,
+    total: Array,
 ) -> float:
     """Fill missing entries in place by conditional means, or by samples where there are `normals`.
 
@@ -75,7 +81,9 @@ def fill_rows(
 
 
 @njit(**OPTIONS)
-def leave_one_out(Z: Array, missing: Array, mean: Array, P: Array) -> tuple[Array, Array]:
+def leave_one_out(
+    Z: Array, missing: Array, mean: Array, P: Array
+) -> tuple[Array, Array]:
     """Return residuals z_j - E[z_j | the other observed entries of its row], and their std.
 
     Z has conditional means at its missing entries, where residuals are 0 and `std` is 1. There

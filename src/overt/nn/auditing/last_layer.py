@@ -77,8 +77,12 @@ class Head:
             self.J = weight.detach().to("cpu", torch.float64, copy=True)
         trunk = structure.trunk(point)
         rank = min(point.narrowest, self.units, trunk.narrowest)
-        source = "Structured dropout, Theorem 2.7; Implicit bias of dropout, Theorem 3.6"
-        self.parts = [TailPart(point.shifted, rank, trunk, self._nearest_envelopes, source)]
+        source = (
+            "Structured dropout, Theorem 2.7; Implicit bias of dropout, Theorem 3.6"
+        )
+        self.parts = [
+            TailPart(point.shifted, rank, trunk, self._nearest_envelopes, source)
+        ]
         self._nearest = point.module
         self._add_joint_part(structure, tail)
 
@@ -99,7 +103,9 @@ class Head:
         trunk = structure.trunk(first)
         rank = min(first.narrowest, trunk.narrowest)
         source = "Thesis, Theorem 9 and Lemma 9"
-        self.parts.append(TailPart(first.shifted, rank, trunk, self._joint_envelopes, source))
+        self.parts.append(
+            TailPart(first.shifted, rank, trunk, self._joint_envelopes, source)
+        )
 
     def fits(self, h: Tensor, f: Tensor) -> bool:
         """Return whether outputs f differ between samples by J times the difference of units h."""
@@ -122,7 +128,9 @@ class Head:
     def shares_multipliers(self) -> bool:
         """Whether several units have one multiplier, so that a mask's unit is a group of them."""
         covariance = self.covariance()
-        return covariance is not None and any(self.shape[axis] > 1 for axis in covariance.shared)
+        return covariance is not None and any(
+            self.shape[axis] > 1 for axis in covariance.shared
+        )
 
     @property
     def drop_prob(self) -> float:
@@ -140,7 +148,9 @@ class Head:
         covariance = mask_covariance_of(self.module, (1, *self.shape))
         if covariance.matrix is not None:
             return 0.0
-        return float(p ** (self.units // math.prod(self.shape[a] for a in covariance.shared)))
+        return float(
+            p ** (self.units // math.prod(self.shape[a] for a in covariance.shared))
+        )
 
     @property
     def adjustable(self) -> bool:
@@ -160,7 +170,11 @@ class Head:
 
     def strengths(self, probs: Floats) -> Floats | None:
         """Return Gamma_ii at some drop probabilities, None where Gamma is not a multiple of I."""
-        plain = not self.noisy or self.drops_weights or plain_dropout(self.module) is not None
+        plain = (
+            not self.noisy
+            or self.drops_weights
+            or plain_dropout(self.module) is not None
+        )
         here = self.covariance()
         independent = here is not None and here.independent
         return probs / (1 - probs) if plain and independent else None
@@ -262,17 +276,24 @@ def find_head(
         )
     if point is None:
         return "the last linear map is not a torch.nn.Linear layer: no bound is taken from it"
-    name = next(path for path, module in model.named_modules() if module is point.module)
+    name = next(
+        path for path, module in model.named_modules() if module is point.module
+    )
     uses = structure.uses(point.module)
     if uses[-1] is not point.call or noises.training.calls[name] != len(uses):
         return f"{name} is called again behind its place: no bound is taken from it"
     if point.features.shape[0] != len(structure.output):
         return f"the rows that {name} takes differ from the batch's: no bound is taken from it"
     module: Any = point.module
-    if is_weight_noise(module) and structure.units(point.features) != module.weight[0].numel():
+    if (
+        is_weight_noise(module)
+        and structure.units(point.features) != module.weight[0].numel()
+    ):
         return f"the weights that {name} drops meet several positions: no bound is taken from it"
     if noises.unknown_noise_behind(name):
-        return f"noise whose law is not known is sampled behind {name}: no bound is taken"
+        return (
+            f"noise whose law is not known is sampled behind {name}: no bound is taken"
+        )
     head = Head(structure, tail, name, point, output)
     fits = head.fits(point.features, output)
     return head if fits else f"what lies behind {name} is not affine"
@@ -333,13 +354,21 @@ class LastLayer:
         return self._penalty.value * self._unit
 
     def add(
-        self, h: Tensor, x: Tensor | None, targets: Targets, output: Tensor, *, split: bool
+        self,
+        h: Tensor,
+        x: Tensor | None,
+        targets: Targets,
+        output: Tensor,
+        *,
+        split: bool,
     ) -> None:
         """Add a batch: units, inputs, targets and outputs; `split` holds a fifth of it out."""
         self._table.add(x, targets.rows, output)
         self._entropy.add(targets.entropies(self._loss))
         if is_squared(self._loss) and self.head.noisy:
-            self._penalty.add(torch.full((len(h),), self.head.penalty(h), dtype=torch.float64))
+            self._penalty.add(
+                torch.full((len(h),), self.head.penalty(h), dtype=torch.float64)
+            )
         if self._folds is not None:
             self._folds.add(h.flatten(1), targets.rows, split=split)
 
@@ -387,9 +416,9 @@ class LastLayer:
         U, b = self._candidates(folds)
         errors = np.stack(
             [
-                LastLayerProblem(folds.moments([i]), folds.units, bias=self.head.centered).error(
-                    U, b
-                )
+                LastLayerProblem(
+                    folds.moments([i]), folds.units, bias=self.head.centered
+                ).error(U, b)
                 for i in range(1, folds.COUNT)
             ]
         )
@@ -410,7 +439,9 @@ class LastLayer:
 
     def _candidates(self, folds: Folds) -> tuple[Floats, Floats]:
         """Return the best last layer at each candidate, on the training fold."""
-        problem = LastLayerProblem(folds.moments([0]), folds.units, bias=self.head.centered)
+        problem = LastLayerProblem(
+            folds.moments([0]), folds.units, bias=self.head.centered
+        )
         strengths = self.head.strengths(CANDIDATES)
         if strengths is not None:
             return problem.solve_path(strengths)
@@ -444,15 +475,23 @@ class LastLayer:
         if self._trunk(part) == "any":
             return theory.free_target(table.R, table.y, centered=part.centered)
         return theory.affine_target(
-            table.R, table.x, table.y, centered=part.centered, shifted=part.trunk.shifted
+            table.R,
+            table.x,
+            table.y,
+            centered=part.centered,
+            shifted=part.trunk.shifted,
         )
 
-    def _best_part(self, p: float | None = None) -> tuple[float, Floats, Target, TailPart]:
+    def _best_part(
+        self, p: float | None = None
+    ) -> tuple[float, Floats, Target, TailPart]:
         """Return the largest squared bound, its spectrum and target, and where it is from."""
         found = []
         for part in self.head.parts:
             target = self._target(part)
-            bound, predicted = theory.squared_bound(target, part.rank, part.envelopes(p))
+            bound, predicted = theory.squared_bound(
+                target, part.rank, part.envelopes(p)
+            )
             found.append((bound, predicted, target, part))
         return max(found, key=lambda item: item[0])
 
@@ -486,7 +525,9 @@ class LastLayer:
         means = R[0, self._table.y] / R[0, 0]
         classes = self._loss == "cross_entropy"
         outputs = self._table.rows(self._table.f, centered=centered)
-        if classes:  # cross-entropy does not change with a constant added to all logits of a row
+        if (
+            classes
+        ):  # cross-entropy does not change with a constant added to all logits of a row
             outputs = outputs - outputs.mean(1, keepdims=True)
         size = float(theory.singular_values(outputs).sum())
         middle = np.full(self._outputs, 1 / self._outputs if classes else 0.5)
@@ -494,10 +535,16 @@ class LastLayer:
         if not centered:
             targets = targets - R[:, :1] * middle
         top = float(np.linalg.norm(targets, 2))
-        entropy = self._entropy.value  # the least loss that any outputs can have, 0 for classes
+        entropy = (
+            self._entropy.value
+        )  # the least loss that any outputs can have, 0 for classes
         if classes:
-            constant = theory.class_entropy(means) if centered else math.log(self._outputs)
-            at_size = theory.class_bound(means, top, size, centered=centered, entropy=entropy)
+            constant = (
+                theory.class_entropy(means) if centered else math.log(self._outputs)
+            )
+            at_size = theory.class_bound(
+                means, top, size, centered=centered, entropy=entropy
+            )
         else:
             pi = means if centered else middle
             constant = theory.binary_entropy(pi)

@@ -75,7 +75,9 @@ class NoiseSource:
 class ModulePass:
     """What one pass shows of its modules: the calls and samples in order, and the first inputs."""
 
-    events: list[tuple[str, bool]] = field(default_factory=list)  # (path, whether it samples)
+    events: list[tuple[str, bool]] = field(
+        default_factory=list
+    )  # (path, whether it samples)
     examples: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -105,8 +107,12 @@ class FoundNoises:
     def unknown_noise_behind(self, name: str) -> bool:
         """Return whether a noise with unknown moments is sampled behind the layer of this name."""
         events = self.training.events
-        last = max((i for i, (path, _) in enumerate(events) if path == name), default=-1)
-        unknown = {path for path, source in self.sources.items() if source.example is None}
+        last = max(
+            (i for i, (path, _) in enumerate(events) if path == name), default=-1
+        )
+        unknown = {
+            path for path, source in self.sources.items() if source.example is None
+        }
         return any(samples and path in unknown for path, samples in events[last + 1 :])
 
 
@@ -139,7 +145,9 @@ def find_noises(model: nn.Module, inputs: Inputs) -> FoundNoises:
         skipped.append(("training mode", why))
     unused = [path for path, part in parts.items() if known_noise(part)]
     skipped += [
-        (path, "not reached by the forward pass") for path in unused if path not in training.calls
+        (path, "not reached by the forward pass")
+        for path in unused
+        if path not in training.calls
     ]
     sources = {}
     for path, samples in training.events:
@@ -147,7 +155,9 @@ def find_noises(model: nn.Module, inputs: Inputs) -> FoundNoises:
         if path in sources:
             continue
         if known_noise(module):
-            sources[path] = NoiseSource(path, module, training.examples[path], str(module))
+            sources[path] = NoiseSource(
+                path, module, training.examples[path], str(module)
+            )
         elif samples and path not in quiet.sampling:
             functions = entrywise.get(path, [])
             kind = _describe(module, functions)
@@ -189,14 +199,20 @@ def _follow_modules(model: nn.Module, inputs: Inputs, *, noise: bool) -> ModuleP
             leave(module, args, output)
 
     # Scripted modules have no hooks, and a hook of a module may sample: ours come behind it.
-    scripted = {module for module in paths if isinstance(module, torch.jit.ScriptModule)}
+    scripted = {
+        module for module in paths if isinstance(module, torch.jit.ScriptModule)
+    }
     handles = [
         register_module_forward_pre_hook(enter_scripted),
         register_module_forward_hook(leave_scripted),
     ]
     plain = [module for module in paths if module not in scripted]
     try:
-        with preserve_rng(), modes(model, noise=noise), hook_modules(plain, enter, leave):
+        with (
+            preserve_rng(),
+            modes(model, noise=noise),
+            hook_modules(plain, enter, leave),
+        ):
             with torch.no_grad():
                 inputs.run(model)
             note()
@@ -216,7 +232,9 @@ def _sampling_functions(model: nn.Module, inputs: Inputs) -> dict[str, list[str]
         if not call.noise:
             continue
         path, _, function = call.noise.partition("#")[0].rpartition(":")
-        if not path and function in parts:  # a dropout module is named by its path alone
+        if (
+            not path and function in parts
+        ):  # a dropout module is named by its path alone
             path = function
             module = parts[path]
             entrywise = isinstance(module, (nn.Dropout, nn.AlphaDropout))
@@ -319,7 +337,9 @@ def _zeros_of_masks(source: NoiseSource, module: Any, example: Tensor) -> Tensor
     """Return where sampled masks are zero, (masks, ...)."""
     shape = example.shape[1:]
     count = _mask_count(max(math.prod(shape), 1))
-    rows = 1 if source.shared_by_rows else count  # a mask that a batch shares is one sample
+    rows = (
+        1 if source.shared_by_rows else count
+    )  # a mask that a batch shares is one sample
     ones = torch.ones(rows, *shape, device=example.device)
     with restore_training([module], True):
         return torch.cat([module(ones) == 0 for _ in range(0, count, rows)])

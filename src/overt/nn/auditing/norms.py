@@ -43,11 +43,15 @@ class LayerNorms:
         axis = h.ndim - 1 if module.weight.ndim == 2 else 1
         largest = h.abs().movedim(axis, 0).flatten(1).amax(1).cpu()
         before = self._largest.get(name)
-        self._largest[name] = largest if before is None else torch.maximum(before, largest)
+        self._largest[name] = (
+            largest if before is None else torch.maximum(before, largest)
+        )
         if from_data:
             self._from_data.add(name)
 
-    def findings(self, model: nn.Module) -> tuple[list[LayerFindings], list[tuple[str, str]]]:
+    def findings(
+        self, model: nn.Module
+    ) -> tuple[list[LayerFindings], list[tuple[str, str]]]:
         """Return the layers that ran, and other modules with weights, with the reason."""
         found = []
         others: dict[str, list[str]] = {}
@@ -106,7 +110,10 @@ def path_norms(structure: Structure) -> tuple[list[Measure], str | None]:
     """Return the l1 and l2 path norms, or none and the reason."""
     inputs = structure.recording.inputs
     if len(inputs) != 1 or not inputs[0][0].is_floating_point():
-        return [], "not defined through inputs that are not one tensor of numbers with a fraction"
+        return (
+            [],
+            "not defined through inputs that are not one tensor of numbers with a fraction",
+        )
     found = []
     for p in (1, 2):
         try:
@@ -115,7 +122,9 @@ def path_norms(structure: Structure) -> tuple[list[Measure], str | None]:
             return [], f"not defined through {error}"
         except (RuntimeError, TypeError) as error:
             return [], first_line(error)
-        found.append(Measure(f"l{p} path norm", value, f"|products of weights along paths|_{p}"))
+        found.append(
+            Measure(f"l{p} path norm", value, f"|products of weights along paths|_{p}")
+        )
     return found, None
 
 
@@ -129,13 +138,19 @@ def path_norm(structure: Structure, p: int) -> float:
     return float(values[id(structure.output)][:1].sum()) ** (1 / p)
 
 
-def _follow(structure: Structure, p: int, call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
+def _follow(
+    structure: Structure, p: int, call: Call, args: Any, kwargs: dict[str, Any]
+) -> Any:
     """Return the operation's result with weights |w|^p instead of w."""
     module = module_of(call)
     if module is not None:
         if is_unit_noise(module):
             return args[0]
-        run = module.convolve if isinstance(module, DropConnectConv2d) else functional.linear
+        run = (
+            module.convolve
+            if isinstance(module, DropConnectConv2d)
+            else functional.linear
+        )
         return run(args[0], _path_weight(module.weight, p), None)
     info = op_info(call.func)
     name = info.name
@@ -152,10 +167,14 @@ def _follow(structure: Structure, p: int, call: Call, args: Any, kwargs: dict[st
     if name in ("add", "sub") and kwargs.get("alpha", 1) == 1:
         # What does not depend on the inputs is a bias.
         pairs = zip(args[:2], call.args[:2], strict=True)
-        return sum(a for a, own in pairs if structure.depends(own)).expand(call.out.shape)
+        return sum(a for a, own in pairs if structure.depends(own)).expand(
+            call.out.shape
+        )
     if name in ("cat", "stack"):
         pairs = zip(args[0], call.args[0], strict=True)
-        parts = [a if structure.depends(own) else torch.zeros_like(a) for a, own in pairs]
+        parts = [
+            a if structure.depends(own) else torch.zeros_like(a) for a, own in pairs
+        ]
         return call.func(parts, *args[1:], **kwargs)
     if name == "mean" or "avg_pool" in name:
         return _average(name, call, args, kwargs, p)
@@ -172,7 +191,14 @@ def _path_weight(weight: Tensor, p: int) -> Tensor:
 
 
 def _batch_norm(
-    p: int, x: Tensor, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, *rest: Any
+    p: int,
+    x: Tensor,
+    weight: Any,
+    bias: Any,
+    mean: Any,
+    variance: Any,
+    training: bool,
+    *rest: Any,
 ) -> tuple[Tensor]:
     if training:
         raise NoPathError("batch_norm without running statistics")
@@ -209,7 +235,9 @@ def _sum_pool(name: str, *args: Any) -> tuple[Tensor]:
     x, kernel, stride, padding, dilation, ceil_mode = _with_defaults(
         args, (None, None, [], 0, 1, False)
     )
-    if ceil_mode or any(d != 1 for d in ([dilation] if isinstance(dilation, int) else dilation)):
+    if ceil_mode or any(
+        d != 1 for d in ([dilation] if isinstance(dilation, int) else dilation)
+    ):
         raise NoPathError("max pooling with dilation or ceil_mode")
     average = aten.avg_pool3d if "3d" in name else aten.avg_pool2d
     return (average(x, kernel, stride, padding) * _window_entries(kernel, x),)

@@ -336,7 +336,9 @@ def noise_rows(report: Any) -> list[Row]:
             n.name or "(model)",
             n.kind,
             n.drop_prob,
-            None if n.realized is None else f"{n.realized:.4f} ± {n.realized_error:.4f}",
+            None
+            if n.realized is None
+            else f"{n.realized:.4f} ± {n.realized_error:.4f}",
             f"{n.penalty:.4g}" + (" exact" if n.exact else f" ± {n.penalty_error:.1g}"),
             f"{n.share:.1%}",
             _with_error(n.coadaptation, n.coadaptation_error),
@@ -370,7 +372,16 @@ def _sections(report: Any) -> Iterator[Section]:
     yield Section(
         "noise",
         () if report.noises else ("no noise layer that overt knows is in this model",),
-        ("layer", "kind", "drop_prob", "realized", "penalty", "share", "phi", "dead units"),
+        (
+            "layer",
+            "kind",
+            "drop_prob",
+            "realized",
+            "penalty",
+            "share",
+            "phi",
+            "dead units",
+        ),
         noise_rows(report),
         "What each noise layer adds to the loss, with the noise of the layers behind it on. "
         "Realized is the share of zeros in the layer's sampled masks. phi is the co-adaptation of "
@@ -390,7 +401,9 @@ def _sections(report: Any) -> Iterator[Section]:
         )
         words = (first.split(": ")[1], *map(str.strip, lines))
         picture = (_curve, report.suggestion, caption)
-        yield Section("suggested drop probability before the last layer", words, picture=picture)
+        yield Section(
+            "suggested drop probability before the last layer", words, picture=picture
+        )
     layers: list[Row] = [
         (
             layer.name or "(model)",
@@ -402,14 +415,23 @@ def _sections(report: Any) -> Iterator[Section]:
         )
         for layer in report.layers
     ]
-    header = ("layer", "weight", "spectral norm", "Frobenius", "stable rank", "dead inputs")
+    header = (
+        "layer",
+        "weight",
+        "spectral norm",
+        "Frobenius",
+        "stable rank",
+        "dead inputs",
+    )
     yield Section("layers", (), header, layers)
     if report.measures:
         measures: list[Row] = [(m.name, m.value, m.formula) for m in report.measures]
         title = "complexity measures (they rank networks, and bound nothing)"
         yield Section(title, (), ("measure", "value", "formula"), measures)
     if report.skipped:
-        yield Section("left out", [f"{name or '(model)'}: {why}" for name, why in report.skipped])
+        yield Section(
+            "left out", [f"{name or '(model)'}: {why}" for name, why in report.skipped]
+        )
 
 
 def _last_layer(report: Any, head: Any) -> Section:
@@ -417,13 +439,18 @@ def _last_layer(report: Any, head: Any) -> Section:
     note = _spectrum_note(report, head)
     words = (
         f"from {head.name or '(model)'}: {head.width} units, rank at most {head.rank_limit}{phi}",
-        *(f"at least {b.value:.5g} over {b.over} ({b.source})" for b in head.lower_bounds),
+        *(
+            f"at least {b.value:.5g} over {b.over} ({b.source})"
+            for b in head.lower_bounds
+        ),
         gap_line(report, head),
         note,
     )
     picture = (_spectra, head, "The values of the table.")
     header = ("", "outputs", "optimum", "targets")
-    return Section("last layer", words, header, _spectrum_rows(head)[:SHOWN], "", picture)
+    return Section(
+        "last layer", words, header, _spectrum_rows(head)[:SHOWN], "", picture
+    )
 
 
 def _spectrum_note(report: Any, head: Any) -> str:
@@ -447,28 +474,46 @@ def _spectrum_rows(head: Any) -> list[tuple[Any, ...]]:
     """Return the spectra of outputs, optimum and targets side by side."""
     columns = (head.spectrum, head.predicted_spectrum, head.target_spectrum)
     count = max(map(len, columns))
-    return [(i + 1, *(float(c[i]) if i < len(c) else 0.0 for c in columns)) for i in range(count)]
+    return [
+        (i + 1, *(float(c[i]) if i < len(c) else 0.0 for c in columns))
+        for i in range(count)
+    ]
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
     lines = [tuple(header), *(tuple(map(_cell, row)) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return [
-        "  " + "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip()
+        "  "
+        + "  ".join(
+            cell.ljust(w) for cell, w in zip(line, widths, strict=True)
+        ).rstrip()
         for line in lines
     ]
 
 
 def _cell(value: object) -> str:
-    return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+    return (
+        "-"
+        if value is None
+        else f"{value:.4g}"
+        if isinstance(value, float)
+        else str(value)
+    )
 
 
 def plot(report: Any) -> Any:
     """Plot the flow through units, the last layer's spectra and the curve of the suggestion."""
-    found = ((_flows, _flowing(report)), (_spectra, report.head), (_curve, report.suggestion))
+    found = (
+        (_flows, _flowing(report)),
+        (_spectra, report.head),
+        (_curve, report.suggestion),
+    )
     panels = [(draw, what) for draw, what in found if what]
     if not panels:
-        raise InputError("there is nothing to plot: no noise, last layer or suggestion was found")
+        raise InputError(
+            "there is nothing to plot: no noise, last layer or suggestion was found"
+        )
     return _drawn(*panels)
 
 
@@ -477,7 +522,9 @@ def _flowing(report: Any) -> list[Any]:
 
 
 def _drawn(*panels: tuple[Callable[[Any, Any], None], Any]) -> Any:
-    figure, axes = subplots(1, len(panels), (6.4, 3.4) if len(panels) == 1 else (4.6, 3.2))
+    figure, axes = subplots(
+        1, len(panels), (6.4, 3.4) if len(panels) == 1 else (4.6, 3.2)
+    )
     for axis, (draw, what) in zip(axes[0], panels, strict=True):
         draw(axis, what)
     return figure
@@ -518,5 +565,7 @@ def _flows(axes: Any, noises: list[Any]) -> None:
         label = f"{noise.name or 'model'}, phi {noise.coadaptation:.2f}"
         axes.plot(share, ordered, color=color, label=label)
     axes.axhline(1, color=GRAY, lw=1)
-    axes.set(xlabel="share of units", ylabel="flow / mean flow", ylim=(0, None), xlim=(0, 1))
+    axes.set(
+        xlabel="share of units", ylabel="flow / mean flow", ylim=(0, None), xlim=(0, 1)
+    )
     axes.legend()

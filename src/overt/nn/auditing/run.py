@@ -118,7 +118,11 @@ def audit(
     start = time.perf_counter()
     passes = _check.number("passes", passes, exclusive=True)
     batches = Batches(data, model, output=output)
-    others = None if holdout is None else Batches(holdout, model, name="holdout", output=output)
+    others = (
+        None
+        if holdout is None
+        else Batches(holdout, model, name="holdout", output=output)
+    )
     count = batches.count + (0 if others is None else others.count)
     measured: _Audit | None = None
     status = Status.FINISHED
@@ -239,7 +243,9 @@ class _Audit:
         seen = self._forward(batch)
         if self._noises.always_on:
             again = self._forward(batch)
-            self._evaluation_noise.add((again.losses - seen.losses)[None] / math.sqrt(2))
+            self._evaluation_noise.add(
+                (again.losses - seen.losses)[None] / math.sqrt(2)
+            )
         self.samples += len(seen.losses)
         self._plain.add(seen.losses)
         if seen.targets.classes is not None:
@@ -265,27 +271,35 @@ class _Audit:
         head = None
         suggestion: Suggestion | None = None
         if self._last is not None:
-            head = self._last.findings(objective, self._mean_squares(self._last.head.name))
+            head = self._last.findings(
+                objective, self._mean_squares(self._last.head.name)
+            )
             suggested = self._last.suggest(own_rows=own_rows)
             if isinstance(suggested, Suggestion):
                 suggestion = suggested
             else:
                 self._skipped.append(("suggestion", suggested))
         if self._sampled.no_flows is not None:
-            self._skipped.append(("flows", f"there is no gradient: {self._sampled.no_flows}"))
+            self._skipped.append(
+                ("flows", f"there is no gradient: {self._sampled.no_flows}")
+            )
         layers, without_norms = self._layers.findings(self._model)
         self._skipped += without_norms
         loss = self._loss
         return AuditReport(
             model=type(self._model).__name__,
-            loss=loss if isinstance(loss, str) else getattr(loss, "__name__", repr(loss)),
+            loss=loss
+            if isinstance(loss, str)
+            else getattr(loss, "__name__", repr(loss)),
             samples=self.samples,
             outputs=self._outputs,
             parameters=sum(p.numel() for p in self._model.parameters()),
             plain_loss=self._plain.value,
             objective=objective,
             objective_error=math.hypot(error, self._evaluation_noise.error),
-            accuracy=self._correct.value if self._correct.count == self.samples else None,
+            accuracy=self._correct.value
+            if self._correct.count == self.samples
+            else None,
             holdout_loss=self._holdout.value if self._holdout.count else None,
             noises=tuple(self._noise(i, objective) for i in range(len(self._sources))),
             layers=tuple(layers),
@@ -309,7 +323,9 @@ class _Audit:
             if name in self._squares:
                 units[name] = h.clone()  # later layers may work in place
             if isinstance(module, LAYERS):
-                self._layers.add(name, module, h, from_data=_is_one_of(h, inputs.tensors))
+                self._layers.add(
+                    name, module, h, from_data=_is_one_of(h, inputs.tensors)
+                )
 
         with (
             hook_modules(self._watched, after=hook),
@@ -356,7 +372,9 @@ class _Audit:
             self._skipped.append(("path norm", no_paths))
         if structure is not None and isinstance(self._loss, str):
             log_softmax = self._loss == "cross_entropy"
-            head = find_head(self._model, structure, self._noises, log_softmax=log_softmax)
+            head = find_head(
+                self._model, structure, self._noises, log_softmax=log_softmax
+            )
         if self._outputs > MAX_OUTPUTS:
             head = f"{self._outputs} outputs are too many (at most {MAX_OUTPUTS}) for a spectrum"
         if isinstance(head, str):

@@ -26,9 +26,13 @@ class Effort:
     """How much is sampled, chosen so that an audit costs about `passes` forward passes."""
 
     share: float = 0.3  # of the forward passes that may be spent on sampled masks
-    rows: int = 8192  # rows with sampled masks: an error of 1 % of a row's standard deviation
+    rows: int = (
+        8192  # rows with sampled masks: an error of 1 % of a row's standard deviation
+    )
     max_masks: int = 16  # masks per row, where data are small
-    min_shared_masks: int = 8  # passes where the rows of a batch share a mask: they tell the error
+    min_shared_masks: int = (
+        8  # passes where the rows of a batch share a mask: they tell the error
+    )
     min_rows: int = 4  # rows of a batch, however many layers there are
     source_cost: int = 3  # passes that sampling one source takes
     flow_cost: int = 6  # passes that the flows take
@@ -114,10 +118,14 @@ class FlowSums:
         if folds < 2 or (left == 0).any():
             return Flow(psi, np.full(len(psi), np.nan), math.nan)
         others = np.sqrt(np.maximum(sums.sum(0) - sums[used], 0) / left[:, None])
-        phi = np.array([coadaptation(part) for part in others], dtype=float)  # None: all are 0
+        phi = np.array(
+            [coadaptation(part) for part in others], dtype=float
+        )  # None: all are 0
         weight = (folds - 1) / folds
         error = np.sqrt(weight * np.square(others - others.mean(0)).sum(0))
-        return Flow(psi, error, math.sqrt(weight * float(np.square(phi - phi.mean()).sum())))
+        return Flow(
+            psi, error, math.sqrt(weight * float(np.square(phi - phi.mean()).sum()))
+        )
 
 
 class SampledPenalties:
@@ -149,7 +157,9 @@ class SampledPenalties:
         masks = min(max(rows // size, 1), EFFORT.max_masks, max(int(affordable), 1))
         if shared:
             room = max(int(size * affordable / EFFORT.min_rows), 2)
-            masks = max(masks, min(-(-EFFORT.min_shared_masks // max(batches, 1)), room))
+            masks = max(
+                masks, min(-(-EFFORT.min_shared_masks // max(batches, 1)), room)
+            )
         self._masks = masks
         rows = min(-(-rows // masks), int(size * affordable / masks))
         self._rows = size if whole else max(rows, min(size, EFFORT.min_rows))
@@ -182,7 +192,9 @@ class SampledPenalties:
         self.before_last.add(later - last)
         if self.no_flows is None:
             try:
-                for _ in range(self._masks if clean.shape[1] < EFFORT.max_flow_rows else 1):
+                for _ in range(
+                    self._masks if clean.shape[1] < EFFORT.max_flow_rows else 1
+                ):
                     self._add_flows(inputs)
             except RuntimeError as error:  # the forward pass may have no gradient
                 self.no_flows = first_line(error)
@@ -197,21 +209,31 @@ class SampledPenalties:
         """Return sampled losses (masks, rows) with some sources on."""
         switches = [part for source in on for part in _switches(source.module)]
         with torch.no_grad(), restore_training(switches, True):
-            sampled = [targets.losses(inputs.run(self._model), loss) for _ in range(self._masks)]
+            sampled = [
+                targets.losses(inputs.run(self._model), loss)
+                for _ in range(self._masks)
+            ]
         return torch.stack(sampled)
 
     def _add_flows(self, inputs: Inputs) -> None:
         """Add (h_j df/dh_j)^2 for one random direction f of the outputs."""
-        known = [source.module for source in self._sources if source.example is not None]
+        known = [
+            source.module for source in self._sources if source.example is not None
+        ]
         if not known:
             return
         with torch.enable_grad(), _add_zeros(known) as uses:
             output = inputs.run(self._model)
-            signs = torch.randint(0, 2, output.shape, device=output.device).to(output) * 2 - 1
+            signs = (
+                torch.randint(0, 2, output.shape, device=output.device).to(output) * 2
+                - 1
+            )
             zeros = [zero for _, _, zero in uses]
             if not zeros:
                 return
-            grads = torch.autograd.grad((output * signs).sum(), zeros, materialize_grads=True)
+            grads = torch.autograd.grad(
+                (output * signs).sum(), zeros, materialize_grads=True
+            )
         for source, flows in zip(self._sources, self._flows, strict=True):
             squares = [
                 _squared_flows(module, h, grad)
@@ -229,7 +251,9 @@ def _switches(module: nn.Module) -> list[nn.Module]:
 
 
 @contextmanager
-def _add_zeros(modules: Sequence[nn.Module]) -> Iterator[list[tuple[nn.Module, Tensor, Tensor]]]:
+def _add_zeros(
+    modules: Sequence[nn.Module],
+) -> Iterator[list[tuple[nn.Module, Tensor, Tensor]]]:
     """Add zeros that require gradients to the modules' outputs; yield (module, input, zeros)."""
     uses: list[tuple[nn.Module, Tensor, Tensor]] = []
 

@@ -28,7 +28,9 @@ class Mean:
         shift = mean - self._mean
         self.count += n
         self._mean += shift * n / self.count
-        self._squares += float(np.sum((x - mean) ** 2)) + shift**2 * before * n / self.count
+        self._squares += (
+            float(np.sum((x - mean) ** 2)) + shift**2 * before * n / self.count
+        )
 
     @property
     def value(self) -> float:

@@ -90,7 +90,9 @@ class Trunk:
 def record_structure(model: nn.Module, inputs: Inputs) -> Structure:
     """Record a pass without noise; noise layers and linear layers are one operation each."""
     with untouched(model) as saved:
-        recording = record(saved, inputs.given, inputs.output, noise=False, whole=_is_whole)
+        recording = record(
+            saved, inputs.given, inputs.output, noise=False, whole=_is_whole
+        )
     return Structure(recording, len(inputs))
 
 
@@ -136,7 +138,11 @@ class Structure:
     def logits(self, *, log_softmax: bool) -> Tensor:
         """Return the output, before a final log_softmax if that is to be skipped."""
         maker = self._makers.get(id(self.output))
-        if log_softmax and maker is not None and op_info(maker.func).name == "_log_softmax":
+        if (
+            log_softmax
+            and maker is not None
+            and op_info(maker.func).name == "_log_softmax"
+        ):
             (before,) = self.given(maker)
             return before
         return self.output
@@ -209,7 +215,9 @@ class Structure:
         with torch.enable_grad():
             outputs = self.rerun({id(features): x}, _run_again)[id(output)][0].flatten()
             rows = [
-                torch.autograd.grad(value, x, retain_graph=True, materialize_grads=True)[0]
+                torch.autograd.grad(
+                    value, x, retain_graph=True, materialize_grads=True
+                )[0]
                 for value in outputs
             ]
         return torch.stack([row[0].flatten() for row in rows]).double().cpu()
@@ -226,7 +234,9 @@ class Structure:
         for call in self.calls:
             if any(id(tensor) in made for tensor in _arguments(call)):
                 args = map_tree(tuple(call.args), now)
-                store_results(made, call.out, run(call, args, map_tree(call.kwargs, now)))
+                store_results(
+                    made, call.out, run(call, args, map_tree(call.kwargs, now))
+                )
         return made
 
     def _is_affine(self, call: Call) -> bool:

@@ -4,4 +4,11 @@ from overt.nn.compression.report import Change, Compression, Size
 from overt.nn.compression.run import compress
 from overt.nn.compression.serialization import load_compressed, save_compressed
 
-__all__ = ["Change", "Compression", "Size", "compress", "load_compressed", "save_compressed"]
+__all__ = [
+    "Change",
+    "Compression",
+    "Size",
+    "compress",
+    "load_compressed",
+    "save_compressed",
+]

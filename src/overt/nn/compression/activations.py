@@ -78,7 +78,10 @@ class Moments:
         With M the second moments, or covariances if `centered`, B = M_RS (M_SS + t I)^-1; and
         B = A_R' (A_S A_S' + n t I)^-1 A_S from fewer rows A than units.
         """
-        shift, n = (self.mean() if centered else torch.zeros_like(self._sum)), self.count
+        shift, n = (
+            (self.mean() if centered else torch.zeros_like(self._sum)),
+            self.count,
+        )
         if not len(S) or (self._outer is None and not self._rows):
             return ()
         if self._rows:
@@ -114,18 +117,26 @@ def collect(
     places = names if isinstance(names, Mapping) else {}
 
     def hook(name: str) -> Any:
-        def note(module: nn.Module, args: tuple[Tensor, ...], output: Any = None) -> None:
+        def note(
+            module: nn.Module, args: tuple[Tensor, ...], output: Any = None
+        ) -> None:
             axis = -1 if is_a(module, LINEAR) else 1
             x = output if outputs else args[0]
             x, n = x.movedim(axis, -1).flatten(0, -2), places.get(name, 1)
-            moments[name].add(x if n == 1 else x.unflatten(-1, (-1, n)).mT.flatten(0, -2))
+            moments[name].add(
+                x if n == 1 else x.unflatten(-1, (-1, n)).mT.flatten(0, -2)
+            )
 
         return note
 
     with ExitStack() as stack:
         for name in moments:
             part = model.get_submodule(name)
-            register = part.register_forward_hook if outputs else part.register_forward_pre_hook
+            register = (
+                part.register_forward_hook
+                if outputs
+                else part.register_forward_pre_hook
+            )
             stack.callback(register(hook(name)).remove)
         for context in (torch.no_grad(), disable_fast_attention()):
             stack.enter_context(context)

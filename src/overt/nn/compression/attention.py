@@ -39,7 +39,9 @@ def open_attention(model: nn.Module) -> nn.Module:
 
 def close_attention(model: nn.Module, before: nn.Module) -> nn.Module:
     """Put torch's attention back where all maps have their old shapes; change in place."""
-    found = [name for name, part in model.named_modules() if isinstance(part, Attention)]
+    found = [
+        name for name, part in model.named_modules() if isinstance(part, Attention)
+    ]
     whole = []
     for name in found:
         present = model.get_submodule(name)
@@ -62,7 +64,9 @@ def _open(module: Any) -> Attention:
     else:
         weights = [module.q_proj_weight, module.k_proj_weight, module.v_proj_weight]
     biases = (
-        [None] * 3 if module.in_proj_bias is None else module.in_proj_bias.detach().split(width)
+        [None] * 3
+        if module.in_proj_bias is None
+        else module.in_proj_bias.detach().split(width)
     )
     layers = [_linear(W, b) for W, b in zip(weights, biases, strict=True)]
     out = _linear(module.out_proj.weight, module.out_proj.bias)
@@ -98,7 +102,9 @@ def _as_linear(module: Any) -> nn.Linear | None:
     if type(module).__name__ != "Conv1D" or [*module._parameters] != ["weight", "bias"]:
         return None
     layer = _linear(module.weight.detach().T, module.bias)
-    x = torch.eye(layer.in_features, dtype=layer.weight.dtype, device=layer.weight.device)
+    x = torch.eye(
+        layer.in_features, dtype=layer.weight.dtype, device=layer.weight.device
+    )
     with torch.no_grad():
         same = torch.allclose(module(x), layer(x), atol=1e-5)
     learned = module.weight.requires_grad

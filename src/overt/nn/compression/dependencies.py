@@ -197,14 +197,22 @@ class Dependencies:
         # The attributes of each layer that count units: (place in a tuple or None, ids).
         self.sizes: dict[str, dict[str, tuple[int | None, Ids]]] = {}
         self.readers: list[Reader] = []  # every reading of units by a weighted layer
-        self.mixing: dict[str, tuple[int, Ids]] = {}  # norms over all units on this axis
-        self.products: list[tuple[int, Ids]] = []  # multiply-adds of attention, shared by units
-        self.repeated: dict[str, Ids] = {}  # layers that run once for each of these units
+        self.mixing: dict[
+            str, tuple[int, Ids]
+        ] = {}  # norms over all units on this axis
+        self.products: list[
+            tuple[int, Ids]
+        ] = []  # multiply-adds of attention, shared by units
+        self.repeated: dict[
+            str, Ids
+        ] = {}  # layers that run once for each of these units
         self.skipped: dict[str, str] = {}  # layers without units to remove, and why
 
     def describe(self, name: str, **sizes: Ids) -> None:
         """Declare which attributes of a layer count which units."""
-        self.sizes.setdefault(name, {}).update({key: (None, ids) for key, ids in sizes.items()})
+        self.sizes.setdefault(name, {}).update(
+            {key: (None, ids) for key, ids in sizes.items()}
+        )
 
     def keep(self, x: UnitAxes | None, reason: str) -> None:
         """Keep the units of a tensor."""
@@ -222,7 +230,9 @@ class Dependencies:
             places = [x.axes.index(axis) for axis in axes]
             table = np.moveaxis(x.ids, places, range(len(places)))
             table = table.reshape(*table.shape[: len(places)], -1)
-            self.units.tie(np.broadcast_to(table[..., :1], table.shape).ravel(), table.ravel())
+            self.units.tie(
+                np.broadcast_to(table[..., :1], table.shape).ravel(), table.ravel()
+            )
             written = tuple(x.written[place] for place in places)
             x = replace(x, axes=tuple(axes), ids=table[..., 0], written=written)
         return self.follow_written_size(x)
@@ -245,7 +255,9 @@ class Group:
 
     layers: tuple[str, ...]  # more than one where their outputs are added
     units: Ids
-    drops: frozenset[str]  # the dropout layers through which every reader sees these units
+    drops: frozenset[
+        str
+    ]  # the dropout layers through which every reader sees these units
     tied: bool  # whether a reader shares its weights with another layer
 
 
@@ -279,7 +291,9 @@ def group_units(
     kinds = np.stack([makers.index, reasons.index, reads.index, tied])
     made = np.flatnonzero(makers.index)
     members: dict[tuple[Any, ...], list[Ids]] = {}
-    _, first, kind_of = np.unique(kinds[:, made], axis=1, return_index=True, return_inverse=True)
+    _, first, kind_of = np.unique(
+        kinds[:, made], axis=1, return_index=True, return_inverse=True
+    )
     for kind in np.argsort(first).tolist():
         unit = made[first[kind]]
         names = makers.texts[makers.index[unit]]

@@ -26,13 +26,23 @@ from overt.nn.compression.dependencies import (
     WrittenSize,
     group_units,
 )
-from overt.nn.compression.record import Extent, Frame, Operation, Recording, Value, record, tensors
+from overt.nn.compression.record import (
+    Extent,
+    Frame,
+    Operation,
+    Recording,
+    Value,
+    record,
+    tensors,
+)
 from overt.nn.data.batches import Inputs, name_failing_inputs
 from overt.nn.data.models import modes
 from overt.nn.data.rng import preserve_rng, python_rng_states
 
 
-def build_graph(model: nn.Module, inputs: Inputs, *, training: bool = False) -> DependencyGraph:
+def build_graph(
+    model: nn.Module, inputs: Inputs, *, training: bool = False
+) -> DependencyGraph:
     """Record a model in evaluation mode on an example, and find its groups of units.
 
     With `training` they are those that the code of both modes can do without.
@@ -55,7 +65,9 @@ def build_graph(model: nn.Module, inputs: Inputs, *, training: bool = False) -> 
     return group_units(model, walk.found, outputs, random_modules)
 
 
-def _skip_unrecorded(model: nn.Module, recording: Recording, found: Dependencies) -> None:
+def _skip_unrecorded(
+    model: nn.Module, recording: Recording, found: Dependencies
+) -> None:
     """Name the layers and parameters that the recorded pass did not use as layers."""
     called = {id(op.leaf) for op in recording.operations}
     for name, module in model.named_modules():
@@ -95,7 +107,10 @@ class _Walk:
         self._regions: dict[Value, Frame | None] = {}
         self._own = {id(t) for t in (*model.parameters(), *model.buffers())}
         self._reading = {  # modules whose forward pass depends on values
-            frame.path for op in recording.operations if op.reads_data for frame in op.frames
+            frame.path
+            for op in recording.operations
+            if op.reads_data
+            for frame in op.frames
         }
         for path in self._reading:
             self.found.skipped[path or type(model).__name__] = (
@@ -124,10 +139,14 @@ class _Walk:
 
     def _inside_region(self, op: Operation) -> bool:
         """Return whether `op` lies in a module that reads no values; keep units that leave one."""
-        region = next((frame for frame in op.frames if frame.path not in self._reading), None)
+        region = next(
+            (frame for frame in op.frames if frame.path not in self._reading), None
+        )
         for value in op.inputs:
             if self._regions.get(value, region) != region:
-                self.keep(value, "its units go where the forward pass depends on values")
+                self.keep(
+                    value, "its units go where the forward pass depends on values"
+                )
                 self._units.pop(value, None)
         for value in op.outputs:
             self._regions[value] = region
@@ -158,7 +177,9 @@ class _Walk:
             return layers.needs_all(op.module, module)
         (x,) = op.inputs
         units = self._units.get(x)
-        return layers.follow_layer(self.found, op.module, module, units, x.shape, op.output.shape)
+        return layers.follow_layer(
+            self.found, op.module, module, units, x.shape, op.output.shape
+        )
 
     def _function(self, op: Operation) -> layers.Found | list[UnitAxes | None]:
         """Return the units of the results of a function or method."""
@@ -193,11 +214,17 @@ class _Walk:
         """Tie the units of tensors that are added, multiplied or the like."""
         reason = f"{op.name} in the forward pass brings its units together with others"
         ndim = len(op.output.shape)
-        shift = {v: ndim - len(v.shape) for v in op.inputs}  # broadcasting adds leading axes
+        shift = {
+            v: ndim - len(v.shape) for v in op.inputs
+        }  # broadcasting adds leading axes
         given = self._with_units(op)
         shared = set.intersection(*({a + shift[v] for a in x.axes} for v, x in given))
         for value in op.inputs:
-            wide = {a for a in shared if a >= shift[value] and value.shape[a - shift[value]] > 1}
+            wide = {
+                a
+                for a in shared
+                if a >= shift[value] and value.shape[a - shift[value]] > 1
+            }
             if value not in self._units and len(shared) > 1:
                 shared -= wide
         if not shared:
@@ -215,14 +242,21 @@ class _Walk:
             self.found.units.tie(main.ids.ravel(), part.ids.ravel())
         for value in op.inputs:
             place = axes[0] - shift[value]
-            if value in self._units or len(axes) > 1 or place < 0 or value.shape[place] == 1:
+            if (
+                value in self._units
+                or len(axes) > 1
+                or place < 0
+                or value.shape[place] == 1
+            ):
                 continue
             if self._is_parameter(value) and value.shape[place] == len(main.ids):
                 self.found.tensors.bind(value.tensor, place, main.ids)
             else:
                 why = f"{op.name} brings its units to a tensor of fixed width"
                 self.found.units.keep(main.ids, why)
-        return replace(main, drops=frozenset.intersection(*(part.drops for part in parts)))
+        return replace(
+            main, drops=frozenset.intersection(*(part.drops for part in parts))
+        )
 
     def _multiplied(self, op: Operation) -> UnitAxes | None:
         """Tie the heads of tensors that are multiplied head by head, as attention does."""
@@ -231,10 +265,13 @@ class _Walk:
             return None
         result = letters[-1]
         places = {
-            v: [result.find(c) for c in word] for v, word in zip(op.inputs, letters, strict=False)
+            v: [result.find(c) for c in word]
+            for v, word in zip(op.inputs, letters, strict=False)
         }
         given = self._with_units(op)
-        shared = set.intersection(*({places[v][a] for a in x.axes} - {-1} for v, x in given))
+        shared = set.intersection(
+            *({places[v][a] for a in x.axes} - {-1} for v, x in given)
+        )
         if op.name != "einsum":  # the last two axes are the matrices' own
             shared -= {len(result) - 2, len(result) - 1}
         for value, word in places.items():
@@ -245,7 +282,9 @@ class _Walk:
         (axis,) = shared
         parts = [self.found.reduce_to(x, (places[v].index(axis),)) for v, x in given]
         heads = max(len(part.ids) for part in parts)
-        if op.argument(7, "enable_gqa", False) is True:  # several heads of queries share keys
+        if (
+            op.argument(7, "enable_gqa", False) is True
+        ):  # several heads of queries share keys
             parts = [replace(x, ids=x.ids.repeat(heads // len(x.ids))) for x in parts]
         if any(len(part.ids) != heads for part in parts):
             return None
@@ -263,7 +302,9 @@ class _Walk:
         dim = op.argument(1, "dim", op.kwargs.get("axis", 0)) % len(op.output.shape)
         found = [self._units.get(part) for part in parts]
         first = next(x for x in found if x is not None)
-        drops = frozenset.intersection(*(frozenset() if x is None else x.drops for x in found))
+        drops = frozenset.intersection(
+            *(frozenset() if x is None else x.drops for x in found)
+        )
         if any(x is not None and len(x.axes) > 1 for x in found):
             axes = [a for a in first.axes if a != dim]
             alike = all(x is not None and x.axes == first.axes for x in found)
@@ -293,7 +334,17 @@ class _Walk:
 
 Shape = tuple[int, ...]
 RESHAPES = ("view", "reshape", "flatten", "unflatten", "view_as", "reshape_as")
-TRANSPOSES = ("permute", "transpose", "movedim", "mT", "T", "t", "unsqueeze", "squeeze", "expand")
+TRANSPOSES = (
+    "permute",
+    "transpose",
+    "movedim",
+    "mT",
+    "T",
+    "t",
+    "unsqueeze",
+    "squeeze",
+    "expand",
+)
 SELECTIONS = ("getitem", "select", "unbind", "chunk", "split")
 MOVES = frozenset((*RESHAPES, *TRANSPOSES, *SELECTIONS))
 """Operations that are followed by running them on numbers of units."""
@@ -314,9 +365,18 @@ def follow_function(
         if op.name == "glu":
             return _follow_gate(op, x, before, found)
         places = [_axis_after(op, before, op.output.shape, axis) for axis in x.axes]
-    except (TypeError, ValueError, IndexError, RuntimeError):  # arguments that are not foreseen
+    except (
+        TypeError,
+        ValueError,
+        IndexError,
+        RuntimeError,
+    ):  # arguments that are not foreseen
         return None
-    kept = [axis for axis, place in zip(x.axes, places, strict=True) if isinstance(place, int)]
+    kept = [
+        axis
+        for axis, place in zip(x.axes, places, strict=True)
+        if isinstance(place, int)
+    ]
     if not kept:
         return next((place for place in places if isinstance(place, str)), None)
     after = tuple(place for place in places if isinstance(place, int))
@@ -346,7 +406,9 @@ def _follow_move(
         axes = tuple(sorted({a for own in varying for a in own}))
         written: tuple[WrittenSize | None, ...]
         if op.name in RESHAPES:
-            written = tuple(_written_size(op, a, model, several=len(axes) > 1) for a in axes)
+            written = tuple(
+                _written_size(op, a, model, several=len(axes) > 1) for a in axes
+            )
         elif op.name == "chunk":
             written = tuple(None for _ in axes)
         else:
@@ -364,7 +426,9 @@ def _split_axes(
     """Return the axes whose units an operation takes apart, with the reason."""
     split: dict[int, str] = {}
     for axis, k, own, n in zip(x.axes, places, varying, x.ids.shape, strict=True):
-        met = len(np.unique(k[tuple(slice(None) if a in own else 0 for a in range(k.ndim))]))
+        met = len(
+            np.unique(k[tuple(slice(None) if a in own else 0 for a in range(k.ndim))])
+        )
         one_entry = met == 1 and len(x.axes) > 1  # of a table
         halves = op.name == "chunk" and len(x.axes) == 1 and n % met == 0
         if met < n and not one_entry and not halves:
@@ -405,11 +469,15 @@ def _varies(numbers: Ids, axis: int) -> bool:
     return bool((numbers != numbers.take([0], axis)).any())
 
 
-def _axis_after(op: Operation, before: Shape, after: Shape, axis: int) -> int | str | None:
+def _axis_after(
+    op: Operation, before: Shape, after: Shape, axis: int
+) -> int | str | None:
     """Return where an axis is after an operation that leaves units as they are."""
     ndim = len(before)
     kind = op.kind
-    silent = kind == "random" and not op.random  # dropout in evaluation mode, and the like
+    silent = (
+        kind == "random" and not op.random
+    )  # dropout in evaluation mode, and the like
     if kind in ("pass", "drop") or silent:
         return axis if before == after else None
     if op.name in ("tril", "triu"):
@@ -417,7 +485,9 @@ def _axis_after(op: Operation, before: Shape, after: Shape, axis: int) -> int | 
     if kind == "spatial":
         return axis if axis == 1 and len(after) == ndim > 2 else None
     if kind == "normalize":
-        dim = op.kwargs.get("dim", 1) if op.name == "normalize" else op.argument(1, "dim")
+        dim = (
+            op.kwargs.get("dim", 1) if op.name == "normalize" else op.argument(1, "dim")
+        )
         return axis if isinstance(dim, int) and dim % ndim != axis else None
     if kind == "reduce":
         return _axis_after_sum(op, ndim, axis, kept=len(after) == ndim)
@@ -431,7 +501,9 @@ def _axis_after(op: Operation, before: Shape, after: Shape, axis: int) -> int | 
     return None
 
 
-def _follow_gate(op: Operation, x: UnitAxes, before: Shape, found: Dependencies) -> Found:
+def _follow_gate(
+    op: Operation, x: UnitAxes, before: Shape, found: Dependencies
+) -> Found:
     """Follow units through a gated linear unit: units of both halves are one."""
     if op.argument(1, "dim", -1) % len(before) not in x.axes:
         return [x]
@@ -453,8 +525,12 @@ def _written_size(
     if not isinstance(size, int) or size == -1 or isinstance(size, Extent):
         return None
     attributes = vars(model.get_submodule(op.module)).items()
-    equal = [key for key, n in attributes if type(n) is int and n == size and key[0] != "_"]
-    widths = [key for key in equal if any(word in key for word in ("dim", "size", "features"))]
+    equal = [
+        key for key, n in attributes if type(n) is int and n == size and key[0] != "_"
+    ]
+    widths = [
+        key for key in equal if any(word in key for word in ("dim", "size", "features"))
+    ]
     counts = [key for key in equal if key not in widths]
     chosen = (counts or widths) if several else (widths or counts)
     reason = f"{op.name} in the forward pass names the number of its units, {size}"
@@ -498,7 +574,9 @@ def letters_of(op: Operation) -> list[str] | None:
         ends = [row + "y", "zy", "z" + column, row + "z"][: len(shapes)]
     else:
         return None
-    words = [batch[len(batch) + 2 - len(s) :] + e for s, e in zip(shapes, ends, strict=True)]
+    words = [
+        batch[len(batch) + 2 - len(s) :] + e for s, e in zip(shapes, ends, strict=True)
+    ]
     return [*words, result]
 
 

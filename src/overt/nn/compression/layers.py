@@ -17,7 +17,12 @@ from overt.nn.compression.dependencies import Dependencies, Ids, Reader, UnitAxe
 from overt.nn.layers.base import RatedNoise, UnitNoise
 from overt.nn.layers.dropconnect import DropConnectConv2d, DropConnectLinear
 from overt.nn.layers.dropout import Dropout
-from overt.nn.layers.recognized import is_silent, is_weight_noise, known_noise, plain_dropout
+from overt.nn.layers.recognized import (
+    is_silent,
+    is_weight_noise,
+    known_noise,
+    plain_dropout,
+)
 
 LINEAR = (nn.Linear, DropConnectLinear)
 CONVOLUTION = (nn.Conv1d, nn.Conv2d, nn.Conv3d, DropConnectConv2d)
@@ -46,7 +51,10 @@ Found = UnitAxes | str | None
 
 def is_a(module: nn.Module, kinds: tuple[Any, ...]) -> bool:
     """Return whether a module is of one of these kinds, its forward pass not overridden."""
-    return any(isinstance(module, kind) and type(module).forward is kind.forward for kind in kinds)
+    return any(
+        isinstance(module, kind) and type(module).forward is kind.forward
+        for kind in kinds
+    )
 
 
 def is_layer(module: nn.Module) -> bool:
@@ -66,7 +74,12 @@ def is_rms_norm(module: nn.Module) -> bool:
         return False
     tensors = {**module._parameters, **module._buffers}
     weight = module._parameters.get("weight")
-    if [*tensors] != ["weight"] or weight is None or weight.ndim != 1 or [*module.children()]:
+    if (
+        [*tensors] != ["weight"]
+        or weight is None
+        or weight.ndim != 1
+        or [*module.children()]
+    ):
         return False
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(3, len(weight), generator=generator).to(weight)
@@ -181,7 +194,9 @@ def _norm_across(
     return x
 
 
-def _norm_per_channel(found: Dependencies, name: str, module: nn.Module, x: UnitAxes) -> Found:
+def _norm_per_channel(
+    found: Dependencies, name: str, module: nn.Module, x: UnitAxes
+) -> Found:
     """Shrink a batch, instance or group normalization."""
     if x.axis != 1:
         followed = is_a(module, NORMS) and not isinstance(module, nn.GroupNorm)
@@ -192,7 +207,9 @@ def _norm_per_channel(found: Dependencies, name: str, module: nn.Module, x: Unit
         if module.num_groups == 1:
             found.mixing[name] = (1, x.ids)
         else:
-            found.describe(name, num_groups=_tie_groups(found, x.ids, module.num_groups))
+            found.describe(
+                name, num_groups=_tie_groups(found, x.ids, module.num_groups)
+            )
     else:
         found.describe(name, num_features=x.ids)
         tensors += [module.running_mean, module.running_var]
@@ -227,9 +244,13 @@ def _linear(
 def _convolution(
     found: Dependencies, name: str, module: nn.Module, x: UnitAxes | None, shape: Shape
 ) -> UnitAxes | None:
-    unusual = len(shape) != len(module.kernel_size) + 2 or (x is not None and x.axis != 1)
+    unusual = len(shape) != len(module.kernel_size) + 2 or (
+        x is not None and x.axis != 1
+    )
     grouped = module.groups > 1
-    unknown = x is None or is_a(module, TRANSPOSED) or why_not_prunable(module) is not None
+    unknown = (
+        x is None or is_a(module, TRANSPOSED) or why_not_prunable(module) is not None
+    )
     if unusual or (grouped and unknown):
         reason = f"{name} is a convolution in {module.groups} groups"
         if unusual:
@@ -238,7 +259,9 @@ def _convolution(
         found.keep_layer(name, module.weight, reason)
         return None
     if not grouped or x is None:
-        return UnitAxes((1,), _connect(found, name, module, x, "in_channels", "out_channels"))
+        return UnitAxes(
+            (1,), _connect(found, name, module, x, "in_channels", "out_channels")
+        )
     # A group's inputs and outputs stay or go together; output j of g is in group j // (outputs / g)
     groups = _tie_groups(found, x.ids, module.groups)
     ids = groups.repeat(module.out_channels // module.groups)

@@ -12,7 +12,9 @@ from torch import nn
 class Attention(nn.Module):  # type: ignore[misc]
     """What torch.nn.MultiheadAttention computes, from four layers and the width of a head."""
 
-    in_proj_bias = None  # torch's transformer layers look here whether they may pass it by
+    in_proj_bias = (
+        None  # torch's transformer layers look here whether they may pass it by
+    )
     _qkv_same_embed_dim = False
 
     def __init__(self, q, k, v, out_proj, head_dim, dropout, batch_first):  # type: ignore[no-untyped-def]
@@ -39,7 +41,10 @@ class Attention(nn.Module):  # type: ignore[misc]
         """Return the outputs, and the weights or None, as torch.nn.MultiheadAttention does."""
         axis = 0 if query.dim() == 2 else 1 - self.batch_first
         alone = query.dim() == 2
-        parts = [x.unsqueeze(0) if alone else x.transpose(0, axis) for x in (query, key, value)]
+        parts = [
+            x.unsqueeze(0) if alone else x.transpose(0, axis)
+            for x in (query, key, value)
+        ]
         q, k, v = (
             layer(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for layer, x in zip((self.q, self.k, self.v), parts, strict=True)
@@ -48,7 +53,9 @@ class Attention(nn.Module):  # type: ignore[misc]
         for part, own in ((attn_mask, False), (key_padding_mask, True)):
             if part is not None:
                 if part.dtype == torch.bool:
-                    part = torch.zeros_like(part, dtype=q.dtype).masked_fill(part, float("-inf"))
+                    part = torch.zeros_like(part, dtype=q.dtype).masked_fill(
+                        part, float("-inf")
+                    )
                 if own:
                     part = part.reshape(-1, 1, 1, part.shape[-1])
                 elif part.dim() == 3:
@@ -96,7 +103,9 @@ def set_shape(
     model: nn.Module, name: str, kind: str, numbers: dict[str, Any], *, has_bias: bool
 ) -> None:
     """Give a module the class and the numbers that it has in the compressed network."""
-    numbers = {key: tuple(n) if isinstance(n, list) else n for key, n in numbers.items()}
+    numbers = {
+        key: tuple(n) if isinstance(n, list) else n for key, n in numbers.items()
+    }
     parent, _, leaf = name.rpartition(".")
     module: Any = getattr(model.get_submodule(parent), leaf, None) if name else model
     if type(module).__name__ != kind:

@@ -85,7 +85,8 @@ def by_spectrum(problem: Problem) -> Outcome:
         costs = {name: module.weight.numel() for name, module in layers.items()}
         total = count_parameters(base)
     factors = [
-        _factorize(module, name, costs[name], moments.get(name)) for name, module in layers.items()
+        _factorize(module, name, costs[name], moments.get(name))
+        for name, module in layers.items()
     ]
     if isinstance(keep, Mapping):
         ranks = {f.name: _affordable_rank(f, keep[f.name]) for f in factors}
@@ -107,7 +108,9 @@ def _rewrite_layers(
     for f in factors:
         rank = ranks[f.name]
         if rank is None:
-            skipped[f.name] = "no rank saves anything" if f.limit < 1 else "it is worth its cost"
+            skipped[f.name] = (
+                "no rank saves anything" if f.limit < 1 else "it is worth its cost"
+            )
         elif not f.name:
             skipped[f.name] = "it is the model itself; wrap it in torch.nn.Sequential"
         else:
@@ -171,7 +174,9 @@ def _rewritable(
     return found, skipped
 
 
-def _factorize(module: nn.Module, name: str, cost: int, moments: Moments | None) -> Factors:
+def _factorize(
+    module: nn.Module, name: str, cost: int, moments: Moments | None
+) -> Factors:
     """Decompose one layer, by its outputs' moments if there are any."""
     weight = module.weight.detach().double().flatten(1)
     covariance = None if moments is None else moments.covariance()

@@ -27,7 +27,13 @@ from overt.nn.compression.dependencies import DependencyGraph
 from overt.nn.compression.layers import TRANSPOSED, WEIGHTED
 from overt.nn.compression.record import KIND_OF, Call, tensors, watch
 from overt.nn.compression.report import Change
-from overt.nn.data.batches import Batch, Batches, Inputs, first_line, name_failing_inputs
+from overt.nn.data.batches import (
+    Batch,
+    Batches,
+    Inputs,
+    first_line,
+    name_failing_inputs,
+)
 from overt.nn.data.losses import Loss, mean_loss
 from overt.nn.data.models import disable_fast_attention, modes, restore_training
 from overt.nn.data.rng import preserve_rng
@@ -89,7 +95,14 @@ class Problem:
             if KIND_OF.get(call.name) == "drop":
                 return call.args[0]
             if call.name == "scaled_dot_product_attention":
-                places = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+                places = (
+                    "query",
+                    "key",
+                    "value",
+                    "attn_mask",
+                    "dropout_p",
+                    "is_causal",
+                )
                 named = {**dict(zip(places, call.args, strict=False)), **call.kwargs}
                 return call.function(**{**named, "dropout_p": 0.0})
             return call.run()
@@ -123,11 +136,18 @@ def check_keep(keep: Any) -> Keep:
     """Return a share, or shares by layer, each in (0, 1]."""
     if not isinstance(keep, Mapping):
         return _check_share("keep", keep)
-    return {str(name): _check_share(f"keep[{name!r}]", share) for name, share in keep.items()}
+    return {
+        str(name): _check_share(f"keep[{name!r}]", share)
+        for name, share in keep.items()
+    }
 
 
 def _check_share(name: str, value: Any) -> float:
-    share = math.inf if isinstance(value, bool) else _check.number(name, value, exclusive=True)
+    share = (
+        math.inf
+        if isinstance(value, bool)
+        else _check.number(name, value, exclusive=True)
+    )
     if share > 1:
         raise InputError(f"{name} must be a number in (0, 1], got {value!r}")
     return share
@@ -149,7 +169,9 @@ def copy_model(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Modul
     try:
         return copy.deepcopy(model, {} if memo is None else memo)
     except (RuntimeError, TypeError, AttributeError) as error:
-        raise InputError(f"model must be a module that can be copied: {error}") from None
+        raise InputError(
+            f"model must be a module that can be copied: {error}"
+        ) from None
 
 
 def shortfall(problem: Problem, done: Outcome, reached: float | None) -> str | None:
@@ -242,7 +264,9 @@ def multiply_adds(model: nn.Module, inputs: Inputs) -> tuple[int, Counter[str]]:
         def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
             # Each output (input, if transposed) meets one slice of the weight.
             positions = args[0] if isinstance(module, TRANSPOSED) else output
-            by_layer[name] += positions.numel() * math.prod(module.weight.shape[1:]) // rows
+            by_layer[name] += (
+                positions.numel() * math.prod(module.weight.shape[1:]) // rows
+            )
 
         return hook
 
@@ -268,7 +292,9 @@ class _OperationCounter(TorchDispatchMode):  # type: ignore[misc]
 
     operations = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         count = flop_registry.get(func._overloadpacket)
@@ -307,7 +333,9 @@ class Score:
     accuracy: float | None
 
 
-def score(model: nn.Module, batches: Iterable[Batch] | None, loss: Loss) -> Score | None:
+def score(
+    model: nn.Module, batches: Iterable[Batch] | None, loss: Loss
+) -> Score | None:
     """Return how a model does on all batches, None without targets or outputs to judge."""
     if batches is None:
         return None
@@ -365,7 +393,11 @@ def with_own_statistics(model: nn.Module, batches: list[Batch]) -> nn.Module | N
     layers, or too few rows.
     """
     small = copy.deepcopy(model)
-    norms = [m for m in small.modules() if type(m) in BATCH_NORMS and m.running_var is not None]
+    norms = [
+        m
+        for m in small.modules()
+        if type(m) in BATCH_NORMS and m.running_var is not None
+    ]
     rows = [len(batch.inputs) for batch in batches]
     if not norms or min(rows) < MIN_BATCH or sum(rows) < MIN_ROWS:
         return None
@@ -419,7 +451,9 @@ def recover(
             while step < steps:
                 for _, inputs, y in train:
                     if y is None:
-                        raise InputError("recover needs batches (inputs, targets) to train on")
+                        raise InputError(
+                            "recover needs batches (inputs, targets) to train on"
+                        )
                     optimizer.zero_grad()
                     mean_loss(inputs.run(model), y, loss).backward()
                     optimizer.step()

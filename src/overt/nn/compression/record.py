@@ -79,10 +79,25 @@ _KINDS: dict[Kind, str] = {
         "is_pinned has_names retain_grad register_hook _set_grad_enabled _is_view"
     ),
 }
-KIND_OF: dict[str, Kind] = {name: kind for kind, names in _KINDS.items() for name in names.split()}
+KIND_OF: dict[str, Kind] = {
+    name: kind for kind, names in _KINDS.items() for name in names.split()
+}
 
 _OPERATORS = frozenset(
-    ("add", "sub", "mul", "truediv", "div", "matmul", "pow", "floordiv", "mod", "and", "or", "xor")
+    (
+        "add",
+        "sub",
+        "mul",
+        "truediv",
+        "div",
+        "matmul",
+        "pow",
+        "floordiv",
+        "mod",
+        "and",
+        "or",
+        "xor",
+    )
 )
 _ALIASES = {
     "truediv": "div",
@@ -197,7 +212,11 @@ class Operation:
 
     def argument(self, place: int, name: str, default: Any = None) -> Any:
         """Return an argument, given by place or by name."""
-        return self.args[place] if len(self.args) > place else self.kwargs.get(name, default)
+        return (
+            self.args[place]
+            if len(self.args) > place
+            else self.kwargs.get(name, default)
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,17 +236,26 @@ def record(
     """
     try:
         return _record(model, inputs, is_leaf, extents=True)
-    except (TypeError, RuntimeError):  # compiled functions only take sizes that are plain ints
+    except (
+        TypeError,
+        RuntimeError,
+    ):  # compiled functions only take sizes that are plain ints
         return _record(model, inputs, is_leaf, extents=False)
 
 
 def _record(
-    model: nn.Module, inputs: Inputs, is_leaf: Callable[[nn.Module], bool], *, extents: bool
+    model: nn.Module,
+    inputs: Inputs,
+    is_leaf: Callable[[nn.Module], bool],
+    *,
+    extents: bool,
 ) -> tuple[Recording, Any]:
     writer = _Writer(inputs.tensors)
     with torch.no_grad():
         everything = Inputs(inputs.given)
-        result = watch(model, everything, writer.write, is_leaf=is_leaf, extents=extents)
+        result = watch(
+            model, everything, writer.write, is_leaf=is_leaf, extents=extents
+        )
         selected = result if inputs.output is None else inputs.output(result)
     outputs = tuple(writer.value(tensor) for tensor in tensors(result))
     return Recording(tuple(writer.operations), outputs), selected
@@ -250,7 +278,11 @@ class Call:
 
     def run(self) -> Any:
         """Do what the model asked for."""
-        return self.result if self.leaf is not None else self.function(*self.args, **self.kwargs)
+        return (
+            self.result
+            if self.leaf is not None
+            else self.function(*self.args, **self.kwargs)
+        )
 
 
 class _Writer:
@@ -277,8 +309,12 @@ class _Writer:
         inputs = tuple(_values_in((args, kwargs)))
         before = call.state or torch_rng_bytes()
         result = call.run()
-        unchanged = isinstance(result, Tensor) and any(result is t for t in tensors(call.args))
-        if unchanged and not call.inplace:  # as of dropout that is off: input and output differ
+        unchanged = isinstance(result, Tensor) and any(
+            result is t for t in tensors(call.args)
+        )
+        if (
+            unchanged and not call.inplace
+        ):  # as of dropout that is off: input and output differ
             result = result.view_as(result)
         made = [call.args[0]] if call.name == "setitem" else list(tensors(result))
         depends = any(value.depends for value in inputs)
@@ -329,7 +365,8 @@ def watch(
     leaves = {
         module
         for module in paths
-        if isinstance(module, torch.jit.ScriptModule) or (is_leaf is not None and is_leaf(module))
+        if isinstance(module, torch.jit.ScriptModule)
+        or (is_leaf is not None and is_leaf(module))
     }
     watcher = _Watcher(handle, paths, leaves, extents)
     with ExitStack() as stack:
@@ -363,7 +400,9 @@ class _Watcher(TorchFunctionMode):  # type: ignore[misc]
         self._leaf: nn.Module | None = None  # inside it, nothing is seen
         self._state = b""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         if self._leaf is not None:
             return func(*args, **kwargs)
@@ -386,7 +425,9 @@ class _Watcher(TorchFunctionMode):  # type: ignore[misc]
             with torch._C.DisableTorchFunction():
                 self._state = torch_rng_bytes()
 
-    def leave(self, module: nn.Module, args: Any, kwargs: dict[str, Any], result: Any) -> Any:
+    def leave(
+        self, module: nn.Module, args: Any, kwargs: dict[str, Any], result: Any
+    ) -> Any:
         """Note that a module has ended; return what a leaf gives."""
         if module not in self._paths or self._leaf not in (None, module):
             return None
@@ -397,7 +438,16 @@ class _Watcher(TorchFunctionMode):  # type: ignore[misc]
         self._leaf = None
         name = getattr(module, "original_name", type(module).__name__)
         call = Call(
-            name, module, args, kwargs, False, path, self._frames, module, result, self._state
+            name,
+            module,
+            args,
+            kwargs,
+            False,
+            path,
+            self._frames,
+            module,
+            result,
+            self._state,
         )
         with torch._C.DisableTorchFunction():
             return self._handle(call)

@@ -137,7 +137,11 @@ class Compression(Result):
             if a is not None and b is not None
         ]
         if self.loss is not None:
-            guess = ", guessed from the targets; loss= chooses another" if self.loss_guessed else ""
+            guess = (
+                ", guessed from the targets; loss= chooses another"
+                if self.loss_guessed
+                else ""
+            )
             lines.append(f"  the loss is {self.loss}{guess}")
         for change in self.changes:
             line = f"{' + '.join(change.layers)}: {change.kind} {change.before} -> {change.after}"
@@ -145,7 +149,9 @@ class Compression(Result):
                 line += f", relative error {change.relative_error:.3g}"
             lines.append(f"  {line}")
         if self.tried:
-            lines.append("  compared: " + ", ".join(f"{way} {v:.4g}" for way, v in self.tried))
+            lines.append(
+                "  compared: " + ", ".join(f"{way} {v:.4g}" for way, v in self.tried)
+            )
         if self.shortfall is not None:
             lines.append(f"  not met: {self.shortfall}")
         lines += [f"  left whole: {name}: {reason}" for name, reason in self.skipped]

@@ -158,7 +158,9 @@ def compress(
     _check.choice("of", of, OF)
     keep = check_keep(keep)
     if of == "units" and by == "spectrum" and not isinstance(keep, Mapping):
-        raise InputError("by='spectrum' removes no units: of must be another than 'units'")
+        raise InputError(
+            "by='spectrum' removes no units: of must be another than 'units'"
+        )
     draws = _check.whole("draws", draws)
     steps = _check.whole("recover", recover, minimum=0)
     rate = _check.number("learning_rate", learning_rate, exclusive=True)
@@ -171,25 +173,41 @@ def compress(
             "(inputs, targets) that training has not seen; by='flow' does without"
         )
     # The copy shares its parameters with the model: nothing writes to them.
-    base = open_attention(copy_model(model, {id(p): p for p in model.parameters()}).eval())
+    base = open_attention(
+        copy_model(model, {id(p): p for p in model.parameters()}).eval()
+    )
     judge = _batches("data", data, base, inputs)
     report_on = _batches("holdout", holdout, base, inputs) or judge
     train_on = _batches("train", train, base, inputs) or judge
     if steps and (train_on is None or judge is None):
-        raise InputError("recover needs data, batches (inputs, targets), and maybe train")
+        raise InputError(
+            "recover needs data, batches (inputs, targets), and maybe train"
+        )
     with torch.random.fork_rng(), torch.inference_mode(False):
         torch.manual_seed(int(rng.integers(2**31)))
         few = None if judge is None else list(first_rows(judge))
         guessed = loss == "auto"
         if guessed:
             loss = _guess_loss(base, few or report_on)
-        for training in (False, True):  # again where the code of that mode has other sizes
+        for training in (
+            False,
+            True,
+        ):  # again where the code of that mode has other sizes
             graph = build_graph(base, inputs, training=training)
             problem = Problem(base, graph, keep, of, inputs, few, loss, draws, rng)
-            done = _best(problem, recovers=steps > 0) if by == "auto" else _run(problem, by)
+            done = (
+                _best(problem, recovers=steps > 0)
+                if by == "auto"
+                else _run(problem, by)
+            )
             if why_it_fails(done.model, inputs, base) is None:
                 break
-        if steps and train_on is not None and judge is not None and not done.interrupted:
+        if (
+            steps
+            and train_on is not None
+            and judge is not None
+            and not done.interrupted
+        ):
             done.recovery, done.interrupted = train_further(
                 done.model, train_on, judge, loss, steps=steps, learning_rate=rate
             )
@@ -233,7 +251,9 @@ def _run(problem: Problem, by: str) -> Outcome:
     done = by_spectrum(problem) if by == "spectrum" else by_units(problem, by)
     if by != "mask" and problem.judge is not None and done.changes:
         candidate = with_own_statistics(done.model, problem.judge)
-        if candidate is not None and _value(problem, candidate) < _value(problem, done.model):
+        if candidate is not None and _value(problem, candidate) < _value(
+            problem, done.model
+        ):
             done.model = candidate
     return done
 
@@ -250,7 +270,11 @@ def _best(problem: Problem, *, recovers: bool) -> Outcome:
     small = [by for by in found if sizes[by] <= TOLERANCE * limit]
     values = {by: _value(problem, found[by].model) for by in small}
     best = min(values, key=values.__getitem__)
-    if recovers and "flow" in small and values[best] > TOLERANCE * _value(problem, problem.base):
+    if (
+        recovers
+        and "flow" in small
+        and values[best] > TOLERANCE * _value(problem, problem.base)
+    ):
         best = "flow"  # low rank begins better and recovers worse
     found[best].tried = tuple(values.items())
     return found[best]
@@ -269,7 +293,9 @@ def _value(problem: Problem, model: nn.Module) -> float:
     return float(np.nan_to_num(np.mean(changes), nan=np.inf))
 
 
-def _with_torch_attention(small: nn.Module, model: nn.Module, inputs: Inputs) -> nn.Module:
+def _with_torch_attention(
+    small: nn.Module, model: nn.Module, inputs: Inputs
+) -> nn.Module:
     """Return the network with torch's own attention wherever it still fits."""
     if not any(isinstance(module, Attention) for module in small.modules()):
         return small
@@ -310,7 +336,9 @@ def _report(
         changes=tuple(done.changes),
         skipped=tuple(skipped.items()),
         tried=done.tried,
-        output_change=relative_change(problem.graph.outputs, run_plain(done.model, problem.inputs)),
+        output_change=relative_change(
+            problem.graph.outputs, run_plain(done.model, problem.inputs)
+        ),
         losses=done.losses,
         recovery=done.recovery,
         status=Status.INTERRUPTED if done.interrupted else Status.FINISHED,

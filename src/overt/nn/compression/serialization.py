@@ -29,20 +29,27 @@ def save_compressed(model: nn.Module, path: str | os.PathLike[str]) -> None:
     """
     save = safetensors("torch", "torch").torch.save
     modules = {
-        name: [type(module).__name__, _numbers(module)] for name, module in model.named_modules()
+        name: [type(module).__name__, _numbers(module)]
+        for name, module in model.named_modules()
     }
     metadata = {"modules": json.dumps(modules)}
     config = getattr(model, "config", None)
-    if config is not None and hasattr(config, "to_json_string"):  # a model of Hugging Face
+    if config is not None and hasattr(
+        config, "to_json_string"
+    ):  # a model of Hugging Face
         metadata["config"] = config.to_json_string(use_diff=False)
     # Copies, because the file format has no shared tensors.
     state = model.state_dict()
-    copies = {key: tensor.detach().clone().contiguous() for key, tensor in state.items()}
+    copies = {
+        key: tensor.detach().clone().contiguous() for key, tensor in state.items()
+    }
     metadata["checksum"] = _checksum(metadata, copies)
     write_whole(as_path("path", path), save(copies, metadata))
 
 
-def load_compressed(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Module:
+def load_compressed(
+    path: str | os.PathLike[str], model: nn.Module | None = None
+) -> nn.Module:
     """Return a compressed network, in evaluation mode, from a file of `save_compressed`.
 
     Parameters
@@ -72,9 +79,13 @@ def load_compressed(path: str | os.PathLike[str], model: nn.Module | None = None
 
 
 def _checksum(metadata: dict[str, str], state: dict[str, Tensor]) -> str:
-    kinds = {key: [str(tensor.dtype), tuple(tensor.shape)] for key, tensor in state.items()}
+    kinds = {
+        key: [str(tensor.dtype), tuple(tensor.shape)] for key, tensor in state.items()
+    }
     flat = {key: tensor.reshape(-1).view(torch.uint8) for key, tensor in state.items()}
-    return digest([metadata, kinds], {key: part.cpu().numpy() for key, part in flat.items()})
+    return digest(
+        [metadata, kinds], {key: part.cpu().numpy() for key, part in flat.items()}
+    )
 
 
 def _numbers(module: nn.Module) -> dict[str, Any]:

@@ -79,7 +79,9 @@ def by_units(problem: Problem, by: str) -> Outcome:
         broken = _broken_groups(problem, cut)
         if not broken:
             small = shrink(base, graph, cut)
-            changes = [Change(g.layers, "units", len(g.units), n) for g, n in counts.items()]
+            changes = [
+                Change(g.layers, "units", len(g.units), n) for g, n in counts.items()
+            ]
             return Outcome(by, small, changes, skipped, losses, interrupted)
         for group, why in broken.items():
             skipped.update(dict.fromkeys(group.layers, why))
@@ -143,7 +145,9 @@ def _counts(problem: Problem, groups: list[Group]) -> dict[Group, int]:
     return {group: n for group, n in counts.items() if n < len(group.units)}
 
 
-def _counts_within(problem: Problem, groups: list[Group], keep: float) -> dict[Group, int]:
+def _counts_within(
+    problem: Problem, groups: list[Group], keep: float
+) -> dict[Group, int]:
     """Find the largest share of units, the same for all groups, whose cost is within `keep`.
 
     The cost that is then left goes to single units of the groups that rounding has cut most.
@@ -164,7 +168,10 @@ def _counts_within(problem: Problem, groups: list[Group], keep: float) -> dict[G
     counts = at(low)
     present = cost(counts)
     cut_most_first = sorted(groups, key=lambda g: counts[g] - low * len(g.units))
-    for limit in (keep, TOLERANCE * keep):  # the last unit may be the one that comes nearer
+    for limit in (
+        keep,
+        TOLERANCE * keep,
+    ):  # the last unit may be the one that comes nearer
         for group in cut_most_first:
             if counts[group] == len(group.units):
                 continue
@@ -182,7 +189,11 @@ def _cost_function(problem: Problem) -> Callable[[Mapping[Group, int]], float]:
     A weight's cost is proportional to the units that are left along each of its axes, unless the
     layer runs once for each unit; attention costs the same for every head.
     """
-    terms = _parameter_terms(problem) if problem.of == "parameters" else _product_terms(problem)
+    terms = (
+        _parameter_terms(problem)
+        if problem.of == "parameters"
+        else _product_terms(problem)
+    )
     # Terms along the same lists of units are added up.
     lists: dict[int, Ids] = {}
     total: dict[tuple[int, ...], float] = {}
@@ -190,7 +201,9 @@ def _cost_function(problem: Problem) -> Callable[[Mapping[Group, int]], float]:
         lists.update({id(ids): ids for ids in axes})
         keys = tuple(map(id, axes))
         total[keys] = total.get(keys, 0.0) + weight
-    whole = count_parameters(problem.base) if problem.of == "parameters" else problem.total
+    whole = (
+        count_parameters(problem.base) if problem.of == "parameters" else problem.total
+    )
     fixed = whole - sum(total.values())
 
     def share(counts: Mapping[Group, int]) -> float:
@@ -198,8 +211,12 @@ def _cost_function(problem: Problem) -> Callable[[Mapping[Group, int]], float]:
         for group, n in counts.items():
             stays[group.units[n:]] = False
         stays = stays[problem.graph.classes]
-        left = {key: np.count_nonzero(stays[ids]) / len(ids) for key, ids in lists.items()}
-        kept = sum(cost * math.prod(left[key] for key in keys) for keys, cost in total.items())
+        left = {
+            key: np.count_nonzero(stays[ids]) / len(ids) for key, ids in lists.items()
+        }
+        kept = sum(
+            cost * math.prod(left[key] for key in keys) for keys, cost in total.items()
+        )
         return (fixed + kept) / max(float(whole), 1.0)
 
     return share
@@ -213,7 +230,9 @@ def _parameter_terms(problem: Problem) -> list[Term]:
     tensors = problem.graph.dependencies.tensors
     sizes = {id(p): float(p.numel()) for p in problem.base.parameters()}
     return [
-        (sizes[key], tuple(axes.values())) for key, axes in tensors.axes.items() if key in sizes
+        (sizes[key], tuple(axes.values()))
+        for key, axes in tensors.axes.items()
+        if key in sizes
     ]
 
 
@@ -223,13 +242,18 @@ def _product_terms(problem: Problem) -> list[Term]:
     for name, module in problem.base.named_modules():
         weight = module._parameters.get("weight")
         if weight is not None and name not in found.repeated:
-            costs[id(weight)] = costs.get(id(weight), 0.0) + problem.layer_costs.get(name, 0)
+            costs[id(weight)] = costs.get(id(weight), 0.0) + problem.layer_costs.get(
+                name, 0
+            )
     terms: list[Term] = []
     for key, axes in found.tensors.axes.items():
         if key in costs:
             terms.append((costs[key], tuple(axes.values())))
     terms += [(cost / len(problem.inputs), (ids,)) for cost, ids in found.products]
-    terms += [(problem.layer_costs.get(name, 0), (ids,)) for name, ids in found.repeated.items()]
+    terms += [
+        (problem.layer_costs.get(name, 0), (ids,))
+        for name, ids in found.repeated.items()
+    ]
     return terms
 
 
@@ -279,7 +303,9 @@ def _best_mask(problem: Problem, counts: dict[Group, int]) -> tuple[Cut, Floats,
         with meter("sub-networks", problem.draws) as bar:
             for _ in range(problem.draws):
                 kept = {
-                    group: np.sort(problem.rng.choice(group.units, count, replace=False))
+                    group: np.sort(
+                        problem.rng.choice(group.units, count, replace=False)
+                    )
                     for group, count in counts.items()
                 }
                 cut = Cut(kept, scaled=True)
@@ -337,7 +363,10 @@ class Cut:
 
 
 def shrink(
-    model: nn.Module, graph: DependencyGraph, cut: Cut, corrected: dict[int, Tensor] | None = None
+    model: nn.Module,
+    graph: DependencyGraph,
+    cut: Cut,
+    corrected: dict[int, Tensor] | None = None,
 ) -> nn.Module:
     """Return a copy of the model without the units that a cut removes.
 
@@ -390,16 +419,22 @@ def masked(
     memo: dict[int, Any] = {id(t): t for t in (*model.parameters(), *model.buffers())}
     for key, tensor in corrected.items():
         old = dependencies.tensors.tensors[key]
-        memo[key] = nn.Parameter(tensor, False) if isinstance(old, nn.Parameter) else tensor
+        memo[key] = (
+            nn.Parameter(tensor, False) if isinstance(old, nn.Parameter) else tensor
+        )
     reference = copy_model(model, memo)
     for name, (axis, ids) in dependencies.mixing.items():
         index = torch.from_numpy(np.flatnonzero(factor[ids]))
         if len(index) < len(ids):
-            reference.set_submodule(name, NormAmong(small.get_submodule(name), index, axis))
+            reference.set_submodule(
+                name, NormAmong(small.get_submodule(name), index, axis)
+            )
     return reference
 
 
-def corrections(model: nn.Module, graph: DependencyGraph, cut: Cut) -> dict[int, Tensor]:
+def corrections(
+    model: nn.Module, graph: DependencyGraph, cut: Cut
+) -> dict[int, Tensor]:
     """Return tensors that read units with the units' factors, refitted, and changed biases."""
     found: dict[int, Tensor] = {}
     factor = cut.factors(graph)
@@ -440,10 +475,14 @@ def flows(model: nn.Module, graph: DependencyGraph, seen: dict[str, Moments]) ->
     """Return psi for each unit, by the number of its class."""
     units = graph.dependencies.units
     total = np.zeros(len(units))
-    for reader in {reader.name: reader for reader in graph.dependencies.readers}.values():
+    for reader in {
+        reader.name: reader for reader in graph.dependencies.readers
+    }.values():
         weight = model.get_submodule(reader.name).weight.detach()
         others = [d for d in range(weight.ndim) if d != reader.axis]
-        norms = torch.linalg.vector_norm(weight, dim=others, dtype=_working(weight)).double()
+        norms = torch.linalg.vector_norm(
+            weight, dim=others, dtype=_working(weight)
+        ).double()
         norms = norms.square().unflatten(0, (-1, reader.places)).sum(1)
         flow = (norms * seen[reader.name].squares()).cpu().numpy()
         np.add.at(total, units.classes(reader.ids[:: reader.places]), flow)
@@ -462,7 +501,10 @@ def greatest(group: Group, psi: Floats, count: int) -> Ids:
 
 
 def refits(
-    model: nn.Module, graph: DependencyGraph, seen: dict[str, Moments], kept: dict[Group, Ids]
+    model: nn.Module,
+    graph: DependencyGraph,
+    seen: dict[str, Moments],
+    kept: dict[Group, Ids],
 ) -> dict[str, Refit]:
     """Return each reader's weight and bias changed so that it misses its units least."""
     removed = np.zeros(len(graph.dependencies.units), dtype=bool)
@@ -472,23 +514,31 @@ def refits(
         part[group.units] = True
         part[staying] = False
     found: dict[str, Refit] = {}
-    for reader in {reader.name: reader for reader in graph.dependencies.readers}.values():
+    for reader in {
+        reader.name: reader for reader in graph.dependencies.readers
+    }.values():
         units = graph.dependencies.units.classes(reader.ids[:: reader.places])
         if removed[units].any():
             module = model.get_submodule(reader.name)
             moments = seen[reader.name]
-            found[reader.name] = _refit(module, reader, removed[units], tied[units], moments)
+            found[reader.name] = _refit(
+                module, reader, removed[units], tied[units], moments
+            )
     return found
 
 
-def _refit(module: nn.Module, reader: Reader, gone: Bools, tied: Bools, moments: Moments) -> Refit:
+def _refit(
+    module: nn.Module, reader: Reader, gone: Bools, tied: Bools, moments: Moments
+) -> Refit:
     """Change one reader; all taps of a convolution use the same prediction."""
     old = module.weight.detach()
     bias = module.bias
     weight = old.to(_working(old)).movedim(reader.axis, -1)
     if reader.places > 1:
         weight = weight.unflatten(-1, (-1, reader.places)).mT
-    S, R, T = (torch.from_numpy(np.flatnonzero(x)).to(old.device) for x in (~gone, gone, tied))
+    S, R, T = (
+        torch.from_numpy(np.flatnonzero(x)).to(old.device) for x in (~gone, gone, tied)
+    )
     B = moments.prediction(S, R, centered=bias is not None)
     lost = weight.index_select(-1, R)
     weight = weight.index_fill(-1, R, 0.0)

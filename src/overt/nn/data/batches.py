@@ -52,7 +52,9 @@ def _fresh(value: Any) -> Any:
     return value if isinstance(value, unchangeable) else copy.deepcopy(value)
 
 
-def split_batch(batch: Any, model: Any = None, *, where: str = "data") -> tuple[Any, Any]:
+def split_batch(
+    batch: Any, model: Any = None, *, where: str = "data"
+) -> tuple[Any, Any]:
     """Return the inputs and the targets of a batch; the targets are None if there are none.
 
     A mapping whose only entry besides the targets is no argument of `model` gives that entry.
@@ -96,7 +98,9 @@ class Inputs:
         """Return an array, a tensor, a tuple of them or a mapping as a model's arguments."""
         given: Any
         if isinstance(value, Mapping):
-            given = {k: _as_tensor(v, name) if is_array(v) else v for k, v in value.items()}
+            given = {
+                k: _as_tensor(v, name) if is_array(v) else v for k, v in value.items()
+            }
         else:
             parts = tuple(value) if isinstance(value, (tuple, list)) else (value,)
             if not all(map(is_array, parts)):
@@ -106,8 +110,12 @@ class Inputs:
                 )
             given = tuple(_as_tensor(part, name) for part in parts)
         inputs = cls(given, output)
-        if not inputs.tensors or any(x.ndim == 0 or len(x) == 0 for x in inputs.tensors):
-            raise InputError(f"{name} must hold at least one row, got {inputs.shapes or 'nothing'}")
+        if not inputs.tensors or any(
+            x.ndim == 0 or len(x) == 0 for x in inputs.tensors
+        ):
+            raise InputError(
+                f"{name} must hold at least one row, got {inputs.shapes or 'nothing'}"
+            )
         return inputs
 
     @property
@@ -147,7 +155,9 @@ class Inputs:
         weight = next((t for t in _tensors_of(model) if t.is_floating_point()), None)
         if weight is None:
             return self
-        return self.map(lambda x: x.to(weight if x.is_floating_point() else weight.device))
+        return self.map(
+            lambda x: x.to(weight if x.is_floating_point() else weight.device)
+        )
 
     def run(self, model: nn.Module) -> Any:
         """Return the model's output on them."""
@@ -205,13 +215,17 @@ class Batches:
         for number, given in enumerate(self._data, 1):
             where = f"batch {number} of {self.name}"
             inputs, y = self._parts(given, where)
-            if any(x.is_floating_point() and not x.isfinite().all() for x in inputs.tensors):
+            if any(
+                x.is_floating_point() and not x.isfinite().all() for x in inputs.tensors
+            ):
                 raise InputError(f"{where}: inputs must be finite, got NaN or infinity")
             if y is not None:
                 y = _as_tensor(y, where).detach()
                 if y.ndim == 0 or len(y) != len(inputs):
                     count = len(y) if y.ndim else "single"
-                    raise InputError(f"{where} has {len(inputs)} inputs but {count} targets")
+                    raise InputError(
+                        f"{where} has {len(inputs)} inputs but {count} targets"
+                    )
                 y = y if device is None else y.to(device)
             yield Batch(where, inputs.like(self._model), y)
         if not number:
@@ -239,7 +253,9 @@ class Batches:
                 f"of {', '.join(LABELS)}; it is {_describe(given)}"
             )
         if y is not None and not is_array(y):
-            raise InputTypeError(f"{where}: targets must be a tensor, got {type(y).__name__}")
+            raise InputTypeError(
+                f"{where}: targets must be a tensor, got {type(y).__name__}"
+            )
         return Inputs.of(inputs, where, self._output), y
 
 
@@ -293,7 +309,12 @@ def _check_dense(value: Any, name: str) -> None:
     """Refuse a tensor without numbers, or with numbers that are not real."""
     if not isinstance(value, Tensor):
         return
-    if value.layout != torch.strided or value.is_meta or value.is_nested or value.is_complex():
+    if (
+        value.layout != torch.strided
+        or value.is_meta
+        or value.is_nested
+        or value.is_complex()
+    ):
         kind = f"{value.dtype} in layout {value.layout} on {value.device}"
         raise InputTypeError(f"{name} must be dense, of real numbers, got {kind}")
 

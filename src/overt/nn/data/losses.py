@@ -110,7 +110,12 @@ def _fitted(y: Tensor, output: Tensor, loss: str) -> Tensor:
     """Return targets in the shape and format that a loss takes beside the outputs."""
     if loss == "cross_entropy":  # classes, or their probabilities
         return y.to(output.dtype) if y.shape == output.shape else y.long()
-    if is_squared(loss) and _are_classes(y) and output.ndim == 2 and output.shape[1] > 1:
+    if (
+        is_squared(loss)
+        and _are_classes(y)
+        and output.ndim == 2
+        and output.shape[1] > 1
+    ):
         y = functional.one_hot(y.long(), output.shape[1])
     if y.shape != output.shape:
         y = y.reshape(output.shape)
@@ -149,7 +154,9 @@ class Targets:
                 "loss='cross_entropy' needs a model that returns (batch, at least 2 classes), got "
                 f"{tuple(output.shape)}; for one logit use loss='logistic'"
             )
-        if _are_classes(y) and (loss == "cross_entropy" or (loss != "logistic" and outputs > 1)):
+        if _are_classes(y) and (
+            loss == "cross_entropy" or (loss != "logistic" and outputs > 1)
+        ):
             self._take_classes(y, outputs, where)
         elif loss == "cross_entropy" and y.shape != output.shape:
             raise InputError(
@@ -179,7 +186,9 @@ class Targets:
         if not bool(torch.isfinite(self.rows).all()):
             raise InputError(f"{where}: targets must be finite, got NaN or infinity")
         if loss == "logistic" and (self.rows.min() < 0 or self.rows.max() > 1):
-            raise InputError(f"{where}: targets of the logistic loss must lie in [0, 1]")
+            raise InputError(
+                f"{where}: targets of the logistic loss must lie in [0, 1]"
+            )
         if loss == "cross_entropy":
             total = self.rows.sum(1, keepdim=True)
             if self.rows.min() < 0 or (total - 1).abs().max() > 1e-2:
@@ -189,7 +198,9 @@ class Targets:
                 )
             self.rows = self.rows / total
         ones = self.rows == 1
-        one_hot = torch.equal(self.rows, ones.to(self.rows)) and bool((ones.sum(1) == 1).all())
+        one_hot = torch.equal(self.rows, ones.to(self.rows)) and bool(
+            (ones.sum(1) == 1).all()
+        )
         if one_hot and self.rows.shape[1] > 1:
             self.classes = self.rows.argmax(1)
 
@@ -208,7 +219,9 @@ class Targets:
         if loss == "cross_entropy":
             return functional.cross_entropy(f, t, reduction="none")
         if loss == "logistic":
-            return functional.binary_cross_entropy_with_logits(f, t, reduction="none").sum(1)
+            return functional.binary_cross_entropy_with_logits(
+                f, t, reduction="none"
+            ).sum(1)
         return ((f - t) ** 2).sum(1) * unit(loss, f.shape[1])
 
     def entropies(self, loss: Loss) -> Tensor:
@@ -221,7 +234,9 @@ class Targets:
         return torch.zeros(len(t), dtype=t.dtype)
 
 
-def _row_by_row(output: Tensor, y: Tensor, loss: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+def _row_by_row(
+    output: Tensor, y: Tensor, loss: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
     """Return a custom loss on batches of one row each, (n,)."""
 
     def alone(f: Tensor, t: Tensor) -> Tensor:
@@ -229,7 +244,9 @@ def _row_by_row(output: Tensor, y: Tensor, loss: Callable[[Tensor, Tensor], Tens
 
     try:
         found = torch.func.vmap(alone)(output, y)
-    except RuntimeError:  # control flow on values, or an operation that cannot be batched
+    except (
+        RuntimeError
+    ):  # control flow on values, or an operation that cannot be batched
         found = torch.stack([alone(f, t) for f, t in zip(output, y, strict=True)])
     if found.shape != (len(output),):
         raise InputError(

@@ -22,7 +22,9 @@ MODEL_LOCK = RLock()
 def check_model(model: Any) -> nn.Module:
     """Return the model without wrappers; refuse other objects, and models without weights."""
     if not isinstance(model, nn.Module):
-        raise InputTypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+        raise InputTypeError(
+            f"model must be a torch.nn.Module, got {type(model).__name__}"
+        )
     model = unwrap_model(model)
     for name, weight in (*model.named_parameters(), *model.named_buffers()):
         if nn.parameter.is_lazy(weight) or weight.is_meta:
@@ -61,12 +63,23 @@ def modes(
     with MODEL_LOCK:
         before = [(module, module.training) for module in model.modules()]
         norms = {module for module, _ in before if is_normalization(module)}
-        own = [m for m, _ in before if m._buffers and not isinstance(m, torch.jit.ScriptModule)]
+        own = [
+            m
+            for m, _ in before
+            if m._buffers and not isinstance(m, torch.jit.ScriptModule)
+        ]
         changing = [m for m in own if noise or m in norms or "draws" in m._buffers]
-        saved = [] if update else [(module, dict(module._buffers)) for module in changing]
+        saved = (
+            [] if update else [(module, dict(module._buffers)) for module in changing]
+        )
         try:
-            for module, buffers in saved:  # copies, so that nothing saved for a gradient changes
-                copies = {name: b if b is None else b.clone() for name, b in buffers.items()}
+            for (
+                module,
+                buffers,
+            ) in saved:  # copies, so that nothing saved for a gradient changes
+                copies = {
+                    name: b if b is None else b.clone() for name, b in buffers.items()
+                }
                 module._buffers.update(copies)
             for module, _ in before:
                 if module not in norms:

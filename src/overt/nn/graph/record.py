@@ -32,7 +32,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from overt._check import InputError
 from overt.nn.data.models import Statistics, disable_fast_attention
 from overt.nn.data.rng import python_rng_states, set_torch_rng, torch_rng_states
-from overt.nn.graph.state import Output, SavedState, call_model, copy_inputs, select_output
+from overt.nn.graph.state import (
+    Output,
+    SavedState,
+    call_model,
+    copy_inputs,
+    select_output,
+)
 
 aten = torch.ops.aten
 Decompose = Callable[[Any], Callable[..., Any] | None]
@@ -296,7 +302,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
     def __init__(self, saved: SavedState, decompose: Decompose, whole: Whole) -> None:
         super().__init__()
         self.whole = whole
-        self.given: Any = None  # the input of the module that is recorded as one operation
+        self.given: Any = (
+            None  # the input of the module that is recorded as one operation
+        )
         self.calls: list[Call] = []
         self.noisy: set[int] = set()
         self.decompose = decompose
@@ -304,7 +312,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         self.names = _NoiseNames(saved.model)
         self.paused = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         if self.paused:
             return func(*args, **kwargs)
@@ -352,14 +362,18 @@ class _FunctionMode(TorchFunctionMode):  # type: ignore[misc]
         super().__init__()
         self.recorder = recorder
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         functions = self.recorder.names.functions
         functions.append(getattr(func, "__name__", "function"))
         try:
             if func in _LEAVING and torch._is_functional_tensor(args[0]):
                 inner = _inner(args[0])
                 if id(inner) in self.recorder.noisy:
-                    raise UnsupportedError(f"{functions[-1]} reads values that are random")
+                    raise UnsupportedError(
+                        f"{functions[-1]} reads values that are random"
+                    )
                 args = (inner, *args[1:])
             return func(*args, **(kwargs or {}))
         finally:
@@ -397,7 +411,9 @@ def _module_hooks(recorder: _Recorder) -> Iterator[None]:
 
     def leave(module: nn.Module, args: Any, result: Any) -> Any:
         if recorder.paused == 1 and isinstance(result, Tensor):
-            if _inner_if_functional(result) is recorder.given:  # an identity: told apart
+            if (
+                _inner_if_functional(result) is recorder.given
+            ):  # an identity: told apart
                 result = result.clone()
             masks = knows_its_covariance(module, args)
             func = LayerNoise(module) if masks else WholeModule(module)
@@ -508,11 +524,15 @@ def record(
             result = select_output(call_model(model, given), output)
         except (UnsupportedError, InputError, MemoryError):
             raise
-        except Exception as error:  # of functionalization or of the model: sampling will show it
+        except (
+            Exception
+        ) as error:  # of functionalization or of the model: sampling will show it
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise UnsupportedError(reason[:100]) from error
         written = any(_inner(wrapper) is not tensor for wrapper, tensor in parameters)
-        buffers = [(old, _inner_if_functional(new)) for old, new in saved.changed_buffers()]
+        buffers = [
+            (old, _inner_if_functional(new)) for old, new in saved.changed_buffers()
+        ]
         result = _inner_if_functional(result)
     if python_rng_states() != outside or saved.python_generators_moved():
         raise UnsupportedError("it uses generators of Python or NumPy")
@@ -533,7 +553,11 @@ def _needed(calls: list[Call], output: Tensor) -> list[Call]:
 
 
 def check_for_hidden_noise(
-    recording: Recording, saved: SavedState, x: Any, output: Output, statistics: Statistics
+    recording: Recording,
+    saved: SavedState,
+    x: Any,
+    output: Output,
+    statistics: Statistics,
 ) -> Tensor:
     """Raise UnsupportedError if something is random that was not recorded; return a sample.
 
@@ -551,7 +575,9 @@ def check_for_hidden_noise(
             break
     else:
         if not _close(*passes):
-            raise UnsupportedError("it uses a random generator that torch does not know")
+            raise UnsupportedError(
+                "it uses a random generator that torch does not know"
+            )
     set_torch_rng(now)
     return passes[0]
 
@@ -560,5 +586,7 @@ def _close(a: Tensor, b: Tensor) -> bool:
     if a.shape != b.shape:
         return False
     a, b = a.double(), b.double()
-    scale = float(b.abs().nan_to_num(posinf=0.0, neginf=0.0).amax()) if b.numel() else 0.0
+    scale = (
+        float(b.abs().nan_to_num(posinf=0.0, neginf=0.0).amax()) if b.numel() else 0.0
+    )
     return torch.allclose(a, b, rtol=1e-3, atol=1e-4 * scale, equal_nan=True)

@@ -36,7 +36,9 @@ def _expand_source(x: Tensor, source: Tensor, non_blocking: bool = False) -> Ten
     return source.to(x.dtype).expand(x.shape)
 
 
-def _batch_norm(x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, *rest: Any) -> Any:
+def _batch_norm(
+    x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, *rest: Any
+) -> Any:
     # The operation writes to its running statistics, which must stay as recorded.
     mean, var = (None if t is None else t.clone() for t in (mean, var))
     return aten.native_batch_norm.default(x, weight, bias, mean, var, *rest)
@@ -72,7 +74,9 @@ def map_tree(tree: Any, function: Callable[[Any], Any]) -> Any:
     # Most arguments are flat: a call for each leaf would double the time.
     return type(tree)(
         [
-            map_tree(item, function) if isinstance(item, (list, tuple, dict)) else function(item)
+            map_tree(item, function)
+            if isinstance(item, (list, tuple, dict))
+            else function(item)
             for item in tree
         ]
     )
@@ -118,9 +122,13 @@ def sample(
     Many at once over a recording, else one ordinary pass after the other.
     """
     done = 0
-    if recording is not None and all(_differs_by_sample(call.func) for call in recording.calls):
+    if recording is not None and all(
+        _differs_by_sample(call.func) for call in recording.calls
+    ):
         saved.prepare(statistics=statistics)
-        entries = sum(t.numel() for c in recording.calls if c.noisy for t in tensors((c.out,)))
+        entries = sum(
+            t.numel() for c in recording.calls if c.noisy for t in tensors((c.out,))
+        )
         chunk = max(1, MAX_ENTRIES // max(entries, 1))
         while done < count and not saved.interrupts.pending:
             size = min(chunk, count - done)
@@ -132,7 +140,9 @@ def sample(
             yield part
     while done < count and not saved.interrupts.pending:
         size = min(PLAIN_PASSES, count - done)
-        passes = [saved.plain_pass(x, output, statistics=statistics) for _ in range(size)]
+        passes = [
+            saved.plain_pass(x, output, statistics=statistics) for _ in range(size)
+        ]
         if len({part.shape for part in passes}) > 1:
             raise UnsupportedError("the shape of the output is random")
         done += size

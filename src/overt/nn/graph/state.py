@@ -45,7 +45,18 @@ R = TypeVar("R")
 MAX_OBJECTS = 20_000
 """Python objects that are searched for state: enough for any model, few enough to take 10 ms."""
 
-_PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device, type)
+_PLAIN = (
+    str,
+    bytes,
+    int,
+    float,
+    complex,
+    bool,
+    type(None),
+    torch.dtype,
+    torch.device,
+    type,
+)
 _ATOMIC = (*_PLAIN, ModuleType, torch.Size, torch.jit.ScriptFunction)
 _CODE = (FunctionType, MethodType, BuiltinFunctionType)
 
@@ -96,11 +107,15 @@ def select_output(result: Any, output: Output) -> Tensor:
 def check_call(model: Any, x: Any, output: Any = None) -> nn.Module:
     """Return the model without wrappers after checking it and its inputs."""
     if output is not None and not callable(output):
-        raise InputTypeError(f"output must be a function of the model's result, got {output!r:.60}")
+        raise InputTypeError(
+            f"output must be a function of the model's result, got {output!r:.60}"
+        )
     model = check_model(model)
     for name, weight in model.named_parameters():
         if weight.is_complex():
-            raise InputTypeError(f"model must have real weights, {name} is {weight.dtype}")
+            raise InputTypeError(
+                f"model must have real weights, {name} is {weight.dtype}"
+            )
     _check_inputs(x)
     return model
 
@@ -120,7 +135,9 @@ def _check_inputs(x: Any) -> None:
     if isinstance(x, Tensor):
         smallest = 2 if x.is_floating_point() else 1
         if x.ndim < smallest or len(x) == 0:
-            raise InputError(f"x must have a batch axis and at least one row, got {tuple(x.shape)}")
+            raise InputError(
+                f"x must have a batch axis and at least one row, got {tuple(x.shape)}"
+            )
 
 
 def input_tensors(x: Any) -> list[Tensor]:
@@ -129,7 +146,9 @@ def input_tensors(x: Any) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(parts) if isinstance(leaf, Tensor)]
 
 
-def raise_if_model_fails(model: nn.Module, x: Any, output: Output, error: Exception) -> None:
+def raise_if_model_fails(
+    model: nn.Module, x: Any, output: Output, error: Exception
+) -> None:
     """Raise an InputError if the model cannot be run on x at all; else return."""
     try:
         with untouched(model) as saved:
@@ -151,7 +170,9 @@ class _CopyTensors(TorchFunctionMode):  # type: ignore[misc]
         super().__init__()
         self.convert = convert
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if func is not Tensor.__deepcopy__:
             return func(*args, **(kwargs or {}))
         tensor, memo = args
@@ -258,7 +279,9 @@ class SavedState:
         self.modules = list(model.modules())
         self._vars: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._containers: list[tuple[Any, Any]] = []
-        self._empty: list[Any] = []  # most containers of a module are hooks that nobody uses
+        self._empty: list[
+            Any
+        ] = []  # most containers of a module are hooks that nobody uses
         self._tensors: list[tuple[Tensor, Tensor, int]] = []
         self._generators: list[tuple[Any, Any]] = []
         self._scripted: list[tuple[nn.Module, bool]] = []
@@ -277,11 +300,16 @@ class SavedState:
             return
         own = vars(module)
         self._vars.append((own, dict(own)))
-        todo = deque(value for name, value in own.items() if name not in ("_modules", "training"))
+        todo = deque(
+            value for name, value in own.items() if name not in ("_modules", "training")
+        )
         self._containers.append((own["_modules"], dict(own["_modules"])))
         while todo and len(self._seen) < MAX_OBJECTS:
             value = todo.popleft()
-            if isinstance(value, (*_ATOMIC, nn.Module, nn.Parameter)) or id(value) in self._seen:
+            if (
+                isinstance(value, (*_ATOMIC, nn.Module, nn.Parameter))
+                or id(value) in self._seen
+            ):
                 continue
             self._seen.add(id(value))
             todo.extend(self._save_object(value))
@@ -313,7 +341,9 @@ class SavedState:
     def save_generator(self, value: Any) -> bool:
         """Note the state of a random generator that is not yet known; return if it is one."""
         state = _generator_state(value)
-        if state is not None and not any(value is known for known, _ in self._generators):
+        if state is not None and not any(
+            value is known for known, _ in self._generators
+        ):
             self._generators.append((value, state))
         return state is not None
 
@@ -334,7 +364,9 @@ class SavedState:
             if tensor is None:
                 return None
             if id(tensor) not in clones:
-                clones[id(tensor)] = self.counters.get(id(tensor), tensor).detach().clone()
+                clones[id(tensor)] = (
+                    self.counters.get(id(tensor), tensor).detach().clone()
+                )
             return clones[id(tensor)]
 
         for own, _ in self._vars:
@@ -342,7 +374,8 @@ class SavedState:
             own["_buffers"] = {name: clone(tensor) for name, tensor in buffers.items()}
             if copy_parameters:
                 own["_parameters"] = {
-                    name: copy_parameter(tensor) for name, tensor in own["_parameters"].items()
+                    name: copy_parameter(tensor)
+                    for name, tensor in own["_parameters"].items()
                 }
             for name, value in own.items():
                 if type(value) is Tensor:
@@ -432,7 +465,11 @@ class SavedState:
         copied = unknown or bool(self.copy_parameters)
         self.prepare(noise=noise, statistics=statistics, copy_parameters=copied)
         convert = Tensor.clone if grad else None
-        with torch.set_grad_enabled(grad), disable_fast_attention(), warnings.catch_warnings():
+        with (
+            torch.set_grad_enabled(grad),
+            disable_fast_attention(),
+            warnings.catch_warnings(),
+        ):
             warnings.simplefilter("ignore")  # the user sees them when he runs the model
             result = call_model(self.model, copy_inputs(x, convert))
             found = select_output(result, output)
@@ -458,7 +495,9 @@ def _restore_container(value: Any, saved: Any) -> None:
         if value != saved:
             value.clear()
             value.update(saved)
-    elif len(value) != len(saved) or any(a is not b for a, b in zip(value, saved, strict=True)):
+    elif len(value) != len(saved) or any(
+        a is not b for a, b in zip(value, saved, strict=True)
+    ):
         value.clear()
         value.extend(saved)
 

@@ -76,7 +76,10 @@ class NoiseLayer(nn.Module, ABC):  # type: ignore[misc]
             return None
         # In a backward pass a forward pass is a checkpoint that computes its activations again. It
         # would advance `draws`, sample another mask and return a wrong gradient.
-        if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
+        if (
+            not torch.compiler.is_compiling()
+            and torch._C._current_graph_task_id() != -1
+        ):
             raise InputError(
                 f"{type(self).__name__} has seed={self.seed} and is computed again by "
                 "torch.utils.checkpoint, which would sample another mask; use seed=None inside "
@@ -157,7 +160,9 @@ class Rate(nn.Module):  # type: ignore[misc]
             self.schedule = drop_prob
             self.register_buffer("step", torch.zeros((), dtype=torch.int64))
             # In units of 2^-62: a floating-point buffer would be rounded by model.bfloat16().
-            self.register_buffer("bits", torch.zeros((), dtype=torch.int64), persistent=False)
+            self.register_buffer(
+                "bits", torch.zeros((), dtype=torch.int64), persistent=False
+            )
             drop_prob = drop_prob(0)
         self.fix(drop_prob)
 
@@ -207,7 +212,9 @@ def advance(model: nn.Module, steps: int = 1) -> None:
     """
     steps = _check.whole("steps", steps, minimum=0)
     if not isinstance(model, nn.Module):
-        raise InputTypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+        raise InputTypeError(
+            f"model must be a torch.nn.Module, got {type(model).__name__}"
+        )
     for module in model.modules():
         if isinstance(module, Rate):
             module.advance(steps)

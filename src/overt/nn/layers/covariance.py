@@ -73,9 +73,13 @@ class CovarianceDropout(UnitNoise):
         units = noise.units
         mu = noise.mean(units)
         K = noise.covariance(units)
-        self.distribution = _check.choice("distribution", distribution, ("gaussian", "bernoulli"))
+        self.distribution = _check.choice(
+            "distribution", distribution, ("gaussian", "bernoulli")
+        )
         if isinstance(axis, bool) or not isinstance(axis, int) or axis == 0:
-            raise InputError(f"axis must be an axis other than the batch's, 0, got {axis!r}")
+            raise InputError(
+                f"axis must be an axis other than the batch's, 0, got {axis!r}"
+            )
         self.axis = axis
         if self.distribution == "bernoulli":
             _check_bernoulli(mu, K)
@@ -114,7 +118,9 @@ class CovarianceDropout(UnitNoise):
     def extra_repr(self) -> str:
         """Return the settings, for printing."""
         units = f"units={len(self.mean)}"
-        return self._describe(units, f"distribution={self.distribution}", f"axis={self.axis}")
+        return self._describe(
+            units, f"distribution={self.distribution}", f"axis={self.axis}"
+        )
 
     def _apply_mask(self, x: Tensor) -> Tensor:
         axis = self._fitting(tuple(x.shape))
@@ -131,7 +137,11 @@ class CovarianceDropout(UnitNoise):
 
     def _fitting(self, shape: tuple[int, ...]) -> int:
         axis, units = self.axis % max(len(shape), 1), len(self.mean)
-        if axis == 0 or not -len(shape) <= self.axis < len(shape) or shape[axis] != units:
+        if (
+            axis == 0
+            or not -len(shape) <= self.axis < len(shape)
+            or shape[axis] != units
+        ):
             raise InputError(
                 f"x must have {units} units along axis {self.axis}, got shape {tuple(shape)}"
             )
@@ -145,7 +155,9 @@ def _root(K: Any) -> Any:
 
 def _check_bernoulli(mu: Any, K: Any) -> None:
     if np.any(mu <= 0) or np.any(mu > 1):
-        raise InputError(f"mean must lie in (0, 1] for 0/1 masks, got {mu.min():g} to {mu.max():g}")
+        raise InputError(
+            f"mean must lie in (0, 1] for 0/1 masks, got {mu.min():g} to {mu.max():g}"
+        )
     variance = mu * (1 - mu)
     off = np.abs(np.diag(K) - variance)
     if off.max() > 1e-6:

@@ -45,7 +45,9 @@ class _DropBlock(RatedNoise, UnitNoise):
 
     def keep_prob(self, sizes: Sequence[int]) -> Tensor:
         """Return the exact probability that each unit of a map of these sizes survives."""
-        sizes = check_shape((0, 0, *sizes) if isinstance(sizes, (tuple, list)) else sizes)[2:]
+        sizes = check_shape(
+            (0, 0, *sizes) if isinstance(sizes, (tuple, list)) else sizes
+        )[2:]
         if len(sizes) != self._spatial:
             raise InputError(f"sizes must be {self._spatial} numbers, got {sizes}")
         if self.placement == "grid":
@@ -65,13 +67,19 @@ class _DropBlock(RatedNoise, UnitNoise):
             matrix = Sliding(p, sizes, blocks, self.uniform).characteristic()
         axes = tuple(range(1, 1 + self._spatial))
         shared = (0,) if 1 in self.shared_axes else ()
-        return MaskCovariance(shape[1:], matrix=torch.from_numpy(matrix), axes=axes, shared=shared)
+        return MaskCovariance(
+            shape[1:], matrix=torch.from_numpy(matrix), axes=axes, shared=shared
+        )
 
     def extra_repr(self) -> str:
         """Return the settings, for printing."""
         sizes = self.block_size
         block = sizes[0] if len(set(sizes)) == 1 else sizes
-        parts = [f"drop_prob={self.rate!r}", f"block_size={block}", f"placement={self.placement}"]
+        parts = [
+            f"drop_prob={self.rate!r}",
+            f"block_size={block}",
+            f"placement={self.placement}",
+        ]
         if self.placement == "sliding":
             parts.append(f"uniform={self.uniform}")
         if self.shared_axes:

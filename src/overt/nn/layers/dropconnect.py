@@ -18,7 +18,9 @@ from overt.nn.layers.schedules import DropSchedule
 class _DropConnect(RatedNoise):
     """A linear map whose weights are dropped in training; parameters as in torch.nn's own."""
 
-    def __init__(self, plain: Any, drop_prob: float | DropSchedule, seed: int | None) -> None:
+    def __init__(
+        self, plain: Any, drop_prob: float | DropSchedule, seed: int | None
+    ) -> None:
         super().__init__(drop_prob, seed)
         self.weight = plain.weight
         self.bias = plain.bias
@@ -30,7 +32,9 @@ class _DropConnect(RatedNoise):
 
     def _noisy_weight(self, *copies: int) -> Tensor:
         p = self.rate.current
-        keep = keep_mask([*copies, *self.weight.shape], p, self.weight.device, self._next_key())
+        keep = keep_mask(
+            [*copies, *self.weight.shape], p, self.weight.device, self._next_key()
+        )
         return self.weight * keep / (1 - p)
 
 
@@ -132,12 +136,19 @@ class DropConnectConv2d(_DropConnect):
         dtype: torch.dtype | None = None,
     ) -> None:
         in_channels = whole("in_channels", in_channels)
-        out_channels, groups = whole("out_channels", out_channels), whole("groups", groups)
+        out_channels, groups = (
+            whole("out_channels", out_channels),
+            whole("groups", groups),
+        )
         if in_channels % groups or out_channels % groups:
-            raise InputError(f"groups must divide both numbers of channels, got {groups}")
+            raise InputError(
+                f"groups must divide both numbers of channels, got {groups}"
+            )
         given = {"kernel_size": kernel_size, "stride": stride, "dilation": dilation}
         for name, value in (given | {"padding": padding}).items():
-            for size in value if isinstance(value, tuple) and len(value) == 2 else (value,):
+            for size in (
+                value if isinstance(value, tuple) and len(value) == 2 else (value,)
+            ):
                 whole(name, size, minimum=int(name != "padding"))
         plain = nn.Conv2d(
             in_channels,
@@ -153,7 +164,11 @@ class DropConnectConv2d(_DropConnect):
         )
         super().__init__(plain, drop_prob, seed)
         self.in_channels, self.out_channels = in_channels, out_channels
-        self.kernel_size, self.stride, self.padding = plain.kernel_size, plain.stride, plain.padding
+        self.kernel_size, self.stride, self.padding = (
+            plain.kernel_size,
+            plain.stride,
+            plain.padding,
+        )
         self.dilation, self.groups = plain.dilation, plain.groups
 
     def extra_repr(self) -> str:

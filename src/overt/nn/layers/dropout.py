@@ -54,7 +54,9 @@ class Dropout(RatedNoise, UnitNoise):
         shape = check_shape(shape)
         shared = {axis % len(shape) for axis in self._fitting(len(shape))} - {0}
         lam = self.drop_prob / (1 - self.drop_prob)
-        return MaskCovariance(shape[1:], lam, shared=tuple(sorted(axis - 1 for axis in shared)))
+        return MaskCovariance(
+            shape[1:], lam, shared=tuple(sorted(axis - 1 for axis in shared))
+        )
 
     def extra_repr(self) -> str:
         """Return the settings, for printing."""

@@ -150,15 +150,21 @@ def _scale(
     device: torch.device,
 ) -> Tensor:
     dtype = torch.float64 if double else torch.float32
-    return torch.tensor(_inverse_keep(drop_prob, sizes, blocks), dtype=dtype, device=device)
+    return torch.tensor(
+        _inverse_keep(drop_prob, sizes, blocks), dtype=dtype, device=device
+    )
 
 
 # Stored as an array: a tensor that is made inside a transformation of torch.func belongs to it.
 @lru_cache(maxsize=64)
-def _inverse_keep(drop_prob: float, sizes: tuple[int, ...], blocks: tuple[int, ...]) -> Floats:
+def _inverse_keep(
+    drop_prob: float, sizes: tuple[int, ...], blocks: tuple[int, ...]
+) -> Floats:
     survives = Sliding(drop_prob, sizes, blocks, uniform=False).keep_prob()
     if survives.size and not survives.min() > 1e-30:
-        raise InputError(f"drop_prob must let units survive, {drop_prob!r} in blocks does not")
+        raise InputError(
+            f"drop_prob must let units survive, {drop_prob!r} in blocks does not"
+        )
     return 1 / survives
 
 
@@ -200,7 +206,9 @@ def _block_mask_op(
 ) -> torch.Tensor:
     key = Key(seed, draws)
     p = float(drop_prob)
-    return _sample_blocks(draws.device, key, p, lead, tuple(sizes), tuple(blocks)).contiguous()
+    return _sample_blocks(
+        draws.device, key, p, lead, tuple(sizes), tuple(blocks)
+    ).contiguous()
 
 
 @_block_mask_op.register_fake
@@ -228,7 +236,11 @@ def _block_scale_op(
 
 @_block_scale_op.register_fake
 def _(
-    draws: Tensor, drop_prob: Tensor, sizes: Sequence[int], blocks: Sequence[int], double: bool
+    draws: Tensor,
+    drop_prob: Tensor,
+    sizes: Sequence[int],
+    blocks: Sequence[int],
+    double: bool,
 ) -> Tensor:
     dtype = torch.float64 if double else torch.float32
     return torch.empty(list(sizes), dtype=dtype, device=draws.device)
@@ -260,7 +272,9 @@ class MaskCovariance:
     @property
     def independent(self) -> bool:
         """Whether all units are masked independently."""
-        return self.matrix is None and all(self.shape[axis] == 1 for axis in self.shared)
+        return self.matrix is None and all(
+            self.shape[axis] == 1 for axis in self.shared
+        )
 
     def relative_variance(self, like: Tensor) -> Tensor:
         """Gamma_ii, one entry per unit, in the number format and on the device of `like`."""
@@ -279,7 +293,9 @@ class MaskCovariance:
         source = [lead + axis for axis in self.axes]
         target = range(flow.ndim - len(source), flow.ndim)
         moved = flow.movedim(source, list(target))
-        out = (moved.flatten(moved.ndim - len(source)) @ self._matrix(flow)).reshape(moved.shape)
+        out = (moved.flatten(moved.ndim - len(source)) @ self._matrix(flow)).reshape(
+            moved.shape
+        )
         return out.movedim(list(target), source).expand(*flow.shape[:lead], *self.shape)
 
     def dense(self, like: Tensor) -> Tensor:
@@ -291,7 +307,9 @@ class MaskCovariance:
     def penalty(self, values: Tensor, rows: Tensor) -> Tensor:
         """<Gamma, R'R o mean(h h')> for values h (n, *s) and rows R (outputs, units)."""
         if self.independent:
-            return self.strength * ((rows * rows).sum(0) @ (values * values).mean(0).flatten())
+            return self.strength * (
+                (rows * rows).sum(0) @ (values * values).mean(0).flatten()
+            )
         r = rows.unflatten(1, self.shape)
         if not self.shared:  # groups of units that may vary together
             r, h = self._grouped(r), self._grouped(values)

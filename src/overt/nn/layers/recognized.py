@@ -15,7 +15,10 @@ _CHANNEL_DROPOUT = {nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}
 
 def known_noise(module: nn.Module) -> bool:
     """Whether the module multiplies units, or drops weights, by a law whose moments are known."""
-    return isinstance(module, NoiseLayer) or type(module) in (nn.Dropout, *_CHANNEL_DROPOUT)
+    return isinstance(module, NoiseLayer) or type(module) in (
+        nn.Dropout,
+        *_CHANNEL_DROPOUT,
+    )
 
 
 def is_silent(module: nn.Module) -> bool:
@@ -35,7 +38,9 @@ def mask_covariance_of(module: nn.Module, shape: tuple[int, ...]) -> MaskCovaria
     if type(module) in _CHANNEL_DROPOUT:
         spatial = _CHANNEL_DROPOUT[type(module)]
         if len(shape) != spatial + 2:
-            raise InputError(f"{module} needs an input with {spatial + 2} axes, got shape {shape}")
+            raise InputError(
+                f"{module} needs an input with {spatial + 2} axes, got shape {shape}"
+            )
         shared = tuple(range(1, 1 + spatial))
     return MaskCovariance(shape[1:], module.p / (1 - module.p), shared=shared)
 

@@ -40,7 +40,9 @@ def output_variances(
     return total, rest, doubt
 
 
-def output_covariances(dev: Tensor, sources: list[Source], *, graph: bool = False) -> Tensor:
+def output_covariances(
+    dev: Tensor, sources: list[Source], *, graph: bool = False
+) -> Tensor:
     """Return the covariance matrix of the outputs of each row: (rows, outputs, outputs)."""
     y = _by_rows(dev)
     rows, outputs = y.shape
@@ -71,7 +73,9 @@ def _second_moments(y: Tensor, sources: list[Source], *, graph: bool) -> list[Te
     """Return variances (outputs, rows) from all sources, from rests alone, and from doubts."""
     rows, outputs = y.shape
     own, shared = _split_by_rows(y, sources)
-    size = sum(s.step.numel() for s, _ in own) + rows * sum(s.step.numel() for s, _ in shared)
+    size = sum(s.step.numel() for s, _ in own) + rows * sum(
+        s.step.numel() for s, _ in shared
+    )
     weights = torch.eye(outputs, dtype=y.dtype, device=y.device)
     parts = []
     for part in weights.split(max(1, MAX_ENTRIES // max(size, 1))):
@@ -91,20 +95,26 @@ def _second_moments(y: Tensor, sources: list[Source], *, graph: bool) -> list[Te
 Located = list[tuple[Source, RowLayout | None]]
 
 
-def _pairs(y: Tensor, own: Located, shared: Located, weights: Tensor, graph: bool) -> Iterator[Any]:
+def _pairs(
+    y: Tensor, own: Located, shared: Located, weights: Tensor, graph: bool
+) -> Iterator[Any]:
     """Yield each source with g and Cov g, both of shape (outputs asked for, rows, entries)."""
     rows = len(y)
     count = len(weights)
     if own:
         each = weights[:, None].expand(count, rows, -1)
-        for (source, layout), g in zip(own, _gradients(y, own, each, graph=graph), strict=True):
+        for (source, layout), g in zip(
+            own, _gradients(y, own, each, graph=graph), strict=True
+        ):
             if g is not None and layout is not None:
                 pair = (_entries_by_row(t, layout, rows) for t in (g, source.times(g)))
                 yield source, *pair
     if shared:
         eye = torch.eye(rows, dtype=y.dtype, device=y.device)
         each = (eye[None, :, :, None] * weights[:, None, None]).flatten(0, 1)
-        for (source, _), g in zip(shared, _gradients(y, shared, each, graph=graph), strict=True):
+        for (source, _), g in zip(
+            shared, _gradients(y, shared, each, graph=graph), strict=True
+        ):
             if g is not None:
                 pair = (t.reshape(count, rows, -1) for t in (g, source.times(g)))
                 yield source, *pair
@@ -117,10 +127,14 @@ def _gradients(
     steps = [source.step for source, _ in sources]
     options: Any = {"retain_graph": True, "allow_unused": True, "create_graph": graph}
     try:
-        return list(torch.autograd.grad(y, steps, weights, is_grads_batched=True, **options))
+        return list(
+            torch.autograd.grad(y, steps, weights, is_grads_batched=True, **options)
+        )
     except RuntimeError:  # an operation that cannot be batched
         found = [torch.autograd.grad(y, steps, one, **options) for one in weights]
-        return [None if g[0] is None else torch.stack(g) for g in zip(*found, strict=True)]
+        return [
+            None if g[0] is None else torch.stack(g) for g in zip(*found, strict=True)
+        ]
 
 
 def _split_by_rows(y: Tensor, sources: list[Source]) -> tuple[Located, Located]:
@@ -138,7 +152,9 @@ def _split_by_rows(y: Tensor, sources: list[Source]) -> tuple[Located, Located]:
     everything: Located = [(source, None) for source in sources]
     own: Located = []
     shared: Located = []
-    for (source, _), g in zip(everything, _gradients(y, everything, weights), strict=True):
+    for (source, _), g in zip(
+        everything, _gradients(y, everything, weights), strict=True
+    ):
         if g is None or not bool(g.any()):
             continue
         layout = _row_layout(g[0], g[1], rows)

@@ -75,12 +75,16 @@ def estimate_errors(found: PropagatedOutput, clean: Tensor) -> tuple[Tensor, Ten
     tiny = torch.finfo(variance.dtype).tiny
     rows = len(mean) if mean.ndim else 1
     moved = ((mean - clean.to(mean)) ** 2).reshape(rows, -1).sum(1)
-    shift = (moved / variance.reshape(rows, -1).sum(1).clamp(min=tiny)).sqrt().clamp(max=4)
+    shift = (
+        (moved / variance.reshape(rows, -1).sum(1).clamp(min=tiny)).sqrt().clamp(max=4)
+    )
     shift = shift.reshape(-1, *[1] * (mean.ndim - 1)) if mean.ndim else shift[0]
     run = found.run
     coarse = bool(run.coarse & found.output.noises)
     of_mean = ERRORS.mean_least + ERRORS.mean_shift * shift
-    of_mean = of_mean + ERRORS.mean_shared * run.shared_products + ERRORS.mean_coarse * coarse
+    of_mean = (
+        of_mean + ERRORS.mean_shared * run.shared_products + ERRORS.mean_coarse * coarse
+    )
     of_std = ERRORS.std_least + ERRORS.std_shift * shift
     of_std = of_std + ERRORS.std_rest * rest / variance.clamp(min=tiny)
     of_std = of_std + ERRORS.std_doubt * doubt / variance.clamp(min=tiny)
@@ -100,7 +104,9 @@ def contradicts(found: Moments, sample: Tensor) -> bool:
     distance = torch.where(sd > 0, distance, 1.0).reshape(rows, -1).mean(1).double()
     scatter = float(distance.std()) if rows > 1 else 0.0
     least = math.sqrt(2 / min(3, max(1, sd.numel() // rows)))
-    return float(distance.mean()) > 1 + SIGNIFICANT * max(scatter, least) / math.sqrt(rows)
+    return float(distance.mean()) > 1 + SIGNIFICANT * max(scatter, least) / math.sqrt(
+        rows
+    )
 
 
 def combine_with_samples(found: Moments, sums: SampleSums) -> Moments:

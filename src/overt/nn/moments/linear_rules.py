@@ -14,7 +14,13 @@ from torch import Tensor
 from overt.nn.graph.record import aten, op_info, op_schema
 from overt.nn.graph.replay import RERUN_AS, map_tree
 from overt.nn.moments.backward import output_variances
-from overt.nn.moments.registry import RULES, combined_flags, find_values, rule, unknown_operation
+from overt.nn.moments.registry import (
+    RULES,
+    combined_flags,
+    find_values,
+    rule,
+    unknown_operation,
+)
 from overt.nn.moments.values import (
     SETTINGS,
     Derived,
@@ -62,7 +68,11 @@ def linear(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
     if kwargs.get("alpha", 1) != 1:  # of index_add: the last tensor counts alpha times
         *head, source = args
         alpha = kwargs["alpha"]
-        scaled = multiply(run, source, alpha) if isinstance(source, Value) else source * alpha
+        scaled = (
+            multiply(run, source, alpha)
+            if isinstance(source, Value)
+            else source * alpha
+        )
         return linear(run, func, (*head, scaled), {})
     given = [value.moments(run) for value in find_values((args, kwargs))]
     fill = _fill_position(func)
@@ -208,7 +218,9 @@ def add(run: Propagation, a: Any, b: Any, scale: float = 1.0) -> Value:
     flags["independent"] &= all(one.mean.shape == mean.shape for one in given)
     if len(given) == 1 and given[0].mean.shape == mean.shape and dev is given[0].dev:
         flags["product"] = given[0].product  # a constant was added
-    return Value(RandomTensor(mean, var.expand(mean.shape), dev.expand(mean.shape), **flags))
+    return Value(
+        RandomTensor(mean, var.expand(mean.shape), dev.expand(mean.shape), **flags)
+    )
 
 
 def multiply(run: Propagation, a: Any, b: Any) -> Value:
@@ -304,14 +316,24 @@ def _with_shared_noise(
 
 
 def _note_shared(
-    run: Propagation, f: Callable[[Any, Any], Tensor], x: RandomTensor, y: RandomTensor, var: Tensor
+    run: Propagation,
+    f: Callable[[Any, Any], Tensor],
+    x: RandomTensor,
+    y: RandomTensor,
+    var: Tensor,
 ) -> None:
     """Note how far the mean may be off because Cov(x, y) is left out, in standard deviations."""
     with torch.no_grad():
         most = f(x.var.clamp(min=0).sqrt(), y.var.clamp(min=0).sqrt()).abs()
-        terms = max(1.0, x.mean.numel() / max(1, most.numel())) if f is not torch.mul else 1.0
+        terms = (
+            max(1.0, x.mean.numel() / max(1, most.numel()))
+            if f is not torch.mul
+            else 1.0
+        )
         sd = var.clamp(min=torch.finfo(var.dtype).tiny).sqrt()
-        run.note_shared_product((most / math.sqrt(terms) / sd).clamp(max=9.9).mean()[None])
+        run.note_shared_product(
+            (most / math.sqrt(terms) / sd).clamp(max=9.9).mean()[None]
+        )
 
 
 def _scale(
@@ -323,7 +345,9 @@ def _scale(
     entrywise: bool,
 ) -> Value:
     """f(x, factor) for a certain factor."""
-    if factor.dtype != x.mean.dtype and (factor.ndim == 0 or not factor.is_floating_point()):
+    if factor.dtype != x.mean.dtype and (
+        factor.ndim == 0 or not factor.is_floating_point()
+    ):
         factor = factor.to(x.mean.dtype)
     mean = f(x.mean, factor)
     with run.variance_mode():

@@ -17,7 +17,12 @@ from overt import _check
 from overt._check import InputError
 from overt._io import as_numpy
 from overt._progress import meter
-from overt.nn.graph.record import Recording, UnsupportedError, check_for_hidden_noise, record
+from overt.nn.graph.record import (
+    Recording,
+    UnsupportedError,
+    check_for_hidden_noise,
+    record,
+)
 from overt.nn.graph.replay import sample
 from overt.nn.graph.state import (
     Output,
@@ -105,7 +110,9 @@ class Moments(Result):
         if self.mean_error is None:
             return None
         sd, *errors = (
-            np.asarray(as_numpy(value.double() if hasattr(value, "double") else value)).ravel()
+            np.asarray(
+                as_numpy(value.double() if hasattr(value, "double") else value)
+            ).ravel()
             for value in (self.std, self.mean_error, self.std_error)
         )
         varies = sd > 0
@@ -122,7 +129,9 @@ class SampleSums:
     The sums of first and second powers are stored by group, about a common shift.
     """
 
-    def __init__(self, *, covariance: bool = False, shift: Tensor | None = None) -> None:
+    def __init__(
+        self, *, covariance: bool = False, shift: Tensor | None = None
+    ) -> None:
         self.count = 0
         self.shift = None if shift is None else shift.detach().double()
         self.groups: list[tuple[int, Tensor, Tensor]] = []
@@ -164,7 +173,9 @@ class SampleSums:
         self.group_size *= 2
         pairs = zip(self.groups[::2], self.groups[1::2], strict=False)
         rest = self.groups[len(self.groups) // 2 * 2 :]
-        self.groups = [tuple(a + b for a, b in zip(*pair, strict=True)) for pair in pairs] + rest
+        self.groups = [
+            tuple(a + b for a, b in zip(*pair, strict=True)) for pair in pairs
+        ] + rest
 
     def _power(self, k: int) -> Tensor:
         """Return the mean k-th power about the shift."""
@@ -193,13 +204,20 @@ class SampleSums:
         away = self._power(1)
         away = away.reshape(len(away) if away.ndim else 1, -1)
         outer = away[:, :, None] * away[:, None, :]
-        return (self._products / self.count - outer) * self.count / max(self.count - 1, 1)
+        return (
+            (self._products / self.count - outer) * self.count / max(self.count - 1, 1)
+        )
 
     @property
     def kurtosis(self) -> Tensor:
         """E (y - m)^4 / Var(y)^2 of each output, at least that of a typical one."""
         d = self._power(1)
-        fourth = self._power(4) - 4 * d * self._power(3) + 6 * d**2 * self._power(2) - 3 * d**4
+        fourth = (
+            self._power(4)
+            - 4 * d * self._power(3)
+            + 6 * d**2 * self._power(2)
+            - 3 * d**4
+        )
         variance = self.variance
         varies = variance > 0
         if not bool(varies.any()):
@@ -284,7 +302,9 @@ def mc_moments(
     n = _check.whole("n", n, minimum=2)
     seed = None if seed is None else _check.whole("seed", seed, minimum=0)
     sums = SampleSums(covariance=covariance)
-    shown = meter("Monte Carlo dropout", n) if n >= SHOW_PROGRESS_FROM else nullcontext()
+    shown = (
+        meter("Monte Carlo dropout", n) if n >= SHOW_PROGRESS_FROM else nullcontext()
+    )
     with untouched(model) as saved, torch.inference_mode(False), shown as bar:
         seed_all(secrets.randbits(62) if seed is None else seed)
         like = take_samples(saved, x, output, n, sums, bar)
@@ -299,7 +319,9 @@ def mc_moments(
 
 def _check_noise(sums: SampleSums) -> None:
     if not bool(sums.variance.any()):
-        raise InputError("model has no noise that any of the passes has shown: nothing to sample")
+        raise InputError(
+            "model has no noise that any of the passes has shown: nothing to sample"
+        )
 
 
 def record_to_sample(saved: SavedState, x: Any, output: Output) -> Recording | None:

@@ -24,7 +24,9 @@ from overt.nn.moments.values import (
 
 def _uniform_law(n: int = 64) -> Law:
     nodes, weights = np.polynomial.legendre.leggauss(n)
-    return Law(torch.as_tensor((nodes + 1) / 2), torch.as_tensor(weights / 2), lambda u: u)
+    return Law(
+        torch.as_tensor((nodes + 1) / 2), torch.as_tensor(weights / 2), lambda u: u
+    )
 
 
 UNIFORM = _uniform_law()
@@ -48,7 +50,9 @@ def draw(run: Propagation, call: Call, args: Any) -> Any:
         return masked_by_layer(run, call.func.layer, args[0])
     off = call.noise in run.off
     out = call.out
-    if not isinstance(out, Tensor) or not (out.is_floating_point() or info.name == "bernoulli"):
+    if not isinstance(out, Tensor) or not (
+        out.is_floating_point() or info.name == "bernoulli"
+    ):
         raise UnsupportedError(f"{info.name} returns random whole numbers")
     if out.dtype != torch.float64:
         out = out.to(torch.promote_types(torch.float32, run.dtype))
@@ -57,7 +61,9 @@ def draw(run: Propagation, call: Call, args: Any) -> Any:
     if info.name == "bernoulli":
         return _coins(run, args, out, off=off)
     if info.name not in _DRAWS:
-        raise UnsupportedError(f"{info.name} returns random numbers of a law without a rule")
+        raise UnsupportedError(
+            f"{info.name} returns random numbers of a law without a rule"
+        )
     mean, var, law = _DRAWS[info.name]
     return run.draw(torch.full_like(out, mean), torch.full_like(out, var), law, off=off)
 

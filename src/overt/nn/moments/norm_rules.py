@@ -64,7 +64,9 @@ def softmax(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
         mean = p + p * (single - pv + 2 * ppv) / 2
         var = p * p * (single + ppv)
         dev = run.doubt(q * dev, (p * u).detach() ** 2 / 2)
-    return Value(x.approximated(mean=mean, var=var.clamp(min=0), dev=dev, independent=False))
+    return Value(
+        x.approximated(mean=mean, var=var.clamp(min=0), dev=dev, independent=False)
+    )
 
 
 def _check_logits(run: Propagation, p: Tensor, var: Tensor, dim: Any) -> None:
@@ -75,14 +77,23 @@ def _check_logits(run: Propagation, p: Tensor, var: Tensor, dim: Any) -> None:
         weighted = (p * (1 - p) * var).sum(dim)
         heaviest = float(var.amax()) if var.numel() else 0.0
         if heaviest > 100 * MAX_LOGIT_DEVIATION**2:
-            raise UnsupportedError("random masks before a softmax are too large to be propagated")
+            raise UnsupportedError(
+                "random masks before a softmax are too large to be propagated"
+            )
         typical = weighted.mean().sqrt() if weighted.numel() else weighted.sum()
         if float(typical) > MAX_LOGIT_DEVIATION:
-            raise UnsupportedError("noise before a softmax is too strong to be propagated")
+            raise UnsupportedError(
+                "noise before a softmax is too strong to be propagated"
+            )
 
 
 def standardize(
-    run: Propagation, x: RandomTensor, dims: tuple[int, ...], eps: float, *, center: bool
+    run: Propagation,
+    x: RandomTensor,
+    dims: tuple[int, ...],
+    eps: float,
+    *,
+    center: bool,
 ) -> Value:
     """u = (x - mean x) r, with the expected mean square in r; Jacobian r (I - 1/d - u u'/d)."""
     d = math.prod(x.mean.shape[i] for i in dims)
@@ -108,7 +119,9 @@ def standardize(
         var = var.clamp(min=0) * r * r
     if not run.sampled:
         with torch.no_grad():  # how much the mean square fluctuates, relative to itself
-            fluctuation = (average(4 * m * m * v + 2 * v * v) / d).clamp(min=0).sqrt() / square
+            fluctuation = (average(4 * m * m * v + 2 * v * v) / d).clamp(
+                min=0
+            ).sqrt() / square
             left_out = fluctuation**2 * (var + u * u * fluctuation**2) / 4
         dev = run.doubt(dev, left_out)
     return Value(x.approximated(mean=u, var=var, dev=dev, independent=False))
@@ -200,7 +213,9 @@ def max_pool(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
 
     def windows(t: Tensor, outside: float = 0.0) -> Tensor:
         if any(padding):
-            t = functional.pad(t, [n for n in reversed(padding) for _ in range(2)], value=outside)
+            t = functional.pad(
+                t, [n for n in reversed(padding) for _ in range(2)], value=outside
+            )
         first = t.ndim - axes
         for axis in range(axes):
             t = t.unfold(first + axis, kernel[axis], stride[axis])
@@ -218,7 +233,9 @@ def max_pool(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
     return [Value(x.approximated(mean=mean, var=var, dev=dev))]
 
 
-def _pooling_arguments(args: Any, axes: int) -> tuple[list[int], list[int], list[int], Any, bool]:
+def _pooling_arguments(
+    args: Any, axes: int
+) -> tuple[list[int], list[int], list[int], Any, bool]:
     full = (*args, *[None] * 6)
 
     def per_axis(value: Any, default: list[int]) -> list[int]:
@@ -228,7 +245,13 @@ def _pooling_arguments(args: Any, axes: int) -> tuple[list[int], list[int], list
 
     kernel = per_axis(full[1], [])
     stride = per_axis(full[2], kernel)
-    return kernel, stride, per_axis(full[3], [0] * axes), per_axis(full[4], [1] * axes), full[5]
+    return (
+        kernel,
+        stride,
+        per_axis(full[3], [0] * axes),
+        per_axis(full[4], [1] * axes),
+        full[5],
+    )
 
 
 def _max_after_dropout(
@@ -254,7 +277,15 @@ def _max_after_dropout(
     mean, var = largest_kept(windows(kept.expand(x.mean.shape)), keep_prob)
     derived = x.derived | {Derived(x.noises)}
     return Value(
-        replace(x, mean=mean, var=var, dev=run.source(var), law=None, product=None, derived=derived)
+        replace(
+            x,
+            mean=mean,
+            var=var,
+            dev=run.source(var),
+            law=None,
+            product=None,
+            derived=derived,
+        )
     )
 
 
@@ -271,7 +302,11 @@ def largest_of_normals(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         P = torch.special.ndtr(z)
         above = sd * torch.addcmul(phi, z, P)  # E max(a, b) - b
         below = above - sd * z
-        var_a = P * (var_a + below**2) + (1 - P) * (var_b + above**2) - (below + above) * sd * phi
+        var_a = (
+            P * (var_a + below**2)
+            + (1 - P) * (var_b + above**2)
+            - (below + above) * sd * phi
+        )
         a, var_a = b + above, var_a.clamp(min=0)
         ahead.append(P)
     slopes = []
@@ -292,7 +327,10 @@ def largest_kept(windows: Tensor, keep_prob: float) -> tuple[Tensor, Tensor]:
     positive = descending.clamp(min=0)
     # If all entries are negative, the largest is 0 unless none is dropped.
     negative = descending[..., 0].clamp(max=0)
-    mean = keep_prob * (positive * all_larger_dropped).sum(-1) + negative * keep_prob**count
+    mean = (
+        keep_prob * (positive * all_larger_dropped).sum(-1)
+        + negative * keep_prob**count
+    )
     square = keep_prob * (positive**2 * all_larger_dropped).sum(-1)
     square = square + negative**2 * keep_prob**count
     return mean, (square - mean**2).clamp(min=0)

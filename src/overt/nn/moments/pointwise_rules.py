@@ -89,13 +89,18 @@ def pointwise(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
         root,
         function,
         length=length,
-        positive=any(value.positive for value in given) or _needs_positive(packet, args),
+        positive=any(value.positive for value in given)
+        or _needs_positive(packet, args),
         affine=False,
         shape=broadcast_shape(args, kwargs),
     )
     out.home = given[0].home or given[0]
     law = root.law
-    if law is not None and law.quantile is not None and packet in (_STEPS | _COMPARISONS):
+    if (
+        law is not None
+        and law.quantile is not None
+        and packet in (_STEPS | _COMPARISONS)
+    ):
         coin = _as_coin(run, packet, out, law)
         return out if coin is None else coin
     if len(given) == 1:
@@ -115,14 +120,18 @@ def _needs_positive(packet: Any, args: Any) -> bool:
     return power < 0 or power != int(power)
 
 
-def _closed_form(run: Propagation, func: Any, args: Any, kwargs: Any) -> RandomTensor | None:
+def _closed_form(
+    run: Propagation, func: Any, args: Any, kwargs: Any
+) -> RandomTensor | None:
     """Return the moments of ReLU and GELU of normal entries, None for other functions."""
     packet = func.overloadpacket
     is_erf_gelu = packet is aten.gelu and kwargs.get("approximate", "none") == "none"
     if packet is not aten.relu and not is_erf_gelu:
         return None
     x = args[0].moments(run)
-    mean, slope, var = (relu_moments if packet is aten.relu else gelu_moments)(x.mean, x.var)
+    mean, slope, var = (relu_moments if packet is aten.relu else gelu_moments)(
+        x.mean, x.var
+    )
     rest = (var - slope * slope * x.var).clamp(min=0)
     dev = run.fixed(slope) * x.dev + run.source(rest, rest=True)
     return x.approximated(mean=mean, var=var, dev=dev)
@@ -155,7 +164,9 @@ def _as_coin(run: Propagation, packet: Any, out: Value, law: Law) -> Value | Non
             high = middle
     p = 1 - low  # the probability of the second value
     like = out.root.mean
-    coin = Law(torch.tensor([first, last]), torch.tensor([1 - p, p], dtype=torch.float64))
+    coin = Law(
+        torch.tensor([first, last]), torch.tensor([1 - p, p], dtype=torch.float64)
+    )
     mean = torch.full_like(like, first + p * (last - first))
     var = torch.full_like(like, p * (1 - p) * (last - first) ** 2)
     noises = out.root.noises
@@ -164,12 +175,20 @@ def _as_coin(run: Propagation, packet: Any, out: Value, law: Law) -> Value | Non
     # Other functions of the same root depend on the coin in a way that no slope shows.
     derived = frozenset({Derived(noises)})
     tossed = Value(
-        RandomTensor(mean, var, run.source(var) if noises else var, noises, coin, derived=derived),
+        RandomTensor(
+            mean, var, run.source(var) if noises else var, noises, coin, derived=derived
+        ),
     )
     if packet not in _COMPARISONS:
         return tossed
     # The comparison is true where the coin shows 1.
-    return Value(tossed.root, lambda x, _: x > 0.5, moments=tossed.root, length=1, shape=out.shape)
+    return Value(
+        tossed.root,
+        lambda x, _: x > 0.5,
+        moments=tossed.root,
+        length=1,
+        shape=out.shape,
+    )
 
 
 def _affine(run: Propagation, func: Any, args: Any, kwargs: Any) -> RandomTensor | None:
@@ -212,11 +231,15 @@ def _several_roots(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
         homes = {id(home): home for roots, _ in choice for home in roots}
         if len(homes) > SETTINGS.max_roots:
             continue
-        parts = {id(value): inner for value, (_, inner) in zip(given, choice, strict=True)}
+        parts = {
+            id(value): inner for value, (_, inner) in zip(given, choice, strict=True)
+        }
 
         def function(points: Any, cache: Any, parts: Any = parts) -> Tensor:
             def pick(leaf: Any) -> Any:
-                return parts[id(leaf)](points, cache) if isinstance(leaf, Value) else leaf
+                return (
+                    parts[id(leaf)](points, cache) if isinstance(leaf, Value) else leaf
+                )
 
             return func(*map_tree(tuple(args), pick), **map_tree(kwargs, pick))
 
@@ -260,7 +283,9 @@ def _separate_roots(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
             return Value(leaf.moments(run)) if isinstance(leaf, Value) else leaf
 
         # The chain is too long: count its entries as normal from here on.
-        return pointwise(run, func, map_tree(tuple(args), restart), map_tree(kwargs, restart))
+        return pointwise(
+            run, func, map_tree(tuple(args), restart), map_tree(kwargs, restart)
+        )
     return unknown_operation(run, func, args, kwargs)
 
 

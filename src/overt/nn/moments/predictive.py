@@ -10,7 +10,12 @@ from torch import Tensor, nn
 
 from overt import _check
 from overt._check import InputError
-from overt.nn.graph.record import Recording, UnsupportedError, check_for_hidden_noise, record
+from overt.nn.graph.record import (
+    Recording,
+    UnsupportedError,
+    check_for_hidden_noise,
+    record,
+)
 from overt.nn.graph.replay import sample
 from overt.nn.graph.state import (
     Output,
@@ -167,7 +172,11 @@ class _Call:
         )
 
     def sample_alone(
-        self, recording: Recording | None, tol: float | None, draws: int | None, reason: str
+        self,
+        recording: Recording | None,
+        tol: float | None,
+        draws: int | None,
+        reason: str,
     ) -> Moments:
         """Return sampled moments of a model that cannot be propagated."""
         sums = SampleSums(covariance=self.covariance)
@@ -186,7 +195,11 @@ class _Call:
         """Return propagated moments, corrected by samples if requested or needed."""
         goal = PLAN.doubtful if tol is None else tol
         contradicted = contradicts(found, recording.output)
-        if draws is None and _within(found, goal) and not (contradicted and tol is None):
+        if (
+            draws is None
+            and _within(found, goal)
+            and not (contradicted and tol is None)
+        ):
             return found
         sums = SampleSums(shift=found.mean)
         if draws is not None and tol is None:

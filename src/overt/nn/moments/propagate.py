@@ -23,10 +23,19 @@ from overt.nn.graph.record import (
 )
 from overt.nn.graph.replay import RERUN_AS, map_tree, store_results
 from overt.nn.moments import linear_rules, norm_rules  # noqa: F401 (they register their rules)
-from overt.nn.moments.backward import output_covariances, output_variances, variance_along
+from overt.nn.moments.backward import (
+    output_covariances,
+    output_variances,
+    variance_along,
+)
 from overt.nn.moments.noise_rules import draw
 from overt.nn.moments.pointwise_rules import is_pointwise, pointwise
-from overt.nn.moments.registry import EXACT_OPERATIONS, RULES, find_values, unknown_operation
+from overt.nn.moments.registry import (
+    EXACT_OPERATIONS,
+    RULES,
+    find_values,
+    unknown_operation,
+)
 from overt.nn.moments.values import SETTINGS, Propagation, RandomTensor, Value
 
 HALF_PRECISION = (torch.float16, torch.bfloat16)
@@ -137,7 +146,9 @@ def propagate(recording: Recording, run: Propagation | None = None) -> Propagate
     return PropagatedOutput(found, run)
 
 
-def propagate_with_corrections(recording: Recording, grad: bool = False) -> PropagatedOutput:
+def propagate_with_corrections(
+    recording: Recording, grad: bool = False
+) -> PropagatedOutput:
     """Propagate; where it is cheap, products of factors that share noise have the right mean.
 
     The covariance of the factors comes from a few random directions.
@@ -197,7 +208,9 @@ def interpret(recording: Recording, run: Propagation) -> RandomTensor | Tensor:
             if run.off and not (call.noise or is_pointwise(call.func)):
                 args = map_tree(args, at_mean)
                 kwargs = map_tree(kwargs, at_mean)
-            if not call.noisy and (find_values((args, kwargs)) or not needs_grad(args, kwargs)):
+            if not call.noisy and (
+                find_values((args, kwargs)) or not needs_grad(args, kwargs)
+            ):
                 continue  # only a shape is used, or there is nothing to differentiate
             if not (call.noise or find_values((args, kwargs))):
                 out = RERUN_AS.get(call.func, call.func)(*args, **kwargs)
@@ -219,10 +232,18 @@ def _is_mean_of_coin(out: Any, call: Any) -> bool:
 
 def _working_dtype(recording: Recording) -> torch.dtype:
     """Return the number format of noise: torch's is single precision in a double model, too."""
-    random = {id(t) for call in recording.calls if call.noisy for t in tensors((call.out,))}
+    random = {
+        id(t) for call in recording.calls if call.noisy for t in tensors((call.out,))
+    }
     for call in recording.calls:
-        for tensor in tensors((*call.args, *call.kwargs.values())) if call.noisy else ():
-            if id(tensor) not in random and tensor.dtype == torch.float32 and tensor.ndim:
+        for tensor in (
+            tensors((*call.args, *call.kwargs.values())) if call.noisy else ()
+        ):
+            if (
+                id(tensor) not in random
+                and tensor.dtype == torch.float32
+                and tensor.ndim
+            ):
                 return torch.float32
     return recording.output.dtype
 

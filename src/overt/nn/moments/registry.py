@@ -15,7 +15,13 @@ from torch import Tensor
 
 from overt.nn.graph.record import UnsupportedError, op_info, op_schema
 from overt.nn.graph.replay import map_tree
-from overt.nn.moments.values import SETTINGS, Propagation, RandomTensor, Value, random_signs
+from overt.nn.moments.values import (
+    SETTINGS,
+    Propagation,
+    RandomTensor,
+    Value,
+    random_signs,
+)
 
 aten = torch.ops.aten
 Rule = Callable[[Propagation, Any, Any, Any], Any]
@@ -67,7 +73,9 @@ def find_values(tree: Any) -> list[Value]:
 
 def broadcast_shape(args: Any, kwargs: Any) -> Any:
     """Return the shape of an entrywise function of flat arguments."""
-    shapes = [t.shape for t in (*args, *kwargs.values()) if isinstance(t, (Tensor, Value))]
+    shapes = [
+        t.shape for t in (*args, *kwargs.values()) if isinstance(t, (Tensor, Value))
+    ]
     if all(shape == shapes[0] for shape in shapes):  # which torch is slow to find out
         return shapes[0]
     return torch.broadcast_shapes(*shapes)
@@ -147,7 +155,9 @@ def _if_linear(
         return function(*points)
 
     zeros = at(0, 0)
-    for zero, x, y, both, back in zip(zeros, at(1, 0), at(0, 1), at(1, 1), at(-2, 0), strict=True):
+    for zero, x, y, both, back in zip(
+        zeros, at(1, 0), at(0, 1), at(1, 1), at(-2, 0), strict=True
+    ):
         if not zero.is_floating_point():
             return None
         size = 1e-5 * float((x.abs() + y.abs() + zero.abs()).max())
@@ -173,7 +183,9 @@ def _if_linear(
     return results
 
 
-def _jvp(function: Callable[..., Any], points: list[Tensor], tangents: list[Tensor]) -> Any:
+def _jvp(
+    function: Callable[..., Any], points: list[Tensor], tangents: list[Tensor]
+) -> Any:
     """Return the derivative in a direction."""
     with warnings.catch_warnings():  # torch scripts internal functions at the first use
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -195,7 +207,10 @@ def _by_samples(
     """Return the share of the mean slope that fits samples best, and a source for the rest."""
     means = [one.mean for one in moments]
     count = SETTINGS.local_samples
-    steps = [[_local_step(v, m) for v, m in zip(given, moments, strict=True)] for _ in range(count)]
+    steps = [
+        [_local_step(v, m) for v, m in zip(given, moments, strict=True)]
+        for _ in range(count)
+    ]
     points = [[m + s for m, s in zip(means, step, strict=True)] for step in steps]
 
     def floats(*xs: Tensor) -> tuple[Tensor, ...]:
@@ -207,8 +222,13 @@ def _by_samples(
         return [torch.stack(parts).mean(0) for parts in zip(*found, strict=True)]
 
     try:
-        sampled = [torch.stack(parts) for parts in zip(*(floats(*x) for x in points), strict=True)]
-        lines = [torch.stack(parts) for parts in zip(*map(mean_slope, steps), strict=True)]
+        sampled = [
+            torch.stack(parts)
+            for parts in zip(*(floats(*x) for x in points), strict=True)
+        ]
+        lines = [
+            torch.stack(parts) for parts in zip(*map(mean_slope, steps), strict=True)
+        ]
         devs = mean_slope([one.dev for one in moments])
     except RuntimeError as error:
         raise UnsupportedError(f"no derivative: {str(error)[:60]}") from error
@@ -220,7 +240,9 @@ def _by_samples(
         squares = (line * line).sum(0).clamp(min=torch.finfo(y.dtype).tiny)
         share = (line * (y - mean)).sum(0) / squares
         rest = (y - mean - share * line).detach()
-        own = run.source(torch.full((count, *rest.shape[1:2]), 1 / count).to(rest), rest=True)
+        own = run.source(
+            torch.full((count, *rest.shape[1:2]), 1 / count).to(rest), rest=True
+        )
         pad = [1] * (rest.ndim - own.ndim)
         dev = share.detach() * dev + (rest * own.reshape(*own.shape, *pad)).sum(0)
         results[i] = Value(RandomTensor(mean, y.var(0), dev, **flags))
@@ -232,6 +254,8 @@ def _local_step(value: Value, found: RandomTensor) -> Tensor:
     law = value.root.law
     if law is None or value.shape != value.root.mean.shape:
         return found.var.clamp(min=0).sqrt() * torch.randn_like(found.var)
-    picked = torch.multinomial(law.weights.float(), value.root.mean.numel(), replacement=True)
+    picked = torch.multinomial(
+        law.weights.float(), value.root.mean.numel(), replacement=True
+    )
     nodes = law.nodes.to(found.mean)[picked.to(law.nodes.device)]
     return value.at(nodes.reshape(value.shape), {}) - found.mean

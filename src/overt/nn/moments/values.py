@@ -142,7 +142,9 @@ class RandomTensor:
 
     def approximated(self, **changes: Any) -> RandomTensor:
         """Return it with changes that are approximations."""
-        return replace(self, exact=False, known=False, law=None, product=None, **changes)
+        return replace(
+            self, exact=False, known=False, law=None, product=None, **changes
+        )
 
 
 @dataclass(eq=False)
@@ -191,20 +193,28 @@ class Propagation:
     coarse: set[int] = field(default_factory=set)
     dtype: torch.dtype = torch.float32
 
-    def source(self, var: Tensor, *, covariance: Any = None, rest: bool = False) -> Tensor:
+    def source(
+        self, var: Tensor, *, covariance: Any = None, rest: bool = False
+    ) -> Tensor:
         """Return the deviation of new entries with these variances, or with a covariance."""
         if self.sampled:
             tiny = torch.finfo(var.dtype).tiny ** 0.5
             return var.clamp(min=tiny).sqrt() * random_signs(var)
-        step = torch.zeros(var.shape, dtype=var.dtype, device=var.device, requires_grad=True)
-        self.sources.append(Source(step, var.detach() if not self.grad else var, covariance, rest))
+        step = torch.zeros(
+            var.shape, dtype=var.dtype, device=var.device, requires_grad=True
+        )
+        self.sources.append(
+            Source(step, var.detach() if not self.grad else var, covariance, rest)
+        )
         return step
 
     def doubt(self, dev: Tensor, var: Tensor) -> Tensor:
         """Return a deviation in which a second-order effect of this variance is left out."""
         if self.sampled:
             return dev
-        step = torch.zeros(var.shape, dtype=var.dtype, device=var.device, requires_grad=True)
+        step = torch.zeros(
+            var.shape, dtype=var.dtype, device=var.device, requires_grad=True
+        )
         self.sources.append(Source(step, var.detach(), doubt=True))
         return dev + step
 
@@ -212,13 +222,17 @@ class Propagation:
         """In a training step, variances inside the network have no gradients."""
         return torch.no_grad() if self.sampled else contextlib.nullcontext()
 
-    def draw(self, mean: Tensor, var: Tensor, law: Law | None, *, off: bool = False) -> Value:
+    def draw(
+        self, mean: Tensor, var: Tensor, law: Law | None, *, off: bool = False
+    ) -> Value:
         """Return new independent entries; `off`: of the same law, but without deviations."""
         self.draws += 1
         if off:
             zero = torch.zeros_like(mean)
             return Value(RandomTensor(mean, zero, zero, frozenset(), law))
-        return Value(RandomTensor(mean, var, self.source(var), frozenset({self.draws}), law))
+        return Value(
+            RandomTensor(mean, var, self.source(var), frozenset({self.draws}), law)
+        )
 
     def fixed(self, value: Any) -> Any:
         """Return a factor of a deviation, without gradients unless the pass has them."""
@@ -289,7 +303,9 @@ class Value:
         found: list[Expression] = [((home,), of_root)]
         for roots, inner in home.expressions:
 
-            def of_roots(points: Points, cache: dict[int, Tensor], inner: Any = inner) -> Tensor:
+            def of_roots(
+                points: Points, cache: dict[int, Tensor], inner: Any = inner
+            ) -> Tensor:
                 return self.at(inner(points, cache), cache)
 
             found.append((roots, of_roots))
@@ -316,7 +332,9 @@ class Value:
                 raise UnsupportedError("a comparison of random values decides")
             y = y.to(root.var.dtype)
         mean = (weights * y).sum(0)
-        if not root.noises:  # a noise that is off: the mean of a coin, else the function at it
+        if (
+            not root.noises
+        ):  # a noise that is off: the mean of a coin, else the function at it
             if root.law is None or not root.law.is_coin:
                 mean = self.at(root.mean, {})
             mean = mean.expand(self.shape)
@@ -369,7 +387,11 @@ class Value:
         keep_graph = torch.is_grad_enabled()
         with torch.enable_grad():
             mean = self.root.mean
-            x = mean if keep_graph and mean.requires_grad else mean.detach().requires_grad_()
+            x = (
+                mean
+                if keep_graph and mean.requires_grad
+                else mean.detach().requires_grad_()
+            )
             x = x.expand(self.shape)
             y = self.at(x, {})
             if not y.requires_grad:
@@ -378,7 +400,9 @@ class Value:
         return slope
 
 
-def integrate_roots(run: Propagation, expression: Expression, shape: Any) -> RandomTensor:
+def integrate_roots(
+    run: Propagation, expression: Expression, shape: Any
+) -> RandomTensor:
     """Return the moments of a function of two or three roots that count as independent."""
     homes, function = expression
     roots = [home.root for home in homes]
@@ -424,7 +448,9 @@ def _grid(roots: list[RandomTensor]) -> tuple[Tensor, Tensor]:
         if root.law is not None and root.law.is_coin:
             center = root.mean.flatten()[0].double()
             sd = root.var.flatten()[0].double().sqrt()
-            axes.append(((root.law.nodes.double() - center) / sd, root.law.weights.double()))
+            axes.append(
+                ((root.law.nodes.double() - center) / sd, root.law.weights.double())
+            )
         else:
             axes.append(normal)
     nodes = torch.cartesian_prod(*(z for z, _ in axes))
@@ -461,5 +487,7 @@ def gelu_moments(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     h3 = a * (h2 + 2 * c)
     h4 = aa - 1 + c * ((6 - aa) * aa - 3)
     cv = c * var
-    rest = var * cv * phi * phi / 6 * (3 * h2 * h2 + cv * h3 * h3 + cv * cv / 4 * h4 * h4)
+    rest = (
+        var * cv * phi * phi / 6 * (3 * h2 * h2 + cv * h3 * h3 + cv * cv / 4 * h4 * h4)
+    )
     return mean * Phi + phi * var * r, slope, slope * slope * var + rest

@@ -46,7 +46,9 @@ def retentivity_required(scale: int, rng: np.random.Generator) -> Evidence:
         return float(max(np.abs(fitted - y).max(), alpha, 1 - n * h / math.pi - lost))
 
     narrow = [excess(h) for h in (1 / n, 0.1 / n)]
-    detail = f"{n} points, integrals by quadrature; null: units that reach the next point"
+    detail = (
+        f"{n} points, integrals by quadrature; null: units that reach the next point"
+    )
     return Evidence(max(narrow), 1e-9, detail, null=excess(3 * math.pi / n))
 
 
@@ -148,7 +150,11 @@ def _errors(rng: np.random.Generator, steps: int) -> Iterator[tuple[float, float
     """Yield the errors of the sub-network visited and of a random one, enumerated, at each step."""
     width, keep = 6, 0.5
     masks, chances = oracles.masks(np.full(width, keep))
-    W, a, rule = rng.normal(size=(width, 3)), rng.choice((-1.0, 1.0), width), rng.normal(size=3)
+    W, a, rule = (
+        rng.normal(size=(width, 3)),
+        rng.choice((-1.0, 1.0), width),
+        rng.normal(size=3),
+    )
     test = rng.normal(size=(40, 3))
     labels = np.sign(test @ rule)
     for _ in range(steps):

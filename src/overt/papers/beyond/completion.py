@@ -13,14 +13,22 @@ from overt.papers.records import Residuals, statement
 def _solve(V: Floats, y: Floats, lam: float) -> Floats:
     """Row update of fixed dropout, by the kernels' reference; imported here, as it compiles."""
     from overt.completion.kernels import reference
-    from overt.completion.kernels.rows import NOT_PINNED, Csr, FixedSide, RowPrior, SampledRows
+    from overt.completion.kernels.rows import (
+        NOT_PINNED,
+        Csr,
+        FixedSide,
+        RowPrior,
+        SampledRows,
+    )
 
     width, P = V.shape[1], np.zeros((V.shape[1], V.shape[1]))
     out = SampledRows(np.zeros((1, width)), np.zeros((1, width)), np.zeros((1, 2)))
     csr = Csr(np.array([0, len(y)]), np.arange(len(y)), y)
     prior, zeros = RowPrior(P, np.arange(width), NOT_PINNED), np.zeros((1, width))
     held = FixedSide(V, np.full(width, lam), np.ones(len(V)))
-    reference.sample_rows(np.array([0]), csr, held, prior, zeros, np.ones(1), zeros, out)
+    reference.sample_rows(
+        np.array([0]), csr, held, prior, zeros, np.ones(1), zeros, out
+    )
     return out.means[0]
 
 
@@ -49,7 +57,9 @@ def completion_rows(scale: int, rng: np.random.Generator) -> Residuals:
     return DESCENT, "expected loss over all masks, minimized by descent"
 
 
-def _learned(V: Floats, S: Floats, y: Floats, noise: float, P: Floats, shift: Floats) -> Floats:
+def _learned(
+    V: Floats, S: Floats, y: Floats, noise: float, P: Floats, shift: Floats
+) -> Floats:
     """Row update of the learned form, by the kernels' reference."""
     from overt.completion.kernels import reference
     from overt.completion.kernels.rows import (
@@ -66,7 +76,12 @@ def _learned(V: Floats, S: Floats, y: Floats, noise: float, P: Floats, shift: Fl
     out = LearnedRows(np.zeros((1, V.shape[1])), moments.copy(), np.zeros((1, 2)))
     row = Blocks(np.array([0, len(y)]), np.zeros(len(y), int), np.arange(len(y)), y)
     prior = RowPrior(P, np.arange(len(P)), NOT_PINNED)
-    given = (FixedSide(V, packed, np.ones(len(V))), prior, shift[None], np.array([1 / noise]))
+    given = (
+        FixedSide(V, packed, np.ones(len(V))),
+        prior,
+        shift[None],
+        np.array([1 / noise]),
+    )
     reference.learn_rows(np.array([0]), row, *given, out, np.array([0, 1]), moments)
     return out.means[0]
 
@@ -91,7 +106,8 @@ def completion_learned(scale: int, rng: np.random.Generator) -> Residuals:
         u = _learned(V, S, y, noise, P, P @ m)
         # The gradient of sum E(y - u.v)^2 / noise + (u - m)'P(u - m) is 0 at its minimum.
         slope = sum(
-            2 * ((np.outer(v, v) + s) @ u - t * v) / noise for v, s, t in zip(V, S, y, strict=True)
+            2 * ((np.outer(v, v) + s) @ u - t * v) / noise
+            for v, s, t in zip(V, S, y, strict=True)
         )
         gradient = slope + 2 * P @ (u - m)
         yield float(np.abs(gradient).max())

@@ -13,7 +13,9 @@ from overt.papers.oracles import multipliers
 from overt.papers.records import statement
 
 
-def _descend(problem: Entries, weight_decay: float, depth: int, rng: np.random.Generator) -> float:
+def _descend(
+    problem: Entries, weight_decay: float, depth: int, rng: np.random.Generator
+) -> float:
     """Return the loss at which a descent from random weights ends."""
     shapes = layers.shapes(problem.shape, depth, min(problem.shape))
 
@@ -24,7 +26,9 @@ def _descend(problem: Entries, weight_decay: float, depth: int, rng: np.random.G
 
     start = rng.standard_normal(sum(m * n for m, n in shapes))
     options = {"maxiter": 20_000, "maxfun": 100_000, "gtol": 1e-12, "ftol": 1e-16}
-    return float(minimize(value, start, jac=True, method="L-BFGS-B", options=options).fun)
+    return float(
+        minimize(value, start, jac=True, method="L-BFGS-B", options=options).fun
+    )
 
 
 @statement(how="sampled")
@@ -119,11 +123,15 @@ def relu_one_output(scale: int, rng: np.random.Generator) -> Evidence:
     for _ in range(40 * scale):
         start = rng.standard_normal(width + len(y) * width)
         options = {"maxiter": 20_000, "maxfun": 100_000, "gtol": 1e-12, "ftol": 1e-16}
-        ends.append(minimize(value, start, jac=True, method="L-BFGS-B", options=options).fun)
+        ends.append(
+            minimize(value, start, jac=True, method="L-BFGS-B", options=options).fun
+        )
     z, p = multipliers(width, lam / (1 + lam))
     outputs = best.activations @ (z * best.U).T
     attained = float(p @ np.mean((y[:, None] - outputs) ** 2, axis=0))
     below = max(1 - min(ends) / len(y) / best.objective, 0.0)
     detail = f"all masks at the optimum, {len(ends)} descents above it; null: features of any sign"
     residual = max(relative(attained, best.objective), below)
-    return Evidence(residual, DESCENT, detail, null=relative(attained, best.unsigned_objective))
+    return Evidence(
+        residual, DESCENT, detail, null=relative(attained, best.unsigned_objective)
+    )

@@ -30,8 +30,14 @@ def deep_exact_optimum(scale: int, rng: np.random.Generator) -> Evidence:
     """
     widths, probs = (2, 3), (0.3, 0.2)
     found, lost = [], []
-    two = oracles.with_spectrum(rng, 2, 3, [1.0, 0.95]), np.eye(3)  # its optimum has rank two
-    others = [(rng.standard_normal((2, 3)), oracles.second_moment(rng, 3)) for _ in range(scale)]
+    two = (
+        oracles.with_spectrum(rng, 2, 3, [1.0, 0.95]),
+        np.eye(3),
+    )  # its optimum has rank two
+    others = [
+        (rng.standard_normal((2, 3)), oracles.second_moment(rng, 3))
+        for _ in range(scale)
+    ]
     for M, C in (two, *others):
         best, _ = descent.deep_descent(M, C, widths, probs, 8 * scale, rng)
         net = DeepLinearNetwork(M, widths, probs, second_moment=C)
@@ -73,7 +79,9 @@ def deep_spurious_minimum(scale: int, rng: np.random.Generator) -> Residuals:
     yield relative(value, 1.17)
     steps = 1e-3 * np.eye(12)
     # The objective is quadratic in every entry: central differences are its derivatives.
-    yield worst(*(abs(objective(spurious + e) - objective(spurious - e)) for e in steps))
+    yield worst(
+        *(abs(objective(spurious + e) - objective(spurious - e)) for e in steps)
+    )
     hessian = np.array(
         [
             [
@@ -88,7 +96,9 @@ def deep_spurious_minimum(scale: int, rng: np.random.Generator) -> Residuals:
     ) / (4 * 1e-3**2)
     curvature = float(np.linalg.eigvalsh(hessian)[0])
     best, _ = descent.deep_descent(M, C, (2, 2), probs, 8 * scale, rng)
-    yield worst(0.0, -curvature * 1e-5)  # differences of step 1e-3 leave an error of 1e-6
+    yield worst(
+        0.0, -curvature * 1e-5
+    )  # differences of step 1e-3 leave an error of 1e-6
     yield worst(0.0, STRICT - (value / best - 1))
     return EXACT, f"all masks; least curvature {curvature:.1e}, best descent {best:.6f}"
 
@@ -111,7 +121,9 @@ def deep_rank_jump(scale: int, rng: np.random.Generator) -> Evidence:
         wrong = 0
         for factor, rank in ((0.97, 1), (1.03, 2)):
             M = np.diag([1.0, ratio * factor])
-            _, W = descent.deep_descent(M, np.eye(2), widths, (prob, prob), 24 * scale, rng)
+            _, W = descent.deep_descent(
+                M, np.eye(2), widths, (prob, prob), 24 * scale, rng
+            )
             s = np.linalg.svd(W, compute_uv=False)
             wrong += int(np.sum(s > 1e-3 * s[0])) != rank
         return float(wrong)
@@ -123,7 +135,10 @@ def deep_rank_jump(scale: int, rng: np.random.Generator) -> Evidence:
         "the threshold of one hidden layer"
     )
     return Evidence(
-        wrong_ranks(rank_jump(widths, prob)), EXACT, detail, null=wrong_ranks(beta / (1 + beta))
+        wrong_ranks(rank_jump(widths, prob)),
+        EXACT,
+        detail,
+        null=wrong_ranks(beta / (1 + beta)),
     )
 
 
@@ -143,9 +158,13 @@ def any_noise_bound(scale: int, rng: np.random.Generator) -> Evidence:
         net = LinearNetwork(M, 4, CovarianceNoise(np.ones(4), Gamma))
         bound, best = net.bound(), net.solve()
 
-        def value(theta: np.ndarray, M: np.ndarray = M, Gamma: np.ndarray = Gamma) -> float:
+        def value(
+            theta: np.ndarray, M: np.ndarray = M, Gamma: np.ndarray = Gamma
+        ) -> float:
             U, V = theta[:12].reshape(3, 4), theta[12:].reshape(3, 4)
-            return float(np.sum((M - U @ V.T) ** 2) + np.sum(Gamma * (U.T @ U) * (V.T @ V)))
+            return float(
+                np.sum((M - U @ V.T) ** 2) + np.sum(Gamma * (U.T @ U) * (V.T @ V))
+            )
 
         starts = rng.standard_normal((500, 24)) * 10 ** rng.uniform(-2, 0.3, (500, 1))
         near = np.concatenate([best.U.ravel(), best.V.ravel()]) + 0.05 * starts
@@ -167,12 +186,15 @@ def run_jump(params: Params, seed: int) -> dict[str, Any]:
     net = DeepLinearNetwork(M, widths, probs)
     best = net.solve()
     rng = np.random.default_rng(seed)
-    reached, W = descent.deep_descent(M, np.eye(2), widths, probs, params["descents"], rng)
+    reached, W = descent.deep_descent(
+        M, np.eye(2), widths, probs, params["descents"], rng
+    )
     return {
         "objective": best.objective,
         "second": float(np.linalg.svd(best.product, compute_uv=False)[1]),
         "descent": reached,
-        "above": reached / best.objective - 1,  # stored numbers are rounded to nine digits
+        "above": reached / best.objective
+        - 1,  # stored numbers are rounded to nine digits
         "descent_second": float(np.linalg.svd(W, compute_uv=False)[1]),
         "rank": best.rank,
         "jump": rank_jump(widths, params["drop_prob"]),
@@ -204,11 +226,16 @@ def plot_jump(rows: list[Row]) -> Any:
     """Draw the second singular value of the optimal map, with descents on it."""
     picture, axes = canvas(6, 4)
     ratios = [row["ratio"] for row in rows]
-    axes.plot(ratios, [row["second"] for row in rows], color=BLUE, label="exact optimum")
+    axes.plot(
+        ratios, [row["second"] for row in rows], color=BLUE, label="exact optimum"
+    )
     found = [row["descent_second"] for row in rows]
     axes.plot(ratios, found, "o", color=ORANGE, label="best descent")
     axes.axvline(rows[0]["jump"], color=GRAY, linestyle="--", label="jump, closed form")
-    axes.set(xlabel="$s_2 / s_1$ of the target", ylabel="second singular value of the best map")
+    axes.set(
+        xlabel="$s_2 / s_1$ of the target",
+        ylabel="second singular value of the best map",
+    )
     axes.legend()
     return picture
 
@@ -282,8 +309,14 @@ def plot_phase(rows: list[Row]) -> Any:
     picture, axes = canvas(6, 4)
     probs = values_of(rows, "drop_prob")
     depths = values_of(rows, "hidden")
-    ranks = [[rows_with(rows, drop_prob=p, hidden=k)[0]["rank"] for p in probs] for k in depths]
-    jumps = [[rows_with(rows, drop_prob=p, hidden=k)[0]["jump"] for p in probs] for k in depths]
+    ranks = [
+        [rows_with(rows, drop_prob=p, hidden=k)[0]["rank"] for p in probs]
+        for k in depths
+    ]
+    jumps = [
+        [rows_with(rows, drop_prob=p, hidden=k)[0]["jump"] for p in probs]
+        for k in depths
+    ]
     drawn = axes.pcolormesh(probs, depths, ranks, shading="nearest")
     picture.colorbar(drawn, ax=axes, label="rank of the optimum")
     # Infinite where rank one is optimal for every target; rows store that as missing.

@@ -66,7 +66,11 @@ def shallow_landscape(scale: int, rng: np.random.Generator) -> Evidence:
         above = objective(weights)[0] / network.solve().objective - 1
         saddles += above > DESCENT
         wrong += slope > CURVED or above < -EXACT
-        wrong += curvature > -CURVED if above > DESCENT else above < EXACT and curvature < -CURVED
+        wrong += (
+            curvature > -CURVED
+            if above > DESCENT
+            else above < EXACT and curvature < -CURVED
+        )
     detail = (
         f"{trials} critical points, {saddles} of them above the optimum: all bend down, the others "
         "nowhere; null: every critical point is a minimum"
@@ -82,7 +86,9 @@ def _weighted(weights: Floats, Y: Floats, lam: float, width: int) -> descent.Obj
         E = weights * (Y - U @ V.T)
         u, v = np.sum(U**2, axis=0), np.sum(V**2, axis=0)
         gradient = [(lam * U * v - E @ V).ravel(), (lam * V * u - E.T @ U).ravel()]
-        return float(np.sum(E * (Y - U @ V.T)) + lam * u @ v), 2 * np.concatenate(gradient)
+        return float(np.sum(E * (Y - U @ V.T)) + lam * u @ v), 2 * np.concatenate(
+            gradient
+        )
 
     return objective
 
@@ -102,16 +108,23 @@ def convex_landscape(scale: int, rng: np.random.Generator) -> Evidence:
     negative curvature.
     """
     ends = []
-    weights, Y = rng.uniform(0.2, 3, (3, 4)) * (rng.random((3, 4)) < 0.7), rng.normal(size=(3, 4))
+    weights, Y = (
+        rng.uniform(0.2, 3, (3, 4)) * (rng.random((3, 4)) < 0.7),
+        rng.normal(size=(3, 4)),
+    )
     objective = _weighted(weights, Y, 0.3, 3)
     for _ in range(8 * scale):
         value, theta = descent.descend(objective, rng.normal(size=21))
         for _ in range(3):
             # Equal norms |u_i| = |v_i| undo the drift along the symmetry that slows descent down.
             U, V = descent.factors(theta, 3, 3)
-            ratio = np.sqrt((np.linalg.norm(V, axis=0) + 1e-9) / (np.linalg.norm(U, axis=0) + 1e-9))
+            ratio = np.sqrt(
+                (np.linalg.norm(V, axis=0) + 1e-9) / (np.linalg.norm(U, axis=0) + 1e-9)
+            )
             start = np.concatenate([(U * ratio).ravel(), (V / ratio).ravel()])
-            value, theta = descent.descend(objective, start + 1e-6 * rng.normal(size=21))
+            value, theta = descent.descend(
+                objective, start + 1e-6 * rng.normal(size=21)
+            )
         ends.append(value)
     # One unit for two directions: each of the two fits of rank one is a minimum.
     narrow = _weighted(np.array([[1.0, 10], [10, 1]]), np.diag([1.0, 0.9]), 0.1, 1)
@@ -120,7 +133,9 @@ def convex_landscape(scale: int, rng: np.random.Generator) -> Evidence:
         point = np.zeros(4)
         point[[k, 2 + k]] = math.sqrt(y / 1.1)
         slope, curvature = descent.slope_and_curvature(narrow, point)
-        minima.append(narrow(point)[0] if slope < CURVED and curvature > -CURVED else math.nan)
+        minima.append(
+            narrow(point)[0] if slope < CURVED and curvature > -CURVED else math.nan
+        )
     detail = (
         f"{len(ends)} descents end at one value; null: one unit for two directions, minima at "
         f"{minima[0]:.4f} and {minima[1]:.4f}"

@@ -53,7 +53,10 @@ def spectral_duality(scale: int, rng: np.random.Generator) -> Residuals:
         p = float(rng.uniform(1.2, 4))
         cases: list[tuple[spectral.SpectralNorm, Floats]] = [
             (spectral.SquaredNuclear(), np.where(np.arange(4) < 1, 1.0, 0.0)),
-            *((spectral.KSupport(k), np.where(np.arange(4) < k, s, 0.0)) for k in (1, 2, 3, 4)),
+            *(
+                (spectral.KSupport(k), np.where(np.arange(4) < k, s, 0.0))
+                for k in (1, 2, 3, 4)
+            ),
             (spectral.Schatten(p), s ** (1 / (p - 1))),
         ]
         for norm, aligned in cases:
@@ -79,7 +82,9 @@ def dropblock_tight(scale: int, rng: np.random.Generator) -> Residuals:
     """
     for b, count in ((2, 4), (3, 8), (2, 12)):
         a = np.sort(rng.exponential(1.0, min(count, 3 + scale)))[::-1]
-        left, right = (np.linalg.qr(rng.standard_normal((12, len(a))))[0] for _ in range(2))
+        left, right = (
+            np.linalg.qr(rng.standard_normal((12, len(a))))[0] for _ in range(2)
+        )
         U, V = sharing.block_factors(left, a, right, b * count, b)
         least = 0.4 / 0.6 / count * descent.ksupport(a, b)
         yield relative(U @ V.T, left * a @ right.T)
@@ -102,7 +107,10 @@ def per_unit_optimum(scale: int, rng: np.random.Generator) -> Residuals:
     R=\frac{\|A\|_*^2}{\sum_j\lambda_j^{-1}}\]
     """
     probs = rng.uniform(0.3, 0.5, 3)
-    lam, M = probs / (1 - probs), oracles.with_spectrum(rng, 3 + scale, 4, [5.0, 1.0, 0.5])
+    lam, M = (
+        probs / (1 - probs),
+        oracles.with_spectrum(rng, 3 + scale, 4, [5.0, 1.0, 0.5]),
+    )
     best = linear.LinearNetwork(M, 3, noise.Dropout(probs)).solve()
     objective = descent.factor_objective(M, np.diag(lam))
     lowest = descent.best_descent(objective, 3 * (M.shape[0] + M.shape[1]), 6, rng)[0]

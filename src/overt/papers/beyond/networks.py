@@ -34,7 +34,9 @@ def audit_class_floor(scale: int, rng: np.random.Generator) -> Residuals:
     b = np.log(frequencies[1] / frequencies[0])
     signs = np.where(y == 1, 1.0, -1.0)
     for sure in (0.1, 1.0, 10.0, 100.0):
-        margins = z.sum(1)[:, None] * sure * signs + b  # (masks, samples): logit of class 1
+        margins = (
+            z.sum(1)[:, None] * sure * signs + b
+        )  # (masks, samples): logit of class 1
         losses = np.logaddexp(0, -signs * margins).mean(1)
         last = float(weight @ losses)
         yield (floor - last) / floor
@@ -69,7 +71,12 @@ def audit_class_size(scale: int, rng: np.random.Generator) -> Residuals:
         Z = t * math.sqrt(n) * W / size
         top = Z - np.logaddexp.reduce(Z, axis=1, keepdims=True)
         slope = (np.exp(top) - y) / n
-        scaled = t * math.sqrt(n) / size * (slope - np.sum(slope * W) / size * (left @ right))
+        scaled = (
+            t
+            * math.sqrt(n)
+            / size
+            * (slope - np.sum(slope * W) / size * (left @ right))
+        )
         return float(-np.sum(y * top) / n), (scaled - scaled.mean(0)).ravel()
 
     # The normalization is not smooth where a singular value is 0: take the best of many starts.
@@ -100,14 +107,19 @@ def compress_expected_loss(scale: int, rng: np.random.Generator) -> Residuals:
 
     (torch, seq), d, k = oracles.seeded_torch(rng), 6 + scale, 3
     model = seq(
-        torch.nn.Linear(4, d), torch.nn.ReLU(), torch.nn.Dropout(0.5), torch.nn.Linear(d, 3)
+        torch.nn.Linear(4, d),
+        torch.nn.ReLU(),
+        torch.nn.Dropout(0.5),
+        torch.nn.Linear(d, 3),
     )
     x, y = torch.randn(8, 4).double(), torch.randn(8, 3).double()
     found = build_graph(model, Inputs((x,)))
     (group,) = found.groups
     losses = []
     for chosen in combinations(range(d), k):
-        small = shrink(model, found, Cut({group: group.units[list(chosen)]}, scaled=True))
+        small = shrink(
+            model, found, Cut({group: group.units[list(chosen)]}, scaled=True)
+        )
         losses.append(float(((y - small(x)) ** 2).sum(1).mean()))
     a, U = torch.relu(model[0](x)), model[3].weight
     flows = ((U**2).sum(0) * a**2).sum(1).mean()
@@ -155,7 +167,9 @@ def compress_data_rank(scale: int, rng: np.random.Generator) -> Residuals:
 
     (torch, seq), m, n = oracles.seeded_torch(rng), 8 * scale, 8 * scale
     model = seq(torch.nn.Linear(n, m))
-    mixed = rng.standard_normal((300, n)) @ rng.standard_normal((n, n)) + rng.standard_normal(n)
+    mixed = rng.standard_normal((300, n)) @ rng.standard_normal(
+        (n, n)
+    ) + rng.standard_normal(n)
     x = torch.as_tensor(mixed)
     small, report = compress(model, {"0": 0.6}, x[:2], [(x,)], "spectrum")
     (change,) = report.changes
@@ -166,4 +180,7 @@ def compress_data_rank(scale: int, rng: np.random.Generator) -> Residuals:
     blind, _ = compress(model, {"0": 0.6}, x[:2], by="spectrum")
     worse = float(((blind(x) - y) ** 2).sum(1).mean())
     yield relative(error, least) + max(0.0, error - worse)
-    return 1e-8, f"rank {change.after} of {m}; weights alone: {worse / least:.1f} times that"
+    return (
+        1e-8,
+        f"rank {change.after} of {m}; weights alone: {worse / least:.1f} times that",
+    )

@@ -31,9 +31,13 @@ def sliding_coverage(scale: int, rng: np.random.Generator) -> Residuals:
     for d in range(2, 8 * scale + 2):
         b = int(rng.integers(1, d + 1))
         block = noise.DropBlock(0.4, block_size=b, placement="sliding")
-        brute = [sum(first <= i < first + b for first in range(d - b + 1)) for i in range(d)]
+        brute = [
+            sum(first <= i < first + b for first in range(d - b + 1)) for i in range(d)
+        ]
         i = np.arange(1, d + 1)
-        formula = np.minimum.reduce([i, np.full(d, b), np.full(d, d - b + 1), d - i + 1])
+        formula = np.minimum.reduce(
+            [i, np.full(d, b), np.full(d, d - b + 1), d - i + 1]
+        )
         stated = np.log(block.mean(d)) / math.log1p(-block.seed_probability(d))
         yield relative(stated, brute)
         yield relative(formula, brute)
@@ -50,11 +54,18 @@ def sliding_characteristic(scale: int, rng: np.random.Generator) -> Residuals:
     TeX: Sliding blocks have $\Gamma_{ij} = (1-g)^{-o_{ij}} - 1$, with $o_{ij}$ the number of
     block positions that cover both units, on a line and on a plane.
     """
-    shapes: list[tuple[tuple[int, ...], int]] = [((6,), 2), ((8,), 3), ((3, 4), 2), ((4, 4), 3)]
+    shapes: list[tuple[tuple[int, ...], int]] = [
+        ((6,), 2),
+        ((8,), 3),
+        ((3, 4), 2),
+        ((4, 4), 3),
+    ]
     for shape, b in [*shapes, ((4, 4), 2)] if scale > 1 else shapes:
         prob = float(rng.uniform(0.1, 0.7))
         block = noise.DropBlock(prob, block_size=b, placement="sliding")
-        mu, Gamma = oracles.moments(*oracles.sliding_masks(shape, b, block.seed_probability(shape)))
+        mu, Gamma = oracles.moments(
+            *oracles.sliding_masks(shape, b, block.seed_probability(shape))
+        )
         yield relative(block.mean(shape), mu)
         yield relative(block.characteristic(shape), Gamma)
     return EXACT, "mean and Gamma over all sets of seeds, 1-D and 2-D"
@@ -154,7 +165,9 @@ def implementations(block: int, drop_prob: float, seed: int) -> dict[str, Layer]
         "max-pooled seeds (dropblock)": lambda x: seed_shared(x, drop_prob, block),
     }
     if block % 2:
-        found["max-pooled seeds (torchvision)"] = lambda x: seed_mask(x, drop_prob, block)
+        found["max-pooled seeds (torchvision)"] = lambda x: seed_mask(
+            x, drop_prob, block
+        )
         if find_spec("torchvision") is not None:
             ops = import_module("torchvision.ops")
             found["torchvision itself"] = ops.DropBlock2d(drop_prob, block)
@@ -197,7 +210,9 @@ def check_realized(rows: list[Row]) -> Findings:
         others = {name: f for name, f in found.items() if name not in ours}
         off = max(abs(f["realized"] - nominal) / f["error"] for f in ours.values())
         mean = max(f["worst_mean"] / f["mean_error"] for f in ours.values())
-        realized = ", ".join(f"{name} {f['realized']:.3f}" for name, f in others.items())
+        realized = ", ".join(
+            f"{name} {f['realized']:.3f}" for name, f in others.items()
+        )
         yield Finding(
             f"block {row['block_size']}, nominal {nominal:g}: overt drops what it says, and "
             "its expected output is the input everywhere",
@@ -219,10 +234,19 @@ def plot_realized(rows: list[Row]) -> Any:
             y = [row["implementations"][name]["realized"] for row in chosen]
             ours = name.startswith("overt")
             axes.plot(
-                x, y, marker="o" if ours else "x", ms=7 if ours else 5, lw=1, label=name, mfc="none"
+                x,
+                y,
+                marker="o" if ours else "x",
+                ms=7 if ours else 5,
+                lw=1,
+                label=name,
+                mfc="none",
             )
         height, width = SIZES[block]
-        axes.set(title=f"block {block} on {height} x {width}", xlabel="nominal drop probability")
+        axes.set(
+            title=f"block {block} on {height} x {width}",
+            xlabel="nominal drop probability",
+        )
     figure.axes[0].set_ylabel("realized drop fraction")
     lines, names = figure.axes[-1].get_legend_handles_labels()
     figure.legend(lines, names, loc="outside lower center", ncols=3, fontsize=8)

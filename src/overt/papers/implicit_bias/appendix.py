@@ -26,7 +26,9 @@ def shallow_penalty(scale: int, rng: np.random.Generator) -> Residuals:
         probs = rng.uniform(0.1, 0.8, d)
         z, p = oracles.masks(1 - probs)
         exact = oracles.added_loss(Y, U, X @ V, z / (1 - probs), p)
-        yield relative(penalty.shallow(U, V, noise.Dropout(probs), X.T @ X / len(X)), exact)
+        yield relative(
+            penalty.shallow(U, V, noise.Dropout(probs), X.T @ X / len(X)), exact
+        )
     return EXACT, f"the loss over all {2**d} masks, one probability per unit"
 
 
@@ -65,12 +67,16 @@ def shrinkage_monotone(scale: int, rng: np.random.Generator) -> Residuals:
         a = np.sort(rng.exponential(size=r + 2))[::-1]
         g = []
         for rho in range(1, r + 1):
-            shrunk = np.where(np.arange(r + 2) < rho, a - lam * a[:rho].sum() / (r + lam * rho), 0)
+            shrunk = np.where(
+                np.arange(r + 2) < rho, a - lam * a[:rho].sum() / (r + lam * rho), 0
+            )
             g.append(np.sum((a - shrunk) ** 2) + lam / r * shrunk.sum() ** 2)
         h, t = np.cumsum(a)[:r], np.cumsum((a**2)[::-1])[::-1][1 : r + 1]
         yield relative(lam * h**2 / (r + lam * np.arange(1, r + 1)) + t, g)
         yield float(np.max(np.diff(g), initial=0.0)) / g[0]
         best = spectral.SquaredNuclear().prox(a[:r], lam / r)
-        reached = np.sum((a[:r] - best) ** 2) + np.sum(a[r:] ** 2) + lam / r * best.sum() ** 2
+        reached = (
+            np.sum((a[:r] - best) ** 2) + np.sum(a[r:] ** 2) + lam / r * best.sum() ** 2
+        )
         yield relative(reached, g[max(int(np.count_nonzero(best)), 1) - 1])
     return EXACT, f"{20 * scale} spectra, written out"

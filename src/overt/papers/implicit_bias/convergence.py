@@ -31,10 +31,14 @@ DECAY = 10.0
 def run_seeds(params: Params, seed: int) -> dict[str, Any]:
     """Train from many seeds and compare with the exact optimum."""
     m, n, lam = params["outputs"], params["inputs"], params["strength"]
-    M = with_spectrum(np.random.default_rng(0), m, n, np.exp(-np.arange(min(m, n)) / DECAY))
+    M = with_spectrum(
+        np.random.default_rng(0), m, n, np.exp(-np.arange(min(m, n)) / DECAY)
+    )
     net = LinearNetwork(M, params["width"], Dropout(lam / (1 + lam)))
     rate = inverse_decay(4e-3 * 80 / n, params["steps"] / 10)
-    trace = net.train(params["steps"], rate, range(seed, seed + params["seeds"]), records=30)
+    trace = net.train(
+        params["steps"], rate, range(seed, seed + params["seeds"]), records=30
+    )
     best = net.solve()
     return {
         "steps_seen": trace.steps.tolist(),
@@ -88,7 +92,9 @@ def _check_variance(rows: list[Row]) -> Finding:
         "the variance of |u_i||v_i| falls monotonically",
         max(rises.values()) <= 1.05,
         "the mean curve rises by a factor of "
-        + ", ".join(f"{rise:.1f} (width {w}, lam {lam:g})" for (w, lam), rise in rises.items()),
+        + ", ".join(
+            f"{rise:.1f} (width {w}, lam {lam:g})" for (w, lam), rise in rises.items()
+        ),
         "decreases monotonically",
     )
 
@@ -99,7 +105,9 @@ def _balanced_after(row: Row) -> list[float]:
     for curve in np.array(row["imbalance"]):
         peak = int(curve.argmax())
         low = np.flatnonzero(curve[peak:] <= 0.5 * curve[peak])
-        found.append(max(row["steps_seen"][peak + low[0]] if len(low) else row["steps"], 1))
+        found.append(
+            max(row["steps_seen"][peak + low[0]] if len(low) else row["steps"], 1)
+        )
     return found
 
 

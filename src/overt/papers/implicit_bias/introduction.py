@@ -29,7 +29,9 @@ def dropout_step(scale: int, rng: np.random.Generator) -> Residuals:
     # x takes the values +-sqrt(n) e_i, whose second moment is the identity; masks are enumerated.
     inputs = [sign * np.sqrt(n) * e for e in np.eye(n) for sign in (1.0, -1.0)]
     mean, total = np.zeros((d, m)), 0.0
-    for x, (z, p) in product(inputs, zip(*oracles.masks(np.full(d, keep)), strict=True)):
+    for x, (z, p) in product(
+        inputs, zip(*oracles.masks(np.full(d, keep)), strict=True)
+    ):
         Ut, Vt = U.T.copy(), V.T.copy()
         drawn = (a[None, None] for a in (x, M @ x, z / keep))
         kernels.unit_steps(Ut, Vt, *drawn, np.ones(1), np.zeros(2))
@@ -42,11 +44,16 @@ def dropout_step(scale: int, rng: np.random.Generator) -> Residuals:
             moved = U.copy()
             moved[index] += sign * half
             drop = noise.Dropout(1 - keep)
-            values.append(np.sum((M - moved @ V.T) ** 2) + penalty.shallow(moved, V, drop))
+            values.append(
+                np.sum((M - moved @ V.T) ** 2) + penalty.shallow(moved, V, drop)
+            )
         step[index] = (values[0] - values[1]) / (4 * half)
     yield relative(mean.T, step)
     yield abs(total - 1)
-    return 1e-8, "all masks and inputs through the compiled step against finite differences"
+    return (
+        1e-8,
+        "all masks and inputs through the compiled step against finite differences",
+    )
 
 
 @statement("Equation 3", "1", how="symbolic", identity="units")
@@ -67,7 +74,9 @@ def path_norm(scale: int, rng: np.random.Generator) -> Residuals:
         paths, prob = oracles.path_sum([V.T, U]), float(rng.uniform(0.1, 0.9))
         lam = prob / (1 - prob)
         yield relative(penalty.path_norm([V.T, U]) ** 2, paths)
-        yield relative(penalty.path_norm([V.T, U], order=1), oracles.path_sum([V.T, U], order=1))
+        yield relative(
+            penalty.path_norm([V.T, U], order=1), oracles.path_sum([V.T, U], order=1)
+        )
         yield relative(penalty.shallow(U, V, noise.Dropout(prob)), lam * paths)
     return EXACT, "every path written out"
 

@@ -53,9 +53,14 @@ def tied_landscape(scale: int, rng: np.random.Generator) -> Residuals:
     """
     for lam in (0.1, 1.0, 10.0):
         M, width = symmetric(rng, [3.0, 2.5, 1.0, 0.2]), 3
-        objective, (_, value) = descent.tied_objective(M, lam, width), tied_map(M, lam, width)
+        objective, (_, value) = (
+            descent.tied_objective(M, lam, width),
+            tied_map(M, lam, width),
+        )
         for _ in range(4 * scale):
-            yield relative(descent.descend(objective, rng.normal(size=4 * width))[0], value)
+            yield relative(
+                descent.descend(objective, rng.normal(size=4 * width))[0], value
+            )
     return DESCENT, f"the worst of {12 * scale} descents, lam from .1 to 10"
 
 
@@ -121,4 +126,9 @@ item(
     "Points that are not equalized are strict saddles",
     by=("equalized-optimum", "strict-saddle"),
 )
-item("Lemma D.3", "D", "Equalized points but the optimum are strict saddles", by="strict-saddle")
+item(
+    "Lemma D.3",
+    "D",
+    "Equalized points but the optimum are strict saddles",
+    by="strict-saddle",
+)

@@ -13,7 +13,14 @@ from overt.linear import TiedAutoencoder, inverse_decay
 from overt.noise import Dropout
 from overt.papers.evidence import EXACT
 from overt.papers.figures import Finding, Findings, Params, Row
-from overt.papers.implicit_bias.tied import EXTENT, TARGET, WIDTH, corners, inequality, surface
+from overt.papers.implicit_bias.tied import (
+    EXTENT,
+    TARGET,
+    WIDTH,
+    corners,
+    inequality,
+    surface,
+)
 from overt.papers.records import Residuals, figure, item, statement
 from overt.papers.trajectories import log_steps, trajectory
 
@@ -59,7 +66,11 @@ def run_paths(params: Params, seed: int) -> dict[str, Any]:
     paths = []
     for number, start in enumerate(STARTS):
         points = trajectory(
-            train, [np.array(start)], steps, inverse_decay(0.02, 400), seed + 1000 * number
+            train,
+            [np.array(start)],
+            steps,
+            inverse_decay(0.02, 400),
+            seed + 1000 * number,
         )
         paths.append([weights[0][0].tolist() for _, weights in points])
     axis, best = np.linspace(-EXTENT, EXTENT, 61), net.solve()
@@ -80,7 +91,8 @@ def check_paths(rows: list[Row]) -> Findings:
         excess = max(row["final"]) / row["optimum"] - 1
         yield Finding(
             f"lam = {row['strength']:g}: ends at a global, equalized optimum",
-            excess <= 0.02 and np.abs(ends - row["corner"]).max() <= 0.1 * row["corner"],
+            excess <= 0.02
+            and np.abs(ends - row["corner"]).max() <= 0.1 * row["corner"],
             f"|u_i| in {ends.min():.3f}..{ends.max():.3f}, exact {row['corner']:.3f}; "
             f"objective {excess:.2%} above the optimum",
             "converges, parallel to (+-1, +-1)",
@@ -96,7 +108,9 @@ def plot_paths(rows: list[Row]) -> Any:
         for path in row["paths"]:
             panel.plot(*np.transpose(path), color="white", lw=0.9)
             panel.scatter(*path[0], color=ORANGE, zorder=3)
-        panel.scatter(*corners(row["corner"]), color=GREEN, edgecolors="black", zorder=3)
+        panel.scatter(
+            *corners(row["corner"]), color=GREEN, edgecolors="black", zorder=3
+        )
         panel.set(
             title=f"$\\lambda$ = {row['strength']:g}",
             xlabel="$u_1$",
@@ -144,7 +158,12 @@ item(
         "run decides an O()"
     ),
 )
-item("Algorithm 3", "5", "The polynomial-time solver", by=("shallow-optimum", "solver-shrinkage"))
+item(
+    "Algorithm 3",
+    "5",
+    "The polynomial-time solver",
+    by=("shallow-optimum", "solver-shrinkage"),
+)
 item(
     "Section 5, comparison",
     "5",

@@ -145,8 +145,12 @@ def plot_landscape(rows: list[Row]) -> Any:
         height = np.minimum(row["objective"], 8.0)
         levels[0, column].remove()
         surface: Any = figure.add_subplot(2, len(rows), column + 1, projection="3d")
-        surface.plot_surface(x, y, height, cmap="cividis", linewidth=0, rcount=80, ccount=80)
-        surface.set(title=f"$\\lambda$ = {row['strength']:g}", xlabel="$u_1$", ylabel="$u_2$")
+        surface.plot_surface(
+            x, y, height, cmap="cividis", linewidth=0, rcount=80, ccount=80
+        )
+        surface.set(
+            title=f"$\\lambda$ = {row['strength']:g}", xlabel="$u_1$", ylabel="$u_2$"
+        )
         level = levels[1, column]
         level.contourf(x, y, np.sqrt(height), levels=24)
         if row["strength"] == 0:
@@ -154,7 +158,10 @@ def plot_landscape(rows: list[Row]) -> Any:
             level.plot(radius * np.cos(angle), radius * np.sin(angle), "w--", lw=1.2)
         else:
             level.scatter(
-                *corners(row["predicted_corner"]), c="white", edgecolors="black", zorder=3
+                *corners(row["predicted_corner"]),
+                c="white",
+                edgecolors="black",
+                zorder=3,
             )
         level.set(aspect="equal", xlabel="$u_1$", ylabel="$u_2$")
     return figure
@@ -162,7 +169,9 @@ def plot_landscape(rows: list[Row]) -> Any:
 
 def surface(axis: Floats, lam: float) -> Floats:
     """(m - a^2 - b^2)^2 + the penalty of (a, b), which is that of (a, 0) plus that of (0, b)."""
-    single = [penalty.tied(np.array([[a, 0.0]]), Dropout(lam / (1 + lam))) for a in axis]
+    single = [
+        penalty.tied(np.array([[a, 0.0]]), Dropout(lam / (1 + lam))) for a in axis
+    ]
     loss = (TARGET - axis[:, None] ** 2 - axis[None, :] ** 2) ** 2
     return np.asarray(loss + np.add.outer(single, single))
 
@@ -189,7 +198,9 @@ def _on_circle(axis: Any, f: Any) -> bool:
     i, j = np.nonzero(f <= (3 * spacing) ** 2)
     radius, angle = np.hypot(axis[i], axis[j]), np.arctan2(axis[j], axis[i])
     directions = np.unique(np.floor((angle + np.pi) / (np.pi / 8)))
-    return bool(np.abs(radius - np.sqrt(TARGET)).max() <= 2 * spacing and len(directions) >= 16)
+    return bool(
+        np.abs(radius - np.sqrt(TARGET)).max() <= 2 * spacing and len(directions) >= 16
+    )
 
 
 figure(
@@ -220,5 +231,10 @@ figure(
 
 item("Definition 2.1", "2", "Equalized weights", by="equalizer", how="definition")
 item("Algorithm 2", "2", "The equalizer", by="equalizer")
-item("Theorem 2.3", "2", "Global optima with tied weights are equalized", by="equalized-optimum")
+item(
+    "Theorem 2.3",
+    "2",
+    "Global optima with tied weights are equalized",
+    by="equalized-optimum",
+)
 item("Remark 2.5", "2", "The problem that Theorem 2.4 solves", by="tied-optimum")

@@ -27,13 +27,19 @@ def rescaling_invariance(scale: int, rng: np.random.Generator) -> Residuals:
     """
     prob = 0.3
     for width in range(2, 4 + scale):
-        U, V, X = rng.normal(size=(3, width)), rng.normal(size=(4, width)), rng.normal(size=(6, 4))
+        U, V, X = (
+            rng.normal(size=(3, width)),
+            rng.normal(size=(4, width)),
+            rng.normal(size=(6, 4)),
+        )
         D, C = np.exp(rng.normal(size=width)), X.T @ X / len(X)
         drawn = oracles.multipliers(width, prob)
         exact = oracles.added_loss(rng.normal(size=(6, 3)), U, X @ V, *drawn)
         yield relative((U * D) @ (V / D).T, U @ V.T)
         yield relative(penalty.shallow(U * D, V / D, noise.Dropout(prob), C), exact)
-        yield relative(equalize.importance(U * D, V / D, C), equalize.importance(U, V, C))
+        yield relative(
+            equalize.importance(U * D, V / D, C), equalize.importance(U, V, C)
+        )
     return EXACT, "after rescaling, against the loss over all masks before"
 
 
@@ -60,7 +66,9 @@ def equalized_product(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 def _rotation(angle: float) -> Floats:
-    return np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
+    return np.array(
+        [[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]
+    )
 
 
 @statement("after Theorem 3.3", "3", how="bound evaluated")
@@ -83,14 +91,19 @@ def rotation_is_not_enough(scale: int, rng: np.random.Generator) -> Residuals:
         V = right[:2].T * np.sqrt(s[:2]) / stretch
         least = drop.strength / 2 * np.linalg.norm(A, "nuc") ** 2
         angles = np.linspace(0, np.pi, 181)
-        rotated = [penalty.shallow(U @ Q, V @ Q, drop) / least - 1 for Q in map(_rotation, angles)]
+        rotated = [
+            penalty.shallow(U @ Q, V @ Q, drop) / least - 1
+            for Q in map(_rotation, angles)
+        ]
         rebuilt = penalty.shallow(*equalize.equalize_product(A, 2), drop)
         yield relative(U @ V.T, A)
         yield relative(rebuilt, least)
         excess, equalized = min(excess, *rotated), max(equalized, rotated[45])
         # Without the stretch a rotation is enough: the null.
         U, V = U / stretch, V * stretch
-        unstretched = [penalty.shallow(U @ Q, V @ Q, drop) for Q in map(_rotation, angles)]
+        unstretched = [
+            penalty.shallow(U @ Q, V @ Q, drop) for Q in map(_rotation, angles)
+        ]
         null = min(null, STRICT - (min(unstretched) / least - 1))
     yield STRICT - excess
     detail = (
@@ -114,7 +127,10 @@ def untied_equalized(scale: int, rng: np.random.Generator) -> Residuals:
     for width, lam in ((2, 0.5), (4, 1.0)):
         M = oracles.with_spectrum(rng, 4, 3, [3.0, 2.0, 1.0])
         objective = descent.factor_objective(M, lam * np.eye(width))
-        found = [descent.descend(objective, rng.normal(size=7 * width)) for _ in range(4 * scale)]
+        found = [
+            descent.descend(objective, rng.normal(size=7 * width))
+            for _ in range(4 * scale)
+        ]
         best = min(value for value, _ in found)
         for value, theta in found:
             if value > best * (1 + 1e-9):
@@ -166,9 +182,18 @@ def shallow_optimum(scale: int, rng: np.random.Generator) -> Residuals:
     \[s_i^\star=\left(s_i-\frac{\lambda\sum_{j\le\rho}s_j}{r+\lambda\rho}\right)_+\quad(i\le
     r),\qquad s_i^\star=0\quad(i>r)\]
     """
-    for width, spectrum in [(3, [3.0, 2.0, 1.0, 0.3]), (2, [2.0, 1.5, 1.0]), (6, [2.0, 1.0, 0.2])]:
-        M, lam = oracles.with_spectrum(rng, 4, 5, spectrum), float(rng.uniform(0.2, 1.5))
-        yield _shallow_residual(M, _best_map(M, width, lam / width), lam, width, scale, rng)
+    for width, spectrum in [
+        (3, [3.0, 2.0, 1.0, 0.3]),
+        (2, [2.0, 1.5, 1.0]),
+        (6, [2.0, 1.0, 0.2]),
+    ]:
+        M, lam = (
+            oracles.with_spectrum(rng, 4, 5, spectrum),
+            float(rng.uniform(0.2, 1.5)),
+        )
+        yield _shallow_residual(
+            M, _best_map(M, width, lam / width), lam, width, scale, rng
+        )
     M, lam = np.diag([2.0, 1.9]), 0.1
     yield _shallow_residual(M, _best_map(M, 1, lam), lam, 1, scale, rng)
     printed = np.maximum(M - 2.0 * lam / (1 + lam) * np.eye(2), 0)
@@ -188,9 +213,13 @@ def shrinkage_prefix(scale: int, rng: np.random.Generator) -> Residuals:
     """
     wrong, trials = 0, 200 * scale
     for _ in range(trials):
-        s = np.sort(rng.exponential(size=int(rng.integers(1, 30))) ** rng.uniform(0.2, 3))[::-1]
+        s = np.sort(
+            rng.exponential(size=int(rng.integers(1, 30))) ** rng.uniform(0.2, 3)
+        )[::-1]
         w = float(rng.exponential() + 1e-3)
-        feasible = [s[j - 1] * (1 + w * j) > w * s[:j].sum() for j in range(1, len(s) + 1)]
+        feasible = [
+            s[j - 1] * (1 + w * j) > w * s[:j].sum() for j in range(1, len(s) + 1)
+        ]
         rho = spectral.norms.shrinkage_rank(s, np.cumsum(s), w)
         wrong += feasible != [j < rho for j in range(len(s))]
     yield float(wrong)
@@ -217,7 +246,10 @@ def anisotropic_optimum(scale: int, rng: np.random.Generator) -> Residuals:
         U, V = descent.factors(theta, 3, width)
         root = oracles.power(C, 0.5)
         A = _best_map(M @ root, width, lam / width) @ oracles.power(C, -0.5)
-        value = np.sum(((M - A) @ root) ** 2) + lam / width * np.linalg.norm(A @ root, "nuc") ** 2
+        value = (
+            np.sum(((M - A) @ root) ** 2)
+            + lam / width * np.linalg.norm(A @ root, "nuc") ** 2
+        )
         yield relative(value, best)
         yield relative(A @ root, U @ V.T @ root) ** 2
     return DESCENT, f"regular and singular C, the best of {4 * scale} descents"
@@ -254,5 +286,11 @@ def pairs_rotate_to_equal(scale: int, rng: np.random.Generator) -> Residuals:
     return EXACT, f"the angle found by bisection for {20 * scale} pairs"
 
 
-item("Definition 3.2", "3", "Jointly equalized weights", by="equalized-product", how="definition")
+item(
+    "Definition 3.2",
+    "3",
+    "Jointly equalized weights",
+    by="equalized-product",
+    how="definition",
+)
 item("Remark 3.5", "3", "The problem that Theorem 3.6 solves", by="shallow-optimum")

@@ -40,7 +40,9 @@ def decay_minimum_rank(scale: int, rng: np.random.Generator) -> Residuals:
                 x = s ** (2 / depth) / region.alpha
                 soft = float(np.sum(np.where(x < 1, x * (2 - x), 1)))
                 inside = region.contains(weights)
-                wrong += inside != (m.rank <= rank) or (inside and soft > rank + region.slack)
+                wrong += inside != (m.rank <= rank) or (
+                    inside and soft > rank + region.slack
+                )
                 count += 1
     yield float(wrong)
     return 0.0, f"{count} pairs of a minimum and a set"
@@ -61,10 +63,14 @@ def decay_one_way(scale: int, rng: np.random.Generator) -> Residuals:
     noisy = Schedule.constant(6000, 0.2, 0.1, convention="pytorch")
     start = Schedule.of([(500, 0.03, 0.1), (9500, 0.2, 0.1)], convention="pytorch")
     records = [500, 10_000]
-    first = simulate(problem, 3, 100, start, count, records=records, seed=root, balance=False)
+    first = simulate(
+        problem, 3, 100, start, count, records=records, seed=root, balance=False
+    )
     low = np.flatnonzero(first.ratio[:, -1] < 0.02)
     weights = [W[low] for W in first.weights]
-    after = simulate(problem, 3, 100, noisy, len(low), weights, 61, seed=root + 1, balance=False)
+    after = simulate(
+        problem, 3, 100, noisy, len(low), weights, 61, seed=root + 1, balance=False
+    )
     back = int(np.sum(after.ratio.max(axis=1) >= 0.05))
     yield float(back)
     yield 0.0 if len(low) else math.inf
@@ -75,7 +81,9 @@ def decay_one_way(scale: int, rng: np.random.Generator) -> Residuals:
 
 def _leaves(W: list[Floats], region: ApproximateRankSet) -> bool:
     """Return whether weights are larger, or of higher approximate rank, than the set allows."""
-    return largest_norm(W) > region.bound or soft_rank(W, region.alpha) > 1 + region.slack
+    return (
+        largest_norm(W) > region.bound or soft_rank(W, region.alpha) > 1 + region.slack
+    )
 
 
 @statement("Theorem 3.2, proof", "3.2", how="symbolic", identity="balance")
@@ -97,7 +105,9 @@ def decay_balance_rate(scale: int, rng: np.random.Generator) -> Residuals:
     for _ in range(steps):
         theta -= rate * objective(theta)[1]
     measured = -np.log(layers.imbalance(weights(theta)) / before) / (steps * rate)
-    detail = f"rate of small-step gradient descent: {measured:.4f}, 4 lam = {4 * lam:.4f}"
+    detail = (
+        f"rate of small-step gradient descent: {measured:.4f}, 4 lam = {4 * lam:.4f}"
+    )
     yield abs(measured / (4 * lam) - 1)
     return 5e-3, detail, abs(measured / lam - 1)
 
@@ -129,7 +139,11 @@ def decay_closed(scale: int, rng: np.random.Generator) -> Residuals:
             roots = np.sqrt([rng.uniform(0.01, 1) * (region.bound - x), x])
             W = [np.zeros(shape) for shape in ((width, 2), (width, width), (2, width))]
             V, U = (np.linalg.qr(rng.standard_normal((2, 2)))[0] for _ in range(2))
-            W[0][:2], W[1][:2, :2], W[2][:, :2] = roots[:, None] * V.T, np.diag(roots), U * roots
+            W[0][:2], W[1][:2, :2], W[2][:, :2] = (
+                roots[:, None] * V.T,
+                np.diag(roots),
+                U * roots,
+            )
             least = min(least, soft_rank(W, region.alpha))
             n = int(rng.integers(len(problem)))
             free = sgd_step(W, problem, n, rate, 0.0)
@@ -162,7 +176,15 @@ def decay_reached(scale: int, rng: np.random.Generator) -> Residuals:
     e_2))/(2 \eta \lambda)$ all sample $r$ columns, which has probability at least $(r/n)^T$,
     it is in $B_r$.
     """
-    problem, lam, width, C, C0, slack, alpha = two_by_two(0.25), 1.0, 2, 1.0, 1.5, 0.4, 0.5
+    problem, lam, width, C, C0, slack, alpha = (
+        two_by_two(0.25),
+        1.0,
+        2,
+        1.0,
+        1.5,
+        0.4,
+        0.5,
+    )
     e1 = alpha * slack / (4 * (width - 1) * 2)
     eta = min(
         1 / (4 * (2 * (1 + C0**3) * C0**2 + lam**2 * C0)),
@@ -191,7 +213,10 @@ def decay_reached(scale: int, rng: np.random.Generator) -> Residuals:
         ends.append(soft_rank(W, alpha))
         if drawn is column:
             # The second column of the first layer gets no gradient: it decays.
-            yield np.linalg.svd(W[0], compute_uv=False)[1] - first * (1 - 2 * rate * decay) ** T
+            yield (
+                np.linalg.svd(W[0], compute_uv=False)[1]
+                - first * (1 - 2 * rate * decay) ** T
+            )
     yield ends[0] - 1 - slack
     detail = (
         f"from the minimum of rank 2, {T} samples of one column end at soft rank {ends[0]:.3f}; "
@@ -265,7 +290,11 @@ def decay_rank_step(scale: int, rng: np.random.Generator) -> Residuals:
     """
     problem, L, r, slack, null = two_by_two(0.25), 3, 1, 0.4, -math.inf
     for trial in range(60 * scale):
-        alpha, lam, eta = rng.uniform(0.05, 1), rng.uniform(0.1, 2), 0.3 / 10 ** (trial % 3)
+        alpha, lam, eta = (
+            rng.uniform(0.05, 1),
+            rng.uniform(0.1, 2),
+            0.3 / 10 ** (trial % 3),
+        )
         W = [rng.uniform(0, 1) * rng.normal(size=shape) for shape in [(2, 2)] * L]
         C, moved = largest_norm(W), sgd_step(W, problem, trial % 3, eta, lam)
         D = 2 * (1 + C**L) * C ** (L - 1) + lam**2 * C
@@ -282,9 +311,14 @@ def decay_rank_step(scale: int, rng: np.random.Generator) -> Residuals:
         D, noise = 2 * (1 + C**L) * C ** (L - 1) + lam**2 * C, math.sqrt(2 * (1 + C**L))
         alpha = lam**2 / noise**2
         eta = min(lam * alpha * slack / (32 * n * (r + 1) * D), 2 * (r + 1) / lam)
-        t = np.append(rng.choice([1.0, 0.99, 0.7]), rng.dirichlet(np.ones(n - 1)) * slack)
+        t = np.append(
+            rng.choice([1.0, 0.99, 0.7]), rng.dirichlet(np.ones(n - 1)) * slack
+        )
         x = alpha * (1 - np.sqrt(1 - np.minimum(t * rng.uniform(0.9, 1), 1)))
-        slope, soft = 2 / alpha - 2 * x / alpha**2, soft_rank([np.diag(np.sqrt(x))], alpha)
+        slope, soft = (
+            2 / alpha - 2 * x / alpha**2,
+            soft_rank([np.diag(np.sqrt(x))], alpha),
+        )
         E = lam * alpha * slack / (32 * n * (r + 1)) * slope.sum()
         change = -2 * eta * slope @ (lam * x - noise * x ** (L / 2)) + 2 * eta * E
         change += 2 * eta**2 * D * slope.sum()
@@ -312,7 +346,10 @@ def decay_product_rank(scale: int, rng: np.random.Generator) -> Residuals:
     """
     for trial in range(100 * scale):
         n, L, alpha = rng.integers(2, 6), 3 + trial % 2, 10 ** rng.uniform(-2, 0)
-        values, Q = rng.uniform(0, 1.5, n) ** 4, np.linalg.qr(rng.normal(size=(n, n)))[0]
+        values, Q = (
+            rng.uniform(0, 1.5, n) ** 4,
+            np.linalg.qr(rng.normal(size=(n, n)))[0],
+        )
         noise = 10.0 ** -(trial % 5) * rng.normal(size=(L, n, n))
         W = list(Q * np.sqrt(values) @ Q.T + noise)
         room = L**2 / alpha * largest_norm(W) ** (L - 1) * layers.imbalance(W)
@@ -352,11 +389,17 @@ def acceptable_rates(scale: int, rng: np.random.Generator) -> Residuals:
             sizes.append((region.balance, min(rates.values())))
         last = 2 * (depth + 2) / (depth - 2)
         stated = (2 * depth + 1 + last, 4 * depth + 1 + last)
-        for first, second, expected, shown in zip(*sizes, stated, in_print, strict=True):
+        for first, second, expected, shown in zip(
+            *sizes, stated, in_print, strict=True
+        ):
             exponent = math.log10(first / second)
             yield abs(exponent - expected)
             printed = min(printed, abs(exponent - shown))
-    return 1e-3, "growth of the theorem's constants between lam = 1e-4 and 1e-5", printed
+    return (
+        1e-3,
+        "growth of the theorem's constants between lam = 1e-4 and 1e-5",
+        printed,
+    )
 
 
 item(
@@ -378,7 +421,13 @@ item(
 )
 item("Proposition D.3", "D.1", "Weights stay balanced", by="decay-bounded")
 item("Theorem D.5", "D.2", "The approximate rank does not rise", by="decay-closed")
-item("Lemma D.7", "D.3", "A term of that proof", by="decay-rank-step", open="the paper has k for r")
+item(
+    "Lemma D.7",
+    "D.3",
+    "A term of that proof",
+    by="decay-rank-step",
+    open="the paper has k for r",
+)
 item("Lemma D.8", "D.3", "A term of that proof", by="decay-rank-step")
 item(
     "Theorem E.1",

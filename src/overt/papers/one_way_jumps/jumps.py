@@ -108,7 +108,9 @@ def ratio_panel(axes: Any, row: Row, threshold: float = 0.05, shown: int = -1) -
 def survival_panel(axes: Any, row: Row, label: str, color: str) -> None:
     """Plot the share of runs that have not jumped, with its band."""
     axes.step(row["grid"], row["surviving"], where="post", color=color, label=label)
-    axes.fill_between(row["grid"], row["lower"], row["upper"], step="post", color=color, alpha=0.2)
+    axes.fill_between(
+        row["grid"], row["lower"], row["upper"], step="post", color=color, alpha=0.2
+    )
     axes.set(ylim=(-0.02, 1.02), xlabel="step", ylabel="share not jumped")
 
 
@@ -120,10 +122,14 @@ def run_paths(params: Params, seed: int) -> dict[str, Any]:
         return schedule(params, WARM_UP, (until - WARM_UP[0], 0.2, 0.1))
 
     records = steps // 50 + 1
-    found = jumps(problem, 3, WIDTH, noisy(steps), params["seeds"], records=records, seed=seed)
+    found = jumps(
+        problem, 3, WIDTH, noisy(steps), params["seeds"], records=records, seed=seed
+    )
     quiet, offshoots = schedule(params, (10_000, 0.02, 0.001)), []
     for start in params["offshoots"]:
-        at = simulate(problem, 3, WIDTH, noisy(start), count, records=[start], seed=seed)
+        at = simulate(
+            problem, 3, WIDTH, noisy(start), count, records=[start], seed=seed
+        )
         after = simulate(problem, 3, WIDTH, quiet, count, at.weights, 21, seed=seed + 1)
         offshoots += [
             {
@@ -183,7 +189,9 @@ def check_paths(rows: list[Row]) -> Findings:
 
 
 def _range(ends: list[float]) -> str:
-    return f"{len(ends)} offshoots, A12 {min(ends):.2f} to {max(ends):.2f}" if ends else ""
+    return (
+        f"{len(ends)} offshoots, A12 {min(ends):.2f} to {max(ends):.2f}" if ends else ""
+    )
 
 
 def plot_paths(rows: list[Row]) -> Any:
@@ -191,13 +199,22 @@ def plot_paths(rows: list[Row]) -> Any:
     (row,) = as_pytorch(rows)
     shown = int(np.argmax(np.array(row["jump_step"][:6]) > 0))
     figure, (path, ratio, share) = canvas(9, 8, 3, 1)
-    path.plot(row["grid"], row["missing"][shown], color=GRAY, lw=0.8, label="noisy path")
+    path.plot(
+        row["grid"], row["missing"][shown], color=GRAY, lw=0.8, label="noisy path"
+    )
     chosen = [branch for branch in row["branches"] if branch["run"] == shown]
     for k, branch in enumerate(chosen):
         steps, missing = branch["steps"], branch["missing"]
         color = (0.1, 0.1, 0.9 - 0.7 * k / max(len(chosen) - 1, 1))
         label = f"{steps[0]:,}: $s_2/s_1$ = {branch['ratio']:.2g}, ends at {missing[-1]:.2f}"
-        path.plot(steps, missing, color=color, ls=("-", "--", "-.")[k % 3], lw=1.4, label=label)
+        path.plot(
+            steps,
+            missing,
+            color=color,
+            ls=("-", "--", "-.")[k % 3],
+            lw=1.4,
+            label=label,
+        )
         path.plot(steps[0], missing[0], "o", color=color, ms=4)
     wanted = 1 / EPSILONS["paths"]
     path.axhline(wanted, color="black", ls=":", lw=1, label="rank 1, no decay")
@@ -215,7 +232,13 @@ def plot_paths(rows: list[Row]) -> Any:
 def run_depths(params: Params, seed: int) -> dict[str, Any]:
     """Run one depth for many seeds."""
     path = schedule(params, WARM_UP, (4500, 0.25, 0.1), (5000, 0.05, 0.001))
-    given = (two_by_two(EPSILONS["depths"]), params["depth"], WIDTH, path, params["seeds"])
+    given = (
+        two_by_two(EPSILONS["depths"]),
+        params["depth"],
+        WIDTH,
+        path,
+        params["seeds"],
+    )
     return summary(jumps(*given, records=501, seed=seed), shown=5)
 
 
@@ -249,8 +272,12 @@ def plot_depths(rows: list[Row]) -> Any:
     for row in as_pytorch(rows):
         name, color = f"depth {row['depth']}", {3: BLUE, 4: ORANGE}[row["depth"]]
         for k, curve in enumerate(row["missing"]):
-            curves.plot(row["grid"], curve, color=color, lw=0.7, label=None if k else name)
-        survival_panel(share, row, f"{name}, {len(row['jump_step'])} seeds, 95% band", color)
+            curves.plot(
+                row["grid"], curve, color=color, lw=0.7, label=None if k else name
+            )
+        survival_panel(
+            share, row, f"{name}, {len(row['jump_step'])} seeds, 95% band", color
+        )
     curves.axhline(1 / EPSILONS["depths"], color="black", ls=":", lw=1)
     curves.set_ylabel("missing entry")
     for axes in (curves, share):
@@ -373,7 +400,9 @@ def check_epsilon(rows: list[Row]) -> Findings:
         "epsilon = .1 needs a longer noisy phase",
         together(above(gain, 0), above(mean_interval(table[0.1, first]), RECOVERED)),
         "error by noisy steps "
-        + ", ".join(f"{t}: {np.mean(e):.2f}" for t, e in zip(lengths, hard, strict=True)),
+        + ", ".join(
+            f"{t}: {np.mean(e):.2f}" for t, e in zip(lengths, hard, strict=True)
+        ),
         "larger t0 recovers smaller epsilon",
     )
 
@@ -384,14 +413,18 @@ def _printed_recovers(rows: list[Row]) -> Finding:
     errors = {row["epsilon"]: row["test_error"] for row in chosen}
     return Finding(
         "the printed weight decay recovers epsilon >= .25 under the printed loss",
-        together(*(below(mean_interval(row["test_error"]), RECOVERED) for row in chosen)),
+        together(
+            *(below(mean_interval(row["test_error"]), RECOVERED) for row in chosen)
+        ),
         _means(errors),
         "recovered",
     )
 
 
 def _means(errors: dict[float, list[float]]) -> str:
-    return "mean relative error " + ", ".join(f"{e:g}: {np.mean(v):.3f}" for e, v in errors.items())
+    return "mean relative error " + ", ".join(
+        f"{e:g}: {np.mean(v):.3f}" for e, v in errors.items()
+    )
 
 
 def plot_epsilon(rows: list[Row]) -> Any:
@@ -400,10 +433,14 @@ def plot_epsilon(rows: list[Row]) -> Any:
     figure, axes = canvas(6.4, 4.2)
     for noisy in values_of(rows, "noisy_steps"):
         line = sorted(rows_with(rows, noisy_steps=noisy), key=lambda r: r["epsilon"])
-        x, mean, se = ([r[key] for r in line] for key in ("epsilon", "mean", "standard_error"))
+        x, mean, se = (
+            [r[key] for r in line] for key in ("epsilon", "mean", "standard_error")
+        )
         style = {"marker": "o", "ms": 3, "capsize": 2, "label": f"$t_0$ = {noisy}"}
         axes.errorbar(x, mean, yerr=[2 * s for s in se], **style)
-    axes.set(xlabel=r"$\epsilon$", ylabel="test error / that of zeros", ylim=(-0.03, 1.05))
+    axes.set(
+        xlabel=r"$\epsilon$", ylabel="test error / that of zeros", ylim=(-0.03, 1.05)
+    )
     axes.legend(title=f"{rows[0]['seeds']} seeds, 2 s.e.")
     return figure
 
@@ -450,7 +487,9 @@ def check_minima(rows: list[Row]) -> Findings:
             f"{len(off)} descents, largest relative distance in loss {max(off):.0e}",
         )
         limits = {int(r): lam for r, lam in row["exists"].items()}
-        inside = all(p["weight_decay"] < limits[p["rank"]] for p in row["points"] if p["rank"])
+        inside = all(
+            p["weight_decay"] < limits[p["rank"]] for p in row["points"] if p["rank"]
+        )
         yield Finding(
             f"{name}: no rank-2 minimum above lam = {limits[2]:.4f}, no rank-1 above "
             f"{limits[1]:.4f}",
@@ -465,11 +504,19 @@ def plot_minima(rows: list[Row]) -> Any:
     colors = {0: GRAY, 1: ORANGE, 2: BLUE}
     for (upper, lower), row in zip(grid.T, rows, strict=True):
         for rank, mirrored in ((0, False), (1, False), (1, True), (2, False)):
-            line = [p for p in row["points"] if (p["rank"], p["missing"] < 0) == (rank, mirrored)]
+            line = [
+                p
+                for p in row["points"]
+                if (p["rank"], p["missing"] < 0) == (rank, mirrored)
+            ]
             lam, color = [p["weight_decay"] for p in line], colors[rank]
-            style, label = (".:", "rank 1, mirrored") if mirrored else (".-", f"rank {rank}")
+            style, label = (
+                (".:", "rank 1, mirrored") if mirrored else (".-", f"rank {rank}")
+            )
             for axes, key in ((upper, "missing"), (lower, "loss")):
-                axes.plot(lam, [p[key] for p in line], style, ms=3, color=color, label=label)
+                axes.plot(
+                    lam, [p[key] for p in line], style, ms=3, color=color, label=label
+                )
         for rank in (1, 2):
             for axes in (upper, lower):
                 axes.axvline(row["exists"][str(rank)], color=colors[rank], ls=":", lw=1)
@@ -506,8 +553,17 @@ figure(
             "offshoots": [[1000, 6000]],
         },
         "paper": [
-            {"seeds": 100, "steps": 20000, "offshoots": [[1000, 2000, 4000, 8000, 16000]]},
-            {"convention": "loss", "seeds": 20, "steps": 20000, "offshoots": [[1000, 16000]]},
+            {
+                "seeds": 100,
+                "steps": 20000,
+                "offshoots": [[1000, 2000, 4000, 8000, 16000]],
+            },
+            {
+                "convention": "loss",
+                "seeds": 20,
+                "steps": 20000,
+                "offshoots": [[1000, 16000]],
+            },
         ],
     },
     differs={

@@ -45,14 +45,19 @@ def decay_correspondence(scale: int, rng: np.random.Generator) -> Residuals:
     value, theta = descent.descend(objective, rng.normal(size=size))
     A = chain(weights(theta))
     yield abs(cost(A) - value)
-    moves = [r * rng.normal(size=(3, 3)) for r in (1e-4, 1e-3) for _ in range(50 * scale)]
+    moves = [
+        r * rng.normal(size=(3, 3)) for r in (1e-4, 1e-3) for _ in range(50 * scale)
+    ]
     yield max(cost(A) - cost(A + move) for move in moves)
     for found in minima(problem, depth, lam, starts=2, seed=rng):
         W = balanced(found.matrix, depth, 3, found.rank)
         flat = np.concatenate([w.ravel() for w in W])
         slope, lowest = descent.slope_and_curvature(objective, flat)
         yield max(slope, -lowest)
-    return 1e-5, "a descent's end against 100 moves of A; gradients and Hessians at listed minima"
+    return (
+        1e-5,
+        "a descent's end against 100 moves of A; gradients and Hessians at listed minima",
+    )
 
 
 @statement("Theorem 3.1, on two by two", "3.1", how="sampled")
@@ -72,11 +77,15 @@ def decay_minima(scale: int, rng: np.random.Generator) -> Residuals:
     yield float(len(exact) != 3)
     objective, weights, size = network(problem, depth, 2, lam)
     for rank in (1, 2):
-        start = np.concatenate([W.ravel() for W in balanced(exact[rank].matrix, depth, 2, rank)])
+        start = np.concatenate(
+            [W.ravel() for W in balanced(exact[rank].matrix, depth, 2, rank)]
+        )
         value, theta = descend(objective, start + 1e-3 * rng.standard_normal(size))
         yield relative(chain(weights(theta)), exact[rank].matrix) * 1e-2
         yield abs(value - exact[rank].loss)
-    above = minima(problem, depth, 1.01 * existence(problem, depth, 2), starts=2, seed=rng)
+    above = minima(
+        problem, depth, 1.01 * existence(problem, depth, 2), starts=2, seed=rng
+    )
     yield float(any(m.rank == 2 for m in above))
     return DESCENT, "descent from disturbed minima returns to them; none above"
 
@@ -140,7 +149,12 @@ def decay_no_underestimate(scale: int, rng: np.random.Generator) -> Residuals:
             null += ends[2][1] < 1
             runs += 1
     yield float(wrong) if runs else math.inf
-    return 0.0, f"{runs} starts from which flow fits; null: much decay", None, float(null)
+    return (
+        0.0,
+        f"{runs} starts from which flow fits; null: much decay",
+        None,
+        float(null),
+    )
 
 
 @statement("Proposition A.1", "A", how="sampled")
@@ -298,10 +312,20 @@ def shallow_decay(scale: int, rng: np.random.Generator) -> Residuals:
             spread[depth] = max(ends) / min(ends) - 1
         yield spread[2]
         null = max(null, spread[3])
-    return DESCENT, "largest less smallest loss of several descents; null: three layers", None, null
+    return (
+        DESCENT,
+        "largest less smallest loss of several descents; null: three layers",
+        None,
+        null,
+    )
 
 
-item("Proposition A.2", "A", "Correspondence of minima and saddles", by="decay-correspondence")
+item(
+    "Proposition A.2",
+    "A",
+    "Correspondence of minima and saddles",
+    by="decay-correspondence",
+)
 item("Proposition A.4", "A", "As Proposition 3.1", by="decay-vanishing")
 item("Proposition A.5", "A.1", "As Proposition 3.2", by="decay-no-underestimate")
 item(

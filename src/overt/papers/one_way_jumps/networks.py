@@ -33,7 +33,9 @@ def network(
         for w, x in zip(reversed(W), reversed(inputs), strict=True):
             slopes.append((back @ x.T + 2 * lam * w).ravel())
             back = w.T @ back
-        return float(E @ E / (2 * len(E)) + lam * theta @ theta), np.concatenate(slopes[::-1])
+        return float(E @ E / (2 * len(E)) + lam * theta @ theta), np.concatenate(
+            slopes[::-1]
+        )
 
     return objective, weights, count(sizes)
 
@@ -47,11 +49,15 @@ def random_problem(n: int, rng: np.random.Generator) -> Entries:
 
 def soft_rank(weights: list[Floats], alpha: float) -> float:
     """Return the largest sum_i f_alpha(s_i(W'W)) over the layers."""
-    x = [np.minimum(np.linalg.svd(W, compute_uv=False) ** 2 / alpha, 1) for W in weights]
+    x = [
+        np.minimum(np.linalg.svd(W, compute_uv=False) ** 2 / alpha, 1) for W in weights
+    ]
     return max(float(np.sum(v * (2 - v))) for v in x)
 
 
-def sgd_step(W: list[Floats], problem: Entries, n: int, eta: float, lam: float) -> list[Floats]:
+def sgd_step(
+    W: list[Floats], problem: Entries, n: int, eta: float, lam: float
+) -> list[Floats]:
     """One step (1 - eta lam) W - eta T on entry n, as the appendix has it, of three layers."""
     i, j = problem.rows[n], problem.cols[n]
     D = np.zeros(problem.shape)

@@ -86,7 +86,9 @@ def vanishing_penalty(scale: int, rng: np.random.Generator) -> Residuals:
     start, loss = float(penalty.shallow(U, V, block, C)), Y - X @ V @ U.T
     for doubling in range(1, 3 if scale > 1 else 2):
         U, V = np.hstack([U, U]) / 2**0.5, np.hstack([V, V]) / 2**0.5
-        exact = oracles.added_loss(Y, U, X @ V, *oracles.multipliers(U.shape[1], prob, b))
+        exact = oracles.added_loss(
+            Y, U, X @ V, *oracles.multipliers(U.shape[1], prob, b)
+        )
         yield relative(Y - X @ V @ U.T, loss)
         yield relative(start / 2**doubling, exact)
         yield relative(penalty.shallow(U, V, block, C), exact)
@@ -134,9 +136,14 @@ def ksupport_value(scale: int, rng: np.random.Generator) -> Residuals:
     printed = 0.0
     for _ in range(30 * scale):
         n = int(rng.integers(2, 9))
-        k, s = int(rng.integers(1, n + 1)), rng.exponential(size=n) ** rng.uniform(0.2, 3)
+        k, s = (
+            int(rng.integers(1, n + 1)),
+            rng.exponential(size=n) ** rng.uniform(0.2, 3),
+        )
         exact, ordered = descent.ksupport(s, k), np.sort(s)[::-1]
-        largest = float(ordered[: k - 1] @ ordered[: k - 1] + ordered[k - 1 :].sum() ** 2)
+        largest = float(
+            ordered[: k - 1] @ ordered[: k - 1] + ordered[k - 1 :].sum() ** 2
+        )
         yield relative(spectral.KSupport(k).value(s), exact)
         printed = max(printed, relative(largest, exact))
     return EXACT, f"{30 * scale} spectra, the variational form's dual", printed

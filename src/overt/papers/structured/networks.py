@@ -40,10 +40,17 @@ def characteristic_matrix(scale: int, rng: np.random.Generator) -> Residuals:
         mu, Gamma = oracles.moments(z, p)
         other = rng.uniform(0.5, 2, d)
         gaussian = noise.CovarianceNoise(other, Gamma * np.outer(other, other))
-        Y, U, A = rng.normal(size=(5, 2)), rng.normal(size=(2, d)), rng.normal(size=(5, d))
+        Y, U, A = (
+            rng.normal(size=(5, 2)),
+            rng.normal(size=(2, d)),
+            rng.normal(size=(5, d)),
+        )
         exact = oracles.added_loss(Y, U, A, z / mu, p)
         yield relative(penalty.hidden(U, A, gaussian), exact)
-    return EXACT, f"random laws over all {2**d} masks against Gaussian noise with equal Gamma"
+    return (
+        EXACT,
+        f"random laws over all {2**d} masks against Gaussian noise with equal Gamma",
+    )
 
 
 @statement("section 3, masks", "3", how="sampled")
@@ -88,14 +95,21 @@ def generalized_penalty(scale: int, rng: np.random.Generator) -> Residuals:
     \mathbb{E}[g g^\top ]\rangle $, with $g$ the activations of that layer.
     """
     d, draws = 4, 5000 * scale
-    U, A, Y = rng.normal(size=(2, d)), oracles.relu_layer(rng, d), rng.normal(size=(12, 2))
+    U, A, Y = (
+        rng.normal(size=(2, d)),
+        oracles.relu_layer(rng, d),
+        rng.normal(size=(12, 2)),
+    )
     K = rng.normal(size=(d, d))
     correlated = noise.CovarianceNoise(rng.uniform(0.5, 2, d), K @ K.T / d)
     m = correlated.multipliers(d, draws, rng)
     loss = ((Y - (m[:, None, :] * A) @ U.T) ** 2).sum(-1).mean(-1)
     added = loss - ((Y - A @ U.T) ** 2).sum(-1).mean()
     yield standard_errors(added, penalty.hidden(U, A, correlated))
-    return MONTE_CARLO, f"{draws} samples of correlated Gaussian noise on a ReLU layer, in s.e."
+    return (
+        MONTE_CARLO,
+        f"{draws} samples of correlated Gaussian noise on a ReLU layer, in s.e.",
+    )
 
 
 @statement("Lemma 3.1, per input", "3", how="symbolic", identity="units")
@@ -110,7 +124,10 @@ def predictive_variance(scale: int, rng: np.random.Generator) -> Residuals:
     """
     d, prob = 6 + 2 * (scale // 2), float(rng.uniform(0.1, 0.8))
     U, A = rng.normal(size=(3, d)), oracles.relu_layer(rng, d)
-    cases: list[tuple[noise.Noise, int]] = [(noise.Dropout(prob), 1), (noise.DropBlock(prob, 2), 2)]
+    cases: list[tuple[noise.Noise, int]] = [
+        (noise.Dropout(prob), 1),
+        (noise.DropBlock(prob, 2), 2),
+    ]
     for each, b in cases:
         z, p = oracles.multipliers(d, prob, b)
         exact = np.tensordot(p, ((z[:, None, :] * A - A) @ U.T) ** 2, axes=1)
@@ -131,7 +148,11 @@ def last_layer_dropout(scale: int, rng: np.random.Generator) -> Residuals:
     \mathbb{E}[a_j(x)^2]$, with $a_j$ the activation of unit $j$.
     """
     d, prob = 4 + scale, 0.3
-    U, A, Y = rng.normal(size=(2, d)), oracles.relu_layer(rng, d), rng.normal(size=(12, 2))
+    U, A, Y = (
+        rng.normal(size=(2, d)),
+        oracles.relu_layer(rng, d),
+        rng.normal(size=(12, 2)),
+    )
     exact = oracles.added_loss(Y, U, A, *oracles.multipliers(d, prob))
     without_lam = float((U**2).sum(0) @ (A**2).mean(0))
     detail = f"a tanh-ReLU network, its loss over all {2**d} masks"
@@ -192,7 +213,11 @@ def audit_last_layer(scale: int, rng: np.random.Generator) -> Residuals:
         b, (U, G) = theta[:k], descent.factors(theta[k:], k, d)
         E = Y - b - G @ U.T
         u, g = np.sum(U * U, 0), np.sum(G * G, 0)
-        gradient = [-E.sum(0), (lam * g * U - E.T @ G).ravel(), (lam * u * G - E @ U).ravel()]
+        gradient = [
+            -E.sum(0),
+            (lam * g * U - E.T @ G).ravel(),
+            (lam * u * G - E @ U).ravel(),
+        ]
         return float(np.sum(E * E) + lam * u @ g), 2 * np.concatenate(gradient)
 
     best, _ = descent.best_descent(objective, k + (k + n) * d, 6, rng)
@@ -201,7 +226,11 @@ def audit_last_layer(scale: int, rng: np.random.Generator) -> Residuals:
     bound, *_ = last_layer.squared_bound(target, k, [(lam / d, SquaredNuclear())])
     printed, *_ = last_layer.squared_bound(target, k, [(lam, SquaredNuclear())])
     yield relative(bound, best)
-    return DESCENT, f"descent over {n} x {d} features, last layer and bias", relative(printed, best)
+    return (
+        DESCENT,
+        f"descent over {n} x {d} features, last layer and bias",
+        relative(printed, best),
+    )
 
 
 UNITS, BLOCK = 80, 5
@@ -227,7 +256,9 @@ def run(params: Params, seed: int) -> dict[str, Any]:
         drop = DropBlock1d(params["drop_prob"], BLOCK, placement="grid")
         weights = [*hidden.parameters(), *last.parameters()]
         optimizer = torch.optim.Adam(weights, lr=params["rate"])
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, params["steps"])
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
+            optimizer, params["steps"]
+        )
         records = set(log_steps(params["steps"], 24))
         seen, exact = [0], [_objective(hidden, last, x, Y, noise)[0]]
         for step in range(1, params["steps"] + 1):
@@ -277,7 +308,9 @@ def _network(params: Params, channels: int, outputs: int) -> tuple[Any, Any]:
     return hidden, nn.Linear(UNITS, outputs, bias=False)
 
 
-def _objective(hidden: Any, last: Any, x: Any, Y: Any, noise: DropBlock) -> tuple[float, Floats]:
+def _objective(
+    hidden: Any, last: Any, x: Any, Y: Any, noise: DropBlock
+) -> tuple[float, Floats]:
     """Return the exact objective, and the predictions divided by sqrt(n)."""
     import torch
 
@@ -317,15 +350,28 @@ def plot(rows: list[Row]) -> Any:
     for (left, right), row in zip(axes, rows, strict=True):
         left.plot(row["steps_seen"], row["exact"], color=BLUE, label="exact objective")
         left.axhline(row["bound"], color="0.4", ls="--", label="lower bound")
-        left.set(xlabel="step", ylabel="objective", title=NAMES[row["data"]], yscale="log")
+        left.set(
+            xlabel="step", ylabel="objective", title=NAMES[row["data"]], yscale="log"
+        )
         left.set_xscale("symlog", linthresh=10)
         left.set_xlim(0, row["steps_seen"][-1])
         left.legend()
         places = np.arange(1, len(row["spectrum"]) + 1)
-        right.plot(places, row["target_spectrum"], "o", mfc="none", color="0.6", label="targets")
+        right.plot(
+            places,
+            row["target_spectrum"],
+            "o",
+            mfc="none",
+            color="0.6",
+            label="targets",
+        )
         right.plot(places, row["best_spectrum"], "k_", ms=14, label="predicted")
-        right.plot(places, row["spectrum"], "o", ms=4, color=ORANGE, label="trained network")
-        right.set(xlabel="place", ylabel="singular value", ylim=(0, None), xticks=places)
+        right.plot(
+            places, row["spectrum"], "o", ms=4, color=ORANGE, label="trained network"
+        )
+        right.set(
+            xlabel="place", ylabel="singular value", ylim=(0, None), xticks=places
+        )
         right.legend()
     return figure
 

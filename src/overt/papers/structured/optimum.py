@@ -28,13 +28,17 @@ def dropblock_balanced(scale: int, rng: np.random.Generator) -> Residuals:
     for _ in range(trials):
         m, beta = np.sort(rng.uniform(0.8, 3, 3))[::-1], float(rng.uniform(0.3, 1))
         block = noise.DropBlock(beta / (1 + beta), b).at_width(b * blocks)
-        objective = descent.factor_objective(np.diag(m), block.characteristic(b * blocks))
+        objective = descent.factor_objective(
+            np.diag(m), block.characteristic(b * blocks)
+        )
         value, theta = descent.best_descent(objective, 6 * b * blocks, 4, rng)
         a = spectral.KSupport(b).prox(m, beta)
         yield relative(descent.block_value(m, a, b, beta), value)
         U, V = descent.factors(theta, 3, b * blocks)
         yield relative(U @ V.T, np.diag(a)) ** 2
-        parts = [np.linalg.norm(U[:, i : i + b] @ V[:, i : i + b].T) for i in range(0, 8, b)]
+        parts = [
+            np.linalg.norm(U[:, i : i + b] @ V[:, i : i + b].T) for i in range(0, 8, b)
+        ]
         yield (np.ptp(parts) / np.mean(parts)) ** 2
     return DESCENT, f"the best of 4 descents for each of {trials} spectra"
 
@@ -60,8 +64,14 @@ def dropblock_optimum(scale: int, rng: np.random.Generator) -> Residuals:
         convex = descent.ksupport_prox_value(m, b, beta)
         yield relative(stated, convex)
         yield relative(stated, descent.block_candidates(m, b, beta, range(1, b + 1)))
-        printed = max(printed, relative(descent.block_candidates(m, b, beta, range(1, b)), convex))
-    return DESCENT, f"{20 * scale} spectra, a convex solver and all (rho, lambda)", printed
+        printed = max(
+            printed, relative(descent.block_candidates(m, b, beta, range(1, b)), convex)
+        )
+    return (
+        DESCENT,
+        f"{20 * scale} spectra, a convex solver and all (rho, lambda)",
+        printed,
+    )
 
 
 @statement("Corollary 2.8", "2.4", how="sampled")
@@ -86,7 +96,9 @@ def dropblock_few_blocks(scale: int, rng: np.random.Generator) -> Residuals:
         d = b * blocks
         block = noise.DropBlock(beta / (1 + beta), block_size=b).at_width(d)
         objective = descent.factor_objective(np.diag(m), block.characteristic(d))
-        gaps[blocks] = descent.best_descent(objective, 6 * d, 6 * scale, rng)[0] / bound - 1
+        gaps[blocks] = (
+            descent.best_descent(objective, 6 * d, 6 * scale, rng)[0] / bound - 1
+        )
     yield abs(gaps[3])
     yield STRICT - gaps[2]
     return DESCENT, (
@@ -132,7 +144,13 @@ figure(
     },
 )
 
-item("Definition 2.4", "2.4", "Balanced factors", by="dropblock-balanced", how="definition")
+item(
+    "Definition 2.4",
+    "2.4",
+    "Balanced factors",
+    by="dropblock-balanced",
+    how="definition",
+)
 item("Theorem 2.5", "2.4", "Minimizers are balanced", by="dropblock-balanced")
 item(
     "Section 2.4, costs",

@@ -46,9 +46,7 @@ def sliding_keep(scale: int, rng: np.random.Generator) -> Residuals:
     yield relative((p @ z)[b - 1], 0.5)
     z, p = oracles.sliding_masks((inner,), b, 0.5 ** (1 / (2 * b - 1)))
     kept = float((p @ z)[b - 1])
-    detail = (
-        f"active units over all sets of seeds; the paper's rule leaves {kept:.4f} instead of .5"
-    )
+    detail = f"active units over all sets of seeds; the paper's rule leaves {kept:.4f}, not .5"
     return EXACT, detail, relative(kept, 0.5)
 
 
@@ -98,7 +96,12 @@ def plot_placement(rows: list[Row]) -> Any:
     """Plot the exact objectives, and the sampled ones with their errors."""
     figure, axes = canvas(6.4, 5.2)
     for row, color in zip(rows, (BLUE, ORANGE, GRAY), strict=True):
-        draw_run(axes, row, (color, color), f"{row['variant']} ({row['realized']:.2f} dropped)")
+        draw_run(
+            axes,
+            row,
+            (color, color),
+            f"{row['variant']} ({row['realized']:.2f} dropped)",
+        )
     axes.set_ylabel("objective")
     figure.legend(loc="outside lower center", ncols=2)
     return figure
@@ -114,7 +117,9 @@ def _noise(params: Params) -> tuple[DropBlock, float]:
             noise = DropBlock(drop_prob, block, "sliding")
         case _:
             covered = _coverage(width, block)
-            noise = DropBlock(1 - float(np.mean((1 - drop_prob) ** covered)), block, "sliding")
+            noise = DropBlock(
+                1 - float(np.mean((1 - drop_prob) ** covered)), block, "sliding"
+            )
     return noise, 1 - float(noise.mean(width).mean())
 
 
@@ -176,7 +181,10 @@ figure(
             "rate": 0.012,
         },
     },
-    differs={"toy": "20 inputs, width 20, 200 samples", "paper": "steps and rates not printed"},
+    differs={
+        "toy": "20 inputs, width 20, 200 samples",
+        "paper": "steps and rates not printed",
+    },
     revision=2,
 )
 

@@ -50,7 +50,12 @@ def follow(
     start = [scale * rng.standard_normal((size, net.width)) for size in (m, n)]
     start_rate = 0.4 * (1 - params["drop_prob"]) / n if rate is None else rate
     schedule = inverse_decay(start_rate, params["steps"] / 8)
-    rows: dict[str, list[float]] = {"steps_seen": [], "exact": [], "sampled": [], "error": []}
+    rows: dict[str, list[float]] = {
+        "steps_seen": [],
+        "exact": [],
+        "sampled": [],
+        "error": [],
+    }
     marks = log_steps(params["steps"], 16)
     for step, (U, V) in trajectory(net.train, start, marks, schedule, seed):
         losses = sampled_objective(net, U, V, rng)
@@ -61,12 +66,18 @@ def follow(
     return rows, U, V
 
 
-def sampled_objective(net: LinearNetwork, U: Floats, V: Floats, rng: np.random.Generator) -> Floats:
+def sampled_objective(
+    net: LinearNetwork, U: Floats, V: Floats, rng: np.random.Generator
+) -> Floats:
     """Return the mean squared error over all data under each of many masks."""
     loss = net.effect.regression.loss
     if isinstance(net.noise, DropConnect):
-        return np.array([loss(U, z * V) for z in net.noise.multipliers(V.shape, MASKS, rng)])
-    return np.array([loss(U * z, V) for z in net.noise.multipliers(net.width, MASKS, rng)])
+        return np.array(
+            [loss(U, z * V) for z in net.noise.multipliers(V.shape, MASKS, rng)]
+        )
+    return np.array(
+        [loss(U * z, V) for z in net.noise.multipliers(net.width, MASKS, rng)]
+    )
 
 
 def network(params: Params, noise: Noise) -> LinearNetwork:
@@ -111,7 +122,9 @@ def run_dropconnect(params: Params, seed: int) -> dict[str, Any]:
 
 def sampled_equals_exact(row: Row) -> Finding:
     """Check that masks average to the closed form at every record."""
-    deviation = np.abs(np.subtract(row["sampled"], row["exact"])) / np.array(row["error"])
+    deviation = np.abs(np.subtract(row["sampled"], row["exact"])) / np.array(
+        row["error"]
+    )
     return Finding(
         f"drop probability {row['drop_prob']:g}: the stochastic objective equals the exact one",
         deviation.max() <= 5,
@@ -168,7 +181,9 @@ def draw_run(axes: Any, row: Row, colors: tuple[str, str], name: str) -> None:
     """Plot what masks average to, with five standard errors, on the exact objective."""
     steps, error = np.maximum(row["steps_seen"], 1), 5 * np.array(row["error"])
     label = f"{name}, sampled (5 s.e.)"
-    axes.errorbar(steps, row["sampled"], yerr=error, fmt="o", ms=3.5, color=colors[0], label=label)
+    axes.errorbar(
+        steps, row["sampled"], yerr=error, fmt="o", ms=3.5, color=colors[0], label=label
+    )
     axes.plot(steps, row["exact"], color=colors[1], label=f"{name}, exact")
     axes.set(xscale="log", yscale="log", xlabel="step")
 
@@ -181,7 +196,9 @@ def plot_dropblock(rows: list[Row]) -> Any:
         top.axhline(row["optimum"], color="black", ls="--", lw=1, label="Theorem 2.7")
         top.set_title(f"drop probability {row['drop_prob']:g}")
         count = max(row["rank"] + 6, 12)
-        bottom.plot(row["spectrum"][:count], "o", ms=4, color=ORANGE, label="after training")
+        bottom.plot(
+            row["spectrum"][:count], "o", ms=4, color=ORANGE, label="after training"
+        )
         bottom.plot(row["best_spectrum"][:count], color=BLUE, label="exact optimum")
         bottom.set_xlabel("index of singular value")
     for panel, label in zip(axes[:, 0], ("objective", "singular value"), strict=True):
@@ -196,8 +213,14 @@ def plot_dropconnect(rows: list[Row]) -> Any:
     for row, panel in zip(rows, axes[0], strict=True):
         draw_run(panel, row, (ORANGE, BLUE), "DropConnect")
         steps = np.maximum(row["steps_seen"], 1)
-        panel.plot(steps, row["dropout_exact"], color=GRAY, ls="--", label="Dropout, exact")
-        kind = "uncorrelated" if row["correlation"] == 0 else f"correlation {row['correlation']:g}"
+        panel.plot(
+            steps, row["dropout_exact"], color=GRAY, ls="--", label="Dropout, exact"
+        )
+        kind = (
+            "uncorrelated"
+            if row["correlation"] == 0
+            else f"correlation {row['correlation']:g}"
+        )
         panel.set_title(f"drop {row['drop_prob']:g}, {kind}")
     axes[0][0].legend()
     axes[0][0].set_ylabel("objective")

@@ -45,9 +45,15 @@ def greedy_reflection(scale: int, rng: np.random.Generator) -> Residuals:
     x, y = torch.tensor([[1.0, 0.0]], dtype=torch.float64), torch.tensor([0])
     wrong = 0
     for radius in (0.19, 0.195, 0.1962, 0.2, 0.3):
-        found = PGD(L2(radius), steps=50, loss="reflected_all")(lambda v: v @ weight.T, x, y)
-        greedy = PGD(L2(radius), steps=50, loss="reflected_greedy")(lambda v: v @ weight.T, x, y)
-        wrong += bool(found.success) != (radius > 2 / math.sqrt(104)) or bool(greedy.success)
+        found = PGD(L2(radius), steps=50, loss="reflected_all")(
+            lambda v: v @ weight.T, x, y
+        )
+        greedy = PGD(L2(radius), steps=50, loss="reflected_greedy")(
+            lambda v: v @ weight.T, x, y
+        )
+        wrong += bool(found.success) != (radius > 2 / math.sqrt(104)) or bool(
+            greedy.success
+        )
     yield float(wrong)
     return 0.0, "radii at which greedy succeeds, or every class in turn errs"
 
@@ -69,7 +75,11 @@ def run_search(params: Params, seed: int) -> dict[str, Any]:
         room = params["radius"] ** 2 - first**2
         inside = tail <= room
         f = np.stack(
-            [np.full(int(inside.sum()), X[0] + first), X[1] + second[inside], X[2] + third[inside]]
+            [
+                np.full(int(inside.sum()), X[0] + first),
+                X[1] + second[inside],
+                X[2] + third[inside],
+            ]
         )
         flip = np.maximum(f[1], f[2]) > f[0]
         flips += int(flip.sum())
@@ -111,7 +121,8 @@ def check_search(rows: list[Row]) -> Findings:
     ce, pairwise = counts["cross-entropy"], counts["reflected, pairwise"]
     yield Finding(
         "the reflected loss ranks attacks better than cross-entropy",
-        all(p >= c for p, c in zip(pairwise, ce, strict=True)) and pairwise[-1] > ce[-1],
+        all(p >= c for p, c in zip(pairwise, ce, strict=True))
+        and pairwise[-1] > ce[-1],
         f"{pairwise} against {ce}, of {rows[0]['flips']} flips on the grid",
         "Figure 6-2, bars",
     )
@@ -147,7 +158,9 @@ def run_greedy(params: Params, seed: int) -> dict[str, Any]:
             fooled.append(bool(exact.linear(W, np.zeros(3), x, y, threat).fooled[0]))
             continue
         if params["method"] == "strongest":
-            found = strongest(lambda v: v @ weight.T, x, y, threat, budget=100, warn=False)
+            found = strongest(
+                lambda v: v @ weight.T, x, y, threat, budget=100, warn=False
+            )
         else:
             attack = PGD(threat, steps=50, loss=params["method"])
             found = attack(lambda v: v @ weight.T, x, y, warn=False)
@@ -186,7 +199,11 @@ def plot_greedy(rows: list[Row]) -> Any:
     a, b = np.meshgrid(np.linspace(0.4, 1.6, 300), np.linspace(-0.5, 0.5, 300))
     winner = np.argmax(np.stack([a, b], -1) @ W.T, -1)
     plane.contourf(
-        a, b, winner, levels=[-0.5, 0.5, 1.5, 2.5], colors=["#dbe9f6", "#eee", "#fde0c5"]
+        a,
+        b,
+        winner,
+        levels=[-0.5, 0.5, 1.5, 2.5],
+        colors=["#dbe9f6", "#eee", "#fde0c5"],
     )
     angle = np.linspace(0, 2 * np.pi, 200)
     plane.plot(1 + 0.4 * np.cos(angle), 0.4 * np.sin(angle), "k:", lw=1)
@@ -244,7 +261,12 @@ def attack_of(name: str, data: str, steps: int) -> Any:
     if kind == "fgsm":
         return FGSM(threat, loss=loss, random_start=False)
     return PGD(
-        threat, steps=steps, loss=loss, schedule="decay", step_size=size, normalize=kind == "bim"
+        threat,
+        steps=steps,
+        loss=loss,
+        schedule="decay",
+        step_size=size,
+        normalize=kind == "bim",
     )
 
 
@@ -261,14 +283,18 @@ def run_two_digits(params: Params, seed: int) -> dict[str, Any]:
     with torch.random.fork_rng():
         torch.manual_seed(params["run"])
         model = models.mlp(data.x[0].numel(), 1)
-        loader = DataLoader(TensorDataset(data.x, data.y), batch_size=BATCH, shuffle=True)
+        loader = DataLoader(
+            TensorDataset(data.x, data.y), batch_size=BATCH, shuffle=True
+        )
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         scheduler = torch.optim.lr_scheduler.StepLR(
             optimizer, max(params["epochs"] // 4, 1), gamma=0.2
         )
         attack = None
         if params["training"] != "standard":
-            attack = attack_of(params["training"], params["data"], params["train_steps"])
+            attack = attack_of(
+                params["training"], params["data"], params["train_steps"]
+            )
         adversarial_train(
             model,
             loader,
@@ -287,14 +313,20 @@ def run_two_digits(params: Params, seed: int) -> dict[str, Any]:
     }
     with torch.no_grad():
         wrong = (model(data.x_test).squeeze(1) > 0).long() != data.y_test
-    return {"clean": float(wrong.double().mean()), "errors": errors, "points": len(wrong)}
+    return {
+        "clean": float(wrong.double().mean()),
+        "errors": errors,
+        "points": len(wrong),
+    }
 
 
 def table(rows: list[Row]) -> dict[str, dict[str, float]]:
     """Return mean errors by training and attack."""
     runs = {training: rows_with(rows, training=training) for training in TRAININGS}
     return {
-        training: {a: float(np.mean([row["errors"][a] for row in chosen])) for a in ATTACKS}
+        training: {
+            a: float(np.mean([row["errors"][a] for row in chosen])) for a in ATTACKS
+        }
         for training, chosen in runs.items()
     }
 
@@ -354,11 +386,15 @@ def table_two_digits(rows: list[Row]) -> Table:
     return ("training (printed in brackets)", *ATTACKS), lines
 
 
-def _difference(rows: list[Row], one: str, other: str, attack: str, against: str) -> Interval:
+def _difference(
+    rows: list[Row], one: str, other: str, attack: str, against: str
+) -> Interval:
     """Return the interval, over runs, of one training's error less the other's."""
     errors = {(r["training"], r["run"]): r["errors"] for r in rows}
     runs = values_of(rows, "run")
-    return mean_interval([errors[one, run][attack] - errors[other, run][against] for run in runs])
+    return mean_interval(
+        [errors[one, run][attack] - errors[other, run][against] for run in runs]
+    )
 
 
 def plot_two_digits(rows: list[Row]) -> Any:
@@ -422,7 +458,9 @@ def run_cifar(params: Params, seed: int) -> dict[str, Any]:
             data.x.shape[1], 10, params["width"], params["stride"], params["blocks"]
         )
         loader = DataLoader(TensorDataset(data.x, data.y), batch_size=128, shuffle=True)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9, weight_decay=5e-4)
+        optimizer = torch.optim.SGD(
+            model.parameters(), lr=0.2, momentum=0.9, weight_decay=5e-4
+        )
         total = epochs * len(loader)
         scheduler = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: min(2 * step / total, 2 - 2 * step / total)
@@ -446,7 +484,9 @@ def run_cifar(params: Params, seed: int) -> dict[str, Any]:
             config=TrainingConfig(step_scheduler_each="batch"),
         )
     x, y = data.x_test[: params["points"]], data.y_test[: params["points"]]
-    measure = PGD(Linf(params["test_radius"] / 255, (0.0, 1.0)), steps=50, loss="cross_entropy")
+    measure = PGD(
+        Linf(params["test_radius"] / 255, (0.0, 1.0)), steps=50, loss="cross_entropy"
+    )
     model.eval()
     with torch.no_grad():
         clean = float((model(x).argmax(1) == y).double().mean())
@@ -462,14 +502,23 @@ def check_cifar(rows: list[Row]) -> Findings:
     for radius in values_of(rows, "radius"):
         gains = []
         for steps in values_of(rows, "steps"):
-            chosen = {m: rows_with(rows, method=m, radius=radius, steps=steps) for m in LOSSES}
-            robust = {m: [row["robust"] for row in found] for m, found in chosen.items()}
+            chosen = {
+                m: rows_with(rows, method=m, radius=radius, steps=steps) for m in LOSSES
+            }
+            robust = {
+                m: [row["robust"] for row in found] for m, found in chosen.items()
+            }
             gains.append(mean_interval(np.subtract(robust["R-PGD"], robust["PGD"])))
         known = [v for (r, _), v in TABLE_2.items() if r == radius]
         mean = [(low + high) / 2 for low, high in gains]
         yield Finding(
             f"radius {radius}/255: PGD and R-PGD train networks that differ by less than a point",
-            together(*(below((max(-high, low), max(high, -low)), 0.01) for low, high in gains)),
+            together(
+                *(
+                    below((max(-high, low), max(high, -low)), 0.01)
+                    for low, high in gains
+                )
+            ),
             "R-PGD minus PGD: "
             + (
                 ", ".join(f"{100 * d:+.1f}" for d in mean) + " points"
@@ -487,7 +536,9 @@ def plot_cifar(rows: list[Row]) -> Any:
     for axes, radius in zip(line[0], radii, strict=True):
         steps = values_of(rows_with(rows, radius=radius), "steps")
         for shift, method, color in ((-0.2, "PGD", BLUE), (0.2, "R-PGD", ORANGE)):
-            chosen = {s: rows_with(rows, method=method, radius=radius, steps=s) for s in steps}
+            chosen = {
+                s: rows_with(rows, method=method, radius=radius, steps=s) for s in steps
+            }
             x = np.arange(len(steps)) + shift
             for name, alpha in (("clean", 0.25), ("robust", 0.9)):
                 height = [100 * np.mean([r[name] for r in chosen[s]]) for s in steps]
@@ -497,13 +548,24 @@ def plot_cifar(rows: list[Row]) -> Any:
             known = [TABLE_2.get((radius, s), (np.nan, np.nan)) for s in steps]
             printed = [pair[method == "R-PGD"] for pair in known]
             axes.plot(
-                x, printed, "kx", ms=5, label="printed, CIFAR-10" if method == "PGD" else None
+                x,
+                printed,
+                "kx",
+                ms=5,
+                label="printed, CIFAR-10" if method == "PGD" else None,
             )
         axes.set_xticks(range(len(steps)), [str(s) for s in steps])
-        axes.set(ylim=(0, 105), xlabel="attack steps in training", title=f"radius {radius}/255")
+        axes.set(
+            ylim=(0, 105),
+            xlabel="attack steps in training",
+            title=f"radius {radius}/255",
+        )
     line[0, 0].set_ylabel("test accuracy, %")
     figure.legend(
-        *line[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=7
+        *line[0, 0].get_legend_handles_labels(),
+        loc="outside lower center",
+        ncols=5,
+        fontsize=7,
     )
     return figure
 

@@ -50,16 +50,24 @@ def relu_isotropic(scale: int, rng: np.random.Generator) -> Residuals:
     samples = {
         "Laplace": rng.laplace(scale=np.sqrt(0.5), size=(n, inputs)),
         "signs": rng.choice([-1.0, 1.0], size=(n, inputs)),
-        "sphere": directions * np.sqrt(inputs) / np.linalg.norm(directions, axis=1, keepdims=True),
+        "sphere": directions
+        * np.sqrt(inputs)
+        / np.linalg.norm(directions, axis=1, keepdims=True),
     }
     stated = float(penalty.relu_isotropic(U, V, prob))
     without_lam, printed = oracles.path_sum([V.T, U]) / 2, np.inf
     for X in samples.values():
         A, (z, p) = np.maximum(X @ V, 0), oracles.multipliers(d, prob)
-        spread = sum(q * (((m - 1) * A @ U.T) ** 2).sum(-1) for q, m in zip(p, z, strict=True))
+        spread = sum(
+            q * (((m - 1) * A @ U.T) ** 2).sum(-1) for q, m in zip(p, z, strict=True)
+        )
         yield standard_errors(spread, stated)
         printed = min(printed, standard_errors(spread, without_lam))
-    return MONTE_CARLO, f"{n} inputs from each of {', '.join(samples)}, in s.e.", printed
+    return (
+        MONTE_CARLO,
+        f"{n} inputs from each of {', '.join(samples)}, in s.e.",
+        printed,
+    )
 
 
 @statement("Proposition 2", "4.3", how="enumerated")
@@ -78,7 +86,9 @@ def penalty_bounds_no_norm(scale: int, rng: np.random.Generator) -> Residuals:
     for C in (0.5, 3.0, 50.0 * scale):
         net, points, p = relu.escaping_weights(C)
         moment = float(p @ net.activations(points)[:, 0] ** 2)
-        off = np.abs(np.linalg.norm(points, axis=1) - 1).max() + np.abs(p @ points).max()
+        off = (
+            np.abs(np.linalg.norm(points, axis=1) - 1).max() + np.abs(p @ points).max()
+        )
         yield max(abs(moment - 1), float(off), C - float(np.linalg.norm(net.V)))
         printed = max(printed, C - 1 / C)  # |w| = 1/sqrt(delta) at delta = C^2
     return 1e-9, "moment 1, mean 0, norm 1, and |w| above C = 1/2, 3, 50", printed
@@ -91,7 +101,9 @@ def _complexities(scale: int, rng: np.random.Generator) -> list[Any]:
         X = rng.normal(size=(16 * scale, 2)) + skew
         X[0] = -X[1:].mean(0)
         sample = rng.integers(0, len(X), 10)
-        found += [rademacher(X, 2.0, sample=s, draws=400, seed=rng) for s in (None, sample)]
+        found += [
+            rademacher(X, 2.0, sample=s, draws=400, seed=rng) for s in (None, sample)
+        ]
     return found
 
 
@@ -228,7 +240,9 @@ def loss_contraction(scale: int, rng: np.random.Generator) -> Residuals:
         y = rng.choice((-1.0, 1.0), n)
         f = rng.normal(size=(4, n)) if trial else y * np.array([[-1.0], [-0.9]])
         g = np.clip(f, -1, 1)
-        complexity = [np.mean(np.max(signs @ F.T / n, axis=1)) for F in (f, g, (y - g) ** 2)]
+        complexity = [
+            np.mean(np.max(signs @ F.T / n, axis=1)) for F in (f, g, (y - g) ** 2)
+        ]
         yield complexity[1] / complexity[0] - 1
         yield complexity[2] / complexity[1] / 4 - 1
         largest = max(largest, complexity[2] / complexity[1] / 2 - 1)
@@ -271,7 +285,12 @@ def run(params: Params, seed: int) -> dict[str, Any]:
             x = x * (2.0 * torch.randint(0, 2, (len(x), 1)) - 1)
             x_test, y_test = torch.cat([x_test, -x_test]), torch.cat([y_test, y_test])
         hidden, top = fit(
-            x, y, params["width"], params["drop_prob"], params["epochs"], params["learning_rate"]
+            x,
+            y,
+            params["width"],
+            params["drop_prob"],
+            params["epochs"],
+            params["learning_rate"],
         )
     with torch.no_grad():
         psi = flows(top, torch.relu(x_test @ hidden.T)).double()
@@ -279,7 +298,9 @@ def run(params: Params, seed: int) -> dict[str, Any]:
         for part, inputs, labels in (("train", x, y), ("test", x_test, y_test)):
             f = (torch.relu(inputs @ hidden.T) @ top.T)[:, 0]
             errors[part] = float(torch.mean((f - labels) ** 2))
-            errors[f"{part}_clipped"] = float(torch.mean((f.clamp(-1, 1) - labels) ** 2))
+            errors[f"{part}_clipped"] = float(
+                torch.mean((f.clamp(-1, 1) - labels) ** 2)
+            )
             errors[f"{part}_wrong"] = float(torch.mean((f * labels <= 0).double()))
     return {
         **errors,
@@ -295,7 +316,9 @@ def task(data: str) -> tuple[Any, Any, Any, Any]:
     """Return flat images and labels -1 and 1, training and test: odd digits of the toy are 1."""
     from overt.papers import models
 
-    loaded = models.load(data, None if data == "digits" else (4, 7))  # 4 and 7 are numbered 0 and 1
+    loaded = models.load(
+        data, None if data == "digits" else (4, 7)
+    )  # 4 and 7 are numbered 0 and 1
     y, y_test = (2.0 * (classes % 2) - 1 for classes in (loaded.y, loaded.y_test))
     return loaded.x.flatten(1), y, loaded.x_test.flatten(1), y_test
 
@@ -326,11 +349,21 @@ def _label(kind: Kind) -> str:
 def cells(rows: list[Row], kind: Kind) -> dict[tuple[int, float], dict[str, float]]:
     """Return the means over runs by (width, drop probability)."""
     chosen = [row for row in rows if _kind(row) == kind]
-    names = ("coadaptation", "gap", "gap_clipped", "alpha", "n", "train_wrong", "test_wrong")
+    names = (
+        "coadaptation",
+        "gap",
+        "gap_clipped",
+        "alpha",
+        "n",
+        "train_wrong",
+        "test_wrong",
+    )
     means = {}
     for w, p in product(values_of(chosen, "width"), values_of(chosen, "drop_prob")):
         cell = rows_with(chosen, width=w, drop_prob=p)
-        means[w, p] = {name: float(np.mean([row[name] for row in cell])) for name in names}
+        means[w, p] = {
+            name: float(np.mean([row[name] for row in cell])) for name in names
+        }
     return means
 
 
@@ -364,14 +397,17 @@ def check(rows: list[Row]) -> Findings:
         for name, sign, claim, printed in CLAIMS:
             saved = (sign * np.array(_saved(rows, kind, w, name)) for w in widths)
             shown = (
-                f"width {w}: " + " ".join(f"{table[w, p][name]:.3g}" for p in probs) for w in widths
+                f"width {w}: " + " ".join(f"{table[w, p][name]:.3g}" for p in probs)
+                for w in widths
             )
             verdict = together(*(above((min(i), max(i)), 0) for i in saved))
             yield Finding(f"{label}: {claim}", verdict, "; ".join(shown), printed)
         yield from _check_spread(rows, kind, widths, [p for p in probs if p > 0])
 
 
-def _check_spread(rows: list[Row], kind: Kind, widths: list[int], probs: list[float]) -> Findings:
+def _check_spread(
+    rows: list[Row], kind: Kind, widths: list[int], probs: list[float]
+) -> Findings:
     """Check the thesis's sentences on co-adaptation; phi is larger where the flow is even."""
     label = _label(kind)
 
@@ -398,12 +434,18 @@ def _check_spread(rows: list[Row], kind: Kind, widths: list[int], probs: list[fl
 
 def _by_run(rows: list[Row], kind: Kind, width: int, prob: float) -> Any:
     """Return phi of each run, in the order of the runs."""
-    chosen = rows_with([row for row in rows if _kind(row) == kind], width=width, drop_prob=prob)
-    return np.array([r["coadaptation"] for r in sorted(chosen, key=lambda row: row["run"])])
+    chosen = rows_with(
+        [row for row in rows if _kind(row) == kind], width=width, drop_prob=prob
+    )
+    return np.array(
+        [r["coadaptation"] for r in sorted(chosen, key=lambda row: row["run"])]
+    )
 
 
 def _ranges(found: dict[Any, Interval]) -> str:
-    return ", ".join(f"{at:g}: {low:+.3f} to {high:+.3f}" for at, (low, high) in found.items())
+    return ", ".join(
+        f"{at:g}: {low:+.3f} to {high:+.3f}" for at, (low, high) in found.items()
+    )
 
 
 def _saved(rows: list[Row], kind: Kind, width: int, name: str) -> Interval:
@@ -531,7 +573,9 @@ def flows_and_penalty(scale: int, rng: np.random.Generator) -> Residuals:
 
 item("Assumption 1", "4.3", "Retentive inputs", by="relu-symmetrized", how="definition")
 item("Proposition 5", "4.5.2", "Deep regression", by="last-layer-dropout")
-item("Definition 6", "4.5.2", "Clipped classes", by="loss-contraction", how="definition")
+item(
+    "Definition 6", "4.5.2", "Clipped classes", by="loss-contraction", how="definition"
+)
 item("Theorem 19", "4.3", "The same for the squared loss", how="cited")
 item(
     "Section 4.3, expected complexity",

@@ -17,7 +17,16 @@ from overt._types import Floats
 from overt.entries import Entries
 from overt.papers import descent, oracles
 from overt.papers.evidence import DESCENT, EXACT, MONTE_CARLO, relative, standard_errors
-from overt.papers.figures import Finding, Findings, Params, Row, Table, above, rows_with, values_of
+from overt.papers.figures import (
+    Finding,
+    Findings,
+    Params,
+    Row,
+    Table,
+    above,
+    rows_with,
+    values_of,
+)
 from overt.papers.records import Residuals, figure, item, statement
 
 
@@ -31,7 +40,12 @@ def sensing_gaussian(scale: int, rng: np.random.Generator) -> Residuals:
     TeX: With Gaussian measurements the sensing penalty has the mean $\lambda \sum_i |u_i|^2
     |v_i|^2$, whose least value for a product is $(\lambda/d) |UV^\top |_*^2$.
     """
-    U, V, prob, draws = rng.normal(size=(3, 4)), rng.normal(size=(5, 4)), 0.3, 2000 * scale
+    U, V, prob, draws = (
+        rng.normal(size=(3, 4)),
+        rng.normal(size=(5, 4)),
+        0.3,
+        2000 * scale,
+    )
     A = rng.normal(size=(draws, 3, 5))
     each = np.array([float(penalty.sensing(U, V, a[None], prob)) for a in A[:400]])
     stated = prob / (1 - prob) * float(np.sum(U**2, 0) @ np.sum(V**2, 0))
@@ -73,7 +87,9 @@ def weighted_trace(scale: int, rng: np.random.Generator) -> Residuals:
     return DESCENT, "overt's factors, and descent over all factors"
 
 
-def _product_laws(rows: int, cols: int, n: int, rng: np.random.Generator) -> Iterator[Any]:
+def _product_laws(
+    rows: int, cols: int, n: int, rng: np.random.Generator
+) -> Iterator[Any]:
     """Yield the uniform law, and two as far from it as the theorem allows."""
     least = np.log(max(rows, cols)) / (n * np.sqrt(rows * cols))
     uniform = (np.full(rows, 1 / rows), np.full(cols, 1 / cols))
@@ -93,7 +109,9 @@ def _needed_constant(p: Floats, q: Floats, n: int) -> float:
     # Sampled places, signs included, in any order; how often each, and the chance of that.
     drawn = np.array(list(combinations_with_replacement(range(2 * len(P)), n)))
     counts = np.sum(drawn[:, :, None] == np.arange(2 * len(P)), axis=1)
-    orders = math.factorial(n) / np.prod(np.cumprod([1, *range(1, n + 1)])[counts], axis=1)
+    orders = math.factorial(n) / np.prod(
+        np.cumprod([1, *range(1, n + 1)])[counts], axis=1
+    )
     chance = orders * np.prod((np.r_[P, P] / 2) ** counts, axis=1)
     signed = (counts[:, : len(P)] - counts[:, len(P) :]) / np.sqrt(P)
     norms = np.linalg.norm(signed.reshape(-1, len(p), len(q)), 2, axis=(1, 2))
@@ -104,7 +122,11 @@ def _needed_constant(p: Floats, q: Floats, n: int) -> float:
 def _dual_norm(d: int, n: int, rng: np.random.Generator) -> float:
     """|diag(1/sqrt p) (sum_j eps_j e_a e_b') diag(1/sqrt q)|_2 for uniform p and q."""
     total = np.zeros((d, d))
-    np.add.at(total, (rng.integers(0, d, n), rng.integers(0, d, n)), rng.choice([-1.0, 1.0], n))
+    np.add.at(
+        total,
+        (rng.integers(0, d, n), rng.integers(0, d, n)),
+        rng.choice([-1.0, 1.0], n),
+    )
     return float(d * np.linalg.norm(total, 2))
 
 
@@ -125,7 +147,9 @@ def completion_bound(scale: int, rng: np.random.Generator) -> Residuals:
     \sqrt{\alpha}\}$ has Rademacher complexity at most $K \sqrt{\alpha d \log d / n}$ with $K =
     \sqrt{2 L} + L/3$, $L = \log(d_{0} + d_{2}) / \log d$, $d = \max(d_{0}, d_{2})$.
     """
-    from overt.papers.thesis.completion_bound import rademacher_constant  # which compiles
+    from overt.papers.thesis.completion_bound import (
+        rademacher_constant,
+    )  # which compiles
 
     printed = 0.0
     cases = [(2, 2, 3), (2, 2, 5), (1, 2, 4), (2, 3, 4), (3, 2, 3)]
@@ -207,7 +231,12 @@ def run_curves(params: Params, seed: int) -> dict[str, Any]:
     ratings = load(params["data"])
     parts = dict(zip(("train", "test"), ratings.split(0.1, seed=0), strict=True))
     low, high = float(ratings.values.min()), float(ratings.values.max())
-    curve: dict[str, list[float]] = {"times": [], "train": [], "test": [], "objective": []}
+    curve: dict[str, list[float]] = {
+        "times": [],
+        "train": [],
+        "test": [],
+        "objective": [],
+    }
     drop_prob = params["drop_prob"]
     train = parts["train"]
     spent, last = 0.0, time.perf_counter()
@@ -219,12 +248,16 @@ def run_curves(params: Params, seed: int) -> dict[str, Any]:
         for which, part in parts.items():
             predicted = np.clip(center + _dots(part, *means), low, high)
             curve[which].append(float(np.sqrt(np.mean((predicted - part.values) ** 2))))
-        curve["objective"].append(objective(center, means, params["width"], train, drop_prob))
+        curve["objective"].append(
+            objective(center, means, params["width"], train, drop_prob)
+        )
         last = time.perf_counter()
 
     if params["method"] == "sgd":
         step = (params["learning_rate"], params["batch_size"])
-        SGDCompletion(train, params["width"], drop_prob, *step, seed).step()  # compilation
+        SGDCompletion(
+            train, params["width"], drop_prob, *step, seed
+        ).step()  # compilation
         sgd = SGDCompletion(train, params["width"], drop_prob, *step, seed)
         last = time.perf_counter()
         for _ in range(params["epochs"]):
@@ -232,11 +265,20 @@ def run_curves(params: Params, seed: int) -> dict[str, Any]:
             watch(sgd.center, sgd.means)
     else:
         model = DropoutCompletion(
-            params["width"], drop_prob, max_sweeps=params["sweeps"], tol=0.0, seed=seed, n_jobs=1
+            params["width"],
+            drop_prob,
+            max_sweeps=params["sweeps"],
+            tol=0.0,
+            seed=seed,
+            n_jobs=1,
         )
-        clone(model).set_params(max_sweeps=1).fit_entries(train)  # compilation is not timed
+        clone(model).set_params(max_sweeps=1).fit_entries(
+            train
+        )  # compilation is not timed
         last = time.perf_counter()
-        model.fit_entries(train, on_step=lambda fit: watch(fit.problem.center, fit.means))
+        model.fit_entries(
+            train, on_step=lambda fit: watch(fit.problem.center, fit.means)
+        )
     return {**curve, "entries": len(ratings), "tested": len(parts["test"])}
 
 
@@ -257,10 +299,14 @@ def _dots(entries: Entries, U: Any, V: Any) -> Any:
 def check_curves(rows: list[Row]) -> Findings:
     """More dropout fits less and generalizes with a smaller gap; exact solves get there first."""
     for method in ("sgd", "alternating"):
-        chosen = sorted(rows_with(rows, method=method), key=lambda row: row["drop_prob"])
+        chosen = sorted(
+            rows_with(rows, method=method), key=lambda row: row["drop_prob"]
+        )
         train = [row["train"][-1] for row in chosen]
         gap = [row["test"][-1] - row["train"][-1] for row in chosen]
-        shown = ", ".join(f"{r['drop_prob']:g}: {g:.3f}" for r, g in zip(chosen, gap, strict=True))
+        shown = ", ".join(
+            f"{r['drop_prob']:g}: {g:.3f}" for r, g in zip(chosen, gap, strict=True)
+        )
         yield Finding(
             f"{method}: more dropout, larger training error and smaller gap",
             train == sorted(train) and gap == sorted(gap, reverse=True),
@@ -271,7 +317,8 @@ def check_curves(rows: list[Row]) -> Findings:
         if drop_prob == 0:
             continue
         exact, sgd = (
-            rows_with(rows, method=m, drop_prob=drop_prob)[0] for m in ("alternating", "sgd")
+            rows_with(rows, method=m, drop_prob=drop_prob)[0]
+            for m in ("alternating", "sgd")
         )
         ratio, never = time_ratio(exact, sgd), np.isinf(sgd_time(exact, sgd))
         yield Finding(
@@ -285,7 +332,9 @@ def check_curves(rows: list[Row]) -> Findings:
 def sgd_time(exact: Row, run: Row) -> float:
     """Return when a run first comes within 1% of the exact solver's last objective."""
     bar = 1.01 * exact["objective"][-1]
-    reached = (t for t, f in zip(run["times"], run["objective"], strict=True) if f <= bar)
+    reached = (
+        t for t, f in zip(run["times"], run["objective"], strict=True) if f <= bar
+    )
     return next(reached, float("inf"))
 
 
@@ -350,7 +399,9 @@ def _check_data(rows: list[Row], data: str) -> Findings:
             above((gain - half, gain + half), 0),
             f"plain {plain['last']:.4f}, best with dropout {min(dropped):.4f} at drop "
             f"probability {probs[int(np.argmin(dropped))]:g} (+- {half:.4f})",
-            f"{REPORTED[wide][0]} and {min(REPORTED[wide][2:])} (10M)" if wide in REPORTED else "",
+            f"{REPORTED[wide][0]} and {min(REPORTED[wide][2:])} (10M)"
+            if wide in REPORTED
+            else "",
         )
     for width in widths:
         plain = cell["sgd", width, 0.0]
@@ -397,7 +448,9 @@ def rmse_table(rows: list[Row]) -> Table:
             for prob in probs:
                 (row,) = rows_with(chosen, width=width, drop_prob=prob)
                 cells.append((row["last"], printed_at.get(prob, -1)))
-            lines.append([data, width, *(_beside_print(*cell, width) for cell in cells)])
+            lines.append(
+                [data, width, *(_beside_print(*cell, width) for cell in cells)]
+            )
     header = (
         "data",
         "width",
@@ -423,7 +476,9 @@ def plot_table(rows: list[Row]) -> Any:
         for drop_prob in values_of(chosen, "drop_prob"):
             part = rows_with(chosen, drop_prob=drop_prob)
             line = sorted((row["width"], row["last"]) for row in part)
-            axes[i, j].plot(*zip(*line, strict=True), marker="o", label=f"drop {drop_prob:g}")
+            axes[i, j].plot(
+                *zip(*line, strict=True), marker="o", label=f"drop {drop_prob:g}"
+            )
         axes[i, j].set(title=f"{data}, {method}", xlabel="width", ylabel="test RMSE")
     axes[0, -1].legend()
     return figure

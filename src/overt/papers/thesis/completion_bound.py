@@ -115,13 +115,19 @@ def generalization_bound(
     n = len(entries)
     U, V = _factors(model)
     product = np.einsum("ei,ei->e", U[rows], V[cols])
-    target = entries.values - model.mean_ - model.row_bias_[rows] - model.col_bias_[cols]
+    target = (
+        entries.values - model.mean_ - model.row_bias_[rows] - model.col_bias_[cols]
+    )
     scale = float(np.abs(target).max()) or 1.0
     clipped = np.clip(product, -scale, scale)
-    alpha = min(U.shape[1] * explicit_regularizer(model), weighted_trace_norm(model) ** 2)
+    alpha = min(
+        U.shape[1] * explicit_regularizer(model), weighted_trace_norm(model) ** 2
+    )
     alpha /= scale**2
     d = max(entries.shape)
-    inside = (2 * constant**2 * alpha * d * np.log(max(d, 2)) + np.log(2 / delta) / 4) / n
+    inside = (
+        2 * constant**2 * alpha * d * np.log(max(d, 2)) + np.log(2 / delta) / 4
+    ) / n
     complexity = float(8 * np.sqrt(inside))
     empirical = float(np.mean((target - clipped) ** 2))
     risk = empirical + complexity * scale**2

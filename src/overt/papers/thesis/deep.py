@@ -93,7 +93,9 @@ def nu_product(scale: int, rng: np.random.Generator) -> Residuals:
         probs = [float(q) for q in rng.uniform(0, 0.9, size=k)]
         terms = [q / (1 - q) / d for q, d in zip(probs, widths, strict=True)]
         exact = sum(
-            math.prod(chosen) for size in range(1, k + 1) for chosen in combinations(terms, size)
+            math.prod(chosen)
+            for size in range(1, k + 1)
+            for chosen in combinations(terms, size)
         )
         yield relative(spectral.nu(widths, probs), exact)
     return EXACT, "the sum over all choices of layers, up to six"
@@ -141,7 +143,10 @@ def deep_without_gap(scale: int, rng: np.random.Generator) -> Residuals:
     best, _ = descent.deep_descent(M, np.eye(2), widths, probs, 6 * scale, rng)
     excess = best / bound - 1
     yield worst(0.0, STRICT - excess)
-    return DESCENT, f"the best of {6 * scale} descents lies {excess:.1%} above the bound"
+    return (
+        DESCENT,
+        f"the best of {6 * scale} descents lies {excess:.1%} above the bound",
+    )
 
 
 @statement("Lemma 7", "3.2", how="bound evaluated")
@@ -162,7 +167,9 @@ def deep_lower_bound(scale: int, rng: np.random.Generator) -> Residuals:
         weights = equalize.rank_one_deep(rng.normal(size=2), rng.normal(size=3), widths)
         size = 1.0 if trial % 2 else 1e-3
         weights = [W + size * rng.normal(size=W.shape) for W in weights]
-        nuclear = float(np.linalg.norm(oracles.chain(weights) @ oracles.power(C, 0.5), "nuc"))
+        nuclear = float(
+            np.linalg.norm(oracles.chain(weights) @ oracles.power(C, 0.5), "nuc")
+        )
         bound = spectral.nu(widths, probs) * nuclear**2
         exact = oracles.deep_added_loss(weights, probs, C)
         yield max(bound / exact - 1, 0.0)
@@ -224,7 +231,10 @@ def deep_optimum(scale: int, rng: np.random.Generator) -> Residuals:
         value = second**2 + nu / (1 + nu)
         yield relative(value, best)
         yield relative(A @ oracles.power(C, -0.5), W) ** 2
-    return DESCENT, f"objective and map of the best of {6 * scale} descents over all masks"
+    return (
+        DESCENT,
+        f"objective and map of the best of {6 * scale} descents over all masks",
+    )
 
 
 @statement("Proposition 1", "3.3", how="enumerated")
@@ -305,11 +315,18 @@ def check_spectra(rows: list[Row]) -> Findings:
     rank = np.sum(trained > 0.02 * target[0], axis=1)
     several = [i for i, row in enumerate(rows) if row["drop_prob"] > 0 and rank[i] >= 2]
     # First less last shrinkage of the nonzero values, run by run, at each strength.
-    grown = [(np.array(rows[i]["trained"]) - target) @ _ends(len(target), rank[i]) for i in several]
+    grown = [
+        (np.array(rows[i]["trained"]) - target) @ _ends(len(target), rank[i])
+        for i in several
+    ]
     uneven = [mean_interval(change, 1 - 0.05 / len(several)) for change in grown]
     low = min(min(row["objective"]) / row["bound"] for row in rows if row["bound"] > 0)
-    close = max(np.mean(row["objective"]) / row["best"] - 1 for row in rows if row["drop_prob"])
-    sizes = np.array([np.sum(row["trained"], axis=1) for row in rows])  # (drop_prob, runs)
+    close = max(
+        np.mean(row["objective"]) / row["best"] - 1 for row in rows if row["drop_prob"]
+    )
+    sizes = np.array(
+        [np.sum(row["trained"], axis=1) for row in rows]
+    )  # (drop_prob, runs)
     yield Finding(
         "a higher drop probability shrinks the spectrum",
         together(*(above(mean_interval(a - b), 0) for a, b in pairwise(sizes))),
@@ -353,15 +370,20 @@ def _check_rates(rows: list[Row]) -> Findings:
         chosen = rows_with(rows, target_scale=scale)
         diverged = {
             rate: sum(
-                int(np.sum(~np.isfinite(row["objective"]))) for row in rows_with(chosen, rate=rate)
+                int(np.sum(~np.isfinite(row["objective"])))
+                for row in rows_with(chosen, rate=rate)
             )
             for rate in values_of(chosen, "rate")
         }
-        count = sum(len(row["objective"]) for row in rows_with(chosen, rate=min(diverged)))
+        count = sum(
+            len(row["objective"]) for row in rows_with(chosen, rate=min(diverged))
+        )
         yield Finding(
             f"one learning rate trains every network, target {scale}",
             min(diverged.values()) == 0,
-            ", ".join(f"rate {rate:g}: {n} of {count} diverge" for rate, n in diverged.items()),
+            ", ".join(
+                f"rate {rate:g}: {n} of {count} diverge" for rate, n in diverged.items()
+            ),
             "tuned over {1, .1, .01}",
         )
 
@@ -378,7 +400,9 @@ def plot_spectra(rows: list[Row]) -> Any:
     rows = tuned(rows_with(rows, target_scale="normalized"))
     lines = math.ceil(len(rows) / 3)
     shape = (lines, math.ceil(len(rows) / lines))
-    figure, axes = canvas(3.3 * shape[1], 2.9 * lines, *shape, squeeze=False, sharey=True)
+    figure, axes = canvas(
+        3.3 * shape[1], 2.9 * lines, *shape, squeeze=False, sharey=True
+    )
     for row, panel in zip(rows, axes.flat, strict=False):
         count = min(2 * row["rank"] + 2, len(row["target"]))
         nu = spectral.nu((row["size"],) * row["hidden"], row["drop_prob"])
@@ -389,7 +413,10 @@ def plot_spectra(rows: list[Row]) -> Any:
         for i, s in enumerate(row["trained"]):
             label = "trained" if i == 0 else None
             panel.plot(s[:count], "o", ms=4, color=ORANGE, alpha=0.6, label=label)
-        panel.set(title=f"drop probability {row['drop_prob']:g}", xlabel="index of singular value")
+        panel.set(
+            title=f"drop probability {row['drop_prob']:g}",
+            xlabel="index of singular value",
+        )
     for panel in axes[:, 0]:
         panel.set_ylabel("singular value")
     axes[0][0].legend()
@@ -414,7 +441,9 @@ def run_gaps(params: Params, seed: int) -> dict[str, Any]:
 
     gaps = np.full((len(grid), hidden), np.nan)
     objective = np.full(len(grid), np.nan)
-    path = trajectory(net.train, start, grid, rate, 1000 * seed, batch_size=params["batch"])
+    path = trajectory(
+        net.train, start, grid, rate, 1000 * seed, batch_size=params["batch"]
+    )
     for record, (_, weights) in enumerate(path):
         if not max(float(np.abs(W).max()) for W in weights) < DIVERGED:
             break
@@ -456,7 +485,11 @@ def check_gaps(rows: list[Row]) -> Findings:
         f"mean of {len(rows)} runs ends {excess.mean():.2%} above",
     )
     largest = np.abs([row["solution_gaps"] for row in rows]).max()
-    yield Finding("the exact solution is equalized", largest <= 1e-12, f"largest gap {largest:.0e}")
+    yield Finding(
+        "the exact solution is equalized",
+        largest <= 1e-12,
+        f"largest gap {largest:.0e}",
+    )
 
 
 def _finals(rows: list[Row]) -> dict[float, Any]:
@@ -480,7 +513,9 @@ def _check_divergence(rows: list[Row]) -> Finding:
     return Finding(
         "at one learning rate no run diverges",
         min(diverged.values()) == 0,
-        ", ".join(f"rate {rate:g}: {n} of {count} diverge" for rate, n in diverged.items()),
+        ", ".join(
+            f"rate {rate:g}: {n} of {count} diverge" for rate, n in diverged.items()
+        ),
         "tuned over {1, .1, .01}",
     )
 
@@ -492,11 +527,19 @@ def plot_gaps(rows: list[Row]) -> Any:
     gaps = np.array([row["gaps"] for row in rows])
     shades = ("#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#08306b")
     for order in range(gaps.shape[2]):
-        curves, color = np.maximum(gaps[:, :, order], 1e-12), shades[order % len(shades)]
-        draw_band(axes, rows[0]["steps_seen"], curves, color, label=f"order {order + 1}")
+        curves, color = (
+            np.maximum(gaps[:, :, order], 1e-12),
+            shades[order % len(shades)],
+        )
+        draw_band(
+            axes, rows[0]["steps_seen"], curves, color, label=f"order {order + 1}"
+        )
     bottom = max(1e-8, float(np.abs(gaps[:, -1]).min()) / 10)
     axes.set(
-        yscale="log", ylim=(bottom, None), xlabel="step", ylabel="equalization gap $R_l / LB_l - 1$"
+        yscale="log",
+        ylim=(bottom, None),
+        xlabel="step",
+        ylabel="equalization gap $R_l / LB_l - 1$",
     )
     axes.legend()
     return figure
@@ -630,7 +673,9 @@ def narrow_optimum(scale: int, rng: np.random.Generator) -> Residuals:
     """
     s, nu = np.array([2.0, 1.9]), 0.1
     prob = nu / (1 + nu)  # one hidden unit: nu = lam
-    lowest, W = descent.deep_descent(np.diag(s), np.eye(2), (1,), (prob,), 4 * scale, rng)
+    lowest, W = descent.deep_descent(
+        np.diag(s), np.eye(2), (1,), (prob,), 4 * scale, rng
+    )
     kept = spectral.SquaredNuclear().prox(s[:1], nu)
     stated = float((s[0] - kept[0]) ** 2 + nu * kept[0] ** 2 + s[1] ** 2)
     shrunk = spectral.SquaredNuclear().prox(s, nu)
@@ -671,7 +716,13 @@ item(
     how="not checked",
     open="a picture of the terms of Proposition 8, which deep-penalty checks",
 )
-item("Definition 5", "3.2", "Equalized deep networks", by="rank-one-equalized", how="definition")
+item(
+    "Definition 5",
+    "3.2",
+    "Equalized deep networks",
+    by="rank-one-equalized",
+    how="definition",
+)
 item(
     "Section 3.1, head term",
     "3.1",

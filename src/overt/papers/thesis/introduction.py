@@ -26,9 +26,13 @@ def audit_norm_measures(scale: int, rng: np.random.Generator) -> Residuals:
     ratio = 0.0
     for _ in range(20 * scale):
         k, d = int(rng.integers(1, 5)), int(rng.integers(2, 9))
-        weights = [rng.normal(size=(d, d)) * rng.exponential(size=(d, 1)) for _ in range(k + 1)]
+        weights = [
+            rng.normal(size=(d, d)) * rng.exponential(size=(d, 1)) for _ in range(k + 1)
+        ]
         for chosen in (weights, [np.linalg.qr(W)[0] for W in weights]):
-            constant = spectral_measure(chosen) / pac_bayes_measure(chosen) / ((k + 1) / k)
+            constant = (
+                spectral_measure(chosen) / pac_bayes_measure(chosen) / ((k + 1) / k)
+            )
             yield max(constant - 1, 0.0)
             ratio = max(ratio, constant)
     yield 1 - ratio  # the constant is reached
@@ -47,7 +51,9 @@ def spectral_measure(weights: list[Floats]) -> float:
 def pac_bayes_measure(weights: list[Floats]) -> float:
     """prod |W_i|_2 (d k^2 sum |W_i|_F^2 / |W_i|_2^2)^(1/2), eq. 1.3 without 1/sqrt(n)."""
     norms = [float(np.linalg.norm(W, 2)) for W in weights]
-    stable = sum((float(np.linalg.norm(W)) / s) ** 2 for W, s in zip(weights, norms, strict=True))
+    stable = sum(
+        (float(np.linalg.norm(W)) / s) ** 2 for W, s in zip(weights, norms, strict=True)
+    )
     k = len(weights) - 1
     d = max(len(W) for W in weights)
     return math.prod(norms) * math.sqrt(d * k**2 * stable)
@@ -75,7 +81,11 @@ def gap_condition(scale: int, rng: np.random.Generator) -> Residuals:
     yield max(0.0, 0.1 - values[1])  # the best map has rank 2
     rank_one = s[0] ** 2 * nu / (1 + nu) + s[1] ** 2
     yield max(0.0, lowest / rank_one - 0.99)
-    return 1e-9, f"the best of {4 * scale} descents has values {values.round(2)}", s[1] / nu - 0.1
+    return (
+        1e-9,
+        f"the best of {4 * scale} descents has values {values.round(2)}",
+        s[1] / nu - 0.1,
+    )
 
 
 @statement("Section 1.1.3, FGSM", "1.1.3", how="sampled")
@@ -92,7 +102,9 @@ def fgsm_is_one_step(scale: int, rng: np.random.Generator) -> Residuals:
 
     torch, sequential = oracles.seeded_torch(rng)
     for _ in range(3 * scale):
-        net = sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 3)).double()
+        net = sequential(
+            torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 3)
+        ).double()
         x = torch.from_numpy(rng.normal(size=(6, 5)))
         y = net(x).argmax(1)
         one = FGSM(Linf(0.1))(net, x, y).x

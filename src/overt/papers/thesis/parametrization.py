@@ -47,7 +47,9 @@ def sensing_convolution(scale: int, rng: np.random.Generator) -> Residuals:
     """
     U, V, A = rng.normal(size=(4, 2)), rng.normal(size=(3, 2)), rng.normal(size=(4, 3))
     layer = np.kron(np.eye(4), V.T)
-    network = U.ravel() @ (layer @ A.ravel())  # rows of U and A, stacked, are vec of the transpose
+    network = U.ravel() @ (
+        layer @ A.ravel()
+    )  # rows of U and A, stacked, are vec of the transpose
     yield relative(network, np.sum(U @ V.T * A))
     return EXACT, "the Kronecker product written out"
 
@@ -67,7 +69,9 @@ def deep_scaling(scale: int, rng: np.random.Generator) -> Residuals:
     n, widths, probs = 8, (2, 2), (0.4, 0.3)
     X, y = rng.normal(size=(3, n)), rng.normal(size=n)
     C, w = X @ X.T / n, np.linalg.solve(X @ X.T, X @ y)
-    found = descent.deep_descent(w[None].astype(float), C, widths, probs, 6 * scale, rng)[1][0]
+    found = descent.deep_descent(
+        w[None].astype(float), C, widths, probs, 6 * scale, rng
+    )[1][0]
     stated, printed = (w / (1 + spectral.nu(widths, probs) / m) for m in (1, n))
     detail = f"squared distance to the best of {6 * scale} descents over all masks"
     yield relative(stated, found) ** 2

@@ -28,7 +28,9 @@ def _largest_gain(
         return float(a @ np.minimum(room, radius))
     if np.linalg.norm(room) <= radius:
         return float(a @ room)
-    t = brentq(lambda t: np.linalg.norm(np.minimum(t * a, room)) - radius, 0, radius / a.min())
+    t = brentq(
+        lambda t: np.linalg.norm(np.minimum(t * a, room)) - radius, 0, radius / a.min()
+    )
     return float(a @ np.minimum(t * a, room))
 
 
@@ -48,7 +50,10 @@ def linear_attack(scale: int, rng: np.random.Generator) -> Residuals:
     from overt.robust import L1, L2, PGD, Linf
 
     W, b = rng.normal(size=(4, 10)), rng.normal(size=4)
-    x, y = np.clip(rng.normal(size=(40 * scale, 10)), -2, 2), rng.integers(0, 4, 40 * scale)
+    x, y = (
+        np.clip(rng.normal(size=(40 * scale, 10)), -2, 2),
+        rng.integers(0, 4, 40 * scale),
+    )
     weight, bias = torch.from_numpy(W), torch.from_numpy(b)
 
     def model(v: torch.Tensor) -> torch.Tensor:
@@ -57,7 +62,9 @@ def linear_attack(scale: int, rng: np.random.Generator) -> Residuals:
     for kind, radius, order in ((L1, 1.5, 1), (L2, 1.0, 2), (Linf, 0.3, np.inf)):
         for bounds in (None, (-2.0, 2.0)):
             low, high = bounds or (-np.inf, np.inf)
-            attack = PGD(kind(radius, bounds), steps=40, loss="reflected_all", early_exit=False)
+            attack = PGD(
+                kind(radius, bounds), steps=40, loss="reflected_all", early_exit=False
+            )
             found = attack(model, x, y, warn=False).x.numpy()
             for v, own, moved in zip(x, y, found, strict=True):
                 D, c = np.delete(W - W[own], own, 0), np.delete(b - b[own], own)
@@ -85,11 +92,17 @@ def attack_against_exact(scale: int, rng: np.random.Generator) -> Residuals:
         W, b, a = rng.normal(size=(4, 2)), rng.normal(size=4), rng.normal(size=(1, 4))
         x = rng.normal(size=(25, 2))
         outputs = np.maximum(x @ W.T + b, 0) @ a[0]
-        top = -np.median(outputs, keepdims=True)  # the boundary passes through the points
+        top = -np.median(
+            outputs, keepdims=True
+        )  # the boundary passes through the points
         y = (outputs + top > 0).astype(int)
-        net = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
+        net = torch.nn.Sequential(
+            torch.nn.Linear(2, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1)
+        )
         state = {"0.weight": W, "0.bias": b, "2.weight": a, "2.bias": top}
-        net.double().load_state_dict({name: torch.from_numpy(v) for name, v in state.items()})
+        net.double().load_state_dict(
+            {name: torch.from_numpy(v) for name, v in state.items()}
+        )
         truth = exact.two_layer(W, a, x, y, threat, hidden_bias=b, top_bias=top)
         found = strongest(net, x, y, threat, warn=False).success.numpy()
         if bool((found & ~truth.fooled & ~truth.undecided).any()):
@@ -130,14 +143,19 @@ def reflected_gradient(scale: int, rng: np.random.Generator) -> Residuals:
     yield np.abs(slope.numpy() + 1 / (1 + np.exp(-at))).max()
     yield np.maximum(f - (at <= 0), 0).max()
     yield np.maximum(np.diff(f, 2), 0).max()
-    return 1e-8, "autograd's slope against -sigmoid(z); excess over the 0-1 loss; convexity"
+    return (
+        1e-8,
+        "autograd's slope against -sigmoid(z); excess over the 0-1 loss; convexity",
+    )
 
 
 def _no_attack(net: Any, point: np.ndarray, label: int) -> np.ndarray:
     return point
 
 
-def _attack_gain(net: Any, attack: Any, x: np.ndarray, y: np.ndarray, nu: float) -> float:
+def _attack_gain(
+    net: Any, attack: Any, x: np.ndarray, y: np.ndarray, nu: float
+) -> float:
     """Return by how much attacks lower the margins of the points that are classified correctly.
 
     The unit is nu times the length of the gradient, which no attack on a linear map exceeds.
@@ -177,7 +195,9 @@ def adversarial_training_steps(scale: int, rng: np.random.Generator) -> Residual
     x /= np.linalg.norm(x, axis=1).max()
     gamma, v = leaky.separation(x, y)
     nu, a = gamma / 2, np.array([0.5, 0.5, -0.5, -0.5])
-    net = leaky.LeakyNetwork(-np.sign(a)[:, None] * v, a, 1.0)  # everything wrong to begin with
+    net = leaky.LeakyNetwork(
+        -np.sign(a)[:, None] * v, a, 1.0
+    )  # everything wrong to begin with
     plan = training_plan(
         epsilon=epsilon,
         margin=gamma,
@@ -194,12 +214,16 @@ def adversarial_training_steps(scale: int, rng: np.random.Generator) -> Residual
 
     def attack(net: leaky.LeakyNetwork, point: np.ndarray, label: int) -> np.ndarray:
         steps = min(plan.attack_steps(net.norm), 20)
-        return leaky.reflected_ascent(net, point, label, nu, net.attack_step_size(), steps)
+        return leaky.reflected_ascent(
+            net, point, label, nu, net.attack_step_size(), steps
+        )
 
     count = min(plan.train_steps, 4000 * scale)
     samples = ((x[i], int(y[i])) for i in rng.integers(0, n, count))
     start, best, t = error(net), 1.0, 0
-    for t, trained in enumerate(leaky.train_online(net, samples, plan.train_step_size, attack)):
+    for t, trained in enumerate(
+        leaky.train_online(net, samples, plan.train_step_size, attack)
+    ):
         if t % 50 == 49:
             best = min(best, error(trained))
             if best <= 2 * epsilon:
@@ -210,7 +234,9 @@ def adversarial_training_steps(scale: int, rng: np.random.Generator) -> Residual
         f"attacks gain {gain:.0%} of what the best one gains; null: no attack"
     )
     # The bound is loose: its constants are compared with the statement's, written anew.
-    stated = 64 * (1 + nu) ** 2 * (1 + net.norm * gamma * net.kappa * math.sqrt(m) * epsilon)
+    stated = (
+        64 * (1 + nu) ** 2 * (1 + net.norm * gamma * net.kappa * math.sqrt(m) * epsilon)
+    )
     stated /= (gamma - nu) ** 2 * epsilon**2
     yield abs(plan.train_steps / stated - 1)
     yield abs(plan.attack_work * epsilon / (8 * nu**2 * net.kappa**2 * m) - 1)
@@ -245,7 +271,9 @@ def adversarial_iterates(scale: int, rng: np.random.Generator) -> Residuals:
     x /= np.linalg.norm(x, axis=1).max()
     gamma, v = leaky.separation(x, y)
     nu, a = gamma / 4, np.array([1.0, -1.0]) / math.sqrt(2)
-    net = leaky.LeakyNetwork(-np.sign(a)[:, None] * v / 2, a, slope)  # everything wrong at first
+    net = leaky.LeakyNetwork(
+        -np.sign(a)[:, None] * v / 2, a, slope
+    )  # everything wrong at first
     plan = training_plan(
         epsilon=epsilon,
         margin=gamma,
@@ -259,13 +287,18 @@ def adversarial_iterates(scale: int, rng: np.random.Generator) -> Residuals:
 
     def attack(net: leaky.LeakyNetwork, point: np.ndarray, label: int) -> np.ndarray:
         steps = plan.attack_steps(net.norm)
-        return leaky.reflected_ascent(net, point, label, nu, net.attack_step_size(), steps)
+        return leaky.reflected_ascent(
+            net, point, label, nu, net.attack_step_size(), steps
+        )
 
     def slopes(net: leaky.LeakyNetwork) -> float:
         found = [attack(net, p, int(q)) for p, q in zip(x, y, strict=True)]
         return float(
             np.mean(
-                [1 / (1 + math.exp(q * float(net.value(p)))) for p, q in zip(found, y, strict=True)]
+                [
+                    1 / (1 + math.exp(q * float(net.value(p))))
+                    for p, q in zip(found, y, strict=True)
+                ]
             )
         )
 
@@ -348,7 +381,11 @@ def attack_finds(scale: int, rng: np.random.Generator) -> Residuals:
     """
     from scipy.special import expit
 
-    from overt.papers.leaky_networks import LeakyNetwork, beta_robust_error, reflected_ascent
+    from overt.papers.leaky_networks import (
+        LeakyNetwork,
+        beta_robust_error,
+        reflected_ascent,
+    )
 
     # Three equal units with a far label: without an attack the lemma is broken here.
     net = LeakyNetwork(np.full((3, 1), 20 / 3), np.ones(3), 0.9)
@@ -356,12 +393,16 @@ def attack_finds(scale: int, rng: np.random.Generator) -> Residuals:
     steps = math.ceil(4 * nu**2 / (0.1 * net.attack_step_size()))
     found = reflected_ascent(net, point, 1, nu, net.attack_step_size(), steps)
     lead = float(-net.value(point - nu))
-    excess = [expit(lead) - 2 * expit(-float(net.value(at))) - 0.1 for at in (found, point)]
+    excess = [
+        expit(lead) - 2 * expit(-float(net.value(at))) - 0.1 for at in (found, point)
+    ]
     yield excess[0]
     effective, tight = 0, math.inf
     for _ in range(6 * scale):
         m, d, nu = 4, 3, 0.4
-        net = LeakyNetwork(rng.normal(size=(m, d)), 0.5 * rng.choice([-1.0, 1.0], m), 0.8)
+        net = LeakyNetwork(
+            rng.normal(size=(m, d)), 0.5 * rng.choice([-1.0, 1.0], m), 0.8
+        )
         drift = net.beta(nu) / 2 * net.norm
         x = rng.normal(size=(5, d))
         y = rng.choice([-1, 1], 5)
@@ -376,7 +417,9 @@ def attack_finds(scale: int, rng: np.random.Generator) -> Residuals:
                 right = slack + 2 * np.logaddexp(0, drift - truth.lead[i])
                 yield float(np.logaddexp(0, margin) - right)
                 tight = min(tight, float(right / np.logaddexp(0, margin)))
-    yield -1.0 if effective else math.inf  # without an effective attack nothing was checked
+    yield (
+        -1.0 if effective else math.inf
+    )  # without an effective attack nothing was checked
     detail = (
         f"left minus right over {effective} effective attacks, exact d*; closest {tight:.1f} x; "
         "null: no attack on three equal units"
@@ -406,18 +449,28 @@ def gradient_drift(scale: int, rng: np.random.Generator) -> Residuals:
 
     worst = 0.0
     for trial in range(200 * scale):
-        m, d, slope = int(rng.integers(1, 5)), int(rng.integers(1, 5)), float(rng.uniform(0, 0.9))
+        m, d, slope = (
+            int(rng.integers(1, 5)),
+            int(rng.integers(1, 5)),
+            float(rng.uniform(0, 0.9)),
+        )
         kappa, nu = 0.7, float(rng.uniform(0.1, 2))
         direction = rng.normal(size=d)
         direction /= np.linalg.norm(direction)
         W = rng.normal(size=(m, d))
-        if trial % 2:  # the worst case: all units along one line, crossed just inside the ball
+        if (
+            trial % 2
+        ):  # the worst case: all units along one line, crossed just inside the ball
             W = np.abs(rng.normal(size=(m, 1))) * direction
         net = LeakyNetwork(W, np.full(m, kappa), slope)
         x = (nu * (1 - 1e-9)) * direction if trial % 2 else rng.normal(size=d)
         ends = [x + nu * direction, x - nu * direction]
-        drift = abs((net.input_gradient(ends[1]) - net.input_gradient(ends[0])) @ ends[0])
-        worst = max(worst, float(drift) / (nu * (1 - slope) * kappa * math.sqrt(m) * net.norm))
+        drift = abs(
+            (net.input_gradient(ends[1]) - net.input_gradient(ends[0])) @ ends[0]
+        )
+        worst = max(
+            worst, float(drift) / (nu * (1 - slope) * kappa * math.sqrt(m) * net.norm)
+        )
     yield worst / 2 - 1
     detail = "largest drift over its bound, minus 1; null: a tenth of the bound"
     return 1e-9, detail, worst - 1, 5 * worst - 1
@@ -434,7 +487,11 @@ def run_losses(params: Params, seed: int) -> dict[str, Any]:
     """Evaluate one loss and its slope on a grid of margins."""
     z = np.linspace(-5, 5, params["points"])
     value = FORMS[params["loss"]](z)
-    return {"z": z.tolist(), "value": value.tolist(), "slope": np.gradient(value, z).tolist()}
+    return {
+        "z": z.tolist(),
+        "value": value.tolist(),
+        "slope": np.gradient(value, z).tolist(),
+    }
 
 
 def check_losses(rows: list[Row]) -> Findings:
@@ -472,9 +529,13 @@ def plot_losses(rows: list[Row]) -> Any:
         left.plot(row["z"], row["value"], color=colors[row["loss"]], label=row["loss"])
         if row["loss"] != "0-1":
             right.semilogy(row["z"], np.abs(row["slope"]), color=colors[row["loss"]])
-    left.set(ylim=(-4, 4), xlabel="margin $z = y f(x)$", title="loss (logarithms to base 2)")
+    left.set(
+        ylim=(-4, 4), xlabel="margin $z = y f(x)$", title="loss (logarithms to base 2)"
+    )
     left.legend()
-    right.set(xlabel="margin $z = y f(x)$", title="size of the slope that an attack follows")
+    right.set(
+        xlabel="margin $z = y f(x)$", title="size of the slope that an attack follows"
+    )
     return figure
 
 
@@ -535,7 +596,13 @@ item(
     "Adversarial training",
     by=("adversarial-training-steps", "adversarial-iterates"),
 )
-item("Assumption 3", "6.3", "Separable inputs", by="adversarial-training-steps", how="definition")
+item(
+    "Assumption 3",
+    "6.3",
+    "Separable inputs",
+    by="adversarial-training-steps",
+    how="definition",
+)
 item("Definition 7", "6.4", "Effective attacks", by="attack-finds", how="definition")
 item("Lemma 19", "6.4", "Training reaches small slopes", by="adversarial-iterates")
 item("Equation 6.7", "6.3", "The norm of the iterates", by="adversarial-iterates")

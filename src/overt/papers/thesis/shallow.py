@@ -44,7 +44,11 @@ def solver_shrinkage(scale: int, rng: np.random.Generator) -> Residuals:
         reached = np.sum((s - stated) ** 2) + lam / r * stated.sum() ** 2
         yield relative(reached, best)
         printed = min(printed, relative(values[1], best))
-    return DESCENT, "objective of the printed and the right shrinkage, and descent", printed
+    return (
+        DESCENT,
+        "objective of the printed and the right shrinkage, and descent",
+        printed,
+    )
 
 
 item("Definition 1", "2.1", "Equalized weights", by="equalizer", how="definition")
@@ -55,7 +59,13 @@ item("Theorem 2", "2.1", "Tied global optima are equalized", by="equalized-optim
 item("Theorem 3", "2.1", "The tied optimum", by="tied-optimum")
 item("Remark 1", "2.1", "The problem it solves", by="tied-optimum")
 item("Remark 2", "2.2", "Rescaling invariance", by="rescaling-invariance")
-item("Definition 2", "2.2", "Jointly equalized weights", by="equalized-product", how="definition")
+item(
+    "Definition 2",
+    "2.2",
+    "Jointly equalized weights",
+    by="equalized-product",
+    how="definition",
+)
 item("Theorem 4", "2.2", "Every network can be equalized", by="equalized-product")
 item("Theorem 5", "2.2", "Untied global optima are equalized", by="untied-equalized")
 item("Remark 3", "2.2", "The problem Theorem 6 solves", by="shallow-optimum")
@@ -82,8 +92,18 @@ item(
 )
 item("Remark 5", "2.4", "The universal equalizer", by="hadamard-equalizer")
 item("Lemma 2", "2.5", "The explicit penalty", by="shallow-penalty")
-item("Lemma 3", "2.5.3", "Critical points lie below the target", by="critical-below-target")
-item("Lemma 4", "2.5.3", "Points that are not equalized", by=("equalized-optimum", "strict-saddle"))
+item(
+    "Lemma 3",
+    "2.5.3",
+    "Critical points lie below the target",
+    by="critical-below-target",
+)
+item(
+    "Lemma 4",
+    "2.5.3",
+    "Points that are not equalized",
+    by=("equalized-optimum", "strict-saddle"),
+)
 item("Lemma 5", "2.5.3", "Equalized saddles", by="strict-saddle")
 item(
     "Figure 2-3",

@@ -51,25 +51,39 @@ def network(image: Any, width: int) -> tuple[Any, Any]:
     with torch.no_grad():
         features = convolutions(image[None]).shape[1]
     trunk = nn.Sequential(
-        convolutions, nn.Linear(features, 128), nn.ReLU(), nn.Linear(128, width), nn.ReLU()
+        convolutions,
+        nn.Linear(features, 128),
+        nn.ReLU(),
+        nn.Linear(128, width),
+        nn.ReLU(),
     )
     return trunk, nn.Linear(width, 10)
 
 
 def descend(
-    trunk: Any, top: Any, x: Any, y: Any, drop_prob: float, steps: int, learning_rate: float
+    trunk: Any,
+    top: Any,
+    x: Any,
+    y: Any,
+    drop_prob: float,
+    steps: int,
+    learning_rate: float,
 ) -> Iterator[tuple[int, Any]]:
     """Train with SGD; yield (steps taken, masks of the last step (examples x width))."""
     import torch
     from torch.nn.functional import cross_entropy
 
-    optimizer = torch.optim.SGD([*trunk.parameters(), *top.parameters()], lr=learning_rate)
+    optimizer = torch.optim.SGD(
+        [*trunk.parameters(), *top.parameters()], lr=learning_rate
+    )
     step = 0
     while True:
         for rows in torch.randperm(len(x)).split(BATCH):
             if step == steps:
                 return
-            masks = (torch.rand(len(rows), top.in_features) >= drop_prob).float() / (1 - drop_prob)
+            masks = (torch.rand(len(rows), top.in_features) >= drop_prob).float() / (
+                1 - drop_prob
+            )
             optimizer.zero_grad()
             cross_entropy(top(trunk(x[rows]) * masks), y[rows]).backward()
             optimizer.step()
@@ -85,7 +99,9 @@ def accuracies(trunk: Any, top: Any, masks: Any, x: Any, y: Any) -> tuple[float,
     import torch
 
     with torch.no_grad():
-        stacked = (masks[:, None, :] * top.weight).flatten(0, 1)  # (masks * classes, width)
+        stacked = (masks[:, None, :] * top.weight).flatten(
+            0, 1
+        )  # (masks * classes, width)
         full, parts = 0, torch.zeros(len(masks), dtype=torch.int64)
         for rows in torch.arange(len(x)).split(1000):
             h, labels = trunk(x[rows]), y[rows]
@@ -105,7 +121,9 @@ def fixed_masks(count: int, width: int, drop_prob: float, seed: int) -> Any:
     import torch
 
     generator = torch.Generator().manual_seed(seed)
-    return (torch.rand(count, width, generator=generator) >= drop_prob).float() / (1 - drop_prob)
+    return (torch.rand(count, width, generator=generator) >= drop_prob).float() / (
+        1 - drop_prob
+    )
 
 
 def recorded(
@@ -133,7 +151,9 @@ def run_visited(params: Params, seed: int) -> dict[str, Any]:
     """Train one network; follow it, the sub-networks it visits, and others."""
     width, drop_prob = params["network"]
     unseen = fixed_masks(VISITED, width, drop_prob, seed)
-    steps, full, parts = zip(*recorded(params, width, drop_prob, unseen, VISITED), strict=True)
+    steps, full, parts = zip(
+        *recorded(params, width, drop_prob, unseen, VISITED), strict=True
+    )
     visited = [float(p[:-VISITED].mean()) for p in parts]
     others = [float(p[-VISITED:].mean()) for p in parts]
     return {
@@ -149,15 +169,24 @@ def run_visited(params: Params, seed: int) -> dict[str, Any]:
 def run_unseen(params: Params, seed: int) -> dict[str, Any]:
     """Train one network and follow the accuracy of every sub-network."""
     masks = fixed_masks(params["masks"], params["width"], DROP_PROB, seed)
-    steps, full, parts = zip(*recorded(params, params["width"], DROP_PROB, masks), strict=True)
+    steps, full, parts = zip(
+        *recorded(params, params["width"], DROP_PROB, masks), strict=True
+    )
     kept = [int(m) for m in (masks > 0).sum(1)]
-    return {"steps": steps, "full": full, "parts": [p.tolist() for p in parts], "kept": kept}
+    return {
+        "steps": steps,
+        "full": full,
+        "parts": [p.tolist() for p in parts],
+        "kept": kept,
+    }
 
 
 def final_gaps(rows: list[Row], width: int, drop_prob: float, part: str) -> Any:
     """Return full - sub-network accuracy of each run, over the last three records."""
     chosen = rows_with(rows, width=width, drop_prob=drop_prob)
-    return np.array([np.mean(np.subtract(row["full"][-3:], row[part][-3:])) for row in chosen])
+    return np.array(
+        [np.mean(np.subtract(row["full"][-3:], row[part][-3:])) for row in chosen]
+    )
 
 
 def check_visited(rows: list[Row]) -> Findings:
@@ -168,7 +197,9 @@ def check_visited(rows: list[Row]) -> Findings:
         yield Finding(
             f"drop .5: the widest has a smaller gap to {part} sub-networks than the narrowest",
             above(mean_interval(gaps[widths[0]] - gaps[widths[-1]]), 0),
-            ", ".join(f"width {w}: {100 * g.mean():.2f} points" for w, g in gaps.items()),
+            ", ".join(
+                f"width {w}: {100 * g.mean():.2f} points" for w, g in gaps.items()
+            ),
             "the gap is higher for narrower networks",
         )
     wide = widths[-1]
@@ -187,7 +218,9 @@ def plot_visited(rows: list[Row]) -> Any:
     widths = values_of(rows, "width")
     wide = widths[-1]
     probs = values_of(rows_with(rows, width=wide), "drop_prob")
-    figure, panels = canvas(10, 5.6, 2, max(len(probs), len(widths)), sharey=True, squeeze=False)
+    figure, panels = canvas(
+        10, 5.6, 2, max(len(probs), len(widths)), sharey=True, squeeze=False
+    )
     cells = [[(wide, p) for p in probs], [(w, 0.5) for w in widths]]
     for line, settings in zip(panels, cells, strict=True):
         for axes, (width, prob) in zip(line, settings, strict=False):
@@ -230,12 +263,18 @@ def check_unseen(rows: list[Row]) -> Findings:
 def plot_unseen(rows: list[Row]) -> Any:
     """Plot all sub-networks and the full network against steps, one panel per width."""
     widths = values_of(rows, "width")
-    figure, panels = canvas(3.4 * len(widths), 3.2, 1, len(widths), sharey=True, squeeze=False)
+    figure, panels = canvas(
+        3.4 * len(widths), 3.2, 1, len(widths), sharey=True, squeeze=False
+    )
     for axes, width in zip(panels[0], widths, strict=True):
         row = rows_with(rows, width=width)[0]
-        lines = axes.plot(row["steps"], 100 * np.array(row["parts"]), color=ORANGE, lw=0.5)
+        lines = axes.plot(
+            row["steps"], 100 * np.array(row["parts"]), color=ORANGE, lw=0.5
+        )
         lines[0].set_label("sub-networks")
-        axes.plot(row["steps"], 100 * np.array(row["full"]), color=BLUE, label="full network")
+        axes.plot(
+            row["steps"], 100 * np.array(row["full"]), color=BLUE, label="full network"
+        )
         axes.set(xscale="log", title=f"width {width}", xlabel="step")
     panels[0, 0].set_ylabel("test accuracy, %")
     panels[0, 0].legend()

@@ -36,21 +36,23 @@ def relu_margin(scale: int, rng: np.random.Generator) -> Residuals:
     for angle in (0.3, 1.0, 2.0):
         X = np.array([[1.0, 0.0], [math.cos(angle), math.sin(angle)]])
         exact = 0.5 * (angle + (math.pi - angle) * math.sin(angle / 2)) / (2 * math.pi)
-        found = data_margin(X, [1, -1], drop_prob=0.5, features=2000 * scale, tol=1e-4, seed=rng)
+        found = data_margin(
+            X, [1, -1], drop_prob=0.5, features=2000 * scale, tol=1e-4, seed=rng
+        )
         yield max(found.lower - exact, exact - found.upper, 0.0)
         printed = max(printed, exact)
         wrong = 2 * exact  # as if no unit were dropped
         null = min(null, max(found.lower - wrong, wrong - found.upper))
-    detail = (
-        "closed form outside the interval between psi's margin and the dual; null: no unit dropped"
-    )
+    detail = "closed form outside the interval between psi's margin and the dual; null: no dropout"
     return 0.005, detail, printed, null
 
 
 def _constants(found: Guarantee, delta: float) -> Iterator[float]:
     """Compare the bounds, which are too loose to be refuted, with the formulas of the theorems."""
     eta_T = found.learning_rate * found.steps
-    inside = math.log(24 * eta_T * found.max_norm * math.sqrt(found.width) * found.steps)
+    inside = math.log(
+        24 * eta_T * found.max_norm * math.sqrt(found.width) * found.steps
+    )
     lam = (5 * math.log(2 * eta_T) + math.sqrt(44 * inside)) / found.margin
     yield abs(found.full_error * eta_T / (4 * lam**2) - 1) - EXACT
     confident = 7.1 * math.log(2 / delta) / found.steps
@@ -180,7 +182,12 @@ def dropout_jensen(scale: int, rng: np.random.Generator) -> Residuals:
             mean += chance * float(np.logaddexp(0, -terms @ bits))
         yield max(float(np.logaddexp(0, -q * terms.sum())) - mean, 0.0)
         null = max(null, float(np.logaddexp(0, -terms.sum())) - mean)
-    return 1e-12, "all 256 masks enumerated; null: no unit dropped, none scaled", None, null
+    return (
+        1e-12,
+        "all 256 masks enumerated; null: no unit dropped, none scaled",
+        None,
+        null,
+    )
 
 
 @statement("Lemma 12", "5.4", how="bound evaluated")
@@ -332,7 +339,12 @@ def logistic_linear(scale: int, rng: np.random.Generator) -> Residuals:
         m, c = int(rng.integers(1, 30)), float(rng.exponential())
         W, x = rng.normal(size=(m, 3)), rng.normal(size=3)
         x /= np.linalg.norm(x)
-        gradient = rng.choice((-1.0, 1.0), m)[:, None] * (W @ x > 0)[:, None] * x / math.sqrt(m)
+        gradient = (
+            rng.choice((-1.0, 1.0), m)[:, None]
+            * (W @ x > 0)[:, None]
+            * x
+            / math.sqrt(m)
+        )
         U = -c * gradient * math.sqrt(m)  # the worst rows of length c
         loss = float(np.logaddexp(0, -np.sum(gradient * U)))
         yield loss - (c * math.sqrt(m) / math.log(2) + 1)
@@ -359,13 +371,23 @@ def first_rows(scale: int, rng: np.random.Generator) -> Residuals:
         bound = math.sqrt(d) + 2 * math.sqrt(math.log(m))
         low, _ = clopper_pearson(int(np.sum(largest > bound)), trials, 0.999)
         yield float(low) - 1 / m
-        printed = min(printed, float(np.mean(largest > 2 * math.sqrt(math.log(m)))) - 1 / m)
+        printed = min(
+            printed, float(np.mean(largest > 2 * math.sqrt(math.log(m)))) - 1 / m
+        )
         null = min(null, float(np.mean(largest > bound / 10)) - 1 / m)
-    return 0.0, f"{trials} starts of each size; null: a tenth of the bound", printed, null
+    return (
+        0.0,
+        f"{trials} starts of each size; null: a tenth of the bound",
+        printed,
+        null,
+    )
 
 
 item(
-    "Algorithm 4", "5.2", "Dropout in two-layer networks", by=("dropout-regret", "dropout-training")
+    "Algorithm 4",
+    "5.2",
+    "Dropout in two-layer networks",
+    by=("dropout-regret", "dropout-training"),
 )
 item(
     "Lemma 13",

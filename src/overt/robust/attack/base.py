@@ -144,7 +144,9 @@ class BestIterates:
     @classmethod
     def start(cls, delta: Tensor) -> BestIterates:
         """Return the state before the first evaluation."""
-        lowest = torch.full((len(delta),), -torch.inf, dtype=delta.dtype, device=delta.device)
+        lowest = torch.full(
+            (len(delta),), -torch.inf, dtype=delta.dtype, device=delta.device
+        )
         none = torch.zeros(len(delta), dtype=torch.bool, device=delta.device)
         return cls(delta.clone(), lowest, none, none.clone(), none.clone())
 
@@ -153,7 +155,9 @@ class BestIterates:
         names = ("delta", "value", "fooled", "flat", "broken")
         return replace(self, **{name: change(getattr(self, name)) for name in names})
 
-    def enter(self, delta: Tensor, value: Tensor, fooled: Tensor, live: Tensor) -> Tensor:
+    def enter(
+        self, delta: Tensor, value: Tensor, fooled: Tensor, live: Tensor
+    ) -> Tensor:
         """Compare iterates with the best so far, success first; return where they are better."""
         better = torch.where(fooled == self.fooled, value > self.value, fooled) & live
         self.value = torch.where(better, value, self.value)
@@ -162,7 +166,9 @@ class BestIterates:
         replace_rows(self.delta, delta, better)
         return better
 
-    def merge(self, rows: Tensor, other: BestIterates, *, by_value: bool = False) -> None:
+    def merge(
+        self, rows: Tensor, other: BestIterates, *, by_value: bool = False
+    ) -> None:
         """Take over what is better at some of the points: success first, unless `by_value`."""
         higher = other.value > self.value[rows]
         better = torch.where(other.fooled == self.fooled[rows], higher, other.fooled)
@@ -189,7 +195,9 @@ def slope(value: Tensor, x: Tensor, *, retain: bool = False) -> Tensor:
     """Return the gradient of each point's value, zero if it does not depend on x at all."""
     if not value.requires_grad:
         return torch.zeros_like(x)
-    (gradient,) = torch.autograd.grad(value.sum(), x, retain_graph=retain, allow_unused=True)
+    (gradient,) = torch.autograd.grad(
+        value.sum(), x, retain_graph=retain, allow_unused=True
+    )
     return torch.zeros_like(x) if gradient is None else gradient
 
 
@@ -220,7 +228,9 @@ class AttackState:
         self.batch_size = whole("batch_size", batch_size)
         self.adapter = ModelAdapter(model, x, options, regression=criterion.regression)
         self.x = self.adapter.x
-        self.loss = loss or find_loss("reflected_greedy", regression=criterion.regression)
+        self.loss = loss or find_loss(
+            "reflected_greedy", regression=criterion.regression
+        )
         self.status = Status.FINISHED
         self.stages: list[Stage] = []
         self._contexts = ExitStack()
@@ -290,7 +300,9 @@ class AttackState:
         y = self.y[rows].to(device)
         target = self.target[rows].to(device)
         given = {"objective": self._objective, "target": target} | changes
-        return Batch(self.adapter, rows, y=y, region=region, criterion=self.criterion, **given)
+        return Batch(
+            self.adapter, rows, y=y, region=region, criterion=self.criterion, **given
+        )
 
     def run(
         self,
@@ -327,14 +339,20 @@ class AttackState:
 
     def flag_saturation(self, attack: Attack) -> None:
         """Flag where the loss of an attack that runs alone is blind; an ensemble has others."""
-        if not self.targeted and not self.criterion.regression and self.threat.radius > 0:
+        if (
+            not self.targeted
+            and not self.criterion.regression
+            and self.threat.radius > 0
+        ):
             self.flag("saturated", find_loss(attack.loss).saturated(self.clean, self.y))
 
     def record(self, name: str, found: int, gradients: int, queries: int) -> None:
         """Add a stage to the table, with its points and its cost since these counts."""
         best = self.best
         new = int(best.fooled.sum()) - found
-        self.stages.append(Stage(name, new, best.gradients - gradients, best.queries - queries))
+        self.stages.append(
+            Stage(name, new, best.gradients - gradients, best.queries - queries)
+        )
 
     def _start(self, start: Any) -> Tensor | None:
         """Return the perturbations to start from, or None."""
@@ -372,7 +390,9 @@ class AttackState:
             own = f.gather(1, y[:, None])
             for k in range(likely.shape[1]):
                 margin = (own - f.gather(1, likely[:, k : k + 1])).squeeze(1)
-                steepness = self.threat.dual(slope(margin, x, retain=True)).clamp(min=MIN_SLOPE)
+                steepness = self.threat.dual(slope(margin, x, retain=True)).clamp(
+                    min=MIN_SLOPE
+                )
                 distance[:, k] = margin.detach() / steepness
         self.best.gradients += likely.numel() * self.adapter.samples
         order = distance.nan_to_num_(nan=math.inf).argsort(1)
@@ -382,7 +402,9 @@ class AttackState:
         """Return the perturbed inputs as stored, inside the threat in exact arithmetic."""
         return self.region.store_exactly(self.best.delta).view_as(self.x)
 
-    def success_rate(self, x: Tensor, samples: int | None = None) -> tuple[Tensor, Tensor]:
+    def success_rate(
+        self, x: Tensor, samples: int | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return logits at x and the rate of success, over fresh samples of a random model."""
         total = samples or (SCORING_SAMPLES if self.random else 1)
         averaged, self.adapter.samples = self.adapter.samples, 1
@@ -421,11 +443,15 @@ class AttackState:
         """Flag what cannot be trusted, given which points are certainly fooled."""
         best = self.best
         random = torch.full_like(success, self.random)
-        spacing = torch.finfo(self.adapter.storage).eps * self.x.flatten(1).abs().amax(1)
+        spacing = torch.finfo(self.adapter.storage).eps * self.x.flatten(1).abs().amax(
+            1
+        )
         positive = self.threat.radius > 0 and self.threat.order > 0
         coarse = (spacing / 2 > self.threat.radius) & positive
         explained = random | best.broken | coarse | self.flags["probabilities"]
-        explained = explained | self.flags.get("saturated", random) | self.flags["labels"]
+        explained = (
+            explained | self.flags.get("saturated", random) | self.flags["labels"]
+        )
         # The best iterate is the input itself where no step raised the loss, which means nothing
         # where a step of the whole radius drowns in rounding.
         same = (best.delta == 0).all(1) & (self.threat.radius > 100 * spacing)
@@ -466,7 +492,9 @@ class _AttackRun:
             for rank in range(plan.rivals):
                 left = self.left(rows)
                 if nearest is None and len(left):
-                    nearest = torch.zeros(len(self._state.x), plan.rivals).to(self._state.y)
+                    nearest = torch.zeros(len(self._state.x), plan.rivals).to(
+                        self._state.y
+                    )
                     measured = self._state.rivals(left, plan.measured)
                     nearest[left] = measured[:, : plan.rivals]
                 if nearest is not None:
@@ -476,7 +504,9 @@ class _AttackRun:
         """Return the rows that are to be attacked."""
         return rows[~self._state.best.fooled[rows]] if self._attack.early_exit else rows
 
-    def _run(self, rows: Tensor, rival: Tensor | None, steps: int, restart: int) -> None:
+    def _run(
+        self, rows: Tensor, rival: Tensor | None, steps: int, restart: int
+    ) -> None:
         if len(rows) == 0:
             return
         state, attack = self._state, self._attack
@@ -484,7 +514,9 @@ class _AttackRun:
         region = own.region
         batch = replace(own, objective=self._objective, source=self._source)
         if rival is not None:
-            batch = replace(batch, objective=reflected_pair, target=rival.to(own.y.device))
+            batch = replace(
+                batch, objective=reflected_pair, target=rival.to(own.y.device)
+            )
 
         def draw() -> Tensor:
             return region.draw((attack.seed or 0) + restart, extreme=restart % 2 == 1)
@@ -497,8 +529,12 @@ class _AttackRun:
         else:
             delta = torch.zeros_like(region.x)
         found = attack.run(batch, delta, steps, draw)
-        if rival is not None or self.loss is not state.loss:  # compare by the common loss
-            found.value = own.evaluate(region.perturbed(found.delta))[0].nan_to_num_(-math.inf)
+        if (
+            rival is not None or self.loss is not state.loss
+        ):  # compare by the common loss
+            found.value = own.evaluate(region.perturbed(found.delta))[0].nan_to_num_(
+                -math.inf
+            )
             found.queries += len(rows)
         home = state.x.device
         moved = found.each(lambda part: part.to(home))
@@ -565,7 +601,9 @@ class Attack(ABC):
         """Number of gradients, or of queries, of a run."""
 
     @abstractmethod
-    def run(self, batch: Batch, start: Tensor, steps: int, escape: Draw) -> BestIterates:
+    def run(
+        self, batch: Batch, start: Tensor, steps: int, escape: Draw
+    ) -> BestIterates:
         """Attack one batch with `steps` steps from `start`; `escape` samples other starts."""
 
     def perturb(self, batch: Batch, start: Tensor, draw: Draw) -> Tensor:

@@ -127,7 +127,9 @@ def minimum_distance(
     whole("steps", steps)
     whole("rivals", rivals, minimum=0)
     if instance("criterion", criterion, Criterion, "a Criterion").regression:
-        raise InputError("criterion must be of classes for minimum_distance, got Deviates; use PGD")
+        raise InputError(
+            "criterion must be of classes for minimum_distance, got Deviates; use PGD"
+        )
     state = AttackState(
         model,
         x,
@@ -139,7 +141,9 @@ def minimum_distance(
         options=options,
     )
     with state:
-        if state.random:  # the majority of samples decides which points are wrong to begin with
+        if (
+            state.random
+        ):  # the majority of samples decides which points are wrong to begin with
             state.best.fooled = state.success_rate(state.x)[1] > 0.5
         wrong = state.best.fooled.clone()
         if state.threat.order == 0:
@@ -149,7 +153,9 @@ def minimum_distance(
         if state.random:
             _settle_random(state, wrong)
         result = state.result(warn=False)
-    state.flags.pop("stuck", None)  # where nothing was found the input itself is returned
+    state.flags.pop(
+        "stuck", None
+    )  # where nothing was found the input itself is returned
     moved = state.x.to(result.x.dtype, copy=True)
     moved[result.success] = result.x[result.success]
     size = state.threat.size((moved.double() - state.x.double()).flatten(1)).double()
@@ -247,7 +253,9 @@ def follow_boundary(state: AttackState, batch: Batch, steps: int) -> None:
         box = region.delta_bounds
         scaled = None if box is None else (box[0] / unit, box[1] / unit)
         length = (0.01 + 0.99 * falling) * unit
-        delta = region.project_each(delta + length * one.ascent(gradient, scaled), reach)
+        delta = region.project_each(
+            delta + length * one.ascent(gradient, scaled), reach
+        )
     state.best.gradients += steps * len(near) * batch.gradient_cost
     _keep(state, batch, nearest, near)
 
@@ -280,7 +288,9 @@ def _boundaries(batch: Batch, moved: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         x = moved.detach().requires_grad_()
         logits = batch.adapter.logits(x, batch.rows)
     others = logits.detach().scatter(1, batch.y[:, None], -math.inf)
-    likely = others.argsort(1, descending=True)[:, : min(logits.shape[1] - 1, MAX_RIVALS)]
+    likely = others.argsort(1, descending=True)[
+        :, : min(logits.shape[1] - 1, MAX_RIVALS)
+    ]
     if not torch.equal(batch.target, batch.y):
         likely = batch.target[:, None]
     for k in range(likely.shape[1]):
@@ -331,7 +341,9 @@ def _count(state: AttackState, steps: int, seed: int) -> None:
 def _settle_random(state: AttackState, wrong: Tensor) -> None:
     """Enlarge perturbations of a random model until most of its samples are fooled."""
     for _ in range(MAX_GROWTHS):
-        short = state.best.fooled & ~wrong & (state.success_rate(state.stored())[1] <= 0.6)
+        short = (
+            state.best.fooled & ~wrong & (state.success_rate(state.stored())[1] <= 0.6)
+        )
         if not bool(short.any()) or state.status is Status.INTERRUPTED:
             return
         larger = state.region.project(state.best.delta * GROWTH)

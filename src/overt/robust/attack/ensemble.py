@@ -34,10 +34,19 @@ class EnsembleConfig:
     cross_entropy: int = 12  # the inverse of its share of the budget
     dlr: int = 8
     reflected_lse: int = 6
-    max_steps: int = 20  # of a run against one class; budget beyond it goes into restarts
-    honest_queries: int = 10  # the inverse of the share of queries where gradients are honest
-    masked_budget: int = 4  # the inverse of the share of the budget for masked gradients
-    smoothing: tuple[tuple[float, int], ...] = ((0.5, 4), (0.1, 4))  # size in radii, samples
+    max_steps: int = (
+        20  # of a run against one class; budget beyond it goes into restarts
+    )
+    honest_queries: int = (
+        10  # the inverse of the share of queries where gradients are honest
+    )
+    masked_budget: int = (
+        4  # the inverse of the share of the budget for masked gradients
+    )
+    smoothing: tuple[tuple[float, int], ...] = (
+        (0.5, 4),
+        (0.1, 4),
+    )  # size in radii, samples
     other_budget: int = 3  # the inverse of a surrogate's share of the budget
     smoothed_budget: int = 6  # the same of each smoothing of masked gradients
     # First steps in radii, and the inverse of the share of the budget of each. An MNIST network
@@ -168,17 +177,27 @@ def gradient_stages(
     threat = state.threat
     if state.criterion.regression:  # from random starts: |f - y| has no slope at f = y
         steps = max(budget // 4, 1)
-        return [("deviation", PGD(threat, steps=steps, restarts=4, random_start=True, **common))]
+        return [
+            (
+                "deviation",
+                PGD(threat, steps=steps, restarts=4, random_start=True, **common),
+            )
+        ]
     classes = state.clean.shape[1]
     measured = min(rivals, classes - 1)
-    shares = [budget // part for part in (CONFIG.cross_entropy, CONFIG.dlr, CONFIG.reflected_lse)]
+    shares = [
+        budget // part
+        for part in (CONFIG.cross_entropy, CONFIG.dlr, CONFIG.reflected_lse)
+    ]
     rest = max(budget - sum(shares) - measured, 4)
     top = max(min(measured, rest // 7), 1)
     longest = CONFIG.max_steps
     last: dict[str, Any] = {}
     attacks: list[tuple[str, Attack]] = []
     everyone = ReflectedAll(top, among=measured)
-    if threat.order == 1:  # runs begin in larger balls, and small steps count at the end
+    if (
+        threat.order == 1
+    ):  # runs begin in larger balls, and small steps count at the end
         longest *= 2
         top = max(min(top, rest // longest), 1)
         everyone = ReflectedAll(top, among=measured)
@@ -190,18 +209,29 @@ def gradient_stages(
             vertex = PGD(threat, steps=short, loss=everyone, **common)
             attacks.append(("linear maximizers", vertex))
         common = common | {"larger": (3.0, 2.0)}
-        last = {"schedule": "halving", "larger": (6.0, 3.0)}  # which leads to other valleys
-    for steps, loss_name in zip(shares, ("cross_entropy", "dlr", "reflected_lse"), strict=True):
+        last = {
+            "schedule": "halving",
+            "larger": (6.0, 3.0),
+        }  # which leads to other valleys
+    for steps, loss_name in zip(
+        shares, ("cross_entropy", "dlr", "reflected_lse"), strict=True
+    ):
         attacks.append((loss_name, PGD(threat, steps=steps, loss=loss_name, **common)))
     steps = min(rest // top, longest)
     restarts = max(rest // (top * steps), 1)
-    final = PGD(threat, steps=steps, loss=everyone, restarts=restarts, **(common | last))
+    final = PGD(
+        threat, steps=steps, loss=everyone, restarts=restarts, **(common | last)
+    )
     attacks.append(("reflected, class by class", final))
     return attacks
 
 
 def _other_gradients(
-    state: AttackState, surrogate: Any, honest: bool, budget: int, common: dict[str, Any]
+    state: AttackState,
+    surrogate: Any,
+    honest: bool,
+    budget: int,
+    common: dict[str, Any],
 ) -> int:
     """Follow gradients besides the model's own; return what was spent on a point."""
     sources: list[tuple[str, OtherGradients]] = []
@@ -210,10 +240,15 @@ def _other_gradients(
     if not honest:
         straight = hides_gradients(state)
         if straight:
-            sources.append(("straight-through", OtherGradients(state.adapter, straight=True)))
+            sources.append(
+                ("straight-through", OtherGradients(state.adapter, straight=True))
+            )
         for sigma, samples in CONFIG.smoothing:
             smooth = OtherGradients(
-                state.adapter, sigma * state.threat.radius, samples, straight or bool(sources)
+                state.adapter,
+                sigma * state.threat.radius,
+                samples,
+                straight or bool(sources),
             )
             sources.append(("smoothed gradients", smooth))
     spent = 0
@@ -230,7 +265,9 @@ def _short_steps(state: AttackState, budget: int, common: dict[str, Any]) -> int
     """Take short steps, over which gradients that ripple are right; return what was spent."""
     steps = max(budget // CONFIG.short_budget, 2)
     for length in CONFIG.short_steps:
-        attack = PGD(state.threat, steps=steps, step_size=length * state.threat.radius, **common)
+        attack = PGD(
+            state.threat, steps=steps, step_size=length * state.threat.radius, **common
+        )
         state.run(attack, name=f"steps of {length:g} radii")
     return steps * len(CONFIG.short_steps)
 

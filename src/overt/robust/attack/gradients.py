@@ -28,9 +28,13 @@ class GradientTestConfig:
 
     step_lengths: tuple[float, ...] = (0.01, 0.1, 1.0)  # in radii
     min_kept: float = 0.4  # share of its promise that a step must gain
-    min_kept_toward: float = 0.2  # the same toward a target, where the best other class may change
+    min_kept_toward: float = (
+        0.2  # the same toward a target, where the best other class may change
+    )
     max_doubtful: float = 0.1  # share of the points from which no gradient is believed
-    rounding: float = 64  # machine epsilons of the largest logit that a loss may be off by
+    rounding: float = (
+        64  # machine epsilons of the largest logit that a loss may be off by
+    )
 
 
 CONFIG = GradientTestConfig()
@@ -75,7 +79,9 @@ def _breaks_promise(
 ) -> Tensor:
     """Return which points gain less than a fair share of what a step of this length promises."""
     threat = batch.region.threat
-    smallest = 0.0 if threat.order else 1.0  # a step in L0 changes at least one coordinate
+    smallest = (
+        0.0 if threat.order else 1.0
+    )  # a step in L0 changes at least one coordinate
     region = batch.region.with_radius(max(length * threat.radius, smallest))
     delta = torch.zeros_like(region.x)
     moved = region.x.clone()
@@ -114,7 +120,9 @@ class OtherGradients:
         for k in range(self.evaluations):
             there = moved
             if self.sigma > 0:
-                there = moved + self.sigma * normal(keys_of(moved, k), moved.shape[1], moved)
+                there = moved + self.sigma * normal(
+                    keys_of(moved, k), moved.shape[1], moved
+                )
             there = there.detach().requires_grad_()
             mode = StraightThrough() if self.straight else nullcontext()
             with torch.enable_grad():
@@ -135,7 +143,8 @@ class StraightThrough(TorchFunctionMode):  # type: ignore[misc]
         getattr(place, name)
         for name in ("round", "floor", "ceil", "trunc", "sign", "int", "long", "byte")
         for place in (torch, Tensor)
-        if callable(getattr(place, name, None)) and not isinstance(getattr(place, name), type)
+        if callable(getattr(place, name, None))
+        and not isinstance(getattr(place, name), type)
     )
     DETACHING: ClassVar[frozenset[Any]] = frozenset(
         {torch.detach, Tensor.detach, Tensor.data.__get__}
@@ -145,7 +154,9 @@ class StraightThrough(TorchFunctionMode):  # type: ignore[misc]
         super().__init__()
         self.seen = False
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         x = args[0] if args else None
         hides = func in self.ROUNDING or func in self.DETACHING
         if not hides or not isinstance(x, Tensor) or not x.requires_grad:

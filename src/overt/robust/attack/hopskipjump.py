@@ -50,7 +50,9 @@ class HopSkipJump(Attack):
         return self.queries
 
     @torch.no_grad()
-    def run(self, batch: Batch, start: Tensor, steps: int, escape: Draw) -> BestIterates:
+    def run(
+        self, batch: Batch, start: Tensor, steps: int, escape: Draw
+    ) -> BestIterates:
         """Attack one batch."""
         best = BestIterates.start(torch.zeros_like(start))
         walk = _BoundaryWalk(batch, self.seed or 0, steps, best)
@@ -68,7 +70,9 @@ class HopSkipJump(Attack):
 class _BoundaryWalk:
     """Perturbations that fool the model, each as near to its input as was found so far."""
 
-    def __init__(self, batch: Batch, seed: int, queries: int, best: BestIterates) -> None:
+    def __init__(
+        self, batch: Batch, seed: int, queries: int, best: BestIterates
+    ) -> None:
         self._batch = batch
         self._region = batch.region
         self._keys = keys_of(batch.region.x, seed)
@@ -89,7 +93,9 @@ class _BoundaryWalk:
         """Find any perturbation that fools the model, within ever larger balls."""
         radius = self._region.threat.radius
         scale = 1.0
-        while scale <= MAX_START and self._available > 0 and not bool(self.fooled.all()):
+        while (
+            scale <= MAX_START and self._available > 0 and not bool(self.fooled.all())
+        ):
             larger = self._region.with_radius(scale * radius)
             for seed in (0, 1):
                 trial = larger.draw(seed, extreme=seed == 0)

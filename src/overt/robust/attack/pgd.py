@@ -108,7 +108,9 @@ class Iterate:
         self.delta = start.clone()
         self.moved = batch.region.perturbed(start)
         self._previous = start.clone() if config.momentum else None
-        self.halved = HalvedSteps(config.steps, start) if config.schedule == "halving" else None
+        self.halved = (
+            HalvedSteps(config.steps, start) if config.schedule == "halving" else None
+        )
         self._best_gradient = torch.zeros_like(start) if self.halved else None
 
     def remember(self, gradient: Tensor, better: Tensor) -> None:
@@ -151,7 +153,9 @@ class Iterate:
         if self._config.normalize:
             self._region.steepest_step(self.delta, gradient, length, self.moved)
         else:
-            self._region.step(self.delta, gradient.nan_to_num_(0, 0, 0), length, self.moved)
+            self._region.step(
+                self.delta, gradient.nan_to_num_(0, 0, 0), length, self.moved
+            )
 
     def jump(self, lost: Tensor, elsewhere: Tensor) -> None:
         """Move some points somewhere else."""
@@ -249,7 +253,9 @@ class _GradientAttack(Attack):
         """Number of gradients of a run."""
         return self.config(self.threat.radius).steps
 
-    def run(self, batch: Batch, start: Tensor, steps: int, escape: Draw) -> BestIterates:
+    def run(
+        self, batch: Batch, start: Tensor, steps: int, escape: Draw
+    ) -> BestIterates:
         """Attack one batch."""
         config = replace(self.config(batch.region.threat.radius), steps=steps)
         return ascend(batch, start, config, escape, early_exit=self.early_exit)
@@ -348,10 +354,14 @@ class PGD(_GradientAttack):
         if number("momentum", self.momentum) > 1e6:
             raise InputError(f"momentum must be at most 1e6, got {self.momentum!r}")
         if not isinstance(self.larger, (tuple, list)):
-            raise InputTypeError(f"larger must be a list of factors, got {self.larger!r:.60}")
+            raise InputTypeError(
+                f"larger must be a list of factors, got {self.larger!r:.60}"
+            )
         factors = tuple(number("larger", factor) for factor in self.larger)
         if len(factors) > 3 or any(factor < 1 for factor in factors):
-            raise InputError(f"larger must be at most three factors above 1, got {factors}")
+            raise InputError(
+                f"larger must be at most three factors above 1, got {factors}"
+            )
 
     def config(self, radius: float, *, training: bool = False) -> AscentConfig:
         """Return steps by the schedule, with momentum."""
@@ -359,14 +369,18 @@ class PGD(_GradientAttack):
             self.steps, self.schedule, self.step_size, self.momentum, self.normalize
         )
 
-    def run(self, batch: Batch, start: Tensor, steps: int, escape: Draw) -> BestIterates:
+    def run(
+        self, batch: Batch, start: Tensor, steps: int, escape: Draw
+    ) -> BestIterates:
         """Attack one batch, in larger balls first."""
         region = batch.region
         config = self.config(region.threat.radius)
         part = replace(config, steps=3 * steps // 10)
         spent = 0
         for factor in self.larger if part.steps else ():
-            larger = replace(batch, region=region.with_radius(factor * region.threat.radius))
+            larger = replace(
+                batch, region=region.with_radius(factor * region.threat.radius)
+            )
             found = ascend(larger, start, part, escape, early_exit=False)
             start = region.project(found.delta)
             spent += found.gradients

@@ -96,7 +96,9 @@ def stage_table(stages: tuple[Stage, ...]) -> str:
 
 
 LIKELY = "robustness is likely to be overestimated"
-SURROGATE = "Pass surrogate= (the same model without the masking layer) for a stronger attack."
+SURROGATE = (
+    "Pass surrogate= (the same model without the masking layer) for a stronger attack."
+)
 MESSAGES = {
     "random": "the model is random: two evaluations differ at {} of the first inputs. Success is "
     "decided by the majority of 100 samples, and gradients are averaged over `samples` of them.",
@@ -145,7 +147,9 @@ def report(flags: dict[str, Any], *, warn: bool) -> tuple[str, ...]:
             messages.append(message.format(f"{share:.1%}"))
     frame = sys._getframe(1)
     level = 2
-    while frame.f_back is not None and frame.f_globals["__name__"].startswith("overt.robust."):
+    while frame.f_back is not None and frame.f_globals["__name__"].startswith(
+        "overt.robust."
+    ):
         frame = frame.f_back
         level += 1
     for message in messages if warn else ():

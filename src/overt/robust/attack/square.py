@@ -52,7 +52,9 @@ class Square(Attack):
         return self.queries
 
     @torch.no_grad()
-    def run(self, batch: Batch, start: Tensor, steps: int, escape: Draw) -> BestIterates:
+    def run(
+        self, batch: Batch, start: Tensor, steps: int, escape: Draw
+    ) -> BestIterates:
         """Search on one batch."""
         shape = _planes(batch.adapter.x.shape[1:])
         keys = keys_of(batch.region.x, self.seed or 0)
@@ -144,7 +146,9 @@ def _bump(tall: int, broad: int, channels: int, here: Tensor, like: Tensor) -> T
     """Return a bump over each window, highest in its middle."""
     down = 1 - (2 * (torch.arange(tall).to(like) + 0.5) / tall - 1).abs()
     across = 1 - (2 * (torch.arange(broad).to(like) + 0.5) / broad - 1).abs()
-    bump = (torch.minimum(down[:, None], across[None]) + 0.05).flatten().repeat(channels)
+    bump = (
+        (torch.minimum(down[:, None], across[None]) + 0.05).flatten().repeat(channels)
+    )
     out = torch.zeros_like(like)
     out[here] = bump.repeat(len(like))
     return out

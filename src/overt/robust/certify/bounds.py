@@ -59,7 +59,9 @@ def read_network(adapter: ModelAdapter, region: Region, batch_size: int) -> Relu
     if region.threat.order == 0:
         raise InputError("certify must be given L1, L2 or Linf, got L0")
     if adapter.output is not None:
-        raise InputError("certify does not model output=: pass a model that returns logits")
+        raise InputError(
+            "certify does not model output=: pass a model that returns logits"
+        )
     mean, std = adapter.scale or (None, None)
     network = ReluNetwork.trace(adapter.models[0], adapter.x, mean, std)
     if adapter.probabilities != network.probabilities:
@@ -73,7 +75,9 @@ def read_network(adapter: ModelAdapter, region: Region, batch_size: int) -> Relu
     return network
 
 
-def compare(network: ReluNetwork, adapter: ModelAdapter, x: Tensor, batch_size: int) -> None:
+def compare(
+    network: ReluNetwork, adapter: ModelAdapter, x: Tensor, batch_size: int
+) -> None:
     """Compare the modelled logits with the model's at some inputs; refuse any difference."""
     modelled = network.outputs(x.cpu().double())
     given = adapter.all_logits(x, batch_size).cpu().double()
@@ -123,7 +127,13 @@ def decide(network: ReluNetwork, region: Region, y: Tensor, seconds: float) -> D
                 around = region.take(torch.tensor([i]))
                 point = region.x[i].numpy()
                 reached, bound, moved = best_lead(
-                    program, point, int(y[i]), around, 0.0, hidden=hidden[i], seconds=seconds
+                    program,
+                    point,
+                    int(y[i]),
+                    around,
+                    0.0,
+                    hidden=hidden[i],
+                    seconds=seconds,
                 )
                 if bound < -ROUNDING * scale[i]:
                     proved[i] = True
@@ -171,7 +181,10 @@ class LinearBounds:
                     rest[j] = more if known is None else known + more
         box = self._region.delta_bounds
         if box is not None:
-            box = (box[0].expand_as(first).contiguous(), box[1].expand_as(first).contiguous())
+            box = (
+                box[0].expand_as(first).contiguous(),
+                box[1].expand_as(first).contiguous(),
+            )
         worst = self._region.threat.linear_argmax(-first, box)
         return total + (first * (self._region.x + worst)).sum(1)
 

@@ -89,7 +89,13 @@ def linear(weight: Any, bias: Any, x: Any, y: Any, threat: Threat) -> ExactError
     fooled = lead > 0
     undecided = ~fooled & (lead >= -ROUNDING * size)
     return ExactError(
-        float(fooled.mean()), fooled, lead, lead.copy(), undecided, moved, _status(undecided)
+        float(fooled.mean()),
+        fooled,
+        lead,
+        lead.copy(),
+        undecided,
+        moved,
+        _status(undecided),
     )
 
 
@@ -135,7 +141,9 @@ def two_layer(
     A, c = _two_classes(A, _bias("top_bias", top_bias, len(A)))
     inputs = tensor("x", X)
     y = classes(y, inputs, len(A)).numpy()
-    net = Network.chain((W, A), (_bias("hidden_bias", hidden_bias, len(W)), c), (slope,))
+    net = Network.chain(
+        (W, A), (_bias("hidden_bias", hidden_bias, len(W)), c), (slope,)
+    )
     lead, bound, moved = np.full(len(X), -np.inf), np.full(len(X), np.inf), X.copy()
     if check_threat(threat).order == 0:
         raise InputError("threat must be L1, L2 or Linf for two layers, got L0")
@@ -157,7 +165,9 @@ def two_layer(
     undecided = ~fooled & (bound >= level)
     if status is not Status.INTERRUPTED:
         status = _status(undecided)
-    return ExactError(float(fooled.mean()), fooled, lead, bound, undecided, moved, status)
+    return ExactError(
+        float(fooled.mean()), fooled, lead, bound, undecided, moved, status
+    )
 
 
 def check_slope(value: Any) -> float:

@@ -44,7 +44,9 @@ class Network:
     slopes: Sequence[float]
 
     @classmethod
-    def chain(cls, W: Sequence[Floats], b: Sequence[Floats], slopes: Sequence[float]) -> Network:
+    def chain(
+        cls, W: Sequence[Floats], b: Sequence[Floats], slopes: Sequence[float]
+    ) -> Network:
         """Return a network in which each layer feeds the next one only."""
         return cls([{k: matrix} for k, matrix in enumerate(W)], b, slopes)
 
@@ -121,7 +123,9 @@ def _against(
             best, where = float(f[j] - f[own]), x + inside
         if not outside or upper < level or best > max(level, 0.0):
             break
-        if upper - best <= 2 * SLACK * program.scale:  # a tie: more planes cannot decide it
+        if (
+            upper - best <= 2 * SLACK * program.scale
+        ):  # a tie: more planes cannot decide it
             break
         program.cut(delta / length)
     return best, max(upper, best), where
@@ -158,7 +162,10 @@ class _Program:
         self.rows: list[Floats] = []  # row . variables <= limit
         self.limits: list[float] = []
         self.cost, self.kinds = np.zeros(self.total), np.zeros(self.total)
-        least, most = [low / self.radius, np.zeros(extra)], [high / self.radius, np.ones(extra)]
+        least, most = (
+            [low / self.radius, np.zeros(extra)],
+            [high / self.radius, np.ones(extra)],
+        )
         # What may feed a layer: where its variables begin, their units, their values where all
         # variables are 0, and the limits of their values from there.
         sources = [_Source(0, np.full(d, self.radius), x, low, high)]
@@ -171,22 +178,31 @@ class _Program:
                 up = up + np.where(W > 0, W * source.high, W * source.low).sum(1)
                 down = down + np.where(W > 0, W * source.low, W * source.high).sum(1)
             if list(net.W[k]) == [0]:
-                reach = threat.radius * threat.dual(torch.from_numpy(net.W[k][0])).numpy()
+                reach = (
+                    threat.radius * threat.dual(torch.from_numpy(net.W[k][0])).numpy()
+                )
                 up, down = np.minimum(up, z0 + reach), np.maximum(down, z0 - reach)
             if hidden is not None:
                 down, up = np.maximum(down, hidden[k][0]), np.minimum(up, hidden[k][1])
             size = np.maximum(np.abs(up), np.abs(down))
             size[size == 0] = 1.0
-            scaled = [(source.first, W * source.unit / size[:, None]) for source, W in fed]
+            scaled = [
+                (source.first, W * source.unit / size[:, None]) for source, W in fed
+            ]
             limits = self._layer(scaled, at, a, z0 / size, up / size, down / size)
             self.kinds[at + len(z0) : at + 2 * len(z0)] = 1
             least, most = [*least, *limits[0]], [*most, *limits[1]]
             rest = np.maximum(a * down, down), np.maximum(a * up, up)
             sources.append(_Source(at, size, np.zeros(len(z0)), *rest))
             at += 2 * len(z0)
-        gains = [(sources[i], (W[j] - W[own]) * sources[i].unit) for i, W in net.W[-1].items()]
+        gains = [
+            (sources[i], (W[j] - W[own]) * sources[i].unit)
+            for i, W in net.W[-1].items()
+        ]
         self.scale = float(sum(np.abs(gain).sum() for _, gain in gains)) or 1.0
-        offset = net.b[-1] + sum((W @ sources[i].base for i, W in net.W[-1].items()), 0.0)
+        offset = net.b[-1] + sum(
+            (W @ sources[i].base for i, W in net.W[-1].items()), 0.0
+        )
         self.offset = float(offset[j] - offset[own])
         for source, gain in gains:
             self.cost[source.first : source.first + len(gain)] = -gain / self.scale
@@ -212,7 +228,9 @@ class _Program:
         for i in range(m):
             h, s = at + i, at + m + i
 
-            def z(factor: float, i: int = i) -> list[tuple[slice | int, Floats | float]]:
+            def z(
+                factor: float, i: int = i
+            ) -> list[tuple[slice | int, Floats | float]]:
                 return [(slice(k, k + W.shape[1]), factor * W[i]) for k, W in fed]
 
             # h >= z and h >= a z
@@ -250,7 +268,9 @@ class _Program:
         with _silence():
             answer = milp(
                 self.cost,
-                constraints=LinearConstraint(csr_array(np.array(self.rows)), -np.inf, self.limits),
+                constraints=LinearConstraint(
+                    csr_array(np.array(self.rows)), -np.inf, self.limits
+                ),
                 bounds=Bounds(self.least, self.most),
                 integrality=self.kinds,
                 options={"mip_rel_gap": 0.0, "disp": False} | limit,

@@ -46,13 +46,17 @@ AFFINE_MODULES = frozenset(
 )
 """Exact types whose output is a new tensor, affine in the input in evaluation mode."""
 
-ALIAS_MODULES = frozenset({nn.Flatten, nn.Unflatten, nn.Identity, nn.Dropout, nn.Dropout2d})
+ALIAS_MODULES = frozenset(
+    {nn.Flatten, nn.Unflatten, nn.Identity, nn.Dropout, nn.Dropout2d}
+)
 """Exact types whose output may be the input itself, or a view of it."""
 
 MAXIMUM_MODULES = frozenset({nn.MaxPool1d, nn.MaxPool2d})
 FINAL_MODULES = frozenset({nn.LogSoftmax, nn.Softmax})
 
-SUMS = frozenset({operator.add, operator.sub, operator.iadd, operator.isub, torch.add, torch.sub})
+SUMS = frozenset(
+    {operator.add, operator.sub, operator.iadd, operator.isub, torch.add, torch.sub}
+)
 PRODUCTS = frozenset({operator.mul, operator.truediv, torch.mul, torch.div})
 AFFINE_FUNCTIONS = frozenset(
     {
@@ -70,10 +74,14 @@ AFFINE_FUNCTIONS = frozenset(
 )
 ALIAS_FUNCTIONS = frozenset({operator.getitem, torch.flatten, functional.dropout})
 RECTIFIERS = frozenset({torch.relu, functional.relu, functional.leaky_relu})
-FINAL_FUNCTIONS = frozenset({functional.log_softmax, torch.log_softmax, functional.softmax})
+FINAL_FUNCTIONS = frozenset(
+    {functional.log_softmax, torch.log_softmax, functional.softmax}
+)
 SUM_METHODS = frozenset({"add", "sub", "add_", "sub_"})
 AFFINE_METHODS = frozenset({"mean", "sum", "neg", "contiguous"})
-ALIAS_METHODS = frozenset({"view", "reshape", "flatten", "permute", "transpose", "squeeze"})
+ALIAS_METHODS = frozenset(
+    {"view", "reshape", "flatten", "permute", "transpose", "squeeze"}
+)
 SHAPE_METHODS = frozenset({"size", "dim"})
 
 Activation = Callable[[Tensor, float], Tensor]
@@ -96,7 +104,9 @@ class ReluNetwork:
     probabilities: bool  # whether it ends in a softmax, and not in its logarithm
 
     @classmethod
-    def trace(cls, model: Any, x: Tensor, mean: Any = None, std: Any = None) -> ReluNetwork:
+    def trace(
+        cls, model: Any, x: Tensor, mean: Any = None, std: Any = None
+    ) -> ReluNetwork:
         """Read a model, or refuse it with the name of what is not modelled."""
         for module in model.modules():
             _refuse_hidden_code(module)
@@ -167,7 +177,10 @@ class ReluNetwork:
 
     def entries(self) -> int:
         """Return an upper bound on the number of entries of all matrices."""
-        sizes = [torch.Size(self.shape).numel(), *(shape.numel() for shape, _ in self.units)]
+        sizes = [
+            torch.Size(self.shape).numel(),
+            *(shape.numel() for shape, _ in self.units),
+        ]
         total = 0
         for k, size in enumerate([*sizes[1:], self.classes]):
             total += size * sum(sizes[: k + 1])
@@ -196,11 +209,14 @@ class ReluNetwork:
         """Return inputs and hidden units that are 0, with gradients, for the layers before one."""
         x = torch.zeros(rows, *self.shape).double().requires_grad_()
         hidden = [
-            torch.zeros(rows, *shape).double().requires_grad_() for shape, _ in self.units[:depth]
+            torch.zeros(rows, *shape).double().requires_grad_()
+            for shape, _ in self.units[:depth]
         ]
         return x, hidden
 
-    def transposed(self, depth: int, weights: Tensor) -> tuple[Tensor, Tensor, list[Tensor | None]]:
+    def transposed(
+        self, depth: int, weights: Tensor
+    ) -> tuple[Tensor, Tensor, list[Tensor | None]]:
         """Return weights . z of layer `depth` as a function of what feeds it.
 
         That is a constant, weights of the inputs, and weights of the hidden units of each earlier
@@ -247,7 +263,10 @@ class _Tracer(fx.Tracer):  # type: ignore[misc]
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Return whether a module is one operation."""
-        return m.__class__.__module__.startswith("torch.nn") and type(m) is not nn.Sequential
+        return (
+            m.__class__.__module__.startswith("torch.nn")
+            and type(m) is not nn.Sequential
+        )
 
 
 class _Interpreter(fx.Interpreter):  # type: ignore[misc]
@@ -264,9 +283,13 @@ class _Interpreter(fx.Interpreter):  # type: ignore[misc]
         if kind in FINAL_MODULES:
             return args[0]
         if kind in (nn.ReLU, nn.LeakyReLU):
-            return self._activation(args[0], float(getattr(module, "negative_slope", 0.0)))
+            return self._activation(
+                args[0], float(getattr(module, "negative_slope", 0.0))
+            )
         if kind in MAXIMUM_MODULES:
-            return self._pool(args[0], module.kernel_size, module.stride, kind is nn.MaxPool2d)
+            return self._pool(
+                args[0], module.kernel_size, module.stride, kind is nn.MaxPool2d
+            )
         return super().call_module(target, args, kwargs)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
@@ -276,9 +299,13 @@ class _Interpreter(fx.Interpreter):  # type: ignore[misc]
         if target in RECTIFIERS:
             slope = 0.0
             if target is functional.leaky_relu:
-                slope = float(args[1] if len(args) > 1 else kwargs.get("negative_slope", 0.01))
+                slope = float(
+                    args[1] if len(args) > 1 else kwargs.get("negative_slope", 0.01)
+                )
             return self._activation(args[0], slope)
-        target = {operator.iadd: operator.add, operator.isub: operator.sub}.get(target, target)
+        target = {operator.iadd: operator.add, operator.isub: operator.sub}.get(
+            target, target
+        )
         return super().call_function(target, args, kwargs)
 
     def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
@@ -320,13 +347,18 @@ def _refuse_hidden_code(module: nn.Module) -> None:
             f"certify needs running statistics, {kind.__name__} uses those of the batch"
         )
     plain = (Tensor, nn.Parameter, nn.Buffer)
-    if any(type(t) not in plain for t in (*module.parameters(False), *module.buffers(False))):
+    if any(
+        type(t) not in plain
+        for t in (*module.parameters(False), *module.buffers(False))
+    ):
         raise InputError(f"certify needs plain tensors as weights of {kind.__name__}")
 
 
 def _check_nodes(traced: fx.GraphModule) -> fx.Node | None:
     """Refuse what is not modelled, by name; return the softmax that the graph ends in, if any."""
-    depends: dict[fx.Node, bool] = {}  # whether a node's value is a tensor that varies with x
+    depends: dict[
+        fx.Node, bool
+    ] = {}  # whether a node's value is a tensor that varies with x
     final: fx.Node | None = None
     for node in traced.graph.nodes:
         given = [depends[arg] for arg in node.all_input_nodes]
@@ -338,9 +370,13 @@ def _check_nodes(traced: fx.GraphModule) -> fx.Node | None:
             depends[node] = False
         elif node.op == "output":
             if not isinstance(node.args[0], fx.Node):
-                raise InputError("certify needs a model that returns one tensor of logits")
+                raise InputError(
+                    "certify needs a model that returns one tensor of logits"
+                )
             if final is not None and node.args[0] is not final:
-                raise InputError("certify models a softmax only where the model ends in it")
+                raise InputError(
+                    "certify models a softmax only where the model ends in it"
+                )
         elif not any(given):  # shapes and constants
             depends[node] = False
         elif final is not None:
@@ -352,28 +388,40 @@ def _check_nodes(traced: fx.GraphModule) -> fx.Node | None:
     return final
 
 
-def _check_node(node: fx.Node, traced: fx.GraphModule, depends: dict[fx.Node, bool]) -> bool:
+def _check_node(
+    node: fx.Node, traced: fx.GraphModule, depends: dict[fx.Node, bool]
+) -> bool:
     """Refuse an operation that is not modelled; return whether its value varies with x."""
     if node.op == "call_module":
         _check_module(node, traced.get_submodule(str(node.target)))
         return True
     target = node.target
-    name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
+    name = (
+        target if isinstance(target, str) else getattr(target, "__name__", str(target))
+    )
     if node.op == "call_method":
         if target in SHAPE_METHODS:
             return False
         in_place = target in ("add_", "sub_", "relu_")
-        known = SUM_METHODS | AFFINE_METHODS | ALIAS_METHODS | {"relu", "relu_", "softmax"}
+        known = (
+            SUM_METHODS | AFFINE_METHODS | ALIAS_METHODS | {"relu", "relu_", "softmax"}
+        )
         if target not in known | {"log_softmax"}:
             raise _not_modelled(name)
     else:
         if target is getattr and node.args[1] in ("shape", "ndim"):
             return False
-        in_place = target in (operator.iadd, operator.isub) or bool(node.kwargs.get("inplace"))
-        known_functions = SUMS | AFFINE_FUNCTIONS | ALIAS_FUNCTIONS | RECTIFIERS | FINAL_FUNCTIONS
+        in_place = target in (operator.iadd, operator.isub) or bool(
+            node.kwargs.get("inplace")
+        )
+        known_functions = (
+            SUMS | AFFINE_FUNCTIONS | ALIAS_FUNCTIONS | RECTIFIERS | FINAL_FUNCTIONS
+        )
         if target in PRODUCTS:
             divides = target in (operator.truediv, torch.div)
-            varying = [arg for arg in node.args if isinstance(arg, fx.Node) and depends[arg]]
+            varying = [
+                arg for arg in node.args if isinstance(arg, fx.Node) and depends[arg]
+            ]
             if len(varying) > 1 or node.kwargs or (divides and node.args[1] in varying):
                 raise _not_modelled(f"{name} of two values that depend on the inputs")
         elif target not in known_functions:
@@ -386,7 +434,11 @@ def _check_node(node: fx.Node, traced: fx.GraphModule, depends: dict[fx.Node, bo
         if target in weighted and any(depends[arg] for arg in weights):
             raise _not_modelled(f"{name} with weights that depend on the inputs")
         if target is functional.leaky_relu:
-            slope = node.args[1] if len(node.args) > 1 else node.kwargs.get("negative_slope", 0.01)
+            slope = (
+                node.args[1]
+                if len(node.args) > 1
+                else node.kwargs.get("negative_slope", 0.01)
+            )
             _check_slope(slope)
     if in_place and not _owned(node.args[0], traced):
         raise _not_modelled(f"{name} in place, on a value that is used elsewhere")
@@ -398,11 +450,15 @@ def _check_module(node: fx.Node, module: nn.Module) -> None:
     if kind in MAXIMUM_MODULES:
         plain = module.padding in (0, (0, 0)) and module.dilation in (1, (1, 1))
         if not plain or module.ceil_mode or module.return_indices:
-            raise _not_modelled(f"{kind.__name__} with padding, dilation, ceil_mode or indices")
+            raise _not_modelled(
+                f"{kind.__name__} with padding, dilation, ceil_mode or indices"
+            )
     elif kind in (nn.ReLU, nn.LeakyReLU):
         _check_slope(getattr(module, "negative_slope", 0.0))
         if module.inplace and not _owned(node.args[0], node.graph.owning_module):
-            raise _not_modelled(f"{kind.__name__} in place, on a value that is used elsewhere")
+            raise _not_modelled(
+                f"{kind.__name__} in place, on a value that is used elsewhere"
+            )
     elif kind not in AFFINE_MODULES | ALIAS_MODULES | FINAL_MODULES:
         raise _not_modelled(kind.__name__)
 
@@ -426,7 +482,9 @@ def _owned(node: Any, traced: fx.GraphModule) -> bool:
     if node.op == "call_function" and node.target in ALIAS_FUNCTIONS:
         return _owned(node.args[0], traced)
     fresh = node.op == "call_function" and node.target in SUMS | AFFINE_FUNCTIONS
-    return fresh or (node.op == "call_method" and node.target in ("add", "sub", "mean", "sum"))
+    return fresh or (
+        node.op == "call_method" and node.target in ("add", "sub", "mean", "sum")
+    )
 
 
 def _is_final(node: fx.Node, traced: fx.GraphModule) -> bool:

@@ -35,7 +35,13 @@ from overt._progress import meter
 from overt._types import Floats, Ints
 from overt.noise import Dropout, KeepExactly, Noise
 from overt.results import Result, Status
-from overt.robust.models import BATCH_SIZE, Model, ModelAdapter, ModelOptions, evaluation_mode
+from overt.robust.models import (
+    BATCH_SIZE,
+    Model,
+    ModelAdapter,
+    ModelOptions,
+    evaluation_mode,
+)
 from overt.robust.models import classes as check_classes
 
 
@@ -108,7 +114,9 @@ def smoothed(
     adapter = ModelAdapter(model, x, options)
     n, parts = len(adapter.x), (whole("guesses", guesses), whole("draws", draws))
     reach = _reach(noise, tuple(adapter.x.shape[1:]))
-    level = 1 - 2 * (1 - confidence) / (n if jointly else 1)  # of the two-sided interval
+    level = 1 - 2 * (1 - confidence) / (
+        n if jointly else 1
+    )  # of the two-sided interval
     predicted, radius, lower = np.full(n, -1), np.zeros(n), np.zeros(n)
     status = Status.FINISHED
     with evaluation_mode(*adapter.models):
@@ -117,7 +125,9 @@ def smoothed(
             with meter("smoothing", n) as bar:
                 for i in range(n):
                     rng = np.random.default_rng((seed, i))
-                    first, second = (_votes(adapter, i, noise, k, batch_size, rng) for k in parts)
+                    first, second = (
+                        _votes(adapter, i, noise, k, batch_size, rng) for k in parts
+                    )
                     best = int(first.argmax())
                     bound = float(clopper_pearson(second[best], draws, level)[0])
                     if bound > 0.5:
@@ -128,7 +138,15 @@ def smoothed(
             status = Status.INTERRUPTED
     norm = "l0" if isinstance(noise, Noise) else "l2"
     return Smoothed(
-        predicted, radius, lower, norm, draws, float(confidence), bool(jointly), classes, status
+        predicted,
+        radius,
+        lower,
+        norm,
+        draws,
+        float(confidence),
+        bool(jointly),
+        classes,
+        status,
     )
 
 
@@ -145,9 +163,13 @@ def _votes(
     for k in range(0, draws, batch_size):
         size = min(batch_size, draws - k)
         if isinstance(noise, Noise):
-            moved = x * torch.from_numpy(noise.multipliers(tuple(x.shape), size, rng)).to(x)
+            moved = x * torch.from_numpy(
+                noise.multipliers(tuple(x.shape), size, rng)
+            ).to(x)
         else:
-            moved = x + float(noise) * torch.from_numpy(rng.standard_normal((size, *x.shape))).to(x)
+            moved = x + float(noise) * torch.from_numpy(
+                rng.standard_normal((size, *x.shape))
+            ).to(x)
         with torch.no_grad():
             logits = adapter.logits(moved, torch.full((size,), i))
         finite = torch.isfinite(logits).all(1)  # anything else is a vote for nobody
@@ -158,7 +180,9 @@ def _votes(
 
 def _reach(noise: Any, shape: tuple[int, ...]) -> Callable[[float], float]:
     """Return the function from a lower limit of p, above 1/2, to the radius."""
-    if isinstance(noise, (Dropout, KeepExactly)) and not getattr(noise, "gaussian", False):
+    if isinstance(noise, (Dropout, KeepExactly)) and not getattr(
+        noise, "gaussian", False
+    ):
         d = len(noise.mean(shape))  # which refuses what does not fit
         if isinstance(noise, KeepExactly):
             left = np.arange(d, 0, -1)

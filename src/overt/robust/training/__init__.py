@@ -81,15 +81,28 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         number("beta", self.beta)
         if number("clean_fraction", self.clean_fraction) > 1:
-            raise InputError(f"clean_fraction must lie in [0, 1], got {self.clean_fraction!r}")
+            raise InputError(
+                f"clean_fraction must lie in [0, 1], got {self.clean_fraction!r}"
+            )
         choice("step_scheduler_each", self.step_scheduler_each, ("epoch", "batch"))
         if self.autocast is not None:
-            instance("autocast", self.autocast, torch.dtype, "a torch.dtype such as torch.bfloat16")
-        if self.scaler is not None and not callable(getattr(self.scaler, "scale", None)):
-            raise InputTypeError(f"scaler must be a torch.amp.GradScaler, got {self.scaler!r:.60}")
+            instance(
+                "autocast",
+                self.autocast,
+                torch.dtype,
+                "a torch.dtype such as torch.bfloat16",
+            )
+        if self.scaler is not None and not callable(
+            getattr(self.scaler, "scale", None)
+        ):
+            raise InputTypeError(
+                f"scaler must be a torch.amp.GradScaler, got {self.scaler!r:.60}"
+            )
         whole("checkpoint_every", self.checkpoint_every, minimum=0)
         if self.on_epoch is not None and not callable(self.on_epoch):
-            raise InputTypeError(f"on_epoch must be a function of a row, got {self.on_epoch!r:.60}")
+            raise InputTypeError(
+                f"on_epoch must be a function of a row, got {self.on_epoch!r:.60}"
+            )
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -182,9 +195,13 @@ def adversarial_train(
     """
     instance("model", model, nn.Module, "a torch module")
     if attack is not None and not isinstance(attack, Attack):
-        raise InputTypeError(f"attack must be FGSM, BIM, PGD or None, got {type(attack).__name__}")
+        raise InputTypeError(
+            f"attack must be FGSM, BIM, PGD or None, got {type(attack).__name__}"
+        )
     if attack is not None and isinstance(attack.criterion, Deviates):
-        raise InputError("attack must have a criterion of classes in training, got Deviates")
+        raise InputError(
+            "attack must have a criterion of classes in training, got Deviates"
+        )
     whole("epochs", epochs)
     whole("seed", seed, minimum=0)
     config = TrainingConfig() if config is None else config
@@ -312,8 +329,14 @@ def _batches(data: Any, batch_size: int) -> Iterable[Any]:
     """Return the data as batches (inputs, classes): a pair of arrays is shuffled and cut."""
     batch_size = whole("batch_size", batch_size)
     if not isinstance(data, Iterable) or hasattr(data, "__array__"):
-        raise InputTypeError(f"data must give batches (inputs, classes), got {data!r:.60}")
-    if not isinstance(data, (tuple, list)) or not data or not hasattr(data[0], "__array__"):
+        raise InputTypeError(
+            f"data must give batches (inputs, classes), got {data!r:.60}"
+        )
+    if (
+        not isinstance(data, (tuple, list))
+        or not data
+        or not hasattr(data[0], "__array__")
+    ):
         return data
     lengths = [part.shape[0] if getattr(part, "shape", ()) else None for part in data]
     if len(lengths) != 2 or lengths[0] != lengths[1]:
@@ -326,14 +349,21 @@ def _batches(data: Any, batch_size: int) -> Iterable[Any]:
 
 def _best(history: list[dict[str, float]]) -> int:
     """Return the epoch, from 1, of the best robust accuracy on the holdout; clean breaks ties."""
-    score = [(row["holdout_robust_accuracy"], row["holdout_clean_accuracy"]) for row in history]
+    score = [
+        (row["holdout_robust_accuracy"], row["holdout_clean_accuracy"])
+        for row in history
+    ]
     return score.index(max(score)) + 1 if score else 0
 
 
 def _settings(recipe: Recipe, seed: int) -> dict[str, str]:
     """Return what a checkpoint must agree in with the call that resumes it, in words."""
     loss = recipe.loss
-    kind = loss.kind if isinstance(loss.kind, str) else getattr(loss.kind, "__name__", "own")
+    kind = (
+        loss.kind
+        if isinstance(loss.kind, str)
+        else getattr(loss.kind, "__name__", "own")
+    )
     return {
         "seed": str(seed),
         "attack": repr(recipe.attack),
@@ -347,7 +377,9 @@ def _check_scheduler(scheduler: Any, config: TrainingConfig) -> None:
         raise InputTypeError(f"scheduler must be a torch scheduler, got {scheduler!r}")
     by_loss = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
     if by_loss and config.step_scheduler_each == "batch":
-        raise InputError("step_scheduler_each must be 'epoch' for ReduceLROnPlateau, got 'batch'")
+        raise InputError(
+            "step_scheduler_each must be 'epoch' for ReduceLROnPlateau, got 'batch'"
+        )
 
 
 def _optimizer(optimizer: Any, model: nn.Module) -> torch.optim.Optimizer:
@@ -357,8 +389,14 @@ def _optimizer(optimizer: Any, model: nn.Module) -> torch.optim.Optimizer:
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InputTypeError(f"optimizer must be a torch optimizer, got {optimizer!r}")
     own = {id(weight) for weight in model.parameters()}
-    if not any(id(weight) in own for group in optimizer.param_groups for weight in group["params"]):
-        raise InputError("optimizer must hold parameters of the model, it holds none of them")
+    if not any(
+        id(weight) in own
+        for group in optimizer.param_groups
+        for weight in group["params"]
+    ):
+        raise InputError(
+            "optimizer must hold parameters of the model, it holds none of them"
+        )
     return optimizer
 
 
@@ -388,7 +426,9 @@ def _with_data_bounds(
     if attack is None or not isinstance(attack.threat.bounds, str):
         return attack
     with torch.random.fork_rng():
-        ranges = [tensor("data", split_labeled(batch)[0]).aminmax() for batch in batches]
+        ranges = [
+            tensor("data", split_labeled(batch)[0]).aminmax() for batch in batches
+        ]
     if held is not None:
         ranges.append(held.x.aminmax())
     if not ranges:
@@ -402,7 +442,9 @@ def _holdout_accuracy(recipe: Recipe, held: _Holdout | None) -> dict[str, float]
     clean = robust = float("nan")
     if held is not None:
         with evaluation_mode(recipe.model):
-            logits = ModelAdapter(recipe.model, held.inputs, {}).clean_logits(BATCH_SIZE)
+            logits = ModelAdapter(recipe.model, held.inputs, {}).clean_logits(
+                BATCH_SIZE
+            )
         clean = robust = count_hits(logits, held.y) / len(held.y)
         if recipe.attack is not None:
             attack = replace(recipe.attack, early_exit=True)

@@ -31,12 +31,17 @@ class TrainingCheckpoint:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str] | None, parts: dict[str, Any], settings: dict[str, str]
+        self,
+        path: str | os.PathLike[str] | None,
+        parts: dict[str, Any],
+        settings: dict[str, str],
     ) -> None:
         self._path = None if path is None else as_path("checkpoint", path)
         self._parts = {name: part for name, part in parts.items() if part is not None}
         self._kinds = {
-            name: type(part).__name__ for name, part in self._parts.items() if name != "model"
+            name: type(part).__name__
+            for name, part in self._parts.items()
+            if name != "model"
         }
         self._settings = settings
         self._random: Tensor | None = None
@@ -50,7 +55,9 @@ class TrainingCheckpoint:
             raise InputError(f"checkpoint must be a file to write: {error}") from None
         safetensors("torch", "torch")
 
-    def save(self, history: list[dict[str, float]], batches: int, sums: list[float] | None) -> None:
+    def save(
+        self, history: list[dict[str, float]], batches: int, sums: list[float] | None
+    ) -> None:
         """Write the checkpoint, whole or not at all."""
         if self._path is None:
             return
@@ -60,7 +67,9 @@ class TrainingCheckpoint:
         tensors: dict[str, Tensor] = {}
         leaves: list[Any] = []
         for keys, leaf in named:
-            name = ".".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in keys)
+            name = ".".join(
+                str(getattr(key, "key", getattr(key, "idx", key))) for key in keys
+            )
             if isinstance(leaf, Tensor):
                 tensors[name] = leaf
                 leaves.append({"tensor": name})
@@ -76,7 +85,9 @@ class TrainingCheckpoint:
             "leaves": leaves,
         }
         text = json.dumps(record)
-        _write(self._path, tensors, {"overt": text, "checksum": _checksum(text, tensors)})
+        _write(
+            self._path, tensors, {"overt": text, "checksum": _checksum(text, tensors)}
+        )
 
     def save_best(self) -> None:
         """Write the weights as they are now to the file of the best ones, if there is one."""
@@ -120,7 +131,9 @@ class TrainingCheckpoint:
                 tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
                 metadata = file.metadata() or {}
             if "overt" not in metadata:
-                raise InputError(f"checkpoint must be a file that training wrote, {path} is not")
+                raise InputError(
+                    f"checkpoint must be a file that training wrote, {path} is not"
+                )
             if metadata.get("checksum") != _checksum(metadata["overt"], tensors):
                 raise InputError(
                     f"checkpoint {path} was changed or damaged: its checksum does not fit; "
@@ -128,7 +141,9 @@ class TrainingCheckpoint:
                 )
             record = json.loads(metadata["overt"])
             leaves = [_restore(leaf, tensors) for leaf in record["leaves"]]
-            return record, pytree.tree_unflatten(leaves, pytree.treespec_loads(record["spec"]))
+            return record, pytree.tree_unflatten(
+                leaves, pytree.treespec_loads(record["spec"])
+            )
 
     def _foreign(self, reason: str) -> InputError:
         return InputError(
@@ -159,14 +174,22 @@ def _restore(leaf: Any, tensors: dict[str, Tensor]) -> Any:
 
 def _write(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
     # Tied weights share memory, which the format does not store; copies are the same values.
-    flat = {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
+    flat = {
+        name: value.detach().cpu().clone().contiguous()
+        for name, value in tensors.items()
+    }
     write_whole(path, safetensors("torch", "torch").torch.save(flat, metadata=metadata))
 
 
 def _checksum(text: str, tensors: dict[str, Tensor]) -> str:
     """Return a checksum over everything that a checkpoint means."""
     flat = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    kinds = {name: [str(value.dtype), list(value.shape)] for name, value in flat.items()}
+    kinds = {
+        name: [str(value.dtype), list(value.shape)] for name, value in flat.items()
+    }
     # NumPy lacks some of torch's formats; bytes are bytes.
-    raw = {name: value.reshape(-1).view(torch.uint8).numpy() for name, value in flat.items()}
+    raw = {
+        name: value.reshape(-1).view(torch.uint8).numpy()
+        for name, value in flat.items()
+    }
     return digest([text, kinds], raw)

@@ -115,7 +115,9 @@ class Epoch:
         n = len(points.x)
         loss, robust, clean = seen[0]
         new = (n, n * loss, robust, clean or 0, 0 if clean is None else n)
-        self.sums = [total + amount for total, amount in zip(self.sums, new, strict=True)]
+        self.sums = [
+            total + amount for total, amount in zip(self.sums, new, strict=True)
+        ]
 
     def summary(self) -> dict[str, float]:
         """Return the means over the epoch."""
@@ -161,10 +163,15 @@ class Epoch:
         def draw() -> Tensor:
             return _start(region, next(seeds))
 
-        with evaluation_mode(recipe.model, hidden=False), recipe.casting(points.x.device):
+        with (
+            evaluation_mode(recipe.model, hidden=False),
+            recipe.casting(points.x.device),
+        ):
             target = self._target(points)
             start = torch.zeros_like(region.x)
-            if attack.random_start or (isinstance(attack, FGSM) and attack.random_start is None):
+            if attack.random_start or (
+                isinstance(attack, FGSM) and attack.random_start is None
+            ):
                 start = draw()
             elif recipe.loss.inner is not None:  # no slope at x itself
                 start = 1e-3 * draw()

@@ -88,7 +88,9 @@ class TrainingLoss:
 
 def _divergence(robust: Tensor, y: Tensor, clean: Tensor) -> Tensor:
     """Return KL(p(x) | p(x')) for each point; `clean` are logarithms of p(x)."""
-    return kl_div(robust.log_softmax(1), clean, log_target=True, reduction="none").sum(1)
+    return kl_div(robust.log_softmax(1), clean, log_target=True, reduction="none").sum(
+        1
+    )
 
 
 def _scalar(value: Tensor) -> Tensor:
