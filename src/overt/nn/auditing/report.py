@@ -148,15 +148,6 @@ class HeadFindings(Result):
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Measure(Result):
-    """A complexity measure, such as a path norm: it ranks networks, and bounds nothing."""
-
-    name: str
-    value: float
-    formula: str
-
-
-@dataclass(frozen=True, repr=False, eq=False)
 class Suggestion(Result):
     """A drop probability for the units before the last layer, and what speaks for it.
 
@@ -217,7 +208,7 @@ class AuditReport(Result):
         The mean loss with noise, which training descends; the error is standard, 0 if it is exact.
     accuracy, holdout_loss
         Share of classes predicted right, and mean loss on holdout data, where there are any.
-    noises, layers, head, measures, suggestion
+    noises, layers, head, suggestion
         The findings.
     skipped
         (name, reason) of what was not understood or not done.
@@ -238,7 +229,6 @@ class AuditReport(Result):
     noises: tuple[NoiseFindings, ...]
     layers: tuple[LayerFindings, ...]
     head: HeadFindings | None
-    measures: tuple[Measure, ...]
     suggestion: Suggestion | None
     skipped: tuple[tuple[str, str], ...]
     status: Status
@@ -424,10 +414,6 @@ def _sections(report: Any) -> Iterator[Section]:
         "dead inputs",
     )
     yield Section("layers", (), header, layers)
-    if report.measures:
-        measures: list[Row] = [(m.name, m.value, m.formula) for m in report.measures]
-        title = "complexity measures (they rank networks, and bound nothing)"
-        yield Section(title, (), ("measure", "value", "formula"), measures)
     if report.skipped:
         yield Section(
             "left out", [f"{name or '(model)'}: {why}" for name, why in report.skipped]

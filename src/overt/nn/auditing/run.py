@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
@@ -18,23 +18,38 @@ from overt._check import InputError
 from overt._progress import meter
 from overt._types import Floats
 from overt.nn.auditing.last_layer import Head, LastLayer, find_head
+from overt.nn.auditing.measurements import (
+    LayerNorms,
+    Losses,
+    Seen,
+    UnitSquares,
+    coadaptation,
+    is_layer,
+)
 from overt.nn.auditing.noises import (
     drop_prob_of,
     find_noises,
+    follow_modules,
+    only_drops,
     realized_share,
-    silence_always_on_dropout,
+    silence_in_evaluation,
 )
-from overt.nn.auditing.norms import LAYERS, LayerNorms, path_norms
-from overt.nn.auditing.report import AuditReport, Measure, NoiseFindings, Suggestion
-from overt.nn.auditing.sampling import Estimate, Flow, SampledPenalties
-from overt.nn.auditing.streaming import ArrayMean, Mean, coadaptation
-from overt.nn.auditing.structure import Structure, record_structure
+from overt.nn.auditing.penalties import Estimate, Flow, SampledPenalties
+from overt.nn.auditing.report import AuditReport, NoiseFindings
+from overt.nn.auditing.structure import record_structure
 from overt.nn.data.batches import Batch, Batches, Inputs, name_failing_inputs
-from overt.nn.data.losses import Loss, Targets, check_loss, is_squared, loss_name
+from overt.nn.data.losses import (
+    Loss,
+    Targets,
+    check_loss,
+    is_squared,
+    loss_name,
+    loss_text,
+)
 from overt.nn.data.models import check_model, hook_modules, modes
-from overt.nn.data.rng import seeded
+from overt.nn.data.rng import preserve_rng
 from overt.nn.graph.record import UnsupportedError
-from overt.nn.graph.state import hold_interrupts
+from overt.nn.graph.state import hold_interrupts, seed_all
 from overt.results import Status
 
 TORCH_LOSSES = (nn.MSELoss, nn.CrossEntropyLoss)
@@ -111,37 +126,33 @@ def audit(
     >>> report.noises[0].exact, report.skipped
     (True, ())
     """
+    start = time.perf_counter()
     model = check_model(model)
     # Rows have equal weights here: a torch loss with class weights is refused.
     checked = loss_name(loss) if isinstance(loss, TORCH_LOSSES) else check_loss(loss)
     seed = _check.whole("seed", seed, minimum=0)
-    start = time.perf_counter()
     passes = _check.number("passes", passes, exclusive=True)
     batches = Batches(data, model, output=output)
-    others = (
-        None
-        if holdout is None
-        else Batches(holdout, model, name="holdout", output=output)
-    )
+    others = None
+    if holdout is not None:
+        others = Batches(holdout, model, name="holdout", output=output)
     count = batches.count + (0 if others is None else others.count)
     measured: _Audit | None = None
     status = Status.FINISHED
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(seeded(seed))
+        stack.enter_context(preserve_rng())
+        seed_all(seed)
         stack.enter_context(modes(model, noise=False))
         try:
             with hold_interrupts() as interrupts, meter("audit", count) as bar:
-                for is_holdout, batch in _both(batches, others):
+                for batch, is_holdout in chain(
+                    zip(batches, repeat(False)), zip(others or (), repeat(True))
+                ):
                     if measured is None:
-                        few = _few_rows(model, batch)
-                        stack.enter_context(silence_always_on_dropout(model, few))
-                        sampling = (batches.count, passes, few is batch.inputs)
-                        measured = _Audit(model, few, batch, checked, sampling)
-                    if is_holdout:
-                        measured.add_holdout(batch)
-                    else:
-                        measured.add(batch, split=others is None)
+                        measured = _Audit(model, checked, batch, stack)
+                        measured.start(batch, batches.count, passes, others is None)
+                    measured.add(batch, is_holdout)
                     bar.advance()
                     if interrupts.pending:
                         break
@@ -150,161 +161,119 @@ def audit(
                 raise
             status = Status.INTERRUPTED
         assert measured is not None  # noqa: S101 (Batches refuses data without batches)
-        return measured.report(status, start, own_rows=others is None)
-
-
-def _both(batches: Batches, others: Batches | None) -> Iterator[tuple[bool, Batch]]:
-    """Yield the training data, then the holdout data."""
-    for batch in batches:
-        yield False, batch
-    for batch in others or ():
-        yield True, batch
-
-
-def _few_rows(model: nn.Module, batch: Batch) -> Inputs:
-    """Return two rows, or the whole batch where the model fixes the number of rows."""
-    few = batch.inputs.first(2)
-    try:
-        with torch.no_grad():
-            few.run(model)
-    except Exception:  # as of a graph's nodes; or the model is wrong
-        with name_failing_inputs(batch.inputs, batch.where), torch.no_grad():
-            batch.inputs.run(model)
-        return batch.inputs
-    return few
-
-
-@dataclass(frozen=True, eq=False)
-class Seen:
-    """A batch in the model: outputs (n, outputs), checked targets, losses without noise (n,).
-
-    `units` are the inputs of the noise layers and of the last layer, by name.
-    """
-
-    inputs: Inputs
-    output: Tensor
-    targets: Targets
-    losses: Tensor
-    units: dict[str, Tensor]
+        return measured.finish(status, start)
 
 
 class _Audit:
-    """The measurements on the rows seen so far."""
+    """The measurements of an audit, and one pass of the model for each batch."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        few: Inputs,
-        batch: Batch,
-        loss: Loss,
-        sampling: tuple[int, float, bool],
+        self, model: nn.Module, loss: Loss, batch: Batch, stack: ExitStack
     ) -> None:
+        self.samples = 0
         self._model = model
         self._loss = loss
-        self._outputs = _count_outputs(model, few)
-        self._noises = find_noises(model, few)
-        self._sources = list(self._noises.sources.values())
-        self._skipped = list(self._noises.skipped)
-        self._measures: list[Measure] = []
-        self.samples = 0
-        head = self._study_structure(few)
+        self._skipped: list[tuple[str, str]] = []
+        few = batch.inputs.first(2)
+        try:
+            output = _run(few, model)
+        except Exception:  # as of a graph's nodes; or the model is wrong
+            few = batch.inputs
+            with name_failing_inputs(few, batch.where):
+                output = _run(few, model)
+        _check_tensor(output)
+        self._few = few
+        self._outputs = output.numel() // len(few)
+        evaluation = follow_modules(model, few, noise=False)
+        sampling = map(model.get_submodule, evaluation.count(samples=True))
+        always_on = list(filter(only_drops, sampling))
+        if always_on:
+            stack.enter_context(silence_in_evaluation(always_on))
+            evaluation = follow_modules(model, few, noise=False)
+        self._stays_on = bool(evaluation.count(samples=True))
+        self._noises = find_noises(model, few, evaluation, self._skipped)
+        self._sources = self._noises.sources
+
+    def start(self, batch: Batch, batches: int, passes: float, own_rows: bool) -> None:
+        """Prepare the measurements for what the passes on a few rows have shown."""
+        head = self._find_head()
         self._last: LastLayer | None = None
         if head is not None:
-            self._last = LastLayer(head, loss, self._outputs, batch.inputs.only)
-            self._skipped += self._last.skipped
+            only = batch.inputs.only
+            self._last = LastLayer(
+                head, self._loss, self._outputs, only, self._skipped, own_rows=own_rows
+            )
         self._exact = head is not None and self._is_exact(head)
-        self._plain = Mean()
-        self._correct = Mean()
-        self._holdout = Mean()
+        self._losses = Losses()
         # Two passes tell the error of noise that stays on in evaluation mode.
         self._evaluation_noise = Estimate(shared=True)
-        names = [source.name for source in self._sources if source.example is not None]
-        if head is not None:
-            names.append(head.name)
-        self._squares = {name: ArrayMean() for name in names}
+        self._squares = UnitSquares()
         self._layers = LayerNorms()
+        self._places = {s.name for s in self._sources if s.example is not None}
+        if head is not None:
+            self._places.add(head.name)
         self._watched = {
             module: name
-            for name, module in model.named_modules()
-            if name in self._squares or isinstance(module, LAYERS)
+            for name, module in self._model.named_modules()
+            if name in self._places or is_layer(module)
         }
-        batches, passes, whole = sampling
+        alone = self._exact and len(self._sources) == 1
+        nothing = alone and head is not None and not head.shares_multipliers
         self._sampled = SampledPenalties(
-            model,
-            [] if self._nothing_to_sample(head) else self._sources,
+            self._model,
+            [] if nothing else self._sources,
+            self._loss,
             batches=batches,
             size=len(batch.inputs),
             passes=passes,
-            whole=whole,
+            whole=self._few is batch.inputs,
         )
 
-    def add(self, batch: Batch, *, split: bool) -> None:
-        """Add a batch of the training data; `split` holds a fifth of its rows out."""
+    def add(self, batch: Batch, is_holdout: bool) -> None:
+        """Add a batch of the training data, or rows that the network was not trained on."""
         seen = self._forward(batch)
-        if self._noises.always_on:
+        if is_holdout:
+            self._losses.holdout.add(seen.losses)
+            if self._last is not None:
+                self._last.add_holdout(seen)
+            return
+        if self._stays_on:
             again = self._forward(batch)
-            self._evaluation_noise.add(
-                (again.losses - seen.losses)[None] / math.sqrt(2)
-            )
+            difference = (again.losses - seen.losses) / math.sqrt(2)
+            self._evaluation_noise.add(difference[None])
         self.samples += len(seen.losses)
-        self._plain.add(seen.losses)
-        if seen.targets.classes is not None:
-            self._correct.add((seen.output.argmax(1) == seen.targets.classes).double())
-        for name, mean in self._squares.items():
-            h = seen.units[name]
-            mean.add(h.double().square() if h.numel() < 2**18 else h.float().square())
+        self._losses.add(seen)
+        self._squares.add(seen)
         if self._last is not None:
-            h = seen.units[self._last.head.name]
-            self._last.add(h, seen.inputs.only, seen.targets, seen.output, split=split)
-        self._sampled.add(seen.inputs, seen.targets, seen.losses, self._loss)
+            self._last.add(seen)
+        self._sampled.add(seen)
 
-    def add_holdout(self, batch: Batch) -> None:
-        """Add rows that the network was not trained on."""
-        seen = self._forward(batch)
-        self._holdout.add(seen.losses)
-        if self._last is not None:
-            self._last.add_holdout(seen.units[self._last.head.name], seen.targets)
-
-    def report(self, status: Status, start: float, *, own_rows: bool) -> AuditReport:
-        """Return the report; `own_rows` says that the holdout rows are training data."""
+    def finish(self, status: Status, start: float) -> AuditReport:
+        """Return the report."""
         objective, error = self._objective()
-        head = None
-        suggestion: Suggestion | None = None
+        head = suggestion = None
         if self._last is not None:
-            head = self._last.findings(
-                objective, self._mean_squares(self._last.head.name)
-            )
-            suggested = self._last.suggest(own_rows=own_rows)
-            if isinstance(suggested, Suggestion):
-                suggestion = suggested
-            else:
-                self._skipped.append(("suggestion", suggested))
+            squares = self._squares.mean(self._last.head.name)
+            head, suggestion = self._last.finish(objective, squares)
         if self._sampled.no_flows is not None:
-            self._skipped.append(
-                ("flows", f"there is no gradient: {self._sampled.no_flows}")
-            )
-        layers, without_norms = self._layers.findings(self._model)
-        self._skipped += without_norms
-        loss = self._loss
+            why = f"there is no gradient: {self._sampled.no_flows}"
+            self._skipped.append(("flows", why))
+        layers = self._layers.findings(self._model, self._skipped)
+        holdout = self._losses.holdout
         return AuditReport(
             model=type(self._model).__name__,
-            loss=loss
-            if isinstance(loss, str)
-            else getattr(loss, "__name__", repr(loss)),
+            loss=loss_text(self._loss),
             samples=self.samples,
             outputs=self._outputs,
             parameters=sum(p.numel() for p in self._model.parameters()),
-            plain_loss=self._plain.value,
+            plain_loss=self._losses.plain.value,
             objective=objective,
             objective_error=math.hypot(error, self._evaluation_noise.error),
-            accuracy=self._correct.value
-            if self._correct.count == self.samples
-            else None,
-            holdout_loss=self._holdout.value if self._holdout.count else None,
+            accuracy=self._losses.accuracy,
+            holdout_loss=holdout.value if holdout.count else None,
             noises=tuple(self._noise(i, objective) for i in range(len(self._sources))),
-            layers=tuple(layers),
+            layers=layers,
             head=head,
-            measures=tuple(self._measures),
             suggestion=suggestion,
             skipped=tuple(self._skipped),
             status=status,
@@ -313,42 +282,27 @@ class _Audit:
 
     def _forward(self, batch: Batch) -> Seen:
         """Run the model on a batch, and check what it returns."""
-        where = batch.where
-        inputs = batch.inputs
+        where, inputs, y = batch
         units: dict[str, Tensor] = {}
 
-        def hook(module: Any, args: Any, output: Tensor) -> None:
+        def hook(module: nn.Module, args: Any, output: Tensor) -> None:
             name = self._watched[module]
             h = args[0].detach()
-            if name in self._squares:
+            if name in self._places:
                 units[name] = h.clone()  # later layers may work in place
-            if isinstance(module, LAYERS):
-                self._layers.add(
-                    name, module, h, from_data=_is_one_of(h, inputs.tensors)
-                )
+            if is_layer(module):
+                self._layers.add(name, module, h, inputs)
 
         with (
             hook_modules(self._watched, after=hook),
-            torch.no_grad(),
             name_failing_inputs(inputs, where),
         ):
-            output = inputs.run(self._model)
-        self._check_output(output, where, len(inputs))
-        assert batch.y is not None  # noqa: S101 (Batches refuses batches without targets)
-        targets = Targets(batch.y, output, self._loss, where)
-        losses = targets.losses(output, self._loss)
-        return Seen(inputs, output.reshape(len(output), -1), targets, losses, units)
-
-    def _check_output(self, output: Any, where: str, rows: int) -> None:
-        if not isinstance(output, Tensor) or not output.is_floating_point():
-            raise InputError(
-                f"model must return one tensor of numbers, got {type(output).__name__}; say which "
-                "output counts, such as output=lambda o: o.logits"
-            )
-        if output.ndim < 1 or len(output) != rows or output.numel() == 0:
+            output = _run(inputs, self._model)
+        _check_tensor(output)
+        if output.ndim < 1 or len(output) != len(inputs) or output.numel() == 0:
             raise InputError(
                 "model must return a row for each row of x, got shape "
-                f"{tuple(output.shape)} for {rows} rows"
+                f"{tuple(output.shape)} for {len(inputs)} rows"
             )
         if not bool(torch.isfinite(output).all()):
             raise InputError(f"{where}: the model returns NaN or infinity")
@@ -357,26 +311,22 @@ class _Audit:
                 f"{where}: the model returns {output[0].numel()} outputs, and "
                 f"{self._outputs} before; pad the inputs to one shape"
             )
+        assert y is not None  # noqa: S101 (Batches refuses batches without targets)
+        targets = Targets(y, output, self._loss, where)
+        losses = targets.losses(output, self._loss)
+        return Seen(inputs, output.reshape(len(output), -1), targets, losses, units)
 
-    def _study_structure(self, few: Inputs) -> Head | None:
-        """Record a pass; find path norms and the last layers, None if nothing is known of these."""
-        structure: Structure | None = None
-        no_paths: str | None = None
+    def _find_head(self) -> Head | None:
+        """Return the last layers in a recorded pass, None if nothing is known of them."""
         head: Head | str = "the loss is a custom function, of which nothing is proved"
-        try:
-            structure = record_structure(self._model, few)
-            self._measures, no_paths = path_norms(structure)
-        except UnsupportedError as error:
-            head = no_paths = f"the pass cannot be recorded: {error}"
-        if no_paths is not None:
-            self._skipped.append(("path norm", no_paths))
-        if structure is not None and isinstance(self._loss, str):
-            log_softmax = self._loss == "cross_entropy"
-            head = find_head(
-                self._model, structure, self._noises, log_softmax=log_softmax
-            )
         if self._outputs > MAX_OUTPUTS:
             head = f"{self._outputs} outputs are too many (at most {MAX_OUTPUTS}) for a spectrum"
+        elif isinstance(self._loss, str):
+            try:
+                structure = record_structure(self._model, self._few)
+                head = find_head(self._model, structure, self._noises, self._loss)
+            except UnsupportedError as error:
+                head = f"the pass cannot be recorded: {error}"
         if isinstance(head, str):
             self._skipped.append(("the last layer", head))
             return None
@@ -386,21 +336,12 @@ class _Audit:
         """Return whether what the last noise adds to the loss is known exactly."""
         if not head.noisy or not is_squared(self._loss):
             return False
-        uses = self._noises.training.calls[head.name]
         last = self._sources[-1].name == head.name
-        return last and uses == 1 and not self._noises.decides
-
-    def _nothing_to_sample(self, head: Head | None) -> bool:
-        """Return whether the only noise has an exact penalty and exact flows."""
-        if head is None or len(self._sources) != 1:
-            return False
-        return self._exact and not head.shares_multipliers
+        return last and self._noises.calls[head.name] == 1 and not self._noises.decides
 
     def _objective(self) -> tuple[float, float]:
         """Return the training objective and its standard error."""
-        plain = self._plain.value
-        if not self._sources:
-            return plain, 0.0
+        plain = self._losses.plain.value
         if not self._exact or self._last is None:
             return plain + self._sampled.total.value, self._sampled.total.error
         others = self._sampled.before_last  # zero where nothing was sampled
@@ -410,18 +351,18 @@ class _Audit:
     def _noise(self, i: int, objective: float) -> NoiseFindings:
         """Return what is known of one source of noise."""
         source = self._sources[i]
-        squares = self._mean_squares(source.name)
+        squares = self._squares.mean(source.name)
         exact = self._exact and i == len(self._sources) - 1
+        flow = None
         if exact and self._last is not None:
             penalty = self._last.penalty
             error = 0.0
+            flow = self._exact_flow(self._last.head, squares)
         else:
             penalty = self._sampled.added[i].value
             error = self._sampled.added[i].error
-        flow = self._exact_flow(squares) if exact else None
         exact_flows = flow is not None
-        if flow is None and self._sampled.added:
-            flow = self._sampled.flow(i)
+        flow = flow or self._sampled.flow(i)
         realized, realized_error = realized_share(source)
         return NoiseFindings(
             name=source.name,
@@ -442,31 +383,22 @@ class _Audit:
             dead=None if squares is None else int(np.sum(squares == 0)),
         )
 
-    def _exact_flow(self, squares: Floats | None) -> Flow | None:
+    def _exact_flow(self, head: Head, squares: Floats | None) -> Flow | None:
         """Return the flow before the last layer, None where a mask's unit is a group of units."""
-        if self._last is None or squares is None or self._last.head.shares_multipliers:
+        if squares is None or head.shares_multipliers:
             return None
-        psi = self._last.head.flow(squares)
+        psi = head.flow(squares)
         return Flow(psi, np.zeros(len(psi)), 0.0)
 
-    def _mean_squares(self, name: str) -> Floats | None:
-        """Return E h_j^2 of the units at a place, None if they change or are not known."""
-        mean = self._squares.get(name)
-        return None if mean is None else mean.value
 
-
-def _count_outputs(model: nn.Module, inputs: Inputs) -> int:
-    """Return the number of outputs for a row."""
+def _run(inputs: Inputs, model: nn.Module) -> Any:
     with torch.no_grad():
-        output = inputs.run(model)
-    if not isinstance(output, Tensor):
+        return inputs.run(model)
+
+
+def _check_tensor(output: Any) -> None:
+    if not isinstance(output, Tensor) or not output.is_floating_point():
         raise InputError(
-            f"model must return one tensor of numbers, got a {type(output).__name__}; say which "
+            f"model must return one tensor of numbers, got {type(output).__name__}; say which "
             "output counts, such as output=lambda o: o.logits"
         )
-    return output.numel() // len(inputs)
-
-
-def _is_one_of(h: Tensor, inputs: tuple[Tensor, ...]) -> bool:
-    """Return whether a tensor is one of the model's inputs."""
-    return any(h.data_ptr() == x.data_ptr() and h.numel() == x.numel() for x in inputs)

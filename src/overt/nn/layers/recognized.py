@@ -52,6 +52,11 @@ def plain_dropout(module: nn.Module) -> float | None:
     return float(module.p) if type(module) is nn.Dropout else None
 
 
+def is_unit_noise(module: nn.Module) -> bool:
+    """Whether a module multiplies units by noise whose moments are known."""
+    return known_noise(module) and not is_weight_noise(module)
+
+
 def is_weight_noise(module: nn.Module) -> bool:
     """Whether the noise is on weights, and not a multiplier of units."""
     return isinstance(module, (DropConnectLinear, DropConnectConv2d))

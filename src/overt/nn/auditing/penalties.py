@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from overt._types import Floats
+from overt.nn.auditing.measurements import Mean, Seen, coadaptation
 from overt.nn.auditing.noises import NoiseSource
-from overt.nn.auditing.streaming import Mean, coadaptation
 from overt.nn.data.batches import Inputs, first_line
-from overt.nn.data.losses import Loss, Targets
+from overt.nn.data.losses import Loss
 from overt.nn.data.models import hook_modules, restore_training
 from overt.nn.layers.recognized import is_weight_noise, mask_covariance_of
 
@@ -27,12 +27,10 @@ class Effort:
 
     share: float = 0.3  # of the forward passes that may be spent on sampled masks
     rows: int = (
-        8192  # rows with sampled masks: an error of 1 % of a row's standard deviation
+        8192  # with sampled masks: an error of 1 % of a row's standard deviation
     )
     max_masks: int = 16  # masks per row, where data are small
-    min_shared_masks: int = (
-        8  # passes where the rows of a batch share a mask: they tell the error
-    )
+    min_shared_masks: int = 8  # passes where rows share a mask: they tell the error
     min_rows: int = 4  # rows of a batch, however many layers there are
     source_cost: int = 3  # passes that sampling one source takes
     flow_cost: int = 6  # passes that the flows take
@@ -57,8 +55,7 @@ class Estimate:
     def add(self, values: Tensor) -> None:
         """Add numbers (passes, rows)."""
         self._rows.add(values.mean(0))
-        if self._shared:
-            self._passes.add(values.mean(1))
+        self._passes.add(values.mean(1))
 
     @property
     def value(self) -> float:
@@ -91,11 +88,11 @@ class FlowSums:
     def add(self, squares: Sequence[Tensor | None]) -> None:
         """Add psi_j^2 of each row, (rows, units), for every use of a layer in a pass."""
         known = [square for square in squares if square is not None]
-        shapes = {tuple(square.shape) for square in known}
+        shapes = {square.shape for square in known}
         if len(known) < len(squares) or len(shapes) != 1:
             self._given_up = True
             return
-        total = sum(known[1:], known[0]).double().cpu().numpy()
+        total = torch.stack(known).sum(0).double().cpu().numpy()
         if self._sums is None:
             self._sums = np.zeros((EFFORT.folds, total.shape[1]))
         if self._sums.shape[1] != total.shape[1]:
@@ -109,23 +106,21 @@ class FlowSums:
         """Return psi with its standard errors, None if it is not known."""
         if self._sums is None or self._given_up:
             return None
-        sums = self._sums
+        total = self._sums.sum(0)
         n = self._counts.sum()
-        psi = np.sqrt(sums.sum(0) / n)
+        psi = np.sqrt(total / n)
         used = self._counts > 0
         folds = int(used.sum())
-        left = n - self._counts[used]
-        if folds < 2 or (left == 0).any():
+        if folds < 2:
             return Flow(psi, np.full(len(psi), np.nan), math.nan)
-        others = np.sqrt(np.maximum(sums.sum(0) - sums[used], 0) / left[:, None])
-        phi = np.array(
-            [coadaptation(part) for part in others], dtype=float
-        )  # None: all are 0
-        weight = (folds - 1) / folds
-        error = np.sqrt(weight * np.square(others - others.mean(0)).sum(0))
-        return Flow(
-            psi, error, math.sqrt(weight * float(np.square(phi - phi.mean()).sum()))
-        )
+        left = n - self._counts[used]
+        others = np.sqrt(np.maximum(total - self._sums[used], 0) / left[:, None])
+        phi = np.array([coadaptation(part) for part in others], dtype=float)
+        errors = [
+            np.sqrt((folds - 1) * np.square(part - part.mean(0)).mean(0))
+            for part in (others, phi)
+        ]
+        return Flow(psi, errors[0], float(errors[1]))
 
 
 class SampledPenalties:
@@ -141,6 +136,7 @@ class SampledPenalties:
         self,
         model: nn.Module,
         sources: Sequence[NoiseSource],
+        loss: Loss,
         *,
         batches: int,
         size: int,
@@ -148,7 +144,8 @@ class SampledPenalties:
         whole: bool,
     ) -> None:
         self._model = model
-        self._sources = list(sources)
+        self._sources = sources
+        self._loss = loss
         shared = whole or size < 2 or any(source.shared_by_rows for source in sources)
         noisy = sum(not source.silent for source in sources)
         cost = EFFORT.source_cost * noisy + EFFORT.flow_cost
@@ -157,9 +154,8 @@ class SampledPenalties:
         masks = min(max(rows // size, 1), EFFORT.max_masks, max(int(affordable), 1))
         if shared:
             room = max(int(size * affordable / EFFORT.min_rows), 2)
-            masks = max(
-                masks, min(-(-EFFORT.min_shared_masks // max(batches, 1)), room)
-            )
+            least = -(-EFFORT.min_shared_masks // max(batches, 1))
+            masks = max(masks, min(least, room))
         self._masks = masks
         rows = min(-(-rows // masks), int(size * affordable / masks))
         self._rows = size if whole else max(rows, min(size, EFFORT.min_rows))
@@ -170,64 +166,60 @@ class SampledPenalties:
         self._flows = [FlowSums() for _ in sources]
         self.no_flows: str | None = None  # why there are none
 
-    def add(self, inputs: Inputs, targets: Targets, clean: Tensor, loss: Loss) -> None:
-        """Sample masks for rows of a batch; `clean` are the rows' losses without noise."""
+    def add(self, seen: Seen) -> None:
+        """Sample masks for some rows of a batch."""
         if self._sampled >= EFFORT.rows or not self._sources:
             return
-        inputs = inputs.first(self._rows)
-        targets = targets.first(self._rows)
-        clean = clean[: self._rows].expand(self._masks, -1)
+        inputs = seen.inputs.first(self._rows)
+        clean = seen.losses[: self._rows].expand(self._masks, -1)
         self._sampled += clean.numel()
-        later = clean  # losses with the sources behind the present one on
-        last = clean
+        # Losses with the sources from each one to the end on; the last is without noise.
+        losses = [clean]
         for i in reversed(range(len(self._sources))):
-            values = later
+            values = losses[0]
             if not self._sources[i].silent:
-                values = self._losses(inputs, targets, loss, self._sources[i:])
-            self.added[i].add(values - later)
-            later = values
-            if i == len(self._sources) - 1:
-                last = values
-        self.total.add(later - clean)
-        self.before_last.add(later - last)
-        if self.no_flows is None:
-            try:
-                for _ in range(
-                    self._masks if clean.shape[1] < EFFORT.max_flow_rows else 1
-                ):
-                    self._add_flows(inputs)
-            except RuntimeError as error:  # the forward pass may have no gradient
-                self.no_flows = first_line(error)
+                values = self._losses(inputs, seen, self._sources[i:])
+            self.added[i].add(values - losses[0])
+            losses.insert(0, values)
+        self.total.add(losses[0] - clean)
+        self.before_last.add(losses[0] - losses[-2])
+        if self.no_flows is not None:
+            return
+        repeats = self._masks if clean.shape[1] < EFFORT.max_flow_rows else 1
+        try:
+            for _ in range(repeats):
+                self._add_flows(inputs)
+        except RuntimeError as error:  # the forward pass may have no gradient
+            self.no_flows = first_line(error)
 
     def flow(self, i: int) -> Flow | None:
         """Return the flow through the units of source i, None if it is not known."""
-        return None if self.no_flows is not None else self._flows[i].result()
+        if self.no_flows is not None or not self._sources:
+            return None
+        return self._flows[i].result()
 
-    def _losses(
-        self, inputs: Inputs, targets: Targets, loss: Loss, on: list[NoiseSource]
-    ) -> Tensor:
+    def _losses(self, inputs: Inputs, seen: Seen, on: Sequence[NoiseSource]) -> Tensor:
         """Return sampled losses (masks, rows) with some sources on."""
-        switches = [part for source in on for part in _switches(source.module)]
+        targets = seen.targets.first(len(inputs))
+        switches: list[nn.Module] = []
+        for source in on:  # a scripted module samples in its parts
+            scripted = isinstance(source.module, torch.jit.ScriptModule)
+            switches += source.module.modules() if scripted else [source.module]
         with torch.no_grad(), restore_training(switches, True):
             sampled = [
-                targets.losses(inputs.run(self._model), loss)
+                targets.losses(inputs.run(self._model), self._loss)
                 for _ in range(self._masks)
             ]
         return torch.stack(sampled)
 
     def _add_flows(self, inputs: Inputs) -> None:
         """Add (h_j df/dh_j)^2 for one random direction f of the outputs."""
-        known = [
-            source.module for source in self._sources if source.example is not None
-        ]
+        known = [s.module for s in self._sources if s.example is not None]
         if not known:
             return
         with torch.enable_grad(), _add_zeros(known) as uses:
             output = inputs.run(self._model)
-            signs = (
-                torch.randint(0, 2, output.shape, device=output.device).to(output) * 2
-                - 1
-            )
+            signs = torch.randint(0, 2, output.shape, device=output.device) * 2 - 1
             zeros = [zero for _, _, zero in uses]
             if not zeros:
                 return
@@ -242,12 +234,6 @@ class SampledPenalties:
             ]
             if squares:
                 flows.add(squares)
-
-
-def _switches(module: nn.Module) -> list[nn.Module]:
-    """Return the modules whose mode switches a source on: a scripted one samples in its parts."""
-    scripted = isinstance(module, torch.jit.ScriptModule)
-    return list(module.modules()) if scripted else [module]
 
 
 @contextmanager
