@@ -313,7 +313,7 @@ class Table:
         return np.concatenate([self._R, missing]) / math.sqrt(self._rows)
 
     def _decompose(self, rows: Floats) -> None:
-        self._R = np.linalg.qr(np.concatenate([self._R, rows]), mode="r")
+        self._R = np.asarray(np.linalg.qr(np.concatenate([self._R, rows]), mode="r"))
 
 
 class Folds:

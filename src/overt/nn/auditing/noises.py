@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -245,28 +243,27 @@ def _sampling_functions(
     return found
 
 
-def only_drops(module: nn.Module) -> bool:
+def silence_always_on(model: nn.Module, inputs: Inputs) -> ModulePass:
+    """Make dropout modules that sample in evaluation mode return their inputs; return a pass.
+
+    `untouched` gives the modules their own forward passes back.
+    """
+    found = follow_modules(model, inputs, noise=False)
+    silenced = 0
+    for module in map(model.get_submodule, found.count(samples=True)):
+        if _only_drops(module):
+            module.forward = _identity_in_evaluation(module)
+            silenced += 1
+    return follow_modules(model, inputs, noise=False) if silenced else found
+
+
+def _only_drops(module: nn.Module) -> bool:
     """Return whether a dropout module does nothing but drop, seen on ones."""
     if not isinstance(module, nn.modules.dropout._DropoutNd):
         return False
     with preserve_rng(), torch.no_grad():
         values = module(torch.ones(64, 64)).unique()
     return len(values) <= 2 and values[0] == 0
-
-
-@contextmanager
-def silence_in_evaluation(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Make dropout modules that sample in evaluation mode too return their inputs there."""
-    before = {module: vars(module).get("forward") for module in modules}
-    for module in before:
-        module.forward = _identity_in_evaluation(module)
-    try:
-        yield
-    finally:
-        for module, forward in before.items():
-            del module.forward
-            if forward is not None:
-                module.forward = forward
 
 
 def _identity_in_evaluation(module: Any) -> Any:

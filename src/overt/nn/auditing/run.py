@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from itertools import chain, repeat
 from typing import Any
 
@@ -29,10 +28,8 @@ from overt.nn.auditing.measurements import (
 from overt.nn.auditing.noises import (
     drop_prob_of,
     find_noises,
-    follow_modules,
-    only_drops,
     realized_share,
-    silence_in_evaluation,
+    silence_always_on,
 )
 from overt.nn.auditing.penalties import Estimate, Flow, SampledPenalties
 from overt.nn.auditing.report import AuditReport, NoiseFindings
@@ -46,10 +43,9 @@ from overt.nn.data.losses import (
     loss_name,
     loss_text,
 )
-from overt.nn.data.models import check_model, hook_modules, modes
-from overt.nn.data.rng import preserve_rng
+from overt.nn.data.models import check_model, disable_fast_attention, hook_modules
 from overt.nn.graph.record import UnsupportedError
-from overt.nn.graph.state import hold_interrupts, seed_all
+from overt.nn.graph.state import SavedState, seed_all, select_output, untouched
 from overt.results import Status
 
 TORCH_LOSSES = (nn.MSELoss, nn.CrossEntropyLoss)
@@ -136,100 +132,119 @@ def audit(
     others = None
     if holdout is not None:
         others = Batches(holdout, model, name="holdout", output=output)
-    count = batches.count + (0 if others is None else others.count)
-    measured: _Audit | None = None
-    status = Status.FINISHED
-    with ExitStack() as stack:
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(preserve_rng())
-        seed_all(seed)
-        stack.enter_context(modes(model, noise=False))
-        try:
-            with hold_interrupts() as interrupts, meter("audit", count) as bar:
-                for batch, is_holdout in chain(
-                    zip(batches, repeat(False)), zip(others or (), repeat(True))
-                ):
-                    if measured is None:
-                        measured = _Audit(model, checked, batch, stack)
-                        measured.start(batch, batches.count, passes, others is None)
-                    measured.add(batch, is_holdout)
-                    bar.advance()
-                    if interrupts.pending:
-                        break
-        except KeyboardInterrupt:
-            if measured is None or measured.samples == 0:
-                raise
-            status = Status.INTERRUPTED
-        assert measured is not None  # noqa: S101 (Batches refuses data without batches)
-        return measured.finish(status, start)
+    measured = _Audit(model, checked, batches.count, passes, own_rows=others is None)
+    report = None
+    try:
+        with (
+            torch.inference_mode(False),
+            untouched(model) as saved,
+            disable_fast_attention(),
+        ):
+            seed_all(seed)
+            status = measured.run(saved, batches, others)
+            report = measured.finish(status, start)
+    except KeyboardInterrupt:
+        if report is None:
+            raise
+    assert report is not None  # noqa: S101 (for the type checker)
+    return report
 
 
 class _Audit:
     """The measurements of an audit, and one pass of the model for each batch."""
 
     def __init__(
-        self, model: nn.Module, loss: Loss, batch: Batch, stack: ExitStack
+        self,
+        model: nn.Module,
+        loss: Loss,
+        batches: int,
+        passes: float,
+        *,
+        own_rows: bool,
     ) -> None:
-        self.samples = 0
         self._model = model
         self._loss = loss
+        self._batches = batches
+        self._passes = passes
+        self._own_rows = own_rows
+        self._samples = 0
         self._skipped: list[tuple[str, str]] = []
+        self._losses = Losses()
+        self._squares = UnitSquares()
+        self._layers = LayerNorms()
+        # Two passes tell the error of noise that stays on in evaluation mode.
+        self._evaluation_noise = Estimate(shared=True)
+
+    def run(
+        self, saved: SavedState, batches: Batches, others: Batches | None
+    ) -> Status:
+        """Measure all batches, or those until Ctrl-C."""
+        count = batches.count + (0 if others is None else others.count)
+        try:
+            with meter("audit", count) as bar:
+                for batch, is_holdout in chain(
+                    zip(batches, repeat(False)), zip(others or (), repeat(True))
+                ):
+                    if not self._samples:
+                        self._start(saved, batch)
+                    self._add(batch, is_holdout)
+                    bar.advance()
+                    if saved.interrupts.pending:
+                        return Status.INTERRUPTED
+        except KeyboardInterrupt:
+            if not self._samples:
+                raise
+            return Status.INTERRUPTED
+        return Status.FINISHED
+
+    def _start(self, saved: SavedState, batch: Batch) -> None:
+        """Look at a pass of two rows, or of the batch where the model fixes their number."""
+        model = self._model
         few = batch.inputs.first(2)
         try:
-            output = _run(few, model)
+            output = saved.plain_pass(few.given, few.output, noise=False)
         except Exception:  # as of a graph's nodes; or the model is wrong
             few = batch.inputs
             with name_failing_inputs(few, batch.where):
-                output = _run(few, model)
-        _check_tensor(output)
-        self._few = few
+                output = saved.plain_pass(few.given, few.output, noise=False)
+        saved.prepare(noise=False, copy_parameters=bool(saved.copy_parameters))
         self._outputs = output.numel() // len(few)
-        evaluation = follow_modules(model, few, noise=False)
-        sampling = map(model.get_submodule, evaluation.count(samples=True))
-        always_on = list(filter(only_drops, sampling))
-        if always_on:
-            stack.enter_context(silence_in_evaluation(always_on))
-            evaluation = follow_modules(model, few, noise=False)
+        evaluation = silence_always_on(model, few)
         self._stays_on = bool(evaluation.count(samples=True))
         self._noises = find_noises(model, few, evaluation, self._skipped)
         self._sources = self._noises.sources
-
-    def start(self, batch: Batch, batches: int, passes: float, own_rows: bool) -> None:
-        """Prepare the measurements for what the passes on a few rows have shown."""
-        head = self._find_head()
+        self._places = {s.name for s in self._sources if s.example is not None}
+        head = self._find_head(few)
         self._last: LastLayer | None = None
         if head is not None:
-            only = batch.inputs.only
-            self._last = LastLayer(
-                head, self._loss, self._outputs, only, self._skipped, own_rows=own_rows
-            )
-        self._exact = head is not None and self._is_exact(head)
-        self._losses = Losses()
-        # Two passes tell the error of noise that stays on in evaluation mode.
-        self._evaluation_noise = Estimate(shared=True)
-        self._squares = UnitSquares()
-        self._layers = LayerNorms()
-        self._places = {s.name for s in self._sources if s.example is not None}
-        if head is not None:
             self._places.add(head.name)
+            self._last = LastLayer(
+                head,
+                self._loss,
+                self._outputs,
+                batch.inputs.only,
+                self._skipped,
+                own_rows=self._own_rows,
+            )
         self._watched = {
             module: name
-            for name, module in self._model.named_modules()
+            for name, module in model.named_modules()
             if name in self._places or is_layer(module)
         }
+        self._exact = head is not None and self._is_exact(head)
         alone = self._exact and len(self._sources) == 1
         nothing = alone and head is not None and not head.shares_multipliers
         self._sampled = SampledPenalties(
-            self._model,
+            model,
             [] if nothing else self._sources,
             self._loss,
-            batches=batches,
+            batches=self._batches,
             size=len(batch.inputs),
-            passes=passes,
-            whole=self._few is batch.inputs,
+            passes=self._passes,
+            whole=few is batch.inputs,
         )
 
-    def add(self, batch: Batch, is_holdout: bool) -> None:
+    def _add(self, batch: Batch, is_holdout: bool) -> None:
         """Add a batch of the training data, or rows that the network was not trained on."""
         seen = self._forward(batch)
         if is_holdout:
@@ -241,7 +256,7 @@ class _Audit:
             again = self._forward(batch)
             difference = (again.losses - seen.losses) / math.sqrt(2)
             self._evaluation_noise.add(difference[None])
-        self.samples += len(seen.losses)
+        self._samples += len(seen.losses)
         self._losses.add(seen)
         self._squares.add(seen)
         if self._last is not None:
@@ -263,7 +278,7 @@ class _Audit:
         return AuditReport(
             model=type(self._model).__name__,
             loss=loss_text(self._loss),
-            samples=self.samples,
+            samples=self._samples,
             outputs=self._outputs,
             parameters=sum(p.numel() for p in self._model.parameters()),
             plain_loss=self._losses.plain.value,
@@ -297,8 +312,7 @@ class _Audit:
             hook_modules(self._watched, after=hook),
             name_failing_inputs(inputs, where),
         ):
-            output = _run(inputs, self._model)
-        _check_tensor(output)
+            output = select_output(inputs.run(self._model), None)
         if output.ndim < 1 or len(output) != len(inputs) or output.numel() == 0:
             raise InputError(
                 "model must return a row for each row of x, got shape "
@@ -316,14 +330,14 @@ class _Audit:
         losses = targets.losses(output, self._loss)
         return Seen(inputs, output.reshape(len(output), -1), targets, losses, units)
 
-    def _find_head(self) -> Head | None:
+    def _find_head(self, few: Inputs) -> Head | None:
         """Return the last layers in a recorded pass, None if nothing is known of them."""
         head: Head | str = "the loss is a custom function, of which nothing is proved"
         if self._outputs > MAX_OUTPUTS:
             head = f"{self._outputs} outputs are too many (at most {MAX_OUTPUTS}) for a spectrum"
         elif isinstance(self._loss, str):
             try:
-                structure = record_structure(self._model, self._few)
+                structure = record_structure(self._model, few)
                 head = find_head(self._model, structure, self._noises, self._loss)
             except UnsupportedError as error:
                 head = f"the pass cannot be recorded: {error}"
@@ -389,16 +403,3 @@ class _Audit:
             return None
         psi = head.flow(squares)
         return Flow(psi, np.zeros(len(psi)), 0.0)
-
-
-def _run(inputs: Inputs, model: nn.Module) -> Any:
-    with torch.no_grad():
-        return inputs.run(model)
-
-
-def _check_tensor(output: Any) -> None:
-    if not isinstance(output, Tensor) or not output.is_floating_point():
-        raise InputError(
-            f"model must return one tensor of numbers, got {type(output).__name__}; say which "
-            "output counts, such as output=lambda o: o.logits"
-        )
