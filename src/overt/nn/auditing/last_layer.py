@@ -90,10 +90,9 @@ class Head:
         self.drop_prob = drop_prob_of(self._noise)
         shared = self.covariance().shared
         copies = math.prod(self.shape[axis] for axis in shared)
-        self.shares_multipliers = copies > 1
-        self._multipliers = (
-            module.weight.numel() if drops_weights else self.units // copies
-        )
+        self._multipliers = self.units // copies
+        if drops_weights:
+            self._multipliers = module.weight.numel()
         self._structure = structure
         self.parts = [
             self._part(
@@ -146,10 +145,6 @@ class Head:
     def penalty(self, h: Tensor) -> float:
         """Return <Gamma, J'J o mean(h h')>, exact for the squared loss summed over outputs."""
         return float(self.covariance().penalty(h.double(), self.J.to(h.device)))
-
-    def flow(self, squares: Floats) -> Floats:
-        """Return |u_j| sqrt(mean(h_j^2)), u_j the columns of J."""
-        return np.sqrt(np.sum(self.J.numpy() ** 2, 0) * squares.ravel())
 
     def weigh(self, p: float | None) -> WeighUnits:
         """Return C -> Gamma o C over the flattened units."""
@@ -422,6 +417,12 @@ class LastLayer:
         if self._folds is not None:
             self._folds.add(seen.units[self.head.name], seen.targets.rows, "holdout")
 
+    def flows(self, squares: Floats | None) -> Floats | None:
+        """Return |u_j| sqrt(mean(h_j^2)), u_j the columns of J; `squares` are E h_j^2."""
+        if squares is None:
+            return None
+        return np.sqrt(np.sum(self.head.J.numpy() ** 2, 0) * squares.ravel())
+
     def finish(
         self, objective: float, squares: Floats | None
     ) -> tuple[HeadFindings, Suggestion | None]:
@@ -450,7 +451,7 @@ class LastLayer:
             predicted_spectrum=predicted,
             spectrum=theory.singular_values(F),
             predicted_rank=numerical_rank(predicted),
-            coadaptation=None if squares is None else coadaptation(head.flow(squares)),
+            coadaptation=coadaptation(self.flows(squares)),
             lower_bounds=tuple(bounds),
             gap=gap,
             relative_gap=gap / objective if objective else 0.0,

@@ -82,10 +82,12 @@ class Losses:
         return self._correct.value if everywhere else None
 
 
-def coadaptation(flow: Floats) -> float | None:
+def coadaptation(flows: Floats | None) -> float | None:
     """Return phi = |psi|_1 / (sqrt(d) |psi|_2) of the flow through d units, None where it is 0."""
-    size = float(np.linalg.norm(flow))
-    return float(np.sum(flow)) / (math.sqrt(len(flow)) * size) if size else None
+    if flows is None or not flows.any():
+        return None
+    size = math.sqrt(len(flows)) * float(np.linalg.norm(flows))
+    return float(np.sum(flows)) / size
 
 
 class UnitSquares:

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from overt import _check
 from overt._check import InputError
 from overt._progress import meter
-from overt._types import Floats
 from overt.nn.auditing.last_layer import Head, LastLayer, find_head
 from overt.nn.auditing.measurements import (
     LayerNorms,
@@ -31,7 +30,7 @@ from overt.nn.auditing.noises import (
     realized_share,
     silence_always_on,
 )
-from overt.nn.auditing.penalties import Estimate, Flow, SampledPenalties
+from overt.nn.auditing.penalties import Estimate, SampledPenalties
 from overt.nn.auditing.report import AuditReport, NoiseFindings
 from overt.nn.auditing.structure import record_structure
 from overt.nn.data.batches import Batch, Batches, Inputs, name_failing_inputs
@@ -233,10 +232,9 @@ class _Audit:
         }
         self._exact = head is not None and self._is_exact(head)
         alone = self._exact and len(self._sources) == 1
-        nothing = alone and head is not None and not head.shares_multipliers
         self._sampled = SampledPenalties(
             model,
-            [] if nothing else self._sources,
+            [] if alone else self._sources,
             self._loss,
             batches=self._batches,
             size=len(batch.inputs),
@@ -270,9 +268,6 @@ class _Audit:
         if self._last is not None:
             squares = self._squares.mean(self._last.head.name)
             head, suggestion = self._last.finish(objective, squares)
-        if self._sampled.no_flows is not None:
-            why = f"there is no gradient: {self._sampled.no_flows}"
-            self._skipped.append(("flows", why))
         layers = self._layers.findings(self._model, self._skipped)
         holdout = self._losses.holdout
         return AuditReport(
@@ -367,16 +362,15 @@ class _Audit:
         source = self._sources[i]
         squares = self._squares.mean(source.name)
         exact = self._exact and i == len(self._sources) - 1
-        flow = None
         if exact and self._last is not None:
             penalty = self._last.penalty
             error = 0.0
-            flow = self._exact_flow(self._last.head, squares)
         else:
             penalty = self._sampled.added[i].value
             error = self._sampled.added[i].error
-        exact_flows = flow is not None
-        flow = flow or self._sampled.flow(i)
+        flows = None
+        if self._last is not None and self._last.head.name == source.name:
+            flows = self._last.flows(squares)
         realized, realized_error = realized_share(source)
         return NoiseFindings(
             name=source.name,
@@ -389,17 +383,7 @@ class _Audit:
             penalty_error=error,
             exact=exact,
             share=penalty / objective if objective else 0.0,
-            flows=None if flow is None else flow.psi,
-            flows_error=None if flow is None else flow.error,
-            exact_flows=exact_flows,
-            coadaptation=None if flow is None else coadaptation(flow.psi),
-            coadaptation_error=None if flow is None else flow.coadaptation_error,
+            flows=flows,
+            coadaptation=coadaptation(flows),
             dead=None if squares is None else int(np.sum(squares == 0)),
         )
-
-    def _exact_flow(self, head: Head, squares: Floats | None) -> Flow | None:
-        """Return the flow before the last layer, None where a mask's unit is a group of units."""
-        if squares is None or head.shares_multipliers:
-            return None
-        psi = head.flow(squares)
-        return Flow(psi, np.zeros(len(psi)), 0.0)
