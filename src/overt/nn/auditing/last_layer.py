@@ -23,7 +23,7 @@ from overt.linear.last_layer import LastLayerProblem, Target, WeighUnits
 from overt.nn.auditing.measurements import Mean, Seen, coadaptation
 from overt.nn.auditing.noises import FoundNoises, drop_prob_of
 from overt.nn.auditing.report import HeadFindings, LowerBound, Suggestion
-from overt.nn.auditing.structure import Point, Structure, Tail, Trunk
+from overt.nn.auditing.structure import Point, Structure, is_linear_map, only_moves
 from overt.nn.data.losses import Loss, is_squared, unit
 from overt.nn.layers.masks import MaskCovariance
 from overt.nn.layers.recognized import (
@@ -52,11 +52,16 @@ FOLDS = 6
 
 @dataclass(frozen=True, eq=False)
 class TailPart:
-    """A part of the tail that gives a bound: its noise has `envelopes(drop_prob)`."""
+    """A part of the tail that gives a bound: its noise has `envelopes(drop_prob)`.
+
+    `centered` says that a bias is added behind the noise. `trunk` is what lies before it: "fixed"
+    (the inputs themselves), "affine" or "any"; `shifted` says that a bias is added there.
+    """
 
     centered: bool
     rank: int
-    trunk: Trunk
+    trunk: str
+    shifted: bool
     envelopes: Callable[[float | None], list[Envelope]]
     source: str
 
@@ -71,7 +76,12 @@ class Head:
     """
 
     def __init__(
-        self, structure: Structure, tail: Tail, name: str, point: Point, output: Tensor
+        self,
+        structure: Structure,
+        tail: list[Point],
+        name: str,
+        point: Point,
+        output: Tensor,
     ) -> None:
         module: Any = point.module
         self.name = name
@@ -80,30 +90,28 @@ class Head:
         self.shape = point.features.shape[1:]
         self.units = math.prod(self.shape)
         self.J = structure.jacobian(point.features, output)
-        drops_weights = is_weight_noise(module)
         if is_unit_noise(module):
             self._noise = copy.deepcopy(module)
         else:
             # A dropped weight of the last layer adds what a dropped input adds.
-            self._noise = nn.Dropout(module.drop_prob if drops_weights else 0.0)
+            self._noise = nn.Dropout(module.drop_prob if self.noisy else 0.0)
         self._other = copy.deepcopy(self._noise)  # at other drop probabilities
         self.drop_prob = drop_prob_of(self._noise)
         shared = self.covariance().shared
-        copies = math.prod(self.shape[axis] for axis in shared)
-        self._multipliers = self.units // copies
-        if drops_weights:
+        self._multipliers = self.units // math.prod(self.shape[i] for i in shared)
+        if is_weight_noise(module):
             self._multipliers = module.weight.numel()
-        self._structure = structure
         self.parts = [
-            self._part(
+            _tail_part(
+                structure,
                 point,
                 lambda p: unit_envelopes(self._at(p), self.shape),
                 "Structured dropout, Theorem 2.7; Implicit bias of dropout, Theorem 3.6",
             )
         ]
-        plain = [q for q in tail.noises if plain_dropout(q.module) is not None]
+        plain = [q for q in tail if q.module and plain_dropout(q.module) is not None]
         used_once = len({q.module for q in plain}) == len(plain)
-        if len(plain) > 1 and used_once and not drops_weights:
+        if len(plain) > 1 and used_once and not is_weight_noise(module):
             widths = [structure.units(q.features) for q in plain]
 
             def joint_envelopes(p: float | None) -> list[Envelope]:
@@ -114,12 +122,7 @@ class Head:
                 return [(nu(widths, probs), SquaredNuclear())]
 
             source = "Thesis, Theorem 9 and Lemma 9"
-            self.parts.append(self._part(plain[-1], joint_envelopes, source))
-
-    def _part(self, point: Point, envelopes: Any, source: str) -> TailPart:
-        trunk = self._structure.trunk(point)
-        rank = min(point.narrowest, trunk.narrowest)
-        return TailPart(point.shifted, rank, trunk, envelopes, source)
+            self.parts.append(_tail_part(structure, plain[-1], joint_envelopes, source))
 
     def fits(self, h: Tensor, f: Tensor) -> bool:
         """Return whether outputs f differ between samples by J times the difference of units h."""
@@ -160,6 +163,20 @@ class Head:
             return self._noise
         self._other.p = p
         return self._other
+
+
+def _tail_part(
+    structure: Structure, point: Point, envelopes: Any, source: str
+) -> TailPart:
+    """Return the part of the tail behind a noise."""
+    before, stopped = structure.walk_back(point.features)
+    trunk = "any"
+    if not stopped:
+        trunk = "fixed" if all(only_moves(q.call) for q in before) else "affine"
+    last = before[-1] if before else None
+    rank = point.narrowest if last is None else min(point.narrowest, last.narrowest)
+    shifted = last is not None and last.shifted
+    return TailPart(point.shifted, rank, trunk, shifted, envelopes, source)
 
 
 def unit_envelopes(module: Any, shape: tuple[int, ...]) -> list[Envelope]:
@@ -211,12 +228,13 @@ def find_head(
     output = structure.output
     if loss == "cross_entropy":
         output = structure.before_log_softmax()
-    tail = structure.tail(output)
-    point = _nearest_place(tail)
-    if point is None and tail.linear is None:
+    tail, stopped = structure.walk_back(output)
+    linear = next((q for q in tail if is_linear_map(q.call)), None)
+    point = _nearest_place(tail, linear)
+    if point is None and linear is None:
         return (
-            f"the output comes from {tail.stopped}, which is not known to be affine in one input: "
-            "no bound, and no prediction of its spectrum"
+            f"the output comes from {stopped or 'the input'}, which is not known to be affine in "
+            "one input: no bound, and no prediction of its spectrum"
         )
     if point is None:
         return "the last linear map is not a torch.nn.Linear layer: no bound is taken from it"
@@ -239,18 +257,17 @@ def find_head(
     return head if fits else f"what lies behind {name} is not affine"
 
 
-def _nearest_place(tail: Tail) -> Point | None:
+def _nearest_place(tail: list[Point], linear: Point | None) -> Point | None:
     """Return the place of the noise nearest the output, or of the last layer."""
-    last = tail.linear
-    for point in tail.noises:
-        if point.module is not None and is_unit_noise(point.module):
+    for point in tail:
+        module: Any = point.module
+        if module is None or not known_noise(module):
+            continue
+        if is_unit_noise(module):
             return point
-        if last is not None and last.call is point.call:
-            dense = (
-                isinstance(point.module, nn.Module) and point.module.weight.ndim == 2
-            )
-            return last if dense else None
-    return last if last is not None and isinstance(last.module, nn.Linear) else None
+        if point is linear:
+            return point if module.weight.ndim == 2 else None
+    return linear if linear and isinstance(linear.module, nn.Linear) else None
 
 
 class Chunks:
@@ -312,10 +329,7 @@ class Table:
 
 
 class Folds:
-    """Second moments of rows (1, h, y) in disjoint folds: fold 0 trains, the others test.
-
-    Without holdout data the test folds take every fifth row in turn.
-    """
+    """Second moments of rows (1, h, y) in disjoint folds: fold 0 trains, the others test."""
 
     def __init__(self, units: int, outputs: int) -> None:
         self.units = units
@@ -324,18 +338,9 @@ class Folds:
         self._sums: dict[int, Floats] = {}
         self._none = np.zeros((columns, columns))
         self._chunks = Chunks(columns, self._reduce)
-        self._seen = 0
 
-    def add(self, h: Tensor, y: Tensor, where: str) -> None:
-        """Add rows of the training data ("train", or "split" off a fifth), or of the "holdout"."""
-        index = torch.arange(self._seen, self._seen + len(h))
-        fold = torch.zeros(len(h))
-        if where == "split":
-            fold = torch.where(index % 5 == 4, 1 + index // 5 % (FOLDS - 1), 0)
-        elif where == "holdout":
-            fold = 1 + index % (FOLDS - 1)
-        if where != "train":
-            self._seen += len(h)
+    def add(self, h: Tensor, y: Tensor, fold: Tensor) -> None:
+        """Add rows, each to its fold."""
         self._chunks.add(fold, torch.ones(len(h)), h, y)
 
     def finish(self) -> None:
@@ -379,7 +384,7 @@ class LastLayer:
         self._skipped = skipped
         self._own_rows = own_rows
         inputs = 0
-        if x is not None and any(part.trunk.kind != "any" for part in head.parts):
+        if x is not None and any(part.trunk != "any" for part in head.parts):
             inputs = math.prod(x.shape[1:])
         if inputs > MAX_INPUTS:
             why = (
@@ -391,6 +396,7 @@ class LastLayer:
         self._has_inputs = inputs > 0
         self._table = Table(inputs, outputs)
         self._folds = Folds(head.units, outputs) if head.units <= MAX_UNITS else None
+        self._seen = 0
         self._penalty = Mean()
         self._entropy = Mean()
 
@@ -409,13 +415,22 @@ class LastLayer:
                 torch.full((len(h),), self.head.penalty(h), dtype=torch.float64)
             )
         if self._folds is not None:
-            where = "split" if self._own_rows else "train"
-            self._folds.add(h, seen.targets.rows, where)
+            fold = torch.zeros(len(h))
+            if self._own_rows:  # every fifth row tests
+                index = self._next_indices(len(h))
+                fold = torch.where(index % 5 == 4, 1 + index // 5 % (FOLDS - 1), 0)
+            self._folds.add(h, seen.targets.rows, fold)
 
     def add_holdout(self, seen: Seen) -> None:
         """Add rows that the network was not trained on."""
         if self._folds is not None:
-            self._folds.add(seen.units[self.head.name], seen.targets.rows, "holdout")
+            h = seen.units[self.head.name]
+            fold = 1 + self._next_indices(len(h)) % (FOLDS - 1)
+            self._folds.add(h, seen.targets.rows, fold)
+
+    def _next_indices(self, n: int) -> Tensor:
+        self._seen += n
+        return torch.arange(self._seen - n, self._seen)
 
     def flows(self, squares: Floats | None) -> Floats | None:
         """Return |u_j| sqrt(mean(h_j^2)), u_j the columns of J; `squares` are E h_j^2."""
@@ -513,14 +528,14 @@ class LastLayer:
 
     def _trunk(self, part: TailPart) -> str:
         """Return what is known and used of the way from the inputs to the noise."""
-        return part.trunk.kind if self._has_inputs else "any"
+        return part.trunk if self._has_inputs else "any"
 
     def _target(self, part: TailPart, R: Floats) -> Target:
         table = self._table
         if self._trunk(part) == "any":
             return theory.free_target(R, table.y, centered=part.centered)
         return theory.affine_target(
-            R, table.x, table.y, centered=part.centered, shifted=part.trunk.shifted
+            R, table.x, table.y, centered=part.centered, shifted=part.shifted
         )
 
     def _best_part(
@@ -550,7 +565,7 @@ class LastLayer:
             "Structured dropout, Lemma 3.1",
         )
         # Units that are the inputs themselves are the same for all weights.
-        fixed = self.head.parts[0].trunk.kind == "fixed"
+        fixed = self.head.parts[0].trunk == "fixed"
         if fixed and fixed_units.value > bounds[0].value:
             bounds.insert(0, LowerBound(fixed_units.value, over, fixed_units.source))
         return [*bounds, fixed_units]

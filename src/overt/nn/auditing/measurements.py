@@ -142,22 +142,12 @@ class LayerNorms:
         ):
             self._from_data.add(name)
 
-    def findings(self, model: nn.Module, skipped: list[tuple[str, str]]) -> Any:
-        """Return the layers that ran; name other modules with weights in `skipped`."""
-        found = []
-        others: dict[str, list[str]] = {}
-        for name, module in model.named_modules():
-            if name in self._largest:
-                found.append(self._layer(name, module))
-            has_weights = next(module.parameters(recurse=False), None) is not None
-            norm = isinstance(module, nn.modules.batchnorm._NormBase)
-            if has_weights and not norm and not is_layer(module):
-                path = name or type(model).__name__
-                others.setdefault(type(module).__name__, []).append(path)
-        for kind, names in others.items():
-            why = f"{kind}: its weights are not among the layers' norms"
-            skipped.append((", ".join(names), why))
-        return tuple(found)
+    def findings(self, model: nn.Module) -> tuple[LayerFindings, ...]:
+        """Return the layers that ran."""
+        modules = model.named_modules()
+        return tuple(
+            self._layer(n, module) for n, module in modules if n in self._largest
+        )
 
     def _layer(self, name: str, module: Any) -> LayerFindings:
         W = module.weight.detach().double().cpu().flatten(1).numpy()

@@ -268,7 +268,6 @@ class _Audit:
         if self._last is not None:
             squares = self._squares.mean(self._last.head.name)
             head, suggestion = self._last.finish(objective, squares)
-        layers = self._layers.findings(self._model, self._skipped)
         holdout = self._losses.holdout
         return AuditReport(
             model=type(self._model).__name__,
@@ -282,7 +281,7 @@ class _Audit:
             accuracy=self._losses.accuracy,
             holdout_loss=holdout.value if holdout.count else None,
             noises=tuple(self._noise(i, objective) for i in range(len(self._sources))),
-            layers=layers,
+            layers=self._layers.findings(self._model),
             head=head,
             suggestion=suggestion,
             skipped=tuple(self._skipped),

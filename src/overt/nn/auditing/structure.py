@@ -1,13 +1,11 @@
 """The structure of a recorded forward pass: where the network is affine, and where noise is.
 
-Walking back from the output answers two questions. Through which affine operations, and which noise
-layers among them, does the output depend on what came before (the **tail**)? Is what comes before
-affine in the inputs, or even the inputs themselves (the **trunk**)?
+Walking back from the output shows through which affine operations, and which noise layers among
+them, the output depends on what came before: the **tail** of the network.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,37 +49,16 @@ LINEAR = _names(
 
 @dataclass(frozen=True, eq=False)
 class Point:
-    """A place in the tail: the input `features` of a noise layer or of a linear layer.
+    """A place on the way back from a tensor: the input `features` of an affine operation.
 
-    `module` is None where the linear map is no torch.nn.Linear. `shifted` says that a bias is added
-    behind the place. `narrowest` is the fewest units that anything from here to the output passes
-    through: no map behind this place has a larger rank.
+    `module` is None where that is no noise layer and no torch.nn.Linear. `shifted` says that a bias
+    is added behind the place. `narrowest` is the fewest units that anything from here to the tensor
+    passes through: no map behind this place has a larger rank.
     """
 
     call: Call
     module: nn.Module | None
     features: Tensor
-    shifted: bool
-    narrowest: int
-
-
-@dataclass(frozen=True, eq=False)
-class Tail:
-    """The affine operations at the end of a network, one after another."""
-
-    noises: list[Point]  # the one nearest the output first
-    linear: Point | None  # the last linear map
-    stopped: str  # the operation in front of the tail, or "the input"
-
-
-@dataclass(frozen=True, eq=False)
-class Trunk:
-    """What lies before a place: "fixed" (the inputs themselves), "affine", or "any".
-
-    `shifted` and `narrowest` are as for a Point, for the way from the inputs to the place.
-    """
-
-    kind: str
     shifted: bool
     narrowest: int
 
@@ -137,43 +114,24 @@ class Structure:
         (before,) = self.given(maker)
         return before
 
-    def tail(self, output: Tensor) -> Tail:
-        """Walk back from the output through affine operations of one input."""
-        noises: list[Point] = []
-        linear = None
-        stopped = "the input"
-        shifted = False
-        narrowest = self.units(output)
-        for call in self._back(output):
-            if not self._is_affine(call):
-                stopped = op_info(call.func).name.lstrip("_")
-                break
-            (features,) = self.given(call)
-            shifted |= _adds_constant(call)
-            narrowest = min(narrowest, self.units(features))
-            module = module_of(call)
-            place = Point(call, module, features, shifted, narrowest)
-            if module is not None and known_noise(module):
-                noises.append(place)
-            if linear is None and _is_linear_map(call):
-                linear = place
-        return Tail(noises, linear, stopped)
+    def walk_back(self, tensor: Tensor) -> tuple[list[Point], str]:
+        """Return the affine operations of one input that lead to a tensor, nearest first.
 
-    def trunk(self, point: Point) -> Trunk:
-        """Return what leads from the inputs to a place in the tail."""
-        kind = "fixed"
+        The second result names the operation in front of them, "" if that is the input.
+        """
+        points: list[Point] = []
         shifted = False
-        source = point.features
-        narrowest = self.units(source)
-        for call in self._back(source):
-            if not self._is_affine(call):
-                return Trunk("any", shifted, narrowest)
-            if not _only_moves(call):
-                kind = "affine"
+        narrowest = self.units(tensor)
+        while id(tensor) in self._makers:
+            call = self._makers[id(tensor)]
+            given = self.given(call)
+            if not _is_affine(call, given):
+                return points, op_info(call.func).name.lstrip("_")
+            (tensor,) = given
             shifted |= _adds_constant(call)
-            (source,) = self.given(call)
-            narrowest = min(narrowest, self.units(source))
-        return Trunk(kind, shifted, narrowest)
+            narrowest = min(narrowest, self.units(tensor))
+            points.append(Point(call, module_of(call), tensor, shifted, narrowest))
+        return points, ""
 
     def jacobian(self, features: Tensor, output: Tensor) -> Tensor:
         """Return d output / d features of the first row, outputs x units, in double precision."""
@@ -198,32 +156,20 @@ class Structure:
             ]
         return torch.stack([row[0].flatten() for row in rows]).double().cpu()
 
-    def _back(self, tensor: Tensor) -> Iterator[Call]:
-        """Yield the operations that lead to a tensor, nearest first, while there is one path."""
-        while id(tensor) in self._makers:
-            call = self._makers[id(tensor)]
-            yield call
-            given = self.given(call)
-            if len(given) != 1:
-                return
-            (tensor,) = given
 
-    def _is_affine(self, call: Call) -> bool:
-        """Return whether an operation is affine in the one tensor that depends on the data."""
-        given = self.given(call)
-        if len(given) != 1:
-            return False
-        if module_of(call) is not None:
-            return True
-        made = tensors((call.out,))
-        if not all(tensor.is_floating_point() for tensor in (*given, made[0])):
-            return False
-        name = op_info(call.func).name
-        if name in ("div", "native_batch_norm") and given[0] is not call.args[0]:
-            return False
-        if name == "native_batch_norm" and call.args[5]:  # the batch's statistics
-            return False
-        return name in MOVES or name in SHIFTS or name in LINEAR
+def _is_affine(call: Call, given: list[Tensor]) -> bool:
+    """Return whether an operation is affine in the one tensor that depends on the inputs."""
+    if len(given) != 1 or module_of(call) is not None:
+        return len(given) == 1
+    made = tensors((call.out,))
+    if not all(tensor.is_floating_point() for tensor in (*given, made[0])):
+        return False
+    name = op_info(call.func).name
+    if name in ("div", "native_batch_norm") and given[0] is not call.args[0]:
+        return False
+    if name == "native_batch_norm" and call.args[5]:  # the batch's statistics
+        return False
+    return name in MOVES or name in SHIFTS or name in LINEAR
 
 
 def _arguments(call: Call) -> list[Tensor]:
@@ -235,7 +181,7 @@ def module_of(call: Call) -> Any:
     return call.func.module if isinstance(call.func, WholeModule) else None
 
 
-def _is_linear_map(call: Call) -> bool:
+def is_linear_map(call: Call) -> bool:
     """Return whether an operation applies a weight."""
     module = module_of(call)
     if module is not None:
@@ -254,7 +200,7 @@ def _adds_constant(call: Call) -> bool:
     return name in SHIFTS or name == "native_batch_norm"
 
 
-def _only_moves(call: Call) -> bool:
+def only_moves(call: Call) -> bool:
     """Return whether an operation only moves entries, or multiplies them by noise in training."""
     module = module_of(call)
     return op_info(call.func).name in MOVES if module is None else is_unit_noise(module)
