@@ -128,12 +128,16 @@ class Head:
         """Return whether outputs f differ between samples by J times the difference of units h."""
         predicted = h.double().flatten(1).cpu() @ self.J.T
         actual = f.double().reshape(len(f), -1).cpu()
-        scale = predicted.abs().max() + actual.abs().max()
+        rounding = (
+            100
+            * torch.finfo(h.dtype).eps
+            * float(predicted.abs().max() + actual.abs().max())
+        )
         if self.centered:
             actual = actual - actual.mean(0)
             predicted = predicted - predicted.mean(0)
-        slack = 100 * torch.finfo(h.dtype).eps * scale + 1e-2 * predicted.abs().max()
-        return bool(((predicted - actual).abs() <= slack).all())
+        slack = rounding + 1e-2 * float(predicted.abs().max())
+        return torch.allclose(predicted, actual, rtol=0.0, atol=slack)
 
     @property
     def all_dropped(self) -> float:
@@ -270,95 +274,65 @@ def _nearest_place(tail: list[Point], linear: Point | None) -> Point | None:
     return linear if linear and isinstance(linear.module, nn.Linear) else None
 
 
-class Chunks:
-    """Rows that are reduced together: a reduction costs as much as some thousand rows."""
+class RowSums:
+    """Sums over rows: memory does not depend on their number.
 
-    def __init__(self, columns: int, reduce: Callable[[Floats], None]) -> None:
-        self._enough = max(1024, 3 * columns)
-        self._reduce = reduce
-        self._pending: list[Floats] = []
+    Rows (1, y, x, f) of targets, inputs (or none) and outputs of the training data are stored as R
+    of a decomposition Q R. R'R is the Gram matrix, but small singular values keep their digits.
+    Because the first column is constant, the rows of R below the first belong to the centered data.
 
-    def add(self, *columns: Tensor) -> None:
-        """Add rows, given as columns of numbers or groups of them."""
-        parts = [
-            part.detach().double().cpu().reshape(len(part), -1) for part in columns
-        ]
-        self._pending.append(torch.cat(parts, 1).numpy())
-        if sum(map(len, self._pending)) >= self._enough:
-            self.flush()
-
-    def flush(self) -> None:
-        """Reduce what was added."""
-        if self._pending:
-            self._reduce(np.concatenate(self._pending))
-            self._pending = []
-
-
-class Table:
-    """Rows (1, x, y, f): the inputs (or none), targets and outputs of each sample.
-
-    Stored as R of a decomposition Q R. R'R is the Gram matrix, but small singular values keep
-    their digits. Because the first column is constant, the rows of R below the first belong to
-    the centered data.
+    Rows (1, h, y) of units and targets are stored as second moments, in disjoint folds.
     """
 
-    def __init__(self, inputs: int, outputs: int) -> None:
-        self.x = slice(1, 1 + inputs)
-        self.y = slice(self.x.stop, self.x.stop + outputs)
-        self.f = slice(self.y.stop, self.y.stop + outputs)
+    def __init__(self, units: int, outputs: int, inputs: int) -> None:
+        self._units = units
+        self.y = slice(1, 1 + outputs)
+        self.x = slice(1 + outputs, 1 + outputs + inputs)
+        self.f = slice(self.x.stop, self.x.stop + outputs)
         self._R: Floats = np.empty((0, self.f.stop))
         self._rows = 0
-        self._chunks = Chunks(self.f.stop, self._decompose)
+        self.counts = np.zeros(FOLDS)
+        self._moments = np.zeros((FOLDS, 1 + units + outputs, 1 + units + outputs))
+        self._pending: list[Floats] = []
 
-    def add(self, seen: Seen) -> None:
-        """Append rows."""
-        ones = torch.ones(len(seen.output))
-        x = seen.inputs.only
-        inputs = [] if x is None or self.x.stop == 1 else [x]
-        self._chunks.add(ones, *inputs, seen.targets.rows, seen.output)
-        self._rows += len(ones)
+    def add(self, fold: Tensor, training: bool, *columns: Tensor) -> None:
+        """Add rows (h, y, x, f), each to its fold."""
+        ones = torch.ones(len(fold))
+        parts = [fold, ones * training, ones, *columns]
+        rows = [part.detach().double().cpu().reshape(len(fold), -1) for part in parts]
+        self._pending.append(torch.cat(rows, 1).numpy())
+        # A reduction costs as much as some thousand rows.
+        enough = max(1024, 3 * (self._units + self.f.stop))
+        if sum(map(len, self._pending)) >= enough:
+            self.reduce()
 
-    def finish(self) -> Floats:
-        """Return R / sqrt(rows), with two rows at least, so that something is left to center."""
-        self._chunks.flush()
+    def reduce(self) -> None:
+        """Add up the rows that are waiting."""
+        if not self._pending:
+            return
+        rows = np.concatenate(self._pending)
+        self._pending = []
+        fold = rows[:, 0].astype(int)
+        training = rows[rows[:, 1] == 1, 2:]
+        table = np.delete(training, slice(1, 1 + self._units), 1)
+        R = np.linalg.qr(np.concatenate([self._R, table]), mode="r")
+        self._R = np.asarray(R)
+        self._rows += len(training)
+        self.counts += np.bincount(fold, minlength=FOLDS)
+        for i in np.unique(fold):
+            part = rows[fold == i, 2 : 2 + self._moments.shape[1]]
+            self._moments[i] += part.T @ part
+
+    @property
+    def R(self) -> Floats:
+        """R / sqrt(rows), with two rows at least, so that something is left to center."""
         missing = np.zeros((max(0, 2 - len(self._R)), self.f.stop))
         return np.concatenate([self._R, missing]) / math.sqrt(self._rows)
 
-    def _decompose(self, rows: Floats) -> None:
-        self._R = np.asarray(np.linalg.qr(np.concatenate([self._R, rows]), mode="r"))
-
-
-class Folds:
-    """Second moments of rows (1, h, y) in disjoint folds: fold 0 trains, the others test."""
-
-    def __init__(self, units: int, outputs: int) -> None:
-        self.units = units
-        self.counts = np.zeros(FOLDS)
-        columns = 1 + units + outputs
-        self._sums: dict[int, Floats] = {}
-        self._none = np.zeros((columns, columns))
-        self._chunks = Chunks(columns, self._reduce)
-
-    def add(self, h: Tensor, y: Tensor, fold: Tensor) -> None:
-        """Add rows, each to its fold."""
-        self._chunks.add(fold, torch.ones(len(h)), h, y)
-
-    def finish(self) -> None:
-        """Reduce the rows that are left."""
-        self._chunks.flush()
-
     def problem(self, folds: list[int], *, bias: bool) -> LastLayerProblem:
         """Return the regression on the rows of some folds."""
-        total = sum((self._sums.get(fold, self._none) for fold in folds), self._none)
-        moments = total / self.counts[folds].sum()
-        return LastLayerProblem(moments, self.units, bias=bias)
-
-    def _reduce(self, rows: Floats) -> None:
-        for fold in range(FOLDS):
-            part = rows[rows[:, 0] == fold, 1:]
-            if len(part):
-                self.counts[fold] += len(part)
-                self._sums[fold] = self._sums.get(fold, 0.0) + part.T @ part
+        moments = self._moments[folds].sum(0) / self.counts[folds].sum()
+        return LastLayerProblem(moments, self._units, bias=bias)
 
 
 class LastLayer:
@@ -394,8 +368,8 @@ class LastLayer:
             skipped.append(("the inputs", why))
             inputs = 0
         self._has_inputs = inputs > 0
-        self._table = Table(inputs, outputs)
-        self._folds = Folds(head.units, outputs) if head.units <= MAX_UNITS else None
+        self._has_units = head.units <= MAX_UNITS
+        self._sums = RowSums(head.units if self._has_units else 0, outputs, inputs)
         self._seen = 0
         self._penalty = Mean()
         self._entropy = Mean()
@@ -408,25 +382,26 @@ class LastLayer:
     def add(self, seen: Seen) -> None:
         """Add a batch of the training data."""
         h = seen.units[self.head.name]
-        self._table.add(seen)
         self._entropy.add(seen.targets.entropies(self._loss))
         if is_squared(self._loss) and self.head.noisy:
             self._penalty.add(
                 torch.full((len(h),), self.head.penalty(h), dtype=torch.float64)
             )
-        if self._folds is not None:
-            fold = torch.zeros(len(h))
-            if self._own_rows:  # every fifth row tests
-                index = self._next_indices(len(h))
-                fold = torch.where(index % 5 == 4, 1 + index // 5 % (FOLDS - 1), 0)
-            self._folds.add(h, seen.targets.rows, fold)
+        fold = torch.zeros(len(h))
+        if self._own_rows:  # every fifth row tests
+            index = self._next_indices(len(h))
+            fold = torch.where(index % 5 == 4, 1 + index // 5 % (FOLDS - 1), 0)
+        self._add_rows(seen, fold, training=True)
 
     def add_holdout(self, seen: Seen) -> None:
         """Add rows that the network was not trained on."""
-        if self._folds is not None:
-            h = seen.units[self.head.name]
-            fold = 1 + self._next_indices(len(h)) % (FOLDS - 1)
-            self._folds.add(h, seen.targets.rows, fold)
+        fold = 1 + self._next_indices(len(seen.output)) % (FOLDS - 1)
+        self._add_rows(seen, fold, training=False)
+
+    def _add_rows(self, seen: Seen, fold: Tensor, *, training: bool) -> None:
+        h = [seen.units[self.head.name]] if self._has_units else []
+        x = [seen.inputs.tensors[0]] if self._has_inputs else []
+        self._sums.add(fold, training, *h, seen.targets.rows, *x, seen.output)
 
     def _next_indices(self, n: int) -> Tensor:
         self._seen += n
@@ -443,14 +418,13 @@ class LastLayer:
     ) -> tuple[HeadFindings, Suggestion | None]:
         """Return what the layer does beside what theory says; `squares` are E h_j^2."""
         head = self.head
-        R = self._table.finish()
-        if self._folds is not None:
-            self._folds.finish()
+        self._sums.reduce()
+        R = self._sums.R
         targets = [self._target(part, R) for part in head.parts]
         bound, predicted, i = self._best_part(targets, None)
         part = head.parts[i]
         first = 1 if part.centered else 0
-        F = R[first:, self._table.f]
+        F = R[first:, self._sums.f]
         if is_squared(self._loss):
             bounds = self._squared_bounds(bound, part)
         else:
@@ -475,21 +449,21 @@ class LastLayer:
 
     def _suggest(self, targets: list[Target]) -> Suggestion | None:
         """Return the drop probability with the least holdout error; None is said in `skipped`."""
-        folds = self._folds
+        sums = self._sums
         head = self.head
         why = ""
-        if folds is None:
+        if not self._has_units:
             why = (
                 f"{head.units} units feed the last layer, and {MAX_UNITS} is the most whose second "
                 "moments are stored"
             )
-        elif head.drop_prob is None or folds.counts[0] < 2 or folds.counts.min() < 1:
+        elif head.drop_prob is None or sums.counts[0] < 2 or sums.counts.min() < 1:
             why = "too few rows to hold out, or no probability to choose"
-        if folds is None or why:
+        if why:
             self._skipped.append(("suggestion", why))
             return None
-        U, b = self._candidates(folds.problem([0], bias=head.centered))
-        tests = [folds.problem([i], bias=head.centered) for i in range(1, FOLDS)]
+        U, b = self._candidates(sums.problem([0], bias=head.centered))
+        tests = [sums.problem([i], bias=head.centered) for i in range(1, FOLDS)]
         errors = np.stack([test.error(U, b) for test in tests]) * self._unit
         holdout = errors.mean(0)
         deviation = errors.std(0, ddof=1) / math.sqrt(len(errors))
@@ -531,11 +505,11 @@ class LastLayer:
         return part.trunk if self._has_inputs else "any"
 
     def _target(self, part: TailPart, R: Floats) -> Target:
-        table = self._table
+        sums = self._sums
         if self._trunk(part) == "any":
-            return theory.free_target(R, table.y, centered=part.centered)
+            return theory.free_target(R, sums.y, centered=part.centered)
         return theory.affine_target(
-            R, table.x, table.y, centered=part.centered, shifted=part.shifted
+            R, sums.x, sums.y, centered=part.centered, shifted=part.shifted
         )
 
     def _best_part(
@@ -555,10 +529,10 @@ class LastLayer:
             place = "this noise" if self.head.noisy else "the last one"
             over = f"all weights, and any layers before {place}"
         bounds = [LowerBound(bound * self._unit, over, part.source)]
-        if self._folds is None:
+        if not self._has_units:
             return bounds
         training = list(range(FOLDS)) if self._own_rows else [0]
-        problem = self._folds.problem(training, bias=self.head.centered)
+        problem = self._sums.problem(training, bias=self.head.centered)
         fixed_units = LowerBound(
             problem.objective(self.head.weigh(None)) * self._unit,
             "the last layer, its inputs as they are (this noise only)",
@@ -576,10 +550,10 @@ class LastLayer:
         if classes:  # a constant added to all logits of a row changes nothing
             F = F - F.mean(1, keepdims=True)
         size = float(theory.singular_values(F).sum())
-        means = R[0, self._table.y] / R[0, 0]
+        means = R[0, self._sums.y] / R[0, 0]
         middle = np.full(self._outputs, 1 / self._outputs if classes else 0.5)
         pi = means if centered else middle
-        targets = R[:, self._table.y] - R[:, :1] * pi
+        targets = R[:, self._sums.y] - R[:, :1] * pi
         top = float(np.linalg.norm(targets, 2))
         # The least loss that any outputs can have, 0 for classes.
         entropy = self._entropy.value

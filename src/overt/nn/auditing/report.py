@@ -249,11 +249,7 @@ class AuditReport(Result):
             raise InputError(
                 "there is nothing to plot: no noise, last layer or suggestion was found"
             )
-        size = (6.4, 3.4) if len(panels) == 1 else (4.6, 3.2)
-        figure, axes = subplots(1, len(panels), size)
-        for axis, panel in zip(axes[0], panels, strict=True):
-            panel.draw(axis, panel.shown)
-        return figure
+        return _draw(panels)
 
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
         """Return the report as one HTML page with pictures; write it to `path` if given."""
@@ -265,9 +261,7 @@ class AuditReport(Result):
             if section.rows:
                 page.table(section.header, section.rows)
             if section.picture is not None:
-                figure, axes = subplots(1, 1, (6.4, 3.4))
-                section.picture.draw(axes[0][0], section.picture.shown)
-                page.figure(figure, section.picture.caption)
+                page.figure(_draw([section.picture]), section.picture.caption)
         footer = f"Made with overt in {self.seconds:.1f} s."
         with tempfile.TemporaryDirectory() as folder:
             target = Path(folder) / "audit.html" if path is None else path
@@ -456,6 +450,13 @@ def _cell(value: object) -> str:
     if value is None:
         return "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _draw(panels: Sequence[Picture]) -> Any:
+    figure, axes = subplots(1, len(panels), (4.8, 3.2))
+    for axis, panel in zip(axes[0], panels, strict=True):
+        panel.draw(axis, panel.shown)
+    return figure
 
 
 def _draw_spectra(axes: Any, head: HeadFindings) -> None:

@@ -135,26 +135,23 @@ class Structure:
 
     def jacobian(self, features: Tensor, output: Tensor) -> Tensor:
         """Return d output / d features of the first row, outputs x units, in double precision."""
-        x = features.detach().clone().requires_grad_()
-        made: dict[int, Any] = {id(features): x}
 
-        def now(leaf: Any) -> Any:
-            return made.get(id(leaf), leaf) if isinstance(leaf, Tensor) else leaf
+        def first_output(x: Tensor) -> Tensor:
+            made: dict[int, Any] = {id(features): x}
 
-        with torch.enable_grad():
+            def now(leaf: Any) -> Any:
+                return made.get(id(leaf), leaf) if isinstance(leaf, Tensor) else leaf
+
             for call in self.calls:
                 if any(id(tensor) in made for tensor in _arguments(call)):
                     run = RERUN_AS.get(call.func, call.func)
                     args = map_tree(tuple(call.args), now)
                     result = run(*args, **map_tree(call.kwargs, now))
                     store_results(made, call.out, result)
-            rows = [
-                torch.autograd.grad(
-                    value, x, retain_graph=True, materialize_grads=True
-                )[0]
-                for value in made[id(output)][0].flatten()
-            ]
-        return torch.stack([row[0].flatten() for row in rows]).double().cpu()
+            return made[id(output)][0].flatten()
+
+        J = torch.autograd.functional.jacobian(first_output, features)
+        return J[:, 0].flatten(1).double().cpu()
 
 
 def _is_affine(call: Call, given: list[Tensor]) -> bool:
