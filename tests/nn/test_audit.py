@@ -44,8 +44,8 @@ def numbers(n=200, seed=0):
 
 
 OUTSIDE = {
-    "mlp": (mlp, ["3", "6"], set()),
-    "residual": (ResidualNet, ["block1.drop", "block2.drop", "dropout"], set()),
+    "mlp": (mlp, ["3", "6"]),
+    "residual": (ResidualNet, ["block1.drop", "block2.drop", "dropout"]),
     "transformer": (
         Transformer,
         [
@@ -57,29 +57,29 @@ OUTSIDE = {
             ),
             "drop",
         ],
-        {"path norm"},
     ),
-    "branching": (Branching, ["drop"], set()),
+    "branching": (Branching, ["drop"]),
 }
 
 
 @pytest.mark.parametrize("name", OUTSIDE)
 @pytest.mark.parametrize("loss", ["squared", "cross_entropy"])
 def test_models_from_outside(name, loss, digits):
-    build, noises, skipped = OUTSIDE[name]
+    build, noises = OUTSIDE[name]
     if name == "transformer" and loss == "squared":
         pytest.skip("its last operation is log_softmax, for cross-entropy only")
     torch.manual_seed(0)
     x, y = digits
     report = audit(build(), batches(x, y), loss)
     assert [n.name for n in report.noises] == noises
-    assert skipped <= {who for who, _ in report.skipped}
     for noise in report.noises:
         if noise.realized is None:  # functional dropout, or that inside attention
             assert name == "transformer"
             continue
         assert abs(noise.realized - noise.drop_prob) <= 5 * noise.realized_error
-        assert 1 / np.sqrt(len(noise.flows)) <= noise.coadaptation <= 1
+    last = report.noises[-1]
+    assert 1 / np.sqrt(len(last.flows)) <= last.coadaptation <= 1
+    assert all(noise.flows is None for noise in report.noises[:-1])
     assert report.head.lower_bound <= report.objective + 5 * report.objective_error
     assert report.samples == 400
     assert 0 <= report.accuracy <= 1
@@ -90,9 +90,14 @@ def test_noise_inside_torch_transformers_is_on(digits):
     """torch's fast path in evaluation mode would skip the dropout layers."""
     x, y = digits
     torch.manual_seed(0)
-    report = audit(Transformer(), batches(x, y), "cross_entropy")
-    assert max(noise.penalty_error for noise in report.noises[:-1]) > 0
-    assert sum(noise.penalty for noise in report.noises) > 0
+    model = Transformer()
+    report = audit(model, batches(x, y), "cross_entropy", passes=200)
+    with torch.no_grad():
+        model.train()
+        losses = [float(nn.functional.nll_loss(model(x), y)) for _ in range(100)]
+    error = np.hypot(np.std(losses) / 10, report.objective_error)
+    assert abs(report.objective - np.mean(losses)) <= 5 * error
+    assert min(noise.penalty_error for noise in report.noises) > 0
 
 
 def test_terms_agree_with_penalties_and_sampling():
@@ -149,17 +154,17 @@ def test_layers_that_drop_nothing_add_nothing():
     silent, loud = audit(model, (x, y), "squared").noises
     assert (silent.penalty, silent.penalty_error) == (0, 0)
     assert loud.penalty > 0
-    assert silent.flows is not None
 
 
-def test_estimated_flows_approach_exact_ones():
-    """Cross-entropy takes flows from random directions; the head's are known."""
+def test_flows_are_those_of_the_last_layer_for_every_loss():
     model, (x, y) = small(), numbers(400)
-    exact = audit(model, batches(x, y), "squared").noises[0]
-    estimated = audit(model, batches(x, y.argmax(1)), "cross_entropy").noises[0]
-    assert exact.exact_flows
-    assert not estimated.exact_flows
-    np.testing.assert_allclose(estimated.flows, exact.flows, rtol=0.15)
+    squared = audit(model, batches(x, y), "squared").noises[0]
+    classes = audit(model, batches(x, y.argmax(1)), "cross_entropy").noises[0]
+    with torch.no_grad():
+        h = torch.relu(model[0](x))
+    expected = flows(model[3].weight.detach(), h).numpy()
+    np.testing.assert_allclose(squared.flows, expected, rtol=1e-5)
+    np.testing.assert_allclose(classes.flows, expected, rtol=1e-5)
 
 
 def test_sampled_rows_are_spread_over_the_data():
@@ -216,6 +221,60 @@ def test_leaves_everything_as_it_was(digits):
     assert torch.backends.mha.get_fastpath_enabled()
     again = audit(model, batches(x, y), "cross_entropy", seed=5)
     assert again.objective == first.objective
+
+
+class Forgetful(nn.Module):
+    """Changes attributes, lists, buffers, parameters and generators in every pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.drop, self.last = (
+            nn.Linear(5, 8),
+            nn.Dropout(0.3),
+            nn.Linear(8, 3),
+        )
+        self.register_buffer("calls", torch.zeros(()))
+        self.seen, self.plain, self.cache = None, torch.ones(5), []
+
+    def forward(self, x):
+        self.calls += 1
+        self.seen = x
+        self.plain.mul_(2)
+        self.cache.append(x)
+        with torch.no_grad():
+            self.last.bias.add_(1)
+        noise = random.random() + np.random.rand() if self.training else 0.0  # noqa: S311, NPY002
+        return self.last(self.drop(torch.relu(self.first(x)))) + noise
+
+
+def test_what_a_forward_pass_changes_is_changed_back():
+    model = Forgetful()
+    plain, cache = model.plain, model.cache
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    states = random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    audit(model, [(X, Y)] * 3, "squared")
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert (model.seen, model.plain is plain, model.cache is cache) == (
+        None,
+        True,
+        True,
+    )
+    assert (plain.tolist(), cache) == ([1.0] * 5, [])
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == states  # noqa: NPY002
+
+
+@pytest.mark.parametrize(
+    "coin", [random.random, np.random.rand, lambda: torch.rand(())]
+)
+def test_a_seed_decides_what_is_sampled_from_any_global_generator(coin):
+    torch.manual_seed(0)
+    model = Uses(Foreign(coin))
+    first, again = (
+        [audit(model, [(X, Y)] * 9, "squared", seed=i).objective for i in range(4)]
+        for _ in range(2)
+    )
+    assert first == again
+    assert len(set(first)) > 1
 
 
 def test_buffers_that_training_moves_stay():
@@ -387,7 +446,7 @@ REFUSED = {
         "at least 2",
     ),
     "no-rows": (small, [(X[:0], Y[:0])], "squared", "at least one row"),
-    "several": (lambda: Several(), [(X, Y)], "squared", "one tensor"),
+    "several": (lambda: Several(), [(X, Y)], "squared", "one floating-point tensor"),
     "model": (lambda: print, [(X, Y)], "squared", "model must be a torch.nn.Module"),
 }
 
@@ -454,7 +513,6 @@ def test_several_inputs(form):
     assert report.noises[0].exact
     assert abs(report.objective - np.mean(values)) <= 5 * error
     assert 0 < report.head.lower_bound < report.objective
-    assert "one tensor" in dict(report.skipped)["path norm"]
 
 
 def test_a_loss_of_ones_own_is_sampled():
@@ -705,7 +763,7 @@ def test_noise_on_parameters():
 def test_units_that_reach_nothing():
     model = small()
     nn.init.zeros_(model[3].weight)
-    (noise,) = audit(model, numbers(), lambda f, y: (f - y).square().mean()).noises
+    (noise,) = audit(model, numbers(), "squared").noises
     assert noise.coadaptation is None
     assert not noise.flows.any()
 
@@ -768,28 +826,10 @@ def test_the_price_is_bounded_and_errors_stand_beside_sampled_numbers():
     report = audit(model, batches(x, y, size=500), "cross_entropy")
     assert sum(calls) <= 30 * len(x)
     assert len(report.noises) == 40
-    assert all(n.penalty_error > 0 and n.coadaptation_error > 0 for n in report.noises)
-    exact = np.sqrt((report.noises[-1].flows ** 2).sum())
-    assert 0 < np.sqrt((report.noises[-1].flows_error ** 2).sum()) < exact
+    assert all(n.penalty_error > 0 for n in report.noises)
     del calls[:]
     audit(model, batches(x, y, size=500), "cross_entropy", passes=10)
     assert sum(calls) <= 10 * len(x)
-
-
-def test_the_error_of_sampled_flows_covers_them():
-    """Beside the exact ones, which a squared loss has before its last layer."""
-    x, y = numbers(2000)
-    model = small()
-    exact = audit(model, batches(x, y), "squared").noises[0]
-    sampled = audit(
-        model, batches(x, y), lambda f, t: (f - t).square().sum(1).mean()
-    ).noises[0]
-    assert np.all(
-        np.abs(sampled.flows - exact.flows) <= 6 * sampled.flows_error + 1e-12
-    )
-    assert (
-        abs(sampled.coadaptation - exact.coadaptation) < 6 * sampled.coadaptation_error
-    )
 
 
 def test_what_only_looks_like_noise_is_not_named():
@@ -879,7 +919,7 @@ def test_words_pages_and_files(tmp_path, digits):
     assert report.holdout_loss > 0
     assert "holdout data" in report.suggestion.evidence
     text = str(report)
-    for word in ("realized", "last layer", "suggested drop probability", "path norm"):
+    for word in ("realized", "last layer", "suggested drop probability", "stable rank"):
         assert word in text
     panels = report.plot().axes
     drawn = [line.get_ydata() for axes in panels for line in axes.lines]

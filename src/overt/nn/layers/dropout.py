@@ -61,11 +61,11 @@ class Dropout(RatedNoise, UnitNoise):
     def extra_repr(self) -> str:
         """Return the settings, for printing."""
         shared = [f"shared_axes={self.shared_axes}"] if self.shared_axes else []
-        return self._describe(f"drop_prob={self.rate!r}", *shared)
+        return self._describe(self._rate, *shared)
 
     def _apply_mask(self, x: Tensor) -> Tensor:
         key = self._next_key()
-        p = self.rate.current
+        p = self._current
         if key is None and not self.shared_axes and isinstance(p, float):
             return functional.dropout(x, p)
         sizes = list(x.shape)
