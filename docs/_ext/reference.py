@@ -1,6 +1,6 @@
 """One page of the reference for each module that users import from, written from its `__all__`.
 
-Which modules these are is read from the source (`packages.public`), so that no list has to be updated.
+The modules are read from the source (`packages.public`): no list has to be updated.
 """
 
 from __future__ import annotations
