@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from overt import _check
 from overt._check import InputError, InputTypeError
 from overt.nn.layers.masks import Key, MaskCovariance
-from overt.nn.layers.schedules import DropSchedule
 
 
 class NoiseLayer(nn.Module, ABC):  # type: ignore[misc]
@@ -113,6 +112,14 @@ class UnitNoise(NoiseLayer):
         if not x.is_floating_point():
             raise InputTypeError(f"x must be a floating-point tensor, got {x.dtype}")
         return self._apply_mask(x)
+
+
+class DropSchedule(ABC):
+    """A drop probability for each step."""
+
+    @abstractmethod
+    def __call__(self, step: int) -> float:
+        """Return the drop probability at `step`, counted from 0."""
 
 
 class RatedNoise(NoiseLayer):

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from overt import _check
 from overt._check import InputError
-from overt.nn.layers.base import RatedNoise, UnitNoise, check_shape
+from overt.nn.layers.base import DropSchedule, RatedNoise, UnitNoise, check_shape
 from overt.nn.layers.dropout import axes_tuple
 from overt.nn.layers.masks import Blocks, MaskCovariance, keep_mask, sliding_mask
-from overt.nn.layers.schedules import DropSchedule
 from overt.noise.sliding import Sliding, grid_characteristic
 
 

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from overt._check import InputError, whole
-from overt.nn.layers.base import RatedNoise
+from overt.nn.layers.base import DropSchedule, RatedNoise
 from overt.nn.layers.masks import keep_mask
-from overt.nn.layers.schedules import DropSchedule
 
 
 class _DropConnect(RatedNoise):

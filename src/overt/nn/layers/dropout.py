@@ -9,9 +9,8 @@ from torch.nn import functional
 
 from overt import _check
 from overt._check import InputError
-from overt.nn.layers.base import RatedNoise, UnitNoise, check_shape
+from overt.nn.layers.base import DropSchedule, RatedNoise, UnitNoise, check_shape
 from overt.nn.layers.masks import MaskCovariance, keep_mask
-from overt.nn.layers.schedules import DropSchedule
 
 
 class Dropout(RatedNoise, UnitNoise):
@@ -48,6 +47,11 @@ class Dropout(RatedNoise, UnitNoise):
     ) -> None:
         super().__init__(drop_prob, seed)
         self.shared_axes = axes_tuple("shared_axes", shared_axes)
+
+    @property
+    def plain(self) -> bool:
+        """Whether every unit is dropped independently, as by torch.nn.Dropout."""
+        return not self.shared_axes
 
     def mask_covariance(self, shape: tuple[int, ...]) -> MaskCovariance:
         """lam I, with lam 1 1' along the shared axes."""
