@@ -61,27 +61,6 @@ class Mean:
         return math.sqrt(max(variance, 0.0) / max(self.count - 1, 1))
 
 
-class Losses:
-    """The loss without noise, the share of classes that are right, the loss on holdout data."""
-
-    def __init__(self) -> None:
-        self.plain = Mean()
-        self.holdout = Mean()
-        self._correct = Mean()
-
-    def add(self, seen: Seen) -> None:
-        """Add a batch of the training data."""
-        self.plain.add(seen.losses)
-        if seen.targets.classes is not None:
-            self._correct.add(seen.output.argmax(1) == seen.targets.classes)
-
-    @property
-    def accuracy(self) -> float | None:
-        """The share of classes predicted right, None unless every row has a class."""
-        everywhere = self._correct.count == self.plain.count
-        return self._correct.value if everywhere else None
-
-
 def coadaptation(flows: Floats | None) -> float | None:
     """Return phi = |psi|_1 / (sqrt(d) |psi|_2) of the flow through d units, None where it is 0."""
     if flows is None or not flows.any():

@@ -18,7 +18,7 @@ from overt._progress import meter
 from overt.nn.auditing.last_layer import Head, LastLayer, find_head
 from overt.nn.auditing.measurements import (
     LayerNorms,
-    Losses,
+    Mean,
     Seen,
     UnitSquares,
     coadaptation,
@@ -168,7 +168,9 @@ class _Audit:
         self._own_rows = own_rows
         self._samples = 0
         self._skipped: list[tuple[str, str]] = []
-        self._losses = Losses()
+        self._plain = Mean()
+        self._correct = Mean()
+        self._holdout = Mean()
         self._squares = UnitSquares()
         self._layers = LayerNorms()
         # Two passes tell the error of noise that stays on in evaluation mode.
@@ -246,7 +248,7 @@ class _Audit:
         """Add a batch of the training data, or rows that the network was not trained on."""
         seen = self._forward(batch)
         if is_holdout:
-            self._losses.holdout.add(seen.losses)
+            self._holdout.add(seen.losses)
             if self._last is not None:
                 self._last.add_holdout(seen)
             return
@@ -255,7 +257,9 @@ class _Audit:
             difference = (again.losses - seen.losses) / math.sqrt(2)
             self._evaluation_noise.add(difference[None])
         self._samples += len(seen.losses)
-        self._losses.add(seen)
+        self._plain.add(seen.losses)
+        if seen.targets.classes is not None:
+            self._correct.add(seen.output.argmax(1) == seen.targets.classes)
         self._squares.add(seen)
         if self._last is not None:
             self._last.add(seen)
@@ -268,18 +272,18 @@ class _Audit:
         if self._last is not None:
             squares = self._squares.mean(self._last.head.name)
             head, suggestion = self._last.finish(objective, squares)
-        holdout = self._losses.holdout
+        classes = self._correct.count == self._samples
         return AuditReport(
             model=type(self._model).__name__,
             loss=loss_text(self._loss),
             samples=self._samples,
             outputs=self._outputs,
             parameters=sum(p.numel() for p in self._model.parameters()),
-            plain_loss=self._losses.plain.value,
+            plain_loss=self._plain.value,
             objective=objective,
             objective_error=math.hypot(error, self._evaluation_noise.error),
-            accuracy=self._losses.accuracy,
-            holdout_loss=holdout.value if holdout.count else None,
+            accuracy=self._correct.value if classes else None,
+            holdout_loss=self._holdout.value if self._holdout.count else None,
             noises=tuple(self._noise(i, objective) for i in range(len(self._sources))),
             layers=self._layers.findings(self._model),
             head=head,
@@ -349,7 +353,7 @@ class _Audit:
 
     def _objective(self) -> tuple[float, float]:
         """Return the training objective and its standard error."""
-        plain = self._losses.plain.value
+        plain = self._plain.value
         if not self._exact or self._last is None:
             return plain + self._sampled.total.value, self._sampled.total.error
         others = self._sampled.before_last  # zero where nothing was sampled
