@@ -68,17 +68,6 @@ def test_a_cluster_finds_the_same_factors(form, ratings, client):
         np.testing.assert_array_equal(mine, theirs)
 
 
-def test_diagonal_covariances_travel_too(ratings, client, monkeypatch):
-    monkeypatch.setattr("overt.completion.learned.MAX_FULL_BYTES", 0)
-    given = (ratings.rows, ratings.cols, ratings.values)
-    here, there = (
-        DropoutCompletion(n_factors=4, engine=engine, max_sweeps=4).fit_triplets(*given)
-        for engine in ("local", "dask")
-    )
-    assert there.covariance_ == "diagonal"
-    np.testing.assert_array_equal(there.U_, here.U_)
-
-
 def test_new_entries_are_taken_in_on_the_cluster(ratings, client):
     models = [
         DropoutCompletion(n_factors=4, engine=engine, max_sweeps=3)

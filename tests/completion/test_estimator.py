@@ -335,11 +335,11 @@ def test_saved_models_are_the_same_bit_for_bit(fitted, tmp_path):
     ("name", "content", "match"),
     [
         ("model.json", b"[]", "no readable"),
-        ("model.json", b'{"format": 5}', "no readable"),
+        ("model.json", b'{"format": 6}', "no readable"),
         (
             "model.json",
             b'{"format": 4}',
-            "has format 4; this version reads 5: fit the model again",
+            "has format 4; this version reads 6: fit the model again",
         ),
         ("model.safetensors", b"damaged", "cannot be read"),
         ("model.safetensors", None, "different models"),

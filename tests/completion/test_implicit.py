@@ -285,7 +285,7 @@ def test_settings_that_do_not_fit_are_refused(table, kwargs):
 
 
 def test_too_many_rows_for_covariances_are_told(table, monkeypatch):
-    monkeypatch.setattr("overt.completion.implicit.MAX_FULL_BYTES", 1000)
+    monkeypatch.setattr("overt.completion.learned.MAX_FULL_BYTES", 1000)
     with pytest.raises(overt.InputError, match="fewer factors"):
         DropoutCompletion(4, missing="negative").fit(table)
 

@@ -190,7 +190,6 @@ def _summary(model: DropoutCompletion, read: Any) -> dict[str, Any]:
         "rejected": len(read.rejected),
         "duplicates": read.duplicates,
         "drop_prob": model.drop_prob_,
-        "covariance": model.covariance_,
         "sweeps": model.n_sweeps_,
         "draws_averaged": model.average_,
         "status": str(model.status_),

@@ -24,7 +24,7 @@ import numpy as np
 
 from overt._types import Array, Bools, Floats
 from overt.completion.engines import Engine
-from overt.completion.kernels.rows import FixedSide, SampledRows, dots, sample_rows
+from overt.completion.kernels.rows import FixedSide, Rows, dots
 from overt.completion.learned import LearnedFit, balanced_bases
 from overt.completion.model import FactorModel, Row
 from overt.completion.prior import Prior, sample_effects
@@ -355,7 +355,7 @@ class SampledFit:
 
     def _sample_rows(
         self, side: int, prior: Prior, rng: np.random.Generator, engine: Engine
-    ) -> SampledRows:
+    ) -> Rows:
         """Sample one side's rows given the other."""
         columns = self.problem.columns
         group = self.problem.sides[side]
@@ -363,14 +363,15 @@ class SampledFit:
         count = self.problem.shape[side]
         normals = rng.standard_normal((count, len(free)))
         expected = prior.means(self.features[side].scores)
+        other = self.means[1 - side]
         fixed = FixedSide(
-            self.means[1 - side], np.zeros(columns.width), self.weights[1 - side]
+            other, other[:, :0], self.weights[1 - side], np.zeros(columns.width)
         )
-        centers = np.ones_like(self.means[side])
-        out = SampledRows(self.means[side], centers, np.zeros((count, 2)))
+        means = self.means[side]
+        out = Rows(means, np.ones_like(means), means[:, :0], np.zeros((count, 2)))
         by_row = (expected @ prior.precision, self.weights[side] / self.noise, normals)
         shared = (fixed, prior.for_rows(columns, side))
-        engine.run(sample_rows, group.by_row, shared, by_row, out)
+        engine.run(group.layout, shared, by_row, out)
         unseen = group.counts == 0
         if unseen.any():
             samples = expected + normals / np.sqrt(np.diag(prior.precision))

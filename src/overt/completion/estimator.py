@@ -75,8 +75,9 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
     Parameters
     ----------
     n_factors
-        Number of factors; those that are not needed are shrunk to zero. None takes 32 (at most the
-        smaller side of the matrix), and 64 for missing="negative" with 500,000 entries or more.
+        Number of factors; those that are not needed are shrunk to zero. None takes 32, and 64 for
+        missing="negative" with 500,000 entries or more; fewer where the matrix has a smaller side,
+        or more than 2 GiB of covariances with as many.
     drop_prob
         "learn" estimates the uncertainty of every row's factors, the priors and the noise. A number
         in [0, 1) (or one per factor) minimizes the dropout objective
@@ -148,8 +149,6 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         With "auto": (drop_prob, held-out RMSE) as tried.
     faults_
         What a cluster lost and computed again.
-    covariance_
-        "full", "diagonal" (where full covariances would take more than 2 GiB) or "dropout".
 
     Examples
     --------
@@ -352,7 +351,6 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
             "col_bias_": V[:, k + 1] if biases else np.zeros(len(V)),
             "row_noise_": base.noises[0].variances[:-1],
             "col_noise_": base.noises[1].variances[:-1],
-            "covariance_": base.covariance.name,
             "n_features_in_": len(V),
             "average_": len(model.V) if isinstance(model, AveragedModel) else 0,
             "entries_": entries,

@@ -373,12 +373,10 @@ NO_FEATURES = Features.build({}, np.zeros(0, dtype=bool), np.float64, 0)
 
 def observed_matrix(group: Grouped, dtype: Any) -> Any:
     """Return the sparse matrix of a side's observed entries, rows divided by sqrt(their count)."""
-    csr = group.by_row.entries
-    values = np.repeat(1 / np.sqrt(np.maximum(group.counts, 1)), group.counts).astype(
-        dtype
-    )
+    weights = 1 / np.sqrt(np.maximum(group.counts, 1))
+    values = weights[group.keys].astype(dtype)
     shape = (len(group.counts), group.n_others)
-    return sparse.csr_array((values, csr[1], csr[0]), shape=shape)
+    return sparse.csr_array((values, (group.keys, group.others)), shape=shape)
 
 
 def leading_directions(F: Any, seed: int) -> Floats:

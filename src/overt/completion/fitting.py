@@ -39,7 +39,7 @@ from overt.completion.implicit import (
 )
 from overt.completion.learned import LearnedFit, equivalent_drop_prob
 from overt.completion.memory import n_bytes
-from overt.completion.model import FactorModel, Fit, FullCovariance
+from overt.completion.model import MAX_FULL_BYTES, FactorModel, Fit, FullCovariance
 from overt.completion.problem import Columns, CompletionProblem
 from overt.completion.storage import SweepCheckpoint
 from overt.entries import Entries
@@ -196,6 +196,11 @@ class Settings:
             else DEFAULTS.factors
         )
 
+    def _affordable(self, entries: Entries) -> int:
+        """Return the number of factors whose covariances fit into memory in single precision."""
+        size = MAX_FULL_BYTES // (4 * sum(entries.shape))  # width (width + 1) / 2
+        return max(1, int(np.sqrt(2 * size)) - 1 - 2 * self.biases)
+
     def samples(self, ratings: int, shape: tuple[int, int]) -> int:
         """Return how many samples to average; "auto" takes as many as take seconds."""
         if str(self.average) != "auto":
@@ -225,7 +230,7 @@ class Settings:
         n_factors = self.factors(len(entries))
         if self.learned and self.n_factors is None:
             # More factors than the smaller side has rows can only fit noise.
-            n_factors = min(n_factors, *entries.shape)
+            n_factors = min(n_factors, *entries.shape, self._affordable(entries))
         given = not isinstance(self.drop_prob, str)
         return CompletionProblem.build(
             entries,

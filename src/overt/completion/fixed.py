@@ -17,7 +17,7 @@ import numpy as np
 from overt._types import Array, Floats
 from overt.completion.engines import Engine
 from overt.completion.features import NO_FEATURES
-from overt.completion.kernels.rows import FixedSide, SampledRows, sample_rows
+from overt.completion.kernels.rows import FixedSide, Rows
 from overt.completion.model import DropoutCovariance, FactorModel
 from overt.completion.prior import Prior, RowNoise
 from overt.completion.problem import CompletionProblem
@@ -103,16 +103,14 @@ class FixedFit:
         """Solve for one side; return the summed squared error plus dropout penalty."""
         count = self.problem.shape[side]
         weights = np.ones(self.problem.shape[1 - side])
-        fixed = FixedSide(self.means[1 - side], self.covariance.strength, weights)
+        other = self.means[1 - side]
+        fixed = FixedSide(other, other[:, :0], weights, self.covariance.strength)
         prior = self.priors[side].for_rows(self.problem.columns, side)
-        out = SampledRows(
-            self.means[side], self.means[side].copy(), np.zeros((count, 2))
-        )
+        means = self.means[side]
+        out = Rows(means, means.copy(), means[:, :0], np.zeros((count, 2)))
         zeros = np.zeros((count, len(prior.free)))
-        layout = self.problem.sides[side].by_row
-        engine.run(
-            sample_rows, layout, (fixed, prior), (zeros, np.ones(count), zeros), out
-        )
+        layout = self.problem.sides[side].layout
+        engine.run(layout, (fixed, prior), (zeros, np.ones(count), zeros), out)
         return float(out.stats[:, 0].sum())
 
     def model(self, limits: tuple[float, float]) -> FactorModel:

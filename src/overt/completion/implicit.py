@@ -42,28 +42,21 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
+from scipy import sparse
 
 from overt._check import InputError
 from overt._types import Array, Floats, Ints
 from overt.completion.engines import Engine
 from overt.completion.features import NO_FEATURES
 from overt.completion.kernels.rows import (
-    AllPartners,
     FixedSide,
-    LearnedRows,
-    learn_pairs,
+    Rows,
     pack,
     unpack,
     weighted_sum,
 )
-from overt.completion.model import (
-    MAX_FULL_BYTES,
-    FactorModel,
-    FullCovariance,
-    Row,
-    RowSums,
-    full_bytes,
-)
+from overt.completion.learned import check_memory
+from overt.completion.model import FactorModel, FullCovariance, Row, RowSums
 from overt.completion.prior import Prior, RowNoise, Sums
 from overt.completion.problem import CompletionProblem
 from overt.entries import Entries
@@ -335,12 +328,7 @@ class ImplicitFit:
     def start(cls, problem: CompletionProblem, seed: int) -> ImplicitFit:
         """Return the fit before the first sweep, near the leading singular vectors."""
         k = problem.columns.n_factors
-        size = full_bytes(problem)
-        if size > MAX_FULL_BYTES:
-            raise InputError(
-                f"{sum(problem.shape):,} rows and columns with {k} factors take {size >> 20} MiB "
-                f"of covariances, {MAX_FULL_BYTES >> 20} are the limit; take fewer factors"
-            )
+        check_memory(problem)
         pairs = float(np.prod(problem.shape))
         noise = float(problem.sides[0].values.sum(dtype=float)) / pairs
         priors = [Prior(np.zeros(k), np.eye(k)), Prior(np.zeros(k), 100 * np.eye(k))]
@@ -367,8 +355,6 @@ class ImplicitFit:
 
     def _leading_vectors(self, seed: int) -> Floats:
         """Return V of the U V' nearest to the strengths, errors weighted by r_a c_b."""
-        from scipy import sparse
-
         m, n = self.problem.shape
         k = self.means[0].shape[1]
         r, c = self.precisions
@@ -425,16 +411,21 @@ class ImplicitFit:
         c = np.where(self.active[other], self.precisions[other], 0)
         shift = prior.precision @ prior.mean
         total = weighted_sum(c, tables[other])
-        shared = AllPartners(total, OPTIONS.weight, prior.precision, shift, self.noise)
-        fixed = FixedSide(self.means[other], tables[other], c.astype(problem.dtype))
-        out = LearnedRows(
-            self.means[side], tables[side], np.zeros((problem.shape[side], 2))
+        all_pairs = prior.for_rows(problem.columns, side)._replace(
+            background=total,
+            table_weight=OPTIONS.weight - 1,
+            value_weight=OPTIONS.weight,
         )
-        moments = np.zeros((group.by_chunk.n_chunks, tables[side].shape[1]))
-        by_row = (self.precisions[side],)
-        engine.run(learn_pairs, group.by_chunk, (fixed, shared), by_row, out, moments)
-        error, logdets = out.stats.sum(axis=0)
-        return unpack(moments.sum(axis=0)), float(error), float(logdets)
+        no_dropout = np.zeros(problem.columns.width)
+        fixed = FixedSide(self.means[other], tables[other], c, no_dropout)
+        count = problem.shape[side]
+        nothing = np.zeros((count, 0), problem.dtype)
+        out = Rows(self.means[side], nothing, tables[side], np.zeros((count, 2)))
+        r = self.precisions[side]
+        by_row = (np.tile(shift, (count, 1)), r / self.noise, np.zeros((count, 0)))
+        moment = engine.run(group.layout, (fixed, all_pairs), by_row, out)
+        errors, logdets = out.stats.T
+        return unpack(moment), float(r @ errors), float(logdets.sum())
 
     def model(
         self,
@@ -492,12 +483,12 @@ def choose_popularity(fit: ImplicitFit, hidden: Ints) -> float:
     counts = fit.problem.sides[1].counts - np.bincount(b, minlength=len(fit.means[1]))
     shares = counts / max(counts.sum(), 1)
     U, V = (w.astype(np.float64) for w in fit.means)
-    csr = side.by_row.entries
+    csr = sparse.csr_array((side.values, (side.keys, side.others)), fit.problem.shape)
     rows = np.unique(a)
     gains = np.empty((len(rows), len(OPTIONS.mixtures)))
     for i, row in enumerate(rows):
         wanted = b[a == row]
-        row_cols = csr[1][csr[0][row] : csr[0][row + 1]]
+        row_cols = csr.indices[csr.indptr[row] : csr.indptr[row + 1]]
         known = np.setdiff1d(row_cols, wanted)
         predicted = V @ U[row]
         for j, q in enumerate(OPTIONS.mixtures):

@@ -25,10 +25,9 @@ from overt._check import InputError
 from overt._types import Array, Floats
 from overt.completion.engines import Engine
 from overt.completion.features import NO_FEATURES, Features
-from overt.completion.kernels.rows import FixedSide, LearnedRows
+from overt.completion.kernels.rows import FixedSide, Rows, pack, unpack
 from overt.completion.model import (
     MAX_FULL_BYTES,
-    DiagonalCovariance,
     FactorModel,
     FullCovariance,
     full_bytes,
@@ -78,19 +77,23 @@ EMPTY_ROWS_AT_ONCE = 1024
 """Rows without entries whose prior covariances are computed at once."""
 
 
-def choose_covariance(problem: CompletionProblem) -> type[FullCovariance]:
-    """Return full covariances where their tables fit into memory, else diagonal ones."""
-    full = full_bytes(problem)
-    limit = problem.sides[0].memory_limit
+def check_memory(problem: CompletionProblem) -> None:
+    """Refuse a problem whose covariances do not fit into memory."""
+    tables = full_bytes(problem)
+    k = problem.columns.n_factors
+    if tables > MAX_FULL_BYTES:
+        raise InputError(
+            f"{sum(problem.shape):,} rows and columns with {k} factors take {tables >> 20} MiB of "
+            f"covariances, {MAX_FULL_BYTES >> 20} are the limit; take fewer factors"
+        )
     factors = sum(problem.shape) * problem.dtype.itemsize * problem.columns.width
-    tables = full if full <= MAX_FULL_BYTES else factors
     needed = 2 * (factors + tables)  # of the fit and of its model
+    limit = problem.sides[0].memory_limit
     if limit and needed > limit:
         raise InputError(
             f"memory_limit must be at least {needed / 1e9:.3g} GB for the factors and covariances "
             f"of {sum(problem.shape):,} rows and columns, got {limit / 1e9:.3g} GB"
         )
-    return FullCovariance if full <= MAX_FULL_BYTES else DiagonalCovariance
 
 
 class LearnedFit:
@@ -139,7 +142,8 @@ class LearnedFit:
     ) -> LearnedFit:
         """Return the fit before the first sweep."""
         means = problem.start(np.random.default_rng([seed, 0]), OPTIONS.start_std)
-        covariance = choose_covariance(problem).start(problem)
+        check_memory(problem)
+        covariance = FullCovariance.start(problem)
         covariance.add_means(1, means[1])
         n = len(problem.columns.free(0))
         row_precision = np.eye(n)
@@ -227,14 +231,16 @@ class LearnedFit:
         prior = self.priors[side]
         features = self.features[side]
         weights = self.noises[1 - side].weights
-        fixed = FixedSide(self.means[1 - side], tables[1 - side], weights)
+        no_dropout = np.zeros(columns.width)
+        fixed = FixedSide(self.means[1 - side], tables[1 - side], weights, no_dropout)
         shifts = prior.means(features.scores) @ prior.precision
         precisions = self.noises[side].weights / self.noise
-        out = LearnedRows(
-            self.means[side], tables[side], np.zeros((problem.shape[side], 2))
-        )
+        count = problem.shape[side]
+        nothing = np.zeros((count, 0), problem.dtype)
+        out = Rows(self.means[side], nothing, tables[side], np.zeros((count, 2)))
         shared = (fixed, prior.for_rows(columns, side))
-        moment = self.covariance.sweep(engine, group, shared, (shifts, precisions), out)
+        by_row = (shifts, precisions, np.zeros((count, 0)))
+        moment = unpack(engine.run(group.layout, shared, by_row, out))
         free = columns.free(side)
         W = self.means[side][:, free].astype(np.float64)
         W[group.counts == 0] = 0
@@ -273,7 +279,7 @@ class LearnedFit:
                 covariances = prior.covariances(scores)
                 for row, mean, S in zip(some, means, covariances, strict=True):
                     w[row], filled = self.problem.columns.fill(side, mean, S)
-                    table[row] = self.covariance.to_row(filled)
+                    table[row] = pack(filled)
 
 
 def balanced_bases(fit: Any) -> tuple[Floats, Floats]:

@@ -142,9 +142,8 @@ def arranged(
     values: Array,
     bucket: Array,
     n_buckets: int,
-    by_key: bool,
 ) -> tuple[Array, Array, Array, Array]:
-    """Sort triplets by bucket[key], then by key (or by other), keeping the order of equals.
+    """Sort triplets by bucket[key], then by other, keeping the order of equals.
 
     Returns where buckets start, keys, others and values, the last three on disk. Buckets are
     filled slice by slice and then sorted one by one: what is in memory is a slice or a bucket.
@@ -169,7 +168,7 @@ def arranged(
         at += sizes
     for b in range(n_buckets):
         here = slice(starts[b], starts[b + 1])
-        order = np.argsort(out[0 if by_key else 1][here], kind="stable")
+        order = np.argsort(out[1][here], kind="stable")
         for array in out:
             array[here] = array[here][order]
         forget(*out)

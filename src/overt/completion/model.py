@@ -13,18 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from overt._check import InputError
 from overt._types import Array, Floats, Ints
-from overt.completion.engines import Engine
 from overt.completion.features import GIVEN, MISSINGNESS, Directions, Encoder
-from overt.completion.kernels import rows as kernels
-from overt.completion.kernels.rows import LearnedRows, dots, pack, unpack
+from overt.completion.kernels.rows import dot_variances, dots, pack, unpack
 from overt.completion.prior import Prior, RowNoise, noise_shares
-from overt.completion.problem import Columns, CompletionProblem, Grouped
+from overt.completion.problem import Columns, CompletionProblem
 from overt.entries.identifiers import UNKNOWN
 from overt.results import Status
 
@@ -42,7 +40,6 @@ class DropoutCovariance:
     """S = lam diag(w o w), the noise of dropout; `strength` is lam of each column."""
 
     strength: Floats
-    name: ClassVar[str] = "dropout"
 
     @classmethod
     def of(cls, columns: Columns, drop_prob: float | Floats) -> Self:
@@ -68,19 +65,16 @@ class FullCovariance:
     """A packed covariance for each row of both sides; sweeps store second moments w w' + S."""
 
     tables: list[Array]
-    name: ClassVar[str] = "full"
-    to_row = staticmethod(pack)
-    to_square = staticmethod(unpack)
 
     @classmethod
     def start(cls, problem: CompletionProblem) -> Self:
         """Return covariances of zero."""
-        size = len(cls.to_row(np.eye(problem.columns.width)))
+        size = problem.columns.packed_size
         return cls([np.zeros((count, size), problem.dtype) for count in problem.shape])
 
     def total(self, means: Means, side: int, rows: Array, weights: Floats) -> Floats:
         """Return the weighted sum of S over some rows of a side."""
-        return self.to_square(weights @ self.tables[side][rows])
+        return unpack(weights @ self.tables[side][rows])
 
     def take(self, picks: Sequence[Ints]) -> Self:
         """Return a copy of some rows of both tables."""
@@ -95,17 +89,15 @@ class FullCovariance:
         tables = []
         for table, S, c in zip(self.tables, unseen, columns.units(scale), strict=True):
             found = np.empty((len(table) + 1, table.shape[1]), table.dtype)
-            np.multiply(
-                table, self.to_row(np.outer(c, c)).astype(table.dtype), found[:-1]
-            )
-            found[-1] = self.to_row(S)
+            np.multiply(table, pack(np.outer(c, c)).astype(table.dtype), found[:-1])
+            found[-1] = pack(S)
             tables.append(found)
         return type(self)(tables)
 
     def product_variance(self, means: Means, rows: Array, cols: Array) -> Floats:
         """Var(u_a . v_b) = u'S_v u + v'S_u v + tr(S_u S_v)."""
         out = np.empty(len(rows))
-        kernels.dot_variances(rows, cols, *means, *self.tables, out)
+        dot_variances(rows, cols, *means, *self.tables, out)
         return out
 
     def traces(self, side: int, rows: Array, M: Floats) -> Floats:
@@ -118,62 +110,13 @@ class FullCovariance:
         for t, (i, j) in enumerate(zip(*np.tril_indices(W.shape[1]), strict=True)):
             table[:, t] += sign * (W[:, i] * W[:, j])
 
-    def sweep(
-        self, engine: Engine, group: Grouped, shared: Any, by_row: Any, out: LearnedRows
-    ) -> Floats:
-        """Update rows; return the sum of w w' + S over them, in the order of the chunks."""
-        moments = np.zeros((group.by_chunk.n_chunks, out.covariances.shape[1]))
-        engine.run(kernels.learn_rows, group.by_chunk, shared, by_row, out, moments)
-        return self.to_square(moments.sum(axis=0))
-
-
-class DiagonalCovariance(FullCovariance):
-    """A variance for each column of each row, where full covariances take too much memory."""
-
-    name = "diagonal"
-    to_square = staticmethod(lambda packed: np.diag(packed))
-
-    @staticmethod
-    def to_row(S: Array) -> Floats:
-        """Return the variances of covariances (..., width, width)."""
-        return np.diagonal(S, axis1=-2, axis2=-1)
-
-    def product_variance(self, means: Means, rows: Array, cols: Array) -> Floats:
-        """sum_i (U_i^2 + s_i)(V_i^2 + t_i) - U_i^2 V_i^2."""
-        squares = [w * w for w in means]
-        seconds = [
-            square + table for square, table in zip(squares, self.tables, strict=True)
-        ]
-        out = np.empty(len(rows))
-        exact = np.empty(len(rows))
-        dots(rows, cols, *seconds, out)
-        dots(rows, cols, *squares, exact)
-        return out - exact
-
-    def traces(self, side: int, rows: Array, M: Floats) -> Floats:
-        """sum_i s_i M_ii."""
-        return self.tables[side][rows] @ np.diag(M)
-
-    def add_means(self, side: int, W: Array, sign: int = 1) -> None:
-        """Add nothing: sweeps store variances."""
-
-    def sweep(
-        self, engine: Engine, group: Grouped, shared: Any, by_row: Any, out: LearnedRows
-    ) -> Floats:
-        """Update rows, then sum their moments."""
-        engine.run(kernels.learn_variances, group.by_row, shared, by_row, out)
-        active = group.counts > 0
-        W = out.means[active].astype(np.float64)
-        return W.T @ W + np.diag(out.covariances[active].sum(axis=0, dtype=np.float64))
-
 
 RowCovariance = DropoutCovariance | FullCovariance
 
 
 def full_bytes(problem: CompletionProblem) -> int:
     """Return the size of tables of full covariances."""
-    width = problem.columns.width
-    return int(sum(problem.shape) * (width * (width + 1) // 2) * problem.dtype.itemsize)
+    return sum(problem.shape) * problem.columns.packed_size * problem.dtype.itemsize
 
 
 class RowSums(NamedTuple):
@@ -228,7 +171,7 @@ class FactorModel:
             prior = fit.priors[side].scaled(units[columns.free(side)])
             scores = fit.features[side].directions.scores({})
             S = 0.0
-            if fit.covariance.name != "dropout":
+            if isinstance(fit.covariance, FullCovariance):
                 S = prior.covariances(scores)[0]
             w, S = columns.fill(side, prior.means(scores)[0], S)
             known = fit.means[side] * units.astype(problem.dtype)
@@ -236,7 +179,7 @@ class FactorModel:
             priors.append(prior)
             unseen.append(S)
         covariance = fit.covariance
-        if covariance.name != "dropout":
+        if isinstance(covariance, FullCovariance):
             covariance = covariance.in_units(columns, problem.scale, unseen)
         return cls(
             columns=columns,
@@ -265,7 +208,7 @@ class FactorModel:
     @property
     def learned(self) -> bool:
         """Whether covariances, priors and noise were learned."""
-        return self.covariance.name != "dropout"
+        return isinstance(self.covariance, FullCovariance)
 
     @property
     def has_std(self) -> bool:

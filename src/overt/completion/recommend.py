@@ -26,7 +26,6 @@ from overt.completion.implicit import (
     observed_pairs,
     refuse_dislikes,
 )
-from overt.completion.kernels.rows import Csr, group
 from overt.completion.model import FullCovariance, Row
 from overt.completion.ratings_file import duckdb
 from overt.entries import Entries, observed, pairs
@@ -100,14 +99,17 @@ class EntryIndex:
         return float(values.min()), float(values.max())
 
     @cached_property
-    def _by_row(self) -> Csr:
-        given = self._entries
-        return Csr(*group(given.rows, given.cols, given.values, given.shape[0]))
+    def _by_row(self) -> tuple[Ints, Ints]:
+        """The order of entries by row, and where each row starts."""
+        order = np.argsort(self._entries.rows, kind="stable")
+        rows = np.arange(self._entries.shape[0] + 1)
+        return order, np.searchsorted(self._entries.rows, rows, sorter=order)
 
     def of_row(self, row: int) -> tuple[Array, Floats]:
         """Return the columns and values observed in a row."""
-        some = slice(self._by_row.indptr[row], self._by_row.indptr[row + 1])
-        return self._by_row.indices[some], self._by_row.values[some]
+        order, starts = self._by_row
+        some = order[starts[row] : starts[row + 1]]
+        return self._entries.cols[some], self._entries.values[some]
 
     def find_pairs(
         self, rows: Any, cols: Any = None

@@ -36,7 +36,6 @@ from overt.completion.features import Directions, Encoder, FeatureColumn
 from overt.completion.implicit import ImplicitModel, PrecisionRule, Strengths
 from overt.completion.memory import mark_of
 from overt.completion.model import (
-    DiagonalCovariance,
     DropoutCovariance,
     FactorModel,
     Fit,
@@ -48,7 +47,7 @@ from overt.entries import Entries
 from overt.entries.identifiers import as_identifiers
 from overt.results import Status
 
-FORMAT = 5
+FORMAT = 6
 """Raised whenever the classes below change: a model of another format is refused."""
 
 KIND = "overt completion model"
@@ -59,7 +58,6 @@ HEADER = "model.json"
 STORED_CLASSES = (
     AveragedModel,
     Columns,
-    DiagonalCovariance,
     Directions,
     DropoutCovariance,
     Effects,
