@@ -68,16 +68,6 @@ def test_a_cluster_finds_the_same_factors(form, ratings, client):
         np.testing.assert_array_equal(mine, theirs)
 
 
-def test_new_entries_are_taken_in_on_the_cluster(ratings, client):
-    models = [
-        DropoutCompletion(n_factors=4, engine=engine, max_sweeps=3)
-        .fit(ratings.to_sparse())
-        .partial_fit([[0, 1], [70, 2]], [5.0, 1.0])
-        for engine in ("local", "dask")
-    ]
-    np.testing.assert_array_equal(models[1].U_, models[0].U_)
-
-
 def test_a_cluster_without_workers_is_refused(ratings, distributed):
     with (
         distributed.Client(processes=False, n_workers=0, dashboard_address=":0"),

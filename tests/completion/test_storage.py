@@ -441,7 +441,6 @@ def test_a_folder_is_read_like_one_file(folder, tmp_path):
 @pytest.mark.parametrize("form", [{}, {"drop_prob": 0.2}], ids=["learned", "fixed"])
 def test_a_fit_from_disk_is_the_same(folder, tmp_path, form, monkeypatch):
     monkeypatch.setattr("overt.completion.memory.SLICE", 64)
-    monkeypatch.setattr("overt.completion.problem.SLICE", 64)
     settings = {"n_factors": 3, "max_sweeps": 3} | form
     here = DropoutCompletion(**settings).fit(tmp_path / "r.csv")
     there = DropoutCompletion(memory_limit="200MB", **settings).fit(folder)

@@ -18,7 +18,6 @@ from overt._check import InputError, choice, instance, whole
 from overt._types import Array, Floats, Ints, Seed
 from overt.completion import fitting, ratings_file
 from overt.completion.averaged import AveragedModel
-from overt.completion.engines import make_engine
 from overt.completion.features import align_features
 from overt.completion.fitting import Model, Settings, fresh_seed, is_rating_scale
 from overt.completion.implicit import ImplicitModel, observed_pairs, refuse_dislikes
@@ -550,11 +549,9 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
             if ranking_model is not None:
                 ranking_model = fitting.fit_ranking(settings, entries)
             return self._adopt(entries, replace(fit, path=self.path_), ranking_model)
-        with make_engine(settings.engine, settings.n_jobs) as engine:
-            given = (entries, new, settings, sweeps, engine)
-            model = fitting.extend_model(self.model_, *given)
-            if ranking_model is not None:
-                ranking_model = fitting.extend_model(ranking_model, *given)
+        model = fitting.extend_model(self.model_, entries, new, sweeps)
+        if ranking_model is not None:
+            ranking_model = fitting.extend_model(ranking_model, entries, new, sweeps)
         return self._show(model, ranking_model, entries, [], Status.FINISHED)
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:

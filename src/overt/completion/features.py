@@ -341,20 +341,6 @@ class Features:
         entered = A[active].astype(np.float64)
         return cls(directions, A, active, entered.T @ entered, entered.sum(axis=0))
 
-    @classmethod
-    def rescore(cls, directions: Directions, given: Array, group: Grouped) -> Features:
-        """Return features of rows with other entries, along directions that are fixed."""
-        known = {}
-        active = group.counts > 0
-        if MISSINGNESS in directions.parts:
-            R = directions.parts[MISSINGNESS]
-            observed = observed_matrix(group, R.dtype)
-            known[MISSINGNESS] = np.asarray(observed[:, : len(R)] @ R)
-            known[MISSINGNESS][~active] = directions.mean_scores[MISSINGNESS]
-        if GIVEN in directions.parts:
-            known[GIVEN] = given
-        return cls.of_scores(directions, known, active, given.dtype)
-
     def without(self) -> Features:
         """Return the same rows without features."""
         return Features.of_scores(

@@ -250,79 +250,93 @@ class FactorModel:
         return self.covariance
 
     def scores(
-        self, partners: Array, features: Any = None, row: int = UNKNOWN
+        self, partners: Array, features: Any = None, side: int = 0, row: int = UNKNOWN
     ) -> Array:
         """Return the scores of a row with entries at `partners`, known or with these features."""
-        directions = self.directions[0]
+        directions = self.directions[side]
         known = {}
         if len(partners) and MISSINGNESS in directions.parts:
             R = directions.parts[MISSINGNESS]
-            known[MISSINGNESS] = R[partners].sum(axis=0)[None] / len(partners) ** 0.5
+            seen = partners[partners < len(R)]  # later partners have no direction
+            known[MISSINGNESS] = R[seen].sum(axis=0)[None] / len(partners) ** 0.5
         if GIVEN in directions.parts and features is not None:
             known[GIVEN] = features @ directions.parts[GIVEN]
         elif GIVEN in directions.parts and row != UNKNOWN:
-            known[GIVEN] = self.given[0][[row]]
+            known[GIVEN] = self.given[side][[row]]
         return directions.scores(known)
 
-    def row_sums(self, partners: Array, values: Array) -> RowSums:
+    def row_sums(self, partners: Array, values: Array, side: int = 0) -> RowSums:
         """Return the sums of a row's entries that determine its mean."""
-        W = self.means[1][partners].astype(np.float64)
-        weights = self.noises[1].weights[partners]
-        second = self.weighted_moment(partners, weights)
+        W = self.means[1 - side][partners].astype(np.float64)
+        weights = self.noises[1 - side].weights[partners]
+        second = self.weighted_moment(partners, weights, side)
         return RowSums(
             W, np.asarray(values, dtype=float) - self.center, weights, second
         )
 
-    def weighted_moment(self, partners: Array, weights: Floats) -> Floats:
-        """sum_b c_b T_b, T_b = w_b w_b' + S_b."""
-        W = self.means[1][partners].astype(np.float64)
-        return (W.T * weights) @ W + self.covariance.total(
-            self.means, 1, partners, weights
-        )
+    def weighted_moment(
+        self, partners: Array, weights: Floats, side: int = 0
+    ) -> Floats:
+        """sum_b c_b T_b, T_b = w_b w_b' + S_b, over partners of a row (or column) of `side`."""
+        other = 1 - side
+        W = self.means[other][partners].astype(np.float64)
+        S = self.covariance.total(self.means, other, partners, weights)
+        return (W.T * weights) @ W + S
 
     def fold(
         self,
         partners: Array,
         values: Array,
         features: Any = None,
+        side: int = 0,
         sums: RowSums | None = None,
+        row: int = UNKNOWN,
     ) -> Row:
-        """Return a row with these entries and features, everything else fixed.
+        """Return a row (or column) with these entries and features, everything else fixed.
 
-        The row and its share in the noise are solved for in turn.
+        The row and its share in the noise are solved for in turn. `row` is its number, if known.
         """
-        prior = self.priors[0]
-        nu = self.noises[0].nu
-        scores = self.scores(partners, features)
+        prior = self.priors[side]
+        nu = self.noises[side].nu
+        scores = self.scores(partners, features, side, row)
         center = prior.means(scores)[0]
         S = prior.covariances(scores)[0] if self.learned else 0.0
-        mean, S = self.columns.fill(0, center, S)
-        row = Row(mean, S, self.noises[0].unseen)
+        mean, S = self.columns.fill(side, center, S)
+        found = Row(mean, S, self.noises[side].unseen)
         if not len(partners):
-            return row
+            return found
         if sums is None:
-            sums = self.row_sums(partners, values)
+            sums = self.row_sums(partners, values, side)
         W, y, c, second = sums
         for _ in range(FOLD_STEPS if np.isfinite(nu) else 1):
-            precision = row.weight / self.noise if self.learned else 1.0
-            w, P = self._solve(sums, precision, prior.precision @ center)
-            mean, S = self.columns.fill(0, w, np.linalg.inv(P) if self.learned else 0.0)
+            precision = found.weight / self.noise if self.learned else 1.0
+            w, P = self._solve(sums, precision, prior.precision @ center, side)
+            S = np.linalg.inv(P) if self.learned else 0.0
+            mean, S = self.columns.fill(side, w, S)
             error = c @ y**2 - 2 * mean @ (W.T @ (c * y))
             error += np.sum((np.outer(mean, mean) + S) * second)
             misfit = max(float(error), 0.0) / self.noise
             weight, noise = noise_shares(nu, float(len(partners)), misfit)
-            row = Row(mean, S, noise, weight)
-        return row
+            found = Row(mean, S, noise, weight)
+        return found
+
+    def write(self, side: int, row: int, found: Row) -> None:
+        """Replace a row in place; only for a copy that nobody else has."""
+        self.means[side][row] = found.mean
+        self.noises[side].weights[row] = found.weight
+        self.noises[side].variances[row] = found.noise
+        if isinstance(self.covariance, FullCovariance):
+            self.covariance.tables[side][row] = pack(found.covariance)
 
     def _solve(
-        self, sums: RowSums, precision: float, shift: Floats
+        self, sums: RowSums, precision: float, shift: Floats, side: int
     ) -> tuple[Floats, Floats]:
         """Prec = precision sum c_b T_b + P; w = Prec^-1 (its sum (y_b v_b - T_b[:, pinned]))."""
-        free = self.columns.free(0)
+        free = self.columns.free(side)
         right = sums.W.T @ (sums.weights * sums.values)
         if self.columns.biases:
-            right = right - sums.second[:, self.columns.pinned(0)]
-        P = self.priors[0].precision + precision * sums.second[np.ix_(free, free)]
+            right = right - sums.second[:, self.columns.pinned(side)]
+        P = self.priors[side].precision + precision * sums.second[np.ix_(free, free)]
         return np.asarray(np.linalg.lstsq(P, precision * right[free] + shift)[0]), P
 
     def predict_row(self, row: Row, cols: Array) -> Floats:
@@ -405,13 +419,6 @@ class FactorModel:
                 parts[GIVEN] = theirs.parts[GIVEN] @ parts[GIVEN]
             found.append(replace(mine, parts=parts))
         return replace(self, directions=(found[0], found[1]), encoders=last.encoders)
-
-    def known_rows(self) -> tuple[list[Array], RowCovariance, list[RowNoise]]:
-        """Return copies of means, covariances and noises without the rows never seen."""
-        picks = [np.arange(count) for count in self.shape]
-        means = [w[at] for w, at in zip(self.means, picks, strict=True)]
-        noises = [noise.take(at) for noise, at in zip(self.noises, picks, strict=True)]
-        return means, self.covariance.take(picks), noises
 
 
 @dataclass(frozen=True, eq=False)

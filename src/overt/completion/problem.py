@@ -169,18 +169,6 @@ class Grouped:
             total += float(np.sum((self.values[some] - fitted) ** 2))
         return total
 
-    def only(self, rows: Ints) -> Grouped:
-        """Return the entries of these rows alone."""
-        at = np.flatnonzero(np.isin(self.keys, rows))
-        counts = np.bincount(self.keys[at], minlength=len(self.counts))
-        return replace(
-            self,
-            keys=self.keys[at],
-            others=self.others[at],
-            values=self.values[at],
-            counts=counts,
-        )
-
     @cached_property
     def layout(self) -> Layout:
         """Each chunk's entries sorted by partner; a chunk's sums fit into a cache."""
@@ -246,20 +234,6 @@ class CompletionProblem:
         scale = std if standard and std else 1.0
         double = precise or len(y) * columns.width <= DOUBLE_BELOW
         dtype = np.float64 if double else np.float32
-        return cls.scaled(entries, columns, center, scale, dtype, memory_limit)
-
-    @classmethod
-    def scaled(
-        cls,
-        entries: Entries,
-        columns: Columns,
-        center: float,
-        scale: float,
-        dtype: Any,
-        memory_limit: int = 0,
-    ) -> CompletionProblem:
-        """Group the entries with a given center and scale."""
-        y = entries.values
         if memory_limit:
             values = standardized(y, center, scale, dtype)
         else:
@@ -305,10 +279,6 @@ class CompletionProblem:
         values[at] = 0
         sides = (replace(by_row, values=values), replace(by_col, values=values))
         return replace(self, sides=sides)
-
-    def only(self, rows: Ints, cols: Ints) -> CompletionProblem:
-        """Return the problem of some rows (with all their entries) and of some columns."""
-        return replace(self, sides=(self.sides[0].only(rows), self.sides[1].only(cols)))
 
     def start(self, rng: np.random.Generator, std: float) -> list[Array]:
         """Return the two sides at the start: column biases shrunken, column factors random."""
