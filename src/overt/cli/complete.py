@@ -171,13 +171,11 @@ def complete(
 
 
 def _split(entries: Any, holdout: float, seed: int) -> tuple[Any, Entries | None]:
-    """Return entries to fit and to hold out; the choice depends on the entries, not their order."""
-    from overt.completion.memory import lowest
-
+    """Return entries to fit and to hold out, sampled uniformly."""
     count = min(int(holdout * len(entries)), MOST_HELD_OUT)
     if not count:
         return entries, None
-    held = np.sort(lowest(entries.rows, entries.cols, count, seed)[0])
+    held = np.sort(np.random.default_rng(seed).permutation(len(entries))[:count])
     return entries.take(np.delete(np.arange(len(entries)), held)), entries.take(held)
 
 

@@ -23,7 +23,7 @@ from overt import _check
 from overt._check import InputError, InputTypeError
 from overt._parallel import ClusterLostError, checked_engine
 from overt._progress import Meter, meter
-from overt._types import Array, Floats, Seed
+from overt._types import Array, Floats
 from overt.completion import averaged, fixed, implicit, learned
 from overt.completion.averaged import AveragedModel, SampledFit
 from overt.completion.engines import Engine, make_engine
@@ -248,18 +248,6 @@ def is_rating_scale(values: Floats) -> bool:
     if len(some) <= MAX_RATING_LEVELS:
         return False
     return bool(counts[-MAX_RATING_LEVELS:].sum() >= RATING_SHARE * len(some))
-
-
-def fresh_seed(seed: Seed, random_state: Any = None) -> int:
-    """Return a whole number from a seed, or from scikit-learn's `random_state` if there is one."""
-    if isinstance(random_state, np.random.RandomState):
-        return int(random_state.randint(1 << 31))
-    seed = seed if random_state is None else random_state
-    if seed is None or isinstance(seed, np.random.Generator):
-        return int(_check.generator(seed).integers(1 << 31))
-    return _check.whole(
-        "seed" if random_state is None else "random_state", seed, minimum=0
-    )
 
 
 @dataclass

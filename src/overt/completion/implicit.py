@@ -212,7 +212,7 @@ class ImplicitModel:
         return self.base.predict(rows, cols)
 
     def block(self, rows: Array) -> Floats:
-        """Return the dense predictions of some rows for all known columns, not clipped."""
+        """Return the predictions of some rows for all columns and an unseen one, not clipped."""
         return self.base.block(rows)
 
     def variance(self, rows: Array, cols: Array) -> Floats:
@@ -221,8 +221,6 @@ class ImplicitModel:
             'return_std needs missing="unknown": with "negative" predictions rank columns, and '
             "no observed value is expected to be near them"
         )
-
-    row_variance = variance
 
     def row_sums(self, partners: Array, values: Array, side: int = 0) -> RowSums:
         """Return the sums of a row's entries, unobserved pairs included."""
@@ -250,9 +248,9 @@ class ImplicitModel:
         sums = self.row_sums(partners, values, side)
         return self.base.fold(partners, values, features, side, sums)
 
-    def predict_row(self, row: Row, cols: Array) -> Floats:
-        """Return the predictions of a row that was not fitted, not clipped."""
-        return self.base.predict_row(row, cols)
+    def of_row(self, row: Row) -> ImplicitModel:
+        """Return the model of a row that was not fitted alone, at position 0."""
+        return replace(self, base=self.base.of_row(row), recent=np.zeros((0, 0)))
 
     def contributions(
         self, row: int, partners: Array, values: Array, col: int
@@ -275,7 +273,7 @@ class ImplicitModel:
 
     def rank_rows(self, rows: Array) -> Floats:
         """Return scores of known rows for all known columns, by what they chose last."""
-        x = self.block(rows)
+        x = self.block(rows)[:, :-1]
         if len(self.recent):
             x = x + self.recent[rows] @ self.base.means[1][:-1].T
         return self.mix(x)

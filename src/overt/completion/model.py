@@ -5,8 +5,7 @@ has one more row at its end: the prior mean, expected of a row never seen.
 
 `FactorModel` is immutable. `overt.completion.averaged.AveragedModel` wraps one with samples to
 average over, `overt.completion.implicit.ImplicitModel` one in which what is not observed counts as
-zero; all three have `base`, `predict`, `block`, `variance`, `fold`, `predict_row`, `row_variance`
-and `contributions`.
+zero; all three have `base`, `predict`, `block`, `variance`, `fold`, `of_row` and `contributions`.
 """
 
 from __future__ import annotations
@@ -139,6 +138,11 @@ class Row:
     samples: Any = None  # added by a model that averages samples
 
 
+def _only_row(new: Array, rows: Array) -> Array:
+    """Return an array of rows that has the new one, and the last one for a row never seen."""
+    return np.stack([new, rows[-1]]).astype(rows.dtype)
+
+
 @dataclass(frozen=True, eq=False)
 class FactorModel:
     """Rows of both sides with their covariances; predictions are clipped to [low, high]."""
@@ -230,24 +234,20 @@ class FactorModel:
         return self.clip(self.center + out)
 
     def block(self, rows: Array) -> Floats:
-        """Return the dense predictions of some rows for all known columns, not clipped."""
+        """Return the predictions of some rows for all columns and an unseen one, not clipped."""
         U, V = self.means
-        return self.center + (U[rows] @ V[:-1].T).astype(np.float64)
+        return self.center + (U[rows] @ V.T).astype(np.float64)
 
     def variance(self, rows: Array, cols: Array) -> Floats:
         """Predictive variance: the noise of row and column, and Var(u.v)."""
-        covariance = self._learned_covariance()
-        factors = covariance.product_variance(self.means, rows, cols)
-        noises = self.noises[0].variances[rows] * self.noises[1].variances[cols]
-        return np.asarray(np.maximum(factors, 0) + self.noise * noises)
-
-    def _learned_covariance(self) -> FullCovariance:
         if isinstance(self.covariance, DropoutCovariance):
             raise InputError(
                 'return_std needs drop_prob="learn": with a number or "auto" nothing is learned of '
                 "how far predictions are from new entries"
             )
-        return self.covariance
+        factors = self.covariance.product_variance(self.means, rows, cols)
+        noises = self.noises[0].variances[rows] * self.noises[1].variances[cols]
+        return np.asarray(np.maximum(factors, 0) + self.noise * noises)
 
     def scores(
         self, partners: Array, features: Any = None, side: int = 0, row: int = UNKNOWN
@@ -339,22 +339,24 @@ class FactorModel:
         P = self.priors[side].precision + precision * sums.second[np.ix_(free, free)]
         return np.asarray(np.linalg.lstsq(P, precision * right[free] + shift)[0]), P
 
-    def predict_row(self, row: Row, cols: Array) -> Floats:
-        """center + u . v for a row that was not fitted, not clipped."""
-        return np.asarray(
-            self.center + self.means[1][cols].astype(np.float64) @ row.mean
+    def of_row(self, row: Row) -> FactorModel:
+        """Return the model of a row that was not fitted alone, at position 0."""
+        unseen = self.noises[0].unseen
+        covariance = self.covariance
+        if isinstance(covariance, FullCovariance):
+            tables = _only_row(pack(row.covariance), covariance.tables[0])
+            covariance = FullCovariance([tables, covariance.tables[1]])
+        noise = replace(
+            self.noises[0],
+            weights=np.array([row.weight, 1.0]),
+            variances=np.array([row.noise, unseen]),
         )
-
-    def row_variance(self, row: Row, cols: Array) -> Floats:
-        """Return the predictive variance of a row that was not fitted."""
-        covariance = self._learned_covariance()
-        V = self.means[1][cols].astype(np.float64)
-        # Var(u.v) = v'S_u v + tr(S_v (S_u + u u'))
-        second = row.covariance + np.outer(row.mean, row.mean)
-        factors = np.einsum("ei,ei->e", V @ row.covariance, V)
-        factors += covariance.traces(1, cols, second)
-        noises = row.noise * self.noises[1].variances[cols]
-        return np.asarray(np.maximum(factors, 0) + self.noise * noises)
+        return replace(
+            self,
+            means=(_only_row(row.mean, self.means[0]), self.means[1]),
+            covariance=covariance,
+            noises=(noise, self.noises[1]),
+        )
 
     def contributions(
         self,
