@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from overt._check import InputError, doubles, whole
-from overt._intervals import weighted_error
 from overt._io import as_path, ready, replacing, write_csv
 from overt._progress import meter
 from overt._types import Array, Floats, Ints
@@ -28,7 +27,7 @@ from overt.completion.implicit import (
 from overt.completion.model import FullCovariance, Row
 from overt.completion.ratings_file import duckdb
 from overt.entries import Entries, observed
-from overt.entries.entries import checked_values, find_pairs
+from overt.entries.entries import checked_values, find_pairs, weighted_error
 from overt.entries.frames import is_frame, is_table
 from overt.entries.identifiers import (
     UNKNOWN,
