@@ -51,10 +51,10 @@ def _open(module: Any) -> Attention:
     if module.in_proj_bias is not None:
         biases = module.in_proj_bias.detach().chunk(3)
     weights = module.in_proj_weight.detach().chunk(3)
-    maps = [_linear(W, b) for W, b in zip(weights, biases, strict=True)]
+    q, k, v = (_linear(W, b) for W, b in zip(weights, biases, strict=True))
     out = _linear(module.out_proj.weight, module.out_proj.bias)
     sizes = (module.head_dim, module.dropout, module.batch_first)
-    opened = Attention(*maps, out, *sizes)  # type: ignore[no-untyped-call]
+    opened = Attention(q, k, v, out, *sizes)  # type: ignore[no-untyped-call]
     opened.requires_grad_(module.in_proj_weight.requires_grad)
     return opened.train(module.training)
 

@@ -8,6 +8,7 @@ reason.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,6 +55,14 @@ class Units:
             a = a[different]
             b = b[different]
             np.minimum.at(self._parent, np.maximum(a, b), np.minimum(a, b))
+
+    def merge(self, ids: Ids, axes: Iterable[int]) -> Ids:
+        """Make units that differ only along some axes one class; return ids of length 1 there."""
+        axes = set(axes)
+        part = [slice(1 if axis in axes else None) for axis in range(ids.ndim)]
+        first = ids[tuple(part)]
+        self.tie(ids, first)
+        return first
 
     def classes(self, ids: Ids) -> Ids:
         """Return the class of each unit: the smallest number in it."""
@@ -103,18 +112,16 @@ class Dependencies:
     axes: dict[int, dict[int, Ids]] = field(default_factory=dict)
     # Tensors that stay as they are, however they may be used elsewhere.
     locked: dict[int, str] = field(default_factory=dict)
-    # Attributes that count units: (layer, name, place in a tuple or None, units).
-    sizes: list[tuple[str, str, int | None, Ids]] = field(default_factory=list)
+    # Attributes that count units.
+    sizes: list[tuple[str, str, Ids]] = field(default_factory=list)
     # Attributes that equal the length of an axis, which has one row of this table per entry.
     guesses: list[tuple[str, str, Ids]] = field(default_factory=list)
     readers: list[Reader] = field(default_factory=list)
     # Normalizations over all units along an axis.
     mixing: dict[str, tuple[int, Ids]] = field(default_factory=dict)
-    # Multiply-adds of layers, and of products of tensors that these units share.
+    # Multiply-adds of layers, and of operations that run once for each of these units.
     costs: Counter[str] = field(default_factory=Counter)
     products: list[tuple[int, Ids]] = field(default_factory=list)
-    # Layers that run once for each of these units.
-    repeated: dict[str, Ids] = field(default_factory=dict)
     # Layers without units to remove, and why.
     skipped: dict[str, str] = field(default_factory=dict)
 
@@ -168,34 +175,36 @@ def group_units(
     for key, reason in found.locked.items():
         for ids in found.axes.get(key, {}).values():
             units.keep(ids, reason)
-    makers: dict[int, list[str]] = {}
+
+    def each(ids: Ids) -> list[int]:
+        return np.unique(units.classes(ids)).tolist()
+
+    makers: dict[int, dict[str, None]] = {}
     for ids, name in units.makers:
-        for unit in np.unique(units.classes(ids)).tolist():
-            makers.setdefault(unit, []).append(name)
+        for unit in each(ids):
+            makers.setdefault(unit, {})[name] = None
     reasons: dict[int, str] = {}
     for ids, reason in units.reasons:
-        for unit in np.unique(units.classes(ids)).tolist():
+        for unit in each(ids):
             reasons.setdefault(unit, reason)
     copies = holders(model)
     drops: dict[int, frozenset[int]] = {}
     tied: set[int] = set()
     for reader in found.readers:
-        read = np.unique(units.classes(reader.ids)).tolist()
+        read = each(reader.ids)
         for unit in read:
             drops[unit] = drops.get(unit, reader.drops) & reader.drops
         if copies[id(model.get_submodule(reader.name).weight)] > 1:
             tied.update(read)
     skipped = dict(found.skipped)
-    members: dict[tuple[tuple[str, ...], bool, bool], list[int]] = {}
+    members: dict[tuple[Any, ...], list[int]] = {}
     for unit in sorted(makers):
-        names = tuple(dict.fromkeys(makers[unit]))
         if unit in reasons or unit not in drops:
-            reason = reasons.get(unit, "nothing reads its units")
-            for name in names:
-                skipped.setdefault(name, reason)
+            why = reasons.get(unit, "nothing reads its units")
+            skipped.update({k: why for k in makers[unit] if k not in skipped})
         else:
-            key = (names, bool(drops[unit]), unit in tied)
-            members.setdefault(key, []).append(unit)
+            alike = (tuple(makers[unit]), bool(drops[unit]), unit in tied)
+            members.setdefault(alike, []).append(unit)
     groups = tuple(
         Group(names, np.array(ids), dropped, shared)
         for (names, dropped, shared), ids in members.items()

@@ -12,6 +12,7 @@ in that module's own forward pass, only inside the modules that it calls and tha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import is_dataclass
@@ -92,21 +93,14 @@ def build_graph(model: nn.Module, inputs: Inputs) -> DependencyGraph:
 
 
 def _skip_unused(model: nn.Module, tracer: _Tracer) -> None:
-    """Name the layers and parameters that the pass did not use as layers."""
-    found = tracer.found
+    """Name the layers that the pass did not call, or that are not followed."""
     for name, module in model.named_modules():
-        kind = type(module).__name__
-        called = module in tracer.called
         if isinstance(module, layers.SEALED):
-            found.skipped[name] = f"{kind} keeps its maps inside"
-            tracer.called.update(module.modules())
-        elif not called and layers.is_layer(module) and "weight" in module._parameters:
-            found.keep_layer(name, module.weight, "its forward pass is not called")
-        for key, tensor in module._parameters.items():
-            matrix = tensor is not None and tensor.ndim > 1
-            if matrix and not called and id(tensor) not in found.axes:
-                path = name if key == "weight" else f"{name}.{key}".lstrip(".")
-                found.skipped.setdefault(path, f"{kind} uses it as it is")
+            kind = type(module).__name__
+            tracer.found.skipped[name] = f"{kind} keeps its maps inside"
+        elif module not in tracer.called and layers.weights_of(module) is not None:
+            why = "its forward pass is not called"
+            tracer.found.keep_layer(name, module.weight, why)
 
 
 class Known(NamedTuple):
@@ -118,6 +112,26 @@ class Known(NamedTuple):
 
     ids: Ids
     drops: frozenset[int] = frozenset()
+
+
+class Operation(NamedTuple):
+    """A call that torch dispatches: the tensors among its arguments, and its results."""
+
+    name: str
+    func: Any
+    args: Any
+    kwargs: dict[str, Any]
+    given: list[Tensor]
+    made: list[Tensor]
+
+    def axes(self) -> tuple[int, ...]:
+        """Return the axes of the first tensor that the argument `dim` names."""
+        names = [argument.name for argument in self.func._schema.arguments]
+        dims = {**dict(zip(names, self.args, strict=False)), **self.kwargs}.get("dim")
+        if self.name == "glu" and dims is None:
+            dims = -1
+        several = dims if isinstance(dims, list) else [dims]
+        return tuple(d % self.given[0].ndim for d in several if d is not None)
 
 
 class _Tracer(TorchDispatchMode):  # type: ignore[misc]
@@ -221,27 +235,26 @@ class _Tracer(TorchDispatchMode):  # type: ignore[misc]
         return self._paths[self._stack[-1]] if self._stack else ""
 
     def _layer(self, name: str, module: nn.Module, given: Any, result: Any) -> None:
-        known = [self._known[x] for x in given if x in self._known]
+        after: Ids | str | None = layers.needs_all(name, module)
+        drops: frozenset[int] = frozenset()
         if len(given) == 1 and isinstance(result, Tensor):
-            ids = known[0].ids if known else None
-            drops = known[0].drops if known else frozenset()
+            ids, drops = self._known.get(given[0], (None, drops))
             layer = layers.Layer(self.found, name, module, ids, drops, self._constant)
             after = layer.follow(given[0], result)
-            if isinstance(after, str):
-                self.keep(given, after)
-            elif after is not None:
-                passes = layers.weights_of(module) is None
-                self._known[result] = Known(after, drops if passes else frozenset())
-            return
-        self.keep(given, layers.needs_all(name, module))
-        if isinstance(getattr(module, "weight", None), Tensor):
-            self.found.keep_layer(name, module.weight, layers.needs_all(name, module))
+        elif layers.weights_of(module) is not None:
+            self.found.keep_layer(name, module.weight, str(after))
+        if isinstance(after, str):
+            self.keep(given, after)
+        elif after is not None:
+            passes = layers.weights_of(module) is None
+            self._known[result] = Known(after, drops if passes else frozenset())
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
+        name = func.overloadpacket.__name__.rstrip("_")
         given = list(tensors((args, kwargs)))
         made = list(tensors(result))
         if torch.Tag.data_dependent_output in func.tags:
@@ -252,77 +265,71 @@ class _Tracer(TorchDispatchMode):  # type: ignore[misc]
         if self._leaf is None:
             if torch.Tag.nondeterministic_seeded in func.tags:
                 self.random[self._path()] = None
-            self._follow(func, args, kwargs, given, made)
+            self._follow(Operation(name, func, args, kwargs, given, made))
         return result
 
-    def _follow(
-        self, func: Any, args: Any, kwargs: Any, given: list[Tensor], made: list[Tensor]
-    ) -> None:
+    def _follow(self, op: Operation) -> None:
         """Follow the units through one operation."""
-        name = func.overloadpacket.__name__.rstrip("_")
         if self._path() in self.reading:
-            self.keep(given, "it is used where the forward pass depends on values")
+            self.keep(op.given, "it is used where the forward pass depends on values")
             return
-        known = [self._known[tensor] for tensor in given if tensor in self._known]
-        after = None
-        if known:
-            after = self._rule(name, func, args, kwargs, given, made)
+        known = [self._known[tensor] for tensor in op.given if tensor in self._known]
+        after = self._rule(op) if known else None
         if after is None:
-            self.keep(given, f"{name} in the forward pass needs all its units")
+            self.keep(op.given, f"{op.name} in the forward pass needs all its units")
             return
         drops = frozenset.intersection(*(part.drops for part in known))
-        for tensor, ids in zip(made, after, strict=True):
-            fits = tensor.ndim == ids.ndim and all(
-                n in (1, length)
-                for n, length in zip(ids.shape, tensor.shape, strict=True)
-            )
-            if fits:
-                self._known[tensor] = Known(ids, drops)
-                base = tensor._base if func._schema.is_mutable else None
-                if base is not None and base not in self._known:
-                    self.keep([tensor], f"{name} writes its units into another tensor")
+        for tensor, ids in zip(op.made, after, strict=True):
+            try:
+                np.broadcast_to(ids, tensor.shape)
+            except ValueError:  # a result of another shape, such as indices
+                continue
+            self._known[tensor] = Known(ids, drops)
+            base = tensor._base if op.func._schema.is_mutable else None
+            if base is not None and base not in self._known:
+                self.keep([tensor], f"{op.name} writes its units into another tensor")
 
-    def _rule(
-        self,
-        name: str,
-        func: Any,
-        args: Any,
-        kwargs: Any,
-        given: list[Tensor],
-        made: list[Tensor],
-    ) -> list[Ids] | None:
+    def _rule(self, op: Operation) -> list[Ids] | None:
         """Return the units of each result, None where they are not known."""
-        shape_only = name.endswith("_like") or name.startswith("new_")
-        entrywise = torch.Tag.pointwise in func.tags or name in ENTRYWISE
-        random = torch.Tag.nondeterministic_seeded in func.tags
-        if shape_only or entrywise or random:
-            ids = self._tie(name, given, made[0].ndim)
-            return [ids for _ in made]
-        if any(id(tensor) in self._own for tensor in given):
+        tags = op.func.tags
+        shape_only = op.name.endswith("_like") or op.name.startswith("new_")
+        entrywise = torch.Tag.pointwise in tags or op.name in ENTRYWISE
+        if shape_only or entrywise or torch.Tag.nondeterministic_seeded in tags:
+            return [self._tie(op)] * len(op.made)
+        if any(id(tensor) in self._own for tensor in op.given):
             return None
-        if func.is_view or name in MOVES:
-            return self._move(name, func, args, kwargs, made)
-        if name == "bmm":
-            return self._multiply(given)
-        if len(given) > 1:
+        if op.func.is_view or op.name in MOVES:
+            return self._move(op)
+        if op.name == "bmm":
+            return self._multiply(*op.given)
+        if len(op.given) > 1:
             return None
-        ids = self._known[given[0]].ids
-        if name == "glu":
-            axis = (args[1] if len(args) > 1 else -1) % ids.ndim
-            if ids.shape[axis] > 1:
-                ids, gate = np.split(ids, 2, axis)
+        ids = self._known[op.given[0]].ids
+        axes = op.axes()
+        if op.name == "glu":
+            if ids.shape[axes[0]] > 1:
+                ids, gate = np.split(ids, 2, axes[0])
                 self.found.units.tie(ids, gate)
             return [ids]
-        if any(word in name for word in ("pool", "upsample", "pad")):
-            mixed = ids.ndim if "pad" in name else 2
-            return [ids for _ in made] if ids[(0,) * mixed].size == 1 else None
-        return self._reduce(func, args, kwargs, ids, made)
+        if any(word in op.name for word in ("pool", "upsample", "pad")):
+            # Pooling mixes all axes but the first two.
+            free = ids.ndim if "pad" in op.name else 2
+            return [ids] * len(op.made) if ids[(0,) * free].size == 1 else None
+        # Sums, softmax and other operations along axes.
+        along = [axis for axis in axes if ids.shape[axis] > 1]
+        if not axes or ids.size == math.prod(ids.shape[axis] for axis in axes) > 1:
+            return None
+        ids = self.found.units.merge(ids, along)
+        if op.made[0].ndim < ids.ndim:
+            ids = ids.squeeze(axes)
+        return [ids] * len(op.made)
 
-    def _tie(self, name: str, given: list[Tensor], ndim: int) -> Ids:
+    def _tie(self, op: Operation) -> Ids:
         """Tie the units of tensors that are added, multiplied or the like."""
         units = self.found.units
+        ndim = op.made[0].ndim
         parts = []
-        for tensor in given:
+        for tensor in op.given:
             if tensor in self._known:
                 ids = self._known[tensor].ids
                 parts.append(ids.reshape((1,) * (ndim - ids.ndim) + ids.shape))
@@ -330,11 +337,11 @@ class _Tracer(TorchDispatchMode):  # type: ignore[misc]
         for part in parts:
             if part.size == 1 < main.size:
                 # A single unit that is broadcast is not one of those that it meets.
-                units.keep(part, f"{name} in the forward pass needs all its units")
+                units.keep(part, f"{op.name} in the forward pass needs all its units")
             else:
                 units.tie(main, part)
         main = np.broadcast_to(main, np.broadcast_shapes(*(p.shape for p in parts)))
-        for tensor in given:
+        for tensor in op.given:
             if tensor in self._known:
                 continue
             shift = ndim - tensor.ndim
@@ -343,25 +350,15 @@ class _Tracer(TorchDispatchMode):  # type: ignore[misc]
                 if tensor.shape[axis - shift] == 1 or main.shape[axis] == 1:
                     continue
                 if main.size > main.shape[axis]:
-                    main = self._merge(main, axis)
+                    main = units.merge(main, [axis])
                 elif id(tensor) in self._own:
                     self.found.bind(tensor, axis - shift, main.ravel())
                 else:
-                    why = f"{name} brings its units to a tensor of fixed width"
+                    why = f"{op.name} brings its units to a tensor of fixed width"
                     units.keep(main, why)
         return _shorten(units.classes(main))
 
-    def _merge(self, ids: Ids, *axes: int) -> Ids:
-        """Let units that differ only along some axes stay or go together."""
-        first = ids
-        for axis in axes:
-            first = first.take([0], axis)
-        self.found.units.tie(ids, first)
-        return first
-
-    def _move(
-        self, name: str, func: Any, args: Any, kwargs: Any, made: list[Tensor]
-    ) -> list[Ids]:
+    def _move(self, op: Operation) -> list[Ids]:
         """Run an operation that moves entries on the numbers of their units."""
 
         def number(tree: Any) -> Any:
@@ -371,63 +368,41 @@ class _Tracer(TorchDispatchMode):  # type: ignore[misc]
                 return tree
             if tree in self._known:
                 return torch.tensor(self._known[tree].ids).expand(tree.shape)
-            if name in ("cat", "stack"):
+            if op.name in ("cat", "stack"):
                 return torch.full(tree.shape, int(self._constant[0]))
             return tree.cpu()
 
-        if name in ("view", "_unsafe_view"):
+        func = op.func
+        if op.name in ("view", "_unsafe_view"):
             func = torch.ops.aten.reshape.default
-        moved = func(*number(args), **kwargs)
+        moved = func(*number(op.args), **op.kwargs)
         after = [_shorten(ids.numpy()) for ids in tensors(moved)]
-        self._guess(after, made)
+        for ids in after:
+            self._guess(ids)
         return after
 
-    def _guess(self, after: list[Ids], made: list[Tensor]) -> None:
-        """Note attributes of the module that may be the length of an axis of units."""
-        module = self._stack[-1] if self._stack else None
-        for ids, tensor in zip(after, made, strict=True):
-            for axis, length in enumerate(ids.shape):
-                if module is None or length == 1:
-                    continue
-                table = np.moveaxis(ids, axis, 0).reshape(length, -1)
-                for key, value in vars(module).items():
-                    if type(value) is int and value == tensor.shape[axis]:
-                        guess = (self._paths[module], key, table)
-                        self.found.guesses.append(guess)
+    def _guess(self, ids: Ids) -> None:
+        """Note attributes of the running module that may be the length of an axis of units."""
+        if not self._stack:
+            return
+        module = self._stack[-1]
+        for axis, length in enumerate(ids.shape):
+            table = np.moveaxis(ids, axis, 0).reshape(length, -1)
+            for key, value in vars(module).items():
+                if type(value) is int and value == length > 1:
+                    self.found.guesses.append((self._paths[module], key, table))
 
-    def _multiply(self, given: list[Tensor]) -> list[Ids] | None:
+    def _multiply(self, a: Tensor, b: Tensor) -> list[Ids] | None:
         """Tie the heads of tensors that are multiplied head by head, as attention does."""
-        a, b = given
         if a not in self._known or b not in self._known:
             return None
-        heads = [self._merge(self._known[x].ids, 1, 2) for x in given]
+        units = self.found.units
+        heads = [units.merge(self._known[x].ids, [1, 2]) for x in (a, b)]
         if any(ids.size == 1 for ids in heads):
             return None
-        self.found.units.tie(*heads)
-        cost = a.numel() * b.shape[2]
-        self.found.products.append((cost, heads[0].ravel()))
-        return [heads[0]]
-
-    def _reduce(
-        self, func: Any, args: Any, kwargs: Any, ids: Ids, made: list[Tensor]
-    ) -> list[Ids] | None:
-        """Follow an operation along axes, such as a sum or a softmax."""
-        names = [argument.name for argument in func._schema.arguments]
-        bound = {**dict(zip(names, args, strict=False)), **kwargs}
-        dims = bound.get("dim")
-        if dims is None or dims == []:
-            return None
-        axes = [
-            axis % ids.ndim for axis in (dims if isinstance(dims, list) else [dims])
-        ]
-        along = [axis for axis in axes if ids.shape[axis] > 1]
-        if along:
-            if all(n == 1 for axis, n in enumerate(ids.shape) if axis not in along):
-                return None
-            ids = self._merge(ids, *along)
-        if made[0].ndim < ids.ndim:
-            ids = ids.squeeze(tuple(axes))
-        return [ids for _ in made]
+        units.tie(*heads)
+        self.found.products.append((a.numel() * b.shape[2], heads[0].ravel()))
+        return heads[:1]
 
 
 class _Functions(TorchFunctionMode):  # type: ignore[misc]

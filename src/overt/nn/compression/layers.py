@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from overt.nn.compression.dependencies import Dependencies, Ids, Reader
@@ -46,7 +45,7 @@ PER_CHANNEL = ("num_features", "num_channels", "num_parameters")
 def weights_of(module: nn.Module) -> Weights | None:
     """Return where a layer with a weight has its units, None for other modules."""
     weight = getattr(module, "weight", None)
-    if not isinstance(weight, Tensor) or set(module._modules) - {"parametrizations"}:
+    if not isinstance(weight, Tensor) or _has_parts(module):
         return None
     for kind in WEIGHTED:
         if not hasattr(module, kind.outputs) or not hasattr(module, kind.inputs):
@@ -61,30 +60,22 @@ def weights_of(module: nn.Module) -> Weights | None:
     return None
 
 
+def _has_parts(module: nn.Module) -> bool:
+    """Return whether a module has modules with parameters inside."""
+    parts = [part for k, part in module._modules.items() if k != "parametrizations"]
+    return any(next(part.parameters(), None) is not None for part in parts if part)
+
+
 def is_layer(module: nn.Module) -> bool:
     """Return whether a call of the module is one operation."""
     if isinstance(module, SEALED) or weights_of(module) is not None:
         return True
-    if module._modules:
+    if _has_parts(module):
         return False
+    if "RMSNorm" in type(module).__name__:  # of other libraries, as in Llama
+        return True
     others = ("embedding_dim", "normalized_shape", *PER_CHANNEL)
-    return any(hasattr(module, name) for name in others) or is_rms_norm(module)
-
-
-def is_rms_norm(module: nn.Module) -> bool:
-    """Return whether a module of another library is y = g(w) x / rms(x), as in Llama."""
-    tensors = {**module._parameters, **module._buffers}
-    if "RMSNorm" not in type(module).__name__ or [*tensors] != ["weight"]:
-        return False
-    weight = tensors["weight"]
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(3, len(weight), generator=generator).to(weight)
-    with torch.no_grad():
-        y = module.forward(x)
-        gain = y / x * x.square().mean(-1, keepdim=True).sqrt()
-        scaled = module.forward(4 * x)
-    same_gain = torch.allclose(gain, gain[:1].expand_as(gain), rtol=1e-2, atol=1e-3)
-    return same_gain and torch.allclose(y, scaled, rtol=1e-2, atol=1e-3)
+    return any(hasattr(module, name) for name in others)
 
 
 def why_not_prunable(module: nn.Module) -> str | None:
@@ -128,17 +119,16 @@ class Layer:
         if self.ids is None:
             return None
         if any(hasattr(self.module, name) for name in PER_CHANNEL):
-            return self._per_channel(x)
-        return self._norm_across(x)
+            return self._per_channel(self.ids, x)
+        return self._norm_across(self.ids, x)
 
-    def _size(self, attribute: str, ids: Ids, place: int | None = None) -> None:
-        self.found.sizes.append((self.name, attribute, place, ids))
+    def _size(self, attribute: str, ids: Ids) -> None:
+        self.found.sizes.append((self.name, attribute, ids))
 
     def _vector(self, ids: Ids, axis: int, length: int) -> Ids:
         """Return the units along one axis; those that differ only along others become one."""
-        table = np.moveaxis(ids, axis, 0).reshape(ids.shape[axis], -1)
-        self.found.units.tie(table, table[:, :1])
-        return np.broadcast_to(table[:, 0], (length,))
+        others = [a for a in range(ids.ndim) if a != axis]
+        return np.broadcast_to(self.found.units.merge(ids, others).ravel(), (length,))
 
     def _weighted(self, kind: Weights, x: Tensor, result: Tensor) -> Ids | str:
         module = self.module
@@ -146,12 +136,13 @@ class Layer:
         axis = kind.axis % x.ndim
         transposed = getattr(module, "transposed", False)
         met, own = (x, kind.inner) if transposed else (result, kind.outer)
-        self.found.costs[self.name] += met.numel() * weight.numel() // weight.shape[own]
+        cost = met.numel() * weight.numel() // weight.shape[own]
+        self.found.costs[self.name] += cost
         ids = self.ids
         if ids is not None and ids.shape[axis] == 1 < ids.size:
-            reason = "it acts along another axis than the units that it meets"
-            self.found.keep_layer(self.name, weight, reason)
-            self.found.repeated[self.name] = ids.ravel()
+            along = "it acts along another axis than the units that it meets"
+            self.found.keep_layer(self.name, weight, along)
+            self.found.products.append((cost, ids.ravel()))
             return ids
         read = np.broadcast_to(self.constant, (x.shape[axis],))
         if ids is not None:
@@ -180,54 +171,41 @@ class Layer:
 
     def _grouped(self, read: Ids, groups: int) -> Ids:
         """Return the outputs of a convolution in groups, which stay or go with their inputs."""
-        firsts = self._tie_groups(read, groups)
+        firsts = self._first_of_each(read, groups)
         outputs = self.module.out_channels // groups
         made = self.found.find(self.module.weight, 0, self.name)
         self.found.units.tie(made, firsts.repeat(outputs))
         self._size("groups", firsts)
         return made
 
-    def _tie_groups(self, ids: Ids, count: int) -> Ids:
-        """Let the units of each of `count` groups stay or go together; return one of each."""
-        groups = ids.reshape(count, -1)
-        self.found.units.tie(groups, groups[:, :1])
-        return groups[:, 0]
+    def _first_of_each(self, ids: Ids, groups: int) -> Ids:
+        """Let the units of each group stay or go together; return one of each."""
+        return self.found.units.merge(ids.reshape(groups, -1), [1]).ravel()
 
-    def _norm_across(self, x: Tensor) -> Ids | str:
+    def _norm_across(self, ids: Ids, x: Tensor) -> Ids | str:
         """Shrink a normalization over all units."""
         module = self.module
-        ids = self.ids
-        assert ids is not None  # noqa: S101 (for the type checker)
         varying = [axis for axis, n in enumerate(ids.shape) if n > 1]
         sizes = getattr(module, "normalized_shape", (0,))
-        plain = isinstance(module, (nn.LayerNorm, nn.RMSNorm)) and (
-            type(module).forward in (nn.LayerNorm.forward, nn.RMSNorm.forward)
-        )
-        moved = hasattr(module, "normalized_shape") and not plain
-        normalized = varying if moved else range(x.ndim - len(sizes), x.ndim)
-        inside = [axis for axis in varying if axis in normalized]
+        inside = [axis for axis in varying if axis >= x.ndim - len(sizes)]
+        own_forward = type(module).forward is not nn.LayerNorm.forward
+        if isinstance(module, nn.LayerNorm) and own_forward:  # may move the channels
+            inside = varying
         if len(inside) < len(varying):  # within heads, which are units
-            for axis in inside:
-                self.found.units.tie(ids, ids.take([0], axis))
-                ids = ids.take([0], axis)
-            return ids
-        if len(inside) != 1:
+            return self.found.units.merge(ids, inside)
+        if len(inside) != 1 or len(sizes) != 1:
             return needs_all(self.name, module)
-        (axis,) = inside
-        place = 0 if moved else axis - (x.ndim - len(sizes))
         units = ids.ravel()
         for tensor in module._parameters.values():
-            self.found.bind(tensor, place, units)
+            self.found.bind(tensor, 0, units)
         if hasattr(module, "normalized_shape"):
-            self._size("normalized_shape", units, place)
-        self.found.mixing[self.name] = (axis, units)
+            self._size("normalized_shape", units)
+        self.found.mixing[self.name] = (inside[0], units)
         return ids
 
-    def _per_channel(self, x: Tensor) -> Ids | str:
+    def _per_channel(self, ids: Ids, x: Tensor) -> Ids | str:
         """Shrink a batch, instance or group normalization, or a learned slope."""
         module = self.module
-        ids = self.ids
-        assert ids is not None  # noqa: S101 (for the type checker)
         groups = getattr(module, "num_groups", 0)
         if getattr(module, "num_parameters", 0) == 1:
             return ids
@@ -243,7 +221,7 @@ class Layer:
         if groups == 1:
             self.found.mixing[self.name] = (1, units)
         elif groups:
-            self._size("num_groups", self._tie_groups(units, groups))
+            self._size("num_groups", self._first_of_each(units, groups))
         return _along(units, 1, x.ndim)
 
 

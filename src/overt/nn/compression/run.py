@@ -178,7 +178,7 @@ def compress(
     judge = _batches("data", data, base, inputs)
     report_on = _batches("holdout", holdout, base, inputs) or judge
     train_on = _batches("train", train, base, inputs) or judge
-    if steps and (train_on is None or judge is None):
+    if steps and judge is None:
         raise InputError(
             "recover needs data, batches (inputs, targets), and maybe train"
         )
@@ -191,7 +191,7 @@ def compress(
             loss = _guess_loss(base, few or report_on)
         problem = Problem(base, graph, keep, of, inputs, few, loss, draws, rng)
         done = _best(problem, steps > 0) if by == "auto" else _run(problem, by)
-        if steps and not done.interrupted:
+        if steps and judge and train_on and not done.interrupted:
             done.recovery, done.interrupted = train_further(
                 done.model, train_on, judge, loss, steps=steps, learning_rate=rate
             )
@@ -269,7 +269,9 @@ def _best(problem: Problem, recovers: bool) -> Outcome:
         return flow
     found = {"flow": flow, "spectrum": _run(problem, "spectrum")}
     sizes = {by: problem.size_of(outcome.model) for by, outcome in found.items()}
-    limit = TOLERANCE * max(problem.keep * problem.total, min(sizes.values()))
+    limit = TOLERANCE * problem.keep * problem.total
+    if min(sizes.values()) > limit:
+        limit = min(sizes.values())
     small = [by for by in found if sizes[by] <= limit]
     values = {by: _value(problem, found[by].model) for by in small}
     best = min(values, key=values.__getitem__)

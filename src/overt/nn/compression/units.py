@@ -188,14 +188,10 @@ def _cost_function(problem: Problem) -> Callable[[Mapping[Group, int]], float]:
     else:
         for name, module in problem.base.named_modules():
             weight = module._parameters.get("weight")
-            if weight is not None and name not in found.repeated:
-                before = costs.get(id(weight), 0.0)
-                costs[id(weight)] = before + problem.layer_cost(name)
+            before = costs.get(id(weight), 0.0)
+            costs[id(weight)] = before + problem.layer_cost(name)
         rows = len(problem.inputs)
         terms += [(cost / rows, (ids,)) for cost, ids in found.products]
-        terms += [
-            (problem.layer_cost(name), (ids,)) for name, ids in found.repeated.items()
-        ]
     terms += [
         (costs[key], tuple(axes.values()))
         for key, axes in found.axes.items()
@@ -278,7 +274,7 @@ class _WithoutDropout(TorchDispatchMode):  # type: ignore[misc]
         aten = torch.ops.aten
         kwargs = kwargs or {}
         if func is aten.bernoulli_.float:
-            return args[0].fill_(kwargs.get("p", *args[1:2]))
+            return args[0].fill_(args[1] if len(args) > 1 else 0.5)
         if func is aten.native_dropout.default:
             return func(args[0], args[1], False)
         return func(*args, **kwargs)
@@ -398,13 +394,10 @@ def shrink(model: nn.Module, graph: DependencyGraph, cut: Cut) -> nn.Module:
         if tensor.shape != old.shape or key in cut.corrected:
             memo[key] = _like(tensor, old)
     small = copy_model(model, memo)
-    for name, attribute, place, ids in found.sizes:
+    for name, attribute, ids in found.sizes:
         own = vars(small.get_submodule(name))
-        count: Any = int(np.count_nonzero(cut.factor[ids]))
-        if place is not None:
-            shape = own[attribute]
-            count = (*shape[:place], count, *shape[place + 1 :])
-        own[attribute] = count
+        count = int(np.count_nonzero(cut.factor[ids]))
+        own[attribute] = (count,) if isinstance(own[attribute], tuple) else count
     for (name, attribute), count in _guesses(graph, cut).items():
         vars(small.get_submodule(name))[attribute] = count
     return small
