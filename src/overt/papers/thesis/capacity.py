@@ -25,13 +25,13 @@ from overt.papers.figures import (
     together,
     values_of,
 )
-from overt.papers.records import Residuals, figure, item, statement
+from overt.papers.records import Residuals, Rng, figure, item, statement
 from overt.papers.relu_complexity import rademacher
 from overt.papers.relu_retention import retentivity
 
 
 @statement("Proposition 6", "4.3", how="sampled")
-def relu_isotropic(scale: int, rng: np.random.Generator) -> Residuals:
+def relu_isotropic(scale: int, rng: Rng) -> Residuals:
     r"""Isotropic inputs.
 
     In a two-layer ReLU network dropout adds lam/2 times the squared l2 path norm.
@@ -71,7 +71,7 @@ def relu_isotropic(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("Proposition 2", "4.3", how="enumerated")
-def penalty_bounds_no_norm(scale: int, rng: np.random.Generator) -> Residuals:
+def penalty_bounds_no_norm(scale: int, rng: Rng) -> Residuals:
     r"""The penalty bounds no norm.
 
     For every C some law on the unit sphere and some unit w have E sigma(w.x)^2 = 1 and |w| > C:
@@ -94,7 +94,7 @@ def penalty_bounds_no_norm(scale: int, rng: np.random.Generator) -> Residuals:
     return 1e-9, "moment 1, mean 0, norm 1, and |w| above C = 1/2, 3, 50", printed
 
 
-def _complexities(scale: int, rng: np.random.Generator) -> list[Any]:
+def _complexities(scale: int, rng: Rng) -> list[Any]:
     """Return exact Monte Carlo complexities for laws in the plane, symmetric and skewed."""
     found = []
     for skew in (0.0, 0.3, 1.0):
@@ -108,7 +108,7 @@ def _complexities(scale: int, rng: np.random.Generator) -> list[Any]:
 
 
 @statement("Theorem 12", "4.3", how="bound evaluated")
-def relu_rademacher(scale: int, rng: np.random.Generator) -> Residuals:
+def relu_rademacher(scale: int, rng: Rng) -> Residuals:
     r"""Rademacher upper bound.
 
     The Rademacher complexity of networks with sum |u_i| a_i <= alpha is at most 2 alpha
@@ -133,7 +133,7 @@ def relu_rademacher(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("Theorem 13", "4.3", how="bound evaluated")
-def relu_rademacher_lower(scale: int, rng: np.random.Generator) -> Residuals:
+def relu_rademacher_lower(scale: int, rng: Rng) -> Residuals:
     r"""Rademacher lower bound.
 
     The same complexity is at least alpha |X|_(C+) / (2n), at every width.
@@ -154,7 +154,7 @@ def relu_rademacher_lower(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("Corollary 2", "4.3", how="bound evaluated")
-def relu_generalization(scale: int, rng: np.random.Generator) -> Residuals:
+def relu_generalization(scale: int, rng: Rng) -> Residuals:
     r"""Generalization.
 
     L <= Lhat + 16 alpha |X|_(C+) / (sqrt(beta) n) + 12 sqrt(log(2/delta)/(2n)) for all networks
@@ -192,7 +192,7 @@ def relu_generalization(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("Corollary 3", "4.3", how="bound evaluated")
-def relu_symmetrized(scale: int, rng: np.random.Generator) -> Residuals:
+def relu_symmetrized(scale: int, rng: Rng) -> Residuals:
     """Symmetrized data.
 
     With random signs the inputs are 1/2-retentive, their C is unchanged, and the risk is at
@@ -219,7 +219,7 @@ def relu_symmetrized(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("Lemma 10", "4.5.2", how="enumerated")
-def loss_contraction(scale: int, rng: np.random.Generator) -> Residuals:
+def loss_contraction(scale: int, rng: Rng) -> Residuals:
     r"""Contraction.
 
     Clipping does not raise the Rademacher complexity, and the squared loss of clipped
@@ -545,7 +545,7 @@ figure(
 
 
 @statement("Section 4.3, flows", "4.3", how="bound evaluated")
-def flows_and_penalty(scale: int, rng: np.random.Generator) -> Residuals:
+def flows_and_penalty(scale: int, rng: Rng) -> Residuals:
     r"""Flows and the penalty.
 
     sum_i |u_i| a_i <= sqrt(d_1 R/lam) for the penalty R = lam sum_i |u_i|^2 a_i^2.

@@ -27,11 +27,11 @@ from overt.papers.figures import (
     rows_with,
     values_of,
 )
-from overt.papers.records import Residuals, figure, item, statement
+from overt.papers.records import Residuals, Rng, figure, item, statement
 
 
 @statement("Section 4.2", "4.2", how="sampled")
-def sensing_gaussian(scale: int, rng: np.random.Generator) -> Residuals:
+def sensing_gaussian(scale: int, rng: Rng) -> Residuals:
     r"""Gaussian sensing.
 
     With Gaussian measurements the sensing penalty has the mean lam sum_i |u_i|^2 |v_i|^2, whose
@@ -59,7 +59,7 @@ def sensing_gaussian(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("Proposition 4", "4.2", how="sampled")
-def weighted_trace(scale: int, rng: np.random.Generator) -> Residuals:
+def weighted_trace(scale: int, rng: Rng) -> Residuals:
     r"""The weighted trace norm.
 
     When entries (i, j) are observed with probability p_i q_j, the least completion penalty of a
@@ -87,9 +87,7 @@ def weighted_trace(scale: int, rng: np.random.Generator) -> Residuals:
     return DESCENT, "overt's factors, and descent over all factors"
 
 
-def _product_laws(
-    rows: int, cols: int, n: int, rng: np.random.Generator
-) -> Iterator[Any]:
+def _product_laws(rows: int, cols: int, n: int, rng: Rng) -> Iterator[Any]:
     """Yield the uniform law, and two as far from it as the theorem allows."""
     least = np.log(max(rows, cols)) / (n * np.sqrt(rows * cols))
     uniform = (np.full(rows, 1 / rows), np.full(cols, 1 / cols))
@@ -119,7 +117,7 @@ def _needed_constant(p: Floats, q: Floats, n: int) -> float:
     return float(chance @ norms / np.sqrt(n * d * np.log(d)))
 
 
-def _dual_norm(d: int, n: int, rng: np.random.Generator) -> float:
+def _dual_norm(d: int, n: int, rng: Rng) -> float:
     """|diag(1/sqrt p) (sum_j eps_j e_a e_b') diag(1/sqrt q)|_2 for uniform p and q."""
     total = np.zeros((d, d))
     np.add.at(
@@ -131,7 +129,7 @@ def _dual_norm(d: int, n: int, rng: np.random.Generator) -> float:
 
 
 @statement("Theorem 11", "4.2", how="enumerated", identity="constant")
-def completion_bound(scale: int, rng: np.random.Generator) -> Residuals:
+def completion_bound(scale: int, rng: Rng) -> Residuals:
     r"""Completion generalizes.
 
     The ball {|diag(sqrt p) M diag(sqrt q)|_* <= sqrt(alpha)} has Rademacher complexity at most
@@ -169,7 +167,7 @@ def completion_bound(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("Proposition 3", "4.5.1", how="symbolic", identity="sensing")
-def sensing_penalty(scale: int, rng: np.random.Generator) -> Residuals:
+def sensing_penalty(scale: int, rng: Rng) -> Residuals:
     r"""The sensing penalty.
 
     Dropping columns of the factors in matrix sensing adds lam sum_i mean_j (u_i'A_j v_i)^2 to
@@ -187,7 +185,7 @@ def sensing_penalty(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("Proposition 3, entries", "4.5.1", how="symbolic", identity="sensing")
-def completion_penalty(scale: int, rng: np.random.Generator) -> Residuals:
+def completion_penalty(scale: int, rng: Rng) -> Residuals:
     r"""The completion penalty.
 
     In matrix completion dropout adds lam times the mean over observed entries (a, b) of sum_i

@@ -10,7 +10,7 @@ import numpy as np
 from overt._figures import BLUE, GREEN, ORANGE, canvas
 from overt._intervals import clopper_pearson
 from overt.papers.figures import Finding, Findings, Params, Row
-from overt.papers.records import Residuals, figure, item, statement
+from overt.papers.records import Residuals, Rng, figure, item, statement
 
 
 def _largest_gain(
@@ -35,7 +35,7 @@ def _largest_gain(
 
 
 @statement("Section 6.1", "6.1", how="sampled")
-def linear_attack(scale: int, rng: np.random.Generator) -> Residuals:
+def linear_attack(scale: int, rng: Rng) -> Residuals:
     r"""The linear case.
 
     On linear models projected ascent of the reflected loss reaches the closed-form optimum.
@@ -74,7 +74,7 @@ def linear_attack(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("Equation 6.1", "6.1", how="bound evaluated")
-def attack_against_exact(scale: int, rng: np.random.Generator) -> Residuals:
+def attack_against_exact(scale: int, rng: Rng) -> Residuals:
     """Attacks against exact robust errors.
 
     On small two-layer networks the ensemble attack comes within .01 of the exact robust error,
@@ -121,7 +121,7 @@ def attack_against_exact(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("Section 6.2", "6.2", how="enumerated")
-def reflected_gradient(scale: int, rng: np.random.Generator) -> Residuals:
+def reflected_gradient(scale: int, rng: Rng) -> Residuals:
     r"""The reflected loss.
 
     The reflected loss l_-(z) = -log(1 + e^z) is a concave lower bound of the 0-1 loss, and its
@@ -171,7 +171,7 @@ def _attack_gain(
 
 
 @statement("Corollary 4", "6.3", how="bound evaluated")
-def adversarial_training_steps(scale: int, rng: np.random.Generator) -> Residuals:
+def adversarial_training_steps(scale: int, rng: Rng) -> Residuals:
     r"""Training steps, linear units.
 
     Algorithm 6 reaches an expected robust error of at most 2 epsilon within T_tr = 64 (R +
@@ -246,7 +246,7 @@ def adversarial_training_steps(scale: int, rng: np.random.Generator) -> Residual
 
 
 @statement("Theorem 16", "6.3", how="bound evaluated")
-def adversarial_iterates(scale: int, rng: np.random.Generator) -> Residuals:
+def adversarial_iterates(scale: int, rng: Rng) -> Residuals:
     r"""Convergence of Algorithm 6.
 
     Along Algorithm 6 |W_t|^2 <= |W_1|^2 + 3 eta t; within 4 (1 + |W_1| gamma alpha kappa
@@ -328,7 +328,7 @@ def adversarial_iterates(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("Corollary 5", "6.3", how="enumerated")
-def attack_steps_for_beta(scale: int, rng: np.random.Generator) -> Residuals:
+def attack_steps_for_beta(scale: int, rng: Rng) -> Residuals:
     r"""A beta of choice.
 
     For a beta of choice, T_atk = 8 nu^2 / (eta_atk eps) = beta^2 |W|^2 / (2 (1 - alpha)^2 eps)
@@ -365,7 +365,7 @@ def attack_steps_for_beta(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("Lemma 18", "6.4", how="bound evaluated")
-def attack_finds(scale: int, rng: np.random.Generator) -> Residuals:
+def attack_finds(scale: int, rng: Rng) -> Residuals:
     r"""Effective attacks are found.
 
     Where a beta-effective attack d* exists, Algorithm 5 finds a d with -l'(y f(d*)) <= -2 l'(y
@@ -428,7 +428,7 @@ def attack_finds(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("Lemma 18, proof", "6.4", how="bound evaluated")
-def gradient_drift(scale: int, rng: np.random.Generator) -> Residuals:
+def gradient_drift(scale: int, rng: Rng) -> Residuals:
     r"""How far gradients drift.
 
     |<grad f(d_t) - grad f(d*), d*>| <= 2 nu (1 - alpha) kappa sqrt(m) |W|_F for two points of
@@ -570,7 +570,7 @@ figure(
 
 
 @statement("Section 6.3, overall cost", "6.3", how="enumerated")
-def overall_cost(scale: int, rng: np.random.Generator) -> Residuals:
+def overall_cost(scale: int, rng: Rng) -> Residuals:
     r"""The overall cost of Algorithm 6.
 
     The attacks of T training steps, 24 t steps each, take 12 T (T + 1) steps, which is at most 24

@@ -12,14 +12,14 @@ from scipy.stats import binom
 from overt import relu
 from overt._intervals import clopper_pearson
 from overt.papers.evidence import EXACT, Evidence
-from overt.papers.records import Residuals, item, statement
+from overt.papers.records import Residuals, Rng, item, statement
 from overt.papers.relu_margins import margin as data_margin
 from overt.papers.relu_requirements import Guarantee, guarantee, required
 from overt.relu import reference
 
 
 @statement("Assumption 2", "5.2", how="bound evaluated")
-def relu_margin(scale: int, rng: np.random.Generator) -> Residuals:
+def relu_margin(scale: int, rng: Rng) -> Residuals:
     r"""The margin.
 
     The largest margin in gradient space is the minimum over p of q E|sum p_i y_i x_i 1[z.x_i >=
@@ -60,7 +60,7 @@ def _constants(found: Guarantee, delta: float) -> Iterator[float]:
 
 
 @statement("Theorem 15", "5.3", how="bound evaluated")
-def dropout_iterations(scale: int, rng: np.random.Generator) -> Residuals:
+def dropout_iterations(scale: int, rng: Rng) -> Residuals:
     r"""Compression with dropout, its constants.
 
     With m >= 2401 lam^2 / gamma^6 the mean error of the iterates is at most 4 lam^2 / (eta T),
@@ -94,7 +94,7 @@ def dropout_iterations(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("Theorem 14", "5.3", how="bound evaluated")
-def dropout_training(scale: int, rng: np.random.Generator) -> Residuals:
+def dropout_training(scale: int, rng: Rng) -> Residuals:
     r"""Learning with dropout.
 
     The mean error of Algorithm 4's iterates is at most 4 lam^2/(eta T), that of the
@@ -136,7 +136,7 @@ T = 10
 
 
 @statement("Section 5.3", "5.3", how="bound evaluated")
-def subnetwork_width(scale: int, rng: np.random.Generator) -> Residuals:
+def subnetwork_width(scale: int, rng: Rng) -> Residuals:
     r"""The width of sub-networks.
 
     With probability 1 - delta the sub-networks of all T steps have at most qm + sqrt(m
@@ -163,7 +163,7 @@ def subnetwork_width(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("Lemma 11", "5.4", how="bound evaluated")
-def dropout_jensen(scale: int, rng: np.random.Generator) -> Residuals:
+def dropout_jensen(scale: int, rng: Rng) -> Residuals:
     r"""Jensen.
 
     The loss of the full network with weights q W is at most the mean loss of its sub-networks,
@@ -191,7 +191,7 @@ def dropout_jensen(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("Lemma 12", "5.4", how="bound evaluated")
-def dropout_regret(scale: int, rng: np.random.Generator) -> Residuals:
+def dropout_regret(scale: int, rng: Rng) -> Residuals:
     r"""Regret.
 
     Algorithm 4's mean loss is at most |W_1 - U|^2 / (eta T) + (2/T) sum_t l(y_t <grad g_t(W_t),
@@ -233,7 +233,7 @@ CIRCLE = np.stack([np.cos(ANGLES), np.sin(ANGLES)])
 """The inputs: T points of the unit circle, so that w.x is Gaussian in the plane."""
 
 
-def _start(rng: np.random.Generator, m: int, trials: int) -> tuple[np.ndarray, ...]:
+def _start(rng: Rng, m: int, trials: int) -> tuple[np.ndarray, ...]:
     """Return w.x (trials, units, inputs) of Gaussian rows, signs a, and masks with q = 1/2."""
     products = rng.normal(size=(trials, m, 2)) @ CIRCLE
     signs = rng.choice((-1.0, 1.0), (trials, m, 1))
@@ -259,7 +259,7 @@ DELTA = 0.3
 
 
 @statement("Lemma 14", "5.4", how="bound evaluated")
-def lazy_start(scale: int, rng: np.random.Generator) -> Evidence:
+def lazy_start(scale: int, rng: Rng) -> Evidence:
     r"""The first outputs are small.
 
     With probability 1 - delta/3, |g_t(W_1)| <= sqrt(2 ln(6T/delta)) at all T inputs.
@@ -277,7 +277,7 @@ def lazy_start(scale: int, rng: np.random.Generator) -> Evidence:
 
 
 @statement("Lemma 15", "5.4", how="bound evaluated")
-def lazy_margin(scale: int, rng: np.random.Generator) -> Evidence:
+def lazy_margin(scale: int, rng: Rng) -> Evidence:
     r"""The margin at the start.
 
     With probability 1 - delta/3, y <grad g_t(W_1), V> >= gamma - sqrt(2 ln(3T/delta)/m) at all
@@ -300,7 +300,7 @@ def lazy_margin(scale: int, rng: np.random.Generator) -> Evidence:
 
 
 @statement("Lemma 16", "5.4", how="bound evaluated")
-def lazy_flips(scale: int, rng: np.random.Generator) -> Evidence:
+def lazy_flips(scale: int, rng: Rng) -> Evidence:
     r"""Few units change sign.
 
     With probability 1 - delta/3 at most mD + sqrt(m ln(3T/delta)/2) units change sign at any of
@@ -324,7 +324,7 @@ def lazy_flips(scale: int, rng: np.random.Generator) -> Evidence:
 
 
 @statement("Lemma 17", "5.4", how="bound evaluated")
-def logistic_linear(scale: int, rng: np.random.Generator) -> Residuals:
+def logistic_linear(scale: int, rng: Rng) -> Residuals:
     r"""Losses are bounded.
 
     For z <= 0, log(1 + e^-z) <= 1 - z/ln 2, so that the loss of <grad g, U> is at most c
@@ -354,7 +354,7 @@ def logistic_linear(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("Section 5.3, slips", "5.3", how="bound evaluated")
-def first_rows(scale: int, rng: np.random.Generator) -> Residuals:
+def first_rows(scale: int, rng: Rng) -> Residuals:
     r"""The first rows.
 
     All m Gaussian rows in R^d have |w_r| <= sqrt(d) + 2 sqrt(ln m) with probability at least 1 -
