@@ -106,7 +106,10 @@ def check_search(rows: list[Row]) -> Findings:
     first = [min(k, flips) for k in TOP]
     for loss, what in (
         ("reflected, pairwise", "the pairwise reflected loss"),
-        ("reflected, log-softmax", "the reflected log-softmax, the rule of 6.5.3,"),
+        (
+            "reflected, log-softmax",
+            "the reflected log-softmax, the rule of section 6.5.3,",
+        ),
     ):
         yield Finding(
             f"by {what} all flips come first",

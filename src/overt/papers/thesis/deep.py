@@ -355,12 +355,13 @@ def check_spectra(rows: list[Row]) -> Findings:
         "ranks " + ", ".join(map(str, ranks)),
         "smaller rank",
     )
-    uneven = []
-    for s, rank, row in zip(trained, ranks, rows, strict=True):
-        if row["drop_prob"] > 0 and rank >= 2:
-            # Shrinkage of the largest value less that of the smallest nonzero one, run by run.
-            change = (s - target)[:, rank - 1] - (s - target)[:, 0]
-            uneven.append(mean_interval(change, 1 - 0.05 / len(rows)))
+    # Shrinkage of the largest value less that of the smallest nonzero one, run by run.
+    changes = [
+        (s - target)[:, rank - 1] - (s - target)[:, 0]
+        for s, rank, row in zip(trained, ranks, rows, strict=True)
+        if row["drop_prob"] > 0 and rank >= 2
+    ]
+    uneven = [mean_interval(change, 1 - 0.05 / len(changes)) for change in changes]
     yield Finding(
         "the shrinkage is not uniform over the nonzero values",
         above((max(max(low, -high) for low, high in uneven), np.inf), 0),
