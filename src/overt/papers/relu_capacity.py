@@ -54,11 +54,12 @@ def retentivity(X: Floats, *, starts: int = 32, seed: Seed = 0) -> Retentivity:
     That is 1/2 for symmetric data, and 0, which says nothing, for most data in many dimensions.
     """
     X, Z = _whiten(X)
+    whole("starts", starts)
     if Z.shape[1] == 2:
         upper, v = _smallest_in_plane(Z)
         lower = upper
     else:
-        upper, v = _descend(Z, _starts(X, Z, whole("starts", starts), generator(seed)))
+        upper, v = _descend(Z, _starts(X, Z, starts, generator(seed)))
         lower = upper if Z.shape[1] == 1 else _coupling(Z)
     upper = min(upper, 0.5)
     w = np.linalg.lstsq(X, Z @ v, rcond=None)[0]
