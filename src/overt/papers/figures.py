@@ -226,7 +226,10 @@ class Figure:
         picture, axes = canvas(1.2 * len(header), 0.4 * len(lines) + 1)
         axes.set_axis_off()
         cells = [[str(cell) for cell in line] for line in lines]
-        axes.table(cells, colLabels=header, loc="center").scale(1, 1.6)
+        drawn = axes.table(cells, colLabels=header, loc="center", cellLoc="center")
+        drawn.auto_set_font_size(False)
+        drawn.auto_set_column_width(range(len(header)))
+        drawn.scale(1, 1.6)
         return picture
 
 

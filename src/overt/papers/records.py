@@ -56,7 +56,7 @@ UNCHECKED = ("definition", "cited", "not checked", "open")
 ANSWERS = ("proved", "counterexample", "part", "open")
 """How far an open question of the papers is settled here."""
 
-Residuals = Generator[float, None, tuple[Any, ...]]
+Residuals = Generator[Any, None, tuple[Any, ...]]
 """Residuals, of which the largest counts; what is returned at last is the rest of the Evidence."""
 
 Rng = np.random.Generator

@@ -136,7 +136,7 @@ class _Arcs:
     active: Floats  # (arcs, points)
     M: Floats  # E z z' over the active points, (arcs, 2, 2)
 
-    def candidates(self, v: Floats) -> Floats:
+    def candidates(self, v: Any) -> Floats:
         """Return where a form with its extremum at v or -v can be extreme on its arc.
 
         That is v or -v where one lies inside, and always the ends, where the next arc starts.

@@ -226,8 +226,14 @@ def attack_of(name: str, data: str, steps: int) -> Any:
         threat, size = L2(RADII[data]["2"], (0.0, 1.0)), 10.0 / BATCH
     if kind == "fgsm":
         return FGSM(threat, loss=loss, random_start=False)
-    how = {"schedule": "decay", "step_size": size, "normalize": kind == "bim"}
-    return PGD(threat, steps=steps, loss=loss, **how)
+    return PGD(
+        threat,
+        steps=steps,
+        loss=loss,
+        schedule="decay",
+        step_size=size,
+        normalize=kind == "bim",
+    )
 
 
 def run_two_digits(params: Params, seed: int) -> dict[str, Any]:
@@ -340,7 +346,7 @@ def table_two_digits(rows: list[Row]) -> Table:
     for training, found in table(rows).items():
         pairs = zip(found.values(), TABLE_1[training], strict=True)
         lines.append([training, *(f"{ours:.3f} ({theirs})" for ours, theirs in pairs)])
-    return ("training (printed in brackets)", *ATTACKS), lines
+    return ("training", *ATTACKS), lines
 
 
 def _difference(

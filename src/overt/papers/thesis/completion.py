@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from overt import datasets, equalize, penalty, spectral
-from overt._types import Floats
 from overt.entries import Entries
 from overt.papers import descent, oracles
 from overt.papers.evidence import DESCENT, EXACT, MONTE_CARLO, relative, standard_errors
@@ -91,7 +90,7 @@ def _product_laws(rows: int, cols: int, n: int, rng: Rng) -> Iterator[Any]:
             return
 
 
-def _needed_constant(p: Floats, q: Floats, n: int) -> float:
+def _needed_constant(p: Any, q: Any, n: int) -> float:
     """E|sum_j eps_j e_a e_b' / sqrt(p_a q_b)|_2 / sqrt(n d log d), all samples and signs."""
     places = [(i, sign) for i in np.ndindex(len(p), len(q)) for sign in (-1, 1)]
     total, d = 0.0, max(len(p), len(q))
@@ -102,7 +101,7 @@ def _needed_constant(p: Floats, q: Floats, n: int) -> float:
             chance *= p[a] * q[b] / 2
         for count in Counter(drawn).values():
             chance /= math.factorial(count)
-        total += chance * np.linalg.norm(S, 2)
+        total += chance * float(np.linalg.norm(S, 2))
     return float(total / np.sqrt(n * d * np.log(d)))
 
 

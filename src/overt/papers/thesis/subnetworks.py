@@ -32,7 +32,7 @@ from overt.papers.records import figure
 
 BATCH, VISITED, DROP_PROB = 64, 10, 0.8
 
-AXES = {"xscale": "log", "xlabel": "step", "ylabel": "test accuracy"}
+AXES: dict[str, Any] = {"xscale": "log", "xlabel": "step", "ylabel": "test accuracy"}
 
 DIFFERS = {
     "toy": "scikit-learn's digits, widths up to 300, a larger rate, 3 runs",
