@@ -109,9 +109,10 @@ class ApproximateRankSet:
         """Return which of the three conditions the weights break."""
         gaps = [np.linalg.norm(A @ A.T - B.T @ B, 2) for A, B in pairwise(weights)]
         rank = approximate_rank(weights, self.alpha)
+        size = max(np.sum(W * W) for W in weights)
         return {
-            "bound": max(np.sum(W * W) for W in weights) > self.bound,
-            "balance": max(gaps) > self.balance,
+            "bound": bool(size > self.bound),
+            "balance": bool(max(gaps) > self.balance),
             "rank": rank > self.rank + self.slack,
         }
 
