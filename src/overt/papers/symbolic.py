@@ -27,7 +27,7 @@ def _independent(count: int, q: Any) -> Law:
     return {z: q ** (count - sum(z)) * (1 - q) ** sum(z) for z in masks}
 
 
-def _mean(law: Law, value: Callable[[tuple[int, ...]], Any]) -> Any:
+def _mean(law: Law, value: Callable[..., Any]) -> Any:
     return sum((chance * value(z) for z, chance in law.items()), start=0)
 
 
@@ -146,7 +146,7 @@ def _sliding() -> Zeros:
     seeds = _independent(2, 1 - g)
     cover = [{0}, {0, 1}, {1}]
 
-    def kept(i: int) -> Callable[[tuple[int, ...]], int]:
+    def kept(i: int) -> Callable[..., int]:
         return lambda z: int(not any(z[k] for k in cover[i]))
 
     mu = [_mean(seeds, kept(i)) for i in range(3)]
