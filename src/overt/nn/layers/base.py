@@ -172,7 +172,7 @@ class RatedNoise(NoiseLayer):
         schedule = "" if self.schedule is None else f" by {self.schedule!r}"
         return f"drop_prob={self._drop_prob:g}{schedule}"
 
-    def advance(self, steps: int) -> None:
+    def _advance(self, steps: int) -> None:
         """Advance the schedule, if there is one."""
         if self.schedule is not None:
             self.step.add_(steps)
@@ -180,7 +180,7 @@ class RatedNoise(NoiseLayer):
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        self.advance(0)
+        self._advance(0)
 
 
 def advance(model: nn.Module, steps: int = 1) -> None:
@@ -195,7 +195,7 @@ def advance(model: nn.Module, steps: int = 1) -> None:
         )
     for module in model.modules():
         if isinstance(module, RatedNoise):
-            module.advance(steps)
+            module._advance(steps)
 
 
 def check_shape(shape: Any) -> tuple[int, ...]:
