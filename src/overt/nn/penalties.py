@@ -23,8 +23,8 @@ from overt.nn.graph.record import (
     UnsupportedError,
     check_for_hidden_noise,
     record,
+    sample,
 )
-from overt.nn.graph.replay import sample
 from overt.nn.graph.state import (
     Output,
     SavedState,
@@ -170,7 +170,9 @@ def explicit_penalty(
         if not all(term.exact for term in penalty.terms):
             samples = list(sample(saved, recording, x, output, CHECKS, "as set"))
             if not saved.interrupts.pending:
-                _warn_if_contradicted(torch.cat(samples), penalty, mean, y, weighted)
+                _warn_if_contradicted(
+                    torch.cat(samples).double(), penalty, mean, y, weighted
+                )
     return penalty
 
 

@@ -72,25 +72,24 @@ def estimate_errors(found: PropagatedOutput, clean: Tensor) -> tuple[Tensor, Ten
     rounding = 8 * torch.finfo(mean.dtype).eps * (mean.abs() + sd)
     if found.exact:
         return rounding, rounding
-    tiny = torch.finfo(variance.dtype).tiny
-    rows = len(mean) if mean.ndim else 1
-    moved = ((mean - clean.to(mean)) ** 2).reshape(rows, -1).sum(1)
-    shift = (
-        (moved / variance.reshape(rows, -1).sum(1).clamp(min=tiny)).sqrt().clamp(max=4)
-    )
-    shift = shift.reshape(-1, *[1] * (mean.ndim - 1)) if mean.ndim else shift[0]
     run = found.run
     coarse = bool(run.coarse & found.output.noises)
+    moved = _row_sums((mean - clean.to(mean)) ** 2) / _row_sums(variance)
+    shift = moved.sqrt().clamp(max=4)
+    positive = variance.clamp(min=torch.finfo(variance.dtype).tiny)
     of_mean = ERRORS.mean_least + ERRORS.mean_shift * shift
-    of_mean = (
-        of_mean + ERRORS.mean_shared * run.shared_products + ERRORS.mean_coarse * coarse
-    )
-    of_std = ERRORS.std_least + ERRORS.std_shift * shift
-    of_std = of_std + ERRORS.std_rest * rest / variance.clamp(min=tiny)
-    of_std = of_std + ERRORS.std_doubt * doubt / variance.clamp(min=tiny)
-    of_std = of_std + ERRORS.std_coarse * coarse
+    of_mean = of_mean + ERRORS.mean_shared * run.shared + ERRORS.mean_coarse * coarse
+    of_std = ERRORS.std_least + ERRORS.std_shift * shift + ERRORS.std_coarse * coarse
+    of_std = of_std + (ERRORS.std_rest * rest + ERRORS.std_doubt * doubt) / positive
     factor = ERRORS.unknown if run.unknown else 1.0
     return factor * of_mean * sd + rounding, factor * of_std * sd + rounding
+
+
+def _row_sums(t: Tensor) -> Tensor:
+    """Return sums over the outputs of each row, at least the smallest number."""
+    outputs = tuple(range(1, t.ndim))
+    total = t.sum(outputs, keepdim=True) if outputs else t
+    return total.clamp(min=torch.finfo(t.dtype).tiny)
 
 
 def contradicts(found: Moments, sample: Tensor) -> bool:
@@ -99,14 +98,9 @@ def contradicts(found: Moments, sample: Tensor) -> bool:
     Its squared distance in standard deviations is 1 on average; rows count as independent.
     """
     sd = found.std
+    distance = ((sample - found.mean) / sd)[sd > 0] ** 2
     rows = len(sd) if sd.ndim else 1
-    distance = ((sample - found.mean) / sd.clamp(min=torch.finfo(sd.dtype).tiny)) ** 2
-    distance = torch.where(sd > 0, distance, 1.0).reshape(rows, -1).mean(1).double()
-    scatter = float(distance.std()) if rows > 1 else 0.0
-    least = math.sqrt(2 / min(3, max(1, sd.numel() // rows)))
-    return float(distance.mean()) > 1 + SIGNIFICANT * max(scatter, least) / math.sqrt(
-        rows
-    )
+    return bool(distance.mean() > 1 + SIGNIFICANT * math.sqrt(2 / rows))
 
 
 def combine_with_samples(found: Moments, sums: SampleSums) -> Moments:
@@ -115,66 +109,43 @@ def combine_with_samples(found: Moments, sums: SampleSums) -> Moments:
     With b the standard error of what was propagated and s that of what was sampled, the sampled
     value has the weight b^2 / (b^2 + s^2), and b s / sqrt(b^2 + s^2) is left.
     """
-    mean = found.mean.double()
-    sd = found.std.double()
+    mean, sd = found.mean.double(), found.std.double()
+    mean_error, std_error = found.mean_error.double(), found.std_error.double()
     sampled_sd = sums.variance.sqrt()
-    sure = (sd > 0) & (sampled_sd > 0)
-    unit = torch.where(sure, sd, 1.0)
-    firsts, squares = _group_deviations(sums, mean, unit, sure)
-    d_mean = torch.where(sure, (sums.mean - mean) / unit, 0.0)
-    d_log = torch.where(sure, (sampled_sd.clamp(min=1e-300) / unit).log(), 0.0)
+    both = (sd > 0) & (sampled_sd > 0)
+    unit = torch.where(both, sd, 1.0)
     of_mean, of_std = sums.relative_errors
-    mean_error = found.mean_error.double() / unit / LEVEL
-    std_error = found.std_error.double() / unit / LEVEL
-    move, mean_left = _weigh(d_mean, firsts, mean_error, torch.full_like(unit, of_mean))
-    log, std_left = _weigh(d_log, squares, std_error, of_std)
-    new_sd = torch.where(sure, sd * log.exp(), sd)
-    new_mean = mean + move * unit
-    mean_error = torch.where(sure, LEVEL * mean_left * unit, found.mean_error.double())
-    std_error = torch.where(sure, LEVEL * std_left * new_sd, found.std_error.double())
+    firsts, squares = (
+        torch.where(both, groups, 0.0).flatten(1)
+        for groups in sums.group_deviations(mean, unit)
+    )
+    away = torch.where(both, (sums.mean - mean) / unit, 0.0)
+    move, mean_left = _weigh(away, firsts, mean_error / unit / LEVEL, of_mean)
+    away = torch.where(both, sampled_sd / unit, 1.0).log()
+    log, std_left = _weigh(away, squares, std_error / unit / LEVEL, of_std)
+    scale = torch.where(both, log.exp(), 1.0)
+    mean = mean + torch.where(both, move * unit, 0.0)
+    mean_error = torch.where(both, LEVEL * mean_left * unit, mean_error)
+    std_error = torch.where(both, LEVEL * std_left * scale * unit, std_error)
     # Where samples vary and nothing was propagated, they decide, with their own errors.
     missed = (sd == 0) & (sampled_sd > 0)
-    if bool(missed.any()):
-        error_mean, error_std = sums.errors
-        new_sd = torch.where(missed, sampled_sd, new_sd)
-        new_mean = torch.where(missed, sums.mean, new_mean)
-        mean_error = torch.where(missed, error_mean, mean_error)
-        std_error = torch.where(missed, error_std, std_error)
+    mean = torch.where(missed, sums.mean, mean)
+    mean_error = torch.where(missed, sums.errors[0], mean_error)
+    std_error = torch.where(missed, sums.errors[1], std_error)
     like = found.mean
-    variance = (new_sd**2).to(like)
-    if found.variance.shape != found.mean.shape:  # covariances
-        scale = torch.where(sure, log.exp(), 1.0).to(like)
+    if found.variance.shape == like.shape:
+        variance = torch.where(missed, sampled_sd, scale * sd) ** 2
+    else:  # covariances
         scale = scale.reshape(len(scale) if scale.ndim else 1, -1)
         variance = found.variance * scale[:, :, None] * scale[:, None, :]
     return replace(
         found,
-        mean=new_mean.to(like),
-        variance=variance,
+        mean=mean.to(like),
+        variance=variance.to(like),
         draws=sums.count,
         mean_error=mean_error.to(like),
         std_error=std_error.to(like),
     )
-
-
-def _group_deviations(
-    sums: SampleSums, mean: Tensor, unit: Tensor, sure: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return for each full group of samples how far it is from the propagated moments.
-
-    (groups, outputs), in standard deviations for means, in logarithms for standard deviations.
-    """
-    full = [group for group in sums.groups if group[0] == sums.group_size]
-    assert sums.shift is not None  # noqa: S101 (for the type checker)
-    shift = sums.shift - mean
-    center = sums.mean - sums.shift
-    firsts = []
-    squares = []
-    for count, first, second in full:
-        firsts.append(torch.where(sure, (first / count + shift) / unit, 0.0).flatten())
-        about_mean = second / count - 2 * center * first / count + center**2
-        ratio = about_mean * (sums.count / (sums.count - 1)) / unit**2
-        squares.append(torch.where(sure, (ratio - 1) / 2, 0.0).flatten())
-    return torch.stack(firsts), torch.stack(squares)
 
 
 def _weigh(d: Tensor, groups: Tensor, bias: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
@@ -183,21 +154,16 @@ def _weigh(d: Tensor, groups: Tensor, bias: Tensor, s: Tensor) -> tuple[Tensor, 
     `bias` is the standard error of the propagated value beforehand. The squared bias by products
     of different groups replaces its size, not its pattern over outputs.
     """
-    count, outputs = groups.shape
-    gram = groups @ groups.T / outputs
-    apart = gram - torch.diag(gram.diagonal())
-    pairs = max(count * (count - 1), 1)
-    squared = float(apart.sum()) / pairs
-    chance = math.sqrt(2 * float((apart * apart).sum())) / pairs
-    before = float((bias * bias).mean())
-    significant = squared > SIGNIFICANT * chance
-    # What the bias may be at most, given the samples.
-    most = UNEVEN * (max(squared, 0.0) + 2 * chance)
-    scale = most / max(before, 1e-300)
-    if not significant:
+    count = len(groups)
+    gram = groups @ groups.T / groups.shape[1]
+    products = gram.fill_diagonal_(0.0) / (count * (count - 1))
+    squared = float(products.sum())
+    chance = math.sqrt(2) * float(products.norm())
+    before = max(float((bias * bias).mean()), 1e-300)
+    if squared <= SIGNIFICANT * chance:
         # Samples can confirm that the bias is small, and say no more than that it may be larger.
-        return torch.zeros_like(d), bias * math.sqrt(min(scale, 1.0))
-    bias = bias * math.sqrt(UNEVEN * squared / max(before, 1e-300))
-    weight = bias**2 / (bias**2 + s**2)
-    left = (bias * s / (bias**2 + s**2).sqrt()).clamp(min=0)
-    return weight * d, left
+        most = UNEVEN * (max(squared, 0.0) + 2 * chance)
+        return torch.zeros_like(d), bias * math.sqrt(min(most / before, 1.0))
+    bias = bias * math.sqrt(UNEVEN * squared / before)
+    total = bias**2 + s**2
+    return bias**2 / total * d, bias * s / total.sqrt()

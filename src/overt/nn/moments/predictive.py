@@ -8,18 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from overt import _check
-from overt._check import InputError
-from overt.nn.graph.record import (
-    Recording,
-    UnsupportedError,
-    check_for_hidden_noise,
-    record,
-)
-from overt.nn.graph.replay import sample
+from overt._check import InputError, number, whole
+from overt.nn.graph.record import Recording, UnsupportedError, record_noise
 from overt.nn.graph.state import (
     Output,
-    SavedState,
     check_call,
     never_compiled,
     raise_if_model_fails,
@@ -27,7 +19,7 @@ from overt.nn.graph.state import (
     untouched,
 )
 from overt.nn.moments.combine import combine_with_samples, contradicts, estimate_errors
-from overt.nn.moments.monte_carlo import Moments, SampleSums
+from overt.nn.moments.monte_carlo import Moments, SampleSums, add_samples
 from overt.nn.moments.propagate import decompose, propagate_with_corrections
 
 
@@ -35,17 +27,15 @@ from overt.nn.moments.propagate import decompose, propagate_with_corrections
 class SamplingPlan:
     """Default numbers of samples."""
 
-    default: int = 400
+    alone: int = 400
     """Where a model cannot be propagated: standard deviations are then 3 to 4 % off."""
+    check: int = 200
+    """Where propagated moments are doubtful: standard deviations are corrected to 5 %."""
+    doubtful: float = 0.35
+    """Error estimate, in standard deviations, above which these samples are taken: below it as many
+    samples as cost the same would be no better."""
     most: int = 12_800
     """The most that `tol` may cost."""
-    first: int = 100
-    """Samples that check doubtful moments: more are taken only if these contradict them."""
-    doubtful: float = 0.3
-    """Error estimate, in standard deviations, above which samples are taken: below it 40 samples
-    would be no better, and cost as much as propagating."""
-    enough: float = 0.15
-    """Error estimate at which these samples end."""
 
 
 PLAN = SamplingPlan()
@@ -93,8 +83,8 @@ def predictive_moments(
         standard deviations in 90 of 100 outputs; the result's `reached` says what they are.
     draws
         How many samples to take, 0 for none; or with `tol` the most (12,800). By default 400 where
-        the model cannot be propagated; 100 where the error estimate is above .3 standard
-        deviations, and up to 400 if these contradict what was propagated.
+        the model cannot be propagated, 200 where the error estimate is above .35 standard
+        deviations or the recorded pass contradicts it, else none.
     seed
         Of the samples: the same seed gives the same result.
     differentiable
@@ -112,132 +102,67 @@ def predictive_moments(
     (4.0, 10.0)
     """
     model = check_call(model, x, output)
-    tol = None if tol is None else _check.number("tol", tol, exclusive=True)
-    draws = None if draws is None else _check.whole("draws", draws, minimum=0)
-    seed = _check.whole("seed", seed, minimum=0)
+    tol = None if tol is None else number("tol", tol, exclusive=True)
+    draws = None if draws is None else whole("draws", draws, minimum=0)
+    seed = whole("seed", seed, minimum=0)
     if draws == 1:
         raise InputError("draws must be 0 or at least 2, got 1")
+    propagated_only = draws == 0 or differentiable
+    recording = found = None
+    reason = ""
     with untouched(model) as saved, torch.inference_mode(False):
         seed_all(seed)
-        call = _Call(saved, x, output, covariance)
-        recording = None
         try:
-            recording = call.record()
-            found = call.propagate(recording, differentiable)
+            recording = record_noise(saved, x, output, decompose=decompose)
+            clean = saved.plain_pass(x, output, noise=False)
+            found = _propagated(recording, clean, covariance, differentiable)
         except UnsupportedError as error:
-            if draws == 0 or differentiable:
+            reason = str(error)
+            if propagated_only:
                 raise_if_model_fails(model, x, output, error)
                 raise InputError(
-                    f"the model's moments cannot be propagated, because {error}; take samples with "
-                    "draws=400, and differentiable=False"
+                    f"the model's moments cannot be propagated, because {reason}; take samples "
+                    "with draws=400, and differentiable=False"
                 ) from error
-            return call.sample_alone(recording, tol, draws, str(error))
-        if found.exact or draws == 0 or differentiable:
-            return found
-        return call.correct(recording, found, tol, draws)
+        sums = SampleSums(covariance=covariance)
+        most = draws or (PLAN.alone if tol is None else PLAN.most)
+        if found is not None and recording is not None:
+            enough = draws is None and _reaches(found, tol or PLAN.doubtful)
+            if tol is None and contradicts(found, recording.output):
+                enough = False
+            if found.exact or propagated_only or enough:
+                return found
+            sums = SampleSums(shift=found.mean)
+            if draws is None and tol is None:
+                most = PLAN.check
+        while True:
+            step = most if tol is None else max(PLAN.check, sums.count)
+            add_samples(sums, saved, recording, x, output, min(step, most - sums.count))
+            result = (
+                combine_with_samples(found, sums) if found else sums.moments(reason)
+            )
+            if sums.count >= most or (tol is not None and _reaches(result, tol)):
+                return result
 
 
-@dataclass(frozen=True)
-class _Call:
-    """The arguments of one call, and the steps that answer it."""
-
-    saved: SavedState
-    x: Any
-    output: Output
-    covariance: bool
-
-    def record(self) -> Recording:
-        """Return a recording of all that is random."""
-        recording = record(self.saved, self.x, self.output, decompose=decompose)
-        check_for_hidden_noise(recording, self.saved, self.x, self.output, "running")
-        return recording
-
-    def propagate(self, recording: Recording, grad: bool) -> Moments:
-        """Return the propagated moments of a recording."""
-        found = propagate_with_corrections(recording, grad)
-        if not found.finite:
-            raise UnsupportedError("moments leave the range of numbers")
-        clean = recording.output
-        if not found.exact:
-            clean = self.saved.plain_pass(self.x, self.output, noise=False)
-        mean_error, std_error = estimate_errors(found, clean)
-        return Moments(
-            found.mean,
-            found.covariances() if self.covariance else found.variances[0],
-            found.exact,
-            recording.noises,
-            linearized=tuple(found.run.unknown),
-            mean_error=mean_error,
-            std_error=std_error,
-        )
-
-    def sample_alone(
-        self,
-        recording: Recording | None,
-        tol: float | None,
-        draws: int | None,
-        reason: str,
-    ) -> Moments:
-        """Return sampled moments of a model that cannot be propagated."""
-        sums = SampleSums(covariance=self.covariance)
-        like = self._first_pass()
-        most = draws or (PLAN.default if tol is None else PLAN.most)
-        self._add(sums, recording, most if tol is None else min(most, PLAN.default))
-        found = sums.moments(like, drawn=("all",), reason=reason)
-        while tol is not None and not _within(found, tol) and sums.count < most:
-            self._add(sums, recording, min(sums.count, most - sums.count))
-            found = sums.moments(like, drawn=("all",), reason=reason)
-        return found
-
-    def correct(
-        self, recording: Recording, found: Moments, tol: float | None, draws: int | None
-    ) -> Moments:
-        """Return propagated moments, corrected by samples if requested or needed."""
-        goal = PLAN.doubtful if tol is None else tol
-        contradicted = contradicts(found, recording.output)
-        if (
-            draws is None
-            and _within(found, goal)
-            and not (contradicted and tol is None)
-        ):
-            return found
-        sums = SampleSums(shift=found.mean)
-        if draws is not None and tol is None:
-            self._add(sums, recording, draws)
-            return combine_with_samples(found, sums)
-        most = draws or (PLAN.default if tol is None else PLAN.most)
-        goal = PLAN.enough if tol is None else tol
-        self._add(sums, recording, min(most, PLAN.first))
-        result = combine_with_samples(found, sums)
-        while not _within(result, goal) and sums.count < most:
-            if tol is None and _unchanged(result, found):
-                break
-            self._add(sums, recording, min(sums.count, most - sums.count))
-            result = combine_with_samples(found, sums)
-        return result
-
-    def _first_pass(self) -> Tensor:
-        try:
-            return self.saved.plain_pass(self.x, self.output)
-        except Exception as error:
-            raise_if_model_fails(self.saved.model, self.x, self.output, error)
-            raise
-
-    def _add(self, sums: SampleSums, recording: Recording | None, count: int) -> None:
-        try:
-            for part in sample(self.saved, recording, self.x, self.output, count):
-                sums.add(part)
-        except UnsupportedError as error:
-            raise InputError(f"model cannot be sampled: {error}") from error
-        if self.saved.interrupts.pending:
-            raise KeyboardInterrupt
+def _propagated(
+    recording: Recording, clean: Tensor, covariance: bool, grad: bool
+) -> Moments:
+    """Return the propagated moments of a recording; `clean` is the output without noise."""
+    found = propagate_with_corrections(recording, grad)
+    if not found.finite:
+        raise UnsupportedError("moments leave the range of numbers")
+    mean_error, std_error = estimate_errors(found, clean)
+    return Moments(
+        found.mean,
+        found.covariances() if covariance else found.variances[0],
+        found.exact,
+        recording.noises,
+        linearized=tuple(found.run.unknown),
+        mean_error=mean_error,
+        std_error=std_error,
+    )
 
 
-def _unchanged(result: Moments, found: Moments) -> bool:
-    """Whether samples did not contradict what was propagated; there is rounding in between."""
-    pairs = ((result.mean, found.mean), (result.std, found.std))
-    return all(torch.allclose(a, b, rtol=1e-5, atol=0.0) for a, b in pairs)
-
-
-def _within(found: Moments, tol: float) -> bool:
-    return found.exact or (found.reached is not None and found.reached <= tol)
+def _reaches(found: Moments, tol: float) -> bool:
+    return found.reached is not None and found.reached <= tol

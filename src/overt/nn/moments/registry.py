@@ -5,7 +5,6 @@ An operation without a rule is tested for linearity numerically; others have a f
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -13,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from overt.nn.graph.record import UnsupportedError, op_info, op_schema
-from overt.nn.graph.replay import map_tree
+from overt.nn.graph.record import UnsupportedError, aten, map_tree, op_info
 from overt.nn.moments.values import (
     SETTINGS,
     Propagation,
@@ -23,7 +21,6 @@ from overt.nn.moments.values import (
     random_signs,
 )
 
-aten = torch.ops.aten
 Rule = Callable[[Propagation, Any, Any, Any], Any]
 
 RULES: dict[Any, Rule] = {}
@@ -33,7 +30,7 @@ _EXACT = """
     celu clamp clone col2im constant_pad_nd convolution copy cos cumsum detach diag_embed diagonal
     div dot elu embedding erf exp expand fill flip gather ge gelu gt hardsigmoid hardswish hardtanh
     im2col index index_add index_copy index_put index_select le leaky_relu log1p lt mask masked_fill
-    masked_scatter max_pool2d_with_indices mean mish mm mul mv native_batch_norm neg permute
+    masked_scatter mean mish mm mul mv native_batch_norm neg permute
     pixel_shuffle pixel_unshuffle pow rand rand_like randn randn_like reflection_pad1d
     reflection_pad2d relu repeat replication_pad2d roll rsub scatter scatter_add select
     select_scatter sigmoid silu sin slice slice_scatter softplus split split_with_sizes sqrt squeeze
@@ -82,180 +79,154 @@ def broadcast_shape(args: Any, kwargs: Any) -> Any:
 
 
 def combined_flags(given: list[RandomTensor]) -> dict[str, Any]:
-    """Return the flags of an affine function of several random tensors."""
+    """Return the flags of an affine function of several random tensors.
+
+    Sources that are functions of the same noise count as uncorrelated, which they need not be; a
+    product of independent deviations is uncorrelated with whatever is affine in the noise.
+    """
     noises = frozenset().union(*(one.noises for one in given))
-    exact = all(one.exact for one in given)
     disjoint = len(noises) == sum(len(one.noises) for one in given)
+    derived = max(one.derived for one in given)
+    simple = derived < 2 and sum(one.derived for one in given) < 2
     return {
         "noises": noises,
-        "exact": exact and (disjoint or not _correlated_sources(given)),
+        "exact": all(one.exact for one in given) and (disjoint or simple),
         "known": all(one.known for one in given) and disjoint,
         "independent": all(one.independent for one in given) and disjoint,
-        "derived": frozenset().union(*(one.derived for one in given)),
+        "derived": derived,
     }
-
-
-def _correlated_sources(given: list[RandomTensor]) -> bool:
-    """Whether sources that count as uncorrelated may be correlated, as made of the same noise."""
-    for one, other in itertools.permutations(given, 2):
-        for a in one.derived:
-            if not a.factors and a.noises & other.noises and a not in other.derived:
-                return True
-            if any(a is not b and a.may_correlate_with(b) for b in other.derived):
-                return True
-    return False
 
 
 # -- operations without a rule -------------------------------------------------------------------
 
+Tensors = tuple[Tensor, ...]
+
 
 def unknown_operation(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
-    """Moments and mean slope of any differentiable operation from local samples.
-
-    What the mean slope leaves depends on itself across entries: it is a sum of the samples'
-    residuals times independent numbers, one for each index of the first axis.
-    """
-    given = find_values((args, kwargs))
+    """Return the moments of any differentiable operation: linear numerically, or by samples."""
+    given = list(dict.fromkeys(find_values((args, kwargs))))
     moments = [value.moments(run) for value in given]
+    means = tuple(one.mean for one in moments)
 
-    def function(*points: Tensor) -> tuple[Tensor, ...]:
-        at = dict(zip(map(id, given), points, strict=True))
+    def call(points: Tensors) -> Any:
+        at = dict(zip(given, points, strict=True))
 
         def pick(leaf: Any) -> Any:
-            return at.get(id(leaf), leaf)
+            return at[leaf] if isinstance(leaf, Value) else leaf
 
-        out = func(*map_tree(tuple(args), pick), **map_tree(kwargs, pick))
-        return tuple(out) if isinstance(out, (tuple, list)) else (out,)
+        return func(*map_tree(tuple(args), pick), **map_tree(kwargs, pick))
 
-    at_means = function(*(one.mean for one in moments))
-    returns = op_schema(func).returns
-    several = len(returns) > 1 or "[]" in str(returns)
-    if any(t.is_complex() for t in at_means):
+    out = call(means)
+    several = isinstance(out, (tuple, list))
+    results = list(out) if several else [out]
+    if any(t.is_complex() for t in results):
         raise UnsupportedError(f"{op_info(func).name} is complex")
-    places = [i for i, t in enumerate(at_means) if t.is_floating_point()]
-    if not places:  # only indices or comparisons: refused where they are used
-        return [None] * len(at_means) if several else None
-    results = _if_linear(run, function, moments)
-    if results is None:
-        run.unknown[op_info(func).name] = None
-        results = _by_samples(run, function, given, moments, at_means, places)
+    places = [i for i, t in enumerate(results) if t.is_floating_point()]
+
+    def function(*points: Tensor) -> Tensors:
+        found = call(points)
+        return tuple(found[i] for i in places) if several else (found,)
+
+    # Indices and comparisons are refused where they are used.
+    results = [None] * len(results)
+    if places:
+        try:
+            found = _if_linear(function, means, moments)
+            if found is None:
+                run.unknown[op_info(func).name] = None
+                found = _by_samples(run, function, given, means, moments)
+        except RuntimeError as error:
+            raise UnsupportedError(f"no derivative: {str(error)[:60]}") from error
+        flags = combined_flags(moments) | {"known": False, "independent": False}
+        for i, (mean, var, dev, exact) in zip(places, found, strict=True):
+            flags["exact"] &= exact
+            results[i] = Value(RandomTensor(mean, var, dev, **flags))
     return results if several else results[0]
 
 
-def _if_linear(
-    run: Propagation, function: Callable[..., Any], moments: list[RandomTensor]
-) -> list[Any] | None:
-    """Return the image under an operation that is affine numerically, None if it is not."""
-    means = [one.mean.detach() for one in moments]
-    a = [torch.randn_like(m) * (1 + m.abs()) for m in means]
-    b = [torch.randn_like(m) * (1 + m.abs()) for m in means]
-
-    def at(s: float, t: float) -> Any:
-        points = [m + s * x + t * y for m, x, y in zip(means, a, b, strict=True)]
-        return function(*points)
-
-    zeros = at(0, 0)
-    for zero, x, y, both, back in zip(
-        zeros, at(1, 0), at(0, 1), at(1, 1), at(-2, 0), strict=True
-    ):
-        if not zero.is_floating_point():
-            return None
-        size = 1e-5 * float((x.abs() + y.abs() + zero.abs()).max())
-        if not float((both - x - y + zero).abs().max()) <= size:
-            return None
-        if not float((back - zero + 2 * (x - zero)).abs().max()) <= 3 * size:
-            return None
-    flags = combined_flags(moments)
-    flags["known"] = False
-    flags["independent"] = False
-    try:
-        devs = _jvp(function, means, [one.dev for one in moments])
-    except RuntimeError:  # no forward derivative
-        return None
-    images = []
-    for _ in range(SETTINGS.signs):
-        points = [m + _random_step(one) for m, one in zip(means, moments, strict=True)]
-        images.append(function(*points))
-    results = []
-    for i, (zero, dev) in enumerate(zip(zeros, devs, strict=True)):
-        var = torch.stack([(image[i] - zero) ** 2 for image in images]).mean(0)
-        results.append(Value(RandomTensor(zero, var, dev, **flags)))
-    return results
-
-
-def _jvp(
-    function: Callable[..., Any], points: list[Tensor], tangents: list[Tensor]
-) -> Any:
+def _jvp(function: Callable[..., Tensors], points: Tensors, tangents: Any) -> Tensors:
     """Return the derivative in a direction."""
     with warnings.catch_warnings():  # torch scripts internal functions at the first use
         warnings.simplefilter("ignore", DeprecationWarning)
-        return torch.func.jvp(function, tuple(points), tuple(tangents))[1]
+        slopes: Tensors = torch.func.jvp(function, points, tuple(tangents))[1]
+        return slopes
 
 
-def _random_step(x: RandomTensor) -> Tensor:
-    return x.var.clamp(min=0).sqrt() * random_signs(x.var)
+def _if_linear(
+    function: Callable[..., Tensors], means: Tensors, moments: list[RandomTensor]
+) -> list[Any] | None:
+    """Return the image under an operation that is affine numerically, None if it is not."""
+    start = function(*means)
+    for scale in (1.0, -2.0, 4.0, -8.0):
+        steps = [scale * torch.randn_like(m) * (1 + m.abs()) for m in means]
+        moved = function(*(m + s for m, s in zip(means, steps, strict=True)))
+        for a, b, line in zip(start, moved, _jvp(function, means, steps), strict=True):
+            size = 1e-5 * float((a.abs() + b.abs()).max())
+            if not float((b - a - line).abs().max()) <= size:
+                return None
+    squares: Any = [0.0] * len(start)
+    for _ in range(SETTINGS.signs):
+        steps = [x.var.clamp(min=0).sqrt() * random_signs(x.var) for x in moments]
+        lines = _jvp(function, means, steps)
+        squares = [
+            v + t * t / SETTINGS.signs for v, t in zip(squares, lines, strict=True)
+        ]
+    devs = _jvp(function, means, [one.dev for one in moments])
+    return [(*found, True) for found in zip(start, squares, devs, strict=True)]
 
 
 def _by_samples(
     run: Propagation,
-    function: Callable[..., Any],
+    function: Callable[..., Tensors],
     given: list[Value],
+    means: Tensors,
     moments: list[RandomTensor],
-    at_means: tuple[Tensor, ...],
-    places: list[int],
 ) -> list[Any]:
-    """Return the share of the mean slope that fits samples best, and a source for the rest."""
-    means = [one.mean for one in moments]
-    count = SETTINGS.local_samples
-    steps = [
-        [_local_step(v, m) for v, m in zip(given, moments, strict=True)]
-        for _ in range(count)
-    ]
-    points = [[m + s for m, s in zip(means, step, strict=True)] for step in steps]
+    """Return the share of the mean slope that fits local samples best, and a source for the rest.
 
-    def floats(*xs: Tensor) -> tuple[Tensor, ...]:
-        found = function(*xs)
-        return tuple(found[i] for i in places)
+    What the slope leaves depends on itself across entries: it is a sum of the samples' residuals
+    times independent numbers, one for each index of the first axis.
+    """
+    count = SETTINGS.local_samples
+    points = []
+    for _ in range(count):
+        roots = {value.root: _sample_root(value.root) for value in given}
+        cache: dict[Value, Tensor] = {}
+        points.append(
+            tuple(
+                value.at(roots, cache).to(mean.dtype).expand(mean.shape)
+                for value, mean in zip(given, means, strict=True)
+            )
+        )
 
     def mean_slope(tangents: list[Tensor]) -> list[Tensor]:
-        found = [_jvp(floats, x, tangents) for x in points[: SETTINGS.local_slopes]]
+        found = [_jvp(function, at, tangents) for at in points[: SETTINGS.local_slopes]]
         return [torch.stack(parts).mean(0) for parts in zip(*found, strict=True)]
 
-    try:
-        sampled = [
-            torch.stack(parts)
-            for parts in zip(*(floats(*x) for x in points), strict=True)
-        ]
-        lines = [
-            torch.stack(parts) for parts in zip(*map(mean_slope, steps), strict=True)
-        ]
-        devs = mean_slope([one.dev for one in moments])
-    except RuntimeError as error:
-        raise UnsupportedError(f"no derivative: {str(error)[:60]}") from error
-    flags = combined_flags(moments)
-    flags |= {"exact": False, "known": False, "independent": False}
-    results: list[Any] = [None] * len(at_means)
-    for i, y, line, dev in zip(places, sampled, lines, devs, strict=True):
+    sampled = [function(*at) for at in points]
+    lines = [
+        mean_slope([p - m for p, m in zip(at, means, strict=True)]) for at in points
+    ]
+    devs = mean_slope([one.dev for one in moments])
+    results = []
+    for i, dev in enumerate(devs):
+        y = torch.stack([parts[i] for parts in sampled])
+        line = torch.stack([parts[i] for parts in lines])
         mean = y.mean(0)
         squares = (line * line).sum(0).clamp(min=torch.finfo(y.dtype).tiny)
-        share = (line * (y - mean)).sum(0) / squares
+        share = ((line * (y - mean)).sum(0) / squares).detach()
         rest = (y - mean - share * line).detach()
-        own = run.source(
-            torch.full((count, *rest.shape[1:2]), 1 / count).to(rest), rest=True
-        )
-        pad = [1] * (rest.ndim - own.ndim)
-        dev = share.detach() * dev + (rest * own.reshape(*own.shape, *pad)).sum(0)
-        results[i] = Value(RandomTensor(mean, y.var(0), dev, **flags))
+        weights = torch.full((count, *rest.shape[1:2]), 1 / count).to(rest)
+        own = run.source(weights, rest=True)
+        own = own.reshape(*own.shape, *[1] * (rest.ndim - own.ndim))
+        results.append((mean, y.var(0), share * dev + (rest * own).sum(0), False))
     return results
 
 
-def _local_step(value: Value, found: RandomTensor) -> Tensor:
-    """Sample a deviation, from the law of the root if there is one."""
-    law = value.root.law
-    if law is None or value.shape != value.root.mean.shape:
-        return found.var.clamp(min=0).sqrt() * torch.randn_like(found.var)
-    picked = torch.multinomial(
-        law.weights.float(), value.root.mean.numel(), replacement=True
+def _sample_root(root: RandomTensor) -> Tensor:
+    if root.law is None:
+        return root.mean + root.var.clamp(min=0).sqrt() * torch.randn_like(root.mean)
+    picked = torch.multinomial(root.law.weights.float(), root.mean.numel(), True)
+    return root.law.nodes.to(root.mean)[picked.to(root.mean.device)].reshape(
+        root.mean.shape
     )
-    nodes = law.nodes.to(found.mean)[picked.to(law.nodes.device)]
-    return value.at(nodes.reshape(value.shape), {}) - found.mean
