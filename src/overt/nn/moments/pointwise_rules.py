@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from typing import Any
@@ -91,28 +92,25 @@ def _several_roots(
 
     The roots are those of the arguments, or what these are functions of.
     """
-    most = len(SETTINGS.nodes)
     name = op_info(func).name
     out: Any = None
-    roots: dict[RandomTensor, None] = {}
-    for inner in (False, True):
-        uses = [
-            root
-            for value in given
-            for root in ((inner and value.root.roots) or (value.root,))
-        ]
-        if len(set(uses)) <= most:
-            roots = dict.fromkeys(uses)
+    choices = []
+    for picked in itertools.product(
+        *(((value.root,), *value.root.roots) for value in given)
+    ):
+        uses = [root for roots in picked for root in roots]
+        roots = tuple(dict.fromkeys(uses))
+        if len(roots) <= len(SETTINGS.nodes):
+            choices.append(roots)
             if out is None and len(uses) > len(roots):
-                out = Value(integrate(run, tuple(roots), function, shape))
+                out = Value(integrate(run, roots, function, shape))
     if out is None:
         out = _by_affine_rule(run, name, func, args, kwargs)
     if out is None:
         out = unknown_operation(run, func, args, kwargs)
-    if isinstance(out, Value) and roots:
-        out.root = out.found = replace(
-            out.moments(run), roots=tuple(roots), function=function
-        )
+    if isinstance(out, Value):
+        made = replace(out.moments(run), roots=tuple(choices[:6]), function=function)
+        out.root = out.found = made
     return out
 
 

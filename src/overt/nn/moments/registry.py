@@ -157,21 +157,26 @@ def _if_linear(
 ) -> list[Any] | None:
     """Return the image under an operation that is affine numerically, None if it is not."""
     start = function(*means)
-    for scale in (1.0, -2.0, 4.0, -8.0):
-        steps = [scale * torch.randn_like(m) * (1 + m.abs()) for m in means]
-        moved = function(*(m + s for m, s in zip(means, steps, strict=True)))
-        for a, b, line in zip(start, moved, _jvp(function, means, steps), strict=True):
-            size = 1e-5 * float((a.abs() + b.abs()).max())
-            if not float((b - a - line).abs().max()) <= size:
+
+    def moved(steps: list[Tensor]) -> list[Tensor]:
+        found = function(*(m + step for m, step in zip(means, steps, strict=True)))
+        return [a - b for a, b in zip(found, start, strict=True)]
+
+    for scale in (1.0, 4.0):
+        one, other = (
+            [scale * torch.randn_like(m) * (1 + m.abs()) for m in means] for _ in "ab"
+        )
+        both = [a - 2 * b for a, b in zip(one, other, strict=True)]
+        for a, b, c in zip(moved(one), moved(other), moved(both), strict=True):
+            size = 1e-5 * (a.abs() + b.abs()).detach().amax()
+            if not bool((a - 2 * b - c).abs().amax() <= size):
                 return None
     squares: Any = [0.0] * len(start)
     for _ in range(SETTINGS.signs):
         steps = [x.var.clamp(min=0).sqrt() * random_signs(x.var) for x in moments]
-        lines = _jvp(function, means, steps)
-        squares = [
-            v + t * t / SETTINGS.signs for v, t in zip(squares, lines, strict=True)
-        ]
-    devs = _jvp(function, means, [one.dev for one in moments])
+        pairs = zip(squares, moved(steps), strict=True)
+        squares = [v + t * t / SETTINGS.signs for v, t in pairs]
+    devs = moved([one.dev for one in moments])
     return [(*found, True) for found in zip(start, squares, devs, strict=True)]
 
 

@@ -104,7 +104,7 @@ class RandomTensor:
         Variances v of independent entries and a matrix W, if it is their product x @ W and a
         constant: its covariance is W' diag(v) W then.
     roots, function
-        The roots that it is an entrywise function of, if they are few.
+        Sets of few roots that it is an entrywise function of, and that function.
     """
 
     mean: Tensor
@@ -117,7 +117,7 @@ class RandomTensor:
     independent: bool = True
     derived: int = 0
     product: tuple[Tensor, Tensor] | None = None
-    roots: tuple[RandomTensor, ...] = ()
+    roots: tuple[tuple[RandomTensor, ...], ...] = ()
     function: Function | None = None
 
     def changed(self, **changes: Any) -> RandomTensor:
