@@ -14,9 +14,9 @@ from torch import Tensor
 from overt.nn.graph.record import RERUN_AS, aten, map_tree, op_info, op_schema
 from overt.nn.moments.backward import output_variances
 from overt.nn.moments.registry import (
-    RULES,
     combined_flags,
     find_values,
+    register,
     rule,
     unknown_operation,
 )
@@ -93,53 +93,60 @@ def linear(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
     ]
 
 
-for _name in (*ONE_TO_ONE, *_REPEATING.split(), *ADDING):
-    if hasattr(aten, _name):
-        RULES[getattr(aten, _name)] = linear
+register(f"{_ONE_TO_ONE} {_REPEATING} {_ADDING}", linear)
 
 
-@rule(
-    "mean", "avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d"
-)
+@rule("mean")
 def average(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
-    """Averages of n entries each: Var = average of variances / n."""
-    x = args[0].moments(run)
-    mean = func(x.mean, *args[1:], **kwargs)
-    count = _window_size(op_info(func).name, x.mean, mean, args)
-    if count is None:
+    """Divide the sum over n entries by n."""
+    sums = aten.sum.dim_IntList if len(args) > 1 else aten.sum.default
+    total = linear(run, sums, args, kwargs)
+    return multiply(run, total, math.prod(total.shape) / math.prod(args[0].shape))
+
+
+def windows(
+    run: Propagation, func: Any, args: Any, outside: float = 0.0
+) -> Value | None:
+    """Return the pooling windows of a value on a last axis, None if they are irregular."""
+    x, *given = args
+    axes = int(op_info(func).name[len("max_pool")])
+    # Stride, padding, dilation and ceil_mode are not given if they have their defaults.
+    if any(n not in ([1] * len(n), []) for n in given[3:4] if n) or any(given[4:]):
+        return None
+    sizes = (*given[:3], [], [])[:3]
+    kernel, stride, padding = (list(n) * (axes if len(n) == 1 else 1) for n in sizes)
+    if any(padding):
+        sides = [n for n in reversed(padding) for _ in range(2)]
+        x = linear(run, aten.constant_pad_nd.default, (x, sides, outside), {})
+    first = len(x.shape) - axes
+    for axis in range(axes):
+        size = (first + axis, kernel[axis], (stride or kernel)[axis])
+        x = linear(run, aten.unfold.default, (x, *size), {})
+    return linear(run, aten.view.default, (x, [*x.shape[:-axes], -1]), {})
+
+
+@rule("avg_pool2d avg_pool3d")
+def average_pool(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
+    """Averages over windows."""
+    regular = len(args) < 5 and not any(args[3:4] and args[3])
+    found = windows(run, func, args) if regular else None
+    if found is None:
         return unknown_operation(run, func, args, kwargs)
-    return Value(
-        x.changed(
-            mean=mean,
-            var=func(x.var, *args[1:], **kwargs) / count,
-            dev=func(x.dev, *args[1:], **kwargs),
-            known=x.known and x.independent,
-            independent=False,
-        )
-    )
-
-
-def _window_size(name: str, x: Tensor, mean: Tensor, args: Any) -> float | None:
-    """Return how many entries each average is over, None if that differs or they overlap."""
-    if name.startswith("avg_pool"):
-        axes = int(name[len("avg_pool")])
-        kernel = list(args[1]) * (axes if len(args[1]) == 1 else 1)
-        plain = len(args) < 4 or not any(args[3])
-        return math.prod(kernel) if plain and len(args) < 5 else None
-    whole = all(n % m == 0 for n, m in zip(x.shape[2:], mean.shape[2:], strict=False))
-    return x.numel() / mean.numel() if whole or name == "mean" else None
+    return average(run, aten.mean.dim, (found, [-1]), {})
 
 
 # -- sums and products --------------------------------------------------------------------------
 
 
-def add(run: Propagation, a: Any, b: Any, scale: float = 1.0) -> Value:
-    """Return a + scale * b, one or both of them random."""
+def add(run: Propagation, a: Any, b: Any, scale: float = 1.0) -> Any:
+    """Return a + scale * b."""
     x = a.moments(run) if isinstance(a, Value) else None
     y = b.moments(run) if isinstance(b, Value) else None
     mean = torch.add(x.mean if x else a, y.mean if y else b, alpha=scale)
+    one: Any = x or y
+    if one is None:
+        return mean
     if x is None or y is None:
-        one: Any = x or y
         factor = 1.0 if x else scale
         var = one.var if factor == 1 else factor**2 * one.var
         dev = one.dev if factor == 1 else factor * one.dev
@@ -159,14 +166,14 @@ def add(run: Propagation, a: Any, b: Any, scale: float = 1.0) -> Value:
     return Value(RandomTensor(mean, var, torch.add(x.dev, y.dev, alpha=scale), **flags))
 
 
-def multiply(run: Propagation, a: Any, b: Any) -> Value:
+def multiply(run: Propagation, a: Any, b: Any) -> Any:
     """Return a * b entry by entry; b may be a number."""
     if not isinstance(b, (Tensor, Value)):
         b = torch.tensor(float(b), dtype=torch.float64)
     return product(run, torch.mul, a, b)
 
 
-def product(run: Propagation, f: Callable[[Any, Any], Tensor], a: Any, b: Any) -> Value:
+def product(run: Propagation, f: Callable[[Any, Any], Tensor], a: Any, b: Any) -> Any:
     """f(a, b), linear in each.
 
     For independent x and y the deviation is f(t_x, E y) + f(E x, t_y) + f(t_x, t_y), of which the
@@ -174,6 +181,8 @@ def product(run: Propagation, f: Callable[[Any, Any], Tensor], a: Any, b: Any) -
     """
     entrywise = f is torch.mul
     if not isinstance(a, Value):
+        if not isinstance(b, Value):
+            return f(a, b)
         return _scale(run, lambda s, t: f(t, s), b.moments(run), a, entrywise)
     if not isinstance(b, Value):
         return _scale(run, f, a.moments(run), b, entrywise)
@@ -263,20 +272,16 @@ def _scale(
     )
 
 
-@rule("mm", "bmm", "mv", "dot", "addmm", "baddbmm", "addmv")
 def matmul(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
     """Matrix products, with or without a term that is added."""
     *start, a, b = args
-    random = bool(find_values((a, b)))
-    made: Any = product(run, torch.matmul, a, b) if random else torch.matmul(a, b)
-    alpha = kwargs.get("alpha", 1)
+    made = product(run, torch.matmul, a, b)
+    alpha, beta = (kwargs.get(name, 1) for name in ("alpha", "beta"))
     if alpha != 1:
-        made = multiply(run, made, alpha) if random else made * alpha
-    beta = kwargs.get("beta", 1)
+        made = multiply(run, made, alpha)
     return add(run, made, start[0], beta) if start and beta else made
 
 
-@rule("convolution")
 def convolution(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
     """Convolution: bilinear in input and kernel, plus a bias."""
     x, weight, bias, *rest = args
@@ -284,8 +289,7 @@ def convolution(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
     def convolve(s: Tensor, t: Tensor) -> Tensor:
         return func(s, t, None, *rest)
 
-    random = bool(find_values((x, weight)))
-    out: Any = product(run, convolve, x, weight) if random else convolve(x, weight)
+    out = product(run, convolve, x, weight)
     if bias is None:
         return out
     shape = [-1, *[1] * len(rest[0])]
@@ -294,3 +298,7 @@ def convolution(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
     else:
         bias = bias.reshape(shape)
     return add(run, out, bias)
+
+
+register("mm bmm mv dot addmm baddbmm addmv", matmul)
+register("convolution", convolution)

@@ -108,7 +108,7 @@ class Moments(Result):
 class SampleSums:
     """Sums over samples in double precision, from which all moments and their errors come.
 
-    Powers are about a common shift, the first two by group; `low` and `high` are the extremes of
+    Sums of y and y^2 are about a common shift, and by group; `low` and `high` are the extremes of
     all outputs.
     """
 
@@ -122,8 +122,7 @@ class SampleSums:
         self.high = -math.inf
         self._covariance = covariance
         self._products: Any = 0.0
-        self._powers: list[Any] = [0.0] * 5
-        """Sums of k-th powers at place k, those of k = 1 and 2 for each group."""
+        self._sums: list[Any] = [0.0, 0.0]
 
     def add(self, y: Tensor) -> None:
         """Add samples of shape (samples, *output)."""
@@ -132,25 +131,16 @@ class SampleSums:
         if self.shift is None:
             self.shift = y[0]
         z = y - self.shift.detach().double()
-        group = (self.count + torch.arange(len(z))) % GROUPS
+        group = (self.count + torch.arange(len(z), device=z.device)) % GROUPS
         empty = z.new_zeros(GROUPS, *z.shape[1:])
+        self._sums[0] = self._sums[0] + empty.index_add(0, group, z)
+        self._sums[1] = self._sums[1] + empty.index_add(0, group, z * z)
         self.count += len(z)
         self.low = min(self.low, float(y.amin()))
         self.high = max(self.high, float(y.amax()))
-        for k in range(1, 5):
-            power = z**k
-            sums = (
-                empty.index_add(0, group.to(z.device), power) if k < 3 else power.sum(0)
-            )
-            self._powers[k] = self._powers[k] + sums
         if self._covariance:
             flat = z.reshape(len(z), len(z[0]) if z[0].ndim else 1, -1)
             self._products = self._products + torch.einsum("nrk,nrl->rkl", flat, flat)
-
-    def _power(self, k: int) -> Tensor:
-        """Return the mean k-th power about the shift."""
-        total: Tensor = self._powers[k].sum(0) if k < 3 else self._powers[k]
-        return total / self.count
 
     def group_deviations(self, mean: Tensor, sd: Tensor) -> tuple[Tensor, Tensor]:
         """Return how far each group is from other moments, in standard deviations.
@@ -159,22 +149,28 @@ class SampleSums:
         """
         counts = (torch.arange(self.count) % GROUPS).bincount().to(sd)
         counts = counts.reshape(-1, *[1] * sd.ndim)
-        first, second = (self._powers[k][: len(counts)] / counts for k in (1, 2))
-        center = self._power(1)
+        first, second = (sums[: len(counts)] / counts for sums in self._sums)
+        center = self._move
         about_mean = second - 2 * center * first + center**2
         ratio = about_mean * self.count / (self.count - 1) / sd**2
         return (self.shift + first - mean) / sd, (ratio - 1) / 2
 
     @property
+    def _move(self) -> Tensor:
+        """The mean about the shift."""
+        move: Tensor = self._sums[0].sum(0) / self.count
+        return move
+
+    @property
     def mean(self) -> Tensor:
         """The mean of all samples."""
-        return self.shift + self._power(1)
+        return self.shift + self._move
 
     @property
     def variance(self) -> Tensor:
         """The unbiased variance."""
-        square = self._power(2)
-        centered = square - self._power(1) ** 2
+        square = self._sums[1].sum(0) / self.count
+        centered = square - self._move**2
         # The difference of equal numbers is rounding, not variance.
         centered = torch.where(centered > 1e-13 * square, centered, 0.0)
         return centered * self.count / (self.count - 1)
@@ -182,7 +178,7 @@ class SampleSums:
     @property
     def covariance(self) -> Tensor:
         """The unbiased covariances of each row's outputs, (rows, outputs, outputs)."""
-        away = self._power(1).reshape(len(self._products), -1)
+        away = self._move.reshape(len(self._products), -1)
         outer = self.count * away[:, :, None] * away[:, None, :]
         return (self._products - outer) / (self.count - 1)
 
@@ -190,17 +186,19 @@ class SampleSums:
     def relative_errors(self) -> tuple[Tensor, Tensor]:
         """Standard errors of mean and standard deviation, over the standard deviation.
 
-        The latter is sqrt((kurtosis - 1) / 4n), with at least the kurtosis of a typical output.
+        The latter is seen between groups, and is at least that of a typical output; outputs that
+        never varied have none.
         """
-        d = self._power(1)
-        fourth = self._power(4) - 4 * d * self._power(3) + 6 * d**2 * self._power(2)
-        variance = self.variance
-        kurtosis = (fourth - 3 * d**4) / variance.clamp(min=1e-300) ** 2
-        varies = variance > 0
-        typical = float(kurtosis[varies].mean()) if bool(varies.any()) else 3.0
-        kurtosis = kurtosis.where(varies, 0.0).clamp(min=max(typical, 1.5))
-        of_mean = torch.full_like(d, 1 / math.sqrt(self.count))
-        return of_mean, ((kurtosis - 1) / 4 / (self.count - 1)).sqrt()
+        sd = self.variance.sqrt()
+        varies = sd > 0
+        _, squares = self.group_deviations(self.mean, sd.where(varies, 1.0))
+        of_std = squares.std(0) / math.sqrt(len(squares))
+        typical = float((of_std[varies] ** 2).mean().sqrt()) if varies.any() else 0.0
+        of_mean = torch.full_like(sd, 1 / math.sqrt(self.count))
+        unseen = torch.full_like(sd, math.inf)
+        return of_mean.where(varies, unseen), of_std.clamp(min=typical).where(
+            varies, unseen
+        )
 
     @property
     def errors(self) -> tuple[Tensor, Tensor]:

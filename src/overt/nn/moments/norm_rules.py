@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from overt.nn.graph.record import UnsupportedError, aten, op_info
-from overt.nn.moments.linear_rules import add, linear, multiply
+from overt.nn.graph.record import UnsupportedError, aten
+from overt.nn.moments.linear_rules import add, linear, multiply, windows
 from overt.nn.moments.registry import rule, unknown_operation
 from overt.nn.moments.values import SETTINGS, Propagation, RandomTensor, Value
 
@@ -47,7 +46,7 @@ def log_softmax(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
     return add(run, args[0], logsumexp(run, func, (args[0], [args[1]], True), {}), -1.0)
 
 
-@rule("_softmax", "_safe_softmax")
+@rule("_softmax _safe_softmax")
 def softmax(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
     """Second-order mean for independent logits, first-order deviation p (t - p't)."""
     x = args[0].moments(run)
@@ -137,26 +136,20 @@ def _per_channel(x: Value) -> tuple[int, ...]:
     return (-1, *[1] * (len(x.shape) - 2))
 
 
-@rule("native_layer_norm", "_fused_rms_norm")
+@rule("native_layer_norm _fused_rms_norm")
 def layer_norm(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
     """LayerNorm and RMSNorm."""
-    if not isinstance(args[0], Value):
-        return unknown_operation(run, func, args, kwargs)
-    center = func.overloadpacket is aten.native_layer_norm
-    x, shape, weight, *more = args
-    bias, eps = more if center else (None, *more)
+    x, shape, weight, *bias, eps = args
     if eps is None:
         eps = torch.finfo(torch.float32).eps
     dims = tuple(range(-len(shape), 0))
-    out = standardize(run, x.moments(run), dims, eps, center=center)
-    return _scale_and_shift(run, out, weight, bias, shape)
+    out = standardize(run, x.moments(run), dims, eps, center=bool(bias))
+    return _scale_and_shift(run, out, weight, bias[0] if bias else None, shape)
 
 
 @rule("native_group_norm")
 def group_norm(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
     """GroupNorm: LayerNorm of each group."""
-    if not isinstance(args[0], Value):
-        return unknown_operation(run, func, args, kwargs)
     x, weight, bias, n, _, _, groups, eps = args
     split = linear(run, aten.view.default, (x, [n, groups, -1]), {})
     out = standardize(run, split.moments(run), (-1,), eps, center=True)
@@ -164,16 +157,9 @@ def group_norm(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
     return _scale_and_shift(run, out, weight, bias, _per_channel(x))
 
 
-@rule(
-    "native_batch_norm",
-    "_native_batch_norm_legit",
-    "_native_batch_norm_legit_no_training",
-    "_native_batch_norm_legit_functional",
-)
+@rule("native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional")
 def batch_norm(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
     """Affine by running statistics; by batch statistics, rows share all noise."""
-    if not isinstance(args[0], Value):
-        return unknown_operation(run, func, args, kwargs)
     x, weight, bias, center, square, *more = args
     shape = _per_channel(x)
     if (len(more) > 2 and more[0]) or square is None:
@@ -189,32 +175,18 @@ def batch_norm(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
 # -- pooling by maxima --------------------------------------------------------------------------
 
 
-@rule("max_pool2d_with_indices", "max_pool3d_with_indices")
+@rule("max_pool2d_with_indices max_pool3d_with_indices")
 def max_pool(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
     """Take the largest of independent normal entries, one after the other (Clark)."""
-    axes = int(op_info(func).name[len("max_pool")])
-    # Later arguments that have their defaults are not given.
-    given = (*args[1:4], *[[]] * 3)[:3]
-    kernel, stride, padding = (list(n) * (axes if len(n) == 1 else 1) for n in given)
-    stride = stride or kernel
-    plain = len(args) < 6 and (len(args) < 5 or set(args[4]) == {1})
-    if not plain or math.prod(kernel) > SETTINGS.max_window:
-        return unknown_operation(run, func, args, kwargs)
     x = args[0].moments(run)
-
-    def windows(t: Tensor, outside: float = 0.0) -> Tensor:
-        sides = [n for n in reversed(padding) for _ in range(2)]
-        t = functional.pad(t, sides, value=outside)
-        first = t.ndim - axes
-        for axis in range(axes):
-            t = t.unfold(first + axis, kernel[axis], stride[axis])
-        return t.flatten(-axes)
-
     far = float(x.mean.detach().abs().amax() + x.var.detach().amax().sqrt())
-    v = windows(x.var)
-    mean, slopes, var = largest_of_normals(windows(x.mean, -10 * far), v)
-    rest = (var - (slopes * slopes * v).sum(-1)).clamp(min=0)
-    dev = (run.fixed(slopes) * windows(x.dev)).sum(-1) + run.source(rest, rest=True)
+    found = windows(run, func, args, -10 * far)
+    if found is None or found.shape[-1] > SETTINGS.max_window:
+        return unknown_operation(run, func, args, kwargs)
+    x = found.moments(run)
+    mean, slopes, var = largest_of_normals(x.mean, x.var)
+    rest = (var - (slopes * slopes * x.var).sum(-1)).clamp(min=0)
+    dev = (run.fixed(slopes) * x.dev).sum(-1) + run.source(rest, rest=True)
     return [Value(x.approximated(mean=mean, var=var, dev=dev))]
 
 

@@ -116,7 +116,7 @@ def _several_roots(
 
 def _by_affine_rule(
     run: Propagation, name: str, func: Any, args: Any, kwargs: Any
-) -> Value | None:
+) -> Any:
     """Return sums, products and selections of tensors without a common root, None for others."""
     a, b = (*args, None)[:2]
     alpha = kwargs.get("alpha", 1)
@@ -144,19 +144,17 @@ def _by_affine_rule(
     return None
 
 
-def _choose(run: Propagation, condition: Any, a: Any, b: Any) -> Value:
+def _choose(run: Propagation, coin: Any, a: Any, b: Any) -> Value:
     """Return a where a coin shows 1 and b elsewhere: coin a + (1 - coin) b."""
-    other = 1 - condition if isinstance(condition, Tensor) else None
-    if other is None:
+    if isinstance(coin, Value):
         like = a if isinstance(a, Value) else b
         dtype = {"dtype": like.moments(run).mean.dtype}
-        condition = pointwise(run, aten._to_copy.default, (condition,), dtype)
-        other = pointwise(run, aten.rsub.Scalar, (condition, 1.0), {})
-    parts = []
-    for coin, value in ((condition, a), (other, b)):
-        random = isinstance(coin, Value) or isinstance(value, Value)
-        parts.append(multiply(run, coin, value) if random else coin * value)
-    return add(run, parts[0], parts[1])
+        coin = pointwise(run, aten._to_copy.default, (coin,), dtype)
+        other = pointwise(run, aten.rsub.Scalar, (coin, 1.0), {})
+    else:
+        other = 1 - coin
+    chosen: Value = add(run, multiply(run, coin, a), multiply(run, other, b))
+    return chosen
 
 
 def _as_coin(run: Propagation, out: Value, law: Law, *, compares: bool) -> Value | None:

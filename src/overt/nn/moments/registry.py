@@ -44,17 +44,25 @@ The test of this table enumerates all masks for each of them, and fails for a na
 """
 
 
-def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Use a function as the rule of these operations."""
+def register(names: str, function: Rule) -> None:
+    """Use a function as the rule of these operations; not every version of torch has all."""
+    for name in names.split():
+        if hasattr(aten, name):
+            RULES[getattr(aten, name)] = function
 
-    def register(function: Rule) -> Rule:
-        for name in names:
-            packet = getattr(aten, name, None)
-            if packet is not None:  # not every version of torch has all of them
-                RULES[packet] = function
+
+def rule(names: str) -> Callable[[Rule], Rule]:
+    """Use a function as the rule of these operations where their first argument is random."""
+
+    def decorate(function: Rule) -> Rule:
+        def guarded(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
+            chosen = function if isinstance(args[0], Value) else unknown_operation
+            return chosen(run, func, args, kwargs)
+
+        register(names, guarded)
         return function
 
-    return register
+    return decorate
 
 
 def find_values(tree: Any) -> list[Value]:
@@ -70,12 +78,10 @@ def find_values(tree: Any) -> list[Value]:
 
 def broadcast_shape(args: Any, kwargs: Any) -> Any:
     """Return the shape of an entrywise function of flat arguments."""
-    shapes = [
-        t.shape for t in (*args, *kwargs.values()) if isinstance(t, (Tensor, Value))
-    ]
-    if all(shape == shapes[0] for shape in shapes):  # which torch is slow to find out
-        return shapes[0]
-    return torch.broadcast_shapes(*shapes)
+    flat = (*args, *kwargs.values())
+    return torch.broadcast_shapes(
+        *(t.shape for t in flat if isinstance(t, (Tensor, Value)))
+    )
 
 
 def combined_flags(given: list[RandomTensor]) -> dict[str, Any]:
@@ -99,16 +105,14 @@ def combined_flags(given: list[RandomTensor]) -> dict[str, Any]:
 
 # -- operations without a rule -------------------------------------------------------------------
 
-Tensors = tuple[Tensor, ...]
+Function = Callable[[list[Tensor]], Tensor]
 
 
 def unknown_operation(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
     """Return the moments of any differentiable operation: linear numerically, or by samples."""
     given = list(dict.fromkeys(find_values((args, kwargs))))
-    moments = [value.moments(run) for value in given]
-    means = tuple(one.mean for one in moments)
 
-    def call(points: Tensors) -> Any:
+    def call(points: list[Tensor]) -> Any:
         at = dict(zip(given, points, strict=True))
 
         def pick(leaf: Any) -> Any:
@@ -116,77 +120,71 @@ def unknown_operation(run: Propagation, func: Any, args: Any, kwargs: Any) -> An
 
         return func(*map_tree(tuple(args), pick), **map_tree(kwargs, pick))
 
-    out = call(means)
-    several = isinstance(out, (tuple, list))
-    results = list(out) if several else [out]
-    if any(t.is_complex() for t in results):
-        raise UnsupportedError(f"{op_info(func).name} is complex")
-    places = [i for i, t in enumerate(results) if t.is_floating_point()]
+    name = op_info(func).name
+    out = call([value.moments(run).mean for value in given])
+    if isinstance(out, Tensor):
+        return _moments_of(run, name, call, given, out)
 
-    def function(*points: Tensor) -> Tensors:
-        found = call(points)
-        return tuple(found[i] for i in places) if several else (found,)
+    def result(i: int) -> Function:
+        return lambda points: call(points)[i]
 
-    # Indices and comparisons are refused where they are used.
-    results = [None] * len(results)
-    if places:
-        try:
-            found = _if_linear(function, means, moments)
-            if found is None:
-                run.unknown[op_info(func).name] = None
-                found = _by_samples(run, function, given, means, moments)
-        except RuntimeError as error:
-            raise UnsupportedError(f"no derivative: {str(error)[:60]}") from error
-        flags = combined_flags(moments) | {"known": False, "independent": False}
-        for i, (mean, var, dev, exact) in zip(places, found, strict=True):
-            flags["exact"] &= exact
-            results[i] = Value(RandomTensor(mean, var, dev, **flags))
-    return results if several else results[0]
+    return [_moments_of(run, name, result(i), given, t) for i, t in enumerate(out)]
 
 
-def _jvp(function: Callable[..., Tensors], points: Tensors, tangents: Any) -> Tensors:
-    """Return the derivative in a direction."""
-    with warnings.catch_warnings():  # torch scripts internal functions at the first use
-        warnings.simplefilter("ignore", DeprecationWarning)
-        slopes: Tensors = torch.func.jvp(function, points, tuple(tangents))[1]
-        return slopes
+def _moments_of(
+    run: Propagation, name: str, function: Function, given: list[Value], start: Tensor
+) -> Value | None:
+    """Return the moments of one result, `start` at the means; None if it holds no numbers."""
+    if start.is_complex():
+        raise UnsupportedError(f"{name} is complex")
+    if not start.is_floating_point():  # indices: refused where they are used
+        return None
+    moments = [value.moments(run) for value in given]
+    flags = combined_flags(moments) | {"known": False, "independent": False}
+    try:
+        found = _if_linear(function, moments, start)
+        if found is None:
+            run.unknown[name] = None
+            flags["exact"] = False
+            found = _by_samples(run, function, given, moments)
+    except RuntimeError as error:
+        raise UnsupportedError(f"no derivative: {str(error)[:60]}") from error
+    return Value(RandomTensor(*found, **flags))
 
 
 def _if_linear(
-    function: Callable[..., Tensors], means: Tensors, moments: list[RandomTensor]
-) -> list[Any] | None:
+    function: Function, moments: list[RandomTensor], start: Tensor
+) -> tuple[Tensor, Tensor, Tensor] | None:
     """Return the image under an operation that is affine numerically, None if it is not."""
-    start = function(*means)
 
-    def moved(steps: list[Tensor]) -> list[Tensor]:
-        found = function(*(m + step for m, step in zip(means, steps, strict=True)))
-        return [a - b for a, b in zip(found, start, strict=True)]
+    def moved(steps: list[Tensor]) -> Tensor:
+        pairs = zip(moments, steps, strict=True)
+        return function([x.mean + step for x, step in pairs]) - start
 
     for scale in (1.0, 4.0):
         one, other = (
-            [scale * torch.randn_like(m) * (1 + m.abs()) for m in means] for _ in "ab"
+            [scale * torch.randn_like(x.mean) * (1 + x.mean.abs()) for x in moments]
+            for _ in range(2)
         )
-        both = [a - 2 * b for a, b in zip(one, other, strict=True)]
-        for a, b, c in zip(moved(one), moved(other), moved(both), strict=True):
-            size = 1e-5 * (a.abs() + b.abs()).detach().amax()
-            if not bool((a - 2 * b - c).abs().amax() <= size):
-                return None
-    squares: Any = [0.0] * len(start)
-    for _ in range(SETTINGS.signs):
-        steps = [x.var.clamp(min=0).sqrt() * random_signs(x.var) for x in moments]
-        pairs = zip(squares, moved(steps), strict=True)
-        squares = [v + t * t / SETTINGS.signs for v, t in pairs]
-    devs = moved([one.dev for one in moments])
-    return [(*found, True) for found in zip(start, squares, devs, strict=True)]
+        both = moved([s - 2 * t for s, t in zip(one, other, strict=True)])
+        a, b = moved(one), moved(other)
+        if not bool(
+            (a - 2 * b - both).abs().amax() <= 1e-5 * (a.abs() + b.abs()).amax()
+        ):
+            return None
+    squares = [
+        moved([x.var.clamp(min=0).sqrt() * random_signs(x.var) for x in moments]) ** 2
+        for _ in range(SETTINGS.signs)
+    ]
+    return start, torch.stack(squares).mean(0), moved([x.dev for x in moments])
 
 
 def _by_samples(
     run: Propagation,
-    function: Callable[..., Tensors],
+    function: Function,
     given: list[Value],
-    means: Tensors,
     moments: list[RandomTensor],
-) -> list[Any]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return the share of the mean slope that fits local samples best, and a source for the rest.
 
     What the slope leaves depends on itself across entries: it is a sum of the samples' residuals
@@ -196,42 +194,40 @@ def _by_samples(
     points = []
     for _ in range(count):
         roots = {value.root: _sample_root(value.root) for value in given}
-        cache: dict[Value, Tensor] = {}
-        points.append(
-            tuple(
-                value.at(roots, cache).to(mean.dtype).expand(mean.shape)
-                for value, mean in zip(given, means, strict=True)
-            )
-        )
+        at = [value.at(roots, {}) for value in given]
+        pairs = zip(at, moments, strict=True)
+        points.append([t.to(x.mean).expand(x.mean.shape) for t, x in pairs])
 
-    def mean_slope(tangents: list[Tensor]) -> list[Tensor]:
-        found = [_jvp(function, at, tangents) for at in points[: SETTINGS.local_slopes]]
-        return [torch.stack(parts).mean(0) for parts in zip(*found, strict=True)]
+    def mean_slope(tangents: list[Tensor]) -> Tensor:
+        with warnings.catch_warnings():  # torch scripts functions at the first use
+            warnings.simplefilter("ignore", DeprecationWarning)
+            slopes = [
+                torch.func.jvp(function, (at,), (tangents,))[1]
+                for at in points[: SETTINGS.local_slopes]
+            ]
+        return torch.stack(slopes).mean(0)
 
-    sampled = [function(*at) for at in points]
-    lines = [
-        mean_slope([p - m for p, m in zip(at, means, strict=True)]) for at in points
-    ]
-    devs = mean_slope([one.dev for one in moments])
-    results = []
-    for i, dev in enumerate(devs):
-        y = torch.stack([parts[i] for parts in sampled])
-        line = torch.stack([parts[i] for parts in lines])
-        mean = y.mean(0)
-        squares = (line * line).sum(0).clamp(min=torch.finfo(y.dtype).tiny)
-        share = ((line * (y - mean)).sum(0) / squares).detach()
-        rest = (y - mean - share * line).detach()
-        weights = torch.full((count, *rest.shape[1:2]), 1 / count).to(rest)
-        own = run.source(weights, rest=True)
-        own = own.reshape(*own.shape, *[1] * (rest.ndim - own.ndim))
-        results.append((mean, y.var(0), share * dev + (rest * own).sum(0), False))
-    return results
+    y = torch.stack([function(at) for at in points])
+    lines = []
+    for at in points:
+        pairs = zip(at, moments, strict=True)
+        lines.append(mean_slope([t - x.mean for t, x in pairs]))
+    line = torch.stack(lines)
+    mean = y.mean(0)
+    squares = (line * line).sum(0).clamp(min=torch.finfo(y.dtype).tiny)
+    share = ((line * (y - mean)).sum(0) / squares).detach()
+    rest = (y - mean - share * line).detach()
+    own = run.source(
+        torch.full((count, *rest.shape[1:2]), 1 / count).to(rest), rest=True
+    )
+    own = own.reshape(*own.shape, *[1] * (rest.ndim - own.ndim))
+    dev = share * mean_slope([x.dev for x in moments]) + (rest * own).sum(0)
+    return mean, y.var(0), dev
 
 
 def _sample_root(root: RandomTensor) -> Tensor:
     if root.law is None:
         return root.mean + root.var.clamp(min=0).sqrt() * torch.randn_like(root.mean)
     picked = torch.multinomial(root.law.weights.float(), root.mean.numel(), True)
-    return root.law.nodes.to(root.mean)[picked.to(root.mean.device)].reshape(
-        root.mean.shape
-    )
+    nodes = root.law.nodes.to(root.mean)
+    return nodes[picked.to(nodes.device)].reshape(root.mean.shape)
