@@ -38,7 +38,7 @@ from overt.nn.compression.problem import (
     Problem,
     check_layers,
     copy_model,
-    loss_or_infinity,
+    loss_on,
     run_plain,
     score,
     why_it_fails,
@@ -303,7 +303,7 @@ def _best_mask(
                 cut = make_cut(problem.base, problem.graph, kept, scaled=True)
                 cut = replace(cut, guess=like.guess)
                 small = shrink(problem.base, problem.graph, cut)
-                value = loss_or_infinity(score(small, problem.judge, problem.loss))
+                value = loss_on(small, problem.judge, problem.loss)
                 if not losses or value < min(losses):
                     best = cut
                 losses.append(value)
