@@ -346,7 +346,12 @@ ZOO = {
         {"qkv": "fails with fewer units", "back": "", "down": ""},
     ),
     "stream": (Stream, floats(4, 5), {"enter", "down", "up"}, {"out": "returns"}),
-    "hard-coded": (HardCoded, floats(1, 6, 6), {"fc"}, {"conv": "fails with fewer units"}),
+    "hard-coded": (
+        HardCoded,
+        floats(1, 6, 6),
+        {"fc"},
+        {"conv": "fails with fewer units"},
+    ),
     "branching": (
         Branching,
         floats(5),

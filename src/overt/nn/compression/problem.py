@@ -78,10 +78,6 @@ class Problem:
         """What activations are measured on: the data, or else the example."""
         return self.judge or [Batch("example", self.inputs, None)]
 
-    def layer_cost(self, name: str) -> float:
-        """Return the multiply-adds of a layer for one example."""
-        return self.graph.dependencies.costs[name] / len(self.inputs)
-
     def size_of(self, model: nn.Module) -> int:
         """Return a network's size in what `keep` limits."""
         if self.of == "multiply_adds":
