@@ -356,9 +356,9 @@ class _Tracer(TorchDispatchMode):  # type: ignore[misc]
             return
         module = self._stack[-1]
         for axis, length in enumerate(ids.shape):
-            table = np.moveaxis(ids, axis, 0).reshape(length, -1)
             for key, value in vars(module).items():
                 if type(value) is int and value == length > 1:
+                    table = np.moveaxis(ids, axis, 0).reshape(length, -1)
                     self.found.guesses.append((self._paths[module], key, table))
 
     def _multiply(self, a: Tensor, b: Tensor) -> list[Ids] | None:
