@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor, nn
 
-from overt.nn.compression.dependencies import Dependencies, Ids, Reader
+from overt.nn.compression.dependencies import DependencyGraph, Ids, Reader
 
 SEALED = (nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
 """Modules with several maps inside, which are not followed."""
@@ -98,7 +98,7 @@ def needs_all(name: str, module: nn.Module) -> str:
 class Layer:
     """A layer that is called, and the units of its input (None if it has none)."""
 
-    found: Dependencies
+    found: DependencyGraph
     name: str
     module: Any
     ids: Ids | None
@@ -137,7 +137,7 @@ class Layer:
         transposed = getattr(module, "transposed", False)
         met, own = (x, kind.inner) if transposed else (result, kind.outer)
         cost = met.numel() * weight.numel() // weight.shape[own]
-        self.found.costs[self.name] += cost
+        self.found.costs[id(weight)] += cost
         ids = self.ids
         if ids is not None and ids.shape[axis] == 1 < ids.size:
             along = "it acts along another axis than the units that it meets"

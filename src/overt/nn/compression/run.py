@@ -286,7 +286,7 @@ def _value(problem: Problem, model: nn.Module) -> float:
     """Return the loss on the data, or without targets how much the outputs change."""
     found = score(model, problem.judge, problem.loss)
     if found is not None:
-        return found.loss
+        return found[0]
     changes = [
         relative_change(run_plain(problem.base, inputs), run_plain(model, inputs))
         for _, inputs, _ in problem.batches
@@ -316,12 +316,12 @@ def _report(
         why = "it samples in evaluation mode too: losses and changes here are of single samples"
         skipped[path or "forward"] = why
     models = [problem.base, done.model]
-    before, after = (
-        _size(model, latency, problem, report_on)
-        for model, latency in zip(
-            models, latencies(models, problem.inputs), strict=True
-        )
-    )
+    sizes = []
+    for model, latency in zip(models, latencies(models, problem.inputs), strict=True):
+        judged = score(model, report_on, problem.loss) or (None, None)
+        operations = multiply_adds(model, problem.inputs)
+        sizes.append(Size(count_parameters(model), operations, latency, *judged))
+    before, after = sizes
     reached = None
     if not problem.of_units:
         reached = problem.size_of(done.model) / (problem.total or 1)
@@ -355,23 +355,9 @@ def _shortfall(problem: Problem, done: Outcome, reached: float | None) -> str | 
     if reached is None or isinstance(keep, Mapping) or reached <= TOLERANCE * keep:
         return None
     what = problem.of.replace("_", "-")
-    text = f"keep={keep:g} of the {what} is not reached, {reached:.3g} is left"
-    if done.skipped:
-        return f"{text}; {len(done.skipped)} layers are left whole (report.skipped has the reasons)"
-    return f"{text} with the fewest units or ranks that by={done.by!r} can leave"
-
-
-def _size(
-    model: nn.Module, latency: float, problem: Problem, report_on: Batches | None
-) -> Size:
-    """Return a network in numbers."""
-    judged = score(model, report_on, problem.loss)
-    return Size(
-        parameters=count_parameters(model),
-        multiply_adds=multiply_adds(model, problem.inputs),
-        latency=latency,
-        loss=None if judged is None else judged.loss,
-        accuracy=None if judged is None else judged.accuracy,
+    return (
+        f"keep={keep:g} of the {what} is not reached, {reached:.3g} is left; "
+        f"{len(done.skipped)} layers are left whole (report.skipped has the reasons)"
     )
 
 
