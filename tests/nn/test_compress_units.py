@@ -282,10 +282,9 @@ def test_layers_inside_torchs_transformers_are_refitted():
         for layer in model.layers.layers:
             layer.linear1.bias.add_(3.0)  # units that are always on
     layers = {f"layers.layers.{i}.linear1": 0.5 for i in range(2)}
-    small, report = compress(model, layers, *inputs, by="flow")
+    _, report = compress(model, layers, *inputs, by="flow")
     assert len(report.changes) == 2
     assert report.output_change < 0.1
-    assert type(small.layers.layers[0].self_attn) is nn.MultiheadAttention
 
 
 PASSING = [

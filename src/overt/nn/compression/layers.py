@@ -162,8 +162,11 @@ class Layer:
         else:
             made = self.found.find(weight, kind.outer, self.name)
             self.found.bind(weight, kind.inner, read)
-            reader = Reader(self.name, kind.inner, read, self.drops)
-            self.found.readers.append(reader)
+            drops = self.drops
+            if self.name in self.found.readers:  # called twice
+                drops &= self.found.readers[self.name].drops
+            reader = Reader(self.name, kind.inner, read, drops)
+            self.found.readers[self.name] = reader
         self.found.bind(getattr(module, "bias", None), 0, made)
         self._size(kind.inputs, read)
         self._size(kind.outputs, made)

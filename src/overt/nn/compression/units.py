@@ -63,7 +63,7 @@ def by_units(problem: Problem, by: str) -> Outcome:
     moments: dict[str, Moments] = {}
     psi = np.zeros(len(graph.units))
     if by == "flow" and groups:
-        places = {reader.name: reader.places for reader in graph.readers}
+        places = {name: reader.places for name, reader in graph.readers.items()}
         moments = collect(base, places, problem.batches, outputs=False)
         psi = flows(base, graph, moments)
     while groups:
@@ -335,7 +335,7 @@ def make_cut(
     factor = factor[graph.classes]
     removed = (factor == 0) & ~tied[graph.classes]
     corrected: dict[int, Tensor] = {}
-    for reader in {reader.name: reader for reader in graph.readers}.values():
+    for reader in graph.readers.values():
         module = model.get_submodule(reader.name)
         weight = module.weight.detach()
         scale = torch.from_numpy(factor[reader.ids]).to(weight)
@@ -437,7 +437,7 @@ class NormAmong(nn.Module):  # type: ignore[misc]
 def flows(model: nn.Module, graph: DependencyGraph, seen: dict[str, Moments]) -> Floats:
     """Return psi for each unit, by the number of its class."""
     total = np.zeros(len(graph.units))
-    for reader in {reader.name: reader for reader in graph.readers}.values():
+    for reader in graph.readers.values():
         weight = model.get_submodule(reader.name).weight.detach().double()
         norms = weight.movedim(reader.axis, 0).flatten(1).square().sum(1)
         norms = norms.unflatten(0, (-1, reader.places)).sum(1)
