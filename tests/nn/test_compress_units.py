@@ -513,3 +513,47 @@ def test_shared_weights_are_counted_and_cut_once():
     assert small.twice.weight is small.again.weight
     assert report.after.parameters == sum(p.numel() for p in small.parameters())
     assert np.isclose(report.reached, 0.3, rtol=0.05)
+
+
+class OddRMSNorm(nn.Module):
+    """Has the name of a normalization, and other parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.scale = (
+            nn.Parameter(torch.ones(1, 1)),
+            nn.Parameter(torch.ones(3)),
+        )
+
+    def forward(self, x):
+        return x * self.weight * self.scale.sum()
+
+
+class RunningSum(nn.Module):
+    """Has an attribute of a normalization, and mixes its channels."""
+
+    num_features = 16
+
+    def forward(self, x):
+        return x.cumsum(1)
+
+
+class Positions(nn.Module):
+    """Has an attribute of an embedding, and no weight."""
+
+    embedding_dim = 16
+
+    def forward(self, x):
+        return x + torch.arange(self.embedding_dim).sin()
+
+
+@pytest.mark.parametrize("module", [OddRMSNorm, RunningSum, Positions])
+def test_units_before_a_module_that_only_looks_like_a_layer_stay(module):
+    model = nn.Sequential(
+        nn.Linear(5, 16), module(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 3)
+    )
+    x = torch.randn(4, 5)
+    small, report = compress(model, 0.5, x, by="flow", of="units")
+    assert [change.layers for change in report.changes] == [("2",)]
+    assert "0" in dict(report.skipped)
+    assert small(x).shape == (4, 3)

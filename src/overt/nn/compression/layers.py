@@ -74,7 +74,9 @@ def is_layer(module: nn.Module) -> bool:
         return False
     if "RMSNorm" in type(module).__name__:  # of other libraries, as in Llama
         return True
-    others = ("embedding_dim", "normalized_shape", *PER_CHANNEL)
+    if hasattr(module, "embedding_dim"):
+        return "weight" in module._parameters
+    others = ("normalized_shape", *PER_CHANNEL)
     return any(hasattr(module, name) for name in others)
 
 
@@ -108,10 +110,10 @@ class Layer:
     def follow(self, x: Tensor, result: Tensor) -> Ids | str | None:
         """Return the units of the result, none, or why the layer needs all units of its input."""
         kind = weights_of(self.module)
-        if kind is not None:
-            return self._weighted(kind, x, result)
         if isinstance(self.module, SEALED):
             return needs_all(self.name, self.module)
+        if kind is not None:
+            return self._weighted(kind, x, result)
         if hasattr(self.module, "embedding_dim"):
             made = self.found.find(self.module.weight, 1, self.name)
             self._size("embedding_dim", made)

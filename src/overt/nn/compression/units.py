@@ -230,8 +230,8 @@ def _check(problem: Problem, cut: Cut) -> tuple[Cut, dict[Group, str]]:
 def _difference(problem: Problem, cut: Cut) -> str | None:
     """Return how the smaller network differs from the large one with the same units masked."""
     base = problem.base
-    small = shrink(base, problem.graph, cut)
     try:
+        small = shrink(base, problem.graph, cut)
         with torch.random.fork_rng():
             torch.manual_seed(0)
             result = run_plain(small, problem.inputs)
