@@ -370,9 +370,11 @@ def shrink(model: nn.Module, graph: DependencyGraph, cut: Cut) -> nn.Module:
             memo[key] = _like(tensor, old)
     small = copy_model(model, memo)
     for name, attribute, ids in graph.sizes:
-        own = vars(small.get_submodule(name))
+        module = small.get_submodule(name)
         count = int(np.count_nonzero(cut.factor[ids]))
-        own[attribute] = (count,) if isinstance(own[attribute], tuple) else count
+        if count < len(ids):
+            several = isinstance(getattr(module, attribute), tuple)
+            setattr(module, attribute, (count,) if several else count)
     for (name, attribute), count in _guesses(graph, cut).items():
         vars(small.get_submodule(name))[attribute] = count
     return small
