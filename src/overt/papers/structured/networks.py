@@ -410,17 +410,17 @@ figure(
         "paper": {
             "data": ["mnist", "cifar10"],
             "drop_prob": 0.5,
-            "samples": 1000,
+            "samples": 100,
             "blocks": [[3, 4, 6, 3]],
             "width": 64,
-            "steps": 2000,
+            "steps": 1000,
             "rate": 0.001,
         },
     },
     differs={
         "toy": "60 images of scikit-learn's digits, a small residual trunk",
         "reduced": "256 images, four bottleneck blocks of width 16",
-        "paper": "which images, the optimizer and the steps are not printed: 1000, Adam, 2000",
+        "paper": "how many images, the optimizer and the steps are not printed: 100, Adam, 1000",
     },
     needs={"torch": "torch"},
 )
