@@ -59,6 +59,8 @@ ANSWERS = ("proved", "counterexample", "part", "open")
 Residuals = Generator[float, None, tuple[Any, ...]]
 """Residuals, of which the largest counts; what is returned at last is the rest of the Evidence."""
 
+Rng = np.random.Generator
+
 Check = Callable[[int, np.random.Generator], Evidence | Residuals]
 
 
