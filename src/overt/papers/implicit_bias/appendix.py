@@ -7,11 +7,11 @@ import numpy as np
 from overt import noise, penalty, spectral
 from overt.papers import oracles
 from overt.papers.evidence import EXACT, relative
-from overt.papers.records import Residuals, statement
+from overt.papers.records import Residuals, Rng, statement
 
 
 @statement("Lemma A.1", "A", how="symbolic", identity="units")
-def shallow_penalty(scale: int, rng: np.random.Generator) -> Residuals:
+def shallow_penalty(scale: int, rng: Rng) -> Residuals:
     r"""The explicit penalty.
 
     Dropout on the hidden layer of x -> U V'x adds exactly lam sum_i |u_i|^2 v_i'C v_i to the
@@ -33,7 +33,7 @@ def shallow_penalty(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("Lemma A.2", "A", how="sampled")
-def shrinkage_inverse(scale: int, rng: np.random.Generator) -> Residuals:
+def shrinkage_inverse(scale: int, rng: Rng) -> Residuals:
     r"""An inverse.
 
     The equations of the best nonzero values, (I + (lam/r) 11') a = s, have the solution a = s -
@@ -51,7 +51,7 @@ def shrinkage_inverse(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("Lemma A.3", "A", how="symbolic", identity="algebra")
-def shrinkage_monotone(scale: int, rng: np.random.Generator) -> Residuals:
+def shrinkage_monotone(scale: int, rng: Rng) -> Residuals:
     r"""The objective falls with the rank.
 
     The objective g(rho) with the top rho values shrunk by lam h_rho/(r + lam rho) is lam

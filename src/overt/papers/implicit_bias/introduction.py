@@ -9,11 +9,11 @@ import numpy as np
 from overt import noise, penalty
 from overt.papers import oracles
 from overt.papers.evidence import EXACT, relative
-from overt.papers.records import Residuals, item, statement
+from overt.papers.records import Residuals, Rng, item, statement
 
 
 @statement("Algorithm 1", "1", how="enumerated")
-def dropout_step(scale: int, rng: np.random.Generator) -> Residuals:
+def dropout_step(scale: int, rng: Rng) -> Residuals:
     r"""Training with dropout.
 
     The mean step of the second paper's algorithm is minus the gradient of half the objective;
@@ -57,7 +57,7 @@ def dropout_step(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("Equation 3", "1", how="symbolic", identity="units")
-def path_norm(scale: int, rng: np.random.Generator) -> Residuals:
+def path_norm(scale: int, rng: Rng) -> Residuals:
     r"""The penalty is a squared path norm.
 
     For uncorrelated inputs of unit variance, dropout's penalty is lam times the squared l2 path

@@ -10,11 +10,11 @@ from overt.papers import descent
 from overt.papers.descent import descend, tied_objective
 from overt.papers.evidence import DESCENT, relative
 from overt.papers.implicit_bias.tied import symmetric, tied_map
-from overt.papers.records import Residuals, item, statement
+from overt.papers.records import Residuals, Rng, item, statement
 
 
 @statement("Lemma 4.1", "4.1", how="sampled")
-def equalized_optimum(scale: int, rng: np.random.Generator) -> Residuals:
+def equalized_optimum(scale: int, rng: Rng) -> Residuals:
     r"""Local optima are equalized.
 
     Every local minimum of the tied dropout problem has equal column norms, so its penalty is
@@ -39,7 +39,7 @@ def equalized_optimum(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("Theorem 4.3", "4.2", how="sampled")
-def tied_landscape(scale: int, rng: np.random.Generator) -> Residuals:
+def tied_landscape(scale: int, rng: Rng) -> Residuals:
     r"""No spurious minima.
 
     The tied dropout problem has no spurious local minima: descent from any random start ends at
@@ -65,7 +65,7 @@ def tied_landscape(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("Theorem 4.3, saddles", "4.2", how="sampled")
-def strict_saddle(scale: int, rng: np.random.Generator) -> Residuals:
+def strict_saddle(scale: int, rng: Rng) -> Residuals:
     r"""Saddles are strict, for any strength.
 
     Every equalized critical point but the global minimum has negative curvature, for any
@@ -98,7 +98,7 @@ def strict_saddle(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("Lemma D.1", "D", how="sampled")
-def critical_below_target(scale: int, rng: np.random.Generator) -> Residuals:
+def critical_below_target(scale: int, rng: Rng) -> Residuals:
     r"""Critical points lie below the target.
 
     At every critical point of the tied problem M - UU' is positive semi-definite.

@@ -21,12 +21,12 @@ from overt.papers.implicit_bias.tied import (
     inequality,
     surface,
 )
-from overt.papers.records import Residuals, figure, item, statement
+from overt.papers.records import Residuals, Rng, figure, item, statement
 from overt.papers.trajectories import log_steps, trajectory
 
 
 @statement("Remark 5.2", "5", how="sampled")
-def hadamard_equalizer(scale: int, rng: np.random.Generator) -> Residuals:
+def hadamard_equalizer(scale: int, rng: Rng) -> Residuals:
     r"""The universal equalizer.
 
     For a width of 2^k the right singular vectors times a scaled Hadamard matrix equalize.

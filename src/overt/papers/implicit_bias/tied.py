@@ -15,7 +15,7 @@ from overt.noise import Dropout
 from overt.papers import descent, oracles
 from overt.papers.evidence import DESCENT, EXACT, relative, worst
 from overt.papers.figures import Finding, Findings, Params, Row
-from overt.papers.records import Residuals, figure, item, statement
+from overt.papers.records import Residuals, Rng, figure, item, statement
 
 
 def inequality(U: Floats, Q: Floats) -> float:
@@ -26,7 +26,7 @@ def inequality(U: Floats, Q: Floats) -> float:
 
 
 @statement("Theorem 2.2", "2", how="sampled")
-def equalizer(scale: int, rng: np.random.Generator) -> Residuals:
+def equalizer(scale: int, rng: Rng) -> Residuals:
     r"""Every weight matrix can be equalized.
 
     Every weight matrix has a rotation of its hidden units after which all columns have the same
@@ -52,14 +52,14 @@ def tied_map(M: Floats, lam: float, width: int) -> tuple[Floats, float]:
     return A, float(np.sum((M - A) ** 2) + lam / width * np.sum(a) ** 2)
 
 
-def symmetric(rng: np.random.Generator, eigenvalues: Sequence[float]) -> Floats:
+def symmetric(rng: Rng, eigenvalues: Sequence[float]) -> Floats:
     """Return a symmetric matrix with these eigenvalues and random eigenvectors."""
     Q = np.linalg.qr(rng.standard_normal((len(eigenvalues), len(eigenvalues))))[0]
     return np.asarray(Q * np.asarray(eigenvalues) @ Q.T)
 
 
 @statement("Theorem 2.4", "2", how="sampled")
-def tied_optimum(scale: int, rng: np.random.Generator) -> Residuals:
+def tied_optimum(scale: int, rng: Rng) -> Residuals:
     r"""The tied optimum in closed form.
 
     With tied weights the global optimum shrinks the r largest eigenvalues by one common amount

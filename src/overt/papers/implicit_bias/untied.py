@@ -11,11 +11,11 @@ from overt import equalize, noise, penalty, spectral
 from overt._types import Floats
 from overt.papers import descent, oracles
 from overt.papers.evidence import DESCENT, EXACT, STRICT, relative, worst
-from overt.papers.records import Residuals, item, statement
+from overt.papers.records import Residuals, Rng, item, statement
 
 
 @statement("Remark 3.1", "3", how="symbolic", identity="algebra")
-def rescaling_invariance(scale: int, rng: np.random.Generator) -> Residuals:
+def rescaling_invariance(scale: int, rng: Rng) -> Residuals:
     r"""Rescaling invariance.
 
     Scaling a hidden unit's incoming weights up and its outgoing weights down by the same factor
@@ -44,7 +44,7 @@ def rescaling_invariance(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("Theorem 3.3", "3", how="sampled")
-def equalized_product(scale: int, rng: np.random.Generator) -> Residuals:
+def equalized_product(scale: int, rng: Rng) -> Residuals:
     """Every network can be equalized.
 
     Every map A has factors of width r with |u_i|^2 = |v_i|^2 = |A|_*/r for all hidden units.
@@ -72,7 +72,7 @@ def _rotation(angle: float) -> Floats:
 
 
 @statement("after Theorem 3.3", "3", how="bound evaluated")
-def rotation_is_not_enough(scale: int, rng: np.random.Generator) -> Residuals:
+def rotation_is_not_enough(scale: int, rng: Rng) -> Residuals:
     r"""Rotation is not enough.
 
     Rotating the hidden units of given factors can leave their penalty above the least one for
@@ -114,7 +114,7 @@ def rotation_is_not_enough(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("Theorem 3.4", "3", how="sampled")
-def untied_equalized(scale: int, rng: np.random.Generator) -> Residuals:
+def untied_equalized(scale: int, rng: Rng) -> Residuals:
     r"""Global optima with untied weights are equalized.
 
     Every global optimum (U, V) with untied weights is equalized, |u_i||v_i| the same for all i,
@@ -145,7 +145,7 @@ def untied_equalized(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 def _shallow_residual(
-    M: Floats, A: Floats, lam: float, width: int, scale: int, rng: np.random.Generator
+    M: Floats, A: Floats, lam: float, width: int, scale: int, rng: Rng
 ) -> float:
     """Return how far A is from the best descent, in the objective and as a map.
 
@@ -166,7 +166,7 @@ def _best_map(M: Floats, width: int, weight: float) -> Floats:
 
 
 @statement("Theorem 3.6", "3", how="sampled")
-def shallow_optimum(scale: int, rng: np.random.Generator) -> Residuals:
+def shallow_optimum(scale: int, rng: Rng) -> Residuals:
     r"""The untied optimum in closed form.
 
     The global optimum of width r shrinks the r largest singular values by one common amount and
@@ -202,7 +202,7 @@ def shallow_optimum(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("Theorem 3.6, the rank", "3", how="enumerated")
-def shrinkage_prefix(scale: int, rng: np.random.Generator) -> Residuals:
+def shrinkage_prefix(scale: int, rng: Rng) -> Residuals:
     r"""The nonzero values are a prefix.
 
     The ranks j for which s_j exceeds the common shrinkage, s_j (1 + w j) > w h_j, are 1..rho
@@ -227,7 +227,7 @@ def shrinkage_prefix(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("Theorem 3.6, correlated inputs", "3", how="sampled")
-def anisotropic_optimum(scale: int, rng: np.random.Generator) -> Residuals:
+def anisotropic_optimum(scale: int, rng: Rng) -> Residuals:
     r"""The optimum for correlated inputs.
 
     For correlated inputs the global optimum is found by shrinking M C^(1/2) and mapping back
@@ -256,7 +256,7 @@ def anisotropic_optimum(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("Section 3, joint equalizability", "3", how="sampled")
-def pairs_rotate_to_equal(scale: int, rng: np.random.Generator) -> Residuals:
+def pairs_rotate_to_equal(scale: int, rng: Rng) -> Residuals:
     r"""Every pair of two units can be rotated to equal |u_i||v_i|.
 
     For any U and V with two columns some rotation gives |u_1||v_1| = |u_2||v_2|: a quarter turn

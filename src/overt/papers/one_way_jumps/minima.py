@@ -19,11 +19,11 @@ from overt.papers.one_way_jumps.networks import (
     random_problem,
 )
 from overt.papers.oracles import chain
-from overt.papers.records import Residuals, item, statement
+from overt.papers.records import Residuals, Rng, item, statement
 
 
 @statement("Theorem 3.1", "3.1", how="sampled")
-def decay_correspondence(scale: int, rng: np.random.Generator) -> Residuals:
+def decay_correspondence(scale: int, rng: Rng) -> Residuals:
     r"""Minima in the weights and of the matrix.
 
     Minima of the loss in the weights are minima of C(A) + lam L sum_i s_i^(2/L), and back.
@@ -61,7 +61,7 @@ def decay_correspondence(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("Theorem 3.1, on two by two", "3.1", how="sampled")
-def decay_minima(scale: int, rng: np.random.Generator) -> Residuals:
+def decay_minima(scale: int, rng: Rng) -> Residuals:
     """Minima of rank 0, 1 and 2.
 
     On [[1, *], [e, 1]] there are minima of rank 0, 1 and 2, and their A12 is on our curves.
@@ -91,7 +91,7 @@ def decay_minima(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("Proposition 3.1", "3.1", how="bound evaluated")
-def decay_vanishing(scale: int, rng: np.random.Generator) -> Residuals:
+def decay_vanishing(scale: int, rng: Rng) -> Residuals:
     r"""The minimum of the least fitting rank.
 
     As lam goes to 0 the minimum of the least fitting rank fits: C(A(lam)) goes to 0.
@@ -121,7 +121,7 @@ def decay_vanishing(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("Proposition 3.2", "3.1", how="bound evaluated")
-def decay_no_underestimate(scale: int, rng: np.random.Generator) -> Residuals:
+def decay_no_underestimate(scale: int, rng: Rng) -> Residuals:
     r"""Little decay does not underestimate the rank.
 
     Where gradient flow without decay fits, flow with little decay ends at a rank that can fit;
@@ -158,7 +158,7 @@ def decay_no_underestimate(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("Proposition A.1", "A", how="sampled")
-def decay_critical_balance(scale: int, rng: np.random.Generator) -> Residuals:
+def decay_critical_balance(scale: int, rng: Rng) -> Residuals:
     r"""Critical points are balanced.
 
     Critical points of the regularized loss are balanced: W_l W_l' = W_(l+1)' W_(l+1).
@@ -175,7 +175,7 @@ def decay_critical_balance(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("Proposition A.3", "A", how="sampled")
-def decay_saddles(scale: int, rng: np.random.Generator) -> Residuals:
+def decay_saddles(scale: int, rng: Rng) -> Residuals:
     r"""Other critical points are strict saddles.
 
     Critical points of the loss that are not local minima have a negative curvature.
@@ -212,7 +212,7 @@ def decay_saddles(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("Proposition A.7", "A.1", how="bound evaluated")
-def decay_polyak(scale: int, rng: np.random.Generator) -> Residuals:
+def decay_polyak(scale: int, rng: Rng) -> Residuals:
     r"""The Polyak-Lojasiewicz inequality near global minima.
 
     |grad L|^2 / 2 >= beta L with beta = s^2/N, s the least singular value of W_(L-1)...W_1, so
@@ -250,7 +250,7 @@ def decay_polyak(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("Lemma A.1", "A.1", how="bound evaluated")
-def polyak_radius(scale: int, rng: np.random.Generator) -> Residuals:
+def polyak_radius(scale: int, rng: Rng) -> Residuals:
     r"""Flow under the Polyak-Lojasiewicz inequality.
 
     If |grad L|^2 / 2 >= beta L in the ball of radius sqrt(2 L/beta) around the start, gradient
@@ -291,7 +291,7 @@ def polyak_radius(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("Section 2.2, depth 2", "2.2", how="bound evaluated")
-def shallow_decay(scale: int, rng: np.random.Generator) -> Residuals:
+def shallow_decay(scale: int, rng: Rng) -> Residuals:
     r"""Two layers have no spurious minima.
 
     With L = 2 descent from any start ends at the global minimum; with L = 3 it does not.

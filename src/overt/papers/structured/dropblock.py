@@ -11,7 +11,7 @@ from overt import noise, penalty, spectral
 from overt._types import Floats
 from overt.papers import descent, oracles
 from overt.papers.evidence import EXACT, relative
-from overt.papers.records import Residuals, item, statement
+from overt.papers.records import Residuals, Rng, item, statement
 
 
 def _enlarged(matrix: Floats, size: int) -> Floats:
@@ -19,7 +19,7 @@ def _enlarged(matrix: Floats, size: int) -> Floats:
 
 
 @statement("Equation 3", "1", how="enumerated")
-def dropblock_mask(scale: int, rng: np.random.Generator) -> Residuals:
+def dropblock_mask(scale: int, rng: Rng) -> Residuals:
     r"""The mask of DropBlock.
 
     DropBlock repeats each of d/b block decisions for the b units of its block.
@@ -49,7 +49,7 @@ def dropblock_mask(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("Lemma 2.1", "2.1", how="symbolic", identity="blocks")
-def dropblock_penalty(scale: int, rng: np.random.Generator) -> Residuals:
+def dropblock_penalty(scale: int, rng: Rng) -> Residuals:
     r"""DropBlock's explicit penalty.
 
     DropBlock on a grid adds lam times the sum over blocks of |U_i V_i'X|^2.
@@ -69,7 +69,7 @@ def dropblock_penalty(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("Lemma 2.2", "2.2", how="symbolic", identity="algebra")
-def vanishing_penalty(scale: int, rng: np.random.Generator) -> Residuals:
+def vanishing_penalty(scale: int, rng: Rng) -> Residuals:
     r"""The penalty vanishes with width.
 
     At a fixed drop probability, replacing every block by two copies scaled by 1/sqrt(2) on both
@@ -96,7 +96,7 @@ def vanishing_penalty(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("Equation 7", "2.2", how="symbolic", identity="algebra")
-def width_adjusted(scale: int, rng: np.random.Generator) -> Residuals:
+def width_adjusted(scale: int, rng: Rng) -> Residuals:
     r"""The width-adjusted probability.
 
     With theta(d) = tb b / (tb b + (1-tb) d) the noise's strength grows in proportion to the
@@ -119,7 +119,7 @@ def width_adjusted(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("Theorem 2.3", "2.3", how="sampled")
-def ksupport_value(scale: int, rng: np.random.Generator) -> Residuals:
+def ksupport_value(scale: int, rng: Rng) -> Residuals:
     r"""The envelope is a k-support norm.
 
     The k-support norm of a spectrum has a closed form: the largest values count by their
@@ -150,7 +150,7 @@ def ksupport_value(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("Theorem 2.3, limits", "2.3", how="sampled")
-def ksupport_limits(scale: int, rng: np.random.Generator) -> Residuals:
+def ksupport_limits(scale: int, rng: Rng) -> Residuals:
     r"""Blocks of one and of many.
 
     DropBlock's norm runs from the squared nuclear norm for blocks of one unit to the squared
@@ -171,7 +171,7 @@ def ksupport_limits(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("Theorem 2.3, lower bound", "2.3", how="bound evaluated")
-def dropblock_lower_bound(scale: int, rng: np.random.Generator) -> Residuals:
+def dropblock_lower_bound(scale: int, rng: Rng) -> Residuals:
     r"""The norm bounds the penalty.
 
     No factors of a map cost less under DropBlock than (lam b/d) times its squared k-support

@@ -7,12 +7,12 @@ import numpy as np
 from overt import noise, penalty
 from overt.papers import oracles
 from overt.papers.evidence import EXACT, relative
-from overt.papers.records import Residuals, figure, item, statement
+from overt.papers.records import Residuals, Rng, figure, item, statement
 from overt.papers.structured import shallow
 
 
 @statement("Theorem 4.1", "4", how="symbolic", identity="weights")
-def dropconnect(scale: int, rng: np.random.Generator) -> Residuals:
+def dropconnect(scale: int, rng: Rng) -> Residuals:
     r"""DropConnect's explicit penalty.
 
     DropConnect on the weights V of x -> U V'x adds lam sum_k |u_k|^2 v_k' diag(C) v_k, which is
@@ -41,7 +41,7 @@ def dropconnect(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("section 4, last layer", "4", how="symbolic", identity="weights")
-def dropconnect_last_layer(scale: int, rng: np.random.Generator) -> Residuals:
+def dropconnect_last_layer(scale: int, rng: Rng) -> Residuals:
     r"""DropConnect on the last layer is Dropout.
 
     DropConnect on the last layer's weights U costs the same as Dropout on its inputs.

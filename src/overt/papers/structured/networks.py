@@ -15,13 +15,13 @@ from overt.noise import DropBlock
 from overt.papers import descent, oracles
 from overt.papers.evidence import DESCENT, EXACT, MONTE_CARLO, relative, standard_errors
 from overt.papers.figures import Finding, Findings, Params, Row
-from overt.papers.records import Residuals, figure, item, statement
+from overt.papers.records import Residuals, Rng, figure, item, statement
 from overt.papers.trajectories import log_steps
 from overt.spectral import induced
 
 
 @statement("Equation 16", "3", how="symbolic", identity="any law")
-def characteristic_matrix(scale: int, rng: np.random.Generator) -> Residuals:
+def characteristic_matrix(scale: int, rng: Rng) -> Residuals:
     r"""The characteristic matrix.
 
     A noise acts on the squared loss through its characteristic matrix alone, so two noises that
@@ -54,7 +54,7 @@ def characteristic_matrix(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("section 3, masks", "3", how="sampled")
-def mask_moments(scale: int, rng: np.random.Generator) -> Residuals:
+def mask_moments(scale: int, rng: Rng) -> Residuals:
     r"""Sampled masks have the stated moments.
 
     The masks that a noise samples have the mean and the characteristic matrix that it states, so
@@ -83,7 +83,7 @@ def mask_moments(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("Lemma 3.1", "3", how="symbolic", identity="any law")
-def generalized_penalty(scale: int, rng: np.random.Generator) -> Residuals:
+def generalized_penalty(scale: int, rng: Rng) -> Residuals:
     r"""Any noise on the last layer.
 
     Any noise on the last hidden layer of any network adds <Gamma, U'U o E[g g']>, with g the
@@ -113,7 +113,7 @@ def generalized_penalty(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("Lemma 3.1, per input", "3", how="symbolic", identity="units")
-def predictive_variance(scale: int, rng: np.random.Generator) -> Residuals:
+def predictive_variance(scale: int, rng: Rng) -> Residuals:
     r"""The predictive variance.
 
     The variance of Monte Carlo dropout in the last layer has a closed form for each input and
@@ -136,7 +136,7 @@ def predictive_variance(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("Corollary 3.2", "3", how="symbolic", identity="units")
-def last_layer_dropout(scale: int, rng: np.random.Generator) -> Residuals:
+def last_layer_dropout(scale: int, rng: Rng) -> Residuals:
     r"""Dropout on the last layer.
 
     Dropout on the last hidden layer of any network adds lam sum_j |u_j|^2 E[a_j(x)^2], with a_j
@@ -161,7 +161,7 @@ def last_layer_dropout(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("Proposition 3.3", "3", how="sampled")
-def dropout_norm(scale: int, rng: np.random.Generator) -> Residuals:
+def dropout_norm(scale: int, rng: Rng) -> Residuals:
     r"""Dropout induces the squared nuclear norm.
 
     The least dropout penalty among all width-d factors of a map A is (lam/d) |A C^(1/2)|_*^2.
@@ -188,7 +188,7 @@ def dropout_norm(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("Proposition 3.3, with a bias", "3", how="sampled")
-def audit_last_layer(scale: int, rng: np.random.Generator) -> Residuals:
+def audit_last_layer(scale: int, rng: Rng) -> Residuals:
     r"""The bound for a network with a bias.
 
     With a bias, the objective of a network whose last hidden layer (width d) has dropout is at

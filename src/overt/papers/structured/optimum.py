@@ -7,12 +7,12 @@ import numpy as np
 from overt import noise, spectral
 from overt.papers import descent
 from overt.papers.evidence import DESCENT, STRICT, relative
-from overt.papers.records import Residuals, figure, item, statement
+from overt.papers.records import Residuals, Rng, figure, item, statement
 from overt.papers.structured import shallow
 
 
 @statement("Theorem 2.6", "2.4", how="sampled")
-def dropblock_balanced(scale: int, rng: np.random.Generator) -> Residuals:
+def dropblock_balanced(scale: int, rng: Rng) -> Residuals:
     r"""The convex bound is attained by balanced factors.
 
     With enough blocks the least objective of the factors is that of the convex problem, and
@@ -44,7 +44,7 @@ def dropblock_balanced(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("Theorem 2.7", "2.4", how="sampled")
-def dropblock_optimum(scale: int, rng: np.random.Generator) -> Residuals:
+def dropblock_optimum(scale: int, rng: Rng) -> Residuals:
     r"""The optimum in closed form.
 
     DropBlock's convex problem has a closed-form solution: the largest singular values are
@@ -75,7 +75,7 @@ def dropblock_optimum(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("Corollary 2.8", "2.4", how="sampled")
-def dropblock_few_blocks(scale: int, rng: np.random.Generator) -> Residuals:
+def dropblock_few_blocks(scale: int, rng: Rng) -> Residuals:
     r"""The three minima coincide with enough blocks.
 
     DropBlock's convex value is reached once there are enough blocks; with too few it is only a

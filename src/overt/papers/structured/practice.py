@@ -13,13 +13,13 @@ from overt.noise import DropBlock
 from overt.papers import oracles
 from overt.papers.evidence import EXACT, relative
 from overt.papers.figures import Finding, Findings, Params, Row
-from overt.papers.records import Residuals, figure, statement
+from overt.papers.records import Residuals, Rng, figure, statement
 from overt.papers.structured import shallow
 from overt.papers.structured.shallow import draw_run, follow, network
 
 
 @statement("Section 5.3", "5.3", how="enumerated")
-def sliding_keep(scale: int, rng: np.random.Generator) -> Residuals:
+def sliding_keep(scale: int, rng: Rng) -> Residuals:
     r"""Keep probability of sliding blocks.
 
     The seed probability g that solves mean_i (1-g)^(c_i) = 1 - drop_prob makes sliding blocks

@@ -66,9 +66,7 @@ def follow(
     return rows, U, V
 
 
-def sampled_objective(
-    net: LinearNetwork, U: Floats, V: Floats, rng: np.random.Generator
-) -> Floats:
+def sampled_objective(net: LinearNetwork, U: Floats, V: Floats, rng: Rng) -> Floats:
     """Return the mean squared error over all data under each of many masks."""
     loss = net.effect.regression.loss
     if isinstance(net.noise, DropConnect):
