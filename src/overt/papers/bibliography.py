@@ -41,7 +41,7 @@ PAPERS = {
     "structured": Paper(
         "Structured dropout",
         "structured",
-        ("dropblock", "optimum", "networks", "dropconnect", "practice"),
+        ("dropblock", "networks", "practice"),
         r"""@inproceedings{pal2020structured,
   author = {Pal, Ambar and Lane, Connor and Vidal, Ren{\'e} and Haeffele, Benjamin D.},
   title = {On the Regularization Properties of Structured Dropout},

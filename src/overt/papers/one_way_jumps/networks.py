@@ -33,13 +33,17 @@ def network(
         back, slopes = np.zeros(problem.shape), []
         np.add.at(back, (problem.rows, problem.cols), E / len(E))
         for w, x in zip(reversed(W), reversed(inputs), strict=True):
-            slopes.append((back @ x.T + 2 * lam * w).ravel())
+            slopes.append(back @ x.T + 2 * lam * w)
             back = w.T @ back
-        return float(E @ E / (2 * len(E)) + lam * theta @ theta), np.concatenate(
-            slopes[::-1]
-        )
+        value = E @ E / (2 * len(E)) + lam * theta @ theta
+        return float(value), flat(slopes[::-1])
 
     return objective, weights, count(sizes)
+
+
+def flat(W: list[Floats]) -> Floats:
+    """Return the layers as one vector."""
+    return np.concatenate([w.ravel() for w in W])
 
 
 def random_problem(n: int, rng: Rng) -> Entries:
