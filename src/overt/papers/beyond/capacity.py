@@ -257,7 +257,9 @@ def attack_misses(scale: int, rng: Rng) -> Evidence:
     angles = np.linspace(0, 2 * np.pi, 1000)
     circle = x[:, None] + nu * np.stack([np.cos(angles), np.sin(angles)])
     exists = float(value(circle).min())
-    detail = f"y f stays at {least:.4f}, its minimum is {exists:.3f}; null: a start beyond the ridge"
+    detail = (
+        f"y f stays at {least:.4f}, its minimum is {exists:.3f}; null: another start"
+    )
     beyond_ridge = attacked(np.array([1.0, 0.05]), 0.24)
     residual = max(0.005 - least, exists + 0.46)
     return Evidence(residual, 0.0, detail, null=0.005 - beyond_ridge)

@@ -13,17 +13,7 @@ from overt.linear import LinearNetwork, sharing
 from overt.papers import descent, oracles
 from overt.papers.evidence import DESCENT, EXACT, Evidence, relative
 from overt.papers.records import Residuals, Rng, statement
-
-
-def least_penalty(
-    drop: noise.Dropout | noise.DropConnect, width: int, C: Floats, rng: Rng
-) -> tuple[float, float]:
-    """Return how far a map's norm is from its cheapest factors, with the factor 1/d and without."""
-    A = rng.normal(size=(2, 3))
-    best = drop.strength * descent.cheapest_factors(A, np.eye(2), C, width, 3, rng)
-    weight, norm = spectral.induced(drop, width)
-    value = norm.matrix_value(A @ oracles.power(C, 0.5))
-    return relative(weight * value, best), relative(drop.strength * value, best)
+from overt.papers.structured.networks import least_penalty
 
 
 @statement(how="sampled")
