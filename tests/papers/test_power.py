@@ -9,7 +9,7 @@ import pytest
 from overt import decay, equalize, linear, noise, penalty, relu, spectral
 from overt.papers import items, oracles, verify
 from overt.papers.beyond import deep as beyond_deep
-from overt.papers.implicit_bias import landscape
+from overt.papers.implicit_bias import training as tied_training
 from overt.papers.one_way_jumps import minima
 from overt.papers.rank_sets import ApproximateRankSet
 from overt.papers.thesis import capacity, training
@@ -146,7 +146,8 @@ MUTATIONS = [
         noise.Dropout,
         "relative_variance",
         slightly_more(noise.Dropout.relative_variance),
-        "shallow-penalty last-layer-dropout width-adjusted",
+        "shallow-penalty last-layer-dropout width-adjusted shallow-optimum tied-optimum "
+        "tied-landscape anisotropic-optimum",
     ),
     (
         noise.DropBlock,
@@ -197,8 +198,8 @@ MUTATIONS = [
         spectral.SquaredNuclear,
         "prox",
         soft_threshold,
-        "shallow-optimum tied-optimum tied-landscape anisotropic-optimum deep-optimum "
-        "dropconnect-optimum shrinkage-monotone shrinkage-inverse solver-shrinkage",
+        "deep-optimum dropconnect-optimum shrinkage-monotone shrinkage-inverse "
+        "solver-shrinkage",
     ),
     (spectral.SquaredNuclear, "prox", ridge, "sensing-without-factors"),
     (
@@ -207,7 +208,7 @@ MUTATIONS = [
         lambda self, s, weight: 0 * s,
         "deep-without-gap",
     ),
-    (spectral.SquaredNuclear, "dual", lambda self, s: 0.0, "certificate"),
+    (spectral.SquaredNuclear, "dual", lambda self, s: 0.0, "spectral-duality"),
     (
         spectral,
         "nu",
@@ -235,7 +236,7 @@ MUTATIONS = [
         "deep-spurious-minimum",
     ),
     (beyond_deep, "rank_jump", lambda widths, drop_prob: 0.9, "deep-rank-jump"),
-    (linear.LinearNetwork, "bound", lambda self: 1e9, "any-noise-bound"),
+    (linear.LinearNetwork, "bound", lambda self: 1e9, "any-noise-bound certificate"),
     (
         relu,
         "one_output_optimum",
@@ -284,7 +285,12 @@ MUTATIONS = [
         lambda s, sums, w: len(s) - 1,
         "shrinkage-prefix",
     ),
-    (landscape, "landscape", without_the_rest(landscape.landscape), "strict-saddle"),
+    (
+        tied_training,
+        "landscape",
+        without_the_rest(tied_training.landscape),
+        "strict-saddle",
+    ),
     (
         ApproximateRankSet,
         "contains",
