@@ -1,4 +1,4 @@
-"""Draw the pictures of the README and the first page of the documentation into docs/_static."""
+"""Make the pictures of the README and the first page of the documentation into docs/_static."""
 
 from pathlib import Path
 

@@ -328,7 +328,7 @@ def test_interrupted_command_can_be_resumed(tmp_path, ratings, monkeypatch):
     assert [p.name for p in (out / "checkpoint").iterdir()] == ["mine.txt"]
 
 
-@pytest.mark.parametrize("option", [[], ["--drop-prob", "0.2"], ["--average", "3"]])
+@pytest.mark.parametrize("option", [[], ["--drop-prob", "0.2"]])
 def test_resume_reaches_the_same_factors(tmp_path, ratings, option, monkeypatch):
     """A run stopped after any sweep and resumed ends where an uninterrupted one does."""
     path = tmp_path / "r.csv"

@@ -57,9 +57,6 @@ def complete(
         ),
     ] = "learn",
     factors: shared.Factors = None,
-    average: Annotated[
-        str, Option(help="Posterior samples to average; auto: as many as take seconds.")
-    ] = "auto",
     holdout: Annotated[
         float,
         Option(min=0, max=0.9, help="Fraction of the ratings to measure the error on."),
@@ -104,7 +101,6 @@ def complete(
     model = DropoutCompletion(
         factors,
         _drop_prob(prob),
-        average=_average(average),
         seed=seed,
         n_jobs=n_jobs,
         engine=engine,
@@ -232,14 +228,6 @@ def _measure(
         inside = np.abs(error) <= ndtri((1 + LEVEL) / 2) * std
         found["interval_90_coverage"] = float(np.mean(inside))
     return found
-
-
-def _average(text: str) -> Any:
-    if text != "auto" and not text.isdecimal():
-        raise InputError(
-            f"--average must be auto or a whole number from 0, got {text!r}"
-        )
-    return text if text == "auto" else int(text)
 
 
 def _drop_prob(text: str) -> Any:
