@@ -200,7 +200,7 @@ class Figure:
         return next(name for name in reversed(smaller) if name in self.sizes)
 
     def size_name(self, size: str) -> str:
-        """Return the size as it is shown: our own figures have no paper, so their size is "full"."""
+        """Return the size as it is shown: "full" for our own figures, which have no paper."""
         own = self.source.startswith("overt")
         return "full" if own and size == "paper" else size
 

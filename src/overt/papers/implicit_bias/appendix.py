@@ -78,5 +78,5 @@ def shrinkage_monotone(scale: int, rng: Rng) -> Residuals:
             yield relative(lam * h**2 / (r + lam * rho) + np.sum(a[rho:] ** 2), g[-1])
         yield float(np.max(np.diff(g), initial=0.0)) / g[0]
         best = np.append(spectral.SquaredNuclear().prox(a[:r], lam / r), [0, 0])
-        yield relative(value(best), g[max(np.count_nonzero(best), 1) - 1])
+        yield relative(value(best), g[max(int(np.count_nonzero(best)), 1) - 1])
     return EXACT, f"{20 * scale} spectra, written out"

@@ -45,7 +45,7 @@ def equalizer(scale: int, rng: Rng) -> Residuals:
     return EXACT, "orthogonality and differences of the norms, wide, tall, low rank"
 
 
-def symmetric(rng: Rng, eigenvalues: Sequence[float]) -> Floats:
+def symmetric(rng: Rng, eigenvalues: Sequence[float] | Floats) -> Floats:
     """Return a symmetric matrix with these eigenvalues and random eigenvectors."""
     Q = np.linalg.qr(rng.standard_normal((len(eigenvalues), len(eigenvalues))))[0]
     return np.asarray(Q * np.asarray(eigenvalues) @ Q.T)

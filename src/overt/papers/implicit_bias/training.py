@@ -57,7 +57,7 @@ def equalized_optimum(scale: int, rng: Rng) -> Residuals:
         objective = tied_objective(F @ F.T, drop.strength, width)
         for _ in range(2 * scale):
             U = descend(objective, rng.normal(size=4 * width))[1].reshape(4, width)
-            share = np.linalg.norm(U) ** 2 / width
+            share = float(np.sum(U**2)) / width
             yield relative(penalty.tied(U, drop), drop.strength * width * share**2)
             yield float(equalize.imbalance(U, U)) / share**2
     return DESCENT, f"all of {6 * scale} descents from random starts"

@@ -151,13 +151,14 @@ def decay_reached(scale: int, rng: Rng) -> Residuals:
     for drawn in (column, np.arange(len(problem))):
         W = balanced(highest.matrix, 3, 2)
         yield 2 - slack - soft_rank(W, alpha)
-        first = np.linalg.norm(W[0], 2)
+        first = float(np.linalg.norm(W[0], 2))
         for _ in range(T):
             W = sgd_step(W, problem, int(rng.choice(drawn)), rate, 2 * decay)
         ends.append(soft_rank(W, alpha))
         if drawn is column:
             # The second column of the first layer gets no gradient: it decays.
-            yield np.linalg.norm(W[0], -2) - first * (1 - 2 * rate * decay) ** T
+            second = float(np.linalg.norm(W[0], -2))
+            yield second - first * (1 - 2 * rate * decay) ** T
     yield ends[0] - 1 - slack
     detail = (
         f"from the minimum of rank 2, {T} samples of one column end at soft rank {ends[0]:.3f}; "
@@ -328,9 +329,9 @@ def acceptable_rates(scale: int, rng: Rng) -> Residuals:
                 problem, L, 4, lam, 1, absorbing=True
             )
             rates = region.learning_rates(problem, L, 4, lam)
-            sizes.append((region.balance, min(rates.values())))
+            sizes.append(np.array([region.balance, min(rates.values())]))
         last = 2 * (L + 2) / (L - 2)
-        exponents = np.log10(np.divide(*sizes))
+        exponents = np.log10(sizes[0] / sizes[1])
         yield from abs(exponents - (2 * L + 1 + last, 4 * L + 1 + last))
         printed = min(printed, *abs(exponents - in_print))
     detail = "growth of the theorem's constants between lam = 1e-4 and 1e-5"

@@ -94,6 +94,14 @@ def summary(found: Jumps, shown: int) -> dict[str, Any]:
     }
 
 
+def ratio_panel(axes: Any, row: Row, threshold: float = 0.05) -> None:
+    """Plot s_2 / s_1 of the first runs."""
+    ratios = np.transpose(row["ratio"])
+    axes.plot(row["grid"], ratios, color=ORANGE, lw=0.8, alpha=0.5)
+    axes.axhline(threshold, color="black", ls=":", lw=1)
+    axes.set(yscale="log", ylim=(1e-4, 1), ylabel="$s_2 / s_1$")
+
+
 def survival_panel(axes: Any, row: Row, color: str, name: str = "") -> None:
     """Plot the share of runs that have not jumped, with its band."""
     grid = row["grid"]
@@ -192,11 +200,7 @@ def plot_paths(rows: list[Row]) -> Any:
     path.axhline(4, color="black", ls=":", lw=1, label="rank 1, no decay")
     path.set(ylabel="missing entry", ylim=(None, 4.6))
     path.legend()
-    for k, curve in enumerate(row["ratio"]):
-        strength = 1 if k == shown else 0.25
-        ratio.plot(row["grid"], curve, color=ORANGE, lw=0.8, alpha=strength)
-    ratio.axhline(0.05, color="black", ls=":", lw=1)
-    ratio.set(yscale="log", ylim=(1e-4, 1), ylabel="$s_2 / s_1$")
+    ratio_panel(ratio, row)
     survival_panel(share, row, ORANGE)
     share.set_xlim(0, row["grid"][-1])
     return picture
