@@ -89,10 +89,6 @@ def weaker_bounds(original):
     return wrong
 
 
-def no_noise(self, width, size=1, seed=None):
-    return np.ones((size, width))
-
-
 UNSOLVED = SimpleNamespace(objective=1.0)
 UNTRAINED = SimpleNamespace(full_error=np.ones(3), visited_error=np.ones(3))
 NOTHING = SimpleNamespace(value=-1.0)
@@ -113,7 +109,6 @@ MUTATIONS = [
         slightly_more(penalty.hidden),
         "characteristic-matrix last-layer-dropout dropconnect-last-layer",
     ),
-    (penalty, "hidden", lambda U, A, noise: 0.8 * np.sum(U**2), "generalized-penalty"),
     (
         penalty,
         "predictive_variance",
@@ -162,7 +157,6 @@ MUTATIONS = [
         lambda self, width: np.full(np.prod(width), 1 - self.drop_prob),
         "sliding-characteristic",
     ),
-    (noise.Dropout, "sample", no_noise, "mask-moments"),
     (
         spectral.KSupport,
         "value",
@@ -174,12 +168,6 @@ MUTATIONS = [
         "value",
         slightly_more(spectral.KSupport.value),
         "ksupport-limits",
-    ),
-    (
-        spectral.KSupport,
-        "dual",
-        slightly_more(spectral.KSupport.dual),
-        "spectral-duality",
     ),
     (spectral.KSupport, "prox", ridge, "dropblock-optimum dropblock-balanced"),
     (
@@ -208,7 +196,6 @@ MUTATIONS = [
         lambda self, s, weight: 0 * s,
         "deep-without-gap",
     ),
-    (spectral.SquaredNuclear, "dual", lambda self, s: 0.0, "spectral-duality"),
     (
         spectral,
         "nu",
@@ -236,7 +223,7 @@ MUTATIONS = [
         "deep-spurious-minimum",
     ),
     (beyond_deep, "rank_jump", lambda widths, drop_prob: 0.9, "deep-rank-jump"),
-    (linear.LinearNetwork, "bound", lambda self: 1e9, "any-noise-bound certificate"),
+    (linear.LinearNetwork, "bound", lambda self: 1e9, "any-noise-bound"),
     (
         relu,
         "one_output_optimum",
@@ -303,7 +290,7 @@ MUTATIONS = [
         lambda self, problem, depth, width, lam: {"rate": lam**15},
         "acceptable-rates",
     ),
-    (minima, "minima", only_the_origin(minima.minima), "decay-minima"),
+    (minima, "minima", only_the_origin(minima.minima), "decay-vanishing"),
     (training, "guarantee", weaker_bounds(training.guarantee), "dropout-training"),
     (
         decay.layers,

@@ -56,19 +56,18 @@ def compress_expected_loss(scale: int, rng: Rng) -> Residuals:
     squared loss $|y - f|^2 + (d - k) / (k (d - 1)) (d \sum_i |u_i|^2 a_i^2 - |\sum_i u_i
     a_i|^2)$.
     """
-    d = 6 + scale
+    d, k = 6 + scale, 3
     U = rng.normal(size=(3, d))
     A = oracles.relu_layer(rng, d)
     Y = rng.normal(size=(12, 3))
-    for k in (2, 3, d - 1):
-        kept = np.array([np.isin(range(d), c) for c in combinations(range(d), k)])
-        equally = np.full(len(kept), 1 / len(kept))
-        exact = oracles.added_loss(Y, U, A, kept * d / k, equally)
-        flows = np.sum(U**2, axis=0) @ np.mean(A**2, axis=0)
-        total = np.mean(np.sum((A @ U.T) ** 2, axis=1))
-        yield relative((d - k) / (k * (d - 1)) * (d * flows - total), exact)
-        yield relative(penalty.hidden(U, A, noise.KeepExactly(k)), exact)
-    return EXACT, f"all sub-networks of 2, 3 and {d - 1} of {d} units"
+    kept = np.array([np.isin(range(d), c) for c in combinations(range(d), k)])
+    equally = np.full(len(kept), 1 / len(kept))
+    exact = oracles.added_loss(Y, U, A, kept * d / k, equally)
+    flows = np.sum(U**2, axis=0) @ np.mean(A**2, axis=0)
+    total = np.mean(np.sum((A @ U.T) ** 2, axis=1))
+    yield relative((d - k) / (k * (d - 1)) * (d * flows - total), exact)
+    yield relative(penalty.hidden(U, A, noise.KeepExactly(k)), exact)
+    return EXACT, f"all {len(kept)} sub-networks of {k} of {d} units"
 
 
 @statement(how="enumerated")

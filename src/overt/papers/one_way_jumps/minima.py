@@ -9,10 +9,10 @@ import numpy as np
 from scipy.optimize import brentq
 
 from overt._types import Floats
-from overt.decay import balanced, existence, layers, minima, two_by_two
+from overt.decay import balanced, layers, minima, two_by_two
 from overt.entries import Entries
 from overt.papers.descent import descend, slope_and_curvature
-from overt.papers.evidence import DESCENT, relative
+from overt.papers.evidence import DESCENT
 from overt.papers.one_way_jumps.networks import (
     flat,
     network,
@@ -60,33 +60,6 @@ def decay_correspondence(scale: int, rng: Rng) -> Residuals:
         yield max(slope, -lowest)
     detail = "a descent's end against 100 moves of A; gradients and Hessians at listed minima"
     return 1e-5, detail
-
-
-@statement("Theorem 3.1, on two by two", "3.1", how="sampled")
-def decay_minima(scale: int, rng: Rng) -> Residuals:
-    """Minima of rank 0, 1 and 2.
-
-    On [[1, *], [e, 1]] there are minima of rank 0, 1 and 2, and their A12 is on our curves.
-
-    Assumes: weight decay below the existence thresholds.
-
-    TeX: On $[[1, *], [e, 1]]$ there are minima of rank $0$, $1$ and $2$, and their $A_{12}$ is
-    on our curves.
-    """
-    problem = two_by_two(0.25)
-    lam = 0.002
-    exact = {m.rank: m for m in minima(problem, 3, lam, starts=1, seed=rng)}
-    yield float(len(exact) != 3)
-    objective, weights, size = network(problem, 3, 2, lam)
-    for rank in (1, 2):
-        start = flat(balanced(exact[rank].matrix, 3, 2, rank))
-        value, theta = descend(objective, start + 1e-3 * rng.standard_normal(size))
-        yield relative(chain(weights(theta)), exact[rank].matrix) * 1e-2
-        yield abs(value - exact[rank].loss)
-    limit = existence(problem, 3, 2)
-    above = minima(problem, 3, 1.01 * limit, starts=2, seed=rng)
-    yield float(any(m.rank == 2 for m in above))
-    return DESCENT, "descent from disturbed minima returns to them; none above"
 
 
 @statement("Proposition 3.1", "3.1", how="bound evaluated")

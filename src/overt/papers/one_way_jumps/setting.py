@@ -38,5 +38,5 @@ item(
     "Section 2.2, origin",
     "2.2",
     "The origin is always a local minimum for L > 2",
-    by="decay-minima",
+    by="decay-saddles",
 )

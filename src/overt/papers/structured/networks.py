@@ -10,10 +10,9 @@ import numpy as np
 from overt import noise, penalty, spectral
 from overt._figures import BLUE, ORANGE, canvas
 from overt._types import Floats
-from overt.linear import last_layer
 from overt.linear.bounds import shrink, spectral_bound
 from overt.papers import descent, oracles
-from overt.papers.evidence import DESCENT, EXACT, MONTE_CARLO, relative, standard_errors
+from overt.papers.evidence import DESCENT, EXACT, relative
 from overt.papers.figures import Finding, Findings, Params, Row
 from overt.papers.records import Residuals, Rng, figure, item, statement
 from overt.papers.trajectories import log_steps
@@ -49,57 +48,12 @@ def characteristic_matrix(scale: int, rng: Rng) -> Residuals:
     )
 
 
-@statement("section 3, masks", "3", how="sampled")
-def mask_moments(scale: int, rng: Rng) -> Residuals:
-    r"""Sampled masks have the stated moments.
-
-    The masks that a noise samples have the mean and the characteristic matrix that it states, so
-    the network's expected output is the noise-free one.
-
-    TeX: The masks that a noise samples have the mean and the characteristic matrix that it
-    states, so the network's expected output is the noise-free one. \[\mathbb{E}[m_i]=1,\qquad
-    \Gamma_{ij}=\mathrm{Cov}(m_i,m_j)\]
-    """
-    d, size = 6, 4000 * scale
-    K = rng.normal(size=(d, d))
-    noises: list[noise.Noise] = [
-        noise.Dropout(0.3),
-        noise.Dropout(rng.uniform(0.1, 0.6, d)),
-        noise.DropBlock(0.4, block_size=3),
-        noise.DropBlock(0.3, block_size=2, placement="sliding"),
-        noise.CovarianceNoise(rng.uniform(0.5, 2, d), K @ K.T / d),
-    ]
-    for each in noises:
-        w = rng.normal(size=d)
-        flow = each.multipliers(d, size, rng) @ w - w.sum()
-        yield standard_errors(flow, 0)
-        yield standard_errors(flow**2, w @ each.characteristic(d) @ w)
-    return MONTE_CARLO, f"{len(noises)} noises, {size} masks each, in s.e."
-
-
-@statement("Lemma 3.1", "3", how="symbolic", identity="any law")
-def generalized_penalty(scale: int, rng: Rng) -> Residuals:
-    r"""Any noise on the last layer.
-
-    Any noise on the last hidden layer of any network adds <Gamma, U'U o E[g g']>, with g the
-    activations of that layer.
-
-    Assumes: no unit's mask has mean zero.
-
-    TeX: Any noise on the last hidden layer of any network adds $\langle \Gamma, U^\top U \circ
-    \mathbb{E}[g g^\top ]\rangle $, with $g$ the activations of that layer.
-    """
-    d, draws = 4, 5000 * scale
-    U = rng.normal(size=(2, d))
-    A = oracles.relu_layer(rng, d)
-    Y = rng.normal(size=(12, 2))
-    K = rng.normal(size=(d, d))
-    correlated = noise.CovarianceNoise(rng.uniform(0.5, 2, d), K @ K.T / d)
-    m = correlated.multipliers(d, draws, rng)
-    loss = ((Y - (m[:, None, :] * A) @ U.T) ** 2).sum(-1).mean(-1)
-    added = loss - ((Y - A @ U.T) ** 2).sum(-1).mean()
-    yield standard_errors(added, penalty.hidden(U, A, correlated))
-    return MONTE_CARLO, f"{draws} samples of correlated noise on a ReLU layer, in s.e."
+item(
+    "Lemma 3.1",
+    "3",
+    "Any noise on the last layer of any network",
+    by="characteristic-matrix",
+)
 
 
 @statement("Lemma 3.1, per input", "3", how="symbolic", identity="units")
@@ -179,45 +133,6 @@ def dropout_norm(scale: int, rng: Rng) -> Residuals:
         yield found
         printed = min(printed, without_width)
     return DESCENT, "descent over all factors of A", printed
-
-
-@statement("Proposition 3.3, with a bias", "3", how="sampled")
-def audit_last_layer(scale: int, rng: Rng) -> Residuals:
-    r"""The bound for a network with a bias.
-
-    With a bias, the objective of a network whose last hidden layer (width d) has dropout is at
-    least min_A |Y - mean - A|^2 + (lam/d) |A|_*^2, and free features reach it.
-
-    Assumes: d >= outputs to reach it.
-
-    Printed: the proposition omits 1/d, and has no bias.
-
-    TeX: With a bias, the objective of a network whose last hidden layer (width $d$) has dropout
-    is at least $\min_A |Y - \operatorname{mean} - A|^2 + (\lambda/d) |A|_*^2$, and free
-    features reach it.
-    """
-    n, k, d = 6 * scale, 3, 4 + scale
-    lam = float(rng.uniform(0.3, 1.5))
-    Y = oracles.with_spectrum(rng, n, k, [3.0, 2.0, 0.8]) + rng.normal(1, 1, k)
-
-    def objective(theta: Floats) -> tuple[float, Floats]:
-        U, G = descent.factors(theta[k:], k, d)
-        E = Y - theta[:k] - G @ U.T
-        u = np.sum(U * U, axis=0)
-        g = np.sum(G * G, axis=0)
-        slopes = (-E.sum(0), lam * g * U - E.T @ G, lam * u * G - E @ U)
-        gradient = 2 * np.concatenate([slope.ravel() for slope in slopes])
-        return float(np.sum(E * E) + lam * u @ g), gradient
-
-    best, _ = descent.best_descent(objective, k + (k + n) * d, 6, rng)
-    R = np.asarray(np.linalg.qr(np.hstack([np.ones((n, 1)), Y]), mode="r"))
-    target = last_layer.free_target(R, slice(1, 1 + k), centered=True)
-    nuclear = spectral.SquaredNuclear()
-    bound, *_ = last_layer.squared_bound(target, k, [(lam / d, nuclear)])
-    printed, *_ = last_layer.squared_bound(target, k, [(lam, nuclear)])
-    yield relative(bound, best)
-    detail = f"descent over {n} x {d} features, last layer and bias"
-    return DESCENT, detail, relative(printed, best)
 
 
 UNITS, BLOCK = 80, 5
