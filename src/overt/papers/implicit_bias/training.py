@@ -410,7 +410,7 @@ figure(
     run=run_seeds,
     check=check_seeds,
     plot=plot_seeds,
-    hours={"reduced": 0.22, "paper": 0.92},
+    hours={"reduced": 0.04, "paper": 0.15},
     sizes={
         "toy": {
             "strength": [0.1, 0.5, 1.0],
