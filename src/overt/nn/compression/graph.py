@@ -114,7 +114,16 @@ class Operation(NamedTuple):
         return tuple(d % self.given[0].ndim for d in several if d is not None)
 
 
-class _Tracer(TorchDispatchMode):  # type: ignore[misc]
+class DispatchMode(TorchDispatchMode):  # type: ignore[misc]
+    """Sees operations as torch dispatches them."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # True would import dynamo at the first use, which takes a second.
+        return False
+
+
+class _Tracer(DispatchMode):
     """Passes units on from operation to operation, and from layer to layer."""
 
     def __init__(
