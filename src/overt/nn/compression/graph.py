@@ -33,7 +33,7 @@ from overt._check import InputError
 from overt.nn.compression import layers
 from overt.nn.compression.dependencies import DependencyGraph, Ids, group_units
 from overt.nn.data.batches import Inputs, name_failing_inputs
-from overt.nn.data.models import disable_checkpointing, disable_fast_attention
+from overt.nn.data.models import disable_fast_attention
 
 ENTRYWISE = {
     "_to_copy",
@@ -150,7 +150,6 @@ class _Tracer(DispatchMode):
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
             stack.enter_context(disable_fast_attention())
-            stack.enter_context(disable_checkpointing())
             # Attention arrives as products of matrices.
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             before = register_module_forward_pre_hook(self._enter)
