@@ -1,6 +1,5 @@
 """Whose number is it? Index or identifier, by one rule, and never silently wrong."""
 
-import datetime
 import warnings
 
 import numpy as np
@@ -144,30 +143,6 @@ def test_two_lines_of_a_table_for_one_row_are_refused():
     table = pandas.DataFrame(np.ones((3, 4)), index=["a", "b", "a"])
     with pytest.raises(overt.InputError, match=r"'a' 2 times.*reset_index"):
         overt.Entries.from_frame(table)
-
-
-def test_a_key_column_of_a_wide_frame_is_named():
-    frame = polars.DataFrame(
-        {"person": [7, 3, 9], "q1": [1, 2, 1], "q2": [2, None, 2], "q3": [1] * 3}
-    )
-    with pytest.warns(UserWarning, match="if it names the rows"):
-        assert overt.Entries.from_frame(frame).shape == (3, 4)
-    entries = overt.Entries.from_frame(frame, row="person")
-    assert entries.row_ids.tolist() == [7, 3, 9]
-    assert entries.col_ids.tolist() == ["q1", "q2", "q3"]
-
-
-DAY = pandas.Timestamp("2020-01-20")
-SPELLINGS = {
-    "Timestamp": DAY,
-    "datetime64": np.datetime64("2020-01-20"),
-    "datetime64 in ns": np.datetime64("2020-01-20", "ns"),
-    "date": datetime.date(2020, 1, 20),
-    "datetime": datetime.datetime(2020, 1, 20),
-    "text": "2020-01-20",
-    "text with midnight": "2020-01-20 00:00:00",
-    "ISO with midnight": "2020-01-20T00:00:00",
-}
 
 
 @pytest.mark.parametrize("source", ["pandas", "polars", "text", "text with midnight"])
