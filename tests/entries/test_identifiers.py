@@ -1,5 +1,6 @@
 """Whose number is it? Index or identifier, by one rule, and never silently wrong."""
 
+import datetime
 import warnings
 
 import numpy as np
@@ -143,6 +144,19 @@ def test_two_lines_of_a_table_for_one_row_are_refused():
     table = pandas.DataFrame(np.ones((3, 4)), index=["a", "b", "a"])
     with pytest.raises(overt.InputError, match=r"'a' 2 times.*reset_index"):
         overt.Entries.from_frame(table)
+
+
+DAY = pandas.Timestamp("2020-01-20")
+SPELLINGS = {
+    "Timestamp": DAY,
+    "datetime64": np.datetime64("2020-01-20"),
+    "datetime64 in ns": np.datetime64("2020-01-20", "ns"),
+    "date": datetime.date(2020, 1, 20),
+    "datetime": datetime.datetime(2020, 1, 20),
+    "text": "2020-01-20",
+    "text with midnight": "2020-01-20 00:00:00",
+    "ISO with midnight": "2020-01-20T00:00:00",
+}
 
 
 @pytest.mark.parametrize("source", ["pandas", "polars", "text", "text with midnight"])
