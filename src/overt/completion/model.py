@@ -433,5 +433,5 @@ class Fit:
     drop_prob: Any
     learned_drop_prob: Floats | None = None
     path: Floats | None = None
-    fitted: int | None = None  # entries of the last full fit, all of them if None
+    fitted: int = 0  # entries of the last full fit
     faults: tuple[str, ...] = ()  # what a cluster lost and computed again
