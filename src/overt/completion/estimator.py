@@ -25,16 +25,18 @@ from overt.completion.recommend import (
     PREDICTIONS_AT_ONCE,
     EntryIndex,
     Explanation,
-    Lists,
     NewRow,
     Ranking,
     Recommendation,
     Recommendations,
     best_for_row,
+    best_for_rows,
     explain,
+    list_path,
     new_row,
     score_entries,
     similar_columns,
+    write_lists,
 )
 from overt.completion.storage import SweepCheckpoint, load_model, save_model
 from overt.entries import Entries, observed
@@ -453,10 +455,12 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         """
         _, index = self._query(keys)
         ranking = self._ranking(by)
-        lists = Lists(ranking, index, n, exclude_seen, exclude, candidates)
-        if path is None:
-            return lists.collect(rows)
-        lists.write(path, rows)
+        target = None if path is None else list_path(path)
+        how = (rows, n, exclude_seen, exclude, candidates)
+        lists = best_for_rows(ranking, index, *how)
+        if target is None:
+            return lists
+        write_lists(target, lists)
         return None
 
     def prepare_ranking(self) -> Self:

@@ -117,6 +117,7 @@ def evaluate(
     rows = np.unique(test.rows)
     m, n = train.shape
     ranking = fitted._ranking()
+    index = fitted.index_
     counts = np.bincount(train.cols, minlength=n)
     rankings: dict[str, Callable[[Ints], Floats]] = {
         "model": lambda some: ranking.of_rows(some)[1],
@@ -124,7 +125,7 @@ def evaluate(
     }
     found: dict[str, Figures] = {}
     for who, scores in rankings.items():
-        lists = best_columns(scores, train.rows, train.cols, rows, n)
+        lists = best_columns(scores, lambda row: index.of_row(row)[0], rows, n)
         found[who] = list_figures(lists, rows, train, test, least)
     if not isinstance(fitted.model_, ImplicitModel):
         predicted = fitted.model_.predict(test.rows, test.cols)
