@@ -33,7 +33,7 @@ LINES = {
     "predict": "predict model pairs.csv --out p.csv",
     "recommend": "recommend model --user 1 --n 2 --by auto",
     "recommend to all": "recommend model --all lists.csv --n 2",
-    "recommend to a newcomer": "recommend model --entries newcomer.csv --exclude r2.csv --n 2",
+    "recommend to a newcomer": "recommend model --entries newcomer.csv --n 2",
     "update": "update model r2.csv",
     "jumps": "jumps --epsilon 0.25 --depth 3 --width 3 --seeds 1 --noisy-steps 5 --quiet-steps 5 "
     "--learning-rate 0.2 --weight-decay 0.1 --n-jobs 1 --seed 0 --out j.npz",
