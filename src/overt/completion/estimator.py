@@ -82,8 +82,8 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         "learn" estimates the uncertainty of every row's factors, the priors and the noise. A number
         in [0, 1) (or one per factor) minimizes the dropout objective
         mean (y - u.v)^2 + lam mean sum_i U_ai^2 V_bi^2, lam = drop_prob / (1 - drop_prob), exactly.
-        "auto" chooses that number on a held-out tenth, then fits all entries. Standard deviations
-        (`return_std`) need "learn".
+        "auto" chooses that number on a tenth left out of the fit, then fits all entries. Standard
+        deviations (`return_std`) need "learn".
     biases
         Whether rows and columns have biases and the mean is subtracted.
     ridge
@@ -146,7 +146,7 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         After fitting to a file: what `read_ratings` returned of it, with rejected lines and their
         reasons; None otherwise.
     path_
-        With "auto": (drop_prob, held-out RMSE) as tried.
+        With "auto": (drop_prob, holdout RMSE) as tried.
     faults_
         What a cluster lost and computed again.
 
@@ -635,7 +635,7 @@ def check_table(entries: Entries) -> None:
         warnings.warn(
             "X is a dense table of real values: DropoutImputer fills the holes of tables, often "
             "with smaller errors. If X is a matrix of one quantity, overt.Entries.from_matrix(X) "
-            "says so without this warning",
+            "avoids this warning",
             stacklevel=4,
         )
 

@@ -274,7 +274,7 @@ class Run:
     def _report(self, fit: Any) -> None:
         note = f"objective {fit.history[-1]:.5f}"
         if self.holdout is not None:
-            note += f", held-out RMSE {holdout_error(fit, self.holdout):.4f}"
+            note += f", holdout RMSE {holdout_error(fit, self.holdout):.4f}"
         self.bar.advance(note=note)
         if self.on_step is not None:
             self.on_step(fit)
@@ -430,7 +430,7 @@ def _fit_fixed(
 def choose_drop_prob(
     settings: Settings, entries: Entries, engine: Engine
 ) -> tuple[float, Floats]:
-    """Return the best drop probability on a held-out tenth, and the errors of all tried ones.
+    """Return the drop probability that predicts a tenth best, and the errors of all tried ones.
 
     Each of a path of probabilities starts from the factors of the one before.
     """

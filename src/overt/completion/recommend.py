@@ -59,7 +59,7 @@ LIST_LENGTH = 20
 """Columns of a list that recall, reciprocal rank and average precision look at."""
 
 RELEVANT_STRENGTH = 0.8
-"""Strength from which a held-out value is relevant: 4 of 5 stars."""
+"""Strength from which a holdout value is relevant: 4 of 5 stars."""
 
 MAX_CHANGED = 0.25
 """Share of known entries with other values from which a matrix has other rows than were fitted."""
@@ -352,7 +352,7 @@ def new_row(
         features = encoder.encode(features)
         if features.shape[0] != 1:
             raise InputError(
-                f"features must be those of one row, got {features.shape[0]}"
+                f"features must belong to one row, got {features.shape[0]}"
             )
     row = model.fold(cols[known], numbers[known], features)
     one = model.of_row(row)
@@ -621,7 +621,7 @@ class JudgedLists(NamedTuple):
 
     @classmethod
     def of(cls, lists: Ints, rows: Ints, holdout: Entries, least: float) -> JudgedLists:
-        """Judge lists by held-out values of at least `least`."""
+        """Judge lists by holdout values of at least `least`."""
         rounding = 1e-9 * abs(least) if np.isfinite(least) else 0.0
         good = holdout.values >= least - rounding
         at = np.searchsorted(rows, holdout.rows[good])

@@ -66,12 +66,12 @@ Fitted = tuple[Candidate, list[Floats]]
 
 
 class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
-    """Complete a matrix with the lowest rank that explains entries held out from the fit.
+    """Complete a matrix with the lowest rank that explains entries left out of the fit.
 
     The network W_L ... W_1 descends on single entries with weight decay (`overt.decay.simulate`).
     While the decay doubles again and again, SGD's noise makes it jump to lower and lower
     ranks, and it never jumps back ([One-way jumps] Theorem 3.2). From every rank that is met, a
-    quiet phase (small steps, hardly any decay) fits the entries, and the held-out ones judge it.
+    quiet phase (small steps, hardly any decay) fits the entries, and the entries left out judge it.
     The lowest rank within `tol` of the best is then fitted again to all entries.
 
     Parameters
@@ -83,10 +83,10 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
     holdout
         Share of the entries that judge the ranks.
     tol
-        A rank is good enough if its held-out mean squared error is at most (1 + tol) times the
+        A rank is good enough if its holdout mean squared error is at most (1 + tol) times the
         best one plus a thousandth of tol times the values' mean square.
     seed
-        Of the weights, the entries' order and the held-out entries; `random_state`, as in
+        Of the weights, the entries' order and the holdout entries; `random_state`, as in
         scikit-learn, is used instead where it is given.
     progress
         Show a bar if this is a terminal.
@@ -393,7 +393,7 @@ def _shed_to(best: Candidate, path: AnnealedPath) -> tuple[AnnealedPath, float]:
 
 
 def _choose(found: list[Fitted], tol: float) -> Fitted:
-    """Return the lowest rank whose held-out error is within `tol` of the least one."""
+    """Return the lowest rank whose holdout error is within `tol` of the least one."""
     errors = [candidate.holdout_error for candidate, _ in found]
     limit = (1 + tol) * min(errors) + 1e-3 * tol
     good = [k for k, error in enumerate(errors) if error <= limit]

@@ -293,7 +293,7 @@ class Entries:
         return self._with(self.rows[first], self.cols[first], values, kept_times)
 
     def repeated(self, weights: Any, *, by_row: bool = False) -> Self:
-        """Return each entry (or those of each row) as often as whole weights say."""
+        """Return each entry (or the entries of each row) as often as whole weights say."""
         often = doubles("sample_weight", weights, ndim=1)
         count = self.shape[0] if by_row else len(self)
         is_whole = np.array_equal(often, np.floor(np.abs(often)))
@@ -307,7 +307,7 @@ class Entries:
         return self.take(np.repeat(np.arange(len(self)), times))
 
     def split(self, holdout: float = 0.1, seed: Seed = 0) -> tuple[Self, Self]:
-        """Return (train, held out): held out is the start of a random permutation."""
+        """Return (train, holdout); the holdout is the start of a random permutation."""
         share = number("holdout", holdout, exclusive=True)
         count = int(share * len(self))
         if not 0 < count < len(self):

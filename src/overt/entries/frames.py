@@ -184,8 +184,8 @@ def entry_columns(
     if not is_value and not any(_is_text(column) for column in first):
         warnings.warn(
             f"the columns {row}, {col}, {value} are taken for row, column and value of entries; "
-            "overt.Entries.from_frame(frame, row=..., col=..., value=...) says so, and an array "
-            "says that it is a table",
+            "overt.Entries.from_frame(frame, row=..., col=..., value=...) avoids this warning, and "
+            "an array is taken for a table",
             stacklevel=5,
         )
     return {"row": row, "col": col, "value": value}
