@@ -35,6 +35,7 @@ from overt.completion.implicit import (
     Strengths,
     choose_popularity,
     hide_entries,
+    observed_pairs,
 )
 from overt.completion.learned import LearnedFit, equivalent_drop_prob
 from overt.completion.memory import n_bytes
@@ -547,8 +548,9 @@ def extend_model(model: Any, entries: Entries, new: Entries, sweeps: int) -> Any
     """
     base = model.base.resized(entries.shape)
     if isinstance(model, ImplicitModel):
-        entries = model.strengths.enter(entries)
-        model = replace(model, base=base).with_entries(entries)
+        entries = observed_pairs(entries)
+        strengths = model.strengths.enter(entries)
+        model = replace(model, base=base).with_entries(strengths)
     elif np.isfinite(base.low):
         low = min(base.low, float(new.values.min()))
         high = max(base.high, float(new.values.max()))
@@ -575,5 +577,5 @@ def extend_model(model: Any, entries: Entries, new: Entries, sweeps: int) -> Any
                 found = base.fold(partners, values, side=side, row=row)
             base.write(side, row, found)
     if isinstance(model, ImplicitModel):
-        return replace(model, base=base).with_entries(entries)
+        return replace(model, base=base).with_entries(strengths)
     return base
