@@ -39,9 +39,11 @@ def load(name: str, only: Sequence[int] | None = None) -> Data:
         from sklearn.datasets import load_digits
 
         bunch = load_digits()
-        x, y = bunch.images[:, None] / 16.0, bunch.target
+        x = bunch.images[:, None] / 16.0
+        y = bunch.target
         split = np.random.default_rng(0).permutation(len(y))
-        train, test = split[500:], split[:500]
+        train = split[500:]
+        test = split[:500]
         parts = [x[train], y[train], x[test], y[test]]
     else:
         path = data_folder() / f"{name}.npz"

@@ -25,7 +25,8 @@ def audit_norm_measures(scale: int, rng: Rng) -> Residuals:
     """
     ratio = 0.0
     for _ in range(20 * scale):
-        k, d = int(rng.integers(1, 5)), int(rng.integers(2, 9))
+        k = int(rng.integers(1, 5))
+        d = int(rng.integers(2, 9))
         weights = [
             rng.normal(size=(d, d)) * rng.exponential(size=(d, 1)) for _ in range(k + 1)
         ]
@@ -72,11 +73,14 @@ def gap_condition(scale: int, rng: Rng) -> Residuals:
     TeX: A two-layer network need not satisfy $s_1 - s_2 \ge s_2/\nu$: with six units at $\lambda =
     1$ and the values $(1, .9)$ its optimum has rank 2, and a rank-one map is worse.
     """
-    s, width, lam = np.array([1.0, 0.9]), 6, 1.0
+    s = np.array([1.0, 0.9])
+    width = 6
+    lam = 1.0
     nu = lam / width
     objective = descent.factor_objective(np.diag(s), lam * np.eye(width))
     lowest, theta = descent.best_descent(objective, 4 * width, 4 * scale, rng)
-    U, V = theta[: 2 * width].reshape(2, width), theta[2 * width :].reshape(2, width)
+    U = theta[: 2 * width].reshape(2, width)
+    V = theta[2 * width :].reshape(2, width)
     values = np.linalg.svd(U @ V.T, compute_uv=False)
     yield max(0.0, 0.1 - values[1])  # the best map has rank 2
     rank_one = s[0] ** 2 * nu / (1 + nu) + s[1] ** 2

@@ -21,8 +21,10 @@ def sensing_without_factors(scale: int, rng: Rng) -> Residuals:
     $\lambda \sum_k C_{kk} m_k^2$, $C$ the second moment of $\operatorname{vec}(A)$; no rank is
     lost.
     """
-    prob, m = 0.3, rng.normal(size=6)
-    A, y = rng.normal(size=(9, 6)) @ rng.normal(size=(6, 6)), rng.normal(size=9)
+    prob = 0.3
+    m = rng.normal(size=6)
+    A = rng.normal(size=(9, 6)) @ rng.normal(size=(6, 6))
+    y = rng.normal(size=9)
     z, p = oracles.multipliers(6, prob)
     noisy = np.mean((y - (z * m) @ A.T) ** 2, axis=1)
     added = p @ noisy - np.mean((y - A @ m) ** 2)
@@ -45,7 +47,9 @@ def sensing_convolution(scale: int, rng: Rng) -> Residuals:
     \operatorname{vec}(A^\top )\rangle $: sensing is regression by a network whose first layer
     is a convolution with the columns of $V$ as filters.
     """
-    U, V, A = rng.normal(size=(4, 2)), rng.normal(size=(3, 2)), rng.normal(size=(4, 3))
+    U = rng.normal(size=(4, 2))
+    V = rng.normal(size=(3, 2))
+    A = rng.normal(size=(4, 3))
     layer = np.kron(np.eye(4), V.T)
     network = U.ravel() @ (
         layer @ A.ravel()
@@ -66,9 +70,13 @@ def deep_scaling(scale: int, rng: Rng) -> Residuals:
     TeX: A deep linear network with one output and dropout solves $(1 + \nu) XX^\top u = Xy$: it
     scales the least-squares solution and does nothing else.
     """
-    n, widths, probs = 8, (2, 2), (0.4, 0.3)
-    X, y = rng.normal(size=(3, n)), rng.normal(size=n)
-    C, w = X @ X.T / n, np.linalg.solve(X @ X.T, X @ y)
+    n = 8
+    widths = (2, 2)
+    probs = (0.4, 0.3)
+    X = rng.normal(size=(3, n))
+    y = rng.normal(size=n)
+    C = X @ X.T / n
+    w = np.linalg.solve(X @ X.T, X @ y)
     found = descent.deep_descent(
         w[None].astype(float), C, widths, probs, 6 * scale, rng
     )[1][0]

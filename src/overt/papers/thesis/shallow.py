@@ -12,7 +12,8 @@ from overt.papers.records import Residuals, Rng, item, statement
 
 def _shrunk(s: np.ndarray, lam: float, r: int, offset: int) -> float:
     """Return the objective after the shrinkage of Algorithm 3 with `offset` for r."""
-    h, j = np.cumsum(s), np.arange(1, len(s) + 1)
+    h = np.cumsum(s)
+    j = np.arange(1, len(s) + 1)
     rho = int(np.max(np.flatnonzero(s > lam * h / (offset + lam * j)) + 1, initial=1))
     a = np.maximum(s - lam * h[rho - 1] / (offset + lam * rho), 0) * (j <= rho)
     return float(np.sum((s - a) ** 2) + lam / r * a.sum() ** 2)
@@ -34,7 +35,8 @@ def solver_shrinkage(scale: int, rng: Rng) -> Residuals:
     """
     printed = np.inf
     for r in (2, 3):
-        s, lam = np.sort(rng.uniform(0.5, 3, r))[::-1], 0.7
+        s = np.sort(rng.uniform(0.5, 3, r))[::-1]
+        lam = 0.7
         M = oracles.with_spectrum(rng, 4, 4, s)
         objective = descent.factor_objective(M, lam * np.eye(r))
         best = descent.best_descent(objective, 8 * r, 4, rng)[0]

@@ -34,7 +34,8 @@ def relu_margin(scale: int, rng: Rng) -> Residuals:
     y_i x_i 1[z \cdot x_i \ge 0]|$; for two inputs of opposite labels at an angle $t$ it is $q
     (t + (\pi - t) \sin(t/2)) / (2 \pi)$.
     """
-    printed, null = 0.0, math.inf
+    printed = 0.0
+    null = math.inf
     for angle in (0.3, 1.0, 2.0):
         X = np.array([[1.0, 0.0], [math.cos(angle), math.sin(angle)]])
         exact = 0.5 * (angle + (math.pi - angle) * math.sin(angle / 2)) / (2 * math.pi)
@@ -75,7 +76,8 @@ def dropout_iterations(scale: int, rng: Rng) -> Residuals:
     \ln(2/\delta) / T$.
     """
     # From the martingale bound (3 - e) sum Q <= sum Q_t + ln(1/delta)/ln 2, and R <= 2 ln 2 Q.
-    confidence, complexity = 2 / (3 - math.e), 4 * math.log(2) / (3 - math.e)
+    confidence = 2 / (3 - math.e)
+    complexity = 4 * math.log(2) / (3 - math.e)
     yield max(0.0, confidence - 7.1, complexity - 12)
     for gamma, delta in product((0.03, 0.3), (None, 0.05)):
         found = required(epsilon=0.1, margin=gamma, dimension=50, delta=delta)
@@ -106,7 +108,8 @@ def dropout_training(scale: int, rng: Rng) -> Residuals:
     TeX: The mean error of Algorithm 4's iterates is at most $4 \lambda^2/(\eta T)$, that of the
     sub-networks visited at most $12 \lambda^2/(\eta T) + 7.1 \ln(2/\delta)/T$.
     """
-    steps, drop_prob = 1_000_000, 0.1
+    steps = 1_000_000
+    drop_prob = 0.1
     margin = (1 - drop_prob) * (1 + math.sin(math.pi / 4)) / 4
     found = guarantee(margin=margin, dimension=2, width=64, steps=steps)
     run = relu.train_lazy(
@@ -147,7 +150,8 @@ def subnetwork_width(scale: int, rng: Rng) -> Residuals:
     null = -math.inf
     for _ in range(100 * scale):
         m, T = (int(10 ** rng.uniform(0, power)) for power in (6, 4))
-        q, delta = rng.uniform(0.01, 0.99), 10 ** rng.uniform(-4, -0.5)
+        q = rng.uniform(0.01, 0.99)
+        delta = 10 ** rng.uniform(-4, -0.5)
         excess = math.sqrt(m * math.log(T / delta) / 2)
         beyond, tenth = binom.sf(q * m + np.array([excess, excess / 10]), m, q)
         yield -math.expm1(T * math.log1p(-beyond)) - delta
@@ -166,10 +170,13 @@ def dropout_jensen(scale: int, rng: Rng) -> Residuals:
     TeX: The loss of the full network with weights $q W$ is at most the mean loss of its
     sub-networks, $l(y f(x; qW))$ $\le \mathbb{E}_B l(y g(W; x, B))$.
     """
-    m, q, null = 8, 0.3, -math.inf
+    m = 8
+    q = 0.3
+    null = -math.inf
     masks, chances = oracles.masks(np.full(m, q))
     for _ in range(20 * scale):
-        W, a = 2 * rng.normal(size=(m, 3)), rng.choice((-1.0, 1.0), m)
+        W = 2 * rng.normal(size=(m, 3))
+        a = rng.choice((-1.0, 1.0), m)
         terms = a * np.maximum(W @ rng.normal(size=3), 0) / math.sqrt(m)
         mean = chances @ np.logaddexp(0, -masks @ terms)
         yield np.logaddexp(0, -q * terms.sum()) - mean
@@ -190,24 +197,28 @@ def dropout_regret(scale: int, rng: Rng) -> Residuals:
     TeX: Algorithm 4's mean loss is at most $|W_1 - U|^2 / (\eta T) + (2/T) \sum_t l(y_t \langle
     \nabla g_t(W_t), U\rangle )$ for every $U$ with rows no longer than $c$.
     """
-    m, d, T, eta, c = 12, 4, 60 * scale, math.log(2), 4.0
+    m = 12
+    d = 4
+    T = 60 * scale
+    eta = math.log(2)
+    c = 4.0
 
     def shorten(rows: Floats) -> Floats:
         return rows * np.minimum(1, c / np.linalg.norm(rows, axis=-1, keepdims=True))
 
     X = rng.normal(size=(20, d))
     X /= np.linalg.norm(X, axis=1, keepdims=True)
-    y, a = np.sign(X[:, 0]), rng.choice((-1.0, 1.0), m)
+    y = np.sign(X[:, 0])
+    a = rng.choice((-1.0, 1.0), m)
     W = shorten(rng.normal(size=(m, d)))
     U = shorten(W + rng.normal(size=(50, m, d)) * rng.uniform(0, 2, (50, 1, 1)))
     U[0] = shorten(W + 2 * a[:, None] * np.eye(d)[0])
-    bound, loss, margin = (
-        np.sum((U - W) ** 2, axis=(1, 2)) / (eta * T),
-        0.0,
-        np.empty(1),
-    )
+    bound = np.sum((U - W) ** 2, axis=(1, 2)) / (eta * T)
+    loss = 0.0
+    margin = np.empty(1)
     for _ in range(T):
-        i, b = rng.integers(20), rng.random(m) < 0.5
+        i = rng.integers(20)
+        b = rng.random(m) < 0.5
         gradient = (a * b * (W @ X[i] > 0))[:, None] * X[i] / math.sqrt(m)
         bound += 2 / T * np.logaddexp(0, -y[i] * np.sum(gradient * U, axis=(1, 2)))
         reference.descend(W, a, X, y, np.array([i]), b[None], eta, c, margin)
@@ -263,7 +274,8 @@ def lazy_start(scale: int, rng: Rng) -> Evidence:
     m = math.ceil(25 * math.log(6 * T / DELTA))
     products, signs, kept = _start(rng, m, 100 * scale)
     g = np.sum(signs * kept * np.maximum(products, 0), axis=1) / math.sqrt(m)
-    largest, bound = np.abs(g).max(1), math.sqrt(2 * math.log(6 * T / DELTA))
+    largest = np.abs(g).max(1)
+    bound = math.sqrt(2 * math.log(6 * T / DELTA))
     return _share(largest > bound, largest > bound / 10, f"width {m}")
 
 
@@ -325,11 +337,13 @@ def logistic_linear(scale: int, rng: Rng) -> Residuals:
     g, U\rangle $ is at most $c \sqrt{m}/\ln 2 + 1$ for rows of $U$ no longer than $c$.
     """
     z = -np.append(np.linspace(0, 50, 2001), 10.0 ** np.arange(2, 6))
-    loss, bound = np.logaddexp(0, -z), 1 - z / math.log(2)
+    loss = np.logaddexp(0, -z)
+    bound = 1 - z / math.log(2)
     yield float(np.max(loss - bound))
     # The worst rows of length c against a gradient: <grad g, U> = -c sqrt(m) at most.
     for m, c in zip(rng.integers(1, 30, 20), rng.exponential(size=20), strict=True):
-        a, x = rng.choice((-1.0, 1.0), m), rng.normal(size=3)
+        a = rng.choice((-1.0, 1.0), m)
+        x = rng.normal(size=3)
         gradient = np.outer(a, x / np.linalg.norm(x)) / math.sqrt(m)
         U = -c * gradient * math.sqrt(m)
         worst = np.logaddexp(0, -np.sum(gradient * U))
@@ -350,7 +364,9 @@ def first_rows(scale: int, rng: Rng) -> Residuals:
     TeX: All $m$ Gaussian rows in $\mathbb{R}^d$ have $|w_r| \le \sqrt{d} + 2 \sqrt{\ln m}$ with
     probability at least $1 - 1/m$.
     """
-    printed, null, trials = math.inf, math.inf, 400 * scale
+    printed = math.inf
+    null = math.inf
+    trials = 400 * scale
     for m, d in ((20, 10), (50, 40)):
         largest = np.linalg.norm(rng.normal(size=(trials, m, d)), axis=2).max(axis=1)
         short = 2 * math.sqrt(math.log(m))
