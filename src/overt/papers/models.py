@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, relu
+from torch.nn.functional import relu
 
 from overt._check import InputError
 from overt._io import open_npz
@@ -75,15 +75,6 @@ def mlp(inputs: int, classes: int, width: int = 100) -> nn.Sequential:
     return nn.Sequential(
         nn.Flatten(), nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, classes)
     )
-
-
-def fit(
-    model: nn.Module, x: Tensor, y: Tensor, *, epochs: int, seed: int, batch: int = 64
-) -> None:
-    """Train with Adam and cross-entropy, in place."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        descend(model, x, y, cross_entropy, epochs, 1e-3, batch)
 
 
 def descend(

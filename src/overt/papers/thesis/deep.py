@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import reduce
 from itertools import chain, combinations, pairwise
 from typing import Any
 
@@ -286,7 +285,7 @@ def run_spectra(params: Params, seed: int) -> dict[str, Any]:
     trace = net.train(
         params["steps"], params["rate"], seeds, batch_size=batch, records=6
     )
-    products = reduce(lambda product, W: W @ product, trace.weights)
+    products = oracles.chain(trace.weights)
     trained = np.full((len(products), d), np.nan)
     finite = np.isfinite(products).all(axis=(1, 2))
     trained[finite] = np.linalg.svd(products[finite], compute_uv=False)

@@ -154,8 +154,8 @@ def subnetwork_width(scale: int, rng: Rng) -> Residuals:
         delta = 10 ** rng.uniform(-4, -0.5)
         excess = math.sqrt(m * math.log(T / delta) / 2)
         beyond, tenth = binom.sf(q * m + np.array([excess, excess / 10]), m, q)
-        yield -math.expm1(T * math.log1p(-beyond)) - delta
-        null = max(null, -math.expm1(T * math.log1p(-min(tenth, 0.99))) - delta)
+        yield 1 - (1 - beyond) ** T - delta
+        null = max(null, 1 - (1 - tenth) ** T - delta)
     detail = "the binomial tail, exactly, to the power T; null: a tenth of the excess"
     return 0.0, detail, None, null
 
@@ -175,9 +175,8 @@ def dropout_jensen(scale: int, rng: Rng) -> Residuals:
     null = -math.inf
     masks, chances = oracles.masks(np.full(m, q))
     for _ in range(20 * scale):
-        W = 2 * rng.normal(size=(m, 3))
-        a = rng.choice((-1.0, 1.0), m)
-        terms = a * np.maximum(W @ rng.normal(size=3), 0) / math.sqrt(m)
+        hidden = np.maximum(2 * rng.normal(size=(m, 3)) @ rng.normal(size=3), 0)
+        terms = rng.choice((-1.0, 1.0), m) * hidden / math.sqrt(m)
         mean = chances @ np.logaddexp(0, -masks @ terms)
         yield np.logaddexp(0, -q * terms.sum()) - mean
         null = max(null, np.logaddexp(0, -terms.sum()) - mean)
@@ -295,11 +294,11 @@ def lazy_margin(scale: int, rng: Rng) -> Evidence:
     m = 150
     w = rng.normal(size=(100 * scale, m, 2))
     along = w / np.linalg.norm(w, axis=2, keepdims=True) @ CIRCLE  # psi(w).x
-    values = np.mean((rng.random(along.shape) < 0.5) * np.maximum(along, 0), axis=1)
+    kept = rng.random(along.shape) < 0.5
+    values = np.mean(kept * np.maximum(along, 0), axis=1)
     lost = math.sqrt(2 * math.log(3 * T / DELTA) / m)
-    off = abs(values.mean() - 0.5 / math.pi) > 5 * values.std() / math.sqrt(values.size)
-    below = 0.5 / math.pi - values.min(1)
-    return _share((below > lost) | off, below > lost / 10, f"width {m}")
+    below = 0.5 / math.pi - values.min(axis=1)
+    return _share(below > lost, below > lost / 10, f"width {m}")
 
 
 @statement("Lemma 16", "5.4", how="bound evaluated")
@@ -336,20 +335,13 @@ def logistic_linear(scale: int, rng: Rng) -> Residuals:
     TeX: For $z \le 0$, $\log(1 + e^{-z}) \le 1 - z/\ln 2$, so that the loss of $\langle \nabla
     g, U\rangle $ is at most $c \sqrt{m}/\ln 2 + 1$ for rows of $U$ no longer than $c$.
     """
+    # <grad g, U> >= -c sqrt(m): m rows of lengths 1/sqrt(m) and c, so that z reaches all z <= 0.
     z = -np.append(np.linspace(0, 50, 2001), 10.0 ** np.arange(2, 6))
     loss = np.logaddexp(0, -z)
     bound = 1 - z / math.log(2)
-    yield float(np.max(loss - bound))
-    # The worst rows of length c against a gradient: <grad g, U> = -c sqrt(m) at most.
-    for m, c in zip(rng.integers(1, 30, 20), rng.exponential(size=20), strict=True):
-        a = rng.choice((-1.0, 1.0), m)
-        x = rng.normal(size=3)
-        gradient = np.outer(a, x / np.linalg.norm(x)) / math.sqrt(m)
-        U = -c * gradient * math.sqrt(m)
-        worst = np.logaddexp(0, -np.sum(gradient * U))
-        yield worst - (c * math.sqrt(m) / math.log(2) + 1)
-    detail = "2,005 values of z, and the worst rows of random networks; null: a tenth of the bound"
-    return 0.0, detail, None, float(np.max(loss - bound / 10))
+    yield np.max(loss - bound)
+    null = np.max(loss - bound / 10)
+    return 0.0, "2,005 values of z; null: a tenth of the bound", None, null
 
 
 @statement("Section 5.3, slips", "5.3", how="bound evaluated")
@@ -364,17 +356,16 @@ def first_rows(scale: int, rng: Rng) -> Residuals:
     TeX: All $m$ Gaussian rows in $\mathbb{R}^d$ have $|w_r| \le \sqrt{d} + 2 \sqrt{\ln m}$ with
     probability at least $1 - 1/m$.
     """
-    printed = math.inf
-    null = math.inf
-    trials = 400 * scale
+    printed = null = math.inf
     for m, d in ((20, 10), (50, 40)):
-        largest = np.linalg.norm(rng.normal(size=(trials, m, d)), axis=2).max(axis=1)
+        rows = rng.normal(size=(400 * scale, m, d))
+        largest = np.linalg.norm(rows, axis=2).max(axis=1)
         short = 2 * math.sqrt(math.log(m))
         bound = math.sqrt(d) + short
-        low, _ = clopper_pearson(int(np.sum(largest > bound)), trials, 0.999)
-        yield float(low) - 1 / m
-        printed = min(printed, float(np.mean(largest > short)) - 1 / m)
-        null = min(null, float(np.mean(largest > bound / 10)) - 1 / m)
+        low, _ = clopper_pearson(int(np.sum(largest > bound)), len(largest), 0.999)
+        yield low - 1 / m
+        printed = min(printed, np.mean(largest > short) - 1 / m)
+        null = min(null, np.mean(largest > bound / 10) - 1 / m)
     return 0.0, "starts of two sizes; null: a tenth of the bound", printed, null
 
 
