@@ -72,7 +72,7 @@ def deep_scaling(scale: int, rng: Rng) -> Residuals:
     widths = (2, 2)
     probs = (0.4, 0.3)
     X = rng.normal(size=(3, n))
-    w = np.linalg.solve(X @ X.T, X @ rng.normal(size=n))[None]
+    w = np.linalg.solve(X @ X.T, X @ rng.normal(size=n))[None].astype(float)
     _, W = descent.deep_descent(w, X @ X.T / n, widths, probs, 6 * scale, rng)
     nu = spectral.nu(widths, probs)
     yield relative(w / (1 + nu), W) ** 2
