@@ -399,8 +399,8 @@ def run_minima(params: Params, seed: int) -> dict[str, Any]:
     ends = []
     for lam in DECAYS:
         objective, _, size = network(problem, depth, 2, lam)
-        starts = rng.standard_normal((params["descents"], size))
-        ends += [(lam, descend(objective, start)[0]) for start in starts]
+        first = rng.standard_normal((params["descents"], size))
+        ends += [(lam, descend(objective, start)[0]) for start in first]
     exists = {str(r): existence(problem, depth, r) for r in (1, 2)}
     return {"points": points, "ends": ends, "exists": exists}
 
