@@ -71,23 +71,18 @@ def network(image: Any, width: int) -> tuple[Any, Any]:
 
 
 def accuracies(trunk: Any, top: Any, masks: Any, x: Any, y: Any) -> tuple[float, Any]:
-    """Return the accuracy of the full network, and of the sub-network of each mask.
-
-    All sub-networks are evaluated at once: their top layers are stacked in one matrix product.
-    """
+    """Return the accuracy of the full network, and of the sub-network of each mask."""
     import torch
 
     with torch.no_grad():
-        stacked = (masks[:, None, :] * top.weight).flatten(0, 1)
-        full = 0
-        parts = torch.zeros(len(masks), dtype=torch.int64)
+        full = torch.ones_like(masks[:1])
+        hits = torch.zeros(len(masks) + 1, dtype=torch.float64)
         for rows in torch.arange(len(x)).split(1000):
             h = trunk(x[rows])
-            labels = y[rows]
-            full += int((top(h).argmax(1) == labels).sum())
-            outputs = (h @ stacked.T).unflatten(1, (len(masks), -1)) + top.bias
-            parts += (outputs.argmax(2) == labels[:, None]).sum(0)
-    return full / len(x), parts.double().numpy() / len(x)
+            for k, mask in enumerate(torch.cat([full, masks])):
+                hits[k] += (top(h * mask).argmax(1) == y[rows]).sum()
+    shares = hits.numpy() / len(x)
+    return float(shares[0]), shares[1:]
 
 
 def sample_masks(
