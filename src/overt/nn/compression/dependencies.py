@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -98,8 +99,18 @@ class Reader:
         return n if regular else 1
 
 
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Units, one number for each class, that are outputs of the same layers."""
+
+    layers: tuple[str, ...]  # more than one where their outputs are added
+    units: Ids
+    dropped: bool  # whether every reader sees these units through one dropout layer
+    tied: bool  # whether a reader shares its weights with another layer
+
+
 @dataclass(eq=False)
-class Dependencies:
+class DependencyGraph:
     """How the units of a model are made, read and passed on in its forward pass.
 
     Parameters and buffers are known by identity, so that weights that two layers share are cut
@@ -116,14 +127,25 @@ class Dependencies:
     sizes: list[tuple[str, str, Ids]] = field(default_factory=list)
     # Attributes that equal the length of an axis, which has one row of this table per entry.
     guesses: list[tuple[str, str, Ids]] = field(default_factory=list)
-    readers: list[Reader] = field(default_factory=list)
+    # Layers that read units, by name.
+    readers: dict[str, Reader] = field(default_factory=dict)
     # Normalizations over all units along an axis.
     mixing: dict[str, tuple[int, Ids]] = field(default_factory=dict)
-    # Multiply-adds of layers, and of operations that run once for each of these units.
-    costs: Counter[str] = field(default_factory=Counter)
+    # Multiply-adds of layers, by id of the weight, and of operations that run once for each of
+    # these units.
+    costs: Counter[int] = field(default_factory=Counter)
     products: list[tuple[int, Ids]] = field(default_factory=list)
     # Layers without units to remove, and why.
     skipped: dict[str, str] = field(default_factory=dict)
+    groups: list[Group] = field(default_factory=list)
+    outputs: Any = None  # of the model on the example
+    # Modules that sample in evaluation mode.
+    random_modules: dict[str, None] = field(default_factory=dict)
+
+    @cached_property
+    def classes(self) -> Ids:
+        """The class of every unit, once all are known."""
+        return self.units.classes(np.arange(len(self.units)))
 
     def find(self, tensor: Tensor, axis: int, maker: str) -> Ids:
         """Return the units along an axis, new outputs of the layer `maker` if none are known."""
@@ -145,32 +167,8 @@ class Dependencies:
         self.skipped.setdefault(name, reason)
 
 
-@dataclass(frozen=True, eq=False)
-class Group:
-    """Units, one number for each class, that are outputs of the same layers."""
-
-    layers: tuple[str, ...]  # more than one where their outputs are added
-    units: Ids
-    dropped: bool  # whether every reader sees these units through one dropout layer
-    tied: bool  # whether a reader shares its weights with another layer
-
-
-@dataclass(frozen=True, eq=False)
-class DependencyGraph:
-    """The units of a model: their dependencies, their groups, and what is left whole."""
-
-    dependencies: Dependencies
-    groups: tuple[Group, ...]
-    skipped: dict[str, str]
-    classes: Ids  # of every unit
-    outputs: Any  # of the model on the example
-    random_modules: tuple[str, ...]  # modules that sample in evaluation mode
-
-
-def group_units(
-    model: nn.Module, found: Dependencies
-) -> tuple[tuple[Group, ...], dict[str, str]]:
-    """Return groups of units that can be removed, and the other layers with the reason."""
+def group_units(model: nn.Module, found: DependencyGraph) -> None:
+    """Put units that can be removed into groups, and name the other layers with the reason."""
     units = found.units
     for key, reason in found.locked.items():
         for ids in found.axes.get(key, {}).values():
@@ -190,26 +188,24 @@ def group_units(
     copies = holders(model)
     drops: dict[int, frozenset[int]] = {}
     tied: set[int] = set()
-    for reader in found.readers:
+    for reader in found.readers.values():
         read = each(reader.ids)
         for unit in read:
             drops[unit] = drops.get(unit, reader.drops) & reader.drops
         if copies[id(model.get_submodule(reader.name).weight)] > 1:
             tied.update(read)
-    skipped = dict(found.skipped)
     members: dict[tuple[Any, ...], list[int]] = {}
     for unit in sorted(makers):
         if unit in reasons or unit not in drops:
             why = reasons.get(unit, "nothing reads its units")
-            skipped.update({k: why for k in makers[unit] if k not in skipped})
+            for name in makers[unit]:
+                found.skipped.setdefault(name, why)
         else:
             alike = (tuple(makers[unit]), bool(drops[unit]), unit in tied)
             members.setdefault(alike, []).append(unit)
-    groups = tuple(
-        Group(names, np.array(ids), dropped, shared)
-        for (names, dropped, shared), ids in members.items()
-    )
-    return groups, skipped
+    for alike, members_of in members.items():
+        names, dropped, shared = alike
+        found.groups.append(Group(names, np.array(members_of), dropped, shared))
 
 
 def holders(model: nn.Module) -> Counter[int]:

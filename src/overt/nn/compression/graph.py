@@ -14,36 +14,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import is_dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from overt._check import InputError
 from overt.nn.compression import layers
-from overt.nn.compression.dependencies import (
-    Dependencies,
-    DependencyGraph,
-    Ids,
-    group_units,
-)
+from overt.nn.compression.dependencies import DependencyGraph, Ids, group_units
 from overt.nn.data.batches import Inputs, name_failing_inputs
 from overt.nn.data.models import disable_checkpointing, disable_fast_attention
 
 ENTRYWISE = {
     "_to_copy",
+    "as_strided",
     "copy",
     "hardswish",
     "log_sigmoid_forward",
@@ -54,16 +48,11 @@ ENTRYWISE = {
 MOVES = {"_unsafe_view", "cat", "stack", "repeat", "flip", "roll", "index"}
 """Operations besides views that move entries."""
 
-DROPOUTS = {
-    functional.dropout: (),
-    functional.dropout1d: (-1,),
-    functional.dropout2d: (-1, -2),
-    functional.dropout3d: (-1, -2, -3),
-}
-"""Functions that drop entries, and the axes that share a mask."""
+UNFORESEEN = (RuntimeError, TypeError, ValueError, IndexError)
+"""What rules raise on arguments that they do not know: then all units are needed."""
 
-LEAVING = {Tensor.numpy, Tensor.tolist, Tensor.__array__}
-"""Methods by which values leave torch, where no operation sees them."""
+READ = torch.Tag.data_dependent_output
+CHANNEL_DROPOUT = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
 def build_graph(model: nn.Module, inputs: Inputs) -> DependencyGraph:
@@ -80,27 +69,18 @@ def build_graph(model: nn.Module, inputs: Inputs) -> DependencyGraph:
         raise InputError("example: the model returns NaN")
     tracer.keep(tensors(result), "the model returns its units")
     found = tracer.found
+    found.outputs = outputs
     for path in reading:
         found.skipped[path or type(model).__name__] = (
             "its forward pass depends on values: other inputs may take another way through it"
         )
-    _skip_unused(model, tracer)
-    groups, skipped = group_units(model, found)
-    classes = found.units.classes(np.arange(len(found.units)))
-    return DependencyGraph(
-        found, groups, skipped, classes, outputs, tuple(tracer.random)
-    )
-
-
-def _skip_unused(model: nn.Module, tracer: _Tracer) -> None:
-    """Name the layers that the pass did not call, or that are not followed."""
     for name, module in model.named_modules():
         if isinstance(module, layers.SEALED):
-            kind = type(module).__name__
-            tracer.found.skipped[name] = f"{kind} keeps its maps inside"
-        elif module not in tracer.called and layers.weights_of(module) is not None:
-            why = "its forward pass is not called"
-            tracer.found.keep_layer(name, module.weight, why)
+            found.skipped[name] = f"{type(module).__name__} keeps its maps inside"
+        elif layers.weights_of(module) and id(module.weight) not in found.costs:
+            found.keep_layer(name, module.weight, "its forward pass is not called")
+    group_units(model, found)
+    return found
 
 
 class Known(NamedTuple):
@@ -141,12 +121,9 @@ class _Tracer(TorchDispatchMode):  # type: ignore[misc]
         self, model: nn.Module, reading: set[str], inputs: tuple[Tensor, ...]
     ) -> None:
         super().__init__()
-        self.found = Dependencies()
+        self.found = DependencyGraph()
         self.reading = reading  # modules known to read values
         self.reads = set(reading)
-        self.random: dict[str, None] = {}
-        self.called: set[nn.Module] = set()
-        self._drops = 0
         self._constant = self.found.units.new(1)
         self.found.units.keep(self._constant, "its units are joined with others")
         self._paths = {module: path for path, module in model.named_modules()}
@@ -171,7 +148,6 @@ class _Tracer(TorchDispatchMode):  # type: ignore[misc]
             stack.callback(before.remove)
             after = register_module_forward_hook(self._leave, with_kwargs=True)
             stack.callback(after.remove)
-            stack.enter_context(_Functions(self))
             stack.enter_context(self)
             result = Inputs(inputs.given).run(model)
             return result, result if inputs.output is None else inputs.output(result)
@@ -184,27 +160,21 @@ class _Tracer(TorchDispatchMode):  # type: ignore[misc]
             if id(tensor) in self._own:
                 self.found.locked[id(tensor)] = reason
 
-    def note_read(self, tensor: Tensor) -> None:
-        """Note that Python gets to see values; the modules that run now depend on them."""
-        if self._leaf is None and tensor in self._data:
-            self.reads.update(["", *(self._paths[module] for module in self._stack)])
-
-    def note_dropout(self, result: Tensor, shared: tuple[int, ...]) -> Tensor:
-        """Return a tensor whose units dropout has acted on, if it drops whole units."""
+    def _dropout(self, module: Any, result: Tensor) -> Tensor:
+        """Return the result of dropout; note whether it drops whole units."""
+        result = result.view_as(result)  # what was not dropped may be used elsewhere
         if result not in self._known:
             return result
-        result = result.view_as(result)  # what was not dropped may be used elsewhere
         ids, drops = self._known[result]
-        last = result.ndim - 1
-        axes = [axis for axis, n in enumerate(ids.shape) if n > 1]
+        axes = {axis for axis, n in enumerate(ids.shape) if n > 1}
+        shared = {axis % ids.ndim for axis in getattr(module, "shared_axes", ())}
+        if isinstance(module, CHANNEL_DROPOUT):
+            shared = set(range(2, ids.ndim))
+        whole = shared >= set(range(1, ids.ndim)) - axes
         if not shared:
-            whole = axes == [last] and len(np.unique(ids)) == ids.size
-        else:
-            others = {axis % result.ndim for axis in shared}
-            whole = others >= set(range(1, last + 1)) - set(axes)
-        if whole:
-            self._drops += 1
-            self._known[result] = Known(ids, drops | {self._drops})
+            whole = axes == {ids.ndim - 1} and len(np.unique(ids)) == ids.size
+        if whole and module.p > 0:
+            self._known[result] = Known(ids, drops | {id(module)})
         return result
 
     def _enter(self, module: nn.Module, args: Any) -> None:
@@ -220,15 +190,14 @@ class _Tracer(TorchDispatchMode):  # type: ignore[misc]
         path = self._paths[module]
         if self._leaf is module:
             self._leaf = None
-            self.called.add(module)
             self._layer(path, module, list(tensors((args, kwargs))), result)
         if path not in self.reading and self._path() in self.reading:
             made = list(tensors(result))
             self.keep(made, "its units go where the forward pass depends on values")
             for tensor in made:
                 self._known.pop(tensor, None)
-        if hasattr(module, "shared_axes") and not hasattr(module, "block_size"):
-            return self.note_dropout(result, module.shared_axes)
+        if type(module).__name__ == "Dropout" or isinstance(module, CHANNEL_DROPOUT):
+            return self._dropout(module, result)
         return None
 
     def _path(self) -> str:
@@ -240,7 +209,8 @@ class _Tracer(TorchDispatchMode):  # type: ignore[misc]
         if len(given) == 1 and isinstance(result, Tensor):
             ids, drops = self._known.get(given[0], (None, drops))
             layer = layers.Layer(self.found, name, module, ids, drops, self._constant)
-            after = layer.follow(given[0], result)
+            with suppress(*UNFORESEEN):
+                after = layer.follow(given[0], result)
         elif layers.weights_of(module) is not None:
             self.found.keep_layer(name, module.weight, str(after))
         if isinstance(after, str):
@@ -257,14 +227,16 @@ class _Tracer(TorchDispatchMode):  # type: ignore[misc]
         name = func.overloadpacket.__name__.rstrip("_")
         given = list(tensors((args, kwargs)))
         made = list(tensors(result))
-        if torch.Tag.data_dependent_output in func.tags:
-            self.note_read(given[0])
-        if any(tensor in self._data for tensor in given):
+        depends = any(tensor in self._data for tensor in given)
+        if depends and self._leaf is None and READ in func.tags:
+            # Python gets to see values; the modules that run now depend on them.
+            self.reads.update(["", *(self._paths[module] for module in self._stack)])
+        if depends:
             for tensor in made:
                 self._data[tensor] = True
         if self._leaf is None:
             if torch.Tag.nondeterministic_seeded in func.tags:
-                self.random[self._path()] = None
+                self.found.random_modules[self._path()] = None
             self._follow(Operation(name, func, args, kwargs, given, made))
         return result
 
@@ -274,7 +246,10 @@ class _Tracer(TorchDispatchMode):  # type: ignore[misc]
             self.keep(op.given, "it is used where the forward pass depends on values")
             return
         known = [self._known[tensor] for tensor in op.given if tensor in self._known]
-        after = self._rule(op) if known else None
+        after = None
+        if known:
+            with suppress(*UNFORESEEN):
+                after = self._rule(op)
         if after is None:
             self.keep(op.given, f"{op.name} in the forward pass needs all its units")
             return
@@ -285,20 +260,18 @@ class _Tracer(TorchDispatchMode):  # type: ignore[misc]
             except ValueError:  # a result of another shape, such as indices
                 continue
             self._known[tensor] = Known(ids, drops)
-            base = tensor._base if op.func._schema.is_mutable else None
-            if base is not None and base not in self._known:
-                self.keep([tensor], f"{op.name} writes its units into another tensor")
 
     def _rule(self, op: Operation) -> list[Ids] | None:
         """Return the units of each result, None where they are not known."""
         tags = op.func.tags
         shape_only = op.name.endswith("_like") or op.name.startswith("new_")
-        entrywise = torch.Tag.pointwise in tags or op.name in ENTRYWISE
+        same_shape = op.made[0].shape == op.given[0].shape
+        entrywise = torch.Tag.pointwise in tags or (op.name in ENTRYWISE and same_shape)
         if shape_only or entrywise or torch.Tag.nondeterministic_seeded in tags:
             return [self._tie(op)] * len(op.made)
         if any(id(tensor) in self._own for tensor in op.given):
             return None
-        if op.func.is_view or op.name in MOVES:
+        if (op.func.is_view and op.name != "as_strided") or op.name in MOVES:
             return self._move(op)
         if op.name == "bmm":
             return self._multiply(*op.given)
@@ -387,9 +360,9 @@ class _Tracer(TorchDispatchMode):  # type: ignore[misc]
             return
         module = self._stack[-1]
         for axis, length in enumerate(ids.shape):
-            table = np.moveaxis(ids, axis, 0).reshape(length, -1)
             for key, value in vars(module).items():
                 if type(value) is int and value == length > 1:
+                    table = np.moveaxis(ids, axis, 0).reshape(length, -1)
                     self.found.guesses.append((self._paths[module], key, table))
 
     def _multiply(self, a: Tensor, b: Tensor) -> list[Ids] | None:
@@ -403,26 +376,6 @@ class _Tracer(TorchDispatchMode):  # type: ignore[misc]
         units.tie(*heads)
         self.found.products.append((a.numel() * b.shape[2], heads[0].ravel()))
         return heads[:1]
-
-
-class _Functions(TorchFunctionMode):  # type: ignore[misc]
-    """Sees dropout, which is no operation in evaluation mode, and values that leave torch."""
-
-    def __init__(self, tracer: _Tracer) -> None:
-        super().__init__()
-        self._tracer = tracer
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func in LEAVING:
-            self._tracer.note_read(args[0])
-        result = func(*args, **kwargs)
-        p = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
-        if func in DROPOUTS and p > 0:
-            return self._tracer.note_dropout(result, DROPOUTS[func])
-        return result
 
 
 def tensors(value: Any) -> Iterator[Tensor]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor, nn
 
-from overt.nn.compression.dependencies import Dependencies, Ids, Reader
+from overt.nn.compression.dependencies import DependencyGraph, Ids, Reader
 
 SEALED = (nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
 """Modules with several maps inside, which are not followed."""
@@ -74,7 +74,9 @@ def is_layer(module: nn.Module) -> bool:
         return False
     if "RMSNorm" in type(module).__name__:  # of other libraries, as in Llama
         return True
-    others = ("embedding_dim", "normalized_shape", *PER_CHANNEL)
+    if hasattr(module, "embedding_dim"):
+        return "weight" in module._parameters
+    others = ("normalized_shape", *PER_CHANNEL)
     return any(hasattr(module, name) for name in others)
 
 
@@ -98,7 +100,7 @@ def needs_all(name: str, module: nn.Module) -> str:
 class Layer:
     """A layer that is called, and the units of its input (None if it has none)."""
 
-    found: Dependencies
+    found: DependencyGraph
     name: str
     module: Any
     ids: Ids | None
@@ -108,10 +110,10 @@ class Layer:
     def follow(self, x: Tensor, result: Tensor) -> Ids | str | None:
         """Return the units of the result, none, or why the layer needs all units of its input."""
         kind = weights_of(self.module)
-        if kind is not None:
-            return self._weighted(kind, x, result)
         if isinstance(self.module, SEALED):
             return needs_all(self.name, self.module)
+        if kind is not None:
+            return self._weighted(kind, x, result)
         if hasattr(self.module, "embedding_dim"):
             made = self.found.find(self.module.weight, 1, self.name)
             self._size("embedding_dim", made)
@@ -137,7 +139,7 @@ class Layer:
         transposed = getattr(module, "transposed", False)
         met, own = (x, kind.inner) if transposed else (result, kind.outer)
         cost = met.numel() * weight.numel() // weight.shape[own]
-        self.found.costs[self.name] += cost
+        self.found.costs[id(weight)] += cost
         ids = self.ids
         if ids is not None and ids.shape[axis] == 1 < ids.size:
             along = "it acts along another axis than the units that it meets"
@@ -162,8 +164,11 @@ class Layer:
         else:
             made = self.found.find(weight, kind.outer, self.name)
             self.found.bind(weight, kind.inner, read)
-            reader = Reader(self.name, kind.inner, read, self.drops)
-            self.found.readers.append(reader)
+            drops = self.drops
+            if self.name in self.found.readers:  # called twice
+                drops &= self.found.readers[self.name].drops
+            reader = Reader(self.name, kind.inner, read, drops)
+            self.found.readers[self.name] = reader
         self.found.bind(getattr(module, "bias", None), 0, made)
         self._size(kind.inputs, read)
         self._size(kind.outputs, made)

@@ -12,6 +12,7 @@ of any affine map of rank r on those data.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,12 +24,7 @@ from torch import Tensor, nn
 from overt._types import Floats
 from overt.nn.compression.activations import Moments, collect
 from overt.nn.compression.dependencies import holders
-from overt.nn.compression.layers import (
-    SEALED,
-    is_layer,
-    weights_of,
-    why_not_prunable,
-)
+from overt.nn.compression.layers import SEALED, weights_of, why_not_prunable
 from overt.nn.compression.problem import (
     Outcome,
     Problem,
@@ -86,14 +82,13 @@ def by_spectrum(problem: Problem) -> Outcome:
     for name, module in layers.items():
         cost = module.weight.numel()
         if problem.of == "multiply_adds":
-            cost = problem.layer_cost(name)
+            operations = problem.graph.costs[id(module.weight)]
+            cost = operations / len(problem.inputs)
         factors.append(_factorize(module, name, cost, moments.get(name)))
     ranks: dict[str, int | None] = {}
     if isinstance(keep, Mapping):
         for f in factors:
-            m, n = f.weight.shape
-            rank = max(1, min(f.limit, int(keep[f.name] * m * n / (m + n))))
-            ranks[f.name] = rank if keep[f.name] < 1 and f.limit > 0 else None
+            ranks.update(_share_ranks([f], keep[f.name] * f.cost))
     else:
         budget = sum(f.cost for f in factors) - (1 - keep) * problem.total
         ranks = _share_ranks(factors, budget)
@@ -160,26 +155,24 @@ def _rewritable(problem: Problem) -> tuple[dict[str, nn.Module], dict[str, str]]
     uses = holders(problem.base)
     for name, module in problem.base.named_modules():
         kind = type(module).__name__
-        weight = getattr(module, "weight", None)
-        plain = any(
-            isinstance(module, k) and type(module).forward is k.forward for k in KINDS
-        )
         if isinstance(module, SEALED):
             skipped[name] = f"{kind} keeps its maps inside"
-        elif not is_layer(module) or weight is None or weight.ndim < 2:
+        if weights_of(module) is None:
             continue
-        elif not plain and kind != "Conv1D":
-            skipped[name] = f"{kind} is not rewritten"
-        elif (reason := why_not_prunable(module)) is not None:
-            skipped[name] = reason
-        elif name not in problem.graph.dependencies.costs:
-            skipped[name] = "its forward pass is not called"
-        elif uses[id(weight)] > 1:
-            skipped[name] = "its weights are tied to another layer's"
+        reason = why_not_prunable(module)
+        forwards = [k.forward for k in KINDS]
+        if type(module).forward not in forwards and kind != "Conv1D":
+            reason = f"{kind} is not rewritten"
+        elif reason is None and id(module.weight) not in problem.graph.costs:
+            reason = "its forward pass is not called"
+        elif uses[id(module.weight)] > 1:
+            reason = "its weights are tied to another layer's"
         elif getattr(module, "groups", 1) > 1:
-            skipped[name] = f"it is a convolution in {module.groups} groups"
-        else:
+            reason = f"it is a convolution in {module.groups} groups"
+        if reason is None:
             found[name] = module
+        else:
+            skipped[name] = reason
     return found, skipped
 
 
@@ -264,30 +257,20 @@ def _rewrite(module: nn.Module, f: Factors, rank: int) -> nn.Sequential:
     if f.mean is not None:
         gap = (torch.zeros_like(f.mean) if bias is None else bias) - f.mean
         bias = f.mean + P @ (P.T @ gap)
-    with torch.random.fork_rng(devices=[]):
-        pair = _pair(module, f, rank, bias is not None).to(module.weight)
-    with torch.no_grad():
-        pair[0].weight.copy_((P.T @ f.weight).reshape(pair[0].weight.shape))
-        pair[1].weight.copy_(P.reshape(pair[1].weight.shape))
-        if bias is not None:
-            pair[1].bias.copy_(bias)
-    return pair.requires_grad_(module.weight.requires_grad)
-
-
-def _pair(module: nn.Module, f: Factors, rank: int, bias: bool) -> nn.Sequential:
     outputs, inputs = f.weight.shape
-    if not isinstance(module, (nn.Conv1d, nn.Conv2d)):
-        inner = nn.Linear(inputs, rank, bias=False)
-        return nn.Sequential(inner, nn.Linear(rank, outputs, bias=bias))
-    kind = nn.Conv1d if isinstance(module, nn.Conv1d) else nn.Conv2d
-    inner = kind(
-        module.in_channels,
-        rank,
-        module.kernel_size,
-        module.stride,
-        module.padding,
-        module.dilation,
-        bias=False,
-        padding_mode=module.padding_mode,
-    )
-    return nn.Sequential(inner, kind(rank, outputs, 1, bias=bias))
+    with torch.random.fork_rng(devices=[]):
+        first = nn.Linear(inputs, rank, bias=False)
+        second = nn.Linear(rank, outputs, bias=bias is not None)
+        if isinstance(module, (nn.Conv1d, nn.Conv2d)):
+            kind = nn.Conv1d if isinstance(module, nn.Conv1d) else nn.Conv2d
+            second = kind(rank, outputs, 1, bias=bias is not None)
+            first = copy.deepcopy(module)  # with its stride, padding and dilation
+            first.out_channels = rank
+            first.bias = None
+    inner = (P.T @ f.weight).reshape(rank, *first.weight.shape[1:])
+    first.weight = nn.Parameter(inner)
+    second.weight = nn.Parameter(P.reshape(second.weight.shape).contiguous())
+    if bias is not None:
+        second.bias = nn.Parameter(bias)
+    pair = nn.Sequential(first, second).to(module.weight)
+    return pair.requires_grad_(module.weight.requires_grad)

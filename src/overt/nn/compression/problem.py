@@ -78,10 +78,6 @@ class Problem:
         """What activations are measured on: the data, or else the example."""
         return self.judge or [Batch("example", self.inputs, None)]
 
-    def layer_cost(self, name: str) -> float:
-        """Return the multiply-adds of a layer for one example."""
-        return self.graph.dependencies.costs[name] / len(self.inputs)
-
     def size_of(self, model: nn.Module) -> int:
         """Return a network's size in what `keep` limits."""
         if self.of == "multiply_adds":
@@ -203,44 +199,33 @@ def latencies(models: list[nn.Module], inputs: Inputs) -> list[float]:
     return least
 
 
-@dataclass(frozen=True)
-class Score:
-    """Mean loss over all examples, and the share of right classes where targets are classes."""
-
-    loss: float
-    accuracy: float | None
-
-
 def score(
     model: nn.Module, batches: Iterable[Batch] | None, loss: Loss
-) -> Score | None:
-    """Return how a model does on all batches, None without targets or outputs to judge."""
-    total = 0.0
-    rows = 0
-    right: list[Tensor] | None = []
-    with torch.no_grad():
-        for where, inputs, y in batches or ():
-            with name_failing_inputs(inputs, where):
-                output = inputs.run(model)
-            if y is None:
-                return None
-            if not callable(loss) and not isinstance(output, Tensor):
-                raise InputError(
-                    f"{where}: the model returns a {type(output).__name__}; say which output "
-                    "counts, such as output=lambda o: o.logits"
-                )
-            total += float(mean_loss(output, y, loss)) * len(y)
-            rows += len(y)
-            correct = _correct(output, y, loss)
-            if right is not None:
-                right = None if correct is None else [*right, correct.flatten()]
+) -> tuple[float, float | None] | None:
+    """Return mean loss and share of right classes, if there are classes; None without targets."""
+    losses = []
+    right: list[Tensor | None] = []
+    rows = []
+    for where, inputs, y in batches or ():
+        with name_failing_inputs(inputs, where):
+            output = run_plain(model, inputs)
+        if y is None:
+            return None
+        if not callable(loss) and not isinstance(output, Tensor):
+            raise InputError(
+                f"{where}: the model returns a {type(output).__name__}; say which output "
+                "counts, such as output=lambda o: o.logits"
+            )
+        losses.append(float(mean_loss(output, y, loss)))
+        right.append(_correct(output, y, loss))
+        rows.append(len(y))
     if not rows:
         return None
-    loss_value = total / rows
-    return Score(
-        math.inf if math.isnan(loss_value) else loss_value,
-        None if right is None else float(torch.cat(right).double().mean()),
-    )
+    found = [part.flatten() for part in right if part is not None]
+    classes = len(found) == len(right)
+    accuracy = float(torch.cat(found).double().mean()) if classes else None
+    value = float(np.average(losses, weights=rows))
+    return (math.inf if math.isnan(value) else value), accuracy
 
 
 def _correct(output: Any, y: Tensor, loss: Loss) -> Tensor | None:
@@ -258,9 +243,10 @@ def _correct(output: Any, y: Tensor, loss: Loss) -> Tensor | None:
     return predicted == y
 
 
-def loss_or_infinity(found: Score | None) -> float:
+def loss_on(model: nn.Module, batches: Iterable[Batch] | None, loss: Loss) -> float:
     """Return the loss, infinite where there is none."""
-    return math.inf if found is None else found.loss
+    found = score(model, batches, loss)
+    return math.inf if found is None else found[0]
 
 
 def with_own_statistics(model: nn.Module, batches: list[Batch]) -> nn.Module | None:
@@ -310,15 +296,13 @@ def recover(
     best: dict[str, Tensor] = {}
 
     def evaluate() -> None:
-        model.eval()
-        value = loss_or_infinity(score(model, judge, loss))
+        value = loss_on(model.eval(), judge, loss)
         if not losses or value < min(losses):
-            best.update({k: v.detach().clone() for k, v in model.state_dict().items()})
+            best.update(copy.deepcopy(model.state_dict()))
         losses.append(value)
         model.train()
 
     interrupted = False
-    every = max(1, steps // EVALUATIONS)
     optimizer = torch.optim.Adam(trained, lr=learning_rate)
     batches = _cycle(train)
     try:
@@ -334,7 +318,7 @@ def recover(
                 mean_loss(inputs.run(model), y, loss).backward()
                 optimizer.step()
                 bar.advance()
-                if step % every == 0 or step == steps:
+                if step == steps or step % max(1, steps // EVALUATIONS) == 0:
                     evaluate()
     except KeyboardInterrupt:
         interrupted = True

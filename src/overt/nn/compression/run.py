@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from overt import _check
 from overt._check import InputError, InputTypeError
 from overt._types import Seed
-from overt.nn.compression.attention import close_attention, open_attention
+from overt.nn.compression.attention import open_attention
 from overt.nn.compression.graph import build_graph
 from overt.nn.compression.lowrank import by_spectrum
 from overt.nn.compression.problem import (
@@ -195,7 +195,8 @@ def compress(
             done.recovery, done.interrupted = train_further(
                 done.model, train_on, judge, loss, steps=steps, learning_rate=rate
             )
-        done.model = _with_torch_attention(done.model, model, inputs)
+        if not done.changes and not len(done.recovery):
+            done.model = copy_model(model).eval()  # with torch's own attention
         report = _report(problem, done, report_on, guessed=guessed)
     _restore_modes(wrapped, done.model)
     return done.model, report
@@ -286,25 +287,12 @@ def _value(problem: Problem, model: nn.Module) -> float:
     """Return the loss on the data, or without targets how much the outputs change."""
     found = score(model, problem.judge, problem.loss)
     if found is not None:
-        return found.loss
+        return found[0]
     changes = [
         relative_change(run_plain(problem.base, inputs), run_plain(model, inputs))
         for _, inputs, _ in problem.batches
     ]
     return float(np.nan_to_num(np.mean(changes), nan=np.inf))
-
-
-def _with_torch_attention(
-    small: nn.Module, model: nn.Module, inputs: Inputs
-) -> nn.Module:
-    """Return the network with torch's own attention wherever it still fits."""
-    candidate = close_attention(copy_model(small), model)
-    try:
-        with torch.no_grad():
-            inputs.run(candidate)
-    except Exception:  # torch's fast path needs plain layers beside its attention
-        return small
-    return candidate
 
 
 def _report(
@@ -316,12 +304,12 @@ def _report(
         why = "it samples in evaluation mode too: losses and changes here are of single samples"
         skipped[path or "forward"] = why
     models = [problem.base, done.model]
-    before, after = (
-        _size(model, latency, problem, report_on)
-        for model, latency in zip(
-            models, latencies(models, problem.inputs), strict=True
-        )
-    )
+    sizes = []
+    for model, latency in zip(models, latencies(models, problem.inputs), strict=True):
+        judged = score(model, report_on, problem.loss) or (None, None)
+        operations = multiply_adds(model, problem.inputs)
+        sizes.append(Size(count_parameters(model), operations, latency, *judged))
+    before, after = sizes
     reached = None
     if not problem.of_units:
         reached = problem.size_of(done.model) / (problem.total or 1)
@@ -355,23 +343,9 @@ def _shortfall(problem: Problem, done: Outcome, reached: float | None) -> str | 
     if reached is None or isinstance(keep, Mapping) or reached <= TOLERANCE * keep:
         return None
     what = problem.of.replace("_", "-")
-    text = f"keep={keep:g} of the {what} is not reached, {reached:.3g} is left"
-    if done.skipped:
-        return f"{text}; {len(done.skipped)} layers are left whole (report.skipped has the reasons)"
-    return f"{text} with the fewest units or ranks that by={done.by!r} can leave"
-
-
-def _size(
-    model: nn.Module, latency: float, problem: Problem, report_on: Batches | None
-) -> Size:
-    """Return a network in numbers."""
-    judged = score(model, report_on, problem.loss)
-    return Size(
-        parameters=count_parameters(model),
-        multiply_adds=multiply_adds(model, problem.inputs),
-        latency=latency,
-        loss=None if judged is None else judged.loss,
-        accuracy=None if judged is None else judged.accuracy,
+    return (
+        f"keep={keep:g} of the {what} is not reached, {reached:.3g} is left; "
+        f"{len(done.skipped)} layers are left whole (report.skipped has the reasons)"
     )
 
 

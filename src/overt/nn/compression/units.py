@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from overt._check import InputError
 from overt._progress import meter
@@ -38,7 +37,7 @@ from overt.nn.compression.problem import (
     Problem,
     check_layers,
     copy_model,
-    loss_or_infinity,
+    loss_on,
     run_plain,
     score,
     why_it_fails,
@@ -62,9 +61,9 @@ def by_units(problem: Problem, by: str) -> Outcome:
             "tensor (or a loss that is a function of what it returns); output= says which counts"
         )
     moments: dict[str, Moments] = {}
-    psi = np.zeros(len(graph.dependencies.units))
+    psi = np.zeros(len(graph.units))
     if by == "flow" and groups:
-        places = {reader.name: reader.places for reader in graph.dependencies.readers}
+        places = {name: reader.places for name, reader in graph.readers.items()}
         moments = collect(base, places, problem.batches, outputs=False)
         psi = flows(base, graph, moments)
     while groups:
@@ -180,24 +179,17 @@ def _cost_function(problem: Problem) -> Callable[[Mapping[Group, int]], float]:
     A weight's cost is proportional to the units that are left along each of its axes, unless the
     layer runs once for each unit; attention costs the same for every head.
     """
-    found = problem.graph.dependencies
-    costs: dict[int, float] = {}
-    terms: list[tuple[float, tuple[Ids, ...]]] = []
+    found = problem.graph
+    costs: Mapping[int, float] = found.costs
+    terms: list[tuple[float, tuple[Ids, ...]]]
+    terms = [(cost, (ids,)) for cost, ids in found.products]
+    whole = float(problem.total * len(problem.inputs))
     if problem.of == "parameters":
-        costs = {id(p): float(p.numel()) for p in problem.base.parameters()}
-    else:
-        for name, module in problem.base.named_modules():
-            weight = module._parameters.get("weight")
-            before = costs.get(id(weight), 0.0)
-            costs[id(weight)] = before + problem.layer_cost(name)
-        rows = len(problem.inputs)
-        terms += [(cost / rows, (ids,)) for cost, ids in found.products]
-    terms += [
-        (costs[key], tuple(axes.values()))
-        for key, axes in found.axes.items()
-        if key in costs
-    ]
-    whole = problem.total
+        costs = {id(p): p.numel() for p in problem.base.parameters()}
+        terms = []
+        whole = float(problem.total)
+    for key, axes in found.axes.items():
+        terms.append((costs.get(key, 0), tuple(axes.values())))
     fixed = whole - sum(cost for cost, _ in terms)
 
     def share(counts: Mapping[Group, int]) -> float:
@@ -209,7 +201,7 @@ def _cost_function(problem: Problem) -> Callable[[Mapping[Group, int]], float]:
             cost * math.prod(float(stays[ids].mean()) for ids in axes)
             for cost, axes in terms
         )
-        return (fixed + kept) / max(float(whole), 1.0)
+        return (fixed + kept) / max(whole, 1.0)
 
     return share
 
@@ -238,9 +230,9 @@ def _check(problem: Problem, cut: Cut) -> tuple[Cut, dict[Group, str]]:
 def _difference(problem: Problem, cut: Cut) -> str | None:
     """Return how the smaller network differs from the large one with the same units masked."""
     base = problem.base
-    small = shrink(base, problem.graph, cut)
     try:
-        with torch.random.fork_rng(), _WithoutDropout():
+        small = shrink(base, problem.graph, cut)
+        with torch.random.fork_rng():
             torch.manual_seed(0)
             result = run_plain(small, problem.inputs)
             torch.manual_seed(0)
@@ -263,21 +255,6 @@ def _close(a: Tensor, b: Tensor) -> bool:
     size = float(b.nan_to_num(0, 0, 0).abs().max()) if b.numel() else 0.0
     tol = max(1e-4, 20 * torch.finfo(a.dtype).eps)
     return bool(torch.allclose(a, b, rtol=tol, atol=tol * max(size, 1e-30)))
-
-
-class _WithoutDropout(TorchDispatchMode):  # type: ignore[misc]
-    """Gives masks their mean: dropout that is always on is then the identity."""
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        aten = torch.ops.aten
-        kwargs = kwargs or {}
-        if func is aten.bernoulli_.float:
-            return args[0].fill_(args[1] if len(args) > 1 else 0.5)
-        if func is aten.native_dropout.default:
-            return func(args[0], args[1], False)
-        return func(*args, **kwargs)
 
 
 def _best_mask(
@@ -303,7 +280,7 @@ def _best_mask(
                 cut = make_cut(problem.base, problem.graph, kept, scaled=True)
                 cut = replace(cut, guess=like.guess)
                 small = shrink(problem.base, problem.graph, cut)
-                value = loss_or_infinity(score(small, problem.judge, problem.loss))
+                value = loss_on(small, problem.judge, problem.loss)
                 if not losses or value < min(losses):
                     best = cut
                 losses.append(value)
@@ -349,9 +326,8 @@ def make_cut(
     moments: Mapping[str, Moments] | None = None,
 ) -> Cut:
     """Remove all but some units, and refit the layers that read them if there are moments."""
-    found = graph.dependencies
-    factor = np.ones(len(found.units))
-    tied = np.zeros(len(found.units), dtype=bool)
+    factor = np.ones(len(graph.units))
+    tied = np.zeros(len(graph.units), dtype=bool)
     for group, units in kept.items():
         factor[group.units] = 0
         factor[units] = len(group.units) / len(units) if scaled else 1
@@ -359,7 +335,7 @@ def make_cut(
     factor = factor[graph.classes]
     removed = (factor == 0) & ~tied[graph.classes]
     corrected: dict[int, Tensor] = {}
-    for reader in {reader.name: reader for reader in found.readers}.values():
+    for reader in graph.readers.values():
         module = model.get_submodule(reader.name)
         weight = module.weight.detach()
         scale = torch.from_numpy(factor[reader.ids]).to(weight)
@@ -381,10 +357,9 @@ def shrink(model: nn.Module, graph: DependencyGraph, cut: Cut) -> nn.Module:
     Every parameter along whose axes units lie is replaced, wherever the copy refers to it, so
     that shared layers and tied weights stay shared.
     """
-    found = graph.dependencies
     memo: dict[int, Any] = {}
-    for key, axes in found.axes.items():
-        old = found.tensors[key]
+    for key, axes in graph.axes.items():
+        old = graph.tensors[key]
         tensor = cut.corrected.get(key, old.detach())
         for axis, ids in axes.items():
             index = np.flatnonzero(cut.factor[ids])
@@ -394,10 +369,12 @@ def shrink(model: nn.Module, graph: DependencyGraph, cut: Cut) -> nn.Module:
         if tensor.shape != old.shape or key in cut.corrected:
             memo[key] = _like(tensor, old)
     small = copy_model(model, memo)
-    for name, attribute, ids in found.sizes:
-        own = vars(small.get_submodule(name))
+    for name, attribute, ids in graph.sizes:
+        module = small.get_submodule(name)
         count = int(np.count_nonzero(cut.factor[ids]))
-        own[attribute] = (count,) if isinstance(own[attribute], tuple) else count
+        if count < len(ids):
+            several = isinstance(getattr(module, attribute), tuple)
+            setattr(module, attribute, (count,) if several else count)
     for (name, attribute), count in _guesses(graph, cut).items():
         vars(small.get_submodule(name))[attribute] = count
     return small
@@ -406,7 +383,7 @@ def shrink(model: nn.Module, graph: DependencyGraph, cut: Cut) -> nn.Module:
 def _guesses(graph: DependencyGraph, cut: Cut) -> dict[tuple[str, str], int]:
     """Return the new values of attributes that equal the length of an axis of units."""
     found: dict[tuple[str, str], int] = {}
-    for name, attribute, table in graph.dependencies.guesses if cut.guess else ():
+    for name, attribute, table in graph.guesses if cut.guess else ():
         left = int(np.count_nonzero(cut.factor[table].any(1)))
         key = (name, attribute)
         # Where the number and the width of heads are equal, the name says which it is.
@@ -423,12 +400,11 @@ def masked(
     Readers' weights are zero on removed units; normalizations over all units run over those
     that stay, as in the smaller network. All other tensors are the model's own.
     """
-    found = graph.dependencies
     memo: dict[int, Any] = {id(t): t for t in (*model.parameters(), *model.buffers())}
     for key, tensor in cut.corrected.items():
         memo[key] = _like(tensor, memo[key])
     reference = copy_model(model, memo)
-    for name, (axis, ids) in found.mixing.items():
+    for name, (axis, ids) in graph.mixing.items():
         index = torch.from_numpy(np.flatnonzero(cut.factor[ids]))
         if len(index) < len(ids):
             norm = NormAmong(small.get_submodule(name), index, axis)
@@ -462,9 +438,8 @@ class NormAmong(nn.Module):  # type: ignore[misc]
 
 def flows(model: nn.Module, graph: DependencyGraph, seen: dict[str, Moments]) -> Floats:
     """Return psi for each unit, by the number of its class."""
-    found = graph.dependencies
-    total = np.zeros(len(found.units))
-    for reader in {reader.name: reader for reader in found.readers}.values():
+    total = np.zeros(len(graph.units))
+    for reader in graph.readers.values():
         weight = model.get_submodule(reader.name).weight.detach().double()
         norms = weight.movedim(reader.axis, 0).flatten(1).square().sum(1)
         norms = norms.unflatten(0, (-1, reader.places)).sum(1)
