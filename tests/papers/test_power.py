@@ -111,18 +111,12 @@ MUTATIONS = [
     ),
     (
         penalty,
-        "predictive_variance",
-        slightly_more(penalty.predictive_variance),
-        "predictive-variance",
-    ),
-    (
-        penalty,
         "relu_isotropic",
         lambda U, V, q: penalty.shallow(U, V, noise.Dropout(q)),
         "relu-isotropic",
     ),
     (penalty, "dropconnect", printed_dropconnect, "dropconnect"),
-    (penalty, "deep", slightly_more(penalty.deep), "deep-penalty deep-spectral"),
+    (penalty, "deep", slightly_more(penalty.deep), "deep-penalty deep-rescaling"),
     (
         penalty,
         "deep_terms",
@@ -163,12 +157,6 @@ MUTATIONS = [
         printed_ksupport,
         "ksupport-value dropblock-lower-bound",
     ),
-    (
-        spectral.KSupport,
-        "value",
-        slightly_more(spectral.KSupport.value),
-        "ksupport-limits",
-    ),
     (spectral.KSupport, "prox", ridge, "dropblock-optimum dropblock-balanced"),
     (
         spectral.KSupport,
@@ -180,7 +168,7 @@ MUTATIONS = [
         spectral.SquaredNuclear,
         "value",
         slightly_more(spectral.SquaredNuclear.value),
-        "dropout-norm dropconnect-norm weighted-trace",
+        "dropout-norm weighted-trace",
     ),
     (
         spectral.SquaredNuclear,
@@ -236,12 +224,6 @@ MUTATIONS = [
         lambda U: np.eye(U.shape[1]),
         "hadamard-equalizer",
     ),
-    (
-        equalize,
-        "importance",
-        lambda U, V, C=None: np.arange(1.0, 4.0),
-        "per-unit-optimum",
-    ),
     (relu, "train_lazy", lambda *a, **k: UNTRAINED, "dropout-training"),
     (
         relu,
@@ -265,12 +247,6 @@ MUTATIONS = [
         "equalize_product",
         lambda A, width: (np.eye(len(A), width), A.T @ np.eye(len(A), width)),
         "equalized-product sensing-gaussian",
-    ),
-    (
-        spectral.norms,
-        "shrinkage_rank",
-        lambda s, sums, w: len(s) - 1,
-        "shrinkage-prefix",
     ),
     (
         tied_training,

@@ -51,7 +51,7 @@ PAPERS = {
     "one_way_jumps": Paper(
         "One-way jumps",
         "jumps",
-        ("setting", "minima", "absorbing", "jumps"),
+        ("minima", "absorbing", "jumps"),
         r"""@inproceedings{wang2024jumps,
   author = {Wang, Zihan and Jacot, Arthur},
   title = {Implicit Bias of {SGD} in {$L_2$}-Regularized Linear {DNNs}: One-Way Jumps from High to

@@ -176,7 +176,8 @@ def typical_subnetworks(scale: int, rng: Rng) -> Evidence:
     p_t \le 1.43 \sum_t R_t + 2.85 \ln(1/\delta)$, where $R_t$ is the error of the sub-network that
     step $t$ visits.
     """
-    steps, delta = 600 * scale, 1e-6
+    steps = 600 * scale
+    delta = 1e-6
     visited, fresh = np.array(list(_errors(rng, steps))).sum(axis=0)
     bound = 1.43 * visited + 2.85 * math.log(1 / delta)
     detail = (

@@ -30,7 +30,8 @@ def deep_exact_optimum(scale: int, rng: Rng) -> Evidence:
     """
     widths = (2, 3)
     probs = (0.3, 0.2)
-    found, lost = [], []
+    found = []
+    lost = []
     # The optimum of the first problem has rank two.
     first = oracles.with_spectrum(rng, 2, 3, [1.0, 0.95])
     for trial in range(1 + scale):
@@ -310,7 +311,8 @@ def run_escape(params: Params, seed: int) -> dict[str, Any]:
 
 def check_escape(rows: list[Row]) -> Findings:
     """Yield whether small steps stay and large steps leave."""
-    slow, fast = rows[0], rows[-1]
+    slow = rows[0]
+    fast = rows[-1]
     yield Finding(
         "at the smallest step size every run stays at the spurious minimum",
         slow["left"] == 0,

@@ -7,31 +7,12 @@ import math
 import numpy as np
 from scipy.linalg import block_diag
 
-from overt import equalize, noise, penalty
+from overt import noise, penalty
 from overt._types import Floats
 from overt.linear import LinearNetwork, sharing
 from overt.papers import descent, oracles
 from overt.papers.evidence import DESCENT, EXACT, Evidence, relative
 from overt.papers.records import Residuals, Rng, statement
-from overt.papers.structured.networks import least_penalty
-
-
-@statement(how="sampled")
-def dropconnect_norm(scale: int, rng: Rng) -> Residuals:
-    r"""DropConnect's norm.
-
-    The least DropConnect penalty among all width-d factors of a map A is (lam/d) |A
-    D^(1/2)|_*^2 with D the diagonal part of E[x x'].
-
-    Assumes: a width of at least the rank of A.
-
-    TeX: The least DropConnect penalty among all width-d factors of a map $A$ is $(\lambda/d) |A
-    D^{1/2}|_*^2$ with $D$ the diagonal part of $\mathbb{E}[x x^\top ]$.
-    """
-    for width in range(2, 4 + scale // 2):
-        D = np.diag(np.diag(oracles.second_moment(rng, 3)))
-        yield least_penalty(noise.DropConnect(0.4), width, D, rng)[0]
-    return DESCENT, "descent over all factors of A"
 
 
 @statement(how="sampled")
@@ -56,32 +37,6 @@ def dropblock_tight(scale: int, rng: Rng) -> Residuals:
         yield relative(U @ V.T, left * a @ right.T)
         yield relative(penalty.shallow(U, V, noise.DropBlock(0.4, b)), least)
     return EXACT, "penalty of the constructed factors against the norm"
-
-
-@statement(how="sampled")
-def per_unit_optimum(scale: int, rng: Rng) -> Residuals:
-    r"""One drop probability per unit.
-
-    Units dropped with different probabilities have shares of the nuclear norm inverse to their
-    strengths.
-
-    Assumes: the spectrum majorizes the shares.
-
-    TeX: Units dropped with different probabilities have shares of the nuclear norm inverse to
-    their strengths.
-    \[\|u_i\|\,\|v_i\|=\frac{\lambda_i^{-1}}{\sum_j\lambda_j^{-1}}\,\|A\|_*,\qquad
-    R=\frac{\|A\|_*^2}{\sum_j\lambda_j^{-1}}\]
-    """
-    probs = rng.uniform(0.3, 0.5, 3)
-    lam = probs / (1 - probs)
-    M = oracles.with_spectrum(rng, 3 + scale, 4, [5.0, 1.0, 0.5])
-    best = LinearNetwork(M, 3, noise.Dropout(probs)).solve()
-    objective = descent.factor_objective(M, np.diag(lam))
-    lowest, _ = descent.best_descent(objective, 3 * sum(M.shape), 6, rng)
-    shares = equalize.importance(best.U, best.V) * lam
-    yield relative(best.objective, lowest)
-    yield relative(shares, np.full(3, shares.mean()))
-    return DESCENT, "against descent; strength times share is the same for every unit"
 
 
 @statement(how="sampled")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import combinations
 from typing import Any
 
 import numpy as np
 
-from overt import noise, penalty
+from overt import noise
 from overt._figures import canvas
 from overt.linear import last_layer
 from overt.papers import oracles
@@ -41,33 +40,6 @@ def sliding_characteristic(scale: int, rng: Rng) -> Residuals:
             covering = [min(i, b, d - b + 1, d - i + 1) for i in range(1, d + 1)]
             yield relative((1 - g) ** np.array(covering), mu)
     return EXACT, "mean and Gamma over all sets of seeds, 1-D and 2-D"
-
-
-@statement(how="symbolic", identity="algebra")
-def compress_expected_loss(scale: int, rng: Rng) -> Residuals:
-    r"""Random sub-networks of a fixed width.
-
-    A random sub-network of k of d units, survivors scaled by d/k, has the expected squared loss
-    |y - f|^2 + (d - k) / (k (d - 1)) (d sum_i |u_i|^2 a_i^2 - |sum_i u_i a_i|^2).
-
-    Assumes: units are removed before the last layer.
-
-    TeX: A random sub-network of $k$ of $d$ units, survivors scaled by $d/k$, has the expected
-    squared loss $|y - f|^2 + (d - k) / (k (d - 1)) (d \sum_i |u_i|^2 a_i^2 - |\sum_i u_i
-    a_i|^2)$.
-    """
-    d, k = 6 + scale, 3
-    U = rng.normal(size=(3, d))
-    A = oracles.relu_layer(rng, d)
-    Y = rng.normal(size=(12, 3))
-    kept = np.array([np.isin(range(d), c) for c in combinations(range(d), k)])
-    equally = np.full(len(kept), 1 / len(kept))
-    exact = oracles.added_loss(Y, U, A, kept * d / k, equally)
-    flows = np.sum(U**2, axis=0) @ np.mean(A**2, axis=0)
-    total = np.mean(np.sum((A @ U.T) ** 2, axis=1))
-    yield relative((d - k) / (k * (d - 1)) * (d * flows - total), exact)
-    yield relative(penalty.hidden(U, A, noise.KeepExactly(k)), exact)
-    return EXACT, f"all {len(kept)} sub-networks of {k} of {d} units"
 
 
 @statement(how="enumerated")
@@ -107,7 +79,8 @@ def seed_inside(x: Any, drop_prob: float, block: int) -> Any:
     from torch.nn.functional import pad
 
     n, c, h, w = x.shape
-    h, w = h - block + 1, w - block + 1
+    h = h - block + 1
+    w = w - block + 1
     seeds = torch.empty(n, c, h, w).bernoulli_(_gamma(x, drop_prob, block))
     return _masked(x, _grown(pad(seeds, [block // 2] * 4), block))
 

@@ -43,7 +43,9 @@ def shrinkage_inverse(scale: int, rng: Rng) -> Residuals:
     solution $a = s - \lambda/(r + \lambda \rho) 11^\top s$, which is the shrinkage.
     """
     for rho in range(1, 4 + scale):
-        r, lam, s = rho + 2, float(rng.uniform(0.1, 3)), rng.uniform(5, 6, rho)
+        r = rho + 2
+        lam = float(rng.uniform(0.1, 3))
+        s = rng.uniform(5, 6, rho)
         exact = np.linalg.solve(np.eye(rho) + lam / r, s)
         yield relative(s - lam / (r + lam * rho) * s.sum(), exact)
         yield relative(spectral.SquaredNuclear().prox(s, lam / r), exact)

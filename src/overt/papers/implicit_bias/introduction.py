@@ -24,7 +24,10 @@ def dropout_step(scale: int, rng: Rng) -> Residuals:
     """
     from overt.linear import kernels  # it compiles
 
-    m, n, d, keep = 3, 2, 3, 0.6
+    m = 3
+    n = 2
+    d = 3
+    keep = 0.6
     M, U, V = (rng.standard_normal(shape) for shape in ((m, n), (m, d), (n, d)))
     # x takes the values +-sqrt(n) e_i, whose second moment is the identity; masks are enumerated.
     inputs = np.sqrt(n) * np.concatenate([np.eye(n), -np.eye(n)])

@@ -84,7 +84,9 @@ def tied_optimum(scale: int, rng: Rng) -> Residuals:
     return DESCENT, detail, relative(printed, U @ U.T) ** 2
 
 
-TARGET, WIDTH, EXTENT = 2.0, 2, 2.0
+TARGET = 2.0
+WIDTH = 2
+EXTENT = 2.0
 
 
 def run_landscape(params: Params, seed: int) -> dict[str, Any]:
@@ -136,23 +138,17 @@ def check_landscape(rows: list[Row]) -> Findings:
 
 def plot_landscape(rows: list[Row]) -> Any:
     """Plot the surface above its contours for each strength."""
-    picture, levels = canvas(3.6 * len(rows), 6.4, 2, len(rows), squeeze=False)
-    for column, row in enumerate(rows):
-        x, y = np.meshgrid(row["axis"], row["axis"], indexing="ij")
-        height = np.minimum(row["objective"], 8.0)
-        levels[0, column].remove()
-        relief: Any = picture.add_subplot(2, len(rows), column + 1, projection="3d")
-        relief.plot_surface(x, y, height, cmap="cividis", lw=0, rcount=80, ccount=80)
-        relief.set_title(f"$\\lambda$ = {row['strength']:g}")
-        level = levels[1, column]
-        draw_levels(level, row["axis"], row["objective"])
+    picture, axes = canvas(3.8 * len(rows), 3.9, 1, len(rows), squeeze=False)
+    for row, panel in zip(rows, axes[0], strict=True):
+        draw_levels(panel, row["axis"], row["objective"])
+        panel.set_title(f"$\\lambda$ = {row['strength']:g}")
         if row["strength"]:
             ends = corners(row["predicted_corner"])
-            level.scatter(*ends, c="white", edgecolors="black", zorder=3)
+            panel.scatter(*ends, c="white", edgecolors="black", zorder=3)
         else:
             angle = np.linspace(0, 2 * np.pi, 200)
             circle = np.sqrt(TARGET) * np.array([np.cos(angle), np.sin(angle)])
-            level.plot(*circle, "w--", lw=1.2)
+            panel.plot(*circle, "w--", lw=1.2)
     return picture
 
 

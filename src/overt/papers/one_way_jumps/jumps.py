@@ -23,7 +23,6 @@ from overt.papers.figures import (
     values_of,
 )
 from overt.papers.one_way_jumps.networks import network
-from overt.papers.oracles import chain
 from overt.papers.records import figure
 
 QUARTER = (
@@ -59,9 +58,9 @@ def split(rows: list[Row]) -> tuple[list[Row], list[Row]]:
 
 def check_printed(rows: list[Row]) -> Findings:
     """Check whether the printed decay reproduces the figure under the printed loss."""
+    runs = sum(len(row["jump_step"]) for row in rows)
+    low = sum(row["collapsed"] + row["diverged"] for row in rows)
     if rows:
-        runs = sum(len(row["jump_step"]) for row in rows)
-        low = sum(row["collapsed"] + row["diverged"] for row in rows)
         yield Finding(
             "the printed weight decay reproduces the figure under the printed loss",
             above(share_interval(runs - low, runs), 0.5),
@@ -116,7 +115,6 @@ def survival_panel(axes: Any, row: Row, color: str, name: str = "") -> None:
 def run_paths(params: Params, seed: int) -> dict[str, Any]:
     """Run the noisy path for many seeds, and quiet offshoots from some of its points."""
     steps = params["steps"]
-    count = 6
     given = (two_by_two(0.25), 3, WIDTH)
 
     def noisy(until: int) -> Schedule:
@@ -127,9 +125,9 @@ def run_paths(params: Params, seed: int) -> dict[str, Any]:
     quiet = schedule(params, (10_000, 0.02, 0.001))
     offshoots = []
     for start in params["offshoots"]:
-        at = simulate(*given, noisy(start), count, records=[start], seed=seed)
-        after = simulate(*given, quiet, count, at.weights, 21, seed=seed + 1)
-        for k in range(count):
+        at = simulate(*given, noisy(start), 6, records=[start], seed=seed)
+        after = simulate(*given, quiet, 6, at.weights, 21, seed=seed + 1)
+        for k in range(6):
             offshoot = {
                 "start": start,
                 "run": k,
@@ -138,9 +136,8 @@ def run_paths(params: Params, seed: int) -> dict[str, Any]:
                 "missing": after.missing[k, :, 0].tolist(),
             }
             offshoots.append(offshoot)
-    (lowest,) = [m for m in minima(given[0], 3, 0.00025) if m.rank == 1]
-    minimum = float(lowest.matrix[0, 1])
-    return {**summary(found, count), "branches": offshoots, "minimum": minimum}
+    (minimum,) = [m.matrix[0, 1] for m in minima(given[0], 3, 0.00025) if m.rank == 1]
+    return {**summary(found, 6), "branches": offshoots, "minimum": float(minimum)}
 
 
 def check_paths(rows: list[Row]) -> Findings:
@@ -189,14 +186,10 @@ def plot_paths(rows: list[Row]) -> Any:
     (row,), _ = split(rows)
     shown = int(np.argmax(np.array(row["jump_step"][:6]) > 0))
     picture, (path, ratio, share) = canvas(9, 8, 3, 1, sharex=True)
-    noisy = row["missing"][shown]
-    path.plot(row["grid"], noisy, color=GRAY, lw=0.8, label="noisy path")
-    for branch in row["branches"]:
-        if branch["run"] == shown:
-            label = (
-                f"from step {branch['start']:,}, ends at {branch['missing'][-1]:.2f}"
-            )
-            path.plot(branch["steps"], branch["missing"], lw=1.4, label=label)
+    path.plot(row["grid"], row["missing"][shown], color=GRAY, label="noisy path")
+    for branch in rows_with(row["branches"], run=shown):
+        label = f"from step {branch['start']:,}, ends at {branch['missing'][-1]:.2f}"
+        path.plot(branch["steps"], branch["missing"], label=label)
     path.axhline(4, color="black", ls=":", lw=1, label="rank 1, no decay")
     path.set(ylabel="missing entry", ylim=(None, 4.6))
     path.legend()
@@ -220,16 +213,19 @@ def check_depths(rows: list[Row]) -> Findings:
     shares = {}
     for row in shown:
         steps = np.array(row["jump_step"])
-        shallow = row["depth"] == 3
-        done = steps[steps >= 0]
-        low, high = share_interval(len(done), len(steps))
-        shares[row["depth"]] = (low, high)
-        when = f", median step {np.median(done):.0f}" if len(done) else ""
+        depth = row["depth"]
+        jumped = int(np.sum(steps >= 0))
+        low, high = shares[depth] = share_interval(jumped, len(steps))
+        claims = {
+            3: ("few", below((low, high), 0.5), "0 of 5"),
+            4: ("most", above((low, high), 0.5), "5 of 5"),
+        }
+        many, verdict, printed_count = claims[depth]
         yield Finding(
-            f"depth {row['depth']}: {'few' if shallow else 'most'} runs jump",
-            below((low, high), 0.5) if shallow else above((low, high), 0.5),
-            f"{len(done)} of {len(steps)} (95%: {low:.2f} to {high:.2f}){when}",
-            "0 of 5" if shallow else "5 of 5",
+            f"depth {depth}: {many} runs jump",
+            verdict,
+            f"{jumped} of {len(steps)} (95%: {low:.2f} to {high:.2f})",
+            printed_count,
         )
     least = (shares[4][0] - shares[3][1], shares[4][1] - shares[3][0])
     yield Finding(
@@ -336,11 +332,10 @@ def check_epsilon(rows: list[Row]) -> Findings:
     shown, printed = split(rows)
     easy = [row for row in printed if row["noisy_steps"] and row["epsilon"] >= 0.25]
     if easy:
-        yield _recovered(
-            "the printed weight decay recovers epsilon >= .25 under the printed loss",
-            easy,
+        claim = (
+            "the printed weight decay recovers epsilon >= .25 under the printed loss"
         )
-    first = min(row["noisy_steps"] for row in shown if row["noisy_steps"])
+        yield _recovered(claim, easy)
     still = rows_with(shown, noisy_steps=0)
     yield Finding(
         f"without a noisy phase the missing entry is not recovered (error above {RECOVERED:g})",
@@ -348,19 +343,18 @@ def check_epsilon(rows: list[Row]) -> Findings:
         _means(still),
         "fails even for epsilon = 1",
     )
-    noisy = rows_with(shown, noisy_steps=first)
+    noisy = rows_with(shown, noisy_steps=1000)
     easy = [row for row in noisy if row["epsilon"] >= 0.25]
-    yield _recovered(f"{first} noisy steps are enough for epsilon >= .25", easy)
+    yield _recovered("1000 noisy steps are enough for epsilon >= .25", easy)
     hard = rows_with(shown, epsilon=0.1)
     hard.sort(key=lambda row: row["noisy_steps"])
-    gain = mean_interval(np.subtract(hard[0]["test_error"], hard[-1]["test_error"]))
+    errors = [row["test_error"] for row in hard]
+    gain = mean_interval(np.subtract(errors[0], errors[-1]))
+    means = [f"{row['noisy_steps']}: {row['mean']:.2f}" for row in hard]
     yield Finding(
         "epsilon = .1 needs a longer noisy phase",
-        together(
-            above(gain, 0), above(mean_interval(hard[1]["test_error"]), RECOVERED)
-        ),
-        "error by noisy steps "
-        + ", ".join(f"{row['noisy_steps']}: {row['mean']:.2f}" for row in hard),
+        together(above(gain, 0), above(mean_interval(errors[1]), RECOVERED)),
+        f"error by noisy steps {', '.join(means)}",
         "larger t0 recovers smaller epsilon",
     )
 
@@ -395,26 +389,18 @@ def run_minima(params: Params, seed: int) -> dict[str, Any]:
     """Find the minima on a ladder of weight decays, and descend from random weights at two."""
     depth = params["depth"]
     problem = two_by_two(params["epsilon"])
-    ladder = sorted({*np.geomspace(1e-5, 0.12, params["points"]), *DECAYS})
     points = []
-    for lam in ladder:
+    for lam in sorted({*np.geomspace(1e-5, 0.12, params["points"]), *DECAYS}):
         starts = 24 if lam in DECAYS else 1
         for m in minima(problem, depth, lam, starts=starts, seed=seed, every=True):
-            point = {
-                "weight_decay": float(lam),
-                "rank": m.rank,
-                "missing": float(m.matrix[0, 1]),
-                "loss": m.loss,
-                "curvature": m.curvature,
-            }
-            points.append(point)
+            point = {"weight_decay": float(lam), "rank": m.rank, "loss": m.loss}
+            points.append({**point, "missing": float(m.matrix[0, 1])})
     rng = np.random.default_rng(seed)
     ends = []
     for lam in DECAYS:
-        objective, weights, size = network(problem, depth, 2, lam)
-        for _ in range(params["descents"]):
-            loss, theta = descend(objective, rng.standard_normal(size))
-            ends.append((lam, loss, chain(weights(theta))[0, 1]))
+        objective, _, size = network(problem, depth, 2, lam)
+        first = rng.standard_normal((params["descents"], size))
+        ends += [(lam, descend(objective, start)[0]) for start in first]
     exists = {str(r): existence(problem, depth, r) for r in (1, 2)}
     return {"points": points, "ends": ends, "exists": exists}
 
@@ -424,7 +410,7 @@ def check_minima(rows: list[Row]) -> Findings:
     for row in rows:
         name = f"L = {row['depth']}, epsilon = {row['epsilon']:g}"
         off = []
-        for lam, loss, _ in row["ends"]:
+        for lam, loss, *_ in row["ends"]:
             listed = rows_with(row["points"], weight_decay=lam)
             off.append(min(abs(loss / point["loss"] - 1) for point in listed))
         yield Finding(
@@ -432,7 +418,7 @@ def check_minima(rows: list[Row]) -> Findings:
             max(off) < 1e-6,
             f"{len(off)} descents, largest relative distance in loss {max(off):.0e}",
         )
-        limits = {0: np.inf, **{int(r): lam for r, lam in row["exists"].items()}}
+        limits = [np.inf, row["exists"]["1"], row["exists"]["2"]]
         beyond = [p for p in row["points"] if p["weight_decay"] >= limits[p["rank"]]]
         yield Finding(
             f"{name}: no rank-2 minimum above lam = {limits[2]:.4f}, no rank-1 above "
@@ -445,21 +431,20 @@ def check_minima(rows: list[Row]) -> Findings:
 def plot_minima(rows: list[Row]) -> Any:
     """Plot the missing entry and the loss of each rank's minimum against the weight decay."""
     picture, grid = canvas(3.3 * len(rows), 6, 2, len(rows), squeeze=False, sharex=True)
-    for panels, row in zip(grid.T, rows, strict=True):
-        for axes, key in zip(panels, ("missing", "loss"), strict=True):
+    for column, row in enumerate(rows):
+        for axes, key in zip(grid[:, column], ("missing", "loss"), strict=True):
             for rank, color in enumerate((GRAY, ORANGE, BLUE)):
                 line = rows_with(row["points"], rank=rank)
                 lam = [point["weight_decay"] for point in line]
                 found = [point[key] for point in line]
                 axes.plot(lam, found, ".", ms=3, color=color, label=f"rank {rank}")
-                if rank:
-                    axes.axvline(row["exists"][str(rank)], color=color, ls=":", lw=1)
-        upper, lower = panels
-        wanted = 1 / row["epsilon"]
-        upper.axhline(wanted, color="black", ls=":", lw=0.8)
-        upper.set(xscale="log", ylim=(-1.3 * wanted, 1.3 * wanted))
-        upper.set_title(f"L = {row['depth']}, $\\epsilon$ = {row['epsilon']:g}")
-        lower.set(yscale="log", xlabel="weight decay")
+            axes.set_xscale("log")
+        limit = 1.3 / row["epsilon"]
+        grid[0, column].set_ylim(-limit, limit)
+        grid[0, column].set_title(
+            f"L = {row['depth']}, $\\epsilon$ = {row['epsilon']:g}"
+        )
+        grid[1, column].set(yscale="log", xlabel="weight decay")
     grid[0, 0].set_ylabel("missing entry")
     grid[1, 0].set_ylabel("regularized loss")
     grid[0, 0].legend()

@@ -1,4 +1,4 @@
-"""Section 3.1 and appendix A: minima and saddles."""
+"""Sections 2 and 3.1, appendix A: the representation cost, minima and saddles."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from itertools import pairwise, product
 import numpy as np
 from scipy.optimize import brentq
 
+from overt import spectral
 from overt._types import Floats
 from overt.decay import balanced, layers, minima, two_by_two
 from overt.entries import Entries
+from overt.papers import descent, oracles
 from overt.papers.descent import descend, slope_and_curvature
-from overt.papers.evidence import DESCENT
+from overt.papers.evidence import DESCENT, relative
 from overt.papers.one_way_jumps.networks import (
     flat,
     network,
@@ -20,6 +22,25 @@ from overt.papers.one_way_jumps.networks import (
 )
 from overt.papers.oracles import chain
 from overt.papers.records import Residuals, Rng, item, statement
+
+
+@statement("Section 2.2", "2.2", how="sampled")
+def representation_cost(scale: int, rng: Rng) -> Residuals:
+    r"""The representation cost.
+
+    The least sum of squared weights of an L-layer linear network with a given map is L sum_i
+    s_i^(2/L) over its singular values.
+
+    Assumes: hidden layers at least as wide as the rank.
+
+    TeX: The least sum of squared weights of an L-layer linear network with a given map is $L
+    \sum_i s_i^{2/L}$ over its singular values.
+    """
+    for n in range(2, 4 + scale // 2):
+        s = rng.uniform(0.3, 3, n)
+        best = descent.cheapest_chain(oracles.with_spectrum(rng, n, n, s), rng)
+        yield relative(spectral.factorization_cost(s, 3), best)
+    return DESCENT, "descent over the factors of square maps, depth 3"
 
 
 def _fit(problem: Entries, A: Floats) -> float:
@@ -104,7 +125,9 @@ def decay_no_underestimate(scale: int, rng: Rng) -> Residuals:
     \[\mathrm{rank}\,A(\infty;\lambda)\ge\min\{\mathrm{rank}\,A:C(A)=0\}\quad(\lambda\
     \text{small})\]
     """
-    wrong, runs, null = 0, 0, 0
+    wrong = 0
+    runs = 0
+    null = 0
     for _ in range(2 * scale):
         start = rng.normal(size=21)
         ranks = []
@@ -290,4 +313,17 @@ item(
     "The same where the infimum is not attained",
     by=("decay-no-underestimate", "decay-polyak"),
     open="through its two steps",
+)
+item(
+    "Remark 2.1",
+    "2.3",
+    "SGD is not Gaussian noise",
+    how="not checked",
+    open="a remark on other models of SGD in the literature; it states nothing to compute",
+)
+item(
+    "Section 2.2, origin",
+    "2.2",
+    "The origin is always a local minimum for L > 2",
+    by="decay-saddles",
 )

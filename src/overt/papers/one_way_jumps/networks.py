@@ -26,11 +26,13 @@ def network(
         return split(theta, sizes)
 
     def objective(theta: Floats) -> tuple[float, Floats]:
-        W, inputs = weights(theta), [np.eye(sizes[0])]
+        W = weights(theta)
+        inputs = [np.eye(sizes[0])]
         for w in W:
             inputs.append(w @ inputs[-1])
         E = inputs.pop()[problem.rows, problem.cols] - problem.values
-        back, slopes = np.zeros(problem.shape), []
+        back = np.zeros(problem.shape)
+        slopes = []
         np.add.at(back, (problem.rows, problem.cols), E / len(E))
         for w, x in zip(reversed(W), reversed(inputs), strict=True):
             slopes.append(back @ x.T + 2 * lam * w)
@@ -66,7 +68,8 @@ def sgd_step(
     W: list[Floats], problem: Entries, n: int, eta: float, lam: float
 ) -> list[Floats]:
     """One step (1 - eta lam) W - eta T on entry n, as the appendix has it, of three layers."""
-    i, j = problem.rows[n], problem.cols[n]
+    i = problem.rows[n]
+    j = problem.cols[n]
     D = np.zeros(problem.shape)
     D[i, j] = (W[2] @ W[1] @ W[0])[i, j] - problem.values[n]
     slopes = (W[1].T @ W[2].T @ D, W[2].T @ D @ W[0].T, D @ (W[1] @ W[0]).T)

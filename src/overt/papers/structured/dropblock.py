@@ -12,7 +12,7 @@ from overt._types import Floats
 from overt.papers import descent, oracles
 from overt.papers.evidence import DESCENT, EXACT, STRICT, relative
 from overt.papers.records import Residuals, Rng, figure, item, statement
-from overt.papers.structured.shallow import DROPBLOCK, sizes
+from overt.papers.structured.practice import DROPBLOCK, sizes
 
 
 @statement("Equation 3", "1", how="enumerated")
@@ -141,27 +141,6 @@ def ksupport_value(scale: int, rng: Rng) -> Residuals:
         at_b = float(s[: k - 1] @ s[: k - 1] + s[k - 1 :].sum() ** 2)
         printed = max(printed, relative(at_b, exact))
     return EXACT, f"{30 * scale} spectra, the variational form's dual", printed
-
-
-@statement("Theorem 2.3, limits", "2.3", how="sampled")
-def ksupport_limits(scale: int, rng: Rng) -> Residuals:
-    r"""Blocks of one and of many.
-
-    DropBlock's norm runs from the squared nuclear norm for blocks of one unit to the squared
-    Frobenius norm for blocks as large as the rank.
-
-    TeX: DropBlock's norm runs from the squared nuclear norm for blocks of one unit to the
-    squared Frobenius norm for blocks as large as the rank. \[b=1:\
-    \left(\sum_is_i\right)^2,\qquad b\ge\mathrm{rank}:\ \sum_is_i^2\]
-    """
-    for _ in range(5 * scale):
-        rank = int(rng.integers(1, 5))
-        A = oracles.with_spectrum(rng, 5, 6, rng.exponential(size=rank))
-        values = [float(spectral.KSupport(k).matrix_value(A)) for k in range(1, 7)]
-        yield float(np.max(np.diff(values))) / values[0]
-        yield relative(values[0], np.linalg.norm(A, "nuc") ** 2)
-        yield relative(values[rank - 1 :], np.full(7 - rank, np.linalg.norm(A) ** 2))
-    return EXACT, "random matrices; the norm never grows with the block size"
 
 
 @statement("Theorem 2.3, lower bound", "2.3", how="bound evaluated")
