@@ -144,6 +144,17 @@ def draw(run: Propagation, call: Call, args: Any) -> Any:
     return Value(RandomTensor(mean, zero, zero, frozenset(), law))
 
 
+@dataclass(frozen=True, eq=False)
+class RowCovariance:
+    """Covariances of the units of each row, (rows, units, units)."""
+
+    matrix: Tensor
+
+    def apply(self, g: Tensor) -> Tensor:
+        """Return Cov @ g for gradients g of shape (n, rows, *units)."""
+        return torch.einsum("rkl,nrl->nrk", self.matrix, g.flatten(2)).reshape(g.shape)
+
+
 def masked_by_layer(run: Propagation, layer: Any, given: Any) -> Value:
     """x o m with a mask m of mean 1 and covariance Gamma: Cov = S + Gamma o (S + E[x] E[x]')."""
     x = given.moments(run) if isinstance(given, Value) else None
@@ -160,9 +171,20 @@ def masked_by_layer(run: Propagation, layer: Any, given: Any) -> Value:
     var = strength * mean * mean
     if x is None:
         return Value(RandomTensor(mean, var, own, noises, independent=False))
-    both = strength * x.var
     exact = x.exact and x.known and x.independent
-    extra = x.dev * away if run.sampled else run.source(both, rest=not exact)
+    product = None
+    few = mean[0].numel() <= SETTINGS.max_units
+    if x.exact and not exact and few and not run.sampled:
+        S = output_covariances(x.dev, run.sources, graph=run.grad)
+        product = RowCovariance(covariance.dense(mean) * S)
+        x = x.changed(var=S.diagonal(dim1=1, dim2=2).reshape(mean.shape))
+        exact = True
+    both = strength * x.var
+    extra = (
+        x.dev * away
+        if run.sampled
+        else run.source(both, covariance=product, rest=not exact)
+    )
     dev = x.dev + own + extra
     if not exact:  # the last part counts as independent entries, which it is not
         dev = run.doubt(dev, both)
