@@ -415,9 +415,7 @@ def _module_hooks(recorder: _Recorder) -> Iterator[None]:
 
     def leave(module: nn.Module, args: Any, result: Any) -> Any:
         if recorder.paused == 1 and isinstance(result, Tensor):
-            if (
-                _inner_if_functional(result) is recorder.given
-            ):  # an identity: told apart
+            if _inner_if_functional(result) is recorder.given:  # an identity
                 result = result.clone()
             masks = knows_its_covariance(module, args)
             func = LayerNoise(module) if masks else WholeModule(module)

@@ -90,7 +90,7 @@ def _several_roots(
 ) -> Any:
     """Apply a function of several roots; integrated as one where its arguments share some.
 
-    The roots are those of the arguments, or what these are functions of.
+    The roots may be the arguments' own, or what these are functions of.
     """
     name = op_info(func).name
     out: Any = None
