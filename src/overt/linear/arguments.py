@@ -74,22 +74,20 @@ def target_or_data(function: Callable[..., R]) -> Callable[..., R]:
     return call
 
 
-def effect_of(
-    noise: Noise, width: int, task: Regression, weight_decay: float = 0.0
-) -> NoiseEffect:
+def effect_of(noise: Noise, width: int, task: Regression) -> NoiseEffect:
     """Return what the noise does to a two-layer network: the one place that chooses."""
     if not isinstance(noise, Noise):
         raise InputTypeError(
             f"noise must be a noise such as overt.Dropout(0.5), got {noise!r}"
         )
     if isinstance(noise, DropConnect):
-        return WeightNoise(task, width, noise, weight_decay)
+        return WeightNoise(task, width, noise)
     if noise.masks != "units":
         raise InputTypeError(
             f"of the noises over weights only DropConnect is known, got {noise!r}"
         )
     require_consistent(noise, width)
-    return UnitNoise(task, width, noise, weight_decay)
+    return UnitNoise(task, width, noise)
 
 
 def require_consistent(noise: Noise, width: int) -> None:

@@ -1,10 +1,10 @@
 """Proved lower bounds on the objective of a two-layer network, for any noise.
 
-A noise costs at least weight * norm(A L) for some (weight, norm) pairs, or as much as units with
-individual costs (`UnitShares`): its envelopes. Minimizing loss plus envelope over maps A of rank
-at most the width bounds the objective from below. The bound is evaluated by weak duality at a
-reference point, so it is valid whatever that point is: a mistake in the code that proposes the
-point can make the bound loose, never wrong. What rounding may have added is taken off.
+A noise costs a map A at least weight * norm(A L), or as much as units with individual costs do
+(`UnitShares`): its envelope. Minimizing loss plus envelope over maps A of rank at most the width
+bounds the objective from below. The bound is evaluated by weak duality at a reference point, so it
+is valid whatever that point is: a mistake in the code that proposes the point can make the bound
+loose, never wrong. What rounding may have added is taken off.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from overt._check import bounded
 from overt._types import Bools, Floats
 from overt.linear.shares import UnitShares
 from overt.noise import DropBlock, DropConnect, Dropout, Noise
-from overt.spectral import KSupport, Schatten, SpectralNorm, SquaredNuclear, induced
+from overt.spectral import Schatten, SpectralNorm, SquaredNuclear, induced
 
 Envelope = tuple[float, SpectralNorm] | UnitShares
 
@@ -28,9 +28,6 @@ EXACT = 1e-9
 
 NOTHING = 1e-14
 """Share of the largest singular value below which one is zero up to rounding."""
-
-PAIRS = 32
-"""Pairs (delta, gamma) tried below a characteristic matrix, on either side of its least value."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,59 +44,20 @@ def envelopes(noise: Noise, width: int) -> list[tuple[float, SpectralNorm]]:
     """Return pairs (weight, norm) with penalty(U, V) >= weight * norm.matrix_value(U V'L).
 
     Dropout, DropConnect and DropBlock on a grid have one, the norm they induce. For any other noise
-    over units Gamma >= delta I in the positive semi-definite order, and U'U o V'CV is positive
-    semi-definite, so penalty >= (delta/d) |A L|_*^2. Moreover, if Gamma_ij = 0 for |i - j| >= b, it
-    is a sum of z z' with at most b entries of z not zero; each adds |sum_i z_i u_i p_i'|_F^2, the
-    square of a map of rank at most b, and these maps combine to A L, whence
-
-        penalty >= gamma ksupport_b(A L)^2,  gamma = 1 / (1' Gamma^-1 1),
-
-    which is the Frobenius norm for b = d.
+    over units Gamma >= delta I and Gamma >= gamma 1 1' in the positive semi-definite order, and
+    U'U o V'CV is positive semi-definite: penalty >= (delta/d) |A L|_*^2, and >= gamma |A L|_F^2.
     """
     match noise:
         case Dropout(drop_prob=float()) | DropConnect() | DropBlock(placement="grid"):
             return [induced(noise, width)]
-    if noise.independent:
-        delta = noise.relative_variance(width)
-        return [
-            (1 / float(np.sum(1 / delta)) if delta.min() > 0 else 0.0, SquaredNuclear())
-        ]
-    Gamma = noise.characteristic(width)
-    values, vectors = np.linalg.eigh(Gamma)
+    values, vectors = np.linalg.eigh(noise.characteristic(width))
     smallest = max(0.0, values[0] - 1e-13 * values[-1])
-    kept = values > 1e-10 * values[-1]
-    ones = vectors.T @ np.ones(width)
-    spanned = np.allclose(ones[~kept], 0.0, atol=1e-8)
-    gamma = 1 / float(np.sum(ones[kept] ** 2 / values[kept])) if spanned else 0.0
-    i, j = np.nonzero(Gamma)
-    band = int(np.max(np.abs(i - j), initial=0)) + 1
-    narrow = KSupport(band) if band < width else Schatten(2.0)
-    return [(smallest / width, SquaredNuclear()), (gamma * (1 - 1e-9), narrow)]
-
-
-def pairs_below(Gamma: Floats) -> list[UnitShares]:
-    """Return pairs with Gamma >= delta I + gamma 1 1': for each delta the largest gamma; width > 1.
-
-    With Gamma = Q diag(c) Q' and q = Q'1 that is gamma = 1 / sum_i q_i^2 / (c_i - delta), where
-    delta < c_1, or delta < c_2 and the sum is negative: 1 1' lifts one direction at most.
-    """
-    values, Q = np.linalg.eigh(Gamma)
-    ones, width, slack = np.sum(Q, axis=0) ** 2, len(Gamma), 1e-12 * values[-1]
-    low, high = np.maximum(values[:2], 0.0)
-    inner = (np.arange(PAIRS) + 0.5) / PAIRS
-    found = []
-    for delta in [*(low * inner), *(low + (high - low) * inner)]:
-        away = values - delta
-        if np.abs(away).min() <= slack:
-            continue
-        total = np.sum(ones / away)
-        if away[0] > 0 or total < 0:
-            # A little less of each makes up for rounding in the eigenvalues.
-            gamma = 1 / total - 1e-9 * abs(1 / total)
-            found.append(
-                UnitShares(np.full(width, max(delta - slack, 0.0)), float(gamma))
-            )
-    return found
+    live = values > 1e-10 * values[-1]
+    ones = np.sum(vectors, axis=0)
+    gamma = 0.0
+    if np.allclose(ones[~live], 0.0, atol=1e-8):
+        gamma = (1 - 1e-9) / float(np.sum(ones[live] ** 2 / values[live]))
+    return [(smallest / width, SquaredNuclear()), (gamma, Schatten(2.0))]
 
 
 def shrink(m: Floats, envelope: Envelope) -> Floats:
@@ -163,42 +121,29 @@ class Relaxation:
         return self.left[:, kept], self.spectrum[kept], self.right[:, kept]
 
 
-def thresholded(top: Leading, mu: float) -> Leading:
-    """Return the target that weight decay mu (|U|^2 + |P|^2) >= 2 mu |A|_* leaves: s_i - mu.
-
-    |s - a|^2 + 2 mu sum a = |(s - mu)_+ - a|^2 + sum_i s_i^2 - (s_i - mu)_+^2 where a_i = 0 for
-    s_i <= mu, as is best: norms grow with every a_i.
-    """
-    s, cut = top.s, np.minimum(top.s, mu)
-    spent = float(np.sum(cut * (2 * s - cut)))
-    return Leading(top.left, np.maximum(s - mu, 0.0), top.right, top.rest + spent)
-
-
 @bounded
 def relax(
     leading: Callable[[Envelope], Leading],
     candidates: Sequence[Envelope],
     task: Rounding,
-    decay: float = 0.0,
     refined: Callable[[Floats], float] | None = None,
 ) -> Relaxation:
     """Return the relaxation by the envelope whose bound is highest.
 
     `refined`, a bound for the leading singular values of the target, raises it where it can.
     """
-    tried = [
-        (thresholded(leading(envelope), decay), envelope) for envelope in candidates
-    ]
+    tried = [(leading(envelope), envelope) for envelope in candidates]
     bounds = [spectral_bound(top.s, top.rest, envelope) for top, envelope in tried]
     top, envelope = tried[int(np.argmax(bounds))]
-    bound, a = task.residual + max(bounds), shrink(top.s, envelope)
-    loss = float(np.sum((top.s - a) ** 2)) + top.rest
+    bound = task.residual + max(bounds)
+    a = shrink(top.s, envelope)
     rank: int | None = int(np.sum(positive(a)))
-    if (
-        refined is not None
-        and (raised := task.residual + top.rest + refined(top.s)) > bound
-    ):
-        bound, rank = raised, None  # the bound is not that of this map
+    if refined is not None:
+        raised = task.residual + top.rest + refined(top.s)
+        if raised > bound:
+            bound = raised
+            rank = None  # the bound is not that of this map
+    loss = float(np.sum((top.s - a) ** 2)) + top.rest
     bound -= task.rounding(bound, loss, float(np.sum(a)))
     return Relaxation(max(bound, 0.0), top.left, a, top.right, rank)
 

@@ -111,8 +111,6 @@ def prove(
 
 def _given(effect: NoiseEffect) -> dict[str, Floats]:
     """Return the numbers as they are stored, or say what cannot be proved yet."""
-    if effect.weight_decay:
-        raise InputError("nothing is proved yet about networks with weight decay")
     if not effect.regression.given:
         raise InputError(
             "a proof needs a dense target or data, and no noise on the inputs"

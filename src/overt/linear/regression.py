@@ -73,19 +73,6 @@ class DenseRegression:
         """L, also where it is the identity."""
         return np.eye(self.inputs) if self.L is None else self.L
 
-    @property
-    def largest_root(self) -> float:
-        """|L|, the root of the largest eigenvalue of C."""
-        return 1.0 if self.L is None else float(np.linalg.norm(self.L, 2))
-
-    @property
-    def isotropic(self) -> bool:
-        """Whether C is a multiple of the identity, up to rounding."""
-        variances = self.input_variances
-        return self.uncorrelated() and float(np.ptp(variances)) <= 1e-14 * float(
-            variances.max()
-        )
-
     def uncorrelated(self) -> bool:
         """Return whether C is diagonal, up to rounding: no correlation, in whatever units."""
         if self.L is None:

@@ -38,9 +38,6 @@ class LinearNetwork(NoisyNetwork):
     input_noise
         A noise on the inputs too, such as Dropout(0.2): it adds Gamma o E[x x'] to their second
         moment, a ridge, and everything stays exact.
-    weight_decay
-        mu, which adds mu (|U|^2 + |V|^2). For isotropic inputs the optimum is exact: it is that
-        of the noise alone for the target with its singular values lowered by mu.
 
     Examples
     --------
@@ -66,7 +63,6 @@ class LinearNetwork(NoisyNetwork):
         *,
         second_moment: Any = None,
         input_noise: Noise | None = None,
-        weight_decay: float = 0.0,
     ) -> None: ...
     @overload
     def __init__(
@@ -77,7 +73,6 @@ class LinearNetwork(NoisyNetwork):
         width: int,
         noise: Noise,
         input_noise: Noise | None = None,
-        weight_decay: float = 0.0,
     ) -> None: ...
     @target_or_data
     def __init__(
@@ -90,14 +85,12 @@ class LinearNetwork(NoisyNetwork):
         Y: Any = None,
         second_moment: Any = None,
         input_noise: Noise | None = None,
-        weight_decay: float = 0.0,
     ) -> None:
         self.width = _check.whole("width", width)
         self.noise = noise
         self.input_noise = input_noise
-        self.weight_decay = _check.number("weight_decay", weight_decay)
         task = regression(target, X, Y, second_moment, input_noise)
-        self.effect = effect_of(noise, self.width, task, self.weight_decay)
+        self.effect = effect_of(noise, self.width, task)
 
     def __repr__(self) -> str:
         task = self.effect.regression

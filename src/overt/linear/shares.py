@@ -42,7 +42,7 @@ class UnitShares:
 
     def shrink(self, s: Floats) -> Floats:
         """Return the spectrum a of the best map, for the leading values s of the target."""
-        if self._one_direction:
+        if self.one_direction:
             a = np.zeros(len(s))
             a[0] = s[0] / (1 + max(self.gamma + self._together, 0.0))
             return a
@@ -50,7 +50,7 @@ class UnitShares:
 
     def bound(self, s: Floats) -> float:
         """Return the dual's value; where it cancels, less what rounding may have added."""
-        if self._one_direction:
+        if self.one_direction:
             cost = self.gamma + self._together * (1 - 8 * EPS)
             first = s[0] ** 2 * cost / (1 + cost) if cost > -1 else -np.inf
             return float(first + np.sum(s[1:] ** 2))
@@ -77,7 +77,8 @@ class UnitShares:
         return units
 
     @property
-    def _one_direction(self) -> bool:
+    def one_direction(self) -> bool:
+        """Whether all of a map goes to one direction, as when a single unit survives."""
         return self.gamma <= -1 + 1e-12
 
     @property

@@ -29,8 +29,6 @@ class ImplicitRegression:
     """|M - A|_F^2 for a target M that is only multiplied with."""
 
     residual = 0.0
-    largest_root = 1.0
-    isotropic = True
 
     def __init__(self, target: Any) -> None:
         if 0 in target.shape:

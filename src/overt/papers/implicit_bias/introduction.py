@@ -34,7 +34,7 @@ def dropout_step(scale: int, rng: np.random.Generator) -> Residuals:
     ):
         Ut, Vt = U.T.copy(), V.T.copy()
         drawn = (a[None, None] for a in (x, M @ x, z / keep))
-        kernels.unit_steps(Ut, Vt, *drawn, np.ones(1), np.zeros(2))
+        kernels.unit_steps(Ut, Vt, *drawn, np.ones(1))
         mean += p / len(inputs) * (U.T - Ut)
         total += p / len(inputs)
     step, half = np.zeros_like(U), 1e-5
