@@ -121,7 +121,7 @@ def test_the_readme_counts_what_there_is():
     # Statements of a user that other tests have loaded belong to no paper.
     statements = [item for item in items().values() if item.check and item.paper]
     corrected = sum(bool(item.printed) for item in statements)
-    checker = ROOT / "src/overt/linear/checker.py"
+    checker = ROOT / "src/overt/proofs/checker.py"
     lines = len(checker.read_text(encoding="utf-8").splitlines())
     assert f"**{len(statements)} statements of the papers**" in README
     assert f"**{corrected} of them had to be corrected**" in README

@@ -78,9 +78,9 @@ def test_compiled_steps_equal_the_reference(name, batch):
         ends.append((Ut, Vt))
         far = outputs.copy()  # the squares of errors of a step must stay below 1e40
         for far[7, 0, 0] in (1.1e20, 1e20):
-            assert steps_of(Ut.copy(), Vt.copy(), x, far, mask, 0 * rates, decays) == 7
+            assert steps_of(Ut.copy(), Vt.copy(), x, far, mask, 0 * rates) == 7
         far[7, 0, 0] = 0.9e20
-        assert steps_of(Ut.copy(), Vt.copy(), x, far, mask, 0 * rates, decays) == 300
+        assert steps_of(Ut.copy(), Vt.copy(), x, far, mask, 0 * rates) == 300
     for a, b in zip(*ends, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12)
 

@@ -15,9 +15,9 @@ from overt.linear.certificate import grade
 from overt.linear.deep_landscape import DeepLandscape, deep_landscape
 from overt.linear.layers import DeepNoise
 from overt.linear.network import NoisyNetwork
-from overt.linear.proofs import Proof
 from overt.linear.training import Rate
 from overt.noise import Dropout, Noise
+from overt.proofs import Proof
 from overt.results import Certificate, DeepSolution, Trace
 
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from copy import copy
 from functools import cached_property
-from typing import TYPE_CHECKING, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
 
@@ -81,6 +81,10 @@ class NoiseEffect(ABC):
     @abstractmethod
     def value(self, *weights: Floats) -> tuple[float, Sequence[Floats]]:
         """Return the objective, error plus penalty, and its gradients."""
+
+    @abstractmethod
+    def witness(self, s: Floats) -> dict[str, Any]:
+        """Return what a proof of the bound rests on, for a target with singular values s."""
 
     @abstractmethod
     def steps(self, rng: np.random.Generator, batch_size: int = 1) -> Advance:

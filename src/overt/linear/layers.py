@@ -419,6 +419,18 @@ class DeepNoise(NoiseEffect):
             K = W.T @ KW
         return float(value), gradients[::-1]
 
+    def witness(self, s: Floats) -> dict[str, Any]:
+        """Return dual points for the shares of the layers; thresholds for one noisy layer."""
+        if len(self.noisy) < 2:
+            costs = UnitShares(np.full(min(self.widths), self.nu * min(self.widths)))
+            return {"thresholds": costs.multipliers(s)}
+        values = np.maximum(s, 1e-9 * s[0]) if s[0] > 0 else np.ones(1)
+        points = [
+            {"multipliers": dual.mu, "points": dual.pi}
+            for dual in self.dual_points(values)
+        ]
+        return {"shares": points}
+
     def steps(self, rng: np.random.Generator, batch_size: int = 1) -> Advance:
         """Return minibatch steps, one mask per sample."""
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from overt import _check
 from overt._check import bounded
 from overt._types import Floats
 from overt.linear.certificate import certify
 from overt.linear.effect import Evaluation, NoiseEffect
-from overt.linear.proofs import Proof, prove
 from overt.linear.training import Rate, train
 from overt.noise import Noise
 from overt.results import Certificate, Trace
+
+if TYPE_CHECKING:
+    from overt.proofs import Proof
 
 
 class NoisyNetwork(ABC):
@@ -42,7 +44,13 @@ class NoisyNetwork(ABC):
         self, weights: Sequence[Floats], rigorous: bool
     ) -> Certificate | Proof:
         if rigorous:
-            return prove(self.kind, self.noise, weights, self.effect)
+            from overt.proofs import Question, prove
+
+            effect = self.effect
+            given = effect.regression.given
+            return prove(
+                Question(self.kind, self.noise, weights, given, effect.witness)
+            )
         return certify(self.effect, *weights)[0]
 
     def _limited(self, rank: int | None) -> NoiseEffect:

@@ -10,8 +10,8 @@ from overt._types import Floats
 from overt.linear.arguments import effect_of, regression, target_or_data
 from overt.linear.certificate import grade
 from overt.linear.network import NoisyNetwork
-from overt.linear.proofs import Proof
 from overt.noise import Noise
+from overt.proofs import Proof
 from overt.results import Certificate, Solution
 
 

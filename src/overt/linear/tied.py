@@ -18,11 +18,11 @@ from overt.linear.certificate import grade
 from overt.linear.descent import attains, refine
 from overt.linear.effect import Evaluation, NoiseEffect
 from overt.linear.network import NoisyNetwork
-from overt.linear.proofs import Proof
 from overt.linear.regression import DenseRegression, from_target
 from overt.linear.sampling import Advance
 from overt.linear.units import UnitNoise
 from overt.noise import Dropout, Noise
+from overt.proofs import Proof
 from overt.results import Certificate, Solution
 
 TRIES = 12
@@ -235,6 +235,10 @@ class TiedUnitNoise(NoiseEffect):
         """Return the objective and its gradient, that in U plus that in V."""
         value, (gradient_U, gradient_V) = self.untied.value(*weights * 2)
         return value, (gradient_U + gradient_V,)
+
+    def witness(self, s: Floats) -> dict[str, Any]:
+        """Return that of the untied network."""
+        return self.untied.witness(s)
 
     def steps(self, rng: np.random.Generator, batch_size: int = 1) -> Advance:
         """Return steps of the untied network, which update the same array twice."""

@@ -126,12 +126,13 @@ def pairs_below(Gamma: Floats) -> list[UnitShares]:
             low + (high - low) * (np.arange(OPTIONS.pairs) + 0.5) / OPTIONS.pairs
         ):
             away = values - delta
-            total = np.sum(ones / away)
-            if np.abs(away).min() > slack and (away[0] > 0 or total < 0):
+            if np.abs(away).min() <= slack:
+                continue
+            gamma = 1 / np.sum(ones / away)
+            if away[0] > 0 or gamma < 0:
                 # A little less of each makes up for rounding in the eigenvalues.
-                gamma = 1 / total - 1e-9 * abs(1 / total)
                 lowered = np.full(len(Gamma), max(delta - slack, 0.0))
-                found.append(UnitShares(lowered, float(gamma)))
+                found.append(UnitShares(lowered, float(gamma - 1e-9 * abs(gamma))))
     return found or [UnitShares(np.zeros(len(Gamma)))]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 
@@ -184,6 +185,12 @@ class UnitNoise(NoiseEffect):
         dense = self.regression.dense("train")
         value, (gradient_U, gradient_P) = self._value(dense.T, U, dense.whiten(V))
         return dense.residual + value, (gradient_U, dense.pull_back(gradient_P))
+
+    def witness(self, s: Floats) -> dict[str, Any]:
+        """Return thresholds, costs of units or sets of units."""
+        from overt.linear.witness import unit_witness
+
+        return unit_witness(self.noise, self.width, s)
 
     def steps(self, rng: np.random.Generator, batch_size: int = 1) -> Advance:
         """Return compiled steps with masked units."""

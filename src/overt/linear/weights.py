@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -146,6 +147,14 @@ class WeightNoise(NoiseEffect):
             2 * (lam * U * v - R @ P),
             2 * (lam * V * D[:, None] * u - dense.pull_back(R.T @ U)),
         )
+
+    def witness(self, s: Floats) -> dict[str, Any]:
+        """Return that of Dropout, or a multiplier of the convex problem."""
+        from overt.linear.witness import multiplier_witness
+
+        if len(s):
+            return self._as_units.witness(s)
+        return multiplier_witness(self)
 
     def steps(self, rng: np.random.Generator, batch_size: int = 1) -> Advance:
         """Return compiled steps with masked weights."""
