@@ -28,7 +28,6 @@ from overt.linear.deep_shares import (
     BestShares,
     DualPoint,
     best_shares,
-    fewest_duals,
     noise_cost,
 )
 from overt.linear.effect import Evaluation, NoiseEffect
@@ -198,9 +197,9 @@ class DeepNoise(NoiseEffect):
         return best_shares(self.values, self.beta, self.factor)
 
     def dual_points(self, values: Floats) -> list[DualPoint]:
-        """Return as few dual points as bound the objective for a target with these values."""
+        """Return points that bound the objective for a target with these values, inside C."""
         found = best_shares(values, self.beta, self.factor)
-        return fewest_duals(found, values, self.beta, self.factor)
+        return [DualPoint(dual.mu, dual.pi * (1 + 1e-11)) for dual in found.duals]
 
     @property
     def rank_range(self) -> tuple[int, int] | None:
