@@ -260,6 +260,8 @@ def test_every_tampered_file_is_refused(name):
         tampered["sha256"] = checker.digest(tampered)  # by someone who knows
         if kind[:1] == ("witness",):
             place[path[-1]] = "0x1p+60"
+            if kind[1] == "shares":  # another dual point may still prove the claim
+                del tampered["witness"]["shares"][1:]
             tampered["sha256"] = checker.digest(tampered)
         if kind == ("claim", "at_most") and checker.number(
             changed(value)

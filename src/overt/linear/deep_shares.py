@@ -51,6 +51,11 @@ class DualPoint:
     mu: Floats
     pi: Floats
 
+    def inside(self, beta: Floats) -> DualPoint:
+        """Return the same with points on the boundary of C moved inside, for exact arithmetic."""
+        near = _outside_c(self.pi, beta)[:, None] > 1 - 1e-12
+        return DualPoint(self.mu, np.where(near, self.pi * (1 + 1e-11), self.pi))
+
 
 @dataclass(frozen=True, eq=False)
 class BestShares:

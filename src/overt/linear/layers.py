@@ -199,7 +199,7 @@ class DeepNoise(NoiseEffect):
     def dual_points(self, values: Floats) -> list[DualPoint]:
         """Return points that bound the objective for a target with these values, inside C."""
         found = best_shares(values, self.beta, self.factor)
-        return [DualPoint(dual.mu, dual.pi * (1 + 1e-11)) for dual in found.duals]
+        return [dual.inside(self.beta) for dual in found.duals]
 
     @property
     def rank_range(self) -> tuple[int, int] | None:
