@@ -250,18 +250,15 @@ def _cyclic_pieces(Gamma: Floats, s: Floats) -> list[Piece]:
         c = program.new(len(s))
         e = program.new(len(s))
         gamma = program.new(1)
-        rows = [[(int(Y[i, j]), factor)] for i, j, factor in _triangle(m)]
-        program.add(rows, clarabel.PSDTriangleConeT(m))
+        program.add_semidefinite(Y)
         for w in live:
-            load[w] += [
-                (int(Y[i, j]), -K[w, i, j] / lam[w]) for i, j in np.ndindex(m, m)
-            ]
-        ones = [(int(Y[i, j]), K[0, i, j] / d) for i, j in np.ndindex(m, m)]
-        program.add([[(int(gamma[0]), -1.0), *ones]], clarabel.ZeroConeT(1))
+            load[w] += [(Y[i, j], -K[w, i, j] / lam[w]) for i, j in np.ndindex(m, m)]
+        ones = [(Y[i, j], K[0, i, j] / d) for i, j in np.ndindex(m, m)]
+        program.add([[(gamma[0], -1.0), *ones]], clarabel.ZeroConeT(1))
         for p in range(len(s)):  # [gamma c; c e] >= 0
-            square = [[(int(gamma[0]), 1.0)], [(int(c[p]), ROOT2)], [(int(e[p]), 1.0)]]
-            program.add(square, clarabel.PSDTriangleConeT(2))
-            total[p].append((int(c[p]), -1.0))
+            square = np.array([[gamma[0], c[p]], [c[p], e[p]]])
+            program.add_semidefinite(square)
+            total[p].append((c[p], -1.0))
         program.add_largest(e, size, np.eye(len(s)))
         if size < d:
             made.append((size, basis, Y, c))
@@ -370,6 +367,11 @@ class Program:
         self.cones.append(cone)
         return first
 
+    def add_semidefinite(self, block: Any) -> None:
+        """Require a symmetric matrix of variables to be positive semi-definite."""
+        rows = [[(block[i, j], factor)] for i, j, factor in _triangle(len(block))]
+        self.add(rows, solver_package().PSDTriangleConeT(len(block)))
+
     def add_largest(self, e: Any, count: int, Theta: Floats) -> None:
         """Add the sum of the `count` largest entries of Theta e to the cost."""
         clarabel = solver_package()
@@ -382,10 +384,10 @@ class Program:
         above = self.new(len(rows))
         self.cost[level] = float(count)
         self.cost.update(zip(above.tolist(), times.astype(float), strict=True))
-        lines = [[(int(x), 1.0)] for x in above]
+        lines = [[(x, 1.0)] for x in above]
         for x, row in zip(above, rows, strict=True):
-            used = [(int(j), -float(h)) for j, h in zip(e, row, strict=True) if h]
-            lines.append([(level, 1.0), (int(x), 1.0), *used])
+            used = [(j, -h) for j, h in zip(e, row, strict=True) if h]
+            lines.append([(level, 1.0), (x, 1.0), *used])
         self.add(lines, clarabel.NonnegativeConeT(len(lines)))
 
     def solve(self) -> tuple[Floats, Floats]:
@@ -447,23 +449,20 @@ def _solve(
         made.append((units, B, Y, g))
         for level in range(q):  # [Y g; g' e] >= 0: e is at least g' Y^-1 g
             block = np.block([[Y, g[:, [level]]], [g[:, [level]].T, e[[level], None]]])
-            rows = [[(int(block[i, j]), factor)] for i, j, factor in _triangle(m + 1)]
-            program.add(rows, clarabel.PSDTriangleConeT(m + 1))
+            program.add_semidefinite(block)
         program.add_largest(e, len(units), Theta)
         for a, i in enumerate(units):
             for b, j in enumerate(units):
                 if i <= j:
                     terms = [
-                        (int(Y[x, y]), -B[a, x] * B[b, y])
+                        (Y[x, y], -B[a, x] * B[b, y])
                         for x, y in np.ndindex(m, m)
                         if B[a, x] * B[b, y]
                     ]
                     of_Z.setdefault((i, j), []).extend(terms)
             for level in range(q):
                 terms = [
-                    (int(g[x, level]), -B[a, x] * weight[level])
-                    for x in range(m)
-                    if B[a, x]
+                    (g[x, level], -B[a, x] * weight[level]) for x in range(m) if B[a, x]
                 ]
                 of_c.setdefault((i, level), []).extend(terms)
     # [R - sum Z, C; C', W] >= 0 with C what is left of s; tr W is the gain of all units.
@@ -475,10 +474,10 @@ def _solve(
         elif i < d:
             terms, constant = of_c.get((i, j - d), []), float(weight[j - d] * t[j - d])
         else:
-            terms, constant = [(int(W[i - d, j - d]), 1.0)], 0.0
+            terms, constant = [(W[i - d, j - d], 1.0)], 0.0
         rows.append([(variable, factor * value) for variable, value in terms])
         constants.append(factor * constant)
-    program.cost.update((int(W[i, i]), 1.0) for i in range(q))
+    program.cost.update((W[i, i], 1.0) for i in range(q))
     first = program.add(rows, clarabel.PSDTriangleConeT(d + q), constants)
     x, z = program.solve()
     D = np.zeros((d + q, d + q))

@@ -87,7 +87,7 @@ def strict_saddle(scale: int, rng: np.random.Generator) -> Residuals:
         for point in view.points:
             slope, lowest = descent.slope_and_curvature(objective, point.U.ravel())
             yield slope / m[0]
-            yield abs(point.curvature - lowest) / m[0]
+            yield abs(point.curvature - min(lowest, 0.0)) / m[0]
             # The global minimum comes first; every other point must bend down.
             yield 0.0 if point is view.points[0] else 2e-6 + lowest / m[0]
             seen += 1
