@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import overt
-from overt.linear import whitening
+from overt.linear.bounds import UnitShares
 from overt.linear.descent import descend
 from overt.linear.landscape import feasible_sets
-from overt.linear.shares import UnitShares
+from overt.linear.regression import exact_product
 
 
 def exact_objective(X, Y, U, V, lam):
@@ -179,7 +179,7 @@ def test_products_are_rounded_once():
         ]
         for row in A.tolist()
     ]
-    np.testing.assert_allclose(whitening.product(A, B), exact, rtol=1e-13)
+    np.testing.assert_allclose(exact_product(A, B), exact, rtol=1e-13)
 
 
 @pytest.mark.parametrize("drop_prob", [1e-12, 1e-9, 1e-6, 1e-3])

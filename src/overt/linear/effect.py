@@ -6,20 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from copy import copy
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import Any, Self
 
 import numpy as np
 
 from overt._types import Floats
 from overt.linear.bounds import Relaxation
-from overt.linear.regression import DenseRegression
+from overt.linear.regression import Regression
 from overt.linear.sampling import Advance
-
-if TYPE_CHECKING:
-    from overt.linear.sparse import ImplicitRegression  # loads scipy
-
-Regression: TypeAlias = "DenseRegression | ImplicitRegression"
-"""The regression problem, with a dense or a large target."""
 
 
 class NoiseEffect(ABC):

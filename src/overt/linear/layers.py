@@ -22,7 +22,7 @@ import numpy as np
 
 from overt import equalize
 from overt._types import Floats
-from overt.linear.bounds import Relaxation, positive, shrink
+from overt.linear.bounds import Relaxation, UnitShares, positive, shrink
 from overt.linear.deep_shares import (
     ROUNDING,
     BestShares,
@@ -33,7 +33,6 @@ from overt.linear.deep_shares import (
 from overt.linear.effect import Evaluation, NoiseEffect
 from overt.linear.regression import DenseRegression, from_target
 from overt.linear.sampling import LIMIT, Advance, multipliers
-from overt.linear.shares import UnitShares
 from overt.linear.sharing import sharing
 from overt.linear.units import UnitNoise
 from overt.noise import Noise

@@ -13,10 +13,8 @@ from scipy.sparse.linalg import LinearOperator, aslinearoperator, svds
 
 from overt._check import InputError, InputTypeError
 from overt._types import Floats
-from overt.linear.bounds import Envelope, Leading, shrink
-from overt.linear.regression import DenseRegression
-from overt.linear.shares import UnitShares
-from overt.linear.whitening import EPS
+from overt.linear.bounds import Envelope, Leading, UnitShares, shrink
+from overt.linear.regression import EPS, DenseRegression
 from overt.spectral import KSupport
 
 

@@ -12,12 +12,16 @@ from overt import _check
 from overt._check import InputError, InputTypeError, bounded
 from overt._types import Floats
 from overt.linear import landscape
-from overt.linear.arguments import regression, require_consistent, target_or_data
 from overt.linear.bounds import Leading, Relaxation, relax
-from overt.linear.certificate import grade
 from overt.linear.descent import attains, refine
 from overt.linear.effect import Evaluation, NoiseEffect
-from overt.linear.network import NoisyNetwork
+from overt.linear.network import (
+    NoisyNetwork,
+    grade,
+    regression_of,
+    require_consistent,
+    target_or_data,
+)
 from overt.linear.regression import DenseRegression, from_target
 from overt.linear.sampling import Advance
 from overt.linear.units import UnitNoise
@@ -71,7 +75,9 @@ class TiedAutoencoder(NoisyNetwork):
         self.width = _check.whole("width", width)
         self.noise = noise
         self.input_noise = input_noise
-        task = regression(target, X, X, second_moment, input_noise).dense("tie weights")
+        task = regression_of(target, X, X, second_moment, input_noise).dense(
+            "tie weights"
+        )
         if task.outputs != task.inputs:
             raise InputError(
                 f"target must be square for tied weights, got {task.outputs} x {task.inputs}"

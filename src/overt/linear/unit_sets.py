@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from overt._types import Floats
-from overt.linear.shares import UnitShares
+from overt.linear.bounds import UnitShares
 
 ROOT2 = float(np.sqrt(2.0))
 

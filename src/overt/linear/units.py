@@ -13,13 +13,12 @@ import numpy as np
 
 from overt import penalty
 from overt._types import Floats
-from overt.linear.bounds import EXACT, Relaxation, positive, relax
+from overt.linear.bounds import EXACT, Relaxation, UnitShares, positive, relax
 from overt.linear.descent import attains, refine
-from overt.linear.effect import Evaluation, NoiseEffect, Regression
+from overt.linear.effect import Evaluation, NoiseEffect
+from overt.linear.regression import EPS, Regression
 from overt.linear.sampling import Advance, masks
-from overt.linear.shares import UnitShares
 from overt.linear.sharing import Pair, sharing
-from overt.linear.whitening import EPS
 from overt.noise import Noise
 
 CANCELS = 0.01

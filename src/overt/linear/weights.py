@@ -24,8 +24,8 @@ from overt._check import InputError
 from overt._types import Floats
 from overt.linear.bounds import Relaxation
 from overt.linear.descent import attains, refine
-from overt.linear.effect import Evaluation, NoiseEffect, Regression
-from overt.linear.regression import DenseRegression
+from overt.linear.effect import Evaluation, NoiseEffect
+from overt.linear.regression import DenseRegression, Regression
 from overt.linear.sampling import Advance, masks
 from overt.linear.units import UnitNoise
 from overt.noise import DropConnect, Dropout

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from overt._types import Floats
+from overt.linear.bounds import UnitShares
 from overt.linear.effect import NoiseEffect
-from overt.linear.shares import UnitShares
 from overt.linear.sharing import sharing
 from overt.linear.unit_sets import certified_pieces
 from overt.noise import DropBlock, Dropout, Noise
