@@ -120,7 +120,8 @@ def pairs_below(Gamma: Floats) -> list[UnitShares]:
     values, Q = np.linalg.eigh(Gamma)
     ones = np.sum(Q, axis=0) ** 2
     slack = 1e-12 * values[-1]
-    found = []
+    least = max(values[0] - 1e-13 * values[-1], 0.0)
+    found = [UnitShares(np.full(len(Gamma), least))]
     for low, high in pairwise(np.maximum([0.0, *values[:2]], 0.0)):
         for delta in (
             low + (high - low) * (np.arange(OPTIONS.pairs) + 0.5) / OPTIONS.pairs
@@ -133,7 +134,7 @@ def pairs_below(Gamma: Floats) -> list[UnitShares]:
                 # A little less of each makes up for rounding in the eigenvalues.
                 lowered = np.full(len(Gamma), max(delta - slack, 0.0))
                 found.append(UnitShares(lowered, float(gamma - 1e-9 * abs(gamma))))
-    return found or [UnitShares(np.zeros(len(Gamma)))]
+    return found
 
 
 def certified_pieces(Gamma: Floats, s: Floats, slack: float) -> list[Piece] | None:
