@@ -92,6 +92,7 @@ PAPERS = {
             "noises",
             "linear",
             "deep",
+            "correlated",
             "landscape",
             "completion",
             "networks",
