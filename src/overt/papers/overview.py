@@ -167,39 +167,6 @@ def measured(chosen: Iterable[Figure], folder: Folder) -> Iterator[Measured]:
                 break
 
 
-def compare(
-    chosen: list[Figure], old: Folder, new: Folder
-) -> Iterator[tuple[str, str, str, str]]:
-    """Yield (id, claim, before, now) for every claim whose verdict or measurement changed.
-
-    A figure that only one of the folders holds is left out: nothing is known to have changed.
-    """
-    for folder in (old, new):
-        if not Path(folder).is_dir():
-            raise InputError(
-                f"{folder} is not a folder of rows that `overt reproduce` wrote"
-            )
-    before, now = (
-        {found.figure.id: found for found in measured(chosen, f)} for f in (old, new)
-    )
-    for name in before.keys() & now.keys():
-        earlier, later = (_claims(found[name]) for found in (before, now))
-        for claim in dict.fromkeys([*earlier, *later]):
-            if earlier.get(claim) != later.get(claim):
-                yield (
-                    name,
-                    claim,
-                    earlier.get(claim, "absent"),
-                    later.get(claim, "absent"),
-                )
-
-
-def _claims(found: Measured) -> dict[str, str]:
-    return {
-        f.claim: f"{f.verdict}: {f.measured} ({found.size})" for f in found.findings
-    }
-
-
 def summarize(
     verdicts: Iterable[Verdict], size: str, date: str
 ) -> dict[str, StoredVerdict]:
@@ -335,7 +302,7 @@ def markdown(chosen: list[Figure], out: Folder) -> str:
         "# Figures and tables, recomputed",
         "",
         "Our reproduction of every figure and table, at the largest size that was run. "
-        "`overt reproduce ID` computes new rows, and `overt reproduce compare` shows what changed. "
+        "`overt reproduce ID` computes new rows. "
         "A verdict is *holds*, *fails* or *inconclusive*, from an interval where chance has a "
         "part.",
         "",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from overt._types import Floats
@@ -10,24 +12,37 @@ from overt.papers.oracles import multipliers
 from overt.papers.records import Residuals, statement
 
 
-def _solve(V: Floats, y: Floats, lam: float) -> Floats:
-    """Row update of fixed dropout, by the kernels' reference; imported here, as it compiles."""
+def _row(
+    V: Floats,
+    y: Floats,
+    lam: float = 0.0,
+    S: Floats | None = None,
+    noise: float = 1.0,
+    P: Any = 0.0,
+    shift: Any = 0.0,
+) -> Floats:
+    """Row update by the kernel's reference, with dropout of strength lam or covariances S."""
     from overt.completion.kernels import reference
-    from overt.completion.kernels.rows import (
-        NOT_PINNED,
-        Csr,
-        FixedSide,
-        RowPrior,
-        SampledRows,
-    )
+    from overt.completion.kernels import rows as kernels
 
-    width, P = V.shape[1], np.zeros((V.shape[1], V.shape[1]))
-    out = SampledRows(np.zeros((1, width)), np.zeros((1, width)), np.zeros((1, 2)))
-    csr = Csr(np.array([0, len(y)]), np.arange(len(y)), y)
-    prior, zeros = RowPrior(P, np.arange(width), NOT_PINNED), np.zeros((1, width))
-    held = FixedSide(V, np.full(width, lam), np.ones(len(V)))
-    reference.sample_rows(
-        np.array([0]), csr, held, prior, zeros, np.ones(1), zeros, out
+    count, k = V.shape
+    tables = np.zeros((count, 0))
+    if S is not None:
+        tables = kernels.pack(V[:, :, None] * V[:, None, :] + S)
+    row = kernels.Blocks(
+        np.array([0, count]), np.zeros(count, int), np.arange(count), y
+    )
+    fixed = kernels.FixedSide(V, tables, np.ones(count), np.full(k, lam))
+    nothing = np.zeros(k * (k + 1) // 2)
+    prior = kernels.RowPrior(
+        P + np.zeros((k, k)), np.arange(k), kernels.NOT_PINNED, nothing
+    )
+    by_row = (shift + np.zeros((1, k)), np.array([1 / noise]), np.zeros((1, k)))
+    sizes = (k, k, tables.shape[1], 2)
+    out = kernels.Rows(*(np.zeros((1, size)) for size in sizes))
+    cuts = np.array([0, 1])
+    reference.update_rows(
+        cuts[:1], row, fixed, prior, *by_row, out, cuts, nothing[None]
     )
     return out.means[0]
 
@@ -53,37 +68,8 @@ def completion_rows(scale: int, rng: np.random.Generator) -> Residuals:
             return float(p @ ((y - (z * u) @ V.T) ** 2).sum(axis=1))
 
         best = minimize(loss, np.zeros(width), tol=1e-14).fun
-        yield relative(loss(_solve(V, y, prob / (1 - prob))), best)
+        yield relative(loss(_row(V, y, prob / (1 - prob))), best)
     return DESCENT, "expected loss over all masks, minimized by descent"
-
-
-def _learned(
-    V: Floats, S: Floats, y: Floats, noise: float, P: Floats, shift: Floats
-) -> Floats:
-    """Row update of the learned form, by the kernels' reference."""
-    from overt.completion.kernels import reference
-    from overt.completion.kernels.rows import (
-        NOT_PINNED,
-        Blocks,
-        FixedSide,
-        LearnedRows,
-        RowPrior,
-        pack,
-    )
-
-    packed = pack(V[:, :, None] * V[:, None, :] + S)
-    moments = np.zeros((1, packed.shape[1]))
-    out = LearnedRows(np.zeros((1, V.shape[1])), moments.copy(), np.zeros((1, 2)))
-    row = Blocks(np.array([0, len(y)]), np.zeros(len(y), int), np.arange(len(y)), y)
-    prior = RowPrior(P, np.arange(len(P)), NOT_PINNED)
-    given = (
-        FixedSide(V, packed, np.ones(len(V))),
-        prior,
-        shift[None],
-        np.array([1 / noise]),
-    )
-    reference.learn_rows(np.array([0]), row, *given, out, np.array([0, 1]), moments)
-    return out.means[0]
 
 
 @statement(how="sampled")
@@ -103,7 +89,7 @@ def completion_learned(scale: int, rng: np.random.Generator) -> Residuals:
         S, noise = roots @ roots.transpose(0, 2, 1), 0.7
         A = rng.normal(size=(width, width))
         P, m = A @ A.T + np.eye(width), rng.normal(size=width)
-        u = _learned(V, S, y, noise, P, P @ m)
+        u = _row(V, y, 0.0, S, noise, P, P @ m)
         # The gradient of sum E(y - u.v)^2 / noise + (u - m)'P(u - m) is 0 at its minimum.
         slope = sum(
             2 * ((np.outer(v, v) + s) @ u - t * v) / noise
@@ -113,8 +99,7 @@ def completion_learned(scale: int, rng: np.random.Generator) -> Residuals:
         yield float(np.abs(gradient).max())
         lam = 0.5
         fixed = lam * np.eye(width) * (V**2)[:, None, :]
-        none = np.zeros((width, width))
-        reduced = _learned(V, fixed, y, 1.0, none, np.zeros(width))
+        reduced = _row(V, y, 0.0, fixed)
         dropped = np.linalg.solve(V.T @ V + lam * np.diag((V**2).sum(axis=0)), V.T @ y)
         yield relative(reduced, dropped)
     return EXACT, "gradient at the update; the dropout equations"

@@ -102,7 +102,7 @@ def compress_expected_loss(scale: int, rng: np.random.Generator) -> Residuals:
     a_i|^2)$.
     """
     from overt.nn.compression.graph import build_graph
-    from overt.nn.compression.units import Cut, shrink
+    from overt.nn.compression.units import make_cut, shrink
     from overt.nn.data.batches import Inputs
 
     (torch, seq), d, k = oracles.seeded_torch(rng), 6 + scale, 3
@@ -117,9 +117,8 @@ def compress_expected_loss(scale: int, rng: np.random.Generator) -> Residuals:
     (group,) = found.groups
     losses = []
     for chosen in combinations(range(d), k):
-        small = shrink(
-            model, found, Cut({group: group.units[list(chosen)]}, scaled=True)
-        )
+        kept = {group: group.units[list(chosen)]}
+        small = shrink(model, found, make_cut(model, found, kept, scaled=True))
         losses.append(float(((y - small(x)) ** 2).sum(1).mean()))
     a, U = torch.relu(model[0](x)), model[3].weight
     flows = ((U**2).sum(0) * a**2).sum(1).mean()
