@@ -35,7 +35,7 @@ ROOT2 = float(np.sqrt(2.0))
 
 Units = tuple[int, ...]
 
-SHRUNK = (1.0, 1 - 1e-11, 1 - 1e-9, 1 - 1e-7, 1 - 1e-5, 1 - 1e-3, 0.9, 0.0)
+SHRUNK = (1.0, *(1 - 10.0**-k for k in range(11, 0, -1)), 0.0)
 """Factors of all Z_S, tried in turn until what they leave of R is positive definite."""
 
 
