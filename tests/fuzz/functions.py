@@ -345,14 +345,9 @@ EQUALIZE = {
 }
 
 
-def solved(target, width, second_moment, weight_decay):
-    return (
-        LinearNetwork(
-            target, width, DROP, second_moment=second_moment, weight_decay=weight_decay
-        )
-        .solve()
-        .objective
-    )
+def solved(target, width, second_moment):
+    net = LinearNetwork(target, width, DROP, second_moment=second_moment)
+    return net.solve().objective
 
 
 def of_rank(net, name, rank):
@@ -369,7 +364,6 @@ LINEAR = {
             "target": (a, A),
             "width": (w, 2),
             "second_moment": (a, C),
-            "weight_decay": (n, 0.25),
         },
     ),
     "overt.LinearNetwork of data": Row(

@@ -101,7 +101,6 @@ MORE = {
             target=by.A,
             width=2,
             noise=by.DROP,
-            weight_decay=0.25,
         ),
         "overt.LinearNetwork.train whole": whole(
             by.TASK.train, {"n_jobs": 1}, steps=4, seeds=2, records=2

@@ -307,7 +307,7 @@ def _proved(path):
     from contextlib import redirect_stdout
     from io import StringIO
 
-    from overt.linear.checker import main
+    from overt.proofs.checker import main
 
     said = StringIO()
     with redirect_stdout(said):

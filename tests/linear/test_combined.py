@@ -1,11 +1,11 @@
-"""Noise together with weight decay, with noise on the inputs, and in batches; whole paths."""
+"""Noise together with noise on the inputs, and in batches; whole paths."""
 
 import numpy as np
 import pytest
 from helpers import enumerate_masks
 
 import overt
-from overt.linear.descent import descend, settle
+from overt.linear.descent import descend
 
 M = np.random.default_rng(0).standard_normal((4, 3))
 ROOT = np.random.default_rng(1).standard_normal((3, 3))
@@ -35,61 +35,6 @@ def lowest(net, tries=6):
         ]
         ends.append(net.objective(*descend(net.effect.value, start)))
     return min(ends)
-
-
-@pytest.mark.parametrize("weight_decay", [0.1, 1.0])
-@pytest.mark.parametrize("name", NOISES)
-def test_weight_decay_is_exact_for_isotropic_inputs(name, weight_decay):
-    net = overt.LinearNetwork(M, 4, NOISES[name], weight_decay=weight_decay)
-    best = net.solve()
-    assert best.status == "optimal"
-    assert best.objective == pytest.approx(lowest(net), rel=1e-9)
-    # The same map as for the noise alone and singular values lowered by mu.
-    left, s, right = np.linalg.svd(M, full_matrices=False)
-    lowered = left * np.maximum(s - weight_decay, 0) @ right
-    alone = overt.LinearNetwork(lowered, 4, NOISES[name]).solve()
-    np.testing.assert_allclose(best.product, alone.product, atol=1e-7)
-
-
-def test_dropout_and_decay_induce_two_nuclear_norms():
-    rng, mu, d = np.random.default_rng(0), 0.3, 5
-    noise = overt.Dropout(0.4)
-    net = overt.LinearNetwork(M, d, noise, weight_decay=mu)
-    best = net.solve()
-    nuclear = np.linalg.norm(best.product, "nuc")
-    added = noise.strength / d * nuclear**2 + 2 * mu * nuclear
-    assert best.objective == pytest.approx(np.sum((M - best.product) ** 2) + added)
-    for _ in range(50):  # and no factors of any map cost less
-        U, V = rng.standard_normal((4, d)), rng.standard_normal((3, d))
-        nuclear = np.linalg.norm(U @ V.T, "nuc")
-        cost = net.objective(U, V) - np.sum((M - U @ V.T) ** 2)
-        assert cost >= noise.strength / d * nuclear**2 + 2 * mu * nuclear
-
-
-def test_weight_decay_with_correlated_inputs_is_bounded():
-    for noise in (overt.Dropout(0.3), overt.DropConnect(0.3)):
-        net = overt.LinearNetwork(
-            **INPUTS["correlated"], width=4, noise=noise, weight_decay=0.5
-        )
-        best, low = net.solve(), lowest(net)
-        assert best.certificate.lower_bound <= low * (1 + 1e-12)
-        assert best.objective <= low * (1 + 1e-7)
-    scaled = overt.LinearNetwork(
-        M, 4, overt.Dropout(0.3), second_moment=4 * np.eye(3), weight_decay=1
-    )
-    assert scaled.solve().status == "optimal"
-
-
-def test_tied_weights_decay_once():
-    net = overt.TiedAutoencoder(M.T @ M, 3, overt.Dropout(0.3), weight_decay=0.8)
-    best = net.solve()
-    assert best.status == "optimal"
-    assert best.objective == pytest.approx(lowest(net), rel=1e-9)
-    plain = overt.TiedAutoencoder(M.T @ M, 3, overt.Dropout(0.3))
-    U = np.random.default_rng(0).standard_normal((3, 3))
-    assert net.objective(U) == pytest.approx(plain.objective(U) + 0.8 * np.sum(U**2))
-    with pytest.raises(overt.InputError, match="without weight decay"):
-        net.landscape()
 
 
 @pytest.mark.parametrize("inputs", INPUTS)
@@ -127,7 +72,6 @@ def test_noise_on_inputs_is_drawn_in_training():
     both = {
         "noise": overt.Dropout(0.3),
         "input_noise": overt.Dropout(0.2),
-        "weight_decay": 0.1,
     }
     net = overt.LinearNetwork(X=X, Y=Y, width=3, **both)
     rng = np.random.default_rng(3)
@@ -168,7 +112,6 @@ def test_noise_on_the_inputs_of_other_networks():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"weight_decay": -1.0}, "weight_decay"),
         (
             {"input_noise": overt.DropConnect(0.3)},
             "input_noise must be a noise over inputs",
@@ -268,42 +211,3 @@ def test_concentrated_exchangeable_noise_keeps_one_direction():
         s[0] ** 2 * 0.05 * w / (1 + 0.05 * w) + np.sum(s[1:] ** 2)
     )
     assert best.objective <= lowest(net, 20) * (1 + 1e-9)
-
-
-@pytest.mark.parametrize(
-    ("first", "ends", "enough", "alike", "taken", "lowest"),
-    [
-        (5.0, [3, 3], 6.0, 1, 0, 5),  # low enough at once
-        (5.0, [4, 2, 1], 2.5, 1, 2, 2),  # low enough later
-        (5.0, [3, 3, 9], 0.0, 1, 2, 3),  # two agree
-        (5.0, [3, 3, 3, 9], 0.0, 2, 3, 3),  # starts that are alike count as one
-        (5.0, [3, 2, 2, 9], 0.0, 1, 3, 2),  # a lower one begins anew
-        (5.0, [3, 4, 4, 3, 9], 0.0, 1, 4, 3),  # higher ones do not count
-        (
-            5.0,
-            [3, 3 * (1 - 5e-9), 9],
-            0.0,
-            1,
-            2,
-            3 * (1 - 5e-9),
-        ),  # the same but for rounding
-        (
-            5.0,
-            [3, 3 * (1 - 5e-8), 3, 9],
-            0.0,
-            1,
-            4,
-            3 * (1 - 5e-8),
-        ),  # lower by more: no agreement
-        (2.0, [3, 4], 0.0, 1, 2, 2),  # none left, the first is best
-    ],
-)
-def test_descents_go_on_until_enough_of_them_agree(
-    first, ends, enough, alike, taken, lowest
-):
-    left = iter([np.array([float(end)]) for end in ends])
-    found = settle(
-        lambda x: (float(x), []), [first], ([end[0]] for end in left), enough, 2, alike
-    )
-    assert len(list(left)) == len(ends) - taken
-    assert found == [pytest.approx(lowest, rel=1e-12)]

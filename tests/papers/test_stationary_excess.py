@@ -27,7 +27,7 @@ def test_the_excess_is_where_traces_rest(name, batch_size):
     net = {
         "target": lambda: overt.LinearNetwork(np.diag([2.0, 1.0, 0.5]), 4, drop),
         "data, all noises": lambda: overt.LinearNetwork(
-            X=X / 3, Y=Y, width=3, noise=drop, input_noise=drop, weight_decay=0.1
+            X=X / 3, Y=Y, width=3, noise=drop, input_noise=drop
         ),
         "tied": lambda: overt.TiedAutoencoder(np.diag([2.0, 1.0]), 3, drop),
         "weights": lambda: overt.LinearNetwork(
@@ -92,7 +92,7 @@ def test_an_excess_that_cannot_be_is_refused():
 
 
 def test_the_half_hessian_is_that_of_the_objective():
-    net = overt.LinearNetwork(M, 2, overt.Dropout(0.3), weight_decay=0.2)
+    net = overt.LinearNetwork(M, 2, overt.Dropout(0.3))
     weights = net.effect.best_weights()
     H = half_hessian(net.effect, weights)
     rng = np.random.default_rng(0)

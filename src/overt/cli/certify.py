@@ -75,7 +75,7 @@ def certify(
         if saved is not None:
             show_path("proof", saved)
             console.print(
-                f"check it: python -m overt.linear.checker {out}", style="dim"
+                f"check it: python -m overt.proofs.checker {out}", style="dim"
             )
         return
     certificate = net.certify(U, V)

@@ -30,9 +30,6 @@ Keep = Annotated[
     int, Option(min=1, help="Number of units that survive, for keepexactly.")
 ]
 BlockSize = Annotated[int, Option(min=1, help="Units per block, for dropblock.")]
-WeightDecay = Annotated[
-    float, Option(min=0, help="mu; adds mu (|U|^2 + |V|^2) to the objective.")
-]
 
 
 def read_problem(target: Path | None, x: Path | None, y: Path | None) -> dict[str, Any]:

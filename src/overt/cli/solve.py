@@ -31,7 +31,6 @@ def solve(
     noise: networks.NoiseName = "dropout",
     block_size: networks.BlockSize = 2,
     keep: networks.Keep = 10,
-    weight_decay: networks.WeightDecay = 0.0,
     x: networks.X = None,
     y: networks.Y = None,
     out: Annotated[
@@ -51,7 +50,7 @@ def solve(
 
         drop_prob = drop_prob_for_rank(width=width, rank=rank, **problem)
     chosen = networks.make_noise(noise, drop_prob, block_size, keep)
-    net = networks.make_network(problem, chosen, width=width, weight_decay=weight_decay)
+    net = networks.make_network(problem, chosen, width=width)
     best = net.solve()
     certificate = best.certificate
     found = {

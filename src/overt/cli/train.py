@@ -33,7 +33,6 @@ def train(
     noise: networks.NoiseName = "dropout",
     block_size: networks.BlockSize = 2,
     keep: networks.Keep = 10,
-    weight_decay: networks.WeightDecay = 0.0,
     x: networks.X = None,
     y: networks.Y = None,
     steps: Annotated[int, Option(min=1, help="Number of steps.")] = 20_000,
@@ -60,7 +59,7 @@ def train(
     awaited(out, picture=plot)
     problem = networks.read_problem(target, x, y)
     chosen = networks.make_noise(noise, drop_prob, block_size, keep)
-    net = networks.make_network(problem, chosen, width=width, weight_decay=weight_decay)
+    net = networks.make_network(problem, chosen, width=width)
     run = net.train(steps, learning_rate, seeds, gradient=gradient, n_jobs=n_jobs)
     if run.diverged.all():
         fail(run.status.explanation, 1)

@@ -1,25 +1,142 @@
 """Proved lower bounds on the objective of a two-layer network, for any noise.
 
-A noise costs at least weight * norm(A L) for some (weight, norm) pairs, or as much as units with
-individual costs (`UnitShares`): its envelopes. Minimizing loss plus envelope over maps A of rank
-at most the width bounds the objective from below. The bound is evaluated by weak duality at a
-reference point, so it is valid whatever that point is: a mistake in the code that proposes the
-point can make the bound loose, never wrong. What rounding may have added is taken off.
+A noise costs a map A at least weight * norm(A L), or as much as units with individual costs do
+(`UnitShares`): its envelope. Minimizing loss plus envelope over maps A of rank at most the width
+bounds the objective from below. The bound is evaluated by weak duality at a reference point, so it
+is valid whatever that point is: a mistake in the code that proposes the point can make the bound
+loose, never wrong. What rounding may have added is taken off.
+
+Noise with Gamma = diag(delta) + gamma 1 1' has the cost of a map, and the best map, exactly.
+Dropout, with one probability or one per unit, has gamma = 0; noise that treats all units alike has
+one delta. Let x_i = |u_i| |p_i| be the units' shares of A = U P', by increasing delta, and a the
+spectrum of A. Removing k units leaves a map of nuclear norm at least a_(k+1) + a_(k+2) + ..., so
+every tail of x sums to at least that tail of a; and every such x with the sum of a is realized by
+some factors (Schur and Horn). The penalty is sum_i delta_i x_i^2 + gamma |a|^2, and the optimum is
+
+    min_{a, x} |s - a|^2 + gamma |a|^2 + sum_i delta_i x_i^2,   tails of x at least those of a,
+
+whose dual is an isotonic regression: over 0 <= y_1 <= y_2 <= ... it maximizes
+
+    sum_i s_i^2 - (s_i - y_i)_+^2 / (1 + gamma) - y_i^2 / delta_i,
+
+with a_i = (s_i - y_i)_+ / (1 + gamma), x_i = y_i / delta_i. Every such y bounds the objective.
+
+For gamma <= -1 the cost is concave in a at a given sum t of it, so that all of it goes to the first
+direction; units share t in proportion to 1 / delta_i. With w = 1 / sum_i 1 / delta_i >= -gamma,
+
+    a_1 = t = s_1 / (1 + gamma + w),   s_1^2 (gamma + w) / (1 + gamma + w) + sum_(i>1) s_i^2.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
 
 from overt._check import bounded
 from overt._types import Bools, Floats
-from overt.linear.shares import UnitShares
 from overt.noise import DropBlock, DropConnect, Dropout, Noise
-from overt.spectral import KSupport, Schatten, SpectralNorm, SquaredNuclear, induced
+from overt.spectral import Schatten, SpectralNorm, SquaredNuclear, induced
+
+EPS = float(np.finfo(float).eps)
+
+
+@dataclass(frozen=True, eq=False)
+class UnitShares:
+    """The costs of units: `delta` >= 0, one entry per unit in any order, and `gamma`."""
+
+    delta: Floats
+    gamma: float = 0.0
+
+    def shrink(self, s: Floats) -> Floats:
+        """Return the spectrum a of the best map, for the leading values s of the target."""
+        if self.one_direction:
+            a = np.zeros(len(s))
+            a[0] = s[0] / (1 + max(self.gamma + self._together, 0.0))
+            return a
+        return np.maximum(s - self.multipliers(s)[: len(s)], 0.0) / (1 + self.gamma)
+
+    def bound(self, s: Floats) -> float:
+        """Return the dual's value; where it cancels, less what rounding may have added."""
+        if self.one_direction:
+            cost = self.gamma + self._together * (1 - 8 * EPS)
+            first = s[0] ** 2 * cost / (1 + cost) if cost > -1 else -np.inf
+            return float(first + np.sum(s[1:] ** 2))
+        delta, s, y = np.sort(self.delta), self._padded(s), self.multipliers(s)
+        costs = y**2 / np.where(delta > 0, delta, 1.0)
+        used = np.array([self.gamma * s**2, y * (2 * s - y)]) / (1 + self.gamma)
+        terms = np.where(s > y, used, [s**2, 0 * s])
+        rounding = (
+            EPS * (np.sum(np.abs(terms)) + np.sum(costs)) if self.gamma < 0 else 0.0
+        )
+        return float(np.sum(terms[0] + terms[1] - costs) - 8 * rounding)
+
+    def shares(self, a: Floats) -> Floats:
+        """Return x, in the order of the units: their best shares of a map with spectrum a."""
+        order = np.argsort(self.delta, kind="stable")
+        delta, x = self.delta[order], self._padded(a)
+        noisy = delta > 0
+        tail, e = x[noisy], 1 / delta[noisy]
+        x[noisy] = e * _pooled(
+            delta[noisy], lambda i, j: np.sum(tail[i:j]) / np.sum(e[i:j])
+        )
+        units = np.empty(len(delta))
+        units[order] = x
+        return units
+
+    @property
+    def one_direction(self) -> bool:
+        """Whether all of a map goes to one direction, as when a single unit survives."""
+        return self.gamma <= -1 + 1e-12
+
+    @property
+    def _together(self) -> float:
+        """w, what a map costs whose units share it as they like."""
+        return 1 / float(np.sum(1 / self.delta))
+
+    def _padded(self, s: Floats) -> Floats:
+        return np.concatenate([s, np.zeros(len(self.delta) - len(s))])
+
+    def multipliers(self, s: Floats) -> Floats:
+        """Return y. A block i..j of noisy units has y = (s_i + ... + s_q) / (q - i + 1 + sum e).
+
+        e = (1 + gamma) / delta, and s_q is the last of its values above y; found by bisection.
+        """
+        delta, y = np.sort(self.delta), np.zeros(len(self.delta))
+        noisy = delta > 1e-290  # below, nothing is left of it beside 1
+        s, e = self._padded(s)[noisy], (1 + self.gamma) / delta[noisy]
+        h = np.concatenate([[0.0], np.cumsum(s)])
+
+        def level(i: int, j: int) -> float:
+            cost, low, high = np.sum(e[i:j]), i, j
+            while low < high:
+                q = (low + high) // 2
+                above = s[q] * (q + 1 - i + cost) > h[q + 1] - h[i]
+                low, high = (q + 1, high) if above else (low, q)
+            return float(np.sum(s[i:low]) / (low - i + cost)) if low > i else 0.0
+
+        y[noisy] = _pooled(delta[noisy], level)
+        return y
+
+
+def _pooled(delta: Floats, level: Callable[[int, int], float]) -> Floats:
+    """Return the isotonic regression whose level on a block of units i..j-1 is level(i, j).
+
+    Adjacent violators are pooled. Blocks start as runs of one delta, in which values decrease.
+    """
+    starts = np.flatnonzero(np.r_[len(delta) > 0, np.diff(delta) > 0]).tolist()
+    blocks: list[tuple[int, int, float]] = []
+    for i, j in pairwise([*starts, len(delta)]):
+        first, y = i, level(i, j)
+        while blocks and blocks[-1][2] >= y:
+            first = blocks.pop()[0]
+            y = level(first, j)
+        blocks.append((first, j, y))
+    return np.concatenate([np.full(j - i, y) for i, j, y in blocks] or [np.zeros(0)])
+
 
 Envelope = tuple[float, SpectralNorm] | UnitShares
 
@@ -28,9 +145,6 @@ EXACT = 1e-9
 
 NOTHING = 1e-14
 """Share of the largest singular value below which one is zero up to rounding."""
-
-PAIRS = 32
-"""Pairs (delta, gamma) tried below a characteristic matrix, on either side of its least value."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,59 +161,20 @@ def envelopes(noise: Noise, width: int) -> list[tuple[float, SpectralNorm]]:
     """Return pairs (weight, norm) with penalty(U, V) >= weight * norm.matrix_value(U V'L).
 
     Dropout, DropConnect and DropBlock on a grid have one, the norm they induce. For any other noise
-    over units Gamma >= delta I in the positive semi-definite order, and U'U o V'CV is positive
-    semi-definite, so penalty >= (delta/d) |A L|_*^2. Moreover, if Gamma_ij = 0 for |i - j| >= b, it
-    is a sum of z z' with at most b entries of z not zero; each adds |sum_i z_i u_i p_i'|_F^2, the
-    square of a map of rank at most b, and these maps combine to A L, whence
-
-        penalty >= gamma ksupport_b(A L)^2,  gamma = 1 / (1' Gamma^-1 1),
-
-    which is the Frobenius norm for b = d.
+    over units Gamma >= delta I and Gamma >= gamma 1 1' in the positive semi-definite order, and
+    U'U o V'CV is positive semi-definite: penalty >= (delta/d) |A L|_*^2, and >= gamma |A L|_F^2.
     """
     match noise:
         case Dropout(drop_prob=float()) | DropConnect() | DropBlock(placement="grid"):
             return [induced(noise, width)]
-    if noise.independent:
-        delta = noise.relative_variance(width)
-        return [
-            (1 / float(np.sum(1 / delta)) if delta.min() > 0 else 0.0, SquaredNuclear())
-        ]
-    Gamma = noise.characteristic(width)
-    values, vectors = np.linalg.eigh(Gamma)
+    values, vectors = np.linalg.eigh(noise.characteristic(width))
     smallest = max(0.0, values[0] - 1e-13 * values[-1])
-    kept = values > 1e-10 * values[-1]
-    ones = vectors.T @ np.ones(width)
-    spanned = np.allclose(ones[~kept], 0.0, atol=1e-8)
-    gamma = 1 / float(np.sum(ones[kept] ** 2 / values[kept])) if spanned else 0.0
-    i, j = np.nonzero(Gamma)
-    band = int(np.max(np.abs(i - j), initial=0)) + 1
-    narrow = KSupport(band) if band < width else Schatten(2.0)
-    return [(smallest / width, SquaredNuclear()), (gamma * (1 - 1e-9), narrow)]
-
-
-def pairs_below(Gamma: Floats) -> list[UnitShares]:
-    """Return pairs with Gamma >= delta I + gamma 1 1': for each delta the largest gamma; width > 1.
-
-    With Gamma = Q diag(c) Q' and q = Q'1 that is gamma = 1 / sum_i q_i^2 / (c_i - delta), where
-    delta < c_1, or delta < c_2 and the sum is negative: 1 1' lifts one direction at most.
-    """
-    values, Q = np.linalg.eigh(Gamma)
-    ones, width, slack = np.sum(Q, axis=0) ** 2, len(Gamma), 1e-12 * values[-1]
-    low, high = np.maximum(values[:2], 0.0)
-    inner = (np.arange(PAIRS) + 0.5) / PAIRS
-    found = []
-    for delta in [*(low * inner), *(low + (high - low) * inner)]:
-        away = values - delta
-        if np.abs(away).min() <= slack:
-            continue
-        total = np.sum(ones / away)
-        if away[0] > 0 or total < 0:
-            # A little less of each makes up for rounding in the eigenvalues.
-            gamma = 1 / total - 1e-9 * abs(1 / total)
-            found.append(
-                UnitShares(np.full(width, max(delta - slack, 0.0)), float(gamma))
-            )
-    return found
+    live = values > 1e-10 * values[-1]
+    ones = np.sum(vectors, axis=0)
+    gamma = 0.0
+    if np.allclose(ones[~live], 0.0, atol=1e-8):
+        gamma = (1 - 1e-9) / float(np.sum(ones[live] ** 2 / values[live]))
+    return [(smallest / width, SquaredNuclear()), (gamma, Schatten(2.0))]
 
 
 def shrink(m: Floats, envelope: Envelope) -> Floats:
@@ -163,42 +238,29 @@ class Relaxation:
         return self.left[:, kept], self.spectrum[kept], self.right[:, kept]
 
 
-def thresholded(top: Leading, mu: float) -> Leading:
-    """Return the target that weight decay mu (|U|^2 + |P|^2) >= 2 mu |A|_* leaves: s_i - mu.
-
-    |s - a|^2 + 2 mu sum a = |(s - mu)_+ - a|^2 + sum_i s_i^2 - (s_i - mu)_+^2 where a_i = 0 for
-    s_i <= mu, as is best: norms grow with every a_i.
-    """
-    s, cut = top.s, np.minimum(top.s, mu)
-    spent = float(np.sum(cut * (2 * s - cut)))
-    return Leading(top.left, np.maximum(s - mu, 0.0), top.right, top.rest + spent)
-
-
 @bounded
 def relax(
     leading: Callable[[Envelope], Leading],
     candidates: Sequence[Envelope],
     task: Rounding,
-    decay: float = 0.0,
     refined: Callable[[Floats], float] | None = None,
 ) -> Relaxation:
     """Return the relaxation by the envelope whose bound is highest.
 
     `refined`, a bound for the leading singular values of the target, raises it where it can.
     """
-    tried = [
-        (thresholded(leading(envelope), decay), envelope) for envelope in candidates
-    ]
+    tried = [(leading(envelope), envelope) for envelope in candidates]
     bounds = [spectral_bound(top.s, top.rest, envelope) for top, envelope in tried]
     top, envelope = tried[int(np.argmax(bounds))]
-    bound, a = task.residual + max(bounds), shrink(top.s, envelope)
-    loss = float(np.sum((top.s - a) ** 2)) + top.rest
+    bound = task.residual + max(bounds)
+    a = shrink(top.s, envelope)
     rank: int | None = int(np.sum(positive(a)))
-    if (
-        refined is not None
-        and (raised := task.residual + top.rest + refined(top.s)) > bound
-    ):
-        bound, rank = raised, None  # the bound is not that of this map
+    if refined is not None:
+        raised = task.residual + top.rest + refined(top.s)
+        if raised > bound:
+            bound = raised
+            rank = None  # the bound is not that of this map
+    loss = float(np.sum((top.s - a) ** 2)) + top.rest
     bound -= task.rounding(bound, loss, float(np.sum(a)))
     return Relaxation(max(bound, 0.0), top.left, a, top.right, rank)
 

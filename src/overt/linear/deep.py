@@ -10,14 +10,18 @@ import numpy as np
 from overt import _check
 from overt._check import InputError, InputTypeError
 from overt._types import Floats
-from overt.linear.arguments import regression, require_consistent, target_or_data
-from overt.linear.certificate import grade
 from overt.linear.deep_landscape import DeepLandscape, deep_landscape
 from overt.linear.layers import DeepNoise
-from overt.linear.network import NoisyNetwork
-from overt.linear.proofs import Proof
+from overt.linear.network import (
+    NoisyNetwork,
+    grade,
+    regression_of,
+    require_consistent,
+    target_or_data,
+)
 from overt.linear.training import Rate
 from overt.noise import Dropout, Noise
+from overt.proofs import Proof
 from overt.results import Certificate, DeepSolution, Trace
 
 
@@ -72,7 +76,7 @@ class DeepLinearNetwork(NoisyNetwork):
     ) -> None:
         self.widths = tuple(_check.widths(widths))
         self.noise = _noises(self.widths, drop_prob, noise)
-        task = regression(target, X, Y, second_moment, input_noise).dense(
+        task = regression_of(target, X, Y, second_moment, input_noise).dense(
             "train a deep network"
         )
         self.effect = DeepNoise(task, self.widths, self.noise)

@@ -26,9 +26,7 @@ beta = a / ((1 + b) d), and a factor 1 / (1 + b) of F.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
@@ -42,11 +40,8 @@ MAX_NEWTON_STEPS = 100
 MAX_SHORT_STEPS = 5
 """Steps below a tenth of Newton's after which the maximum is taken to be on the boundary of C."""
 
-BOUNDARY_STEPS = 6
-"""Updates of s^2 F on the boundary of C; each gains about two digits."""
-
 BISECTIONS = 50
-"""Halvings of the interval of a multiplier: 15 digits."""
+"""Halvings of an interval of log s^2 F."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +50,11 @@ class DualPoint:
 
     mu: Floats
     pi: Floats
+
+    def inside(self, beta: Floats) -> DualPoint:
+        """Return the same with points on the boundary of C moved inside, for exact arithmetic."""
+        near = _outside_c(self.pi, beta)[:, None] > 1 - 1e-12
+        return DualPoint(self.mu, np.where(near, self.pi * (1 + 1e-11), self.pi))
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,7 +179,8 @@ def _several_layers(s2: Floats, beta: Floats, factor: float) -> BestShares:
     bounds[2 : cap + 1] = 0.0
     duals: list[DualPoint] = []
     gain2 = factor * s2
-    mu, rank = _first_guess(gain2, beta, cap)
+    mu = np.mean(gain2) * beta
+    rank = min(max(2, _likely_rank(gain2, beta)), cap)
     solved: set[int] = set()
     while cap > 1:
         solved.add(rank)
@@ -191,12 +192,12 @@ def _several_layers(s2: Floats, beta: Floats, factor: float) -> BestShares:
             if objective < best:
                 best = objective
                 best_pi = candidate
-        duals.append(DualPoint(mu, _best_in_c(gain2[:cap], mu, beta)))
+        duals.append(DualPoint(mu, _points_in_c(gain2[:cap], mu, beta)))
         found = dual_bounds(s2, beta, duals[-1], factor)
         if pi is None and found[rank - 2] < best * (1 + ROUNDING):
             # The maximum lies on the boundary of C, where no global maximum lies.
-            mu = _boundary_multipliers(gain2[:rank], beta)
-            duals.append(DualPoint(mu, _best_in_c(gain2[:cap], mu, beta)))
+            duals.append(_boundary_dual(gain2[:cap], beta, rank))
+            mu = duals[-1].mu
             found = np.maximum(found, dual_bounds(s2, beta, duals[-1], factor))
         bounds[2 : cap + 1] = np.maximum(bounds[2 : cap + 1], found)
         open_ranks = [
@@ -293,39 +294,14 @@ def jump_ratio(layers: int, beta: float) -> float:
     return float(np.exp(log_ratio / 2))
 
 
-def fewest_duals(
-    best: BestShares, s: Floats, beta: Floats, factor: float = 1.0
-) -> list[DualPoint]:
-    """Return as few of the dual points, a little inside C, as give the same bound on all ranks."""
-    duals = []
-    for dual in best.duals:
-        nearly_outside = np.sum(beta / (beta + 2 * dual.pi), axis=1) > 1 - 1e-12
-        inside = np.where(nearly_outside[:, None], dual.pi * (1 + 1e-11), dual.pi)
-        duals.append(DualPoint(dual.mu, inside))
-    bounds = [dual_bounds(s**2, beta, dual, factor) for dual in duals]
-    target = (
-        min(best.objective, *np.max(bounds, axis=0)) * (1 - 1e-14) if duals else 0.0
-    )
-    kept = list(range(len(duals)))
-    for i in range(len(duals)):
-        others = [bounds[j] for j in kept if j != i]
-        if others and np.min(np.max(others, axis=0)) >= target:
-            kept.remove(i)
-    return [duals[i] for i in kept]
-
-
-def _first_guess(s2: Floats, beta: Floats, cap: int) -> tuple[Floats, int]:
-    """Return multipliers and a rank near the best, by alternating layers."""
+def _likely_rank(s2: Floats, beta: Floats) -> int:
+    """Return a rank near the best, by optimizing layers in turn."""
     pi = np.full((len(beta), len(s2)), 1 / len(s2))
     for _ in range(40):
         for layer in range(len(beta)):
             others = np.delete(pi / (pi + beta[:, None]), layer, axis=0)
             pi[layer] = water_fill(s2 * np.prod(others, axis=0), float(beta[layer]))
-    weight = s2 * np.prod(pi / (pi + beta[:, None]), axis=0)
-    slopes = weight * beta[:, None] / np.maximum(pi * (pi + beta[:, None]), 1e-300)
-    mu = np.max(np.where(weight > 0, slopes, 0.0), axis=1)
-    rank = int(np.sum(pi.min(axis=0) > 0))
-    return mu, min(max(2, rank), cap)
+    return int(np.sum(pi.min(axis=0) > 0))
 
 
 def _shares_at(log_weight: Floats, mu: Floats, beta: Floats) -> Floats:
@@ -356,72 +332,61 @@ def _stationary(s2: Floats, mu: Floats, beta: Floats) -> tuple[Floats, Bools]:
     return pi, exists & (np.sum(beta / (beta + 2 * pi), axis=1) < 1)
 
 
-def _best_in_c(s2: Floats, mu: Floats, beta: Floats) -> Floats:
-    """Return per direction the maximum of s^2 F - mu.pi over C, up to rounding."""
-    pi, exists = _stationary(s2, mu, beta)
-    if not exists.all():
-        pi[~exists] = _on_boundary(s2[~exists], mu, beta)
-    return pi
+def _points_in_c(s2: Floats, mu: Floats, beta: Floats) -> Floats:
+    """Return per direction the maximum of s^2 F - mu.pi inside C, or else a point of its boundary.
 
-
-def _on_boundary(s2: Floats, mu: Floats, beta: Floats) -> Floats:
-    """Return per direction the maximum of s^2 F - mu.pi over the boundary of C.
-
-    With w = s^2 F and theta the multiplier of C, z = (beta + 2 pi)^2 solves
-    mu z^2 - (mu beta^2 + 2 theta beta + 4 w beta) z + 2 theta beta^3 = 0; theta makes
-    sum_l beta_l / sqrt(z_l) = 1.
+    There pi solves the same equation pi (pi + beta) = w beta / mu, for the least w inside C.
     """
-    none = np.zeros(len(s2))
-    top = np.log(s2)
-
-    def without_multiplier(log_w: Floats) -> Floats:
-        return _with_multiplier(np.exp(log_w), none, mu, beta)
-
-    w = np.exp(_enter_c(without_multiplier, beta, top - 100, top))
-    most = np.full(len(s2), np.sum(np.sqrt(beta * mu / 2)) ** 2)
-    for _ in range(BOUNDARY_STEPS):
-        theta = _enter_c(
-            partial(_with_multiplier, w, mu=mu, beta=beta), beta, none, most
-        )
-        pi = _with_multiplier(w, theta, mu, beta)
-        w = s2 * np.prod(pi / (pi + beta), axis=1)
-    return pi
-
-
-def _enter_c(
-    path: Callable[[Floats], Floats], beta: Floats, low: Floats, high: Floats
-) -> Floats:
-    """Return the least arguments between low and high at which paths of shares are in C."""
-    for _ in range(BISECTIONS):
+    pi, exists = _stationary(s2, mu, beta)
+    low = np.log(s2) - 100
+    high = np.log(s2) + 100
+    for _ in range(BISECTIONS if not exists.all() else 0):
         middle = (low + high) / 2
-        inside = np.sum(beta / (beta + 2 * path(middle)), axis=1) <= 1
+        inside = _outside_c(_shares_at(middle, mu, beta), beta) <= 1
         low = np.where(inside, low, middle)
         high = np.where(inside, middle, high)
-    return high
+    return np.where(exists[:, None], pi, _shares_at(high, mu, beta))
 
 
-def _with_multiplier(w: Floats, theta: Floats, mu: Floats, beta: Floats) -> Floats:
-    middle = mu * beta**2 + 2 * theta[:, None] * beta + 4 * w[:, None] * beta
-    last = 2 * theta[:, None] * beta**3
-    z = (middle + np.sqrt(np.maximum(middle**2 - 4 * mu * last, 0.0))) / (2 * mu)
-    return np.asarray((np.sqrt(z) - beta) / 2)
+def _outside_c(pi: Floats, beta: Floats) -> Floats:
+    """Return sum_l beta_l / (beta_l + 2 pi_l), at most 1 in C."""
+    return np.asarray(np.sum(beta / (beta + 2 * pi), axis=1))
 
 
-def _boundary_multipliers(s2: Floats, beta: Floats) -> Floats:
-    """Return the multipliers of the concave program whose maximum is on the boundary of C."""
+def _boundary_dual(s2: Floats, beta: Floats, rank: int) -> DualPoint:
+    """Return the dual point of a program whose maximum is on the boundary of C."""
     from scipy.optimize import minimize  # few targets need it, and it is slow to import
 
-    def dual(log_mu: Floats) -> tuple[float, Floats]:
-        at = np.exp(log_mu)
-        pi = _best_in_c(s2, at, beta)
-        return _dual_value(s2, beta, at, pi), at * (1 - pi.sum(axis=0))
+    shape = rank, len(beta)
 
-    equal = 1 / len(s2)
-    mu = np.mean(s2) * np.prod(equal / (equal + beta)) * beta / (equal * (equal + beta))
+    def value(x: Floats) -> tuple[float, Floats]:
+        pi = x.reshape(shape)
+        gain = s2[:rank] * np.prod(pi / (pi + beta), axis=1)
+        slope = gain[:, None] * beta / (pi * (pi + beta))
+        return -float(gain.sum()), -slope.ravel()
+
+    def inside(x: Floats) -> Floats:
+        return 1 - _outside_c(x.reshape(shape), beta)
+
     found = minimize(
-        dual, np.log(mu), jac=True, method="BFGS", options={"gtol": 1e-8, "maxiter": 40}
-    )
-    return np.asarray(np.exp(found.x))
+        value,
+        np.full(rank * len(beta), 1 / rank),
+        jac=True,
+        method="SLSQP",
+        bounds=[(1e-12, 1.0)] * (rank * len(beta)),
+        constraints=[
+            {"type": "eq", "fun": lambda x: x.reshape(shape).sum(axis=0) - 1},
+            {"type": "ineq", "fun": inside},
+        ],
+        options={"ftol": 1e-14, "maxiter": 500},
+    ).x
+    pi = found.reshape(shape)
+    # The direction farthest inside C has the multipliers of the shares alone.
+    mu = -value(found)[1].reshape(shape)[np.argmax(inside(found))]
+    points = _points_in_c(s2, mu, beta)
+    excess = np.maximum(_outside_c(pi, beta), 1)[:, None]
+    points[:rank] = pi * excess + beta * (excess - 1)  # rounded into C
+    return DualPoint(mu, points)
 
 
 def _solve_rank(s2: Floats, beta: Floats, mu: Floats) -> tuple[Floats | None, Floats]:

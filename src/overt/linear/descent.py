@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -14,33 +13,18 @@ from overt.linear.bounds import EXACT
 STARTS = 8
 """Descents tried at most where theory gives no weights that reach the bound."""
 
-AGREEING = 2
-"""Descents that end at the same lowest value, after which no others are tried."""
-
 SAME = 1e-8
 """Relative difference up to which two descents ended at the same value."""
 
 NUDGE = 0.03
 """Size of what is added to structured starts, which may be saddles, relative to their own."""
 
-FEW = 100
-"""Weights up to which descent looks at the curvature."""
-
-FIRST, ROUND = 150, 60
-"""Steps as they come, and then in coordinates that fit the curvature at one point."""
-
 Value = Callable[..., tuple[float, Sequence[Floats]]]
 """value(*arrays) -> (objective, gradients), one gradient per array."""
 
 
-def descend(
-    value: Value, start: Sequence[Floats], *, max_steps: int = 3000, tol: float = 1e-15
-) -> list[Floats]:
-    """Minimize with L-BFGS from `start` until the objective no longer falls, relative to itself.
-
-    Few weights are taken in rounds, each in coordinates in which the curvature where it begins is
-    one in all directions.
-    """
+def descend(value: Value, start: Sequence[Floats]) -> list[Floats]:
+    """Minimize with L-BFGS from `start` until the objective no longer falls."""
     from scipy.optimize import minimize  # needed by few networks, and slow to import
 
     shapes = [array.shape for array in start]
@@ -52,57 +36,27 @@ def descend(
 
     theta = np.concatenate([array.ravel() for array in start])
     # In units of the start and of its objective, so that steps and tolerances have a meaning.
-    scale, size = abs(value(*start)[0]) or 1.0, float(np.sqrt(np.mean(theta**2))) or 1.0
-    theta, few = theta / size, theta.size <= FEW
+    scale = abs(value(*start)[0]) or 1.0
+    size = float(np.sqrt(np.mean(theta**2))) or 1.0
 
     def flat(theta: Floats) -> tuple[float, Floats]:
         objective, gradients = value(*unpack(size * theta))
-        return objective / scale, np.concatenate([g.ravel() for g in gradients]) * (
-            size / scale
-        )
-
-    def turned(step: Floats) -> tuple[float, Floats]:
-        objective, gradient = flat(theta + turn @ step)
-        return objective, turn.T @ gradient
+        slope = np.concatenate([G.ravel() for G in gradients])
+        return objective / scale, slope * (size / scale)
 
     options = {
-        "maxiter": FIRST if few else max_steps,
-        "maxfun": 2 * max_steps,
-        "ftol": tol,
+        "maxiter": 3000,
+        "maxfun": 6000,
+        "ftol": 1e-15,
         "gtol": 1e-12,
-        "maxcor": 30
-        if theta.size < 2000
-        else 10,  # what they cost grows with the weights
+        "maxcor": 30 if theta.size < 2000 else 10,  # their cost grows with the weights
     }
     # Threads cost more than they save on products of small matrices.
     with threadpool_limits(1 if theta.size < 100_000 else None, user_api="blas"):
-        for number in range(max_steps // ROUND if few else 1):
-            if number == 0:
-                found = minimize(
-                    flat, theta, jac=True, method="L-BFGS-B", options=options
-                )
-                theta = found.x
-            else:
-                turn = _rounding(flat, theta)
-                found = minimize(
-                    turned, 0 * theta, jac=True, method="L-BFGS-B", options=options
-                )
-                theta = theta + turn @ found.x
-            if found.nit < options["maxiter"]:
-                break
-            options["maxiter"] = ROUND
-        return unpack(size * theta)
-
-
-def _rounding(flat: Callable[[Floats], tuple[float, Floats]], theta: Floats) -> Floats:
-    """Return coordinates |H|^(-1/2) at theta, H the Hessian by differences."""
-    step = 1e-4 * (float(np.sqrt(np.mean(theta**2))) or 1.0)
-    H = np.array(
-        [flat(theta + e)[1] - flat(theta - e)[1] for e in step * np.eye(len(theta))]
-    )
-    values, vectors = np.linalg.eigh((H + H.T) / (4 * step))
-    sizes = np.abs(values)
-    return np.asarray(vectors / np.sqrt(np.maximum(sizes, 1e-10 * sizes.max())))
+        found = minimize(
+            flat, theta / size, jac=True, method="L-BFGS-B", options=options
+        )
+    return unpack(size * found.x)
 
 
 def attains(bound: float) -> float:
@@ -110,76 +64,42 @@ def attains(bound: float) -> float:
     return bound * (1 + EXACT / 10)
 
 
-def nudged(*start: Floats) -> list[Floats]:
-    """Return a start and a little noise, which leaves a saddle."""
-    rng = np.random.default_rng(0)
-    return [
-        W + NUDGE * np.sqrt(np.mean(W**2)) * rng.standard_normal(W.shape) for W in start
-    ]
-
-
 def refine(
-    value: Value,
-    starts: Sequence[Sequence[Floats]],
-    enough: float,
-    tries: int = STARTS,
-    needed: int = AGREEING,
-    spread: float = 0.0,
+    value: Value, start: Sequence[Floats], enough: float, tries: int = STARTS
 ) -> Sequence[Floats]:
-    """Return the lowest point of descents from the starts, then from random ones of their size.
+    """Return the lowest point of descents from the start, near it, and from random weights.
 
-    Stops as soon as a value is low `enough`, or as many descents as `needed` agree on the lowest;
-    the starts, being alike, count as one. Random ones are larger or smaller by up to 10^spread.
+    Stops as soon as a value is low `enough`, or a random start ends at the lowest value again.
     """
     rng = np.random.default_rng(0)
-    sizes = [np.sqrt(np.mean(W**2)) for W in starts[0]]
-
-    def random() -> list[Floats]:
-        factor, pairs = (
-            10 ** rng.uniform(-spread, spread),
-            zip(sizes, starts[0], strict=True),
-        )
-        return [factor * size * rng.standard_normal(W.shape) for size, W in pairs]
-
-    every = chain(starts, (random() for _ in range(tries - len(starts))))
-    ends = (descend(value, start) for start in every)
-    return settle(value, starts[0], ends, enough, needed, len(starts))
-
-
-def settle(
-    value: Value,
-    first: Sequence[Floats],
-    ends: Iterator[Sequence[Floats]],
-    enough: float,
-    needed: int,
-    alike: int,
-) -> Sequence[Floats]:
-    """Return the lowest of the ends of descents, made one by one, as soon as `refine` may stop."""
-    best, lowest, agreeing, i = first, value(*first)[0], 0, 0
-    while (
-        lowest > enough
-        and agreeing < needed
-        and (found := next(ends, None)) is not None
-    ):
+    sizes = [np.sqrt(np.mean(W**2)) for W in start]
+    best = start
+    lowest = value(*start)[0]
+    for number in range(tries):
+        if lowest <= enough:
+            break
+        random = [
+            size * rng.standard_normal(W.shape)
+            for size, W in zip(sizes, start, strict=True)
+        ]
+        if number < 2:  # as given, and with a little noise, which leaves a saddle
+            pairs = zip(start, random, strict=True)
+            random = [W + number * NUDGE * noise for W, noise in pairs]
+        found = descend(value, random)
         reached = value(*found)[0]
-        if reached < lowest * (1 - SAME) or i < alike:
-            agreeing = 1
-        elif reached <= lowest * (1 + SAME):
-            agreeing += 1
+        again = number > 1 and abs(reached - lowest) <= SAME * lowest
         if reached < lowest:
-            best, lowest = found, reached
-        i += 1
+            best = found
+            lowest = reached
+        if again:
+            break
     return best
 
 
 def least_penalty(
-    Gamma: Floats,
-    a: Floats,
-    starts: list[Floats],
-    bound: float = 0.0,
-    tries: int = STARTS,
+    Gamma: Floats, a: Floats, start: Floats, bound: float = 0.0, tries: int = STARTS
 ) -> Floats:
-    """Return R of the least penalty found, at best the bound, from starts and nudged ones.
+    """Return R of the least penalty found, at best the bound.
 
     Factors of a map A = W diag(a) Y' are U = W S^(1/2) R, P = Y S^(1/2) R. R (rank x width) has
     orthonormal rows, so that U P' = A whatever it is, and the penalty <Gamma, G o G>, with
@@ -187,7 +107,9 @@ def least_penalty(
     it: weak noise is no harder than strong noise.
     """
     largest = np.abs(Gamma).max()
-    Gamma, a, bound = Gamma / largest, a / a[0], bound / (largest * a[0] ** 2)
+    Gamma = Gamma / largest
+    bound = bound / (largest * a[0] ** 2)
+    a = a / a[0]
 
     def value(M: Floats) -> tuple[float, list[Floats]]:
         X, sigma, Y = np.linalg.svd(M, full_matrices=False)
@@ -200,7 +122,6 @@ def least_penalty(
         outside = (turned - inner @ Y) / sigma[:, None]
         return float(np.sum(Gamma * G * G)), [X @ (inside @ Y + outside)]
 
-    others = [nudged(R) for R in starts]
-    (M,) = refine(value, [(starts[0],), *others], attains(bound), tries)
+    (M,) = refine(value, (start,), attains(bound), tries)
     X, _, Y = np.linalg.svd(M, full_matrices=False)
     return X @ Y

@@ -6,31 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from copy import copy
 from functools import cached_property
-from typing import TYPE_CHECKING, Self, TypeAlias
+from typing import Any, Self
 
 import numpy as np
 
 from overt._types import Floats
 from overt.linear.bounds import Relaxation
-from overt.linear.regression import DenseRegression
+from overt.linear.regression import Regression
 from overt.linear.sampling import Advance
-
-if TYPE_CHECKING:
-    from overt.linear.sparse import ImplicitRegression  # loads scipy
-
-Regression: TypeAlias = "DenseRegression | ImplicitRegression"
-"""The regression problem, with a dense or a large target."""
-
-
-def decayed(
-    mu: float, weights: Sequence[Floats], value: float, *gradients: Floats
-) -> tuple[float, Sequence[Floats]]:
-    """Return a value and its gradients with mu times the sum of squared weights added."""
-    if not mu:
-        return value, gradients
-    pairs = zip(gradients, weights, strict=True)
-    value += mu * sum(float(np.sum(W**2)) for W in weights)
-    return value, [G + 2 * mu * W for G, W in pairs]
 
 
 class NoiseEffect(ABC):
@@ -42,8 +25,6 @@ class NoiseEffect(ABC):
 
     regression: Regression
     shapes: Sequence[tuple[int, int]]
-    weight_decay: float = 0.0
-    """mu: the objective holds mu times the sum of all squared weights."""
     least: float = 1e-10
     """Share of E|y|^2 below which an objective counts as zero: gaps are compared with no less."""
     max_rank: int | None = None
@@ -96,6 +77,10 @@ class NoiseEffect(ABC):
         """Return the objective, error plus penalty, and its gradients."""
 
     @abstractmethod
+    def witness(self, s: Floats) -> dict[str, Any]:
+        """Return what a proof of the bound rests on, for a target with singular values s."""
+
+    @abstractmethod
     def steps(self, rng: np.random.Generator, batch_size: int = 1) -> Advance:
         """Return stochastic gradient descent that samples what it masks, in batches."""
 
@@ -108,7 +93,7 @@ class Evaluation:
     U, V, P
         Factors of the map, U V', and P = L'V in whitened coordinates.
     penalty, objective
-        What noise adds, and the expected squared error under noise with weight decay.
+        What noise adds, and the expected squared error under noise.
     """
 
     def __init__(self, effect: NoiseEffect, *weights: Floats) -> None:
@@ -117,10 +102,6 @@ class Evaluation:
         self.P = effect.regression.whiten(self.V)
         self.penalty = effect.penalty(*weights)
         self.objective = effect.regression.loss(self.U, self.V) + self.penalty
-        if effect.weight_decay:
-            self.objective += effect.weight_decay * sum(
-                float(np.sum(W**2)) for W in weights
-            )
 
     @cached_property
     def spectrum(self) -> Floats:

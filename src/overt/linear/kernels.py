@@ -10,8 +10,8 @@ dropout, Algorithm 1; Algorithm 1 of the implicit bias of dropout takes theta ti
 
     h = z o V'x,  e = U h - y,  g = z o U'e,   U <- U - rate e h',  V <- V - rate x g'
 
-after U and V have been multiplied by 1 - rate * decay, where weights decay. Tied weights are the
-same array twice: h and e come before the first update, and a unit's g before its own.
+Tied weights are the same array twice: h and e come before the first update, and a unit's g before
+its own.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FAST = {"reassoc", "contract", "nsz", "arcp"}
 
 
 @njit(fastmath=_FAST)
-def unit_steps(Ut: Any, Vt: Any, x: Any, y: Any, z: Any, rates: Any, decay: Any) -> int:
+def unit_steps(Ut: Any, Vt: Any, x: Any, y: Any, z: Any, rates: Any) -> int:
     """Take steps with masked units; Ut (width x outputs) and Vt (width x inputs) are updated."""
     batch, d, m, n = x.shape[1], Ut.shape[0], Ut.shape[1], Vt.shape[1]
     h, g, e = np.empty((batch, d)), np.empty(batch), np.empty((batch, m))
@@ -60,7 +60,6 @@ def unit_steps(Ut: Any, Vt: Any, x: Any, y: Any, z: Any, rates: Any, decay: Any)
                     for i in range(m):
                         total += Ut[k, i] * e[b, i]
                 g[b] = rate * z[step, b, k] * total
-            _shrink(Ut, Vt, k, rates[step], decay)
             for b in range(batch):
                 if z[step, b, k] == 0.0:
                     continue
@@ -73,9 +72,7 @@ def unit_steps(Ut: Any, Vt: Any, x: Any, y: Any, z: Any, rates: Any, decay: Any)
 
 
 @njit(fastmath=_FAST)
-def weight_steps(
-    Ut: Any, Vt: Any, x: Any, y: Any, z: Any, rates: Any, decay: Any
-) -> int:
+def weight_steps(Ut: Any, Vt: Any, x: Any, y: Any, z: Any, rates: Any) -> int:
     """Take steps of DropConnect: the mask z (steps x batch x width x inputs) lies on V."""
     batch, d, m, n = x.shape[1], Ut.shape[0], Ut.shape[1], Vt.shape[1]
     h, g, e = np.empty((batch, d)), np.empty(batch), np.empty((batch, m))
@@ -102,7 +99,6 @@ def weight_steps(
                 for i in range(m):
                     total += Ut[k, i] * e[b, i]
                 g[b] = rate * total
-            _shrink(Ut, Vt, k, rates[step], decay)
             for b in range(batch):
                 left, right = rate * h[b, k], g[b]
                 for i in range(m):
@@ -110,14 +106,3 @@ def weight_steps(
                 for j in range(n):
                     Vt[k, j] -= right * z[step, b, k, j] * x[step, b, j]
     return rates.shape[0]
-
-
-@njit(inline="always")
-def _shrink(Ut: Any, Vt: Any, k: int, rate: float, decay: Any) -> None:
-    """Multiply a unit's weights by what decay, one number a factor, leaves of them in a step."""
-    if decay[0] != 0.0:
-        for i in range(Ut.shape[1]):
-            Ut[k, i] *= 1.0 - rate * decay[0]
-    if decay[1] != 0.0:
-        for j in range(Vt.shape[1]):
-            Vt[k, j] *= 1.0 - rate * decay[1]

@@ -42,10 +42,9 @@ class CriticalPoint(Result):
     kind
         "minimum" or "strict saddle".
     curvature
-        The most negative eigenvalue of the Hessian; zero for a minimum, up to rounding, where
-        rotations of U leave the objective nearly unchanged.
+        The most negative eigenvalue of the Hessian; zero if there is none.
     escape
-        The unit direction of that curvature.
+        The unit direction of that curvature, or zeros.
     """
 
     directions: tuple[int, ...]
@@ -89,25 +88,6 @@ class Landscape(Result):
         axes[0][0].xaxis.get_major_locator().set_params(integer=True)
         axes[0][0].legend()
         return figure
-
-    def slice(
-        self,
-        center: Floats,
-        first: Floats,
-        second: Floats,
-        extent: float,
-        points: int = 81,
-    ) -> tuple[Floats, Floats]:
-        """Return (axis, values): f on the plane center + a first + b second, |a|, |b| <= extent."""
-        axis = np.linspace(-extent, extent, whole("points", points, minimum=2))
-        U = (
-            center
-            + axis[:, None, None, None] * first
-            + axis[None, :, None, None] * second
-        )
-        residual = self.M - U @ U.swapaxes(-1, -2)
-        loss = np.sum(residual**2, axis=(-1, -2))
-        return axis, loss + self.strength * np.sum(np.sum(U**2, axis=-2) ** 2, axis=-1)
 
 
 def landscape(
@@ -173,60 +153,22 @@ def _point(
     objective = float(
         np.sum((M - U @ U.T) ** 2) + lam * np.sum(np.sum(U**2, axis=0) ** 2)
     )
-    inside, outside = _inside(W, U, lam), _outside(values, vectors, U, lam, kept)
-    curvature, escape = min(inside, outside, key=lambda found: found[0])
+    curvature, escape = _escape(values, vectors, U, lam, kept)
     saddle = curvature < -1e-7 * abs(values[0])
     kind = "strict saddle" if saddle else "minimum"
     return CriticalPoint(kept, U, objective, kind, curvature, escape)
 
 
-def _outside(
+def _escape(
     values: Floats, vectors: Floats, U: Floats, lam: float, kept: tuple[int, ...]
 ) -> tuple[float, Floats]:
-    """Return the least curvature along an eigenvector that is left out, and its direction."""
-    j = next((i for i in range(len(values)) if i not in kept), None)
-    if j is None:
-        return np.inf, np.zeros_like(U)
-    sigma, right = np.linalg.svd(U)[
-        1:
-    ]  # the last is zero if U has more columns than rows
-    alpha = lam * float(np.sum(U**2)) / U.shape[1]
-    return float(4 * (sigma[-1] ** 2 + alpha - values[j])), np.outer(
-        vectors[:, j], right[-1]
-    )
-
-
-def _inside(W: Floats, U: Floats, lam: float) -> tuple[float, Floats]:
-    """Return the least curvature within the span W of U, and its direction.
-
-    It is 0 where three units span a plane: they can turn, D = U Q with Q + Q' = 0, such that no
-    norm changes. Otherwise two units hold it, as there are no others, or none unlike them.
-    """
-    B = W.T @ U
-    k, r = B.shape
-    if k == 0:
-        return np.inf, np.zeros_like(U)
-    if k > 1 and r > 2:
-        turns = [_turn(B, first) for first in range(r - 2)]
-        D = W @ max(turns, key=lambda turn: float(np.linalg.norm(turn)))
-        return 0.0, D / np.linalg.norm(D)
-    T = B[:, :2]  # all units, or two like all others
-    X = np.eye(T.size).reshape(-1, *T.shape)
-    S = X @ T.T
-    twice = (S + S.swapaxes(1, 2)).reshape(T.size, -1)
-    norms = np.sum(X * T, axis=1)
-    H = 2 * twice @ twice.T + 8 * lam * norms @ norms.T
-    curvatures, directions = np.linalg.eigh(H)
-    D = np.zeros_like(B)
-    D[:, : T.shape[1]] = directions[:, 0].reshape(T.shape)
-    return float(curvatures[0]), W @ D
-
-
-def _turn(B: Floats, first: int) -> Floats:
-    """Return B Q, Q an infinitesimal rotation of three units that keeps their norms."""
-    T = B[:, first : first + 3]
-    G, turned = T.T @ T, np.zeros_like(B)
-    rates = [[-G[0, 1], -G[0, 2], 0], [G[0, 1], 0, -G[1, 2]], [0, G[0, 2], G[1, 2]]]
-    x, y, z = np.linalg.svd(np.array(rates))[2][-1]
-    turned[:, first : first + 3] = T @ np.array([[0, x, y], [-x, 0, z], [-y, -z, 0]])
-    return turned
+    """Return the most negative curvature and its direction; zeros if there is none."""
+    left_out = [i for i in range(len(values)) if i not in kept]
+    if left_out:
+        # The last singular value is zero if U has more columns than rows.
+        _, sigma, right = np.linalg.svd(U)
+        alpha = lam * float(np.sum(U**2)) / U.shape[1]
+        curvature = float(4 * (sigma[-1] ** 2 + alpha - values[left_out[0]]))
+        if curvature < 0:
+            return curvature, np.outer(vectors[:, left_out[0]], right[-1])
+    return 0.0, np.zeros_like(U)

@@ -22,19 +22,17 @@ import numpy as np
 
 from overt import equalize
 from overt._types import Floats
-from overt.linear.bounds import Relaxation, positive, shrink
+from overt.linear.bounds import Relaxation, UnitShares, positive, shrink
 from overt.linear.deep_shares import (
     ROUNDING,
     BestShares,
     DualPoint,
     best_shares,
-    fewest_duals,
     noise_cost,
 )
 from overt.linear.effect import Evaluation, NoiseEffect
 from overt.linear.regression import DenseRegression, from_target
 from overt.linear.sampling import LIMIT, Advance, multipliers
-from overt.linear.shares import UnitShares
 from overt.linear.sharing import sharing
 from overt.linear.units import UnitNoise
 from overt.noise import Noise
@@ -198,9 +196,9 @@ class DeepNoise(NoiseEffect):
         return best_shares(self.values, self.beta, self.factor)
 
     def dual_points(self, values: Floats) -> list[DualPoint]:
-        """Return as few dual points as bound the objective for a target with these values."""
+        """Return points that bound the objective for a target with these values, inside C."""
         found = best_shares(values, self.beta, self.factor)
-        return fewest_duals(found, values, self.beta, self.factor)
+        return [dual.inside(self.beta) for dual in found.duals]
 
     @property
     def rank_range(self) -> tuple[int, int] | None:
@@ -418,6 +416,18 @@ class DeepNoise(NoiseEffect):
                 gradients.append(2 * (KW - back))
             K = W.T @ KW
         return float(value), gradients[::-1]
+
+    def witness(self, s: Floats) -> dict[str, Any]:
+        """Return dual points for the shares of the layers; thresholds for one noisy layer."""
+        if len(self.noisy) < 2:
+            costs = UnitShares(np.full(min(self.widths), self.nu * min(self.widths)))
+            return {"thresholds": costs.multipliers(s)}
+        values = np.maximum(s, 1e-9 * s[0]) if s[0] > 0 else np.ones(1)
+        points = [
+            {"multipliers": dual.mu, "points": dual.pi}
+            for dual in self.dual_points(values)
+        ]
+        return {"shares": points}
 
     def steps(self, rng: np.random.Generator, batch_size: int = 1) -> Advance:
         """Return minibatch steps, one mask per sample."""

@@ -9,7 +9,7 @@ import numpy as np
 from overt.linear.sampling import LIMIT
 
 
-def unit_steps(Ut: Any, Vt: Any, x: Any, y: Any, z: Any, rates: Any, decay: Any) -> int:
+def unit_steps(Ut: Any, Vt: Any, x: Any, y: Any, z: Any, rates: Any) -> int:
     """Take steps with masked units; Ut (width x outputs) and Vt (width x inputs) are updated."""
     for step, rate in enumerate(rates):
         h = z[step] * (x[step] @ Vt.T)  # (batch, width)
@@ -17,16 +17,12 @@ def unit_steps(Ut: Any, Vt: Any, x: Any, y: Any, z: Any, rates: Any, decay: Any)
         if not np.sum(e * e) < LIMIT:
             return step
         g = z[step] * (e @ Ut.T)
-        Ut *= 1 - rate * decay[0]
-        Vt *= 1 - rate * decay[1]
         Ut -= rate * h.T @ e / len(e)
         Vt -= rate * g.T @ x[step] / len(e)
     return len(rates)
 
 
-def weight_steps(
-    Ut: Any, Vt: Any, x: Any, y: Any, z: Any, rates: Any, decay: Any
-) -> int:
+def weight_steps(Ut: Any, Vt: Any, x: Any, y: Any, z: Any, rates: Any) -> int:
     """Take steps of DropConnect: the mask z (steps x batch x width x inputs) lies on V."""
     for step, rate in enumerate(rates):
         masked = z[step] * x[step][:, None, :]  # (batch, width, inputs)
@@ -35,8 +31,6 @@ def weight_steps(
         if not np.sum(e * e) < LIMIT:
             return step
         g = e @ Ut.T
-        Ut *= 1 - rate * decay[0]
-        Vt *= 1 - rate * decay[1]
         Ut -= rate * h.T @ e / len(e)
         Vt -= rate * np.sum(g[:, :, None] * masked, axis=0) / len(e)
     return len(rates)

@@ -12,9 +12,9 @@ from overt import _check
 from overt._check import InputError
 from overt._figures import subplots
 from overt._types import Bools, Floats, Ints
-from overt.linear.arguments import regression, target_or_data
 from overt.linear.bounds import Envelope, positive, shrink, spectral_bound
 from overt.linear.deep_shares import best_shares, jump_ratio
+from overt.linear.network import regression_of, target_or_data
 from overt.linear.sharing import attains_bound, sharing
 from overt.noise import DropBlock, DropConnect, Dropout, Noise
 from overt.results import Result
@@ -104,7 +104,7 @@ def path(
     array([9.5  , 7.25 , 5.143, 3.273])
     """
     noises, widths = _points(width, drop_probs, block_size, noise)
-    task = regression(target, X, Y, second_moment).dense("trace a path")
+    task = regression_of(target, X, Y, second_moment).dense("trace a path")
     s, count = task.svd[1], len(noises)
     spectra, objective, attained = (
         np.zeros((count, len(s))),
@@ -210,7 +210,7 @@ def drop_prob_for_rank(
     2
     """
     if isinstance(width, (Sequence, np.ndarray)):
-        deep = regression(target, X, Y, second_moment).dense(
+        deep = regression_of(target, X, Y, second_moment).dense(
             "choose a drop probability"
         )
         return _deep_drop_prob(
@@ -218,7 +218,7 @@ def drop_prob_for_rank(
         )
     d, rank = _check.whole("width", width), _check.whole("rank", rank)
     s = (
-        regression(target, X, Y, second_moment)
+        regression_of(target, X, Y, second_moment)
         .dense("choose a drop probability")
         .svd[1]
     )

@@ -19,7 +19,7 @@ Advance = Callable[[list[Floats], Floats], int]
 run diverged. It releases the interpreter lock, so that seeds can share the cores."""
 
 Kernel = Callable[..., int]
-"""kernel(Ut, Vt, x, y, z, rates, decay), as in `overt.linear.kernels`."""
+"""kernel(Ut, Vt, x, y, z, rates), as in `overt.linear.kernels`."""
 
 LIMIT = 1e40
 """The squared error beyond which a run has diverged."""
@@ -94,14 +94,12 @@ def masks(
     noise: Noise,
     shape: tuple[int, ...],
     rng: np.random.Generator,
-    *,
     batch_size: int = 1,
-    decay: tuple[float, float] = (0.0, 0.0),
 ) -> Advance:
     """Return steps by a kernel whose masks, of this shape, are sampled from the noise."""
     for_masks, for_inputs = rng.spawn(2)
     drawn = samples.outputs.shape[0] + samples.inputs.shape[-1] + int(np.prod(shape))
-    block, decays = max(1, BLOCK // (drawn * batch_size)), np.array(decay)
+    block = max(1, BLOCK // (drawn * batch_size))
 
     def advance(weights: list[Floats], rates: Floats) -> int:
         rows = [np.ascontiguousarray(W.T) for W in weights]
@@ -118,7 +116,7 @@ def masks(
                 a.reshape(*places, *a.shape[1:])
                 for a in (x, y, z.reshape(size, *shape))
             )
-            taken += kernel(rows[0], rows[-1], *given, part, decays)
+            taken += kernel(rows[0], rows[-1], *given, part)
             if taken < first + len(part):
                 break
         for W, row in zip(weights, rows, strict=True):

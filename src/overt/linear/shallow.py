@@ -5,13 +5,21 @@ from __future__ import annotations
 from typing import Any, Literal, overload
 
 from overt import _check
-from overt._check import InputError
+from overt._check import InputError, InputTypeError
 from overt._types import Floats
-from overt.linear.arguments import effect_of, regression, target_or_data
-from overt.linear.certificate import grade
-from overt.linear.network import NoisyNetwork
-from overt.linear.proofs import Proof
-from overt.noise import Noise
+from overt.linear.effect import NoiseEffect
+from overt.linear.network import (
+    NoisyNetwork,
+    grade,
+    regression_of,
+    require_consistent,
+    target_or_data,
+)
+from overt.linear.regression import Regression
+from overt.linear.units import UnitNoise
+from overt.linear.weights import WeightNoise
+from overt.noise import DropConnect, Noise
+from overt.proofs import Proof
 from overt.results import Certificate, Solution
 
 
@@ -38,9 +46,6 @@ class LinearNetwork(NoisyNetwork):
     input_noise
         A noise on the inputs too, such as Dropout(0.2): it adds Gamma o E[x x'] to their second
         moment, a ridge, and everything stays exact.
-    weight_decay
-        mu, which adds mu (|U|^2 + |V|^2). For isotropic inputs the optimum is exact: it is that
-        of the noise alone for the target with its singular values lowered by mu.
 
     Examples
     --------
@@ -66,7 +71,6 @@ class LinearNetwork(NoisyNetwork):
         *,
         second_moment: Any = None,
         input_noise: Noise | None = None,
-        weight_decay: float = 0.0,
     ) -> None: ...
     @overload
     def __init__(
@@ -77,7 +81,6 @@ class LinearNetwork(NoisyNetwork):
         width: int,
         noise: Noise,
         input_noise: Noise | None = None,
-        weight_decay: float = 0.0,
     ) -> None: ...
     @target_or_data
     def __init__(
@@ -90,14 +93,12 @@ class LinearNetwork(NoisyNetwork):
         Y: Any = None,
         second_moment: Any = None,
         input_noise: Noise | None = None,
-        weight_decay: float = 0.0,
     ) -> None:
         self.width = _check.whole("width", width)
         self.noise = noise
         self.input_noise = input_noise
-        self.weight_decay = _check.number("weight_decay", weight_decay)
-        task = regression(target, X, Y, second_moment, input_noise)
-        self.effect = effect_of(noise, self.width, task, self.weight_decay)
+        task = regression_of(target, X, Y, second_moment, input_noise)
+        self.effect = effect_of(noise, self.width, task)
 
     def __repr__(self) -> str:
         task = self.effect.regression
@@ -156,3 +157,19 @@ class LinearNetwork(NoisyNetwork):
                 f"{expected[1][1]}, got {U.shape} and {V.shape}"
             )
         return U, V
+
+
+def effect_of(noise: Noise, width: int, task: Regression) -> NoiseEffect:
+    """Return what the noise does to a two-layer network: the one place that chooses."""
+    if not isinstance(noise, Noise):
+        raise InputTypeError(
+            f"noise must be a noise such as overt.Dropout(0.5), got {noise!r}"
+        )
+    if isinstance(noise, DropConnect):
+        return WeightNoise(task, width, noise)
+    if noise.masks != "units":
+        raise InputTypeError(
+            f"of the noises over weights only DropConnect is known, got {noise!r}"
+        )
+    require_consistent(noise, width)
+    return UnitNoise(task, width, noise)

@@ -10,10 +10,9 @@ import numpy as np
 
 from overt import equalize
 from overt._types import Array, Bools, Floats
-from overt.linear.bounds import Envelope, envelopes, pairs_below
-from overt.linear.descent import STARTS, least_penalty
-from overt.linear.shares import UnitShares
-from overt.linear.unit_sets import any_noise_bound
+from overt.linear.bounds import Envelope, UnitShares
+from overt.linear.descent import least_penalty
+from overt.linear.unit_sets import any_noise_bound, pairs_below
 from overt.noise import DropBlock, Dropout, Noise
 from overt.spectral import KSupport, induced
 
@@ -61,13 +60,12 @@ def sharing(noise: Noise, width: int) -> Sharing:
             width, lambda: [units], partial(_shared_units, units), exact=True
         )
     Gamma = noise.characteristic(width)
-    below = partial(_below, noise, Gamma)
-    refined = partial(any_noise_bound, Gamma)
-    return Sharing(width, below, partial(_unlike_units, Gamma), refined=refined)
-
-
-def _below(noise: Noise, Gamma: Floats) -> list[Envelope]:
-    return [*envelopes(noise, len(Gamma)), *pairs_below(Gamma)]
+    return Sharing(
+        width,
+        partial(pairs_below, Gamma),
+        partial(_unlike_units, Gamma),
+        refined=partial(any_noise_bound, Gamma),
+    )
 
 
 def _diagonal_plus_constant(noise: Noise, width: int) -> UnitShares | None:
@@ -99,7 +97,7 @@ def _unlike_units(Gamma: Floats, left: Floats, a: Floats, right: Floats) -> Pair
     """Return factors of the least penalty that descent finds for this map."""
     root = np.sqrt(a)
     balanced = equalize.equalizer(root[:, None] * np.eye(len(a), len(Gamma)))[: len(a)]
-    R = least_penalty(Gamma, a, [balanced], tries=2)
+    R = least_penalty(Gamma, a, balanced, tries=2)
     return (left * root) @ R, (right * root) @ R
 
 
@@ -116,69 +114,32 @@ def block_factors(
     multiply to W diag(a) Y' and attain the k-support norm. One such F has t as the diagonal of F F'
     (Schur-Horn); flipping its signs with the rows of a Hadamard matrix of order k >= rank averages
     all other entries to zero. So DropBlock's convex bound is attained whenever such a matrix
-    exists; for other numbers of blocks frames are found by descent, and `attained` says where that
-    cannot succeed.
+    exists; for other numbers of blocks frames are found by descent.
     """
-    blocks, norm = width // block_size, KSupport(block_size)
+    blocks = width // block_size
+    norm = KSupport(block_size)
     t = np.asarray(norm.occupancy(a))
     free = t < 1 - 1e-12
-    if not free.any() or (blocks >= free.sum() and hadamard(blocks) is not None):
-        R = _signed_frame(t, free, width, block_size, 0)
-    else:
-        tries = 1 if attained(t[free], blocks) is False else STARTS
-        starts = [
-            _signed_frame(t, free, width, block_size, seed) for seed in range(tries)
-        ]
-        Gamma = np.asarray(
-            np.kron(np.eye(blocks), np.ones((block_size, block_size))), dtype=float
-        )
-        R = least_penalty(Gamma, a, starts, float(norm.value(a)) / blocks)
+    R = _signed_frame(t, free, width, block_size)
+    if not attains_bound(a, blocks, block_size):
+        ones = np.ones((block_size, block_size))
+        Gamma = np.asarray(np.kron(np.eye(blocks), ones), dtype=float)
+        R = least_penalty(Gamma, a, R, float(norm.value(a)) / blocks)
     root = np.sqrt(a)
     return (left * root) @ R, (right * root) @ R
 
 
 def attains_bound(a: Floats, blocks: int, block_size: int) -> bool:
-    """Return whether the blocks are known to attain the bound for a map with spectrum a > 0."""
+    """Return whether blocks are known to attain the bound for a map with spectrum a > 0.
+
+    That is so if the occupancies below one are no more than the blocks and there is a Hadamard
+    matrix of that order. For other numbers of blocks it is a question of fusion frames.
+    """
     if len(a) == 0:
         return True
     t = np.asarray(KSupport(block_size).occupancy(a))
-    free = t[t < 1 - 1e-12]
-    return len(free) == 0 or bool(attained(free, blocks))
-
-
-def attained(t: Floats, blocks: int) -> bool | None:
-    """Return whether k diag(t) is a sum of k projections of rank b = sum t, None if not known.
-
-    That decides whether k blocks attain the bound, t being the occupancies below one: equality
-    makes each block a multiple of a projection on them. One block is one projection. Two
-    projections have eigenvalues in pairs 1 + c, 1 - c. For b = 1, and by complements for b = n - 1,
-    it is a question of majorization, k >= n. Equal t make a tight fusion frame (Casazza, Fickus,
-    Mixon, Wang and Zhou, 2011).
-    """
-    n, b = len(t), round(float(np.sum(t)))
-    if blocks == 1 or n > blocks * min(b, n - b):
-        return False
-    if blocks == 2:
-        return bool(np.abs(np.sort(t) + np.sort(t)[::-1] - 1).max() < 1e-9)
-    if b in (1, n - 1):
-        return n <= blocks
-    if blocks >= n and hadamard(blocks) is not None:
-        return True
-    return _tight_fusion_frame(blocks, b, n) if np.ptp(t) < 1e-9 else None
-
-
-def _tight_fusion_frame(k: int, b: int, n: int) -> bool:
-    """Return whether k projections of rank b can sum to a multiple of the identity of order n.
-
-    Complements turn b into n - b, and n into k b - n (Naimark); one or the other decides.
-    """
-    b = min(b, n - b)
-    if b <= 0:
-        return b == 0
-    if n % b == 0:
-        return k >= n // b
-    least = -(-n // b) + 1
-    return k > least or (k == least and _tight_fusion_frame(k, b, k * b - n))
+    free = int(np.sum(t < 1 - 1e-12))
+    return free == 0 or (free <= blocks and hadamard(blocks) is not None)
 
 
 def hadamard(order: int) -> Floats | None:
@@ -203,23 +164,22 @@ def hadamard(order: int) -> Floats | None:
     return H
 
 
-def _signed_frame(
-    t: Floats, free: Bools, width: int, block_size: int, seed: int
-) -> Floats:
+def _signed_frame(t: Floats, free: Bools, width: int, block_size: int) -> Floats:
     """Return R (rank x width), R R' = I: one frame F for all blocks, with separate signs in each.
 
-    Rows of a Hadamard matrix make the blocks' average diag(t) exactly; other signs nearly.
+    Rows of a Hadamard matrix make the blocks' average diag(t) exactly; random signs nearly.
     """
-    n, blocks = len(t), width // block_size
-    F = _projection(t, block_size)
+    n = len(t)
+    blocks = width // block_size
+    count = int(free.sum())
+    H = hadamard(blocks) if count <= blocks else None
+    if H is None:
+        H = np.random.default_rng(0).choice([-1.0, 1.0], size=(count, blocks))
     signs = np.ones((n, blocks))
-    signs[free] = _signs(int(free.sum()), blocks, seed)
-    frames = (
-        signs.T[:, :, None] * F[None] / np.sqrt(t)[:, None]
-    )  # (blocks, rank, block_size)
-    X, _, Y = np.linalg.svd(
-        frames.transpose(1, 0, 2).reshape(n, width), full_matrices=False
-    )
+    signs[free] = H[:count]
+    F = _projection(t, block_size) / np.sqrt(t)[:, None]
+    frames = signs[:, :, None] * F[:, None, :]  # (rank, blocks, block_size)
+    X, _, Y = np.linalg.svd(frames.reshape(n, width), full_matrices=False)
     return np.asarray(X @ Y)
 
 
@@ -231,11 +191,3 @@ def _projection(t: Floats, rank: int) -> Floats:
     eigenvalues = np.zeros(n)
     eigenvalues[:rank] = 1.0
     return equalize.schur_horn(eigenvalues, t * (rank / t.sum())).T[:, :rank]
-
-
-def _signs(count: int, blocks: int, seed: int) -> Floats:
-    """Return a count x blocks sign matrix, with orthogonal rows where that is known how."""
-    H = hadamard(blocks) if count <= blocks else None
-    if H is not None:
-        return H[:count]
-    return np.random.default_rng(seed).choice([-1.0, 1.0], size=(count, blocks))

@@ -13,10 +13,8 @@ from scipy.sparse.linalg import LinearOperator, aslinearoperator, svds
 
 from overt._check import InputError, InputTypeError
 from overt._types import Floats
-from overt.linear.bounds import Envelope, Leading, shrink
-from overt.linear.regression import DenseRegression
-from overt.linear.shares import UnitShares
-from overt.linear.whitening import EPS
+from overt.linear.bounds import Envelope, Leading, UnitShares, shrink
+from overt.linear.regression import EPS, DenseRegression
 from overt.spectral import KSupport
 
 
@@ -29,8 +27,6 @@ class ImplicitRegression:
     """|M - A|_F^2 for a target M that is only multiplied with."""
 
     residual = 0.0
-    largest_root = 1.0
-    isotropic = True
 
     def __init__(self, target: Any) -> None:
         if 0 in target.shape:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Literal, overload
 
@@ -12,24 +12,25 @@ from overt import _check
 from overt._check import InputError, InputTypeError, bounded
 from overt._types import Floats
 from overt.linear import landscape
-from overt.linear.arguments import regression, require_consistent, target_or_data
 from overt.linear.bounds import Leading, Relaxation, relax
-from overt.linear.certificate import grade
-from overt.linear.descent import attains, descend, settle
+from overt.linear.descent import attains, refine
 from overt.linear.effect import Evaluation, NoiseEffect
-from overt.linear.network import NoisyNetwork
-from overt.linear.proofs import Proof
+from overt.linear.network import (
+    NoisyNetwork,
+    grade,
+    regression_of,
+    require_consistent,
+    target_or_data,
+)
 from overt.linear.regression import DenseRegression, from_target
 from overt.linear.sampling import Advance
 from overt.linear.units import UnitNoise
 from overt.noise import Dropout, Noise
+from overt.proofs import Proof
 from overt.results import Certificate, Solution
 
-SMALL = 100
-"""Weights up to which correlated inputs are worth more descents, as each costs little."""
-
-THOROUGH, QUICK = (7, 30, 6), (3, 10, 2)
-"""Balances between inputs, descents at most, and how many of them must agree."""
+TRIES = 12
+"""Descents at most for correlated inputs, where no closed form is known."""
 
 
 class TiedAutoencoder(NoisyNetwork):
@@ -48,9 +49,8 @@ class TiedAutoencoder(NoisyNetwork):
     second_moment
         E[x x'] for a target; the identity if None. The closed form needs the identity; otherwise
         the bound is that of the network with untied weights.
-    input_noise, weight_decay
-        Noise on the inputs too, as in a denoising autoencoder, and mu |U|^2 in the objective; see
-        `LinearNetwork`.
+    input_noise
+        Noise on the inputs too, as in a denoising autoencoder.
     """
 
     kind = "tied"
@@ -67,7 +67,6 @@ class TiedAutoencoder(NoisyNetwork):
         X: Any = None,
         second_moment: Any = None,
         input_noise: Noise | None = None,
-        weight_decay: float = 0.0,
     ) -> None:
         if not isinstance(noise, Noise) or noise.masks != "units":
             raise InputTypeError(
@@ -76,16 +75,15 @@ class TiedAutoencoder(NoisyNetwork):
         self.width = _check.whole("width", width)
         self.noise = noise
         self.input_noise = input_noise
-        self.weight_decay = _check.number("weight_decay", weight_decay)
-        task = regression(target, X, X, second_moment, input_noise).dense("tie weights")
+        task = regression_of(target, X, X, second_moment, input_noise).dense(
+            "tie weights"
+        )
         if task.outputs != task.inputs:
             raise InputError(
                 f"target must be square for tied weights, got {task.outputs} x {task.inputs}"
             )
         require_consistent(noise, self.width)
-        self.effect = TiedUnitNoise(
-            UnitNoise(task, self.width, noise, self.weight_decay / 2)
-        )
+        self.effect = TiedUnitNoise(UnitNoise(task, self.width, noise))
 
     def __repr__(self) -> str:
         task = self.effect.regression
@@ -117,8 +115,6 @@ class TiedAutoencoder(NoisyNetwork):
         """Return the equalized critical points, each with its kind and an escape direction."""
         if self.effect.regression.L is not None or not isinstance(self.noise, Dropout):
             raise InputError("the landscape is known for Dropout with isotropic inputs")
-        if self.weight_decay:
-            raise InputError("the landscape is known without weight decay")
         if not isinstance(self.noise.drop_prob, float):
             raise InputError("the landscape is known for one drop probability")
         M, strength = self.effect.symmetric, self.noise.strength
@@ -142,7 +138,6 @@ class TiedUnitNoise(NoiseEffect):
         self.untied = untied
         self.regression: DenseRegression = untied.regression.dense("tie weights")
         self.shapes, self.least = untied.shapes[:1], untied.least
-        self.weight_decay = 2 * untied.weight_decay
 
     def limited(self, rank: int | None) -> TiedUnitNoise:
         """Return the same problem over maps of at most this rank; inputs must be isotropic."""
@@ -159,8 +154,7 @@ class TiedUnitNoise(NoiseEffect):
             return None
         positive_part = from_target(np.diag(self._leading.s))
         untied = self.untied
-        decay = untied.weight_decay
-        alike = UnitNoise(positive_part, untied.width, untied.noise, decay)
+        alike = UnitNoise(positive_part, untied.width, untied.noise)
         return alike.limited(untied.max_rank).rank_range
 
     @cached_property
@@ -195,11 +189,8 @@ class TiedUnitNoise(NoiseEffect):
     def _by_eigenvalues(self) -> Relaxation:
         """The relaxation with eigenvalues, clipped at zero, in place of singular values."""
         rule = self.untied.sharing
-        decay = self.untied.decay
         leading = self._leading
-        return relax(
-            lambda _: leading, rule.envelopes(), self.regression, decay, rule.refined
-        )
+        return relax(lambda _: leading, rule.envelopes(), self.regression, rule.refined)
 
     @property
     def relaxation(self) -> Relaxation:
@@ -212,72 +203,25 @@ class TiedUnitNoise(NoiseEffect):
 
     def best_weights(self) -> Sequence[Floats]:
         """Return a root of the eigenvalues' map, refined by descent if it is not exact."""
-        U, _ = self.untied.sharing.factors(*self._by_eigenvalues.kept)
+        best = self._by_eigenvalues
         if self.regression.L is not None:
-            balances, tries, needed = THOROUGH if U.size <= SMALL else QUICK
-            enough, ends = (
-                attains(self.relaxation.bound),
-                self._ends(U, balances, tries),
-            )
-            return settle(self.value, (U,), ends, enough, needed, balances + 2)
-        if not self.untied.sharing.exact:
-            top, W = self._leading, self._by_eigenvalues
-            U = W.left @ self.untied.best_root(
-                top.s, W.spectrum, attains(W.bound) - top.rest
-            )
-        return (U,)
+            U, _ = self.untied.sharing.factors(*best.kept)
+            # Coordinates between U and C^(1/2) U: inputs may have very different units.
+            variances = self.regression.input_variances
+            size = np.where(variances > 0, variances, 1.0)[:, None] ** 0.25
 
-    def _ends(self, U: Floats, balances: int, tries: int) -> Iterator[Sequence[Floats]]:
-        """Yield where descents end, each in different coordinates Z, U = R Z.
+            def value(Z: Floats) -> tuple[float, Sequence[Floats]]:
+                objective, (gradient,) = self.value(Z / size)
+                return objective, (gradient / size,)
 
-        Alone, a direction w is best multiplied by w'K w / w'C w, K = E[y x'] and |w| = 1, before
-        noise; the directions for which that lowers the error most are eigenvectors of K + K'
-        relative to I + t C at t = |w|^2 / w'C w. So R R' = (I + t C)^-1, for t between the inverse
-        eigenvalues of C, and 0: first from those eigenvectors, then from random weights.
-        """
-        L, rng = self.regression.root, np.random.default_rng(0)
-        K, (Q, root, _) = self.regression.T @ L.T, np.linalg.svd(L)
-        c = np.r_[root**2, np.zeros(len(Q) - len(root))]
-        low, high = -2 * np.log(root[[0, -1]])
-
-        yield descend(self.value, (U,))
-        for t in np.r_[0.0, np.exp(np.linspace(low, high, balances))]:
-            R = Q / np.sqrt(1 + t * c)
-            yield self._turned(R, self._directions(K, R))
-        for _ in range(tries - balances - 2):
-            R = Q / np.sqrt(1 + np.exp(rng.uniform(low, high)) * c)
-            Z = rng.standard_normal(U.shape)
-            W = R @ Z
-            gain, size = (
-                np.sum(W * (K @ W)),
-                np.sum((W.T @ W) * ((L.T @ W).T @ (L.T @ W))),
-            )
-            yield self._turned(
-                R, Z * np.sqrt(abs(gain) / size) * 10 ** rng.uniform(-1, 1)
-            )
-
-    def _directions(self, K: Floats, R: Floats) -> Floats:
-        """Return weights along the eigenvectors of K + K' relative to (R R')^-1, as R's Z."""
-        L, width = self.regression.root, self.untied.width
-        _, vectors = np.linalg.eigh(R.T @ (K + K.T) @ R)
-        W = R @ vectors[:, ::-1][:, :width]
-        W /= np.linalg.norm(W, axis=0)
-        gain, size = np.sum(W * (K @ W), axis=0), np.sum((L.T @ W) ** 2, axis=0)
-        kept = gain > 1e-12 * gain.max()
-        W, a = W[:, kept], gain[kept] / size[kept]
-        order = np.argsort(-a)
-        U, _ = self.untied.sharing.factors(W[:, order], a[order], W[:, order])
-        return np.asarray(np.linalg.solve(R, U))
-
-    def _turned(self, R: Floats, Z: Floats) -> Sequence[Floats]:
-        """Return R Z where descent in Z ends."""
-
-        def value(Z: Floats) -> tuple[float, Sequence[Floats]]:
-            found, (gradient,) = self.value(R @ Z)
-            return found, (R.T @ gradient,)
-
-        (Z,) = descend(value, (Z,))
-        return (R @ Z,)
+            enough = attains(self.relaxation.bound)
+            (Z,) = refine(value, (U * size,), enough, TRIES)
+            return (Z / size,)
+        if self.untied.sharing.exact:
+            return self.untied.sharing.factors(*best.kept)[:1]
+        top = self._leading
+        enough = attains(best.bound) - top.rest
+        return (best.left @ self.untied.best_root(top.s, best.spectrum, enough),)
 
     def product(self, *weights: Floats) -> tuple[Floats, Floats]:
         """(U, U)."""
@@ -298,6 +242,10 @@ class TiedUnitNoise(NoiseEffect):
         value, (gradient_U, gradient_V) = self.untied.value(*weights * 2)
         return value, (gradient_U + gradient_V,)
 
+    def witness(self, s: Floats) -> dict[str, Any]:
+        """Return that of the untied network."""
+        return self.untied.witness(s)
+
     def steps(self, rng: np.random.Generator, batch_size: int = 1) -> Advance:
         """Return steps of the untied network, which update the same array twice."""
-        return self.untied.steps(rng, batch_size, decay=(self.weight_decay, 0.0))
+        return self.untied.steps(rng, batch_size)

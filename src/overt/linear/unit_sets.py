@@ -11,33 +11,31 @@ Gram matrix of the X_i is positive semi-definite, so Z_S may stand for R. The ga
 most what matrices X_i with a common range of dimension |S| gain: complete the square, and use
 Ky Fan. It is Eckart and Young's theorem with multipliers.
 
-Circulant Gamma, with eigenvalues lam_w: averaging over rotations leaves one Z_j for each orbit of
-sets S_j, sum_j f_w* Z_j f_w <= lam_w for the Fourier vectors f_w, w != 0. With gamma_j = 1'Z_j 1/d
-and gamma_0 = 1 + lam_0/d - sum_j gamma_j >= 0 the bound is, in k-support norms,
+Circulant Gamma, with eigenvalues lam_w: averaging over rotations leaves one Z_j for each arc S_j,
+sum_j f_w* Z_j f_w <= lam_w for the Fourier vectors f_w, w != 0, and c = sigma_jp Z_j 1 / (1'Z_j 1).
 
-    min_a |s|^2 - 2 s.a + gamma_0 |a|^2 + sum_j gamma_j |a|_(|S_j|)^2.
-
-A conic program proposes (Z, c); `certified_gain` and `_support_gain` evaluate the inequalities in
-plain linear algebra, so a bad proposal is loose, never wrong. Programs are solved by Clarabel.
+A conic program proposes (Z, c), solved by Clarabel; `certified_gain` evaluates the inequality in
+plain linear algebra, so a bad proposal is loose, never wrong. Without a program `pairs_below` has
+the sets of one unit and the set of all units, in closed form.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import Any
 
 import numpy as np
 
 from overt._types import Floats
-from overt.spectral import KSupport
+from overt.linear.bounds import UnitShares
 
 ROOT2 = float(np.sqrt(2.0))
 
 Units = tuple[int, ...]
 
-SHRUNK = (1.0, 1 - 1e-9, 1 - 1e-7, 1 - 1e-5, 1 - 1e-3, 0.9, 0.0)
+SHRUNK = (1.0, *(1 - 10.0**-k for k in range(11, 0, -1)), 0.0)
 """Factors of all Z_S, tried in turn until what they leave of R is positive definite."""
 
 
@@ -63,6 +61,8 @@ class ProgramOptions:
     """Units in the longest arc of a ring wider than 20, whose programs would be slow."""
     max_set: int = 6
     """Units in sets that are looked for."""
+    pairs: int = 32
+    """Pairs (delta, gamma) on either side of the least eigenvalue of Gamma."""
     rounding: float = 1e-12
     """Relative amount by which a gain is raised for rounding."""
 
@@ -84,6 +84,11 @@ class Piece:
         squares = np.sort(np.sum(self.loads**2, axis=0))[::-1]
         return float(np.sum(squares[: len(self.units)]))
 
+    def scaled(self, kept: float, unit: float = 1.0) -> Piece:
+        """Return kept times Z and c, for singular values in another unit."""
+        size = np.sqrt(kept)
+        return Piece(self.units, size * self.root, unit * size * self.loads)
+
 
 def any_noise_bound(Gamma: Floats, s: Floats) -> float:
     """Return the best bound found on |T - U P'|^2 plus the penalty; 0 if none is.
@@ -91,19 +96,45 @@ def any_noise_bound(Gamma: Floats, s: Floats) -> float:
     s are the singular values of the target, at most as many as units. Without Clarabel, and for
     widths whose programs would take minutes, nothing is found.
     """
-    small = 1 < len(Gamma) <= OPTIONS.max_width
-    if len(s) == 0 or s[0] <= 0 or not small or solver_package() is None:
+    if not _solvable(Gamma, s):
         return 0.0
     scaled = s / s[0]
-    total = float(np.sum(scaled**2))
-    if is_circulant(Gamma):
-        gain = cyclic_gain(Gamma, scaled)
-    else:
-        gain = min(
-            certified_gain(Gamma + 1, scaled, pieces)
-            for pieces in proposals(Gamma, scaled)
-        )
-    return float(s[0] ** 2 * max(0.0, total - gain * (1 + OPTIONS.rounding)))
+    gain = min(
+        certified_gain(Gamma + 1, scaled, pieces) for pieces in proposals(Gamma, scaled)
+    )
+    least = float(np.sum(scaled**2)) - gain * (1 + OPTIONS.rounding)
+    return float(s[0] ** 2 * max(0.0, least))
+
+
+def _solvable(Gamma: Floats, s: Floats) -> bool:
+    small = 1 < len(Gamma) <= OPTIONS.max_width
+    return small and len(s) > 0 and s[0] > 0 and solver_package() is not None
+
+
+def pairs_below(Gamma: Floats) -> list[UnitShares]:
+    """Return costs of units with Gamma >= delta I + gamma 1 1': for each delta the largest gamma.
+
+    With Gamma = Q diag(c) Q' and q = Q'1 that is gamma = 1 / sum_i q_i^2 / (c_i - delta), where
+    delta < c_1, or delta < c_2 and the sum is negative: 1 1' lifts one direction at most.
+    """
+    values, Q = np.linalg.eigh(Gamma)
+    ones = np.sum(Q, axis=0) ** 2
+    slack = 1e-12 * values[-1]
+    least = max(values[0] - 1e-13 * values[-1], 0.0)
+    found = [UnitShares(np.full(len(Gamma), least))]
+    for low, high in pairwise(np.maximum([0.0, *values[:2]], 0.0)):
+        for delta in (
+            low + (high - low) * (np.arange(OPTIONS.pairs) + 0.5) / OPTIONS.pairs
+        ):
+            away = values - delta
+            if np.abs(away).min() <= slack:
+                continue
+            gamma = 1 / np.sum(ones / away)
+            if away[0] > 0 or gamma < 0:
+                # A little less of each makes up for rounding in the eigenvalues.
+                lowered = np.full(len(Gamma), max(delta - slack, 0.0))
+                found.append(UnitShares(lowered, float(gamma - 1e-9 * abs(gamma))))
+    return found
 
 
 def certified_pieces(Gamma: Floats, s: Floats, slack: float) -> list[Piece] | None:
@@ -111,21 +142,14 @@ def certified_pieces(Gamma: Floats, s: Floats, slack: float) -> list[Piece] | No
 
     None if Gamma is singular or no program can be solved.
     """
-    if not 1 < len(Gamma) <= OPTIONS.max_width or s[0] <= 0 or solver_package() is None:
-        return None
     R = Gamma + 1
-    if np.linalg.eigvalsh(R)[0] < 10 * slack:
+    if not _solvable(Gamma, s) or np.linalg.eigvalsh(R)[0] < 10 * slack:
         return None
-    tried = [
-        (certified_gain(R, s / s[0], pieces), pieces)
-        for pieces in proposals(Gamma, s / s[0])
-    ]
-    _, pieces = min(tried, key=lambda pair: pair[0])
+    pieces = min(
+        proposals(Gamma, s / s[0]), key=lambda found: certified_gain(R, s / s[0], found)
+    )
     for kept in SHRUNK:
-        scaled = [
-            Piece(p.units, np.sqrt(kept) * p.root, s[0] * np.sqrt(kept) * p.loads)
-            for p in pieces
-        ]
+        scaled = [piece.scaled(kept, s[0]) for piece in pieces]
         left, rest = _left_over(R, s, scaled)
         eigenvalues, vectors = np.linalg.eigh(left)
         eigenvalues = eigenvalues - 2 * slack
@@ -149,28 +173,37 @@ def _left_over(R: Floats, s: Floats, pieces: Sequence[Piece]) -> tuple[Floats, F
 def certified_gain(R: Floats, s: Floats, pieces: Sequence[Piece]) -> float:
     """Return the gain of the theorem: what pieces leave of R and s goes to the set of all units.
 
-    Pieces are shrunk until what they leave of R is positive definite.
+    Pieces are shrunk until what they leave is positive definite, on the range of R.
     """
+    values, Q = np.linalg.eigh(R)
+    live = values > 1e-12 * values[-1]
+    for piece in pieces:
+        outside = Q[list(piece.units)][:, ~live].T @ piece.root
+        if np.abs(outside).max(initial=0.0) > 1e-12 * np.abs(piece.root).max():
+            return np.inf
+    Q = Q[:, live]
     best = np.inf
     for kept in SHRUNK:
-        size = np.sqrt(kept)
-        scaled = [Piece(p.units, size * p.root, size * p.loads) for p in pieces]
+        scaled = [piece.scaled(kept) for piece in pieces]
         left, rest = _left_over(R, s, scaled)
-        gain = sum(piece.gain for piece in scaled)
-        eigenvalues, vectors = np.linalg.eigh(left)
-        eigenvalues = eigenvalues - 1e-13 * eigenvalues[-1]
+        eigenvalues, vectors = np.linalg.eigh(Q.T @ left @ Q)
+        eigenvalues = eigenvalues - 1e-13 * values[-1]
         if eigenvalues[0] > 0:
-            gain += float(np.sum((vectors.T @ rest) ** 2 / eigenvalues[:, None]))
-            best = min(best, gain)
+            loads = (Q @ vectors).T @ rest
+            gain = sum(piece.gain for piece in scaled)
+            best = min(best, gain + float(np.sum(loads**2 / eigenvalues[:, None])))
     return best
 
 
 def proposals(Gamma: Floats, s: Floats) -> Iterable[list[Piece]]:
     """Yield pieces for a fixed family of sets, then with sets that the duals select."""
     d = len(Gamma)
+    yield []
+    if is_circulant(Gamma):
+        yield _cyclic_pieces(Gamma, s)
+        return
     bases = [(units, np.eye(len(units))) for units in _windows(Gamma)]
     bases += [(units, 1 + np.diag(Gamma)[list(units), None]) for units in _rays(Gamma)]
-    yield []
     rounds = 1
     if d <= OPTIONS.max_twice_width:
         rounds = OPTIONS.max_rounds if d <= OPTIONS.max_priced_width else 2
@@ -189,10 +222,9 @@ def is_circulant(Gamma: Floats) -> bool:
     return bool(np.abs(moved - Gamma).max() <= 1e-13 * np.abs(Gamma).max())
 
 
-def cyclic_gain(Gamma: Floats, s: Floats) -> float:
-    """Return the gain that a circulant noise allows at most, with arcs as sets."""
+def _cyclic_pieces(Gamma: Floats, s: Floats) -> list[Piece]:
+    """Propose pieces on all rotations of arcs for a circulant noise."""
     clarabel = solver_package()
-
     d = len(Gamma)
     lam = np.maximum(np.real(np.fft.fft(Gamma[0]))[: d // 2 + 1], 0.0)
     lam[lam < 1e-12 * lam.max()] = 0.0
@@ -209,58 +241,47 @@ def cyclic_gain(Gamma: Floats, s: Floats) -> float:
             F = np.exp(2j * np.pi * np.outer(frequencies, np.arange(size)) / d)
         else:  # all units: Z = gamma 1 1'
             F = np.eye(len(lam), 1, dtype=complex) * d
-        F = F @ _kernel(F[lam == 0])
-        m = F.shape[1]
+        basis = _kernel(F[lam == 0])
+        m = basis.shape[1]
         if m == 0:
             continue
+        F = F @ basis
         K = np.real(F[:, :, None] * F.conj()[:, None, :])
         Y = program.symmetric(m)
         c = program.new(len(s))
         e = program.new(len(s))
         gamma = program.new(1)
-        rows = [[(int(Y[i, j]), factor)] for i, j, factor in _triangle(m)]
-        program.add(rows, clarabel.PSDTriangleConeT(m))
+        program.add_semidefinite(Y)
         for w in live:
-            load[w] += [
-                (int(Y[i, j]), -K[w, i, j] / lam[w]) for i, j in np.ndindex(m, m)
-            ]
-        ones = [(int(Y[i, j]), K[0, i, j] / d) for i, j in np.ndindex(m, m)]
-        program.add([[(int(gamma[0]), -1.0), *ones]], clarabel.ZeroConeT(1))
+            load[w] += [(Y[i, j], -K[w, i, j] / lam[w]) for i, j in np.ndindex(m, m)]
+        ones = [(Y[i, j], K[0, i, j] / d) for i, j in np.ndindex(m, m)]
+        program.add([[(gamma[0], -1.0), *ones]], clarabel.ZeroConeT(1))
         for p in range(len(s)):  # [gamma c; c e] >= 0
-            square = [[(int(gamma[0]), 1.0)], [(int(c[p]), ROOT2)], [(int(e[p]), 1.0)]]
-            program.add(square, clarabel.PSDTriangleConeT(2))
-            total[p].append((int(c[p]), -1.0))
+            square = np.array([[gamma[0], c[p]], [c[p], e[p]]])
+            program.add_semidefinite(square)
+            total[p].append((c[p], -1.0))
         program.add_largest(e, size, np.eye(len(s)))
-        made.append((size, Y, K, c))
+        if size < d:
+            made.append((size, basis, Y, c))
     program.add(
         [load[w] for w in live], clarabel.NonnegativeConeT(len(live)), [1.0] * len(live)
     )
     program.add(total, clarabel.ZeroConeT(len(s)), s.tolist())
     x, _ = program.solve()
-    used = np.zeros(len(lam))
-    weights: dict[int, float] = {}
-    shares: dict[int, Floats] = {}
-    for size, Y, K, c in made:
-        shares[size] = x[c]
-        if size == d:
-            continue
+    pieces = []
+    for size, basis, Y, c in made:
         values, vectors = np.linalg.eigh(x[Y])
-        loads = np.einsum(
-            "wij,ij->w", K, (vectors * np.maximum(values, 0.0)) @ vectors.T
-        )
-        used += loads
-        weights[size] = loads[0] / d
-    # A common factor makes the proposal feasible; the remainder goes to all units.
-    factor = min(1.0, float(np.min(lam[live] / np.maximum(used[live], 1e-300)))) * (
-        1 - 1e-10
-    )
-    weights = {size: factor * weight for size, weight in weights.items()}
-    weights[d] = lam[0] / d * (1 - 1e-12) - sum(weights.values())
-    kept = [size for size in weights if weights[size] > 1e-9]
-    given = np.array([weights[size] for size in kept])
-    return _support_gain(
-        s, np.array(kept), given, np.array([shares[size] for size in kept])
-    )
+        kept = values > 1e-9 * max(values[-1], 1e-12)
+        root = basis @ vectors[:, kept] * np.sqrt(values[kept])
+        along = np.sum(root, axis=0)
+        weight = float(np.sum(along**2))  # 1'Z 1
+        if weight > 1e-9:
+            loads = np.outer(along / weight, x[c])
+            for first in range(d):
+                units = (np.arange(size) + first) % d
+                order = np.argsort(units)
+                pieces.append(Piece(tuple(units[order].tolist()), root[order], loads))
+    return pieces
 
 
 def _kernel(F: Any) -> Floats:
@@ -268,48 +289,6 @@ def _kernel(F: Any) -> Floats:
     rows = np.vstack([F.real, F.imag, np.zeros((1, F.shape[1]))])
     rank = int(np.linalg.matrix_rank(rows, 1e-9))
     return np.asarray(np.linalg.svd(rows)[2][rank:].T)
-
-
-def _support_gain(s: Floats, sizes: Any, weights: Floats, proposed: Floats) -> float:
-    """Return at least max_a 2 s.a - sum_k weight_k |a|_(k)^2, by shares c_k that add up to s.
-
-    Any such shares bound it: sum_k (sum of the k largest c_kp^2) / weight_k. The program's shares
-    are tried, and the shares at the maximum found by descent.
-    """
-    from scipy.optimize import minimize
-
-    norms = [KSupport(int(k)) for k in sizes]
-
-    def ratios(a: Floats) -> Floats:
-        """Return a / occupancy: half the gradient of each squared norm."""
-        occupancies = np.array([np.asarray(norm.occupancy(a)) for norm in norms])
-        return np.asarray(a / np.where(occupancies > 0, occupancies, 1.0))
-
-    def negative(a: Floats) -> tuple[float, Floats]:
-        a = np.maximum(a, 1e-15)
-        along = weights @ ratios(a)
-        return float(along @ a - 2 * s @ a), 2 * along - 2 * s
-
-    start = s / weights.sum()
-    bounds = [(0.0, None)] * len(s)
-    options = {"maxiter": 3000, "maxfun": 9000, "ftol": 1e-15, "gtol": 1e-12}
-    a = minimize(
-        negative, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options
-    ).x
-    a = np.maximum(a, 1e-15)
-    found = ratios(a)
-    idle = a <= 1e-9 * a.max()
-    for row, k in zip(found, sizes, strict=True):
-        # Where a is zero, as much as costs nothing.
-        row[idle] = np.sort(row)[-min(int(k), len(s))]
-    gains = []
-    for c in (weights[:, None] * found, proposed):
-        sums = c.sum(axis=0)
-        scaled = c * (s / np.where(np.abs(sums) > 1e-12, sums, 1e-12))
-        largest = np.sort(scaled**2, axis=1)[:, ::-1]
-        parts = [np.sum(row[: int(k)]) for row, k in zip(largest, sizes, strict=True)]
-        gains.append(float(np.sum(np.array(parts) / weights)))
-    return min(gains)
 
 
 def _band(Gamma: Floats) -> int:
@@ -389,6 +368,11 @@ class Program:
         self.cones.append(cone)
         return first
 
+    def add_semidefinite(self, block: Any) -> None:
+        """Require a symmetric matrix of variables to be positive semi-definite."""
+        rows = [[(block[i, j], factor)] for i, j, factor in _triangle(len(block))]
+        self.add(rows, solver_package().PSDTriangleConeT(len(block)))
+
     def add_largest(self, e: Any, count: int, Theta: Floats) -> None:
         """Add the sum of the `count` largest entries of Theta e to the cost."""
         clarabel = solver_package()
@@ -401,10 +385,10 @@ class Program:
         above = self.new(len(rows))
         self.cost[level] = float(count)
         self.cost.update(zip(above.tolist(), times.astype(float), strict=True))
-        lines = [[(int(x), 1.0)] for x in above]
+        lines = [[(x, 1.0)] for x in above]
         for x, row in zip(above, rows, strict=True):
-            used = [(int(j), -float(h)) for j, h in zip(e, row, strict=True) if h]
-            lines.append([(level, 1.0), (int(x), 1.0), *used])
+            used = [(j, -h) for j, h in zip(e, row, strict=True) if h]
+            lines.append([(level, 1.0), (x, 1.0), *used])
         self.add(lines, clarabel.NonnegativeConeT(len(lines)))
 
     def solve(self) -> tuple[Floats, Floats]:
@@ -466,23 +450,20 @@ def _solve(
         made.append((units, B, Y, g))
         for level in range(q):  # [Y g; g' e] >= 0: e is at least g' Y^-1 g
             block = np.block([[Y, g[:, [level]]], [g[:, [level]].T, e[[level], None]]])
-            rows = [[(int(block[i, j]), factor)] for i, j, factor in _triangle(m + 1)]
-            program.add(rows, clarabel.PSDTriangleConeT(m + 1))
+            program.add_semidefinite(block)
         program.add_largest(e, len(units), Theta)
         for a, i in enumerate(units):
             for b, j in enumerate(units):
                 if i <= j:
                     terms = [
-                        (int(Y[x, y]), -B[a, x] * B[b, y])
+                        (Y[x, y], -B[a, x] * B[b, y])
                         for x, y in np.ndindex(m, m)
                         if B[a, x] * B[b, y]
                     ]
                     of_Z.setdefault((i, j), []).extend(terms)
             for level in range(q):
                 terms = [
-                    (int(g[x, level]), -B[a, x] * weight[level])
-                    for x in range(m)
-                    if B[a, x]
+                    (g[x, level], -B[a, x] * weight[level]) for x in range(m) if B[a, x]
                 ]
                 of_c.setdefault((i, level), []).extend(terms)
     # [R - sum Z, C; C', W] >= 0 with C what is left of s; tr W is the gain of all units.
@@ -494,10 +475,10 @@ def _solve(
         elif i < d:
             terms, constant = of_c.get((i, j - d), []), float(weight[j - d] * t[j - d])
         else:
-            terms, constant = [(int(W[i - d, j - d]), 1.0)], 0.0
+            terms, constant = [(W[i - d, j - d], 1.0)], 0.0
         rows.append([(variable, factor * value) for variable, value in terms])
         constants.append(factor * constant)
-    program.cost.update((int(W[i, i]), 1.0) for i in range(q))
+    program.cost.update((W[i, i], 1.0) for i in range(q))
     first = program.add(rows, clarabel.PSDTriangleConeT(d + q), constants)
     x, z = program.solve()
     D = np.zeros((d + q, d + q))

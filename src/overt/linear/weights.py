@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -22,9 +23,9 @@ from overt import equalize, penalty
 from overt._check import InputError
 from overt._types import Floats
 from overt.linear.bounds import Relaxation
-from overt.linear.descent import attains, nudged, refine
-from overt.linear.effect import Evaluation, NoiseEffect, Regression, decayed
-from overt.linear.regression import DenseRegression
+from overt.linear.descent import attains, refine
+from overt.linear.effect import Evaluation, NoiseEffect
+from overt.linear.regression import DenseRegression, Regression
 from overt.linear.sampling import Advance, masks
 from overt.linear.units import UnitNoise
 from overt.noise import DropConnect, Dropout
@@ -50,14 +51,10 @@ class WeightNoise(NoiseEffect):
         regression: Regression,
         width: int,
         noise: DropConnect,
-        weight_decay: float = 0.0,
     ) -> None:
         self.regression, self.width, self.noise = regression, width, noise
-        self.weight_decay = weight_decay
         self.shapes = (regression.outputs, width), (regression.inputs, width)
-        self._as_units = UnitNoise(
-            regression, width, Dropout(noise.drop_prob), weight_decay
-        )
+        self._as_units = UnitNoise(regression, width, Dropout(noise.drop_prob))
         self._correlated = not regression.uncorrelated()
 
     def limited(self, rank: int | None) -> WeightNoise:
@@ -103,12 +100,9 @@ class WeightNoise(NoiseEffect):
         )
         enough = attains(self.relaxation.bound)
         if rank > self.width:
-            (V,) = refine(self._value_of_inputs, [(V,), nudged(V)], enough)
+            (V,) = refine(self._value_of_inputs, (V,), enough)
             U = self._best_outputs(V)
-        V = V / self._root[:, None]
-        if self.weight_decay:
-            return refine(self.value, [(U, V), nudged(U, V)], enough)
-        return U, V
+        return U, V / self._root[:, None]
 
     def _best_outputs(self, V: Floats) -> Floats:
         """Return the best U for V in scaled coordinates: U (P'P + lam diag(|v_k|^2)) = T P."""
@@ -119,7 +113,7 @@ class WeightNoise(NoiseEffect):
 
     def _value_of_inputs(self, V: Floats) -> tuple[float, Sequence[Floats]]:
         """Return the least objective over U, and its gradient in V."""
-        value, (_, gradient) = self._plain_value(
+        value, (_, gradient) = self.value(
             self._best_outputs(V), V / self._root[:, None]
         )
         return value, (gradient / self._root[:, None],)
@@ -141,12 +135,8 @@ class WeightNoise(NoiseEffect):
         return float(equalize.imbalance(found.U, root * found.V))
 
     def value(self, *weights: Floats) -> tuple[float, Sequence[Floats]]:
-        """Return the objective and its gradients."""
-        value, gradients = self._plain_value(*weights)
-        return decayed(self.weight_decay, weights, value, *gradients)
-
-    def _plain_value(self, U: Floats, V: Floats) -> tuple[float, Sequence[Floats]]:
         """Return residual + |R|^2 + lam sum_k |u_k|^2 v_k'D v_k and its gradients."""
+        U, V = weights
         dense = self.regression.dense("train")
         lam, D = self.noise.strength, dense.input_variances
         P = dense.whiten(V)
@@ -158,20 +148,21 @@ class WeightNoise(NoiseEffect):
             2 * (lam * V * D[:, None] * u - dense.pull_back(R.T @ U)),
         )
 
+    def witness(self, s: Floats) -> dict[str, Any]:
+        """Return that of Dropout, or a multiplier of the convex problem."""
+        from overt.linear.witness import multiplier_witness
+
+        if len(s):
+            return self._as_units.witness(s)
+        return multiplier_witness(self)
+
     def steps(self, rng: np.random.Generator, batch_size: int = 1) -> Advance:
         """Return compiled steps with masked weights."""
         from overt.linear import kernels
 
-        samples, shape = self.regression.dense("train").samples, self.shapes[1][::-1]
-        return masks(
-            kernels.weight_steps,
-            samples,
-            self.noise,
-            shape,
-            rng,
-            batch_size=batch_size,
-            decay=(self.weight_decay,) * 2,
-        )
+        samples = self.regression.dense("train").samples
+        shape = self.shapes[1][::-1]
+        return masks(kernels.weight_steps, samples, self.noise, shape, rng, batch_size)
 
     @cached_property
     def _root(self) -> Floats:

@@ -90,6 +90,7 @@ PAPERS = {
             "noises",
             "linear",
             "deep",
+            "correlated",
             "decay",
             "capacity",
             "questions",

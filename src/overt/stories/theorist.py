@@ -61,7 +61,7 @@ from pathlib import Path
 
 folder = Path(tempfile.mkdtemp())
 net.certify(best.U, best.V, rigorous=True).save(folder / "proof.json")
-command = [sys.executable, "-m", "overt.linear.checker", "proof.json"]
+command = [sys.executable, "-m", "overt.proofs.checker", "proof.json"]
 checked = subprocess.run(
     command, cwd=folder, capture_output=True, text=True, check=True
 )

@@ -36,7 +36,7 @@ def dropout_step(scale: int, rng: Rng) -> Residuals:
     for x, (z, p) in product(inputs, zip(masks, chances, strict=True)):
         Ut = U.T.copy()
         drawn = (a[None, None] for a in (x, M @ x, z / keep))
-        kernels.unit_steps(Ut, V.T.copy(), *drawn, np.ones(1), np.zeros(2))
+        kernels.unit_steps(Ut, V.T.copy(), *drawn, np.ones(1))
         mean += p / len(inputs) * (U.T - Ut)
     drop = noise.Dropout(1 - keep)
     objective = descent.factor_objective(M, drop.strength * np.eye(d))

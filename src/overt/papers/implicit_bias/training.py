@@ -108,7 +108,7 @@ def strict_saddle(scale: int, rng: Rng) -> Residuals:
         for place, point in enumerate(view.points):
             slope, lowest = slope_and_curvature(objective, point.U.ravel())
             yield slope / m[0]
-            yield abs(point.curvature - lowest) / m[0]
+            yield abs(point.curvature - min(lowest, 0.0)) / m[0]
             if (
                 place
             ):  # the global minimum comes first; every other point must bend down

@@ -1,8 +1,9 @@
 """Certificates that are proofs: an exact objective, and a bound by weak duality below it.
 
 Inputs are the float64 numbers as they are stored, and lam = p/(1-p) is formed exactly. Here are the
-question and the answer; `proposals.py` finds a witness, and `checker.py`, which stands alone and
-verifies it again, computes what follows from it.
+question and the answer. `checker.py`, which stands alone, computes what follows from a witness:
+singular vectors, thresholds, multipliers. These are float64 proposals; a bad one makes the bound
+loose, never wrong. docs/howto/proofs.md derives the inequalities.
 """
 
 from __future__ import annotations
@@ -19,12 +20,18 @@ from typing import Any
 
 import numpy as np
 
-from overt._check import InputError, MissingExtraError, bounded, plain_array
+from overt._check import InputError, bounded, plain_array
 from overt._io import write_whole
 from overt._types import Floats
-from overt.linear.checker import FORMAT, RefusedError, digest
-from overt.linear.effect import NoiseEffect
 from overt.noise import DropBlock, DropConnect, Dropout, Noise
+from overt.proofs.checker import (
+    FORMAT,
+    Matrix,
+    Problem,
+    RefusedError,
+    digest,
+    dominated,
+)
 
 BITS = 192
 """Bits of what is claimed."""
@@ -60,37 +67,52 @@ class Proof:
         return f"Proof({self.statement!r})"
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the proof as JSON, for `python -m overt.linear.checker FILE`."""
+        """Write the proof as JSON, for `python -m overt.proofs.checker FILE`."""
         return write_whole(path, json.dumps(self.document))
 
 
+@dataclass(frozen=True, eq=False)
+class Question:
+    """What is to be proved: weights of a network, and the numbers it was made from.
+
+    Attributes
+    ----------
+    network
+        "two-layer", "tied" or "deep".
+    noise
+        One noise, or one for each hidden layer.
+    weights
+        As the network's `certify` takes them.
+    given
+        target, C = E[x x'], X and Y: those that were given.
+    propose
+        propose(s) returns the rest of the witness for a target with singular values s.
+    """
+
+    network: str
+    noise: Noise | Sequence[Noise]
+    weights: Sequence[Floats]
+    given: Mapping[str, Any]
+    propose: Callable[[Floats], Mapping[str, Any]]
+
+
 @bounded
-def prove(
-    network: str,
-    noise: Noise | Sequence[Noise],
-    weights: Sequence[Floats],
-    effect: NoiseEffect,
-    witness: Mapping[str, Any] | None = None,
-) -> Proof:
-    """Return what can be proved; `witness` holds proposals in place of overt's own."""
-    try:
-        from overt.linear.proposals import complete, stored
-    except ModuleNotFoundError:
-        raise MissingExtraError("python-flint", "proofs") from None
-    given = _given(effect)
+def prove(question: Question) -> Proof:
+    """Return what can be proved."""
+    given = _arrays(question.given)
     names = {"X": "X", "Y": "Y", "target": "target", "C": "second_moment"}
+    noise = _noise(question.noise, question.weights)
     document: dict[str, Any] = {
         "format": FORMAT,
-        "network": network,
-        "noise": {
-            name: stored(value) for name, value in _noise(noise, weights).items()
-        },
+        "network": question.network,
+        "noise": {name: stored(value) for name, value in noise.items()},
         "problem": {names[name]: stored(value) for name, value in given.items()},
-        "weights": [stored(W) for W in weights],
-        "witness": {name: stored(value) for name, value in (witness or {}).items()},
+        "weights": [stored(W) for W in question.weights],
+        "witness": {},
     }
     try:
-        exact = complete(document, given, effect)
+        exact = Problem(document)
+        _complete(exact, given, question.propose)
         above = _dyadic(exact.objective() / exact.samples, math.ceil)
         below = _dyadic(exact.bound() / exact.samples, math.floor)
     except RefusedError as error:
@@ -109,21 +131,89 @@ def prove(
     return Proof(_up(above), -_up(-below), _up(gap), relative, statement, document)
 
 
-def _given(effect: NoiseEffect) -> dict[str, Floats]:
-    """Return the numbers as they are stored, or say what cannot be proved yet."""
-    if effect.weight_decay:
-        raise InputError("nothing is proved yet about networks with weight decay")
-    if not effect.regression.given:
+def _arrays(given: Mapping[str, Any]) -> dict[str, Floats]:
+    """Return the numbers as they are stored."""
+    if not given:
         raise InputError(
             "a proof needs a dense target or data, and no noise on the inputs"
         )
-    given = effect.regression.given.items()
     arrays = {
-        name: np.array(plain_array(name, value), dtype=float) for name, value in given
+        name: np.array(plain_array(name, value), dtype=float)
+        for name, value in given.items()
     }
     if "C" in arrays:
         arrays["C"] = (arrays["C"] + arrays["C"].T) / 2
     return arrays
+
+
+def stored(value: Any) -> Any:
+    """Return numbers as the proof file holds them."""
+    if isinstance(value, float):
+        return value.hex()
+    if isinstance(value, np.ndarray):
+        return np.vectorize(float.hex, otypes=[object])(value).tolist()
+    if isinstance(value, dict):
+        return {name: stored(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [stored(part) for part in value]
+    return value
+
+
+def _complete(
+    problem: Problem,
+    given: Mapping[str, Floats],
+    propose: Callable[[Floats], Mapping[str, Any]],
+) -> None:
+    """Add the witness to a problem."""
+    witness = problem.witness
+    if problem.C is not None:
+        scale = np.sqrt(np.maximum(np.diag(given["C"]), 1e-300))
+        Z = dominating(given["C"] / np.outer(scale, scale)) / scale[:, None]
+        if np.isfinite(Z).all() and dominated(problem.C, Matrix.read(stored(Z))):
+            witness["positive"] = stored(Z)
+    if problem.correlated:
+        witness |= stored(dict(propose(np.zeros(0))))
+        witness["basis"] = _basis(problem.operator[1])
+        return
+    if problem.X is not None and not np.array_equal(given["X"], given["Y"]):
+        witness["inverse_root"] = stored(_inverse_root(given["X"]))
+    try:
+        K = problem.gram[0]
+    except RefusedError:  # the target itself bounds its part in the span of the inputs
+        del witness["inverse_root"]
+        K = problem.gram[0]
+    witness["basis"] = _basis(K)
+    s = np.zeros(problem.width)
+    found = problem.singular_values[: problem.width]
+    s[: len(found)] = [float(x) for x in found]
+    proposed = stored(dict(propose(s[: len(found)])))
+    witness |= proposed
+    if problem.Gamma is not None and "gamma" in proposed:
+        try:
+            problem.below(problem.Gamma)
+        except RefusedError:  # without costs the bound is that without noise
+            for name in proposed:
+                del witness[name]
+
+
+def dominating(D: Floats) -> Floats:
+    """Propose Z with Z'D Z = I."""
+    values, vectors = np.linalg.eigh((D + D.T) / 2)
+    return np.asarray(vectors / np.sqrt(np.maximum(values, 1e-300)))
+
+
+def _basis(K: Matrix) -> Any:
+    """Propose eigenvectors of a symmetric matrix."""
+    unit = Fraction(2) ** K.exponent
+    floats = np.array([[float(x * unit) for x in row] for row in K.rows])
+    return stored(np.linalg.eigh(floats)[1])
+
+
+def _inverse_root(X: Floats) -> Floats:
+    """Propose R with (X R)'X R = I."""
+    scale = np.maximum(np.linalg.norm(X, axis=0), 1e-300)
+    _, sigma, right = np.linalg.svd(X / scale, full_matrices=False)
+    return (right / np.maximum(sigma, 1e-300)[:, None]).T / scale[:, None]
 
 
 def _noise(noise: Noise | Sequence[Noise], weights: Sequence[Floats]) -> dict[str, Any]:
