@@ -171,7 +171,6 @@ def run(params: Params, seed: int) -> dict[str, Any]:
         "spectrum": np.linalg.svd(predictions, compute_uv=False).tolist(),
         "best_spectrum": shrink(m, envelope).tolist(),
         "target_spectrum": m.tolist(),
-        "parameters": sum(p.numel() for p in weights),
     }
 
 
