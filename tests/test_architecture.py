@@ -35,7 +35,7 @@ CLOSURES = {
     "mc_moments": 12,
     "without_noise": 21,
     "audit": 40,
-    "compress": 29,
+    "compress": 21,
     "PGD": 14,
     "robust_error": 23,
     "adversarial_train": 18,

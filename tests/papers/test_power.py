@@ -298,13 +298,13 @@ def test_a_broken_formula_is_noticed(monkeypatch, owner, attribute, wrong, names
 
 def test_training_and_attacks_that_do_nothing_are_noticed(monkeypatch):
     pytest.importorskip("torch")
-    from overt.papers import leaky_networks, training_plans
+    from overt.papers import leaky_networks
 
     names = "attack-finds adversarial-training-steps adversarial-iterates"
     with monkeypatch.context() as patch:
         none = lambda net, x, y, nu, size, steps: x  # noqa: E731
         assert notices(patch, leaky_networks, "reflected_ascent", none, names) == []
-    planned = training_plans.training_plan
+    planned = leaky_networks.training_plan
     for changed in ({"train_steps": 700}, {"attack_work": 1e-3}):
         with monkeypatch.context() as patch:
 
@@ -312,7 +312,7 @@ def test_training_and_attacks_that_do_nothing_are_noticed(monkeypatch):
                 return replace(planned(**given), **changed)
 
             names = "adversarial-training-steps"
-            assert notices(patch, training_plans, "training_plan", fewer, names) == []
+            assert notices(patch, leaky_networks, "training_plan", fewer, names) == []
 
 
 def test_a_broken_network_or_attack_is_noticed(monkeypatch):

@@ -167,13 +167,11 @@ def complete(
 
 
 def _split(entries: Any, holdout: float, seed: int) -> tuple[Any, Entries | None]:
-    """Return entries to fit and to hold out; the choice depends on the entries, not their order."""
-    from overt.completion.memory import lowest
-
+    """Return entries to fit and to hold out, sampled uniformly."""
     count = min(int(holdout * len(entries)), MOST_HELD_OUT)
     if not count:
         return entries, None
-    held = np.sort(lowest(entries.rows, entries.cols, count, seed)[0])
+    held = np.sort(np.random.default_rng(seed).permutation(len(entries))[:count])
     return entries.take(np.delete(np.arange(len(entries)), held)), entries.take(held)
 
 
@@ -186,7 +184,6 @@ def _summary(model: DropoutCompletion, read: Any) -> dict[str, Any]:
         "rejected": len(read.rejected),
         "duplicates": read.duplicates,
         "drop_prob": model.drop_prob_,
-        "covariance": model.covariance_,
         "sweeps": model.n_sweeps_,
         "draws_averaged": model.average_,
         "status": str(model.status_),

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from overt._check import InputError
-from overt._figures import simplify_log_ticks, styled
+from overt._figures import COLORS, canvas, simplify_log_ticks, styled
 from overt._intervals import clopper_pearson
 
 SIZES = ("toy", "reduced", "paper")
@@ -84,11 +84,8 @@ def mean_interval(values: Any, level: float = 0.95) -> Interval:
     values = np.asarray(values, dtype=float)
     if len(values) < 2:
         return -np.inf, np.inf
-    half = (
-        t.ppf((1 + level) / 2, len(values) - 1)
-        * values.std(ddof=1)
-        / np.sqrt(len(values))
-    )
+    error = values.std(ddof=1) / np.sqrt(len(values))
+    half = t.ppf((1 + level) / 2, len(values) - 1) * error
     return float(values.mean() - half), float(values.mean() + half)
 
 
@@ -139,7 +136,9 @@ class Figure:
     check
         Yields findings from the rows.
     plot
-        Plots the rows as a matplotlib figure.
+        Plots the rows as a matplotlib figure; without it the picture is the table.
+    common
+        The values along the axes that are the same at all sizes.
     sizes
         For each size ("toy" takes seconds, "paper" is the printed one, "reduced" may stand between
         them) the values along each axis; the rows are their product. A value that is no list is
@@ -162,8 +161,9 @@ class Figure:
     claim: str
     run: Callable[[Params, int], dict[str, Any]]
     check: Callable[[list[Row]], Iterable[Finding]]
-    plot: Callable[[list[Row]], Any]
     sizes: Mapping[str, Grid | Sequence[Grid]]
+    plot: Callable[[list[Row]], Any] | None = None
+    common: Grid = field(default_factory=dict)
     differs: Mapping[str, str] = field(default_factory=dict)
     hours: Mapping[str, float] = field(default_factory=dict)
     needs: Mapping[str, str] = field(default_factory=dict)
@@ -176,7 +176,7 @@ class Figure:
         given = self.sizes[size]
         for grid in [given] if isinstance(given, Mapping) else given:
             axes: dict[str, Sequence[Any]] = {}
-            for name, values in grid.items():
+            for name, values in {**self.common, **grid}.items():
                 if name == "runs":
                     axes["run"] = range(values)
                 else:
@@ -216,7 +216,7 @@ class Figure:
     def draw(self, rows: list[Row], size: str) -> Any:
         """Return the picture, which says what it is to be laid beside."""
         with styled(**{"axes.titlesize": 10, "legend.fontsize": 8}):
-            picture = self.plot(rows)
+            picture = self.plot(rows) if self.plot else self._plot_table(rows)
             simplify_log_ticks(picture)
             _move_legends_below(picture)
         picture.suptitle(
@@ -225,6 +225,55 @@ class Figure:
             color="0.35",
         )
         return picture
+
+    def _plot_table(self, rows: list[Row]) -> Any:
+        if self.table is None:
+            raise InputError(f"the figure {self.id} needs a plot or a table")
+        header, lines = self.table(rows)
+        picture, axes = canvas(1.2 * len(header), 0.4 * len(lines) + 1)
+        axes.set_axis_off()
+        cells = [[str(cell) for cell in line] for line in lines]
+        drawn = axes.table(cells, colLabels=header, loc="center", cellLoc="center")
+        drawn.auto_set_font_size(False)
+        drawn.auto_set_column_width(range(len(header)))
+        drawn.scale(1, 1.6)
+        return picture
+
+
+Curve = tuple[str, Any, Any]
+"""Label, x, y; a y of (runs, points) has a band from the lowest run to the highest."""
+
+
+def plot_curves(
+    panels: Mapping[str, Sequence[Curve]],
+    *,
+    columns: int = 4,
+    styles: Mapping[str, str] | None = None,
+    **options: Any,
+) -> Any:
+    """Plot one panel for each title; a label has the same color in all of them.
+
+    `styles` are line styles by label, `options` those of all panels, such as xscale and xlabel.
+    """
+    columns = min(columns, len(panels))
+    lines = -(-len(panels) // columns)
+    size = (max(3.4 * columns, 6.0), 3.3 * lines)
+    picture, axes = canvas(*size, lines, columns, squeeze=False)
+    colors: dict[str, str] = {}
+    for panel, (title, curves) in zip(axes.flat, panels.items(), strict=False):
+        for label, x, y in curves:
+            runs = np.atleast_2d(np.asarray(y, dtype=float))
+            look = {
+                "color": colors.setdefault(label, COLORS[len(colors) % len(COLORS)])
+            }
+            style = (styles or {}).get(label, "-")
+            panel.plot(x, runs.mean(axis=0), style, label=label, **look)
+            panel.fill_between(x, runs.min(axis=0), runs.max(axis=0), alpha=0.2, **look)
+        panel.set(title=title, **options)
+    for panel in axes.flat[len(panels) :]:
+        panel.set_axis_off()
+    axes[0, 0].legend()
+    return picture
 
 
 def _move_legends_below(picture: Any) -> None:

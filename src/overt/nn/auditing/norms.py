@@ -21,8 +21,7 @@ from overt._types import Floats
 from overt.nn.auditing.report import LayerFindings, Measure
 from overt.nn.auditing.structure import MOVES, Structure, is_unit_noise, module_of
 from overt.nn.data.batches import first_line
-from overt.nn.graph.record import Call, aten, op_info
-from overt.nn.graph.replay import RERUN_AS
+from overt.nn.graph.record import RERUN_AS, Call, aten, op_info
 from overt.nn.layers.dropconnect import DropConnectConv2d, DropConnectLinear
 
 LAYERS = (nn.Linear, nn.modules.conv._ConvNd, DropConnectLinear, DropConnectConv2d)

@@ -15,8 +15,17 @@ import torch
 from torch import Tensor, nn
 
 from overt.nn.data.batches import Inputs
-from overt.nn.graph.record import Call, Recording, WholeModule, op_info, record, tensors
-from overt.nn.graph.replay import RERUN_AS, map_tree, store_results
+from overt.nn.graph.record import (
+    RERUN_AS,
+    Call,
+    Recording,
+    WholeModule,
+    map_tree,
+    op_info,
+    record,
+    store_results,
+    tensors,
+)
 from overt.nn.graph.state import untouched
 from overt.nn.layers.recognized import is_weight_noise, known_noise
 

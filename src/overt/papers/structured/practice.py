@@ -377,7 +377,7 @@ def check_placement(rows: list[Row]) -> Findings:
 
 def plot_placement(rows: list[Row]) -> Any:
     """Plot the exact objectives, and the sampled ones with their errors."""
-    picture, axes = canvas(6.4, 5.2)
+    picture, axes = canvas(9, 5)
     for row, color in zip(rows, (BLUE, ORANGE, GRAY), strict=True):
         name = f"{row['variant']} ({row['realized']:.2f} dropped)"
         draw_run(axes, row, (color, color), name)

@@ -1,21 +1,16 @@
-"""compress by units: every network of the zoo against itself with units masked, dead, or saved."""
+"""compress by units: what shrinks together, which units stay, and how readers are refitted."""
 
 import copy
 
 import numpy as np
 import pytest
 import torch
-from compress_zoo import ZOO, build, mlp
+from compress_zoo import ZOO, Heads, build
 from nn_oracles import Multiplied
 from torch import nn
 from torch.nn import functional
 
-from overt import InputError
-from overt.nn import Dropout, compress
-from overt.nn.compression.graph import build_graph
-from overt.nn.data.batches import Inputs
-
-NAMES = list(ZOO)
+from overt.nn import Dropout, compress, load_compressed, save_compressed
 
 
 def batches(inputs, classes=3, count=2, seed=0):
@@ -30,7 +25,7 @@ def example_of(inputs):
     return inputs if len(inputs) > 1 else inputs[0]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ZOO)
 def test_what_shrinks_and_what_does_not_is_said(name):
     model, inputs = build(name)
     _, _, shrinks, whole = ZOO[name]
@@ -51,33 +46,44 @@ def test_what_shrinks_and_what_does_not_is_said(name):
         assert change.after == round(change.before / 2)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [n for n in NAMES if n not in ("stream", "autoencoder", "tied", "transformer")],
-)
-def test_removing_units_that_nothing_reads_changes_nothing(name):
-    """An oracle apart from the cut: the network itself, with half of the units' readers at zero."""
+PAIRS = (2, 3, 6, 7, 10, 11, 14, 15)  # of channels that a depth-wise convolution makes
+# network: (layer that makes units, how many, {reader: inputs that are the odd units})
+DEAD = {
+    "mlp": ("0", 16, {"4": range(1, 16, 2)}),
+    "residual": (
+        "stem",
+        8,
+        {k: range(1, 8, 2) for k in ("blocks.0.conv1", "blocks.1.conv1", "out")},
+    ),
+    "dense": ("b", 4, {"c": (5, 7)}),  # behind the four channels of a
+    "squeeze": ("up", 8, dict.fromkeys(("down", "out"), PAIRS)),
+    "shared": ("again", 8, {"again": range(1, 8, 2), "out": range(1, 8, 2)}),
+    "attention": ("up", 16, {"down": range(1, 16, 2)}),
+    "chunked": ("up", 8, {"down": range(1, 8, 2)}),
+    "line": ("4", 6, {"6": (3, 4, 5, 9, 10, 11, 15, 16, 17)}),  # three positions each
+    "grouped": ("2", 2, {"4": range(16, 32)}),  # a group of four channels
+    "two-inputs": ("a", 8, {"out": range(1, 8, 2)}),
+    "bag": ("0", 8, {"2": range(1, 8, 2)}),
+}
+
+
+@pytest.mark.parametrize("name", DEAD)
+def test_units_that_nothing_reads_are_removed_and_nothing_changes(name):
+    """A planted answer: half of the units have no weight behind them."""
     model, inputs = build(name)
-    graph = build_graph(model, Inputs(inputs))
-    found = graph.dependencies
-    rng = np.random.default_rng(0)
-    dead = np.zeros(len(found.units), dtype=bool)
-    for group in graph.groups:
-        dead[rng.choice(group.units, len(group.units) // 2, replace=False)] = True
-    dead = dead[found.units.classes(np.arange(len(dead)))]
+    maker, count, readers = DEAD[name]
     with torch.no_grad():
-        for reader in found.readers:
-            weight = model.get_submodule(reader.name).weight
-            unread = torch.from_numpy(np.flatnonzero(dead[reader.ids]))
-            weight.index_fill_(reader.axis, unread, 0.0)
+        for reader, places in readers.items():
+            model.get_submodule(reader).weight[:, list(places)] = 0
         expected = model(*inputs)
-    small, report = compress(model, 0.5, example_of(inputs), by="flow", of="units")
-    torch.testing.assert_close(small(*inputs), expected)
-    if report.changes:
-        assert report.output_change < 1e-5
+    small, report = compress(model, {maker: 0.5}, example_of(inputs), by="flow")
+    assert [(c.before, c.after) for c in report.changes] == [(count, count // 2)]
+    torch.testing.assert_close(small(*inputs), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("noise", [nn.Dropout(0.5), Dropout(0.5), "functional"])
+@pytest.mark.parametrize(
+    "noise", [nn.Dropout(0.5), Dropout(0.5)], ids=["torch", "overt"]
+)
 def test_a_mask_is_what_dropout_draws(noise):
     """The smaller network is the large one with that mask, survivors scaled as in training."""
 
@@ -197,69 +203,6 @@ def test_shares_by_layer():
     assert set(tied.changes[0].layers) == {"stem", "blocks.0.conv2", "blocks.1.conv2"}
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"keep": 0}, r"keep must be a finite number above 0"),
-        ({"keep": 1.5}, r"keep must be a number in \(0, 1\]"),
-        ({"keep": True}, r"keep must be a number in \(0, 1\]"),
-        ({"keep": {"nine": 0.5}}, "got nine; there are 0, 4, 7"),
-        ({"keep": {"0": 2}}, r"keep\['0'\] must be"),
-        ({"keep": {"2": 0.5}}, "that have units, got 2; there are 0, 4, 7"),
-        (
-            {"data": [(torch.randn(3, 5), torch.ones(3), torch.ones(3))]},
-            "a tuple of Tensor, Tensor, Tensor",
-        ),
-        ({"data": [(torch.randn(3, 5), torch.full((3,), 9))]}, "does not fit outputs"),
-        (
-            {"data": [(torch.randn(3, 2), torch.ones(3).long())]},
-            r"batch 1 of data.*\(3, 2\)",
-        ),
-        ({"data": [torch.randn(3, 2)], "by": "flow"}, r"batch 1 of data.*\(3, 2\)"),
-        ({"data": [torch.full((3, 5), torch.nan)], "by": "flow"}, "must be finite"),
-        ({"by": "magic"}, "by must be one of"),
-        ({"data": None}, "pass data"),
-        ({"data": iter([])}, "must not be an iterator"),
-        ({"data": []}, "at least one batch"),
-        ({"data": [(torch.randn(3, 5),)]}, "pairs"),
-        ({"data": torch.randn(3, 5)}, "data must be a pair of arrays or give batches"),
-        ({"data": [("a", "b")]}, "targets must be a tensor, got str"),
-        ({"example": torch.randn(2, 7)}, r"example: the model cannot be run.*\(2, 7\)"),
-        ({"example": [1.0]}, "example must be a tensor"),
-        ({"example": torch.zeros(0, 5)}, "at least one"),
-        ({"model": torch.relu}, "torch.nn.Module"),
-        ({"draws": 0}, "draws must be at least 1"),
-        ({"loss": "hinge"}, "loss must be one of"),
-        ({"recover": 3, "data": None, "by": "flow"}, "recover needs data"),
-    ],
-)
-def test_mistakes_are_named(change, message):
-    x = torch.randn(6, 5)
-    given = {
-        "model": mlp(),
-        "keep": 0.5,
-        "example": x,
-        "data": batches((x,)),
-        "by": "mask",
-    }
-    with pytest.raises(InputError, match=message):
-        compress(**{**given, **change})
-
-
-def test_one_hot_targets_of_cross_entropy():
-    x, y = torch.randn(60, 5), torch.arange(60) % 3
-    rows = nn.functional.one_hot(y)
-    model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
-    found = [
-        compress(model, 0.5, x[:2], [(x, target)], "mask", loss="cross_entropy")[1]
-        for target in (y, rows, rows.float())
-    ]
-    assert len({report.after.accuracy for report in found}) == 1
-    assert (
-        found[1].after.loss == found[2].after.loss == pytest.approx(found[0].after.loss)
-    )
-
-
 def test_recurrent_layers_and_attention_are_named():
     class Net(nn.Module):
         def __init__(self):
@@ -278,91 +221,6 @@ def test_recurrent_layers_and_attention_are_named():
             "mix.q",
             "mix.out_proj",
         }
-
-
-def test_two_shares_for_tied_layers_are_refused():
-    model, inputs = build("residual")
-    with pytest.raises(InputError, match="added"):
-        compress(model, {"stem": 0.5, "blocks.0.conv2": 0.25}, *inputs, by="flow")
-
-
-def test_modes_randomness_and_seeds():
-    model, inputs = build("mlp")
-    model.train()
-    model[1].eval()
-    state = torch.random.get_rng_state()
-
-    def draw(seed):
-        return compress(
-            model, 0.5, *inputs, batches(inputs), "mask", draws=3, seed=seed
-        )
-
-    small, report = draw(0)
-    assert torch.equal(torch.random.get_rng_state(), state)
-    assert [m.training for m in small.modules()] == [
-        m.training for m in model.modules()
-    ]
-    again, other = draw(0)[0], draw(1)[1]
-    assert all(
-        torch.equal(a, b)
-        for a, b in zip(small.parameters(), again.parameters(), strict=True)
-    )
-    assert not np.array_equal(report.losses, other.losses)
-
-
-class Interrupting:
-    """Cross-entropy during whose n-th call Ctrl-C is pressed."""
-
-    def __init__(self, n):
-        self.left = n
-
-    def __call__(self, output, y):
-        self.left -= 1
-        if self.left == 0:
-            raise KeyboardInterrupt
-        return functional.cross_entropy(output, y)
-
-
-def test_recovery_keeps_the_best_state_and_interruptions_keep_what_there_is():
-    torch.manual_seed(0)
-    x = torch.randn(300, 5)
-    y = (x @ torch.randn(5, 3)).argmax(1)
-    model, loader = mlp(), [(x, y)]
-    plain = compress(model, 0.5, x, loader, "flow")[1]
-    recovered = compress(model, 0.5, x, loader, "flow", recover=40, learning_rate=0.01)[
-        1
-    ]
-    assert recovered.after.loss < plain.after.loss
-    assert recovered.after.loss == pytest.approx(recovered.recovery.min(), rel=1e-5)
-    wild = compress(model, 0.5, x, loader, "flow", recover=4, learning_rate=1e4)[1]
-    assert wild.after.loss <= plain.after.loss * (1 + 1e-6)
-    for calls, judged in ((5, 3), (2, 0)):  # the first call judges the whole network
-        loss = Interrupting(calls)
-        if not judged:
-            with pytest.raises(KeyboardInterrupt):
-                compress(model, 0.5, x, loader, "mask", draws=20, loss=loss)
-            continue
-        small, report = compress(model, 0.5, x, loader, "mask", draws=20, loss=loss)
-        assert report.status == "interrupted"
-        assert len(report.losses) == judged
-        assert small(x).shape == (300, 3)
-
-
-def test_regression_and_other_losses():
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Linear(5, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1)
-    )
-    x = torch.randn(60, 5)
-    _, report = compress(model, 0.5, x, [(x, torch.randn(60))], "mask", draws=2)
-    assert report.after.accuracy is None
-    _, report = compress(model, 0.5, x, [(x, torch.randint(2, (60,)))], "mask", draws=2)
-    assert report.after.accuracy is not None
-    absolute = lambda output, y: (output[:, 0] - y).abs().mean()  # noqa: E731
-    _, report = compress(
-        model, 0.5, x, [(x, torch.randn(60))], "mask", draws=2, loss=absolute
-    )
-    assert report.after.loss == pytest.approx(float(report.losses.min()), rel=1e-5)
 
 
 def test_what_the_trace_does_not_show_is_found_by_running():
@@ -384,113 +242,6 @@ def test_what_the_trace_does_not_show_is_found_by_running():
     assert "something else" in dict(report.skipped)["a"]
     assert [change.layers for change in report.changes] == [("b",)]
     assert small.a.out_features == 8
-
-
-def test_auto_takes_what_measures_best_of_what_is_small_enough():
-    torch.manual_seed(0)
-    x = torch.randn(400, 5)
-    y = (x @ torch.randn(5, 3)).argmax(1)
-    model = mlp()
-    found = {
-        by: compress(model, 0.5, x, (x, y), by, draws=4)[1] for by in ("flow", "auto")
-    }
-    auto = found["auto"]
-    tried = dict(auto.tried)
-    assert set(tried) == {"flow", "spectrum"}
-    assert tried["flow"] == pytest.approx(found["flow"].after.loss, rel=1e-6)
-    assert auto.by == min(tried, key=tried.get)
-    assert auto.after.loss == pytest.approx(min(tried.values()), rel=1e-6)
-    assert auto.reached <= 1.05 * 0.5
-    assert found["flow"].tried == ()
-
-
-def test_auto_recovers_one_way_and_that_is_narrowing():
-    torch.manual_seed(0)
-    x = torch.randn(400, 5)
-    y = (x @ torch.randn(5, 3)).argmax(1)
-    model, steps = mlp(), {"recover": 30, "learning_rate": 0.01}
-    before = [p.clone() for p in model.parameters()]
-    report, flow = (
-        compress(model, 0.5, x, (x, y), by, **steps)[1] for by in ("auto", "flow")
-    )
-    tried = dict(report.tried)
-    for by in ("flow", "spectrum"):
-        assert tried[by] == compress(model, 0.5, x, (x, y), by)[1].after.loss
-    assert report.by == "flow"
-    assert report.after.loss == flow.after.loss < tried["flow"]
-    assert len(report.recovery)
-    assert all(map(torch.equal, before, model.parameters()))
-
-
-@pytest.mark.parametrize("by", ["flow", "spectrum"])
-def test_normalizations_take_the_statistics_of_the_smaller_network(by):
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Linear(5, 64),
-        nn.BatchNorm1d(64),
-        nn.ReLU(),
-        nn.Linear(64, 32),
-        nn.BatchNorm1d(32, momentum=0.3),
-        nn.ReLU(),
-        nn.Linear(32, 3),
-    )
-    x = torch.randn(200, 5)
-    for _ in range(20):
-        model(x)
-    y = model.eval()(x).argmax(1)
-    small, report = compress(model, 0.25, x, (x, y), by)
-    norm = small[4]
-    given = small[:4](x)
-    torch.testing.assert_close(norm.running_mean, given.mean(0), rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(norm.running_var, given.var(0), rtol=1e-2, atol=1e-2)
-    assert norm.momentum == 0.3
-    few = compress(model, 0.25, x, (x[:20], y[:20]), by)[0][4]  # too few rows to tell
-    assert float((few.running_mean - small[4].running_mean).norm()) > 1e-3
-    assert report.output_change == pytest.approx(
-        ((small(x) - model(x)).norm() / model(x).norm()).item(), rel=1e-4
-    )
-
-
-def test_an_example_that_requires_gradients_warns_of_nothing():
-    x = torch.randn(3, 4, requires_grad=True)
-    assert compress(nn.Identity(), 0.5, x)[1].output_change == 0
-
-
-def test_auto_does_without_targets_and_without_data():
-    """A layer of rank 2 loses nothing as a product; its units are all needed."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(40, 40), nn.Tanh(), nn.Linear(40, 40), nn.Tanh())
-    with torch.no_grad():
-        for layer in (model[0], model[2]):
-            layer.weight.copy_(torch.randn(40, 2) @ torch.randn(2, 40))
-    x = torch.randn(100, 40)
-    for data in (None, [x]):
-        _, report = compress(model, 0.5, x, data)
-        assert report.by == "spectrum"
-        assert dict(report.tried)["spectrum"] < 1e-3 < dict(report.tried)["flow"]
-        assert "mask" not in dict(report.tried)
-    noisy = model(x).detach() + torch.randn(
-        100, 40
-    )  # what has lost nothing is recovered as it is
-    assert compress(model, 0.5, x, (x, noisy), recover=1)[1].by == "spectrum"
-    _, named = compress(model, {"0": 0.5}, x)
-    assert (named.by, [c.layers for c in named.changes]) == ("flow", [("0",)])
-    assert (
-        compress(nn.Sequential(nn.Linear(2, 2)), 0.5, torch.randn(3, 2))[1].changes
-        == ()
-    )
-
-
-def test_inputs_by_name_and_arrays():
-    model, inputs = build("two-inputs")
-    named = dict(zip("xy", inputs, strict=True))
-    y = np.arange(6) % 3
-    by_place = compress(model, 0.5, inputs, (inputs, y), "flow")
-    by_name = compress(model, 0.5, named, [(named, y)], "flow")
-    torch.testing.assert_close(by_place[0](*inputs), by_name[0](**named))
-    assert by_place[1].after.loss == by_name[1].after.loss
-    array = np.random.default_rng(0).random((6, 5))
-    assert compress(mlp(), 0.5, array, (array, y), "flow")[1].after.loss is not None
 
 
 class Router(nn.Module):
@@ -583,6 +334,8 @@ PASSING = [
     nn.InstanceNorm2d(6),
     nn.Dropout2d(0.2),
 ]
+
+
 NEEDING = [nn.Softmax(1), nn.PixelShuffle(1), nn.LocalResponseNorm(2)]
 
 
@@ -592,30 +345,7 @@ def test_channels_pass_through_every_layer_that_keeps_them_apart(layer):
     _, report = compress(model, 0.5, torch.randn(3, 2, 8, 8), by="flow", of="units")
     assert bool(report.changes) == (layer not in NEEDING)
     if layer in NEEDING:
-        assert "needs all its units" in dict(report.skipped)["0"]
-
-
-def test_the_report_speaks():
-    model, inputs = build("mlp")
-    _, report = compress(
-        model, 0.5, *inputs, batches(inputs), "mask", of="units", draws=2
-    )
-    text = str(report)
-    for word in (
-        "parameters",
-        "multiply-adds",
-        "latency",
-        "accuracy",
-        "0: units 16 -> 8",
-        "7: the",
-    ):
-        assert word in text
-    plain = report.to_dict()
-    assert plain["before"]["parameters"] == 5 * 16 + 16 + 32 + 16 * 12 + 12 + 12 * 3 + 3
-    assert plain["after"]["parameters"] == 5 * 8 + 8 + 16 + 8 * 6 + 6 + 6 * 3 + 3
-    assert plain["before"]["multiply_adds"] == 5 * 16 + 16 * 12 + 12 * 3
-    assert plain["changes"][0]["layers"] == ["0"]
-    assert report.speedup > 0
+        assert dict(report.skipped)["0"]
 
 
 class Conv1D(nn.Module):
@@ -625,6 +355,7 @@ class Conv1D(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.randn(inputs, outputs) / inputs**0.5)
         self.bias = nn.Parameter(torch.randn(outputs))
+        self.nx, self.nf = inputs, outputs
 
     def forward(self, x):
         flat = torch.addmm(self.bias, x.reshape(-1, x.shape[-1]), self.weight)
@@ -645,3 +376,141 @@ def test_transposed_linear_layers_are_made_smaller_like_others(by):
     again, _ = compress(plain, 0.4, x, by=by)
     assert report.met
     torch.testing.assert_close(small(x), again(x), rtol=1e-4, atol=1e-4)
+
+
+KINDS = ("separate", "by hand", "einsum", "fused", "grouped queries", "torch")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whole_heads_are_removed(kind, tmp_path):
+    torch.manual_seed(0)
+    model, x = Heads(kind).eval(), torch.randn(3, 5, 16)
+    small, report = compress(model, 0.5, x, by="flow", of="units")
+    name = {"fused": "qkv", "torch": "attend.v"}.get(kind, "v")
+    (change,) = [c for c in report.changes if name in c.layers]
+    groups = 2 if kind == "grouped queries" else 4
+    assert (change.before, change.after) == (groups, groups // 2)
+    assert small(x).shape == (3, 3)
+    save_compressed(small, tmp_path / "small.safetensors")
+    loaded = load_compressed(tmp_path / "small.safetensors", Heads(kind))
+    torch.testing.assert_close(loaded(x), small(x))
+
+
+def test_a_head_that_says_nothing_goes_first_and_nothing_changes():
+    torch.manual_seed(0)
+    model, x = Heads("separate").eval(), torch.randn(3, 5, 16)
+    with torch.no_grad():
+        model.o.weight[:, 4:8] = 0
+        model.o.weight[:, 12:] = 0
+    small, report = compress(model, {"v": 0.5}, x, by="flow")
+    torch.testing.assert_close(
+        small.v.weight, model.v.weight[[0, 1, 2, 3, 8, 9, 10, 11]]
+    )
+    assert report.output_change < 1e-5
+
+
+def test_a_width_of_heads_from_the_inputs_is_named():
+    class Tied(Heads):
+        def forward(self, x):
+            B, T, C = x.shape
+            q, k, v = (
+                layer(x).view(B, T, self.num_heads, C // self.num_heads).transpose(1, 2)
+                for layer in (self.q, self.k, self.v)
+            )
+            h = functional.scaled_dot_product_attention(q, k, v)
+            return self.out(self.o(h.transpose(1, 2).reshape(B, T, C)).mean(1))
+
+    _, report = compress(Tied("separate"), {"v": 0.5}, torch.randn(3, 5, 16), by="flow")
+    assert not report.changes
+    assert "fails with fewer units" in dict(report.skipped)["v"]
+
+
+def test_layers_along_another_axis_cost_less_with_fewer_units():
+    model, (x,) = build("mixer")
+    _, report = compress(model, 0.5, x, by="flow", of="multiply_adds")
+    assert report.reached == pytest.approx(0.5, rel=0.05)
+
+
+class Token(nn.Module):
+    """Hands a parameter, expanded, to a module of its own: torch's books of modules fail on it."""
+
+    def __init__(self):
+        super().__init__()
+        self.cls, self.enter = nn.Parameter(torch.randn(1, 5)), nn.Linear(5, 16)
+        self.out = nn.Linear(16, 3)
+
+    def forward(self, x):
+        return self.out(
+            torch.relu(self.enter(self.cls.expand(len(x), -1)) + self.enter(x))
+        )
+
+
+def test_parameters_that_modules_are_given():
+    for by in ("flow", "spectrum"):
+        _, report = compress(Token(), 0.5, torch.randn(4, 5), by=by, of="multiply_adds")
+        assert report.before.multiply_adds == 2 * 5 * 16 + 16 * 3
+        assert report.met
+
+
+class Assertive(nn.Module):
+    """Asks for its width, keeps a parameter as it is, and adds up all units."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.out = nn.Linear(5, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.mix, self.place = nn.Linear(1, 8), nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x):
+        h = torch.relu(self.a(x))
+        if h.shape[1] != 8:
+            raise ValueError
+        h = self.b(h)
+        for _ in range(3):
+            h = torch.add(*h.chunk(2, 1))
+        return self.out(self.mix(h) @ self.place.T)
+
+
+def test_whatever_stays_whole_has_a_reason():
+    _, report = compress(Assertive().eval(), 0.3, torch.randn(6, 5), by="flow")
+    reasons = dict(report.skipped)
+    assert "ValueError" in reasons["a"]
+    assert "stand or fall together" in reasons["b"]
+    assert {"mix", "out"} <= reasons.keys()
+
+
+class Restless(nn.Module):
+    """Draws in evaluation mode too."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.out = nn.Linear(5, 16), nn.Linear(16, 16), nn.Linear(16, 3)
+
+    def forward(self, x):
+        h = nn.functional.dropout(torch.relu(self.a(x)))
+        return self.out(torch.relu(self.b(h))) + torch.randn(len(x), 3)
+
+
+@pytest.mark.parametrize("by", ["flow", "spectrum"])
+def test_noise_in_evaluation_mode_is_named_and_no_hindrance(by):
+    x, y = torch.randn(40, 5), torch.randint(3, (40,))
+    _, report = compress(Restless(), 0.6, x[:6], (x, y), by)
+    assert "samples in evaluation mode" in dict(report.skipped)["forward"]
+    assert report.changes
+
+
+def test_shared_weights_are_counted_and_cut_once():
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.enter, self.twice = nn.Linear(5, 40), nn.Linear(40, 40)
+            self.again, self.out = self.twice, nn.Linear(40, 3)
+
+        def forward(self, x):
+            return self.out(
+                torch.relu(self.again(torch.relu(self.twice(self.enter(x)))))
+            )
+
+    small, report = compress(Shared(), 0.3, torch.randn(4, 5), by="flow")
+    assert small.twice.weight is small.again.weight
+    assert report.after.parameters == sum(p.numel() for p in small.parameters())
+    assert np.isclose(report.reached, 0.3, rtol=0.05)
