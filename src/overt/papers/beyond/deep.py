@@ -190,17 +190,14 @@ figure(
     check=check_jump,
     plot=plot_jump,
     differs=OWN,
+    common={"width": 2, "drop_prob": 0.4},
     sizes={
         "toy": {
             "ratio": [0.3, 0.5, 0.6, 0.65, 0.75, 0.9],
-            "width": 2,
-            "drop_prob": 0.4,
             "descents": 24,
         },
         "paper": {
             "ratio": [round(0.02 * i, 2) for i in range(10, 50)],
-            "width": 2,
-            "drop_prob": 0.4,
             "descents": 100,
         },
     },
@@ -254,7 +251,11 @@ def plot_phase(rows: list[Row]) -> Any:
     jumps = np.nan_to_num([row["jump"] for row in rows], nan=2.0, posinf=2.0)
     if jumps.min() < 0.8 < jumps.max():
         axes.contour(probs, depths, jumps.reshape(shape).T, [0.8], colors=ORANGE)
-    axes.set(xlabel="drop probability", ylabel="hidden layers", yticks=depths)
+    axes.set(
+        xlabel="drop probability",
+        ylabel="hidden layers",
+        yticks=depths,
+    )
     return picture
 
 

@@ -72,10 +72,8 @@ def any_noise_bound(scale: int, rng: Rng) -> Residuals:
     TeX: \[F(U,V)\ge\|s\|^2-\sum_S\mathrm{top}_{|S|}\left(c^{S\top}_pZ_S^+c^S_p\right)_p\]
     """
     lam = 0.4 / 0.6
-    probs = np.array([0.1, 0.3, 0.5, 0.7])
     noises: list[tuple[noise.Noise, Floats]] = [
         (noise.Dropout(0.4), lam * np.eye(4)),
-        (noise.Dropout(probs), np.diag(probs / (1 - probs))),
         (noise.DropBlock(0.4, 2), lam * np.eye(2).repeat(2, axis=0).repeat(2, axis=1)),
     ]
     for _ in range(2 * scale):

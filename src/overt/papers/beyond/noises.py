@@ -209,6 +209,9 @@ figure(
             "batches": 60,
         },
     },
-    differs={"paper": "our own figure", "toy": "our own figure"},
+    differs={
+        "paper": "our own figure",
+        "toy": "our own figure",
+    },
     needs={"torch": "torch"},
 )

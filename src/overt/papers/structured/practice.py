@@ -165,7 +165,11 @@ def draw_run(axes: Any, row: Row, colors: tuple[str, str], name: str) -> None:
     style = {"fmt": "o", "ms": 3.5, "color": colors[0], "label": label}
     axes.errorbar(steps, row["sampled"], yerr=error, **style)
     axes.plot(steps, row["exact"], color=colors[1], label=f"{name}, exact")
-    axes.set(xscale="log", yscale="log", xlabel="step")
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="step",
+    )
 
 
 def plot_dropblock(rows: list[Row]) -> Any:
