@@ -34,7 +34,7 @@ CLOSURES = {
     "predictive_moments": 22,
     "mc_moments": 12,
     "without_noise": 21,
-    "audit": 40,
+    "audit": 36,
     "compress": 21,
     "PGD": 14,
     "robust_error": 23,

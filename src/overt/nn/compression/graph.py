@@ -48,6 +48,9 @@ ENTRYWISE = {
 MOVES = {"_unsafe_view", "cat", "stack", "repeat", "flip", "roll", "index"}
 """Operations besides views that move entries."""
 
+UNFORESEEN = (RuntimeError, TypeError, ValueError, IndexError)
+"""What rules raise on arguments that they do not know: then all units are needed."""
+
 READ = torch.Tag.data_dependent_output
 CHANNEL_DROPOUT = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
@@ -206,7 +209,8 @@ class _Tracer(TorchDispatchMode):  # type: ignore[misc]
         if len(given) == 1 and isinstance(result, Tensor):
             ids, drops = self._known.get(given[0], (None, drops))
             layer = layers.Layer(self.found, name, module, ids, drops, self._constant)
-            after = layer.follow(given[0], result)
+            with suppress(*UNFORESEEN):
+                after = layer.follow(given[0], result)
         elif layers.weights_of(module) is not None:
             self.found.keep_layer(name, module.weight, str(after))
         if isinstance(after, str):
@@ -242,9 +246,9 @@ class _Tracer(TorchDispatchMode):  # type: ignore[misc]
             self.keep(op.given, "it is used where the forward pass depends on values")
             return
         known = [self._known[tensor] for tensor in op.given if tensor in self._known]
-        after = None  # also where arguments are not foreseen
+        after = None
         if known:
-            with suppress(RuntimeError, TypeError, ValueError, IndexError):
+            with suppress(*UNFORESEEN):
                 after = self._rule(op)
         if after is None:
             self.keep(op.given, f"{op.name} in the forward pass needs all its units")
