@@ -68,6 +68,20 @@ NETWORKS = {
         nn.Flatten(),
         nn.Linear(D, K),
     ),
+    "grid-2d": lambda: net(
+        *tanh(),
+        nn.Unflatten(1, (1, 2, 3)),
+        onn.DropBlock2d(0.4, 2, placement="grid"),
+        nn.Flatten(),
+        nn.Linear(D, K),
+    ),
+    "columns": lambda: net(
+        *tanh(),
+        nn.Unflatten(1, (1, 2, 3)),
+        onn.DropBlock2d(0.4, (2, 1)),
+        nn.Flatten(),
+        nn.Linear(D, K),
+    ),
     "channels": lambda: net(
         *tanh(),
         nn.Unflatten(1, (3, 1, 2)),
@@ -270,6 +284,20 @@ def test_agrees_with_the_certificate_of_linear_networks(layer, noise):
         assert residual < bound < certificate.lower_bound
     else:
         assert bound == pytest.approx(certificate.lower_bound, rel=1e-9)
+
+
+def test_blocks_along_either_axis_of_a_map_have_the_same_bound():
+    """Units of a map have no order: a bound that needs one must not depend on it."""
+    x, y = data(np.random.default_rng(4), 30)
+    bounds = []
+    for shape, block in (((1, 2, 3), (1, 2)), ((1, 3, 2), (2, 1))):
+        drop = onn.DropBlock2d(0.3, block)
+        model = net(
+            *tanh(), nn.Unflatten(1, shape), drop, nn.Flatten(), nn.Linear(D, K)
+        )
+        bounds.append(audit(model.double(), (x, y), "squared").head.lower_bound)
+    assert bounds[0] == pytest.approx(bounds[1], rel=1e-9)
+    assert bounds[0] > 0
 
 
 def test_below_every_checkpoint_of_a_run():

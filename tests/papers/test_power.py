@@ -116,7 +116,7 @@ MUTATIONS = [
         "relu-isotropic",
     ),
     (penalty, "dropconnect", printed_dropconnect, "dropconnect"),
-    (penalty, "deep", slightly_more(penalty.deep), "deep-penalty deep-spectral"),
+    (penalty, "deep", slightly_more(penalty.deep), "deep-penalty deep-rescaling"),
     (
         penalty,
         "deep_terms",

@@ -49,7 +49,8 @@ def slope_and_curvature(objective: Objective, theta: Floats) -> tuple[float, flo
 
 def factors(theta: Floats, rows: int, width: int) -> tuple[Floats, Floats]:
     """Return (U, V), stacked in theta, of which U has `rows` rows."""
-    U, V = theta[: rows * width], theta[rows * width :]
+    U = theta[: rows * width]
+    V = theta[rows * width :]
     return U.reshape(rows, width), V.reshape(-1, width)
 
 
@@ -77,7 +78,8 @@ def tied_objective(M: Floats, lam: float, width: int) -> Objective:
 
     def objective(theta: Floats) -> tuple[float, Floats]:
         U = theta.reshape(-1, width)
-        E, n = M - U @ U.T, np.sum(U * U, axis=0)
+        E = M - U @ U.T
+        n = np.sum(U * U, axis=0)
         return float(np.sum(E * E) + lam * n @ n), 4 * (U * (lam * n) - E @ U).ravel()
 
     return objective
@@ -232,10 +234,8 @@ def block_candidates(m: Floats, b: int, beta: float, splits: range) -> float:
         for last in range(1, len(m) + 1):
             a = np.where(np.arange(len(m)) < last, m / (1 + beta), 0)
             if last >= rho:
-                total, c = (
-                    m[rho - 1 : last].sum(),
-                    b + beta * last + (beta + 1) * (1 - rho),
-                )
+                total = m[rho - 1 : last].sum()
+                c = b + beta * last + (beta + 1) * (1 - rho)
                 a[rho - 1 : last] = m[rho - 1 : last] - beta / c * total
             best = min(best, block_value(m, a, b, beta))
     return best

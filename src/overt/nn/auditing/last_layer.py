@@ -192,25 +192,23 @@ def unit_envelopes(module: Any, shape: tuple[int, ...]) -> list[Envelope]:
       cost is |.|_F^2: the squared nuclear norm gives way to the squared s-support norm;
     - c groups of units with independent noise have penalties that add, and convexity of N gives
       sum_g w N(A_g) >= (w / c) N(sum_g A_g);
-    - blocks of a grid that the border cuts are smaller, hence of smaller rank, than whole ones.
+    - the order of the units does not matter: one in which Gamma has a narrow band is taken.
     """
     covariance = mask_covariance_of(module, (1, *shape))
     units = math.prod(shape)
     copies = math.prod(shape[axis] for axis in covariance.shared)
     if covariance.matrix is None:
         return [(covariance.strength * copies / units, _support(copies))]
-    if getattr(module, "placement", None) == "grid":  # DropBlock on a grid
-        sizes = shape[1:]
-        blocks = [min(b, n) for b, n in zip(module.block_size, sizes, strict=True)]
-        cells = math.prod(-(-n // b) for n, b in zip(sizes, blocks, strict=True))
-        strength = module.drop_prob / (1 - module.drop_prob)
-        groups = units // math.prod(sizes) // copies
-        return [(strength / (cells * groups), _support(math.prod(blocks) * copies))]
-    inner = covariance.matrix.shape[0]
+    Gamma = covariance.matrix.double().cpu().numpy()
+    inner = len(Gamma)
     if inner > MAX_UNITS:
         return []
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import reverse_cuthill_mckee
+
+    order = reverse_cuthill_mckee(csr_array(Gamma), symmetric_mode=True)
+    noise = CovarianceNoise(np.ones(inner), Gamma[np.ix_(order, order)])
     groups = units // inner // copies
-    noise = CovarianceNoise(np.ones(inner), covariance.matrix.double().cpu().numpy())
     return [(w / groups, _widen(norm, copies)) for w, norm in envelopes(noise, inner)]
 
 

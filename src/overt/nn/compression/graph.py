@@ -33,7 +33,7 @@ from overt._check import InputError
 from overt.nn.compression import layers
 from overt.nn.compression.dependencies import DependencyGraph, Ids, group_units
 from overt.nn.data.batches import Inputs, name_failing_inputs
-from overt.nn.data.models import disable_checkpointing, disable_fast_attention
+from overt.nn.data.models import disable_fast_attention
 
 ENTRYWISE = {
     "_to_copy",
@@ -114,7 +114,16 @@ class Operation(NamedTuple):
         return tuple(d % self.given[0].ndim for d in several if d is not None)
 
 
-class _Tracer(TorchDispatchMode):  # type: ignore[misc]
+class DispatchMode(TorchDispatchMode):  # type: ignore[misc]
+    """Sees operations as torch dispatches them."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # True would import dynamo at the first use, which takes a second.
+        return False
+
+
+class _Tracer(DispatchMode):
     """Passes units on from operation to operation, and from layer to layer."""
 
     def __init__(
@@ -141,7 +150,6 @@ class _Tracer(TorchDispatchMode):  # type: ignore[misc]
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
             stack.enter_context(disable_fast_attention())
-            stack.enter_context(disable_checkpointing())
             # Attention arrives as products of matrices.
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             before = register_module_forward_pre_hook(self._enter)

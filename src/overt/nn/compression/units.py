@@ -198,7 +198,7 @@ def _cost_function(problem: Problem) -> Callable[[Mapping[Group, int]], float]:
             stays[group.units[n:]] = False
         stays = stays[problem.graph.classes]
         kept = sum(
-            cost * math.prod(float(stays[ids].mean()) for ids in axes)
+            cost * math.prod(np.count_nonzero(stays[ids]) / len(ids) for ids in axes)
             for cost, axes in terms
         )
         return (fixed + kept) / max(whole, 1.0)
