@@ -135,14 +135,15 @@ MUTATIONS = [
         noise.Dropout,
         "relative_variance",
         slightly_more(noise.Dropout.relative_variance),
-        "shallow-penalty last-layer-dropout width-adjusted shallow-optimum tied-optimum "
+        "shallow-penalty last-layer-dropout shallow-optimum tied-optimum "
         "tied-landscape anisotropic-optimum",
     ),
     (
         noise.DropBlock,
         "characteristic",
         slightly_more(noise.DropBlock.characteristic),
-        "dropblock-mask dropblock-penalty sliding-characteristic dropblock-few-blocks",
+        "dropblock-mask dropblock-penalty sliding-characteristic dropblock-few-blocks "
+        "width-adjusted",
     ),
     (noise.DropBlock, "seed_probability", interior_seed_probability, "sliding-keep"),
     (

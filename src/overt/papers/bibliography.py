@@ -26,7 +26,6 @@ PAPERS = {
             "tied",
             "untied",
             "training",
-            "appendix",
         ),
         r"""@inproceedings{mianjy2018implicit,
   author = {Mianjy, Poorya and Arora, Raman and Vidal, Ren{\'e}},

@@ -52,16 +52,15 @@ def retentivity_required(scale: int, rng: Rng) -> Evidence:
 def _hard_points(graph: Floats, clique: int) -> Floats:
     """Return points whose retentivity is below 1/4 iff the graph has a clique of this size."""
     d = len(graph)
-    t = 0.25
     Q = (1 - 1 / (clique - 0.5)) * np.ones((d, d)) - graph
     large = 400.0 * d**4
     axes = np.eye(d)
     found = []
     for i, j in combinations(range(d), 2):
-        size = math.sqrt(Q[i, j] / (1 - t)) if Q[i, j] > 0 else -math.sqrt(-Q[i, j] / t)
+        size = math.sqrt(Q[i, j] / 0.75) if Q[i, j] > 0 else -math.sqrt(-Q[i, j] * 4)
         found.append(size * (axes[i] + axes[j]))
     for i, e in enumerate(axes):
-        found.append(e * math.sqrt((t * large + 2 * Q[i, i] - Q[i].sum()) / (1 - t)))
+        found.append(e * math.sqrt((large / 4 + 2 * Q[i, i] - Q[i].sum()) / 0.75))
         found.append(-e * math.sqrt(large))
     return np.array(found)
 
@@ -199,28 +198,22 @@ def one_sided_drift(scale: int, rng: Rng) -> Evidence:
     where $m_y$ units with weights $W_y$ have $y a_r < 0$; so $\beta \ge 4 \nu (1 - \alpha) \kappa
     \sqrt{m_y} |W_y|/|W|$ suffices, and $0$ where $y f$ is convex.
     """
-    against = -math.inf
-    for_label = -math.inf
+    over = np.full(2, -math.inf)
     trials = 2000 * scale
     for _ in range(trials):
         m = int(rng.integers(1, 8))
-        d = int(rng.integers(1, 5))
         slope, nu = rng.uniform(0, 1, 2)
-        W = rng.normal(size=(m, d))
+        W = rng.normal(size=(m, 3))
         a = rng.choice((-1.0, 1.0), m)
-        steps = rng.normal(size=(2, d))
+        steps = rng.normal(size=(2, 3))
         steps *= nu / np.linalg.norm(steps, axis=1, keepdims=True)
-        ends = rng.normal(size=d) + steps
+        ends = rng.normal(size=3) + steps
         slopes = np.where(W @ ends.T > 0, 1.0, slope)
         drift = (a * (slopes[:, 0] - slopes[:, 1])) @ (W @ ends[1])
-        room = [
-            2 * nu * (1 - slope) * math.sqrt(chosen.sum()) * np.linalg.norm(W[chosen])
-            for chosen in (a < 0, a > 0)
-        ]
-        against = max(against, float(drift - room[0]))
-        for_label = max(for_label, float(drift - room[1]))
+        sizes = [np.sqrt(np.sum(a == y)) * np.linalg.norm(W[a == y]) for y in (-1, 1)]
+        over = np.maximum(over, drift - 2 * nu * (1 - slope) * np.array(sizes))
     detail = f"{trials} random networks, y = 1; null: the units that vote for the label"
-    return Evidence(against, 1e-12, detail, null=for_label)
+    return Evidence(float(over[0]), 1e-12, detail, null=float(over[1]))
 
 
 @statement(how="enumerated")
@@ -238,29 +231,27 @@ def attack_misses(scale: int, rng: Rng) -> Evidence:
     W = np.array([[0.01, 0], [0, 0.02], [0, -0.02], [-0.02, 1]])
     a = np.array([1.0, 1, 1, -1])
     x = np.array([1.0, 0.0])
-    nu = 0.5
 
     def value(point: Floats) -> Floats:
         z = W @ point
         return np.asarray(a @ np.maximum(z, 0.01 * z))
 
     def attacked(point: Floats, step: float) -> float:
-        """Return the least y f that the attack meets from a start in the ball."""
+        """Return the least y f that the attack meets from a start in the ball of radius .5."""
         met = [value(point)]
         for _ in range(2000 * scale):
             gradient = (a * np.where(W @ point > 0, 1, 0.01)) @ W
-            moved = point - step * gradient / (1 + np.exp(-value(point))) - x
-            point = x + moved * min(1, nu / float(np.linalg.norm(moved)))
+            moved = point - step * gradient / (1 + np.exp(-met[-1])) - x
+            point = x + moved * min(1, 0.5 / float(np.linalg.norm(moved)))
             met.append(value(point))
         return float(min(met))
 
     least = min(attacked(x, 0.24), attacked(x, 0.05))
     angles = np.linspace(0, 2 * np.pi, 1000)
-    circle = x[:, None] + nu * np.stack([np.cos(angles), np.sin(angles)])
+    circle = x[:, None] + 0.5 * np.stack([np.cos(angles), np.sin(angles)])
     exists = float(value(circle).min())
     detail = (
         f"y f stays at {least:.4f}, its minimum is {exists:.3f}; null: another start"
     )
-    beyond_ridge = attacked(np.array([1.0, 0.05]), 0.24)
-    residual = max(0.005 - least, exists + 0.46)
-    return Evidence(residual, 0.0, detail, null=0.005 - beyond_ridge)
+    null = 0.005 - attacked(np.array([1.0, 0.05]), 0.24)
+    return Evidence(max(0.005 - least, exists + 0.46), 0.0, detail, null=null)

@@ -72,15 +72,9 @@ def any_noise_bound(scale: int, rng: Rng) -> Residuals:
     TeX: \[F(U,V)\ge\|s\|^2-\sum_S\mathrm{top}_{|S|}\left(c^{S\top}_pZ_S^+c^S_p\right)_p\]
     """
     lam = 0.4 / 0.6
-    probs = np.array([0.1, 0.3, 0.5, 0.7])
-    # Units at the border are covered once, the others twice: (x + x^2) / 2 = .6, x = 1 - g.
-    g = 1 - (math.sqrt(1 + 8 * 0.6) - 1) / 2
-    sliding = oracles.moments(*oracles.sliding_masks((4,), 2, g))[1]
     noises: list[tuple[noise.Noise, Floats]] = [
         (noise.Dropout(0.4), lam * np.eye(4)),
-        (noise.Dropout(probs), np.diag(probs / (1 - probs))),
         (noise.DropBlock(0.4, 2), lam * np.eye(2).repeat(2, axis=0).repeat(2, axis=1)),
-        (noise.DropBlock(0.4, 2, "sliding"), sliding),
     ]
     for _ in range(2 * scale):
         A = rng.normal(size=(4, 6))
@@ -209,8 +203,8 @@ def convex_landscape(scale: int, rng: Rng) -> Evidence:
         point = np.zeros(4)
         point[[k, 2 + k]] = math.sqrt(y / 1.1)
         slope, curvature = descent.slope_and_curvature(narrow, point)
-        critical = slope < CURVED and curvature > -CURVED
-        minima.append(narrow(point)[0] if critical else math.nan)
+        if slope < CURVED and curvature > -CURVED:
+            minima.append(narrow(point)[0])
     detail = (
         f"{len(ends)} descents end at one value; null: one unit for two directions, minima at "
         f"{minima[0]:.4f} and {minima[1]:.4f}"

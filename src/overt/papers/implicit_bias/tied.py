@@ -152,11 +152,15 @@ def plot_landscape(rows: list[Row]) -> Any:
     return picture
 
 
-def draw_levels(axes: Any, axis: list[float], objective: Any) -> None:
+def draw_levels(axes: Any, axis: Any, objective: Any) -> None:
     """Draw contours of the objective on a square of weights."""
     height = np.sqrt(np.minimum(objective, 8.0))
     axes.contourf(axis, axis, np.transpose(height), levels=24)
-    axes.set(aspect="equal", xlabel="$u_1$", ylabel="$u_2$")
+    axes.set(
+        aspect="equal",
+        xlabel="$u_1$",
+        ylabel="$u_2$",
+    )
 
 
 def surface(axis: Floats, lam: float) -> Floats:
@@ -184,20 +188,39 @@ figure(
     check=check_landscape,
     plot=plot_landscape,
     hours={"paper": 0.01},
+    common={"strength": [0.0, 0.6, 2.0]},
     sizes={
-        "toy": {"strength": [0.0, 0.6, 2.0], "points": 161},
-        "paper": {"strength": [0.0, 0.6, 2.0], "points": 601},
+        "toy": {"points": 161},
+        "paper": {"points": 601},
     },
-    differs={"toy": "a coarser grid"},
+    differs={
+        "toy": "a coarser grid",
+    },
     revision=2,
 )
 
-item("Definition 2.1", "2", "Equalized weights", by="equalizer", how="definition")
-item("Algorithm 2", "2", "The equalizer", by="equalizer")
+item(
+    "Definition 2.1",
+    "2",
+    "Equalized weights",
+    by="equalizer",
+    how="definition",
+)
+item(
+    "Algorithm 2",
+    "2",
+    "The equalizer",
+    by="equalizer",
+)
 item(
     "Theorem 2.3",
     "2",
     "Global optima with tied weights are equalized",
     by="equalized-optimum",
 )
-item("Remark 2.5", "2", "The problem that Theorem 2.4 solves", by="tied-optimum")
+item(
+    "Remark 2.5",
+    "2",
+    "The problem that Theorem 2.4 solves",
+    by="tied-optimum",
+)

@@ -305,8 +305,18 @@ item(
     "Correspondence of minima and saddles",
     by="decay-correspondence",
 )
-item("Proposition A.4", "A", "As Proposition 3.1", by="decay-vanishing")
-item("Proposition A.5", "A.1", "As Proposition 3.2", by="decay-no-underestimate")
+item(
+    "Proposition A.4",
+    "A",
+    "As Proposition 3.1",
+    by="decay-vanishing",
+)
+item(
+    "Proposition A.5",
+    "A.1",
+    "As Proposition 3.2",
+    by="decay-no-underestimate",
+)
 item(
     "Proposition A.6",
     "A.1",
