@@ -12,7 +12,7 @@ M = np.array([[1.0, 2.5], [-3.0, 4e-3], [0.0, 1e6]])
 
 
 def write(path, kind):
-    from scipy import sparse
+    from scipy import io, sparse
 
     match kind:
         case "npy":
@@ -33,6 +33,10 @@ def write(path, kind):
             np.savetxt(path, M, delimiter="\t")
         case "txt":
             np.savetxt(path, M)
+        case "mtx":
+            io.mmwrite(path, sparse.coo_array(M))
+        case "dense mtx":
+            io.mmwrite(path, M)
         case "coo" | "csr" | "csc":
             sparse.save_npz(path, sparse.coo_array(M).asformat(kind))
 
@@ -48,6 +52,8 @@ def write(path, kind):
         ("csv with mark", "M.csv"),
         ("tsv", "M.tsv"),
         ("txt", "M.txt"),
+        ("mtx", "M.mtx"),
+        ("dense mtx", "M.mtx"),
         ("coo", "M.npz"),
         ("csr", "M.npz"),
         ("csc", "M.npz"),
@@ -70,7 +76,22 @@ def test_formats_are_read(tmp_path, kind, name):
         ("M.npz", b"not an archive", "cannot be read"),
         ("M.csv", b"1,2\n3,x\n", "cannot be read"),
         ("M.csv", b"1,2\n3\n", "cannot be read"),
-        ("M.mtx", b"nonsense", "must end in one of"),
+        ("M.mtx", b"nonsense", "cannot be read"),
+        (
+            "M.mtx",
+            b"%%MatrixMarket matrix coordinate real general\n3 2 9000000\n1 1 2.0\n",
+            "more than it can hold",
+        ),
+        (
+            "M.mtx",
+            b"%%MatrixMarket matrix coordinate real general\n3 2 2\n1 1 2.0\n9 1 2.0\n",
+            "cannot be read",
+        ),
+        (
+            "M.mtx",
+            b"%%MatrixMarket matrix array complex general\n1 1\n1 2\n",
+            "must hold real numbers",
+        ),
     ],
 )
 def test_bad_files_are_named(tmp_path, name, content, message):

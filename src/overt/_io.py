@@ -32,7 +32,7 @@ import numpy as np
 from overt._check import InputError, InputFileError, InputTypeError, MissingExtraError
 from overt._types import Array, Floats
 
-ACCEPTED = (".npy", ".npz", ".csv", ".tsv", ".txt")
+ACCEPTED = (".npy", ".npz", ".csv", ".tsv", ".txt", ".mtx")
 
 ROOMY = 2**30
 """Bytes that an archive may unpack to, whatever its own size; beyond, 100 times its size."""
@@ -198,7 +198,8 @@ def read_sealed(path: Path, what: str) -> dict[str, Array]:
 def read_matrix(path: str | os.PathLike[str]) -> Any:
     """Return the matrix in a file as float64, dense, or scipy sparse if it is stored so.
 
-    A .npz file must hold a single array, one named target, or what `scipy.sparse.save_npz` wrote.
+    A .npz file must hold a single array, one named target, or what `scipy.sparse.save_npz` wrote;
+    .mtx is the Matrix Market format.
     Text files may have one header line.
     """
     path = as_path("path", path)
@@ -215,6 +216,8 @@ def read_matrix(path: str | os.PathLike[str]) -> Any:
                 return _floats(np.load(path, allow_pickle=False))
             case ".npz":
                 return _from_npz(path)
+            case ".mtx":
+                return _from_market(path)
         return _from_text(
             path, "\t" if suffix == ".tsv" else "," if suffix == ".csv" else None
         )
@@ -270,11 +273,32 @@ def _from_npz(path: Path) -> Any:
     )
 
 
+def _from_market(path: Path) -> Any:
+    """Return the matrix of a Matrix Market file: sparse where it lists coordinates."""
+    from scipy.io import mminfo, mmread
+    from scipy.sparse import issparse
+
+    rows, cols, entries, _, field, _ = mminfo(path)
+    if field == "complex":
+        raise InputError(f"{path} must hold real numbers, it holds complex ones")
+    size = path.stat().st_size
+    # A symmetric matrix is listed by half, at two characters or more for an entry.
+    if entries > size or max(rows, cols) > max(ROOMY, 100 * size):
+        raise InputError(
+            f"{path} announces {rows} x {cols} with {entries} entries, more than it can hold"
+        )
+    found = mmread(path)
+    return _checked_sparse(path, found) if issparse(found) else _floats(found)
+
+
 def _sparse(path: Path) -> Any:
-    """Return a sparse matrix in rows, columns or coordinates, whose indices are inside of it."""
     from scipy.sparse import load_npz
 
-    found = load_npz(path)
+    return _checked_sparse(path, load_npz(path))
+
+
+def _checked_sparse(path: Path, found: Any) -> Any:
+    """Return a sparse matrix in rows, columns or coordinates, whose indices are inside of it."""
     if found.format not in ("coo", "csr", "csc"):
         raise InputError(
             f"{path} must be stored as coo, csr or csc, got {found.format}"
