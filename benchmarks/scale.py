@@ -66,17 +66,46 @@ peak = memory("RssAnon")
 reading = time.process_time() - start
 how = {"tol": 0, "memory_limit": limit, "n_jobs": 1, "signals": False}
 model = DropoutCompletion(factors, max_sweeps=sweeps, **how)
-model.fit_entries(read.entries, on_form=watch)
+try:
+    model.fit_entries(read.entries, on_step=watch)
+except TypeError:  # another version's name
+    model.fit_entries(read.entries, on_form=watch)
 print(json.dumps({"ratings": len(read.rows), "shape": read.entries.shape, "reading": reading,
     "sweep": (marks[-1] - marks[0]) / (len(marks) - 1), "anon": peak,
     "resident": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}))
 """
 
 
-def measured(folder: Path, limit: str) -> dict[str, Any]:
+def measured(folder: Path, limit: str, source: str | None = None) -> dict[str, Any]:
+    """Measure this version, or the one whose `src` folder is given."""
     words = [sys.executable, "-c", WORK, str(folder), limit, str(FACTORS), str(SWEEPS)]
-    found = subprocess.run(words, check=True, capture_output=True, text=True)
+    environment = os.environ | ({"PYTHONPATH": source} if source else {})
+    found = subprocess.run(
+        words, check=True, capture_output=True, text=True, env=environment
+    )
     return dict(json.loads(found.stdout.splitlines()[-1]))
+
+
+def beside_another_version() -> Table | None:
+    """Measure ratings in memory beside the version whose `src` folder OVERT_BASE names."""
+    base = os.environ.get("OVERT_BASE")
+    if not base:
+        return None
+    ratings = int(float(os.environ.get("OVERT_RATINGS", "1e7")))
+    table = Table(
+        f"{ratings:,} ratings in memory, beside another version, in turns",
+        ("version", "reading, CPU s", "a sweep, CPU s", "resident, peak, GB"),
+    )
+    with tempfile.TemporaryDirectory() as place:
+        folder = folder_of(Path(place), ratings)
+        for turn in range(2):
+            for name, source in (("this", None), ("other", base)):
+                found = measured(folder, "", source)
+                peak = f"{found['resident'] / 1e9:.2f}"
+                cells = (f"{name}, run {turn + 1}", found["reading"], found["sweep"])
+                table.rows.append((*cells, peak))
+                print(name, found, flush=True)
+    return table
 
 
 def capacity() -> Table:
@@ -91,7 +120,6 @@ def capacity() -> Table:
             "of linear from the last",
             "private memory after sweeps, GB",
             "resident, peak, GB",
-            "covariances",
         ),
     )
     largest, last = float(os.environ.get("OVERT_RATINGS", "1e7")), None
@@ -108,7 +136,6 @@ def capacity() -> Table:
             cells = (
                 f"{found['anon'] / 1e9:.2f}",
                 f"{found['resident'] / 1e9:.2f}",
-                found["covariance"],
             )
             table.rows.append(
                 (
@@ -147,7 +174,7 @@ def fit(folder, factors, sweeps, client):
         marks.append((time.perf_counter(), sum(spent(client).values())))
     read = read_ratings(folder, memory_limit="1GB")
     reading = sum(spent(client).values()) - sum(before.values())
-    model.fit_entries(read.entries, on_form=mark)
+    model.fit_entries(read.entries, on_step=mark)
     wall, cpu = ((b - a) / (sweeps - 1) for a, b in zip(marks[0], marks[-1]))
     return {"ratings": len(read.entries), "wall": wall, "cpu": cpu, "reading": reading,
             "objective": float(model.objective_[-1])}

@@ -24,7 +24,6 @@ from enum import StrEnum
 from importlib import import_module
 from itertools import count, takewhile
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from threading import get_ident
 from typing import IO, Any, get_args, get_origin, get_type_hints
 
@@ -33,7 +32,7 @@ import numpy as np
 from overt._check import InputError, InputFileError, InputTypeError, MissingExtraError
 from overt._types import Array, Floats
 
-ACCEPTED = (".npy", ".npz", ".csv", ".tsv", ".txt", ".mtx")
+ACCEPTED = (".npy", ".npz", ".csv", ".tsv", ".txt")
 
 ROOMY = 2**30
 """Bytes that an archive may unpack to, whatever its own size; beyond, 100 times its size."""
@@ -107,7 +106,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Give a path beside a file, of this process alone, and put what is written there in its place.
 
     If writing fails, as on a full disk, what was there before stays, and nothing else. Links are
-    followed; a device or a pipe is written to, not replaced, and refused if nobody reads it.
+    followed; devices and pipes are refused.
     """
     given = as_path("path", path)
     try:
@@ -118,12 +117,9 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
         temporary = path.with_name(f"{path.name}.{os.getpid()}-{get_ident()}.part")
         if path.exists() and not (path.is_file() or path.is_dir()):
-            end = os.open(path, os.O_WRONLY | getattr(os, "O_NONBLOCK", 0))
-            os.set_blocking(end, True)
-            with open(end, "wb") as out, TemporaryDirectory() as aside:
-                yield Path(aside) / path.name
-                out.write((Path(aside) / path.name).read_bytes())
-            return
+            raise InputError(
+                f"{given} is no ordinary file: devices and pipes are not written"
+            )
         try:
             if (
                 path.is_file()
@@ -146,8 +142,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
             getattr(error, "errno", None),
             getattr(error, "strerror", None) or str(error),
         )
-        unread = "nobody reads this pipe" if code == errno.ENXIO else None
-        raise InputFileError(code, unread or reason, str(given)) from None
+        raise InputFileError(code, reason, str(given)) from None
 
 
 def write_csv(
@@ -203,7 +198,8 @@ def read_sealed(path: Path, what: str) -> dict[str, Array]:
 def read_matrix(path: str | os.PathLike[str]) -> Any:
     """Return the matrix in a file as float64, dense, or scipy sparse if it is stored so.
 
-    A .npz file must hold a single array, or one named target. Text files may have one header line.
+    A .npz file must hold a single array, one named target, or what `scipy.sparse.save_npz` wrote.
+    Text files may have one header line.
     """
     path = as_path("path", path)
     suffix = path.suffix.lower()
@@ -219,9 +215,6 @@ def read_matrix(path: str | os.PathLike[str]) -> Any:
                 return _floats(np.load(path, allow_pickle=False))
             case ".npz":
                 return _from_npz(path)
-            case ".mtx":
-                with path.open(encoding="latin-1") as file:
-                    return read_market(path, bounded_lines(path, file))
         return _from_text(
             path, "\t" if suffix == ".tsv" else "," if suffix == ".csv" else None
         )
@@ -270,9 +263,30 @@ def _from_npz(path: Path) -> Any:
         names = archive.files
         if len(names) == 1 or "target" in names:
             return _floats(archive["target" if "target" in names else names[0]])
+    if "format" in names:
+        return _sparse(path)
     raise InputError(
         f"{path} must hold one array, or one named target; it holds {', '.join(names)}"
     )
+
+
+def _sparse(path: Path) -> Any:
+    """Return a sparse matrix in rows, columns or coordinates, whose indices are inside of it."""
+    from scipy.sparse import load_npz
+
+    found = load_npz(path)
+    if found.format not in ("coo", "csr", "csc"):
+        raise InputError(
+            f"{path} must be stored as coo, csr or csc, got {found.format}"
+        )
+    if found.format != "coo":
+        found.check_format(full_check=True)  # or conversions would believe it
+    found = found.tocoo()
+    for place, size in ((found.row, found.shape[0]), (found.col, found.shape[1])):
+        if len(place) and not 0 <= place.min() <= place.max() < size:
+            raise InputError(f"{path} holds an entry outside of its {found.shape}")
+    found.data = _floats(found.data)
+    return found
 
 
 def _from_text(path: Path, delimiter: str | None) -> Any:
@@ -317,75 +331,6 @@ def safetensors(framework: str, extra: str) -> Any:
     except ModuleNotFoundError:
         raise MissingExtraError("safetensors", extra) from None
     return import_module("safetensors")
-
-
-def read_market(path: Path, lines: Iterator[str]) -> Any:
-    """Return the matrix that lines hold: dense, or scipy sparse where they list coordinates."""
-    banner = next(lines, "").lower().split()
-    if banner[:2] != ["%%matrixmarket", "matrix"] or len(banner) != 5:
-        raise InputError(f"{path} cannot be read as Matrix Market: see its first line")
-    form, field, symmetry = banner[2:]
-    coordinate = form == "coordinate"
-    known = (
-        form in ("coordinate", "array"),
-        field in ("real", "integer", "pattern", "double"),
-    )
-    if not all(known) or symmetry not in ("general", "symmetric", "skew-symmetric"):
-        raise InputError(
-            f"{path} must hold real numbers, it holds {' '.join(banner[2:])}"
-        )
-    sizes = next(line for line in lines if line.strip() and not line.startswith("%"))
-    rows, cols, *rest = map(int, sizes.split())
-    table = np.loadtxt(lines, comments="%", ndmin=2)
-    if not (0 < rows < 2**31 and 0 < cols < 2**31) or len(rest) != int(coordinate):
-        raise InputError(f"{path} announces a matrix of {sizes.strip()[:60]}")
-    if coordinate:
-        return _coordinates(
-            path, table, (rows, cols, *rest), field == "pattern", symmetry
-        )
-    return _listed(path, table.ravel(), (rows, cols), symmetry)
-
-
-def _coordinates(
-    path: Path, table: Any, sizes: tuple[int, ...], pattern: bool, symmetry: str
-) -> Any:
-    from scipy.sparse import coo_array
-
-    rows, cols, count = sizes
-    table = table.reshape(-1, 2 if pattern else 3) if not table.size else table
-    if table.shape != (count, 2 if pattern else 3):
-        raise InputError(f"{path} announces {count} entries, but holds {table.shape}")
-    i, j = table[:, 0] - 1, table[:, 1] - 1
-    for name, index, size in (("row", i, rows), ("column", j, cols)):
-        if np.any((index < 0) | (index >= size) | (index != np.floor(index))):
-            raise InputError(f"{path} holds an entry in no {name} of {rows} x {cols}")
-    values = np.ones(count) if pattern else table[:, 2]
-    if symmetry != "general":
-        below = i != j
-        sign = -1 if symmetry == "skew-symmetric" else 1
-        i, j = np.append(i, j[below]), np.append(j, i[below])
-        values = np.append(values, sign * values[below])
-    places = i.astype(np.int64), j.astype(np.int64)
-    if len(i) and max(places[0].max() + 1 - rows, places[1].max() + 1 - cols) > 0:
-        raise InputError(f"{path} is {symmetry} but not square: {rows} x {cols}")
-    return coo_array((values, places), shape=(rows, cols))
-
-
-def _listed(path: Path, values: Any, shape: tuple[int, int], symmetry: str) -> Any:
-    rows, cols = shape
-    strict = int(symmetry == "skew-symmetric")
-    count = (
-        rows * cols if symmetry == "general" else rows * (rows + 1 - 2 * strict) // 2
-    )
-    if len(values) != count or (symmetry != "general" and rows != cols):
-        raise InputError(
-            f"{path} announces {rows} x {cols} numbers, but holds {len(values)}"
-        )
-    if symmetry == "general":
-        return values.reshape(cols, rows).T.copy()
-    found = np.zeros(shape)
-    found.T[np.triu_indices(rows, strict)] = values
-    return found + (-1 if strict else 1) * np.tril(found, -1).T
 
 
 def as_numpy(value: Any) -> Any:

@@ -1,8 +1,8 @@
-"""Generated ratings, and readers of data sets kept in a local folder.
+"""Generated ratings, and readers of data sets in a local folder.
 
 The folder is the argument `folder` or the environment variable OVERT_DATA. MovieLens is read from
 NAME.npz (arrays user, item, rating, timestamp), from the unpacked original folder, or from the
-original NAME.zip; with `download=True` the archive is fetched, checked and kept there.
+original NAME.zip; with `download=True` the archive is fetched, checked and stored there.
 """
 
 from __future__ import annotations
@@ -143,10 +143,10 @@ def generate_ratings(
     noise_law: Callable[[np.random.Generator, int], Floats] | None = None,
     seed: Seed = 0,
 ) -> tuple[Entries, Callable[[Ints, Ints], Floats]]:
-    """Draw ratings from a low-rank matrix with biases, skewed popularity and noise.
+    """Sample ratings from a low-rank matrix with biases, skewed popularity and noise.
 
     Entry (a, b) is 3.5 + row bias + column bias + u_a . v_b + noise; factors explain about as much
-    as the biases. Rows and columns are drawn without replacement of pairs, with weights
+    as the biases. Rows and columns are sampled without replacement of pairs, with weights
     rank^(-popularity / 2).
 
     Parameters
@@ -196,7 +196,7 @@ def generate_ratings(
 def _pairs(
     rng: np.random.Generator, m: int, n: int, count: int, popularity: float
 ) -> tuple[Ints, Ints]:
-    """Draw distinct pairs with skewed frequencies of rows and columns."""
+    """Sample distinct pairs with skewed frequencies of rows and columns."""
     if count > 0.5 * m * n:
         keys = rng.choice(m * n, count, replace=False)
         return keys // n, keys % n

@@ -336,7 +336,7 @@ class Trace(Result):
         return self._factor(1)
 
     def plot(self) -> Any:
-        """Draw objective and imbalance over the steps, beside the optimum."""
+        """Plot objective and imbalance over the steps, beside the optimum."""
         return runs_figure([("", self)])
 
     def _factor(self, index: int) -> Floats:

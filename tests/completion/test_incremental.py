@@ -72,6 +72,21 @@ def test_what_is_touched_alone_is_solved(ratings):
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_what_is_touched_is_solved_for_its_entries(settings):
+    """Strengths of strengths entered a model with missing="negative"."""
+    model = DropoutCompletion(3, **settings).fit(stars())
+    new = Entries([5, 5, 5], [6, 7, 8], [5.0, 4.0, 5.0], (60, 30))
+    model.partial_fit(new, sweeps=30)
+    entries = model.entries_
+    mine = entries.rows == 5
+    row = model.fold_in((entries.cols[mine], entries.values[mine]))
+    cols = np.arange(30)
+    # The share of the row in the noise converges slowly.
+    expected = model.predict(np.full(30, 5), cols)
+    np.testing.assert_allclose(row.predict(cols), expected, atol=0.02)
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_arrays_that_users_hold_are_not_changed(settings):
     model = DropoutCompletion(3, **settings).fit(stars())
     held = model.U_, model.V_, model.row_noise_

@@ -9,7 +9,7 @@ from sklearn.model_selection import KFold, cross_val_score
 
 from overt import Entries, InputError, datasets
 from overt.completion import DropoutCompletion
-from overt.decay import DeepLinearCompletion, Schedule, layers
+from overt.decay import DeepLinearCompletion, layers
 from overt.decay.completion import AnnealedPath
 from overt.results import Status
 
@@ -183,20 +183,10 @@ def test_noisy_data_do_not_raise_the_rank():
     assert layers.test_error(problem, model.complete()) < 0.02
 
 
-def test_follows_a_schedule_as_it_is():
-    problem = matrix(20, 1, 0.5, seed=4)
-    schedule = Schedule.of([(60_000, 0.02, 3e-3), (20_000, 0.02, 1e-6)])
-    model = fit(problem, schedule=schedule, width=5)
-    assert (model.n_steps_, model.weight_decay_) == (80_000, 0.0)
-    assert layers.test_error(problem, model.complete()) < 0.05
-    with pytest.raises(InputError, match="learning_rate"):
-        fit(problem, schedule=Schedule.constant(1000, 50.0, 1e-6))
-
-
-def test_restarts_and_clone():
+def test_clone_keeps_the_parameters():
     problem = matrix(20, 1, 0.4, seed=1)
-    model = fit(problem, restarts=2, depth=4, tol=0.2)
-    assert clone(model).get_params()["restarts"] == 2
+    model = fit(problem, depth=4, tol=0.2)
+    assert clone(model).get_params()["tol"] == 0.2
     assert layers.test_error(problem, model.complete()) < 0.01
 
 
@@ -226,7 +216,7 @@ def test_interrupt_before_anything_is_kept_goes_through(monkeypatch):
 def test_width_is_at_most_that_of_the_matrix():
     A = np.random.default_rng(0).standard_normal((6, 4))
     for width, expected in ((None, 4), (50, 4), (3, 3)):
-        model = fit(A, schedule=Schedule.constant(10, 1e-3, 0.1), width=width)
+        model = fit(A, width=width)
         assert [W.shape for W in model.weights_] == [
             (expected, 4),
             (expected,) * 2,
@@ -237,9 +227,7 @@ def test_width_is_at_most_that_of_the_matrix():
 BAD = {
     "depth 2": {"depth": 2},
     "nothing held out": {"holdout": 0.0},
-    "an unknown schedule": {"schedule": "periodic"},
     "no width": {"width": 0},
-    "no restarts": {"restarts": 0},
     "a negative tol": {"tol": -1.0},
 }
 

@@ -103,12 +103,6 @@ def test_spurious_minimum_of_rank_one():
         assert high.cost > 0.005 > low.cost
 
 
-def test_followed_threshold_agrees_with_the_exact_one():
-    exact = existence(two_by_two(0.25), 3, 2)
-    followed = existence(disguised(0.25), 3, 2, starts=4)
-    assert exact * (1 - 1e-3) <= followed <= exact * (1 + 1e-6)
-
-
 def test_critical_points_are_critical():
     for rank in (1, 2):
         for A in family.critical_points(0.25, 3, 0.01, rank):

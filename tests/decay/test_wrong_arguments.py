@@ -53,11 +53,6 @@ WRONG = [
     (lambda: find_jumps(ran(), rank=0), "rank must be"),
     (lambda: Fit(holdout=1.0).fit(PROBLEM), "holdout must be between 0 and 1"),
     (lambda: Fit(holdout=0.0).fit(PROBLEM), "holdout must be between 0 and 1"),
-    (
-        lambda: Fit(schedule=3).fit(PROBLEM),
-        "schedule must be 'annealing' or a Schedule",
-    ),
-    (lambda: Fit(restarts=0).fit(PROBLEM), "restarts must be"),
     (lambda: Fit(width=0).fit(PROBLEM), "width must be"),
     (lambda: Fit(tol=-1.0).fit(PROBLEM), "tol must be"),
     (lambda: Fit(depth=1).fit(PROBLEM), "depth must be"),

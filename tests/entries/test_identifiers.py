@@ -146,17 +146,6 @@ def test_two_lines_of_a_table_for_one_row_are_refused():
         overt.Entries.from_frame(table)
 
 
-def test_a_key_column_of_a_wide_frame_is_named():
-    frame = polars.DataFrame(
-        {"person": [7, 3, 9], "q1": [1, 2, 1], "q2": [2, None, 2], "q3": [1] * 3}
-    )
-    with pytest.warns(UserWarning, match="if it names the rows"):
-        assert overt.Entries.from_frame(frame).shape == (3, 4)
-    entries = overt.Entries.from_frame(frame, row="person")
-    assert entries.row_ids.tolist() == [7, 3, 9]
-    assert entries.col_ids.tolist() == ["q1", "q2", "q3"]
-
-
 DAY = pandas.Timestamp("2020-01-20")
 SPELLINGS = {
     "Timestamp": DAY,

@@ -92,10 +92,7 @@ def fit(values, n_factors, drop_prob, ridge, max_sweeps, tol, average, seed, bia
 
 MODEL = fitted(drop_prob=0.5).fit(ENTRIES)
 IMPUTER = DropoutImputer().fit(TABLE)
-DEEP = decay.DeepLinearCompletion(
-    depth=3, width=2, schedule=decay.Schedule.constant(50, 0.1, 0.01)
-)
-DEEP.fit(ENTRIES)
+DEEP = decay.DeepLinearCompletion(depth=3, width=2).fit(ENTRIES)
 RUNS = decay.simulate(
     SMALL,
     3,
@@ -640,7 +637,7 @@ DECAY = {
         unique=False,
     ),
     "decay.existence": Row(
-        decay.existence, SMALLEST | {"rank": (w, 1), "tol": (n, 0.1)}
+        decay.existence, {"problem": (t, WHOLE), "depth": (w, 3), "rank": (w, 1)}
     ),
     "decay.rank_thresholds": Row(
         lambda problem, depth: decay.rank_thresholds(problem, depth).exists,
@@ -770,23 +767,14 @@ DECAY = {
         {"steps": (w, 5), "learning_rate": (n, 0.1), "weight_decay": (n, 0.01)},
     ),
     "decay.DeepLinearCompletion": Row(
-        lambda depth, width, restarts, holdout, tol, seed: (
-            decay.DeepLinearCompletion(
-                depth,
-                width,
-                decay.Schedule.constant(9, 0.1, 0.01),
-                restarts,
-                holdout,
-                tol,
-                seed,
-            )
+        lambda depth, width, holdout, tol, seed: (
+            decay.DeepLinearCompletion(depth, width, holdout, tol, seed)
             .fit(ENTRIES)
             .predict([0], [0])
         ),
         {
             "depth": (w, 3),
             "width": (w, 2),
-            "restarts": (c, 1),
             "holdout": (n, 0.25),
             "tol": (n, 0.1),
             "seed": (s, 0),

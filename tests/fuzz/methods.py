@@ -83,7 +83,7 @@ NAMED = by.fitted(drop_prob=0.5).fit(
     overt.Entries.from_ids(["a", "b", "c"], ["x", "y", "x"], [1.0, 2.0, 3.0])
 )
 RULE = decay.Schedule.constant(9, 0.1, 0.01)
-DEEP = decay.DeepLinearCompletion(3, 2, RULE).fit(by.ENTRIES)
+DEEP = decay.DeepLinearCompletion(3, 2).fit(by.ENTRIES)
 FEW = {"width": 3, "seeds": 1, "records": 3, "schedule": RULE}
 JUMPS = decay.find_jumps(by.RUNS)
 LAZY = relu.train_lazy(by.UNIT, by.SIGNS, width=4, steps=4, records=2)
@@ -315,13 +315,9 @@ MORE = {
             seeds=1,
             schedule=RULE,
         ),
-        "decay.DeepLinearCompletion whole": fitted(
-            decay.DeepLinearCompletion, width=2, schedule=RULE
-        ),
+        "decay.DeepLinearCompletion whole": fitted(decay.DeepLinearCompletion, width=2),
         "decay.DeepLinearCompletion.fit": whole(
-            lambda X, y: (
-                decay.DeepLinearCompletion(3, 2, RULE).fit(X, y).predict([0], [0])
-            ),
+            lambda X, y: decay.DeepLinearCompletion(3, 2).fit(X, y).predict([0], [0]),
             X=by.ENTRIES,
             y=None,
         ),
@@ -330,7 +326,7 @@ MORE = {
         ),
         "decay.DeepLinearCompletion.fit_triplets": whole(
             lambda rows, cols, values: (
-                decay.DeepLinearCompletion(3, 2, RULE)
+                decay.DeepLinearCompletion(3, 2)
                 .fit_triplets(rows, cols, values)
                 .predict([0], [0])
             ),
@@ -371,12 +367,6 @@ MORE = {
                     noisy.DropBlock2d(0.5, 2),
                     "mask_covariance",
                     {"shape": (2, 2, 4, 4)},
-                ),
-                (
-                    "DropBlock2d",
-                    noisy.DropBlock2d(0.5, 2),
-                    "keep_prob",
-                    {"sizes": (4, 4)},
                 ),
                 (
                     "CovarianceDropout",

@@ -110,11 +110,11 @@ def _text(name, **options):
     return write
 
 
-def _market(folder):
-    from scipy import io, sparse
+def _sparse(folder):
+    from scipy import sparse
 
-    io.mmwrite(folder / "M.mtx", sparse.coo_array(np.where(M > 0, M, 0)))
-    return folder / "M.mtx"
+    sparse.save_npz(folder / "M.npz", sparse.csr_array(np.where(M > 0, M, 0)))
+    return folder / "M.npz"
 
 
 def _matrix(path):
@@ -344,7 +344,7 @@ READERS = {
     "npz": Reader(_npz, _matrix),
     "csv": Reader(_text("M.csv", delimiter=","), _matrix),
     "txt": Reader(_text("M.txt"), _matrix),
-    "Matrix Market": Reader(_market, _matrix),
+    "sparse npz": Reader(_sparse, _matrix),
     "safetensors": Reader(_arrays, lambda path: repr(read_sealed(path, "test")), True),
     "examples": Reader(_examples, lambda path: pickle.dumps(read_examples(path))),
     "ratings": Reader(_ratings("r.csv"), _table),

@@ -1,7 +1,6 @@
 """What fuzzing found, each root cause once: a sentence, or the right value."""
 
 import os
-import stat
 import warnings
 from fractions import Fraction
 
@@ -157,28 +156,19 @@ def test_points_that_are_wrong_already_are_at_distance_zero():
     )
 
 
-def test_devices_are_written_to_and_links_followed(tmp_path):
-    write_whole(os.devnull, b"gone")
-    assert stat.S_ISCHR(os.stat(os.devnull).st_mode)
+def test_devices_and_pipes_are_refused_and_links_followed(tmp_path):
     (tmp_path / "file").write_text("before")
     (tmp_path / "link").symlink_to("file")
     write_whole(tmp_path / "link", b"after")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "file").read_text() == "after"
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(overt.InputError, match="nobody reads this pipe"):
-        write_whole(tmp_path / "pipe", b"x")
-    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-    write_whole(tmp_path / "pipe", b"read")
-    assert os.read(reader, 9) == b"read"
-    os.close(reader)
-    assert stat.S_ISFIFO(os.stat(tmp_path / "pipe").st_mode)
+    for place in (os.devnull, "/dev/full", tmp_path / "pipe"):
+        with pytest.raises(overt.InputError, match="no ordinary file"):
+            write_whole(place, b"x")
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(overt.InputError, match="loop"):
         write_whole(tmp_path / "loop", b"x")
-    if os.path.exists("/dev/full"):
-        with pytest.raises(overt.InputError, match="No space left"):
-            write_whole("/dev/full", b"x" * 100_000)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes")

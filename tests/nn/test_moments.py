@@ -184,6 +184,15 @@ EXACT = {
     "detach": lambda x, n: n.dropout(x).detach() * 2,
     "clone": lambda x, n: n.dropout(x).clone(),
     "to": lambda x, n: n.dropout(x).to(torch.float64),
+    "mm by name": lambda x, n: torch.mm(input=n.dropout(x), mat2=a(x)),
+    "where by name": lambda x, n: torch.where(
+        condition=x > 0, input=n.dropout(x), other=b(x)
+    ),
+    "cumsum by place": lambda x, n: torch.cumsum(n.dropout(x), 1),
+    "cumsum by name": lambda x, n: torch.cumsum(input=n.dropout(x), dim=1),
+    "flip by name": lambda x, n: torch.flip(input=n.dropout(x), dims=(1,)),
+    "select by name": lambda x, n: torch.select(input=n.dropout(x), dim=1, index=2),
+    "tril by name": lambda x, n: torch.tril(input=n.dropout(x), diagonal=1),
     "residual": lambda x, n: (h := n.dropout(x)) + h @ a(x)[:, :3],
     "residual, dropout": lambda x, n: (h := n.dropout(x)) + n.dropout(h @ a(x)[:, :3]),
     "zero": lambda x, n: zeroed(n.dropout(x)),

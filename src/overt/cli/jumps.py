@@ -166,6 +166,5 @@ def _draw(found: Jumps, path: Path) -> None:
     figure, (ratio, share) = canvas(6.4, 5.6, 2, 1, sharex=True)
     row = summary(found, shown=20)
     ratio_panel(ratio, row, found.threshold)
-    survival_panel(share, row, "", "firebrick")
-    share.set_ylabel("share not jumped (95% band)")
+    survival_panel(share, row, "firebrick")
     write_figure(figure, path)

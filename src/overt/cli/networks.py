@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 NOISES = ("dropout", "dropblock", "dropconnect", "keepexactly")
 
 Target = Annotated[
-    Path | None, Argument(help="Target matrix: .npy, .npz, .csv, .tsv, .txt or .mtx.")
+    Path | None, Argument(help="Target matrix: .npy, .npz, .csv, .tsv or .txt.")
 ]
 X = Annotated[Path | None, Option("--x", help="Inputs, samples x features; needs --y.")]
 Y = Annotated[

@@ -16,7 +16,7 @@ of the samples is the uncertainty of a prediction.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
@@ -43,11 +43,9 @@ class SamplingOptions:
     prior_variance: float = 0.05
     """That guess, for values of unit variance."""
 
-    pairs: int = 4000
-    """Pairs on which samples are compared with the learned means."""
-
-    batches: int = 10
-    """Batches of samples whose means are compared."""
+    means_weight: float = 12.0
+    """The learned means count like this many samples. Between 7 and 25 the errors of MovieLens 100K
+    differ by .0001."""
 
 
 OPTIONS = SamplingOptions()
@@ -116,7 +114,7 @@ class AveragedModel:
             stack["precision"] / u**2,
             stack["noise"][:, 0] * problem.scale**2,
             stack["H"] * u,
-            samples_weight(chain) / len(samples),
+            1 / (len(samples) + OPTIONS.means_weight),
             (np.append(by_row, False), np.append(by_col, False)),
         )
 
@@ -202,31 +200,6 @@ class AveragedModel:
         return self.base.contributions(row, partners, values, col)
 
 
-def samples_weight(chain: SampledFit) -> float:
-    """Return the weight of all samples beside the learned means: d^2 / (d^2 + e^2).
-
-    The average of the samples is off by e for want of samples, as batches of it show, and the means
-    by d, which is what more than e lies between the two; of both, this weight is the closest to the
-    limit of many samples. Rows and columns count as often as they have entries. One sample does not
-    show its e.
-    """
-    group = chain.problem.sides[0]
-    rng = np.random.default_rng(0)
-    a = group.keys[rng.integers(len(group.keys), size=OPTIONS.pairs)]
-    b = group.others[rng.integers(len(group.keys), size=OPTIONS.pairs)]
-    learned = np.empty(OPTIONS.pairs)
-    dots(a, b, *chain.learned_means, learned)
-    products = np.empty((len(chain.samples), OPTIONS.pairs))
-    for sample, out in zip(chain.samples, products, strict=True):
-        dots(a, b, sample["U"], sample["V"], out)
-    batches = np.array_split(products, min(OPTIONS.batches, len(products)))
-    each = np.array([batch.mean(axis=0) for batch in batches])
-    difference = float(np.mean((products.mean(axis=0) - learned) ** 2))
-    if len(each) < 2 or not difference:
-        return 0.0
-    return max(0.0, 1 - float(each.var(axis=0, ddof=1).mean()) / len(each) / difference)
-
-
 class SampledFit:
     """A Markov chain over the factors; `step` samples both sides once.
 
@@ -246,7 +219,6 @@ class SampledFit:
     def __init__(self, learned: LearnedFit, seed: int) -> None:
         k = learned.problem.columns.n_factors
         self.problem = learned.problem
-        self.learned_means: Sequence[Array] = learned.means
         self.means = [w.copy() for w in learned.means]
         for w, basis in zip(self.means, balanced_bases(learned), strict=True):
             w[:, :k] = (w[:, :k].astype(np.float64) @ basis).astype(w.dtype)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
@@ -26,16 +25,18 @@ from overt.completion.recommend import (
     PREDICTIONS_AT_ONCE,
     EntryIndex,
     Explanation,
-    Lists,
     NewRow,
     Ranking,
     Recommendation,
     Recommendations,
     best_for_row,
+    best_for_rows,
     explain,
+    list_path,
     new_row,
     score_entries,
     similar_columns,
+    write_lists,
 )
 from overt.completion.storage import SweepCheckpoint, load_model, save_model
 from overt.entries import Entries, observed
@@ -81,8 +82,8 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         "learn" estimates the uncertainty of every row's factors, the priors and the noise. A number
         in [0, 1) (or one per factor) minimizes the dropout objective
         mean (y - u.v)^2 + lam mean sum_i U_ai^2 V_bi^2, lam = drop_prob / (1 - drop_prob), exactly.
-        "auto" chooses that number on a held-out tenth, then fits all entries. Standard deviations
-        (`return_std`) need "learn".
+        "auto" chooses that number on a tenth left out of the fit, then fits all entries. Standard
+        deviations (`return_std`) need "learn".
     biases
         Whether rows and columns have biases and the mean is subtracted.
     ridge
@@ -145,7 +146,7 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         After fitting to a file: what `read_ratings` returned of it, with rejected lines and their
         reasons; None otherwise.
     path_
-        With "auto": (drop_prob, held-out RMSE) as tried.
+        With "auto": (drop_prob, holdout RMSE) as tried.
     faults_
         What a cluster lost and computed again.
 
@@ -296,7 +297,10 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
             and len(entries) <= MAX_RANKED_ENTRIES
         ):
             ranking_model = _ranking_model(settings, entries, fit)
-        return self._adopt(entries, fit, ranking_model, encoders)
+        base = replace(fit.model.base, encoders=encoders)
+        model = base if fit.model is fit.model.base else replace(fit.model, base=base)
+        fit = replace(fit, model=model, fitted=len(entries))
+        return self._adopt(entries, fit, ranking_model)
 
     def _settings(self) -> Settings:
         given = self.get_params()
@@ -305,38 +309,10 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         return Settings(**given)
 
     def _adopt(
-        self,
-        entries: Entries,
-        fit: Fit,
-        ranking_model: ImplicitModel | None,
-        encoders: Any = None,
+        self, entries: Entries, fit: Fit, ranking_model: ImplicitModel | None
     ) -> Self:
-        """Take over a fit of these entries."""
+        """Take over a fit and its entries in one step, so that Ctrl-C cannot separate them."""
         model = fit.model
-        if encoders is not None:
-            base = replace(model.base, encoders=encoders)
-            model = base if model is model.base else replace(model, base=base)
-        found = {
-            "_fitted": fit.fitted or len(entries),
-            "drop_prob_": fit.drop_prob,
-            "learned_drop_prob_": fit.learned_drop_prob,
-            "path_": fit.path,
-            "faults_": fit.faults,
-        }
-        return self._show(
-            model, ranking_model, entries, fit.objective, fit.status, found
-        )
-
-    def _show(
-        self,
-        model: Model,
-        ranking_model: ImplicitModel | None,
-        entries: Entries,
-        objective: Sequence[float],
-        status: Status,
-        found: Mapping[str, Any] = MappingProxyType({}),
-    ) -> Self:
-        """Take over a model and its entries in one step, so that Ctrl-C cannot separate them."""
         base = model.base
         U = base.means[0][:-1]
         V = base.means[1][:-1]
@@ -359,11 +335,16 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
             "row_ids_": entries.row_ids,
             "col_ids_": entries.col_ids,
             "ranking_model_": ranking_model,
-            "objective_": np.asarray(objective, dtype=float),
-            "n_sweeps_": len(objective),
-            "status_": status,
+            "objective_": np.asarray(fit.objective, dtype=float),
+            "n_sweeps_": len(fit.objective),
+            "status_": fit.status,
+            "drop_prob_": fit.drop_prob,
+            "learned_drop_prob_": fit.learned_drop_prob,
+            "path_": fit.path,
+            "faults_": fit.faults,
+            "_fit": fit,
         }
-        self.__dict__.update(shown | dict(found))
+        self.__dict__.update(shown)
         return self
 
     def predict(
@@ -474,10 +455,12 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         """
         _, index = self._query(keys)
         ranking = self._ranking(by)
-        lists = Lists(ranking, index, n, exclude_seen, exclude, candidates)
-        if path is None:
-            return lists.collect(rows)
-        lists.write(path, rows)
+        target = None if path is None else list_path(path)
+        how = (rows, n, exclude_seen, exclude, candidates)
+        lists = best_for_rows(ranking, index, *how)
+        if target is None:
+            return lists
+        write_lists(target, lists)
         return None
 
     def prepare_ranking(self) -> Self:
@@ -542,15 +525,17 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         if not settings.learned:
             settings = replace(settings, drop_prob=self.drop_prob_)
         ranking_model = self.ranking_model_
-        if fitting.needs_refit(self.model_, entries, self._fitted):
+        if fitting.needs_refit(self.model_, entries, self._fit.fitted):
             fit = fitting.refit(settings, self.model_, entries)
             if ranking_model is not None:
                 ranking_model = fitting.fit_ranking(settings, entries)
-            return self._adopt(entries, replace(fit, path=self.path_), ranking_model)
+            fit = replace(fit, path=self.path_, fitted=len(entries))
+            return self._adopt(entries, fit, ranking_model)
         model = fitting.extend_model(self.model_, entries, new, sweeps)
         if ranking_model is not None:
             ranking_model = fitting.extend_model(ranking_model, entries, new, sweeps)
-        return self._show(model, ranking_model, entries, [], Status.FINISHED)
+        fit = replace(self._fit, model=model, objective=[], status=Status.FINISHED)
+        return self._adopt(entries, fit, ranking_model)
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Return the negative root mean squared error on the entries of X (as in `fit`).
@@ -570,16 +555,7 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
             given[name] = (
                 given[name] if isinstance(given[name], (int, np.integer)) else None
             )
-        fit = Fit(
-            self.model_,
-            self.objective_.tolist(),
-            self.status_,
-            self.drop_prob_,
-            self.learned_drop_prob_,
-            self.path_,
-            self._fitted,
-        )
-        save_model(path, given, self.entries_, fit, self.ranking_model_)
+        save_model(path, given, self.entries_, self._fit, self.ranking_model_)
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -659,7 +635,7 @@ def check_table(entries: Entries) -> None:
         warnings.warn(
             "X is a dense table of real values: DropoutImputer fills the holes of tables, often "
             "with smaller errors. If X is a matrix of one quantity, overt.Entries.from_matrix(X) "
-            "says so without this warning",
+            "avoids this warning",
             stacklevel=4,
         )
 

@@ -1,4 +1,4 @@
-"""How good a model is: entries are held out, predicted and ranked, beside simple baselines."""
+"""How good a model is: a part of the entries is predicted and ranked, beside simple baselines."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ Figures = dict[str, tuple[float, float]]
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Evaluation(Result):
-    """Figures measured on held-out entries.
+    """Figures measured on entries that were not fitted.
 
     Attributes
     ----------
     split
-        How entries were held out.
+        How entries were divided.
     n_train, n_holdout
         Entries that were fitted, and that were judged.
     figures
         {who: {measure: (figure, its standard error)}}; the model first, then the baselines.
     relevant
-        The value from which a held-out entry counts as relevant for lists; None: every entry does.
+        The value from which a holdout entry counts as relevant for lists; None: every entry does.
     """
 
     split: str
@@ -58,7 +58,7 @@ class Evaluation(Result):
 
     def __repr__(self) -> str:
         head = (
-            f"{self.n_train} entries fitted, {self.n_holdout} held out ({self.split}); "
+            f"{self.n_train} entries fitted, {self.n_holdout} left out ({self.split}); "
         )
         head += "lists are judged by "
         least = self.relevant
@@ -98,9 +98,9 @@ def evaluate(
         least one of two or more). Times come from `overt.Entries`; without them the order of
         entries counts.
     holdout
-        Share of entries that is held out.
+        Share of entries that is not fitted.
     relevant
-        Lists are judged by held-out entries with at least this value. None takes 4 of 5 stars
+        Lists are judged by holdout entries with at least this value. None takes 4 of 5 stars
         (four fifths of the way from nothing to the largest value), and every entry of counts and
         clicks.
     """
@@ -117,6 +117,7 @@ def evaluate(
     rows = np.unique(test.rows)
     m, n = train.shape
     ranking = fitted._ranking()
+    index = fitted.index_
     counts = np.bincount(train.cols, minlength=n)
     rankings: dict[str, Callable[[Ints], Floats]] = {
         "model": lambda some: ranking.of_rows(some)[1],
@@ -124,7 +125,7 @@ def evaluate(
     }
     found: dict[str, Figures] = {}
     for who, scores in rankings.items():
-        lists = best_columns(scores, train.rows, train.cols, rows, n)
+        lists = best_columns(scores, lambda row: index.of_row(row)[0], rows, n)
         found[who] = list_figures(lists, rows, train, test, least)
     if not isinstance(fitted.model_, ImplicitModel):
         predicted = fitted.model_.predict(test.rows, test.cols)
@@ -195,7 +196,7 @@ def error_figures(y: Floats, predicted: Floats, std: Floats | None) -> Figures:
 def list_figures(
     lists: Ints, rows: Ints, train: Entries, test: Entries, least: float = -np.inf
 ) -> Figures:
-    """Return figures of lists: means over rows with a held-out value of at least `least`."""
+    """Return figures of lists: means over rows with a holdout value of at least `least`."""
     judged = JudgedLists.of(lists, rows, test, least)
     if not len(judged.counts):
         return {}

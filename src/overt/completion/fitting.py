@@ -35,6 +35,7 @@ from overt.completion.implicit import (
     Strengths,
     choose_popularity,
     hide_entries,
+    observed_pairs,
 )
 from overt.completion.learned import LearnedFit, equivalent_drop_prob
 from overt.completion.memory import n_bytes
@@ -274,7 +275,7 @@ class Run:
     def _report(self, fit: Any) -> None:
         note = f"objective {fit.history[-1]:.5f}"
         if self.holdout is not None:
-            note += f", held-out RMSE {holdout_error(fit, self.holdout):.4f}"
+            note += f", holdout RMSE {holdout_error(fit, self.holdout):.4f}"
         self.bar.advance(note=note)
         if self.on_step is not None:
             self.on_step(fit)
@@ -430,7 +431,7 @@ def _fit_fixed(
 def choose_drop_prob(
     settings: Settings, entries: Entries, engine: Engine
 ) -> tuple[float, Floats]:
-    """Return the best drop probability on a held-out tenth, and the errors of all tried ones.
+    """Return the drop probability that predicts a tenth best, and the errors of all tried ones.
 
     Each of a path of probabilities starts from the factors of the one before.
     """
@@ -547,8 +548,9 @@ def extend_model(model: Any, entries: Entries, new: Entries, sweeps: int) -> Any
     """
     base = model.base.resized(entries.shape)
     if isinstance(model, ImplicitModel):
-        entries = model.strengths.enter(entries)
-        model = replace(model, base=base).with_entries(entries)
+        entries = observed_pairs(entries)
+        strengths = model.strengths.enter(entries)
+        model = replace(model, base=base).with_entries(strengths)
     elif np.isfinite(base.low):
         low = min(base.low, float(new.values.min()))
         high = max(base.high, float(new.values.max()))
@@ -575,5 +577,5 @@ def extend_model(model: Any, entries: Entries, new: Entries, sweeps: int) -> Any
                 found = base.fold(partners, values, side=side, row=row)
             base.write(side, row, found)
     if isinstance(model, ImplicitModel):
-        return replace(model, base=base).with_entries(entries)
+        return replace(model, base=base).with_entries(strengths)
     return base

@@ -42,7 +42,7 @@ class LearnedOptions:
 
     tol: float = 7e-4
     """Fall of the objective in one sweep, in nats per rating, below which it has converged. With
-    half of it the held-out error is the same to .0003, after 1.4 times the sweeps."""
+    half of it the holdout error is the same to .0003, after 1.4 times the sweeps."""
 
     start_std: float = 0.1
     """Standard deviation of the column factors at the start, for values of unit variance."""

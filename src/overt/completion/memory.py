@@ -62,7 +62,7 @@ def room(count: int, dtype: Any) -> Array:
 
 
 def slices(count: int, *arrays: Array) -> Iterator[slice]:
-    """Yield slices that cover so many entries; arrays that are mapped leave memory after each."""
+    """Yield slices that cover `count` entries; arrays that are mapped leave memory after each."""
     for start in range(0, count, SLICE):
         yield slice(start, min(count, start + SLICE))
         forget(*arrays)
@@ -108,7 +108,7 @@ def arranged(
     """Sort triplets by bucket[key], then by other, keeping the order of equals.
 
     Returns where buckets start, keys, others and values, the last three on disk. Buckets are
-    filled slice by slice and then sorted one by one: what is in memory is a slice or a bucket.
+    filled slice by slice and then sorted one by one, so that only a slice or a bucket is in memory.
     """
     n, counts, given = len(keys), np.zeros(n_buckets, np.int64), (keys, others, values)
     for some in slices(n, *given):

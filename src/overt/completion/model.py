@@ -302,16 +302,17 @@ class FactorModel:
         center = prior.means(scores)[0]
         S = prior.covariances(scores)[0] if self.learned else 0.0
         mean, S = self.columns.fill(side, center, S)
-        found = Row(mean, S, self.noises[side].unseen)
+        weight = 1.0 if row == UNKNOWN else float(self.noises[side].weights[row])
+        found = Row(mean, S, self.noises[side].unseen, weight)
         if not len(partners):
             return found
         if sums is None:
             sums = self.row_sums(partners, values, side)
         W, y, c, second = sums
-        for _ in range(FOLD_STEPS if np.isfinite(nu) else 1):
+        # The share of a known row starts near its end.
+        for _ in range(FOLD_STEPS if np.isfinite(nu) and row == UNKNOWN else 1):
             precision = found.weight / self.noise if self.learned else 1.0
-            w, P = self._solve(sums, precision, prior.precision @ center, side)
-            S = np.linalg.inv(P) if self.learned else 0.0
+            w, S = self._solve(sums, precision, prior.precision @ center, side)
             mean, S = self.columns.fill(side, w, S)
             error = c @ y**2 - 2 * mean @ (W.T @ (c * y))
             error += np.sum((np.outer(mean, mean) + S) * second)
@@ -330,14 +331,18 @@ class FactorModel:
 
     def _solve(
         self, sums: RowSums, precision: float, shift: Floats, side: int
-    ) -> tuple[Floats, Floats]:
-        """Prec = precision sum c_b T_b + P; w = Prec^-1 (its sum (y_b v_b - T_b[:, pinned]))."""
+    ) -> tuple[Floats, Any]:
+        """S = (precision sum T_b + P)^-1, w = S (precision sum (y_b v_b - pinned) + shift)."""
         free = self.columns.free(side)
         right = sums.W.T @ (sums.weights * sums.values)
         if self.columns.biases:
             right = right - sums.second[:, self.columns.pinned(side)]
         P = self.priors[side].precision + precision * sums.second[np.ix_(free, free)]
-        return np.asarray(np.linalg.lstsq(P, precision * right[free] + shift)[0]), P
+        right = precision * right[free] + shift
+        if not self.learned:  # P may be singular
+            return np.asarray(np.linalg.lstsq(P, right)[0]), 0.0
+        S = np.asarray(np.linalg.inv(P))
+        return S @ right, S
 
     def of_row(self, row: Row) -> FactorModel:
         """Return the model of a row that was not fitted alone, at position 0."""
@@ -433,5 +438,5 @@ class Fit:
     drop_prob: Any
     learned_drop_prob: Floats | None = None
     path: Floats | None = None
-    fitted: int | None = None  # entries of the last full fit, all of them if None
+    fitted: int = 0  # entries of the last full fit
     faults: tuple[str, ...] = ()  # what a cluster lost and computed again

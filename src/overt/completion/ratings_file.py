@@ -57,7 +57,7 @@ Line = tuple[int, list[str]]
 """A line's number and fields."""
 
 MAX_IDENTIFIER_LENGTH = 1000
-"""Characters of an identifier; what is longer is taken for damage."""
+"""Characters of an identifier; longer ones are taken for damage."""
 
 MAX_DECIMAL_SHARE = 0.1
 """Share of decimal numbers among identifiers beyond which a file is a table, not ratings."""
@@ -281,7 +281,7 @@ def _places_by_number(
     for role, name in said.items():
         if name and name not in numbers:
             raise InputError(
-                f"{what} has no header; columns are said by number, 1 to {count}"
+                f"{what} has no header; columns are given by number, 1 to {count}"
             )
         if name:
             places[role] = numbers.index(name)
@@ -393,7 +393,7 @@ def _unquoted(field: str) -> str:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RatingsFile:
-    """What a ratings file holds, every line of it.
+    """The content of a ratings file, every line of it.
 
     Attributes
     ----------
@@ -666,7 +666,7 @@ def _readable(path: Path) -> Iterator[None]:
             "No space left" in reason or "offload" in reason
         )  # what the database spills
         why = (
-            f"{tempfile.gettempdir()} has no room for it"
+            f"{tempfile.gettempdir()} has too little space for it"
             if full
             else "it may be damaged"
         )
@@ -908,7 +908,7 @@ class Loader:
         return int(self._fetch_one("select coalesce(sum(k - 1), 0) from repeated"))
 
     def _merge(self, how: str, *, any_merged: bool) -> None:
-        """Make the table of entries: those of equal row and column become one."""
+        """Make the table of entries; entries of equal row and column become one."""
         source = "coded"
         if any_merged:
             source = (

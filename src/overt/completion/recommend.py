@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -59,7 +59,7 @@ LIST_LENGTH = 20
 """Columns of a list that recall, reciprocal rank and average precision look at."""
 
 RELEVANT_STRENGTH = 0.8
-"""Strength from which a held-out value is relevant: 4 of 5 stars."""
+"""Strength from which a holdout value is relevant: 4 of 5 stars."""
 
 MAX_CHANGED = 0.25
 """Share of known entries with other values from which a matrix has other rows than were fitted."""
@@ -352,7 +352,7 @@ def new_row(
         features = encoder.encode(features)
         if features.shape[0] != 1:
             raise InputError(
-                f"features must be those of one row, got {features.shape[0]}"
+                f"features must belong to one row, got {features.shape[0]}"
             )
     row = model.fold(cols[known], numbers[known], features)
     one = model.of_row(row)
@@ -457,12 +457,31 @@ class Recommendations(Result):
     by: str
 
 
-def _write_parquet(path: Path, columns: dict[str, Array]) -> None:
-    for name, column in columns.items():
+def list_path(path: str | os.PathLike[str]) -> Path:
+    """Return the path of a CSV or Parquet file, or refuse it before the work."""
+    path = as_path("path", path)
+    if path.suffix.lower() not in (".csv", ".parquet"):
+        raise InputError(f"recommendations go to a .csv or a .parquet file, got {path}")
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; a file is needed")
+    ready(path.parent)
+    return path
+
+
+def write_lists(path: Path, lists: Recommendations) -> None:
+    """Write lists to a CSV or Parquet file, which appears when it is whole."""
+    columns = (lists.rows, lists.cols, lists.ranks, lists.values, lists.scores)
+    if path.suffix.lower() == ".csv":
+        *names, y, x = (column.tolist() for column in columns)
+        numbers = ([f"{v:.6g}" for v in column] for column in (y, x))
+        write_csv(path, HEADER, zip(*names, *numbers, strict=True))
+        return
+    table = dict(zip(HEADER, columns, strict=True))
+    for name, column in table.items():
         if column.dtype.kind == "U":
-            columns[name] = column.astype(object)
+            table[name] = column.astype(object)
     with duckdb().connect() as db, replacing(path) as temporary:
-        db.register("lists", columns)
+        db.register("lists", table)
         target = os.fspath(temporary).replace("'", "''")
         try:
             db.execute(f"copy (from lists) to '{target}' (format parquet)")
@@ -470,88 +489,49 @@ def _write_parquet(path: Path, columns: dict[str, Array]) -> None:
             raise OSError(FULL if FULL in str(error) else str(error)[:200]) from None
 
 
-class Lists:
-    """Recommendations for many rows, block by block."""
-
-    def __init__(
-        self,
-        ranking: Ranking,
-        index: EntryIndex,
-        n: int,
-        exclude_seen: bool,
-        exclude: Any,
-        candidates: Any,
-    ) -> None:
-        self._ranking = ranking
-        self._index = index
-        self._seen = exclude_seen
-        self._n = whole("n", n)
-        self._mask = column_mask(index, exclude, candidates)
-
-    def collect(self, rows: Any = None) -> Recommendations:
-        """Return all lists."""
-        blocks = zip(*self._blocks(self._places(rows)), strict=True)
-        at, cols, ranks, values, scores = map(np.concatenate, blocks)
-        return Recommendations(
-            self._index.rows.labels(at),
-            self._index.cols.labels(cols),
-            ranks,
-            values,
-            scores,
-            BY[self._ranking.by],
-        )
-
-    def write(self, path: str | os.PathLike[str], rows: Any = None) -> None:
-        """Write all lists to a CSV or Parquet file, which appears when it is whole."""
-        path = as_path("path", path)
-        suffix = path.suffix.lower()
-        if suffix not in (".csv", ".parquet"):
-            raise InputError(
-                f"recommendations go to a .csv or a .parquet file, got {path}"
-            )
-        if path.is_dir():
-            raise InputError(f"{path} is a folder; a file is needed")
-        ready(path.parent)
-        found = self.collect(rows)
-        columns = (found.rows, found.cols, found.ranks, found.values, found.scores)
-        if suffix == ".csv":
-            *names, y, x = (column.tolist() for column in columns)
-            numbers = ([f"{v:.6g}" for v in column] for column in (y, x))
-            write_csv(path, HEADER, zip(*names, *numbers, strict=True))
-        else:
-            _write_parquet(path, dict(zip(HEADER, columns, strict=True)))
-
-    def _places(self, rows: Any) -> Ints:
-        if rows is None:
-            return np.arange(self._ranking.model.base.shape[0])
-        places = self._index.rows.find(rows)
-        unknown = describe_unknown("rows", rows, places)
-        if unknown:
-            raise InputError(f"rows must have been fitted, but {unknown}")
-        return places
-
-    def _blocks(self, places: Ints) -> Iterator[tuple[Any, ...]]:
-        step = max(1, PREDICTIONS_AT_ONCE // max(1, self._ranking.model.base.shape[1]))
-        clip = self._ranking.model.base.clip
-        with meter("rows", len(places)) as bar:
-            for start in range(0, max(len(places), 1), step):
-                rows = places[start : start + step]
-                values, scores = self._ranking.of_rows(rows)
-                scores = np.where(self._mask, scores, -np.inf)
-                best = []
-                for i, row in enumerate(rows):
-                    if self._seen:
-                        scores[i, self._index.of_row(row)[0]] = -np.inf
-                    best.append(top(scores[i], self._n))
-                counts = [len(found) for found in best]
-                line = np.repeat(np.arange(len(rows)), counts)
-                cols = np.concatenate([np.zeros(0, np.int64), *best])
-                ranks = np.concatenate(
-                    [cols[:0], *(np.arange(1, c + 1) for c in counts)]
-                )
-                predicted = clip(values[line, cols])
-                yield rows[line], cols, ranks, predicted, scores[line, cols]
-                bar.advance(len(rows))
+def best_for_rows(
+    ranking: Ranking,
+    index: EntryIndex,
+    rows: Any,
+    n: int,
+    exclude_seen: bool,
+    exclude: Any,
+    candidates: Any,
+) -> Recommendations:
+    """Return the columns that suit many rows best (None: all rows), block by block."""
+    n = whole("n", n)
+    mask = column_mask(index, exclude, candidates)
+    places = np.arange(index.rows.count) if rows is None else index.rows.find(rows)
+    unknown = describe_unknown("rows", rows, places)
+    if unknown:
+        raise InputError(f"rows must have been fitted, but {unknown}")
+    best = []
+    values = []
+    scores = []
+    step = max(1, PREDICTIONS_AT_ONCE // max(1, index.cols.count))
+    with meter("rows", len(places)) as bar:
+        for start in range(0, len(places), step):
+            some = places[start : start + step]
+            for row, y, x in zip(some, *ranking.of_rows(some), strict=True):
+                allowed = mask.copy()
+                if exclude_seen:
+                    allowed[index.of_row(row)[0]] = False
+                found = top(np.where(allowed, x, -np.inf), n)
+                best.append(found)
+                values.append(y[found])
+                scores.append(x[found])
+            bar.advance(len(some))
+    counts = [len(found) for found in best]
+    ranks = [np.arange(1, count + 1) for count in counts]
+    nothing = np.zeros(0, np.int64)
+    return Recommendations(
+        index.rows.labels(np.repeat(places, counts)),
+        index.cols.labels(np.concatenate([nothing, *best])),
+        np.concatenate([nothing, *ranks]),
+        ranking.model.base.clip(np.concatenate([np.zeros(0), *values])),
+        np.concatenate([np.zeros(0), *scores]),
+        BY[ranking.by],
+    )
 
 
 SHOWN = 10
@@ -616,21 +596,17 @@ def least_relevant(values: Floats) -> float:
 
 def best_columns(
     scores: Callable[[Ints], Floats],
-    known_rows: Ints,
-    known_cols: Ints,
+    known: Callable[[int], Array],
     rows: Ints,
     n_cols: int,
 ) -> Ints:
     """Return the LIST_LENGTH best columns of each row that it does not know; -1 where fewer."""
-    order = np.argsort(known_rows, kind="stable")
-    starts = np.searchsorted(known_rows, rows, sorter=order)
-    ends = np.searchsorted(known_rows, rows, side="right", sorter=order)
     found = np.full((len(rows), LIST_LENGTH), -1)
     step = max(1, PREDICTIONS_AT_ONCE // n_cols)
     for start in range(0, len(rows), step):
         block = np.array(scores(rows[start : start + step]), dtype=float)
         for i, line in enumerate(block, start):
-            line[known_cols[order[starts[i] : ends[i]]]] = -np.inf
+            line[known(rows[i])] = -np.inf
             best = top(line, LIST_LENGTH)
             found[i, : len(best)] = best
     return found
@@ -645,7 +621,7 @@ class JudgedLists(NamedTuple):
 
     @classmethod
     def of(cls, lists: Ints, rows: Ints, holdout: Entries, least: float) -> JudgedLists:
-        """Judge lists by held-out values of at least `least`."""
+        """Judge lists by holdout values of at least `least`."""
         rounding = 1e-9 * abs(least) if np.isfinite(least) else 0.0
         good = holdout.values >= least - rounding
         at = np.searchsorted(rows, holdout.rows[good])
@@ -717,9 +693,12 @@ def _ndcg_of_entries(fitted: Any, entries: Entries) -> float:
     m, n = train.shape
     inside = np.flatnonzero((entries.rows < m) & (entries.cols < n))
     entries = observed_pairs(entries.take(inside))
-    others = ~np.isin(train.rows * n + train.cols, entries.rows * n + entries.cols)
     rows = np.unique(entries.rows)
-    known = (train.rows[others], train.cols[others])
-    lists = best_columns(fitted.model_.rank_rows, *known, rows, n)
+    test = EntryIndex(entries)
+
+    def known(row: int) -> Array:
+        return np.setdiff1d(fitted.index_.of_row(row)[0], test.of_row(row)[0])
+
+    lists = best_columns(fitted.model_.rank_rows, known, rows, n)
     judged = JudgedLists.of(lists, rows, entries, least_relevant(entries.values))
     return float(judged.ndcg().mean()) if len(judged.counts) else 0.0

@@ -7,7 +7,6 @@ folder with such a file for each kind of fit: its state after the last finished 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -266,15 +265,10 @@ def _fingerprint(
         raise InputError(
             "a checkpoint needs a whole number as seed, so that a run can be resumed"
         )
-    found = hashlib.sha256()
+    arrays = {"rows": entries.rows, "cols": entries.cols, "values": entries.values}
     for side, table in enumerate(given):
         if table is not None:
-            dense = table.toarray() if hasattr(table, "toarray") else np.asarray(table)
-            found.update(f"{side} {dense.shape}".encode())
-            found.update(np.ascontiguousarray(dense).tobytes())
-    arrays = {"rows": entries.rows, "cols": entries.cols, "values": entries.values}
-    mark = digest(list(entries.shape), arrays)
+            dense = table.toarray() if hasattr(table, "toarray") else table
+            arrays[f"features {side}"] = np.asarray(dense)
     settings = {k: v for k, v in parameters.items() if k not in WITHOUT_EFFECT}
-    known = [FORMAT, mark, plain(settings)]
-    found.update(json.dumps(known, sort_keys=True).encode())
-    return found.hexdigest()
+    return digest([FORMAT, list(entries.shape), plain(settings)], arrays)

@@ -17,7 +17,6 @@ from overt._check import InputError, generator, number, seed_number, whole
 from overt._progress import meter
 from overt._types import Floats, Ints, Seed
 from overt.decay import layers
-from overt.decay.schedule import Schedule
 from overt.decay.simulation import Weights
 from overt.entries import Entries, observed
 from overt.entries.entries import find_pairs, weighted_error
@@ -67,12 +66,12 @@ Fitted = tuple[Candidate, list[Floats]]
 
 
 class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
-    """Complete a matrix with the lowest rank that explains entries held out from the fit.
+    """Complete a matrix with the lowest rank that explains entries left out of the fit.
 
     The network W_L ... W_1 descends on single entries with weight decay (`overt.decay.simulate`).
     While the decay doubles again and again, SGD's noise makes it jump to lower and lower
     ranks, and it never jumps back ([One-way jumps] Theorem 3.2). From every rank that is met, a
-    quiet phase (small steps, hardly any decay) fits the entries, and the held-out ones judge it.
+    quiet phase (small steps, hardly any decay) fits the entries, and the entries left out judge it.
     The lowest rank within `tol` of the best is then fitted again to all entries.
 
     Parameters
@@ -81,19 +80,13 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         Number of layers L, at least 3: with 2 the noise sheds no rank.
     width
         Hidden units, the largest rank that can be found; by default min(shape, 20).
-    schedule
-        "annealing" for the path above, which sets rates and decays from the problem's size; or
-        a Schedule (for values divided by their root mean square) to be run as it is.
-    restarts
-        Fits to all entries from different random weights; the lowest rank whose error is within
-        `tol` of the best is returned.
     holdout
         Share of the entries that judge the ranks.
     tol
-        A rank is good enough if its held-out mean squared error is at most (1 + tol) times the
+        A rank is good enough if its holdout mean squared error is at most (1 + tol) times the
         best one plus a thousandth of tol times the values' mean square.
     seed
-        Of the weights, the entries' order and the held-out entries; `random_state`, as in
+        Of the weights, the entries' order and the holdout entries; `random_state`, as in
         scikit-learn, is used instead where it is given.
     progress
         Show a bar if this is a terminal.
@@ -106,7 +99,7 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         The identifiers of rows and columns, where the entries came with them.
     rank_, weights_, path_, weight_decay_
         The rank, the layers [W_1, ..., W_L], the candidates met, and the decay of the last noisy
-        phase (0 with a Schedule of your own).
+        phase.
     status_
         "finished", or "interrupted" by Ctrl-C, which keeps the best candidate.
     n_steps_
@@ -117,8 +110,6 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         self,
         depth: int = 3,
         width: int | None = None,
-        schedule: str | Schedule = "annealing",
-        restarts: int = 1,
         holdout: float = 0.1,
         tol: float = 0.1,
         seed: Seed = 0,
@@ -127,8 +118,6 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
     ) -> None:
         self.depth = depth
         self.width = width
-        self.schedule = schedule
-        self.restarts = restarts
         self.holdout = holdout
         self.tol = tol
         self.seed = seed
@@ -146,15 +135,10 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         depth = whole("depth", self.depth, 3, layers.MAX_DEPTH)
         width = OPTIONS.max_width if self.width is None else whole("width", self.width)
         width = min(width, *entries.shape)
-        whole("restarts", self.restarts)
-        tol = number("tol", self.tol)
+        number("tol", self.tol)
         holdout = number("holdout", self.holdout)
         if not 0 < holdout < 1:
             raise InputError(f"holdout must be between 0 and 1, got {self.holdout!r}")
-        if not isinstance(self.schedule, Schedule) and self.schedule != "annealing":
-            raise InputError(
-                f"schedule must be 'annealing' or a Schedule, got {self.schedule!r}"
-            )
         scale = float(np.sqrt(np.mean(entries.values**2)))
         if scale == 0:
             raise InputError("values must not all be 0: there is nothing to fit")
@@ -176,16 +160,13 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
                 start = partial(
                     AnnealedPath, depth=depth, width=width, rng=rng, count=count
                 )
-                if isinstance(self.schedule, Schedule):
-                    self._follow(self.schedule, unit, start, found)
-                else:
-                    train, judge = _split(unit, holdout, rng)
-                    self._anneal(unit, train, judge, start, found)
+                train, judge = _split(unit, holdout, rng)
+                self._anneal(unit, train, judge, start, found)
         except KeyboardInterrupt:
             if not found:
                 raise
             self.status_ = Status.INTERRUPTED
-        best, weights = _choose(found, tol, by="train_error")
+        best, weights = found[-1]
         self.rank_ = best.rank
         self.weight_decay_ = best.weight_decay
         self.weights_ = [W * scale ** (1 / depth) for W in weights]
@@ -245,23 +226,6 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         tags.input_tags.allow_nan = True
         return tags
 
-    def _follow(
-        self,
-        schedule: Schedule,
-        problem: Entries,
-        start: Callable[[Entries], AnnealedPath],
-        found: list[Fitted],
-    ) -> None:
-        """Run a given schedule as it is."""
-        for _ in range(self.restarts):
-            path = start(problem)
-            for phase in schedule.phases:
-                rate = phase.learning_rate
-                path.descend(
-                    phase.steps, rate, phase.weight_decay, "scheduled", halve=False
-                )
-            found.append((path.candidate(0.0, problem, problem), path.weights()))
-
     def _anneal(
         self,
         problem: Entries,
@@ -288,14 +252,11 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         if not candidates:
             path.settle(path.decays[0])
             candidates.append((path.candidate(0.0, train, judge), path.weights()))
-        best, weights = _choose(candidates, self.tol, by="holdout_error")
+        best, weights = _choose(candidates, self.tol)
         found.append((best, weights))  # in case of Ctrl-C
-        complete = []
-        for _ in range(self.restarts):
-            path, lam = _shed_to(best, start(problem))
-            path.settle(lam)
-            complete.append((path.candidate(lam, problem, problem), path.weights()))
-        found[:] = complete
+        path, lam = _shed_to(best, start(problem))
+        path.settle(lam)
+        found.append((path.candidate(lam, problem, problem), path.weights()))
 
 
 class AnnealedPath:
@@ -375,9 +336,7 @@ class AnnealedPath:
             steps = OPTIONS.quiet_passes * len(self._problem)
             self.descend(steps, self._rate / 3, lam * share, f"rank {self.rank()}")
 
-    def descend(
-        self, steps: int, rate: float, lam: float, note: str, *, halve: bool = True
-    ) -> None:
+    def descend(self, steps: int, rate: float, lam: float, note: str) -> None:
         """Take steps; where the iterates diverge, go back and halve the rate."""
         while steps > 0:
             size = min(steps, OPTIONS.steps_per_call)
@@ -389,10 +348,9 @@ class AnnealedPath:
             if taken == size:
                 steps -= size
                 continue
-            if not halve or rate < 1e-12:
+            if rate < 1e-12:
                 raise InputError(
-                    "the iterates grew without bound: schedule's learning_rate is too large "
-                    f"for values of unit size, got {rate:g}"
+                    f"the iterates grew without bound at the rate {rate:g}"
                 )
             self._state = before
             self._rate /= 2
@@ -434,9 +392,9 @@ def _shed_to(best: Candidate, path: AnnealedPath) -> tuple[AnnealedPath, float]:
     return path, best.weight_decay
 
 
-def _choose(found: list[Fitted], tol: float, by: str) -> Fitted:
-    """Return the lowest rank whose error is within `tol` of the least one."""
-    errors = [getattr(candidate, by) for candidate, _ in found]
+def _choose(found: list[Fitted], tol: float) -> Fitted:
+    """Return the lowest rank whose holdout error is within `tol` of the least one."""
+    errors = [candidate.holdout_error for candidate, _ in found]
     limit = (1 + tol) * min(errors) + 1e-3 * tol
     good = [k for k, error in enumerate(errors) if error <= limit]
     return found[min(good, key=lambda k: (found[k][0].rank, errors[k]))]

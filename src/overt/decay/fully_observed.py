@@ -80,7 +80,7 @@ def rank_thresholds(problem: Entries, depth: int = 3) -> RankThresholds:
         raise InputError(
             "problem must observe every entry of the matrix once, got "
             f"{len(problem)} observations of {problem.shape[0]} x {problem.shape[1]} entries; "
-            "`existence` follows minima numerically otherwise"
+            "`minima` finds what exists at a given weight decay otherwise"
         )
     s = np.asarray(np.linalg.svd(M, compute_uv=False), dtype=np.float64)
     if L == 2:

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 
@@ -154,28 +153,6 @@ class Minima(list[Minimum]):
     starts: dict[int, int]
     unseen: dict[int, float]
 
-    def plot(self) -> Any:
-        """Plot the loss of each minimum over its rank, and its singular values."""
-        from overt._figures import COLORS, subplots
-
-        figure, axes = subplots(1, 2)
-        left, right = axes[0]
-        for color, kind in zip(
-            COLORS, dict.fromkeys(m.kind for m in self), strict=False
-        ):
-            of_kind = [m for m in self if m.kind == kind]
-            ranks = [m.rank for m in of_kind]
-            left.scatter(ranks, [m.loss for m in of_kind], label=kind, color=color)
-            for m in of_kind:
-                s = np.linalg.svd(m.matrix, compute_uv=False)
-                right.plot(range(1, len(s) + 1), s, marker="o", ms=4, color=color)
-        left.set(xlabel="rank", ylabel="loss", xticks=sorted({m.rank for m in self}))
-        right.set(xlabel="index", ylabel="singular value")
-        right.xaxis.get_major_locator().set_params(integer=True)
-        if self:
-            left.legend()
-        return figure
-
 
 def minima(
     problem: Entries,
@@ -266,42 +243,25 @@ def minima(
     return result
 
 
-def existence(
-    problem: Entries,
-    depth: int,
-    rank: int,
-    *,
-    smallest: float = 1e-4,
-    tol: float = 1e-4,
-    starts: int = 64,
-    seed: Seed = 0,
-) -> float:
-    """Return the largest lam up to which a minimum of this rank was followed; 0 if there is none.
+def existence(problem: Entries, depth: int, rank: int) -> float:
+    """Return the largest lam for which there is a minimum of this rank; 0 if there is none.
 
-    Exact for the 2 x 2 family, and if every entry is observed once. Otherwise the minima at
-    lam = `smallest` are followed upwards until they vanish, to a relative `tol`; minima that appear
-    only at larger lam are not seen.
+    It is exact, for the 2 x 2 family and for matrices of which every entry is observed once. Other
+    problems are refused: `minima` finds what exists at a given lam.
     """
     layers.check_entries(problem)
     depth = whole("depth", depth, 2, layers.MAX_DEPTH)
     rank = whole("rank", rank)
     if rank > min(problem.shape):
         raise InputError(f"rank must be at most {min(problem.shape)}, got {rank}")
-    if fully_observed.observed_matrix(problem) is not None:
-        return _exact_existence(problem, depth, rank)
     epsilon = family.epsilon_of(problem) if depth > 2 else None
     if epsilon is not None:
         return family.existence(epsilon, depth, rank)
-    _refuse_large(problem, depth)
-    problem, unit = _in_units(problem)
-    factor = unit ** (2 / depth - 2)
-    lam = number("smallest", smallest, exclusive=True) * factor
-    found = minima(
-        problem, depth, lam, starts=starts, seed=seed, fitting_rank=rank, every=True
-    )
-    branches = [m.matrix for m in found if m.rank == rank]
-    largest = [_follow(problem, depth, A, rank, lam, tol) for A in branches]
-    return max(largest, default=0) / factor
+    found = fully_observed.rank_thresholds(problem, depth)
+    s = np.append(found.singular_values, 0)
+    if depth == 2 and s[rank - 1] == s[rank]:
+        return 0.0  # equal singular values are shrunk to 0 at the same time
+    return float(found.exists[rank - 1])
 
 
 def smallest_fitting_rank(
@@ -628,33 +588,6 @@ def _block_rank(problem: Entries) -> int:
             if min(block.shape) > best:
                 best = max(best, int(np.linalg.matrix_rank(block, rtol=1e-9)))
     return best
-
-
-def _exact_existence(problem: Entries, depth: int, rank: int) -> float:
-    found = fully_observed.rank_thresholds(problem, depth)
-    s = np.append(found.singular_values, 0)
-    if depth == 2 and s[rank - 1] == s[rank]:
-        return 0.0  # equal singular values are shrunk to 0 at the same time
-    return float(found.exists[rank - 1])
-
-
-def _follow(
-    problem: Entries, depth: int, A: Floats, rank: int, low: float, tol: float
-) -> float:
-    """Return the largest lam to which the minimum A, known at lam = low, can be followed."""
-    growth = 0.1
-    while growth > tol:
-        lam = low * (1 + growth)
-        # Newton steps stay near the branch; descent may leap over the barrier beside it.
-        B = layers.product(polish(problem, layers.balanced(A, depth, rank, rank), lam))
-        same_rank = numerical_rank(B) == rank
-        if same_rank and verify(problem, B, depth, lam, FittingRank(rank), "").verified:
-            low = lam
-            A = B
-            growth = min(2 * growth, 0.2)
-        else:
-            growth /= 2
-    return low
 
 
 def _refuse_large(problem: Entries, depth: int) -> None:

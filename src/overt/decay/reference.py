@@ -19,7 +19,7 @@ def descend(
     learning_rate: float,
     weight_decay: float,
 ) -> int:
-    """Step theta <- (1 - 2 eta lam) theta - (eta/2) grad (A_ij - y)^2 for each draw, in place.
+    """Step theta <- (1 - 2 eta lam) theta - (eta/2) grad (A_ij - y)^2 for each entry, in place.
 
     A_ij = G[i] M[-1] ... M[0] F[j]': F (inputs x width) is the first layer transposed, M (layers x
     width x width) the middle layers, G (outputs x width) the last one; F and G are stored divided

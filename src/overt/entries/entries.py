@@ -293,7 +293,7 @@ class Entries:
         return self._with(self.rows[first], self.cols[first], values, kept_times)
 
     def repeated(self, weights: Any, *, by_row: bool = False) -> Self:
-        """Return each entry (or those of each row) as often as whole weights say."""
+        """Return each entry (or the entries of each row) as often as whole weights say."""
         often = doubles("sample_weight", weights, ndim=1)
         count = self.shape[0] if by_row else len(self)
         is_whole = np.array_equal(often, np.floor(np.abs(often)))
@@ -307,7 +307,7 @@ class Entries:
         return self.take(np.repeat(np.arange(len(self)), times))
 
     def split(self, holdout: float = 0.1, seed: Seed = 0) -> tuple[Self, Self]:
-        """Return (train, held out): held out is the start of a random permutation."""
+        """Return (train, holdout); the holdout is the start of a random permutation."""
         share = number("holdout", holdout, exclusive=True)
         count = int(share * len(self))
         if not 0 < count < len(self):
@@ -414,25 +414,20 @@ def merge_duplicates(
     Entries stay in their order; None means that all are different. `how` is "mean", "last" or
     "count" (the value is how often an entry was given).
     """
-    if not len(rows):
+    keys = rows * (cols.max(initial=0) + 1) + cols
+    _, first, place, sizes = np.unique(
+        keys, return_index=True, return_inverse=True, return_counts=True
+    )
+    if len(first) == len(rows):
         return None
-    order = np.lexsort((cols, rows))
-    sorted_rows = rows[order]
-    sorted_cols = cols[order]
-    new_row = sorted_rows[1:] != sorted_rows[:-1]
-    new_col = sorted_cols[1:] != sorted_cols[:-1]
-    starts = np.flatnonzero(np.append(True, new_row | new_col))
-    if len(starts) == len(rows):
-        return None
-    sizes = np.diff(np.append(starts, len(rows)))
     merged = sizes.astype(float)
     if how == "mean":
-        merged = np.add.reduceat(values[order], starts) / sizes
+        merged = np.bincount(place, values) / sizes
     elif how == "last":
-        by_time = np.lexsort((np.where(np.isnan(times), 0.0, times), cols, rows))
-        merged = values[by_time[starts + sizes - 1]]
-    latest = np.fmax.reduceat(times[order], starts)
-    first = order[starts]
+        by_time = np.argsort(np.where(np.isnan(times), 0.0, times), kind="stable")
+        merged[place[by_time]] = values[by_time]  # the last one written stays
+    latest = np.full(len(first), np.nan)
+    np.fmax.at(latest, place, times)
     in_order = np.argsort(first)
     return first[in_order], merged[in_order], latest[in_order]
 

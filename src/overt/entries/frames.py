@@ -184,8 +184,8 @@ def entry_columns(
     if not is_value and not any(_is_text(column) for column in first):
         warnings.warn(
             f"the columns {row}, {col}, {value} are taken for row, column and value of entries; "
-            "overt.Entries.from_frame(frame, row=..., col=..., value=...) says so, and an array "
-            "says that it is a table",
+            "overt.Entries.from_frame(frame, row=..., col=..., value=...) avoids this warning, and "
+            "an array is taken for a table",
             stacklevel=5,
         )
     return {"row": row, "col": col, "value": value}
@@ -229,8 +229,6 @@ def read_table(frame: Frame, row: Any = None) -> Table:
         row_ids = _index_identifiers(frame.index)
     _check_different("rows", row_ids)
     col_ids = as_identifiers("names of columns", list(map(_plain_name, columns)))
-    if key is None and frame.index is None:
-        _warn_of_keys(columns)
     numbers: list[Array] = []
     for name, column in columns.items():
         try:
@@ -269,24 +267,6 @@ def _check_different(name: str, ids: Array | None) -> None:
         f"{name} of a table must have different identifiers, got {values[counts.argmax()]!r} "
         f"{counts.max()} times; if the index means nothing, use reset_index(drop=True)"
     )
-
-
-def _warn_of_keys(columns: Mapping[Any, Array]) -> None:
-    """Warn if the first column looks like identifiers of rows that no name and no index tell."""
-    name, first = next(iter(columns.items()))
-    others = list(columns.values())[1:]
-    if not _all_different(first) or any(_all_different(column) for column in others):
-        return
-    warnings.warn(
-        f"the column {name} holds a different whole number on every line and is taken for values; "
-        f"if it names the rows, use overt.Entries.from_frame(frame, row={name!r})",
-        stacklevel=5,
-    )
-
-
-def _all_different(column: Array) -> bool:
-    whole = column.dtype.kind in "iu" or holds_whole(column)
-    return whole and len(column) > 2 and len(np.unique(column)) == len(column)
 
 
 def _is_text(ids: Array) -> bool:

@@ -18,13 +18,7 @@ from overt.nn.curvature import (
     read_loss,
 )
 from overt.nn.data.losses import Loss, is_squared
-from overt.nn.graph.record import (
-    Recording,
-    UnsupportedError,
-    check_for_hidden_noise,
-    record,
-    sample,
-)
+from overt.nn.graph.record import Recording, UnsupportedError, record_noise, sample
 from overt.nn.graph.state import (
     Output,
     SavedState,
@@ -34,7 +28,7 @@ from overt.nn.graph.state import (
     seed_all,
     untouched,
 )
-from overt.nn.moments.propagate import PropagatedOutput, decompose, propagate
+from overt.nn.moments.propagate import decompose, propagate
 from overt.nn.moments.values import Propagation
 from overt.results import Result
 
@@ -69,10 +63,6 @@ class Term(Result):
     exact: bool
     error: float = 0.0
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the term with its value as a number."""
-        return {**vars(self), "value": float(self.value.detach())}
-
 
 @dataclass(frozen=True, repr=False)
 class Penalty(Result):
@@ -95,10 +85,8 @@ class Penalty(Result):
         return all(term.exact for term in self.terms)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the penalty with its values as numbers."""
-        terms = [term.to_dict() for term in self.terms]
-        value, exact = float(self.value.detach()), self.exact
-        return {"value": value, "terms": terms, "exact": exact, "error": self.error}
+        """Return the penalty as plain numbers, with the label."""
+        return {**super().to_dict(), "exact": self.exact}
 
 
 @never_compiled
@@ -158,27 +146,25 @@ def explicit_penalty(
     with untouched(model) as saved, torch.inference_mode(False):
         seed_all(seed)
         try:
-            recording = record(
+            recording = record_noise(
                 saved, x, output, decompose=decompose, statistics="as set"
             )
-            check_for_hidden_noise(recording, saved, x, output, "as set")
-            penalty, mean = _propagated(recording, y, weighted, grad)
+            penalty, clean = _propagated(recording, y, weighted, grad)
         except UnsupportedError as error:
             raise_if_model_fails(model, x, output, error)
             return _sampled(saved, x, y, weighted, output, grad)
-        if not all(term.exact for term in penalty.terms):
+        if not penalty.exact:
             samples = list(sample(saved, recording, x, output, CHECKS, "as set"))
             if not saved.interrupts.pending:
-                _warn_if_contradicted(
-                    torch.cat(samples).double(), penalty, mean, y, weighted
-                )
+                terms = _sampled_terms(torch.cat(samples), clean.detach(), y, weighted)
+                _warn_if_contradicted(penalty, terms)
     return penalty
 
 
 def _propagated(
     recording: Recording, y: Tensor | None, loss: WeightedLoss, grad: bool
 ) -> tuple[Penalty, Tensor]:
-    """Return the penalty of a recorded pass, and the mean output."""
+    """Return the penalty of a recorded pass, and the output without noise."""
     noises = recording.noises
     terms: list[Term] = []
     later: Any = 0.0
@@ -194,24 +180,13 @@ def _propagated(
         terms.insert(0, Term(noises[i], value - later, exact))
         later = value
     if y is not None and noises:
-        terms.append(_mean_shift(clean, found, y, loss))
-    total = (
-        torch.stack([term.value for term in terms]).sum()
-        if terms
-        else clean.new_zeros(())
-    )
-    return Penalty(total, tuple(terms), linearized=tuple(found.run.unknown)), found.mean
-
-
-def _mean_shift(
-    clean: Tensor, found: PropagatedOutput, y: Tensor, loss: WeightedLoss
-) -> Term:
-    """Return what the move of the mean does to the loss."""
-    if found.exact and torch.allclose(clean, found.mean):
-        loss.mean(clean, y)  # refuses targets of a wrong shape
-        return Term("mean shift", clean.new_zeros(()), exact=True)
-    value = loss.mean(found.mean, y) - loss.mean(clean, y)
-    return Term("mean shift", value, exact=found.exact and is_squared(loss.name))
+        moved = loss.mean(found.mean, y) - loss.mean(clean, y)
+        if found.exact and torch.allclose(clean, found.mean):
+            moved = torch.zeros_like(moved)  # but for rounding
+            exact = True
+        terms.append(Term("mean shift", moved, exact))
+    total = sum((term.value for term in terms), clean.new_zeros(()))
+    return Penalty(total, tuple(terms), linearized=tuple(found.run.unknown)), clean
 
 
 def _sampled(
@@ -223,88 +198,53 @@ def _sampled(
     grad: bool,
 ) -> Penalty:
     """Return the penalty as sampled passes show it, with gradients through each of them."""
-    outputs = [
-        saved.plain_pass(x, output, statistics="as set", grad=grad)
-        for _ in range(SAMPLES)
+
+    def run(noise: bool) -> Tensor:
+        return saved.plain_pass(x, output, noise=noise, statistics="as set", grad=grad)
+
+    samples = torch.stack([run(True) for _ in range(SAMPLES)])
+    found = _sampled_terms(samples, run(False), y, loss)
+    terms = [
+        Term(name, values.mean(), exact=False, error=_standard_error(values))
+        for name, values in found.items()
     ]
-    mean = torch.stack(outputs).mean(0)
-    n = len(outputs)
-    values = _added(torch.stack(outputs), mean, y, loss) * (n / (n - 1))
-    terms = [Term(ALL_NOISE, values.mean(), exact=False, error=_standard_error(values))]
-    if y is not None:
-        clean = saved.plain_pass(x, output, noise=False, statistics="as set", grad=grad)
-        shift = loss.mean(mean, y) - loss.mean(clean, y)
-        moves = _moves_of_loss(torch.stack(outputs), mean, y, loss)
-        terms.append(
-            Term("mean shift", shift, exact=False, error=_standard_error(moves))
-        )
-        values = values + moves
-    total = torch.stack([term.value for term in terms]).sum()
-    return Penalty(total, tuple(terms), drawn=("all",), error=_standard_error(values))
+    total = torch.stack(list(found.values())).sum(0)
+    error = _standard_error(total)
+    return Penalty(total.mean(), tuple(terms), drawn=("all",), error=error)
 
 
-def _added(
-    samples: Tensor, mean: Tensor, y: Tensor | None, loss: WeightedLoss
-) -> Tensor:
-    """Return what the distance of each sample from the mean adds to the loss."""
+def _sampled_terms(
+    samples: Tensor, clean: Tensor, y: Tensor | None, loss: WeightedLoss
+) -> dict[str, Tensor]:
+    """Return what each sample adds to the loss by its distance from the mean, and by the mean's."""
+    mean = samples.mean(0)
     weights = loss.position_weights(y, mean)
-    return torch.stack(
-        [average(quadratic(one - mean, mean, loss.name), weights) for one in samples]
-    )
-
-
-def _moves_of_loss(
-    samples: Tensor, mean: Tensor, y: Tensor, loss: WeightedLoss
-) -> Tensor:
-    """Return how much each sample moves the loss, to first order."""
-    with torch.enable_grad():
-        at = mean.detach().requires_grad_()
-        (slope,) = torch.autograd.grad(loss.mean(at, y), at)
-    away = samples.detach() - mean.detach()
-    return (slope * away).reshape(len(samples), -1).sum(1)
+    added = [
+        average(quadratic(one - mean, mean, loss.name), weights) for one in samples
+    ]
+    n = len(samples)
+    terms = {ALL_NOISE: torch.stack(added) * (n / (n - 1))}
+    if y is not None:
+        total = torch.stack([loss.mean(one, y) for one in samples]) - loss.mean(
+            clean, y
+        )
+        terms["mean shift"] = total - terms[ALL_NOISE]
+    return terms
 
 
 def _standard_error(values: Tensor) -> float:
-    n = len(values)
-    return float(values.detach().double().std()) / math.sqrt(n) if n > 1 else 0.0
+    return float(values.detach().double().std()) / math.sqrt(len(values))
 
 
-def _warn_if_contradicted(
-    samples: Tensor,
-    penalty: Penalty,
-    mean: Tensor,
-    y: Tensor | None,
-    loss: WeightedLoss,
-) -> None:
+def _warn_if_contradicted(penalty: Penalty, terms: dict[str, Tensor]) -> None:
     """Warn where samples contradict a penalty that was propagated through non-linear functions."""
-    mean = mean.detach().double()
-    center = samples.mean(0)
-    n = len(samples)
-    values = _added(samples, center, y, loss)
-    seen = float(values.mean()) * n / (n - 1)
-    shift = [term for term in penalty.terms if term.name == "mean shift"]
-    value = float(penalty.value.detach()) - sum(
-        float(term.value.detach()) for term in shift
-    )
-    error = 3 * _standard_error(values) / max(seen, 1e-30)
-    if seen > 0 and abs(math.log(max(value, 1e-30) / seen)) > max(0.2, error):
+    values = torch.stack(list(terms.values())).sum(0)
+    value, seen = float(penalty.value.detach()), float(values.mean())
+    allowed = max(0.2 * float(terms[ALL_NOISE].mean()), 3 * _standard_error(values))
+    if abs(value - seen) > allowed:
         warnings.warn(
-            f"the noise adds {value:.3g} to the loss as propagated, but {seen:.3g} over {n} "
-            "samples: this model is far from linear in its noise; trust predictive_moments, or "
-            "train with the noise on",
-            stacklevel=3,
-        )
-        return
-    if y is None:
-        return
-    y = y.double() if y.is_floating_point() else y
-    gap = float(loss.mean(center, y) - loss.mean(mean, y))
-    if abs(gap) > 0.2 * seen + 3 * _standard_error(
-        _moves_of_loss(samples, center, y, loss)
-    ):
-        warnings.warn(
-            f"the loss at the mean output differs by {gap:.3g} between {n} samples and as "
-            f"propagated, beside a penalty of {seen:.3g}: this model is far from linear in its "
-            "noise; trust predictive_moments, or train with the noise on",
-            stacklevel=3,
+            f"the noise adds {value:.3g} to the loss as propagated, but {seen:.3g} over "
+            f"{len(values)} samples: this model is far from linear in its noise; trust "
+            "predictive_moments, or train with the noise on",
+            stacklevel=4,
         )

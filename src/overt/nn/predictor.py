@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from overt import _check
 from overt._check import InputError, InputTypeError
@@ -40,7 +41,7 @@ class Predictive(nn.Module):  # type: ignore[misc]
         Any network; it is not copied.
     loss
         What it was trained for: "squared", "mse", "cross_entropy" (logits) or "logistic".
-    output, tol
+    output
         As in `predictive_moments`.
 
     Attributes
@@ -74,7 +75,6 @@ class Predictive(nn.Module):  # type: ignore[misc]
         *,
         loss: Loss = "mse",
         output: Output = None,
-        tol: float | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(model, nn.Module):
@@ -84,7 +84,6 @@ class Predictive(nn.Module):  # type: ignore[misc]
         self.model = model
         self.loss = loss_name(loss)
         self.output = output
-        self.tol = None if tol is None else _check.number("tol", tol, exclusive=True)
         self.register_buffer("noise_variance", torch.zeros(()))
         self.register_buffer("temperature", torch.ones(()))
         self.register_buffer("scores", torch.zeros(0))
@@ -106,7 +105,7 @@ class Predictive(nn.Module):  # type: ignore[misc]
     def moments(self, x: Any) -> Moments:
         """Return mean and variance under the noise alone, for a batch, and how they were found."""
         with torch.no_grad():
-            return predictive_moments(self.model, x, output=self.output, tol=self.tol)
+            return predictive_moments(self.model, x, output=self.output)
 
     def mean(self, x: Any) -> Tensor:
         """Return the mean output under the noise."""
@@ -118,15 +117,13 @@ class Predictive(nn.Module):  # type: ignore[misc]
 
     def interval(self, x: Any, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Return the ends of central normal intervals."""
-        level = _check.number("level", level, exclusive=True)
-        if not level < 1:
-            raise InputError(f"level must be below 1, got {level}")
-        z = math.sqrt(2) * float(
-            torch.special.erfinv(torch.tensor(level, dtype=torch.float64))
-        )
+        level = torch.tensor(_check_level(level), dtype=torch.float64)
+        return self._around(x, math.sqrt(2) * float(torch.special.erfinv(level)))
+
+    def _around(self, x: Any, q: Any) -> tuple[Tensor, Tensor]:
         both = self._over(x, lambda batch: torch.stack(self._normal(batch), 1))
         mean, sd = both.unbind(1)
-        return mean - z * sd, mean + z * sd
+        return mean - q * sd, mean + q * sd
 
     def probabilities(self, x: Any) -> Tensor:
         """Return E[softmax(mean / temperature + noise)], noise normal (E[sigmoid] for "logistic").
@@ -189,22 +186,20 @@ class Predictive(nn.Module):  # type: ignore[misc]
         for batch in Batches(data, self.model):
             x = _alone(batch.inputs.given)
             y: Any = batch.y
-            if self._squared:
-                mean, sd = self._normal(x)
-                if y.numel() != mean.numel():
-                    raise InputError(
-                        f"{batch.where}: targets must have as many numbers as the outputs, "
-                        f"{tuple(mean.shape)}, got {tuple(y.shape)}"
-                    )
-                scores.append(_distance(y.reshape(mean.shape), mean, sd))
-            else:
-                p = self._classes(x)
-                index = y.reshape(-1).long()
-                if len(index) != len(p) or index.min() < 0 or index.max() >= p.shape[1]:
-                    raise InputError(
-                        f"{batch.where}: targets must be class numbers in 0..{p.shape[1] - 1}"
-                    )
-                scores.append(1 - p.gather(1, index[:, None])[:, 0])
+            center, sd = self._normal(x) if self._squared else (self._classes(x), None)
+            if sd is not None:
+                Targets(y, center, self.loss, batch.where)  # refuses what does not fit
+                distance = (y.reshape(center.shape).to(center) - center).abs()
+                # Without noise a distance is 0 or infinite.
+                scores.append(distance / sd.clamp(min=torch.finfo(sd.dtype).tiny))
+                continue
+            y = y.reshape(-1).long()
+            last = center.shape[1] - 1
+            if len(y) != len(center) or not 0 <= int(y.min()) <= int(y.max()) <= last:
+                raise InputError(
+                    f"{batch.where}: targets must be class numbers in 0..{last}"
+                )
+            scores.append(1 - center.gather(1, y[:, None])[:, 0])
         self.scores = torch.cat(scores).sort(0).values
         return self
 
@@ -218,10 +213,7 @@ class Predictive(nn.Module):  # type: ignore[misc]
             raise InputError(
                 f"loss={self.loss!r} has sets of classes: use conformal_set"
             )
-        q = self._quantile(level)
-        both = self._over(x, lambda batch: torch.stack(self._normal(batch), 1))
-        mean, sd = both.unbind(1)
-        return mean - q * sd, mean + q * sd
+        return self._around(x, self._quantile(level))
 
     def conformal_set(self, x: Any, level: float = 0.9) -> Tensor:
         """Return which classes are in the split-conformal set of each row, (rows, classes).
@@ -243,9 +235,7 @@ class Predictive(nn.Module):  # type: ignore[misc]
 
     def _quantile(self, level: float) -> Tensor:
         """Return the score of rank ceil((n + 1) level) of n, which gives the coverage."""
-        level = _check.number("level", level, exclusive=True)
-        if not level < 1:
-            raise InputError(f"level must be below 1, got {level}")
+        level = _check_level(level)
         n = len(self.scores)
         rank = math.ceil((n + 1) * level - 1e-9)
         if rank > n:
@@ -297,22 +287,24 @@ class Predictive(nn.Module):  # type: ignore[misc]
         return torch.softmax(logits, -1).mean(1)
 
 
-def _distance(y: Tensor, mean: Tensor, sd: Tensor) -> Tensor:
-    """Return |y - mean| / std; without noise the distance is 0 or infinite."""
-    return (y.to(mean) - mean).abs() / sd.clamp(min=torch.finfo(sd.dtype).tiny)
-
-
 def _alone(given: Any) -> Any:
     return given[0] if isinstance(given, tuple) and len(given) == 1 else given
+
+
+def _check_level(level: float) -> float:
+    level = _check.number("level", level, exclusive=True)
+    if not level < 1:
+        raise InputError(f"level must be below 1, got {level}")
+    return level
 
 
 def _surprise(p: Tensor, y: Tensor) -> Tensor:
     """Return the mean negative log-likelihood of classes, or of 0 and 1."""
     p = p.clamp(1e-12, 1 - 1e-7)
     if not y.is_floating_point() and y.ndim == 1 and p.shape[1] > 1:
-        return -p.gather(1, y[:, None]).log().mean()
+        return functional.nll_loss(p.log(), y)
     y = y.reshape(p.shape).to(p)
-    return -(y * p.log() + (1 - y) * (1 - p).log()).sum(1).mean()
+    return p.shape[1] * functional.binary_cross_entropy(p, y)
 
 
 def _least(f: Callable[[float], Tensor], low: float, high: float) -> float:

@@ -196,10 +196,8 @@ class WithoutNoise(nn.Module):  # type: ignore[misc]
                 penalty = average(added, loss.position_weights(y, mean))
                 return _gradient(loss.mean(mean, y) + penalty, weights)
 
-            target = torch.stack([_mean_of(sampled, size) for _ in range(GROUPS)])
-            found = torch.stack(
-                [_mean_of(without_sampling, size) for _ in range(GROUPS)]
-            )
+            target = _group_means(sampled, size)
+            found = _group_means(without_sampling, size)
         squared, error = _squared_mean(found - target)
         norm = math.sqrt(max(_squared_mean(target)[0], 1e-300))
         value = math.sqrt(max(squared, 0.0)) / norm
@@ -272,11 +270,13 @@ def _gradient(value: Tensor, weights: list[Tensor]) -> Tensor:
     )
 
 
-def _mean_of(draw: Callable[[], Tensor], count: int) -> Tensor:
-    total = draw()
-    for _ in range(count - 1):
-        total += draw()
-    return total / count
+def _group_means(sample: Callable[[], Tensor], size: int) -> Tensor:
+    return torch.stack(
+        [
+            sum((sample() for _ in range(size)), torch.zeros(())) / size
+            for _ in range(GROUPS)
+        ]
+    )
 
 
 def _squared_mean(groups: Tensor) -> tuple[float, float]:

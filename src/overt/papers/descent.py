@@ -49,20 +49,25 @@ def slope_and_curvature(objective: Objective, theta: Floats) -> tuple[float, flo
 
 def factors(theta: Floats, rows: int, width: int) -> tuple[Floats, Floats]:
     """Return (U, V), stacked in theta, of which U has `rows` rows."""
-    U, V = theta[: rows * width], theta[rows * width :]
+    U = theta[: rows * width]
+    V = theta[rows * width :]
     return U.reshape(rows, width), V.reshape(-1, width)
 
 
-def factor_objective(M: Floats, Gamma: Floats, C: Floats | None = None) -> Objective:
-    """Return f(U, V) = tr((M - UV') C (M - UV')') + <Gamma, U'U o V'CV> with its gradient."""
+def factor_objective(
+    M: Floats, Gamma: Floats, C: Floats | None = None, D: Floats | None = None
+) -> Objective:
+    """Return tr((M - UV') C (M - UV')') + <Gamma, U'U o V'DV>, D = C if None, with its gradient."""
     C = np.eye(M.shape[1]) if C is None else C
+    D = C if D is None else D
 
     def objective(theta: Floats) -> tuple[float, Floats]:
         U, V = factors(theta, len(M), len(Gamma))
-        E, CV = M - U @ V.T, C @ V
-        outer, inner = Gamma * (U.T @ U), Gamma * (V.T @ CV)
-        value = np.sum(E @ C * E) + np.sum(outer * (V.T @ CV))
-        gradient = [(U @ inner - E @ CV).ravel(), (CV @ outer - C @ E.T @ U).ravel()]
+        E = (M - U @ V.T) @ C
+        outer = Gamma * (U.T @ U)
+        inner = Gamma * (V.T @ D @ V)
+        value = np.sum(E * (M - U @ V.T)) + np.sum(U.T @ U * inner)
+        gradient = [(U @ inner - E @ V).ravel(), (D @ V @ outer - E.T @ U).ravel()]
         return float(value), 2 * np.concatenate(gradient)
 
     return objective
@@ -73,7 +78,8 @@ def tied_objective(M: Floats, lam: float, width: int) -> Objective:
 
     def objective(theta: Floats) -> tuple[float, Floats]:
         U = theta.reshape(-1, width)
-        E, n = M - U @ U.T, np.sum(U * U, axis=0)
+        E = M - U @ U.T
+        n = np.sum(U * U, axis=0)
         return float(np.sum(E * E) + lam * n @ n), 4 * (U * (lam * n) - E @ U).ravel()
 
     return objective
@@ -228,10 +234,8 @@ def block_candidates(m: Floats, b: int, beta: float, splits: range) -> float:
         for last in range(1, len(m) + 1):
             a = np.where(np.arange(len(m)) < last, m / (1 + beta), 0)
             if last >= rho:
-                total, c = (
-                    m[rho - 1 : last].sum(),
-                    b + beta * last + (beta + 1) * (1 - rho),
-                )
+                total = m[rho - 1 : last].sum()
+                c = b + beta * last + (beta + 1) * (1 - rho)
                 a[rho - 1 : last] = m[rho - 1 : last] - beta / c * total
             best = min(best, block_value(m, a, b, beta))
     return best

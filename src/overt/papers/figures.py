@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from overt._check import InputError
-from overt._figures import COLORS, canvas, styled
+from overt._figures import COLORS, canvas, simplify_log_ticks, styled
 from overt._intervals import clopper_pearson
 
 SIZES = ("toy", "reduced", "paper")
@@ -199,6 +199,11 @@ class Figure:
         smaller = SIZES[: SIZES.index(size) + 1]
         return next(name for name in reversed(smaller) if name in self.sizes)
 
+    def size_name(self, size: str) -> str:
+        """Return the size as it is shown: "full" for our own figures, which have no paper."""
+        own = self.source.startswith("overt")
+        return "full" if own and size == "paper" else size
+
     def findings(self, rows: list[Row]) -> list[Finding]:
         """Return what the rows say of each claim."""
         return list(self.check(rows))
@@ -212,10 +217,12 @@ class Figure:
         """Return the picture, which says what it is to be laid beside."""
         with styled(**{"axes.titlesize": 10, "legend.fontsize": 8}):
             picture = self.plot(rows) if self.plot else self._plot_table(rows)
-            _simplify_log_ticks(picture)
+            simplify_log_ticks(picture)
             _move_legends_below(picture)
         picture.suptitle(
-            f"{self.source} (recomputed, {size} size)", fontsize=9, color="0.35"
+            f"{self.source} (recomputed, {self.size_name(size)} size)",
+            fontsize=9,
+            color="0.35",
         )
         return picture
 
@@ -267,23 +274,6 @@ def plot_curves(
         panel.set_axis_off()
     axes[0, 0].legend()
     return picture
-
-
-def _simplify_log_ticks(picture: Any) -> None:
-    """Label logarithmic axes at powers of ten; at .1, .2, .5 where they span less than two."""
-    from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
-
-    for panel in picture.axes:
-        for axis, limits in (
-            (panel.xaxis, panel.get_xlim()),
-            (panel.yaxis, panel.get_ylim()),
-        ):
-            if axis.get_scale() != "log" or axis.get_transform().base != 10:
-                continue
-            axis.set_minor_formatter(NullFormatter())
-            if max(limits) < 100 * min(limits):
-                axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-                axis.set_major_formatter(FormatStrFormatter("%g"))
 
 
 def _move_legends_below(picture: Any) -> None:

@@ -94,11 +94,14 @@ def reflected_ascent(
     """
     _signs([y])
     number("radius", radius)
-    delta, best, best_margin = x, x, math.inf
+    delta = x
+    best = x
+    best_margin = math.inf
     for _ in range(whole("steps", steps)):
         margin = y * float(net.value(delta))
         if margin < best_margin:  # l_- falls with the margin
-            best, best_margin = delta, margin
+            best = delta
+            best_margin = margin
         move = delta - x - step_size * expit(margin) * y * net.input_gradient(delta)
         length = float(np.linalg.norm(move))
         delta = x + move * (radius / length if length > radius else 1.0)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, relu
+from torch.nn.functional import relu
 
 from overt._check import InputError
 from overt._io import open_npz
@@ -39,9 +39,11 @@ def load(name: str, only: Sequence[int] | None = None) -> Data:
         from sklearn.datasets import load_digits
 
         bunch = load_digits()
-        x, y = bunch.images[:, None] / 16.0, bunch.target
+        x = bunch.images[:, None] / 16.0
+        y = bunch.target
         split = np.random.default_rng(0).permutation(len(y))
-        train, test = split[500:], split[:500]
+        train = split[500:]
+        test = split[:500]
         parts = [x[train], y[train], x[test], y[test]]
     else:
         path = data_folder() / f"{name}.npz"
@@ -73,15 +75,6 @@ def mlp(inputs: int, classes: int, width: int = 100) -> nn.Sequential:
     return nn.Sequential(
         nn.Flatten(), nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, classes)
     )
-
-
-def fit(
-    model: nn.Module, x: Tensor, y: Tensor, *, epochs: int, seed: int, batch: int = 64
-) -> None:
-    """Train with Adam and cross-entropy, in place."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        descend(model, x, y, cross_entropy, epochs, 1e-3, batch)
 
 
 def descend(

@@ -49,7 +49,8 @@ def two_layers(
     rng: np.random.Generator, d: int, inputs: int = 4
 ) -> tuple[Floats, Floats, Floats, Floats]:
     """Return U, V, inputs X (samples x inputs) with correlations, and noisy targets Y."""
-    U, V = rng.normal(size=(3, d)), rng.normal(size=(inputs, d))
+    U = rng.normal(size=(3, d))
+    V = rng.normal(size=(inputs, d))
     X = rng.normal(size=(8, inputs)) @ rng.normal(size=(inputs, inputs)) + 0.5
     return U, V, X, rng.normal(size=(8, 3))
 
@@ -145,7 +146,8 @@ def pivot_terms(weights: Sequence[Floats], C: Floats) -> list[float]:
             tail = chain(weights[layers[-1] :])
             between = [chain(weights[i:j]) for i, j in pairwise(layers)]
             for units in product(*(range(len(weights[j - 1])) for j in layers)):
-                alpha, gamma = head[units[0]], tail[:, units[-1]]
+                alpha = head[units[0]]
+                gamma = tail[:, units[-1]]
                 betas = [
                     B[j, i] for B, i, j in zip(between, units, units[1:], strict=False)
                 ]

@@ -257,9 +257,8 @@ def _figure_label(found: Measured | None) -> Label:
         return Label(
             "not run at this size", f"only {found.size}", found.stored[-1].date
         )
-    return Label(
-        together(*(f.verdict for f in found.findings)), "paper", found.stored[-1].date
-    )
+    verdict = together(*(f.verdict for f in found.findings))
+    return Label(verdict, found.figure.size_name("paper"), found.stored[-1].date)
 
 
 def write_page(
@@ -285,7 +284,8 @@ def write_page(
         page.section(figure.source)
         page.text(f"{figure.title}. Claim: {figure.claim}.")
         page.figure(
-            figure.draw(found.rows, found.size), f"{figure.source}, {found.size} size"
+            figure.draw(found.rows, found.size),
+            f"{figure.source}, {figure.size_name(found.size)} size",
         )
         page.table(HEADER, found.lines)
         page.code(command.format(id=figure.id, size=found.size))
@@ -311,7 +311,7 @@ def markdown(chosen: list[Figure], out: Folder) -> str:
         figure = found.figure
         text += [f"## {figure.source}", ""]
         text += [
-            f"`{figure.id}`, {found.size} size. {figure.title}: {figure.claim}.",
+            f"`{figure.id}`, {figure.size_name(found.size)} size. {figure.title}: {figure.claim}.",
             "",
         ]
         text += [
@@ -334,7 +334,11 @@ def _row(cells: Any) -> str:
 
 def write_markdown(chosen: list[Figure], out: Folder) -> Path:
     """Write OUT/index.md and the pictures beside it."""
+    from PIL import Image
+
     for found in measured(chosen, out):
         picture = found.figure.draw(found.rows, found.size)
-        write_figure(picture, Path(out) / f"{found.figure.id}.png", dpi=75)
+        path = write_figure(picture, Path(out) / f"{found.figure.id}.png", dpi=200)
+        # 256 colors are enough for a diagram, at a third of the bytes.
+        Image.open(path).convert("RGB").quantize(256).save(path, optimize=True)
     return write_whole(Path(out) / "index.md", markdown(chosen, out))

@@ -105,7 +105,8 @@ def _descend(Z: Floats, V: Floats, steps: int = 1000) -> tuple[float, Floats]:
         f = _shares(Z, V)
         if not f.min() < best - 1e-13:
             break
-        best, where = float(f.min()), V[np.argmin(f)]
+        best = float(f.min())
+        where = V[np.argmin(f)]
         V = V - np.maximum(V @ Z.T, 0) @ Z / len(Z)
         length = np.linalg.norm(V, axis=1, keepdims=True)
         V = V / np.where(length > 1e-12, length, 1)
@@ -211,12 +212,15 @@ def rademacher(
     draws
         Number of sign vectors zeta.
     """
-    alpha, rng = number("alpha", alpha), generator(seed)
+    alpha = number("alpha", alpha)
+    rng = generator(seed)
     X, Z = _whiten(X)
     if Z.shape[1] != 2:
         raise InputError(f"X must be of rank 2, got rank {Z.shape[1]}")
     chosen = np.arange(len(X)) if sample is None else np.asarray(sample)
-    arcs, n, suprema = _arcs(Z), len(chosen), []
+    arcs = _arcs(Z)
+    n = len(chosen)
+    suprema = []
     for _ in range(whole("draws", draws, 2)):
         signs = rng.choice((-1.0, 1.0), n)
         counts = np.bincount(chosen, signs, minlength=len(X))

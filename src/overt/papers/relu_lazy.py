@@ -73,7 +73,8 @@ def margin(
             "divide each row by its norm"
         )
     q = 1 - _check.drop_prob(drop_prob)
-    rng, count = generator(seed), whole("features", features, 2)
+    rng = generator(seed)
+    count = whole("features", features, 2)
     signed = labels(y, len(X))[:, None] * X
 
     def answer(gates: Floats, p: Floats) -> tuple[Floats, Floats]:

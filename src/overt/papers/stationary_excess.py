@@ -139,7 +139,8 @@ def _steps(
     effect: NoiseEffect, weights: Sequence[Floats], count: int, rng: np.random.Generator
 ) -> Floats:
     """Return single steps from the weights at rate 1, one a row."""
-    advance, moves = effect.steps(rng), []
+    advance = effect.steps(rng)
+    moves = []
     for _ in range(count):
         moved = [W.copy() for W in weights]
         advance(moved, np.ones(1))

@@ -55,7 +55,9 @@ def _dropped(y: Any, parts: Sequence[Any]) -> Any:
 
 def _units(b: int) -> Zeros:
     """Two blocks of b units: the parts are U_i a_i."""
-    U, a, y = _symbols("u", 2, 2 * b), _symbols("a", 2 * b, 1), _symbols("y", 2, 1)
+    U = _symbols("u", 2, 2 * b)
+    a = _symbols("a", 2 * b, 1)
+    y = _symbols("y", 2, 1)
     yield _dropped(y, [U[:, i : i + b] * a[i : i + b, :] for i in (0, b)])
 
 
@@ -65,7 +67,8 @@ def _any_law() -> Zeros:
 
     p = sympy.symbols("p0:3")
     law = dict(zip(product((0, 1), repeat=2), [*p, 1 - sum(p)], strict=True))
-    y, flow = _symbols("y", 1, 1), _symbols("f", 2, 1)
+    y = _symbols("y", 1, 1)
+    flow = _symbols("f", 2, 1)
     mu = [_mean(law, lambda z, i=i: z[i]) for i in range(2)]
     form = 0
     for i, j in product(range(2), repeat=2):
@@ -76,7 +79,9 @@ def _any_law() -> Zeros:
 
 def _weights() -> Zeros:
     """DropConnect: every weight of V, or of the last layer, has a part of its own."""
-    U, V, x = _symbols("u", 2, 2), _symbols("v", 2, 2), _symbols("x", 2, 1)
+    U = _symbols("u", 2, 2)
+    V = _symbols("v", 2, 2)
+    x = _symbols("x", 2, 1)
     y = _symbols("y", 2, 1)
     yield _dropped(y, [U[:, k] * V[j, k] * x[j] for j in range(2) for k in range(2)])
     yield _dropped(y[:1, :], [U[:1, i] * x[i] for i in range(2)])
@@ -99,7 +104,9 @@ def _deep() -> Zeros:
     import sympy
 
     q, s, t = sympy.symbols("q s t")
-    W1, W2, W3 = _symbols("a", 2, 1), _symbols("b", 2, 2), _symbols("c", 1, 2)
+    W1 = _symbols("a", 2, 1)
+    W2 = _symbols("b", 2, 2)
+    W3 = _symbols("c", 1, 2)
     lam = q / (1 - q)
 
     def penalty(W1: Any, W2: Any, W3: Any) -> Any:
@@ -131,7 +138,8 @@ def _algebra() -> Zeros:
     yield 2 * (h**2 / 2) * (a**2 / 2) - h**2 * a**2 / 2
     count = r + lam * rho
     gain = (lam * h - count * a) ** 2 / (count * (count + lam))
-    before, after = lam * h**2 / count, lam * (h + a) ** 2 / (count + lam)
+    before = lam * h**2 / count
+    after = lam * (h + a) ** 2 / (count + lam)
     yield before + a**2 - after - gain
     f = sympy.symbols("f0:3")
     cut = [(3 * (v + w) / 2 - sum(f)) ** 2 for v, w in combinations(f, 2)]
@@ -164,22 +172,10 @@ def _balance() -> Zeros:
     W1, W2, G = (
         _symbols(name, 2, 2) for name in "vwg"
     )  # G the gradient of C at the product
-    D1, D2 = -(W2.T * G) - 2 * lam * W1, -(G * W1.T) - 2 * lam * W2
+    D1 = -(W2.T * G) - 2 * lam * W1
+    D2 = -(G * W1.T) - 2 * lam * W2
     change = D1 * W1.T + W1 * D1.T - D2.T * W2 - W2.T * D2
     yield from change + 4 * lam * (W1 * W1.T - W2.T * W2)
-
-
-def _rows() -> Zeros:
-    """Differentiate the expected loss of completion in a row of U."""
-    import sympy
-
-    q, y = sympy.Symbol("q"), _symbols("y", 1, 1)
-    u, v = _symbols("u", 2, 1), _symbols("v", 2, 1)
-    parts = [u[i : i + 1, :] * v[i] for i in range(2)]
-    loss = _added(_independent(2, q), y, parts) + (y[0] - u.dot(v)) ** 2
-    for i in range(2):
-        stated = v[i] * u.dot(v) + q / (1 - q) * v[i] ** 2 * u[i] - y[0] * v[i]
-        yield sympy.diff(loss, u[i]) / 2 - stated
 
 
 def _enclosed_constant() -> Zeros:
@@ -192,7 +188,8 @@ def _enclosed_constant() -> Zeros:
         S = [0, 0, 0, 0]
         for place in places:
             S[place % 4] += 1 if place < 4 else -1
-        square, det = sum(v * v for v in S), S[0] * S[3] - S[1] * S[2]
+        square = sum(v * v for v in S)
+        det = S[0] * S[3] - S[1] * S[2]
         total += ((square + arb(square * square - 4 * det * det).sqrt()) / 2).sqrt()
     K = 2 * total / 512 / (3 * 2 * arb(2).log()).sqrt()  # 1/sqrt(p q) = 2
     yield 0 if arb("1.5578") < K and K.rad() < arb("1e-20") else K
@@ -208,7 +205,6 @@ IDENTITIES: dict[str, tuple[str, Callable[[], Zeros]]] = {
     "algebra": ("scalars", _algebra),
     "sliding": ("three units, blocks of two", _sliding),
     "balance": ("two 2 x 2 layers under gradient flow", _balance),
-    "rows": ("one row, two factors", _rows),
     "constant": ("one instance, enclosed in ball arithmetic", _enclosed_constant),
 }
 """For each identity its size and a function that yields what must be zero."""

@@ -69,7 +69,7 @@ class RowPrior(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What the kernel writes for each row.
+    """Results of the kernel for each row.
 
     With stored covariances `tables` are w w' + Prec^-1; without, `means` are samples from
     N(w, Prec^-1) and `centers` are w. `stats` are the expected squared error and log det Prec^-1.
@@ -285,8 +285,8 @@ def _at(i: int, j: int) -> int:
 def sum_block(blocks: Blocks, c: int, fixed: FixedSide, sums: Sums) -> None:
     """Sum over the entries of chunk c, partner after partner.
 
-    Tables are summed in storage precision, BLOCK at a time, the rest in double: what is written
-    most often is half as large.
+    Tables are summed in storage precision, BLOCK at a time, the rest in double: the
+    array that is written most often is half as large.
     """
     size = fixed.tables.shape[1]
     width = fixed.means.shape[1]

@@ -1,16 +1,13 @@
 """Attention whose maps are layers, so that heads can be removed and maps rewritten.
 
 `torch.nn.MultiheadAttention` stores its maps in one tensor and takes the width of a head from that
-of its inputs: it cannot have fewer heads. It is replaced before a network is made smaller, and put
-back where its shapes have not changed.
+of its inputs: it cannot have fewer heads. It is replaced before a network is made smaller.
 """
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from overt.nn.compression.loader import Attention
@@ -29,20 +26,6 @@ def open_attention(model: nn.Module) -> nn.Module:
         inside = any(isinstance(part, Attention) for part in module.modules())
         if inside and hasattr(module, "use_nested_tensor"):
             module.use_nested_tensor = False
-    return model
-
-
-def close_attention(model: nn.Module, before: nn.Module) -> nn.Module:
-    """Put torch's attention back where all maps have their old shapes; change in place."""
-    for name, opened in list(model.named_modules()):
-        if not isinstance(opened, Attention):
-            continue
-        original = before.get_submodule(name)
-        state = _state(opened)
-        if _shapes(state) == _shapes(original.state_dict()):
-            module = copy.deepcopy(original).train(opened.training)
-            module.load_state_dict(state)
-            model.set_submodule(name, module)
     return model
 
 
@@ -65,18 +48,3 @@ def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
         {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
     )
     return layer
-
-
-def _state(opened: Any) -> dict[str, Tensor]:
-    """Return the maps as torch's attention stores them, nothing if they are no longer layers."""
-    maps = (opened.q, opened.k, opened.v)
-    if not all(isinstance(layer, nn.Linear) for layer in maps):
-        return {}
-    state = {f"out_proj.{k}": v for k, v in opened.out_proj.state_dict().items()}
-    for key in opened.q.state_dict():
-        state[f"in_proj_{key}"] = torch.cat([getattr(layer, key) for layer in maps])
-    return state
-
-
-def _shapes(state: dict[str, Tensor]) -> dict[str, Any]:
-    return {name: tensor.shape for name, tensor in state.items()}

@@ -127,7 +127,8 @@ class DependencyGraph:
     sizes: list[tuple[str, str, Ids]] = field(default_factory=list)
     # Attributes that equal the length of an axis, which has one row of this table per entry.
     guesses: list[tuple[str, str, Ids]] = field(default_factory=list)
-    readers: list[Reader] = field(default_factory=list)
+    # Layers that read units, by name.
+    readers: dict[str, Reader] = field(default_factory=dict)
     # Normalizations over all units along an axis.
     mixing: dict[str, tuple[int, Ids]] = field(default_factory=dict)
     # Multiply-adds of layers, by id of the weight, and of operations that run once for each of
@@ -187,7 +188,7 @@ def group_units(model: nn.Module, found: DependencyGraph) -> None:
     copies = holders(model)
     drops: dict[int, frozenset[int]] = {}
     tied: set[int] = set()
-    for reader in found.readers:
+    for reader in found.readers.values():
         read = each(reader.ids)
         for unit in read:
             drops[unit] = drops.get(unit, reader.drops) & reader.drops

@@ -33,7 +33,7 @@ from overt._check import InputError
 from overt.nn.compression import layers
 from overt.nn.compression.dependencies import DependencyGraph, Ids, group_units
 from overt.nn.data.batches import Inputs, name_failing_inputs
-from overt.nn.data.models import disable_checkpointing, disable_fast_attention
+from overt.nn.data.models import disable_fast_attention
 
 ENTRYWISE = {
     "_to_copy",
@@ -47,6 +47,9 @@ ENTRYWISE = {
 
 MOVES = {"_unsafe_view", "cat", "stack", "repeat", "flip", "roll", "index"}
 """Operations besides views that move entries."""
+
+UNFORESEEN = (RuntimeError, TypeError, ValueError, IndexError)
+"""What rules raise on arguments that they do not know: then all units are needed."""
 
 READ = torch.Tag.data_dependent_output
 CHANNEL_DROPOUT = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
@@ -111,7 +114,16 @@ class Operation(NamedTuple):
         return tuple(d % self.given[0].ndim for d in several if d is not None)
 
 
-class _Tracer(TorchDispatchMode):  # type: ignore[misc]
+class DispatchMode(TorchDispatchMode):  # type: ignore[misc]
+    """Sees operations as torch dispatches them."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # True would import dynamo at the first use, which takes a second.
+        return False
+
+
+class _Tracer(DispatchMode):
     """Passes units on from operation to operation, and from layer to layer."""
 
     def __init__(
@@ -138,7 +150,6 @@ class _Tracer(TorchDispatchMode):  # type: ignore[misc]
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
             stack.enter_context(disable_fast_attention())
-            stack.enter_context(disable_checkpointing())
             # Attention arrives as products of matrices.
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             before = register_module_forward_pre_hook(self._enter)
@@ -206,7 +217,8 @@ class _Tracer(TorchDispatchMode):  # type: ignore[misc]
         if len(given) == 1 and isinstance(result, Tensor):
             ids, drops = self._known.get(given[0], (None, drops))
             layer = layers.Layer(self.found, name, module, ids, drops, self._constant)
-            after = layer.follow(given[0], result)
+            with suppress(*UNFORESEEN):
+                after = layer.follow(given[0], result)
         elif layers.weights_of(module) is not None:
             self.found.keep_layer(name, module.weight, str(after))
         if isinstance(after, str):
@@ -242,9 +254,9 @@ class _Tracer(TorchDispatchMode):  # type: ignore[misc]
             self.keep(op.given, "it is used where the forward pass depends on values")
             return
         known = [self._known[tensor] for tensor in op.given if tensor in self._known]
-        after = None  # also where arguments are not foreseen
+        after = None
         if known:
-            with suppress(RuntimeError, TypeError, ValueError, IndexError):
+            with suppress(*UNFORESEEN):
                 after = self._rule(op)
         if after is None:
             self.keep(op.given, f"{op.name} in the forward pass needs all its units")

@@ -74,7 +74,9 @@ def is_layer(module: nn.Module) -> bool:
         return False
     if "RMSNorm" in type(module).__name__:  # of other libraries, as in Llama
         return True
-    others = ("embedding_dim", "normalized_shape", *PER_CHANNEL)
+    if hasattr(module, "embedding_dim"):
+        return "weight" in module._parameters
+    others = ("normalized_shape", *PER_CHANNEL)
     return any(hasattr(module, name) for name in others)
 
 
@@ -108,10 +110,10 @@ class Layer:
     def follow(self, x: Tensor, result: Tensor) -> Ids | str | None:
         """Return the units of the result, none, or why the layer needs all units of its input."""
         kind = weights_of(self.module)
-        if kind is not None:
-            return self._weighted(kind, x, result)
         if isinstance(self.module, SEALED):
             return needs_all(self.name, self.module)
+        if kind is not None:
+            return self._weighted(kind, x, result)
         if hasattr(self.module, "embedding_dim"):
             made = self.found.find(self.module.weight, 1, self.name)
             self._size("embedding_dim", made)
@@ -162,8 +164,11 @@ class Layer:
         else:
             made = self.found.find(weight, kind.outer, self.name)
             self.found.bind(weight, kind.inner, read)
-            reader = Reader(self.name, kind.inner, read, self.drops)
-            self.found.readers.append(reader)
+            drops = self.drops
+            if self.name in self.found.readers:  # called twice
+                drops &= self.found.readers[self.name].drops
+            reader = Reader(self.name, kind.inner, read, drops)
+            self.found.readers[self.name] = reader
         self.found.bind(getattr(module, "bias", None), 0, made)
         self._size(kind.inputs, read)
         self._size(kind.outputs, made)

@@ -12,6 +12,7 @@ of any affine map of rank r on those data.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -256,30 +257,20 @@ def _rewrite(module: nn.Module, f: Factors, rank: int) -> nn.Sequential:
     if f.mean is not None:
         gap = (torch.zeros_like(f.mean) if bias is None else bias) - f.mean
         bias = f.mean + P @ (P.T @ gap)
-    with torch.random.fork_rng(devices=[]):
-        pair = _pair(module, f, rank, bias is not None).to(module.weight)
-    with torch.no_grad():
-        pair[0].weight.copy_((P.T @ f.weight).reshape(pair[0].weight.shape))
-        pair[1].weight.copy_(P.reshape(pair[1].weight.shape))
-        if bias is not None:
-            pair[1].bias.copy_(bias)
-    return pair.requires_grad_(module.weight.requires_grad)
-
-
-def _pair(module: nn.Module, f: Factors, rank: int, bias: bool) -> nn.Sequential:
     outputs, inputs = f.weight.shape
-    if not isinstance(module, (nn.Conv1d, nn.Conv2d)):
-        inner = nn.Linear(inputs, rank, bias=False)
-        return nn.Sequential(inner, nn.Linear(rank, outputs, bias=bias))
-    kind = nn.Conv1d if isinstance(module, nn.Conv1d) else nn.Conv2d
-    inner = kind(
-        module.in_channels,
-        rank,
-        module.kernel_size,
-        module.stride,
-        module.padding,
-        module.dilation,
-        bias=False,
-        padding_mode=module.padding_mode,
-    )
-    return nn.Sequential(inner, kind(rank, outputs, 1, bias=bias))
+    with torch.random.fork_rng(devices=[]):
+        first = nn.Linear(inputs, rank, bias=False)
+        second = nn.Linear(rank, outputs, bias=bias is not None)
+        if isinstance(module, (nn.Conv1d, nn.Conv2d)):
+            kind = nn.Conv1d if isinstance(module, nn.Conv1d) else nn.Conv2d
+            second = kind(rank, outputs, 1, bias=bias is not None)
+            first = copy.deepcopy(module)  # with its stride, padding and dilation
+            first.out_channels = rank
+            first.bias = None
+    inner = (P.T @ f.weight).reshape(rank, *first.weight.shape[1:])
+    first.weight = nn.Parameter(inner)
+    second.weight = nn.Parameter(P.reshape(second.weight.shape).contiguous())
+    if bias is not None:
+        second.bias = nn.Parameter(bias)
+    pair = nn.Sequential(first, second).to(module.weight)
+    return pair.requires_grad_(module.weight.requires_grad)

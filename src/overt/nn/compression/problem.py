@@ -14,14 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from overt._check import InputError
 from overt._progress import meter
 from overt._types import Floats
 from overt.nn.compression.dependencies import DependencyGraph
-from overt.nn.compression.graph import tensors
+from overt.nn.compression.graph import DispatchMode, tensors
 from overt.nn.compression.report import Change
 from overt.nn.data.batches import Batch, Inputs, first_line, name_failing_inputs
 from overt.nn.data.losses import Loss, mean_loss
@@ -43,7 +42,7 @@ MIN_ROWS = 64
 MIN_BATCH = 8
 """Rows of a batch that statistics of normalizations need."""
 
-PASSES = 5
+PASSES = 3
 """Passes of which the fastest is the latency."""
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -166,7 +165,7 @@ def multiply_adds(model: nn.Module, inputs: Inputs) -> int:
     return counter.operations // 2 // len(inputs)
 
 
-class _OperationCounter(TorchDispatchMode):  # type: ignore[misc]
+class _OperationCounter(DispatchMode):
     """Torch's own counts of operations.
 
     torch's FlopCounterMode also tracks modules, which fails on models that expand a parameter.

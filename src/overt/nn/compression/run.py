@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from overt import _check
 from overt._check import InputError, InputTypeError
 from overt._types import Seed
-from overt.nn.compression.attention import close_attention, open_attention
+from overt.nn.compression.attention import open_attention
 from overt.nn.compression.graph import build_graph
 from overt.nn.compression.lowrank import by_spectrum
 from overt.nn.compression.problem import (
@@ -195,7 +195,8 @@ def compress(
             done.recovery, done.interrupted = train_further(
                 done.model, train_on, judge, loss, steps=steps, learning_rate=rate
             )
-        done.model = _with_torch_attention(done.model, model, inputs)
+        if not done.changes and not len(done.recovery):
+            done.model = copy_model(model).eval()  # with torch's own attention
         report = _report(problem, done, report_on, guessed=guessed)
     _restore_modes(wrapped, done.model)
     return done.model, report
@@ -292,19 +293,6 @@ def _value(problem: Problem, model: nn.Module) -> float:
         for _, inputs, _ in problem.batches
     ]
     return float(np.nan_to_num(np.mean(changes), nan=np.inf))
-
-
-def _with_torch_attention(
-    small: nn.Module, model: nn.Module, inputs: Inputs
-) -> nn.Module:
-    """Return the network with torch's own attention wherever it still fits."""
-    candidate = close_attention(copy_model(small), model)
-    try:
-        with torch.no_grad():
-            inputs.run(candidate)
-    except Exception:  # torch's fast path needs plain layers beside its attention
-        return small
-    return candidate
 
 
 def _report(

@@ -63,7 +63,7 @@ def by_units(problem: Problem, by: str) -> Outcome:
     moments: dict[str, Moments] = {}
     psi = np.zeros(len(graph.units))
     if by == "flow" and groups:
-        places = {reader.name: reader.places for reader in graph.readers}
+        places = {name: reader.places for name, reader in graph.readers.items()}
         moments = collect(base, places, problem.batches, outputs=False)
         psi = flows(base, graph, moments)
     while groups:
@@ -198,7 +198,7 @@ def _cost_function(problem: Problem) -> Callable[[Mapping[Group, int]], float]:
             stays[group.units[n:]] = False
         stays = stays[problem.graph.classes]
         kept = sum(
-            cost * math.prod(float(stays[ids].mean()) for ids in axes)
+            cost * math.prod(np.count_nonzero(stays[ids]) / len(ids) for ids in axes)
             for cost, axes in terms
         )
         return (fixed + kept) / max(whole, 1.0)
@@ -230,8 +230,8 @@ def _check(problem: Problem, cut: Cut) -> tuple[Cut, dict[Group, str]]:
 def _difference(problem: Problem, cut: Cut) -> str | None:
     """Return how the smaller network differs from the large one with the same units masked."""
     base = problem.base
-    small = shrink(base, problem.graph, cut)
     try:
+        small = shrink(base, problem.graph, cut)
         with torch.random.fork_rng():
             torch.manual_seed(0)
             result = run_plain(small, problem.inputs)
@@ -335,7 +335,7 @@ def make_cut(
     factor = factor[graph.classes]
     removed = (factor == 0) & ~tied[graph.classes]
     corrected: dict[int, Tensor] = {}
-    for reader in {reader.name: reader for reader in graph.readers}.values():
+    for reader in graph.readers.values():
         module = model.get_submodule(reader.name)
         weight = module.weight.detach()
         scale = torch.from_numpy(factor[reader.ids]).to(weight)
@@ -370,9 +370,11 @@ def shrink(model: nn.Module, graph: DependencyGraph, cut: Cut) -> nn.Module:
             memo[key] = _like(tensor, old)
     small = copy_model(model, memo)
     for name, attribute, ids in graph.sizes:
-        own = vars(small.get_submodule(name))
+        module = small.get_submodule(name)
         count = int(np.count_nonzero(cut.factor[ids]))
-        own[attribute] = (count,) if isinstance(own[attribute], tuple) else count
+        if count < len(ids):
+            several = isinstance(getattr(module, attribute), tuple)
+            setattr(module, attribute, (count,) if several else count)
     for (name, attribute), count in _guesses(graph, cut).items():
         vars(small.get_submodule(name))[attribute] = count
     return small
@@ -437,7 +439,7 @@ class NormAmong(nn.Module):  # type: ignore[misc]
 def flows(model: nn.Module, graph: DependencyGraph, seen: dict[str, Moments]) -> Floats:
     """Return psi for each unit, by the number of its class."""
     total = np.zeros(len(graph.units))
-    for reader in {reader.name: reader for reader in graph.readers}.values():
+    for reader in graph.readers.values():
         weight = model.get_submodule(reader.name).weight.detach().double()
         norms = weight.movedim(reader.axis, 0).flatten(1).square().sum(1)
         norms = norms.unflatten(0, (-1, reader.places)).sum(1)

@@ -8,7 +8,6 @@ from threading import RLock
 from typing import Any, Literal
 
 import torch
-import torch.utils.checkpoint
 from torch import nn
 
 from overt._check import InputError, InputTypeError
@@ -136,38 +135,6 @@ def disable_fast_attention() -> Iterator[None]:
             yield
         finally:
             torch.backends.mha.set_fastpath_enabled(before)
-
-
-@contextmanager
-def disable_checkpointing() -> Iterator[None]:
-    """Make checkpoints run their parts once: a recorder would not see the second run."""
-    namespace = vars(torch.utils.checkpoint)
-    with MODEL_LOCK:
-        before = {name: namespace[name] for name in _RUN_ONCE if name in namespace}
-        try:
-            namespace.update({name: _RUN_ONCE[name] for name in before})
-            yield
-        finally:
-            namespace.update(before)
-
-
-class _RunOnce:
-    @staticmethod
-    def apply(function: Any, preserve: bool, *args: Any) -> Any:
-        return function(*args)
-
-
-def _run_once(*args: Any, **kwargs: Any) -> Iterator[None]:
-    yield
-
-
-_GENERATOR = "_checkpoint_without_reentrant_generator"
-_RUN_ONCE: dict[str, Any] = {
-    "CheckpointFunction": _RunOnce,
-    _GENERATOR: _run_once,
-    f"{_GENERATOR}_impl": _run_once,
-}
-"""Replacements for parts of torch's checkpoints, whose names differ between versions."""
 
 
 def is_normalization(module: Any) -> bool:

@@ -465,32 +465,26 @@ def _recording(recorder: _Recorder) -> Iterator[None]:
 
 
 def _wrap_parameters(saved: SavedState) -> list[tuple[Tensor, Tensor]]:
-    """Replace parameters and buffers by functional tensors; return them beside the originals."""
-    wrappers: dict[int, Tensor] = {}
-    pairs: list[tuple[Tensor, Tensor]] = []
+    """Replace parameters and buffers by functional tensors; return parameters beside theirs."""
+    wrappers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def wrap(tensor: Tensor | None) -> Tensor | None:
         if tensor is None:
             return None
         if id(tensor) not in wrappers:
-            wrappers[id(tensor)] = torch._to_functional_tensor(tensor)
-            pairs.append((wrappers[id(tensor)], tensor))
-        return wrappers[id(tensor)]
+            wrappers[id(tensor)] = (torch._to_functional_tensor(tensor), tensor)
+        return wrappers[id(tensor)][0]
 
-    parameters: list[tuple[Tensor, Tensor]] = []
     for module in saved.modules:
         if isinstance(module, torch.jit.ScriptModule):
             continue
         own = vars(module)
-        own["_parameters"] = {name: wrap(t) for name, t in own["_parameters"].items()}
-        parameters += pairs
-        pairs.clear()
-        own["_buffers"] = {name: wrap(t) for name, t in own["_buffers"].items()}
+        for kind in ("_parameters", "_buffers"):
+            own[kind] = {name: wrap(tensor) for name, tensor in own[kind].items()}
         for name, value in own.items():
             if type(value) is Tensor:
                 own[name] = wrap(value)
-        pairs.clear()
-    return parameters
+    return [pair for pair in wrappers.values() if isinstance(pair[1], nn.Parameter)]
 
 
 def record(

@@ -349,38 +349,27 @@ class SavedState:
 
     def isolate(self, *, copy_parameters: bool = False) -> None:
         """Give the model copies of all tensors that a pass could write to."""
-        clones: dict[int, Tensor] = {}
         copies: dict[int, Tensor] = {}
 
-        def copy_parameter(parameter: Tensor | None) -> Tensor | None:
-            if parameter is None:
-                return None
-            if id(parameter) not in copies:  # tied parameters stay tied
-                copy = parameter.detach().clone()
-                copies[id(parameter)] = nn.Parameter(copy, parameter.requires_grad)
-            return copies[id(parameter)]
-
-        def clone(tensor: Tensor | None) -> Tensor | None:
+        def fresh(tensor: Tensor | None) -> Tensor | None:
             if tensor is None:
                 return None
-            if id(tensor) not in clones:
-                clones[id(tensor)] = (
-                    self.counters.get(id(tensor), tensor).detach().clone()
-                )
-            return clones[id(tensor)]
+            if id(tensor) not in copies:  # tied tensors stay tied
+                copy = self.counters.get(id(tensor), tensor).detach().clone()
+                if isinstance(tensor, nn.Parameter):
+                    copy = nn.Parameter(copy, tensor.requires_grad)
+                copies[id(tensor)] = copy
+            return copies[id(tensor)]
 
+        kinds = ("_buffers", "_parameters") if copy_parameters else ("_buffers",)
         for own, _ in self._vars:
-            buffers = own["_buffers"]
-            own["_buffers"] = {name: clone(tensor) for name, tensor in buffers.items()}
-            if copy_parameters:
-                own["_parameters"] = {
-                    name: copy_parameter(tensor)
-                    for name, tensor in own["_parameters"].items()
-                }
+            for kind in kinds:
+                own[kind] = {name: fresh(tensor) for name, tensor in own[kind].items()}
             for name, value in own.items():
                 if type(value) is Tensor:
-                    own[name] = clone(value)
-        self._copies = list(copies.values())
+                    own[name] = fresh(value)
+        found = copies.values()
+        self._copies = [copy for copy in found if isinstance(copy, nn.Parameter)]
 
     def set_modes(self, *, noise: bool, statistics: Statistics = "running") -> None:
         """Switch noise on or off; normalization uses running or batch statistics, or its mode."""

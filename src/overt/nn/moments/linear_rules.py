@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from overt.nn.graph.record import RERUN_AS, aten, map_tree, op_info, op_schema
+from overt.nn.graph.record import RERUN_AS, aten, map_tree, op_info, op_schema, tensors
 from overt.nn.moments.backward import output_variances
 from overt.nn.moments.registry import (
     combined_flags,
@@ -50,11 +50,18 @@ def _fill_position(func: Any) -> int | None:
 
 def linear(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
     """Apply the map to means; to variances and deviations with all constants set to 0."""
-    given = [value.moments(run) for value in find_values((args, kwargs))]
+    given = [value.moments(run) for value in find_values((*args, *kwargs.values()))]
     fill = _fill_position(func)
     function = RERUN_AS.get(func, func)
 
+    # Most calls are views: they have nothing else to replace.
+    view = len(given) == 1 and fill is None and not (kwargs or tensors(args))
+    view = view and isinstance(args[0], Value)
+
     def apply_to(part: str) -> Any:
+        if view:
+            return function(getattr(args[0].found, part), *args[1:])
+
         def pick(leaf: Any) -> Any:
             if isinstance(leaf, Value):
                 return getattr(leaf.found, part)

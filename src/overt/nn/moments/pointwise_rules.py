@@ -40,7 +40,7 @@ def is_pointwise(func: Any) -> bool:
 
 def pointwise(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
     """Return a function of the root, if all random arguments have the same one."""
-    given = list(dict.fromkeys(find_values((args, kwargs))))
+    given = list(dict.fromkeys(find_values((*args, *kwargs.values()))))
     name = op_info(func).name
     shape = broadcast_shape(args, kwargs)
 
@@ -69,7 +69,7 @@ def pointwise(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
     out = Value(root, function, length=length, positive=positive, shape=shape)
     if root.law is not None and root.law.quantile is not None and name in _STEPS:
         return _as_coin(run, out, root.law, compares=name in _COMPARISONS) or out
-    if len(find_values((args, kwargs))) == 1:
+    if len(find_values((*args, *kwargs.values()))) == 1:
         affine = _by_affine_rule(run, name, func, args, kwargs)
         if affine is not None:
             out.found = affine.found

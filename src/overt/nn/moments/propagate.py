@@ -65,8 +65,10 @@ IDENTITY = {aten.alias, aten.clone, aten.detach, aten.lift_fresh, aten.lift_fres
 """Operations whose result is a function of the same root: the argument itself."""
 
 
-def apply_rule(run: Propagation, call: Call, args: Any, kwargs: Any) -> Any:
-    """Return what comes out of a call: a value, a tensor, or a list of them."""
+def apply_rule(
+    run: Propagation, call: Call, args: Any, kwargs: Any, given: list[Value]
+) -> Any:
+    """Return what comes out of a call of `given` values: a value, a tensor, or a list of them."""
     func = call.func
     name = op_info(func).name
     if not isinstance(func, LayerNoise) and func.overloadpacket in IDENTITY:
@@ -79,7 +81,6 @@ def apply_rule(run: Propagation, call: Call, args: Any, kwargs: Any) -> Any:
         out = pointwise(run, func, args, kwargs)
     else:
         out = RULES.get(func.overloadpacket, unknown_operation)(run, func, args, kwargs)
-    given = find_values((args, kwargs))
     if name not in EXACT_OPERATIONS or not all(value.enumerated for value in given):
         for value in find_values(out if isinstance(out, (list, tuple)) else (out,)):
             value.enumerated = False
@@ -302,15 +303,15 @@ def interpret(recording: Recording, run: Propagation) -> RandomTensor | Tensor:
                 continue
             args = map_tree(tuple(call.args), now)
             kwargs = map_tree(call.kwargs, now)
-            given = find_values((args, kwargs))
+            given = find_values((*args, *kwargs.values()))
             if run.off and not (call.noise or _still_off(call, given)):
                 args = map_tree(args, at_mean)
                 kwargs = map_tree(kwargs, at_mean)
-                given = find_values((args, kwargs))
+                given = find_values((*args, *kwargs.values()))
             if not call.noisy and (given or not needs_grad(args, kwargs)):
                 continue  # only a shape is used, or there is nothing to differentiate
             if call.noise or given:
-                out = apply_rule(run, call, args, kwargs)
+                out = apply_rule(run, call, args, kwargs, given)
             else:
                 out = RERUN_AS.get(call.func, call.func)(*args, **kwargs)
             if run.off and _is_coin(out) and call.out.is_floating_point():

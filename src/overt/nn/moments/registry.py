@@ -66,22 +66,21 @@ def rule(names: str) -> Callable[[Rule], Rule]:
 
 
 def find_values(tree: Any) -> list[Value]:
-    """Return the random arguments."""
+    """Return the random arguments among nested ones; lists of sizes hold none."""
     found: list[Value] = []
-    for item in tree.values() if isinstance(tree, dict) else tree:
+    for item in tree:
         if isinstance(item, Value):
             found.append(item)
-        elif isinstance(item, (list, tuple, dict)) and item:
+        elif isinstance(item, (list, tuple)) and item and not isinstance(item[0], int):
             found += find_values(item)
     return found
 
 
 def broadcast_shape(args: Any, kwargs: Any) -> Any:
     """Return the shape of an entrywise function of flat arguments."""
-    flat = (*args, *kwargs.values())
-    return torch.broadcast_shapes(
-        *(t.shape for t in flat if isinstance(t, (Tensor, Value)))
-    )
+    shapes = {t.shape for t in (*args, *kwargs.values()) if hasattr(t, "shape")}
+    # torch is slow to find out that all agree.
+    return shapes.pop() if len(shapes) == 1 else torch.broadcast_shapes(*shapes)
 
 
 def combined_flags(given: list[RandomTensor]) -> dict[str, Any]:
@@ -110,7 +109,7 @@ Function = Callable[[list[Tensor]], Tensor]
 
 def unknown_operation(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
     """Return the moments of any differentiable operation: linear numerically, or by samples."""
-    given = list(dict.fromkeys(find_values((args, kwargs))))
+    given = list(dict.fromkeys(find_values((*args, *kwargs.values()))))
 
     def call(points: list[Tensor]) -> Any:
         at = dict(zip(given, points, strict=True))

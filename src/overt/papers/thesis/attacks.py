@@ -77,7 +77,8 @@ def run_search(params: Params, seed: int) -> dict[str, Any]:
     """Go through the grid slab by slab, keeping the best thousand by the loss."""
     axis = np.linspace(-0.51, 0.51, params["points"])
     plane = np.stack(np.meshgrid(axis, axis, indexing="ij"))
-    best_value, best_flip = np.empty(0), np.empty(0, dtype=bool)
+    best_value = np.empty(0)
+    best_flip = np.empty(0, dtype=bool)
     flips = 0
     for first in axis:
         inside = np.sum(plane**2, axis=0) + first**2 <= params["radius"] ** 2
@@ -88,7 +89,8 @@ def run_search(params: Params, seed: int) -> dict[str, Any]:
         best_value = np.append(best_value, _loss(params["loss"], f))
         best_flip = np.append(best_flip, flip)
         order = np.argsort(-best_value, kind="stable")[: TOP[-1]]
-        best_value, best_flip = best_value[order], best_flip[order]
+        best_value = best_value[order]
+        best_flip = best_flip[order]
     return {"hits": [best_flip[:k].sum() for k in TOP], "flips": flips}
 
 
@@ -116,7 +118,8 @@ def check_search(rows: list[Row]) -> Findings:
             hits[loss] == first,
             f"{hits[loss]}; {flips} flips on the grid",
         )
-    ce, pairwise = hits["cross-entropy"], hits["reflected, pairwise"]
+    ce = hits["cross-entropy"]
+    pairwise = hits["reflected, pairwise"]
     yield Finding(
         "the reflected loss ranks attacks better than cross-entropy",
         np.all(np.array(pairwise) >= ce) and pairwise[-1] > ce[-1],
@@ -223,7 +226,8 @@ def attack_of(name: str, data: str, steps: int) -> Any:
     threat: Threat = Linf(RADII[data]["inf"])
     size = 10.0
     if kind == "pgd-2":
-        threat, size = L2(RADII[data]["2"], (0.0, 1.0)), 10.0 / BATCH
+        threat = L2(RADII[data]["2"], (0.0, 1.0))
+        size = 10.0 / BATCH
     if kind == "fgsm":
         return FGSM(threat, loss=loss, random_start=False)
     return PGD(
@@ -313,7 +317,8 @@ def check_two_digits(rows: list[Row]) -> Findings:
     mean = table(rows)
     # With one logit the reflected FGSM and BIM are the plain ones: there is nothing to decide.
     for kind, printed in (("2", ".003 and .256"), ("inf", ".033 and .286")):
-        plain, reflected = f"pgd-{kind}", f"r-pgd-{kind}"
+        plain = f"pgd-{kind}"
+        reflected = f"r-pgd-{kind}"
         excess = _difference(rows, "standard", "standard", reflected, plain)
         found = mean["standard"]
         yield Finding(
@@ -415,7 +420,8 @@ def run_cifar(params: Params, seed: int) -> dict[str, Any]:
         return model, optimizer, triangle
 
     model = _train(data, build, attack, params, 128, "batch")
-    x, y = data.x_test[:points], data.y_test[:points]
+    x = data.x_test[:points]
+    y = data.y_test[:points]
     threat = Linf(params["test_radius"] / 255, (0.0, 1.0))
     found = PGD(threat, steps=50, loss="cross_entropy")(model, x, y, warn=False)
     with torch.no_grad():
@@ -426,7 +432,8 @@ def run_cifar(params: Params, seed: int) -> dict[str, Any]:
 def check_cifar(rows: list[Row]) -> Findings:
     """Check that reflection makes no difference beyond noise."""
     for radius in values_of(rows, "radius"):
-        gains, printed = [], []
+        gains = []
+        printed = []
         for steps in values_of(rows, "steps"):
             cell = rows_with(rows, radius=radius, steps=steps)
             robust = [[r["robust"] for r in rows_with(cell, method=m)] for m in LOSSES]

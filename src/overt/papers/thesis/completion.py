@@ -39,7 +39,9 @@ def sensing_gaussian(scale: int, rng: Rng) -> Residuals:
     TeX: With Gaussian measurements the sensing penalty has the mean $\lambda \sum_i |u_i|^2
     |v_i|^2$, whose least value for a product is $(\lambda/d) |UV^\top |_*^2$.
     """
-    U, V, prob = rng.normal(size=(3, 4)), rng.normal(size=(5, 4)), 0.3
+    U = rng.normal(size=(3, 4))
+    V = rng.normal(size=(5, 4))
+    prob = 0.3
     A = rng.normal(size=(400 * scale, 3, 5))
     each = np.array([float(penalty.sensing(U, V, a[None], prob)) for a in A])
     stated = prob / (1 - prob) * np.sum(U**2, 0) @ np.sum(V**2, 0)
@@ -67,7 +69,8 @@ def weighted_trace(scale: int, rng: Rng) -> Residuals:
     """
     for width in (2, 3):
         M = rng.normal(size=(2, 4))
-        p, q = rng.dirichlet(np.full(2, 3.0)), rng.dirichlet(np.full(4, 3.0))
+        p = rng.dirichlet(np.full(2, 3.0))
+        q = rng.dirichlet(np.full(4, 3.0))
         U, V = equalize.equalize_weighted(M, p, q, width)
         stated = spectral.WeightedTrace(p, q).matrix_value(M) / width
         yield relative(U @ V.T, M)
@@ -80,7 +83,8 @@ def weighted_trace(scale: int, rng: Rng) -> Residuals:
 def _product_laws(rows: int, cols: int, n: int, rng: Rng) -> Iterator[Any]:
     """Yield the uniform law, and one as far from it as the theorem allows."""
     least = np.log(max(rows, cols)) / (n * np.sqrt(rows * cols))
-    p, q = np.full(rows, 1 / rows), np.full(cols, 1 / cols)
+    p = np.full(rows, 1 / rows)
+    q = np.full(cols, 1 / cols)
     yield p, q
     away = rng.dirichlet(np.ones(rows)), rng.dirichlet(np.ones(cols))
     for t in np.linspace(1, 0, 101):
@@ -93,9 +97,11 @@ def _product_laws(rows: int, cols: int, n: int, rng: Rng) -> Iterator[Any]:
 def _needed_constant(p: Any, q: Any, n: int) -> float:
     """E|sum_j eps_j e_a e_b' / sqrt(p_a q_b)|_2 / sqrt(n d log d), all samples and signs."""
     places = [(i, sign) for i in np.ndindex(len(p), len(q)) for sign in (-1, 1)]
-    total, d = 0.0, max(len(p), len(q))
+    total = 0.0
+    d = max(len(p), len(q))
     for drawn in combinations_with_replacement(places, n):
-        S, chance = np.zeros((len(p), len(q))), float(math.factorial(n))
+        S = np.zeros((len(p), len(q)))
+        chance = float(math.factorial(n))
         for (a, b), sign in drawn:
             S[a, b] += sign / math.sqrt(p[a] * q[b])
             chance *= p[a] * q[b] / 2
@@ -146,7 +152,8 @@ def sensing_penalty(scale: int, rng: Rng) -> Residuals:
     \operatorname{mean}_j (u_i^\top A_j v_i)^2$ to the mean squared error.
     """
     U, V, _, _ = oracles.two_layers(rng, 3 + scale)
-    A, y = rng.normal(size=(6, len(U), len(V))), rng.normal(size=6)
+    A = rng.normal(size=(6, len(U), len(V)))
+    y = rng.normal(size=6)
     exact = oracles.sensing_added_loss(y, U, V, A, 0.3)
     yield relative(penalty.sensing(U, V, A, 0.3), exact)
     return EXACT, "the error over all masks"
@@ -163,11 +170,9 @@ def completion_penalty(scale: int, rng: Rng) -> Residuals:
     b)$ of $\sum_i U_{ai}^2 V_{bi}^2$.
     """
     U, V, _, _ = oracles.two_layers(rng, 3 + scale)
-    rows, cols, y = (
-        rng.integers(len(U), size=9),
-        rng.integers(len(V), size=9),
-        np.ones(9),
-    )
+    rows = rng.integers(len(U), size=9)
+    cols = rng.integers(len(V), size=9)
+    y = np.ones(9)
     A = np.eye(len(U))[rows][:, :, None] * np.eye(len(V))[cols][:, None]
     exact = oracles.sensing_added_loss(y, U, V, A, 0.3)
     yield relative(penalty.completion(U, V, rows, cols, 0.3), exact)
@@ -204,8 +209,10 @@ def run_curves(params: Params, seed: int) -> dict[str, Any]:
 
     ratings = load(params["data"])
     train, test = ratings.split(0.1, seed=0)
-    low, high = ratings.values.min(), ratings.values.max()
-    width, drop_prob = params["width"], params["drop_prob"]
+    low = ratings.values.min()
+    high = ratings.values.max()
+    width = params["width"]
+    drop_prob = params["drop_prob"]
     curve: dict[str, list[float]] = {name: [] for name in ("times", *ERRORS)}
     start = time.perf_counter()
 
@@ -256,7 +263,8 @@ def plot_errors(rows: list[Row]) -> Any:
     """Plot train error, test error and gap against passes over the entries."""
     panels: dict[str, Any] = {"training RMSE": [], "test RMSE": [], "gap": []}
     for row in rows:
-        train, test = np.array(row["train"]), np.array(row["test"])
+        train = np.array(row["train"])
+        test = np.array(row["test"])
         label = f"{row['method']}, drop {row['drop_prob']:g}"
         passes = np.arange(1, len(train) + 1)
         for curves, values in zip(
@@ -301,7 +309,8 @@ def _check_method(rows: list[Row], label: str) -> Findings:
         w: min(row["last"] for row in rows_with(rows, width=w) if row["drop_prob"])
         for w in widths
     }
-    narrow, wide = plain[0], plain[-1]
+    narrow = plain[0]
+    wide = plain[-1]
     most = widths[-1]
     yield Finding(
         f"{label}: at the largest width, {most}, dropout beats plain training",
@@ -310,7 +319,8 @@ def _check_method(rows: list[Row], label: str) -> Findings:
         ".8473 and .7720 at width 190 (10M)",
     )
     for row in plain:
-        best, width = row["best"], row["width"]
+        best = row["best"]
+        width = row["width"]
         yield Finding(
             f"{label}, width {width}: dropout beats the best iterate by more than .01",
             _beats(row, best, dropped[width], 0.01),

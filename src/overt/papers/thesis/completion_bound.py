@@ -109,7 +109,8 @@ def generalization_bound(
     if constant is None:
         constant = rademacher_constant(entries.shape)
     U, V = _factors(model)
-    rows, cols = entries.rows, entries.cols
+    rows = entries.rows
+    cols = entries.cols
     biases = model.mean_ + model.row_bias_[rows] + model.col_bias_[cols]
     target = entries.values - biases
     scale = float(np.abs(target).max()) or 1.0

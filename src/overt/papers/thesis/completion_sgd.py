@@ -44,11 +44,13 @@ def descend(
         total = 0.0
         for start in range(0, len(order), batch_size):
             batch = order[start : start + batch_size]
-            a, b = entries.rows[batch], entries.cols[batch]
+            a = entries.rows[batch]
+            b = entries.cols[batch]
             mask = np.ones((len(batch), n_factors + 2))
             kept = rng.random((len(batch), n_factors)) >= drop_prob
             mask[:, :n_factors] = kept / (1 - drop_prob)
-            left, right = U[a], V[b]
+            left = U[a]
+            right = V[b]
             error = entries.values[batch] - center - np.sum(left * mask * right, axis=1)
             step = 2 * learning_rate / len(batch) * error[:, None] * mask
             np.add.at(U, a, step * right * free[0])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import reduce
 from itertools import chain, combinations, pairwise
 from typing import Any
 
@@ -42,7 +41,8 @@ def deep_penalty(scale: int, rng: Rng) -> Residuals:
     choices of $l$ pivot layers, which propagating second moments gives without enumeration.
     """
     for widths in [(3,), (3, 2), (2, 3, 2), (3, 2, 3, 2)][: 3 + scale // 4]:
-        weights, C = oracles.deep_layers(rng, widths), oracles.second_moment(rng, 3)
+        weights = oracles.deep_layers(rng, widths)
+        C = oracles.second_moment(rng, 3)
         probs = rng.uniform(0.1, 0.7, len(widths)).tolist()
         exact = oracles.deep_added_loss(weights, probs, C)
         pivots = oracles.pivot_terms(weights, C)
@@ -58,23 +58,28 @@ def deep_penalty(scale: int, rng: Rng) -> Residuals:
 def deep_rescaling(scale: int, rng: Rng) -> Residuals:
     r"""Rescaling invariance.
 
-    Moving scale between layers changes no term R_l of the deep penalty, and the last one is the
-    squared l2 path norm.
+    Moving scale between layers changes no term R_l of the deep penalty, nor does rotating inputs
+    and outputs; the last term is the squared l2 path norm.
 
-    Assumes: E[x x'] = I for the path norm.
+    Assumes: E[x x'] = I for the path norm and for rotations.
 
-    TeX: Moving scale between layers changes no term $R_l$ of the deep penalty, and the last one
-    is the squared $\ell_2$ path norm.
+    TeX: Moving scale between layers changes no term $R_l$ of the deep penalty, nor does rotating
+    inputs and outputs; the last term is the squared $\ell_2$ path norm.
     """
-    weights, C = oracles.deep_layers(rng, (2, 3)), oracles.second_moment(rng, 3)
+    weights = oracles.deep_layers(rng, (2, 3))
+    C = oracles.second_moment(rng, 3)
     factors = rng.uniform(0.2, 5, 3)
     factors /= np.prod(factors) ** (1 / 3)
     moved = [factor * W for factor, W in zip(factors, weights, strict=True)]
-    paths = oracles.path_sum(weights)
     yield relative(penalty.deep_terms(moved, C), oracles.pivot_terms(weights, C))
+    Q, R = (np.linalg.qr(rng.normal(size=(n, n)))[0] for n in (2, 3))
+    turned = [moved[0] @ R, moved[1], Q @ moved[2]]
+    exact = oracles.deep_added_loss(weights, [0.3, 0.3], np.eye(3))
+    yield relative(penalty.deep(turned, 0.3), exact)
+    paths = oracles.path_sum(weights)
     yield relative(penalty.deep_terms(weights)[-1], paths)
     yield relative(penalty.path_norm(weights) ** 2, paths)
-    return EXACT, "pivots and paths written out, before and after rescaling"
+    return EXACT, "pivots, masks and paths, before and after rescaling and rotating"
 
 
 @statement("Definition 4", "3.2", how="symbolic", identity="deep")
@@ -97,26 +102,6 @@ def nu_product(scale: int, rng: Rng) -> Residuals:
     return EXACT, "the sum over all choices of layers, up to six"
 
 
-@statement("Lemma 6", "3.2", how="enumerated")
-def deep_spectral(scale: int, rng: Rng) -> Residuals:
-    """Properties of the penalty.
-
-    With C = I rotating inputs and outputs of a deep network changes no term of its penalty, so
-    the least penalty of a map depends on its singular values alone.
-
-    TeX: With $C = I$ rotating inputs and outputs of a deep network changes no term of its
-    penalty, so the least penalty of a map depends on its singular values alone.
-    """
-    for widths in ((3,), (2, 3)):
-        first, *others = oracles.deep_layers(rng, widths)
-        Q, R = (np.linalg.qr(rng.normal(size=(n, n)))[0] for n in (2, 3))
-        turned = [first @ R, *others[:-1], Q @ others[-1]]
-        probs = [0.3] * len(widths)
-        exact = oracles.deep_added_loss([first, *others], probs, np.eye(3))
-        yield relative(penalty.deep(turned, probs), exact)
-    return EXACT, "after rotation, against the loss over all masks before"
-
-
 def envelope(s: Floats, a: Floats, nu: float) -> float:
     """|s - a|^2 + nu (sum a)^2, the convex problem of deep dropout at the values a."""
     return float(np.sum((s - a) ** 2) + nu * np.sum(a) ** 2)
@@ -135,7 +120,9 @@ def deep_without_gap(scale: int, rng: Rng) -> Residuals:
     bound on what a network can reach.
     \[\min_WF(W)>\min_A\|M-A\|_F^2+\nu\,\|A\|_*^2\quad\text{for }s=(1,.95)\]
     """
-    widths, probs, s = (2, 2), (0.5, 0.5), np.array([1.0, 0.95])
+    widths = (2, 2)
+    probs = (0.5, 0.5)
+    s = np.array([1.0, 0.95])
     nu = spectral.nu(widths, probs)
     bound = envelope(s, spectral.SquaredNuclear().prox(s, nu), nu)
     M = oracles.with_spectrum(rng, 2, 2, s)
@@ -193,7 +180,8 @@ def deep_envelope(scale: int, rng: Rng) -> Residuals:
     maps $|M|_* u_i v_i^\top $ with weights $s_i/|M|_*$, and each has a network that costs $\nu
     |M|_*^2$.
     """
-    widths, probs = (2, 3), [0.4, 0.3]
+    widths = (2, 3)
+    probs = [0.4, 0.3]
     for _ in range(2 * scale):
         M = rng.normal(size=(3, 4))
         left, s, right = np.linalg.svd(M, full_matrices=False)
@@ -224,7 +212,8 @@ def deep_optimum(scale: int, rng: Rng) -> Residuals:
     """
     networks = [((2, 2), (0.5, 0.5)), ((3, 2), (0.4, 0.6)), ((2, 2, 2), (0.5,) * 3)]
     for widths, probs in networks[: 1 + scale]:
-        nu, C = spectral.nu(widths, probs), oracles.second_moment(rng, 3)
+        nu = spectral.nu(widths, probs)
+        C = oracles.second_moment(rng, 3)
         root = oracles.power(C, -0.5)
         second = 0.9 * nu / (1 + nu)
         M = oracles.with_spectrum(rng, 2, 3, [1.0, second])
@@ -246,7 +235,9 @@ def rank_one_equalized(scale: int, rng: Rng) -> Residuals:
     C^{1/2}|_*^2$.
     """
     for widths in [(3,), (2, 3), (3, 2, 3)][: 2 + scale // 2]:
-        u, v, C = rng.normal(size=2), rng.normal(size=4), oracles.second_moment(rng, 4)
+        u = rng.normal(size=2)
+        v = rng.normal(size=4)
+        C = oracles.second_moment(rng, 4)
         probs = rng.uniform(0.1, 0.7, len(widths)).tolist()
         weights = equalize.rank_one_deep(u, v, widths)
         W = np.outer(u, v)
@@ -268,8 +259,10 @@ def deep_single_output(scale: int, rng: Rng) -> Residuals:
     TeX: A deep linear network with one output learns the least-squares solution divided by $1 +
     \nu$.
     """
-    widths, probs = (2, 3), (0.4, 0.3)
-    C, w = oracles.second_moment(rng, 3), rng.normal(size=(1, 3))
+    widths = (2, 3)
+    probs = (0.4, 0.3)
+    C = oracles.second_moment(rng, 3)
+    w = rng.normal(size=(1, 3))
     _, W = descent.deep_descent(w, C, widths, probs, 6 * scale, rng)
     shrunk = 1 + spectral.nu(widths, probs)
     yield relative(w / shrunk, W) ** 2
@@ -279,17 +272,20 @@ def deep_single_output(scale: int, rng: Rng) -> Residuals:
 
 def run_spectra(params: Params, seed: int) -> dict[str, Any]:
     """Train with minibatches, and compare the spectrum with the envelope's and the best known."""
-    rng, d, rank = np.random.default_rng(0), params["size"], params["rank"]
+    rng = np.random.default_rng(0)
+    d = params["size"]
+    rank = params["rank"]
     N = rng.standard_normal((d, rank)) @ rng.standard_normal((rank, d))
     if params["target_scale"] == "normalized":
         N = N / np.sqrt(d)
     N = N + 0.02 * rng.standard_normal((d, d))
     net = DeepLinearNetwork(N, (d,) * params["hidden"], params["drop_prob"])
-    seeds, batch = range(seed, seed + params["seeds"]), params["batch"]
+    seeds = range(seed, seed + params["seeds"])
+    batch = params["batch"]
     trace = net.train(
         params["steps"], params["rate"], seeds, batch_size=batch, records=6
     )
-    products = reduce(lambda product, W: W @ product, trace.weights)
+    products = oracles.chain(trace.weights)
     trained = np.full((len(products), d), np.nan)
     finite = np.isfinite(products).all(axis=(1, 2))
     trained[finite] = np.linalg.svd(products[finite], compute_uv=False)
@@ -415,7 +411,8 @@ DIVERGED = 1e6
 
 def run_gaps(params: Params, seed: int) -> dict[str, Any]:
     """Follow one run and record the equalization gap of every order."""
-    width, hidden = params["width"], params["hidden"]
+    width = params["width"]
+    hidden = params["hidden"]
     rng = np.random.default_rng(seed)
     target = np.random.default_rng(0).standard_normal((1, width))
     net = DeepLinearNetwork(target, (width,) * hidden, params["drop_prob"])
@@ -452,7 +449,8 @@ def check_gaps(rows: list[Row]) -> Findings:
     rows = _at_best_rate(rows)
     gaps = np.array([row["gaps"] for row in rows])  # (runs, records, orders)
     excess = np.array([row["objective"][-1] / row["optimum"] - 1 for row in rows])
-    first, last = gaps[:, 0].mean(axis=0), gaps[:, -1].mean(axis=0)
+    first = gaps[:, 0].mean(axis=0)
+    last = gaps[:, -1].mean(axis=0)
     limits = 0.05 * np.maximum(first, 0.1)
     yield Finding(
         "the equalization gap of every order falls to a twentieth",
@@ -588,7 +586,8 @@ def narrowing(scale: int, rng: Rng) -> Residuals:
     """
     null = -math.inf
     for _ in range(20 * scale):
-        k, prob = int(rng.integers(1, 5)), float(rng.uniform(0.05, 0.9))
+        k = int(rng.integers(1, 5))
+        prob = float(rng.uniform(0.05, 0.9))
         bound = (1 + prob / (1 - prob)) ** k - 1
         widths = rng.integers(1, 4, k).tolist()
         narrowest = spectral.nu([1] * k, prob)
@@ -611,9 +610,11 @@ def narrow_optimum(scale: int, rng: Rng) -> Residuals:
     TeX: A hidden layer of width $d$ leaves at most $d$ values: only the top $d$ are shrunk,
     the others 0.
     """
-    s, nu = np.array([2.0, 1.9]), 0.1
+    s = np.array([2.0, 1.9])
+    nu = 0.1
     drop_prob = nu / (1 + nu)  # one hidden unit: nu = lam
-    M, C = np.diag(s), np.eye(2)
+    M = np.diag(s)
+    C = np.eye(2)
     lowest, W = descent.deep_descent(M, C, (1,), (drop_prob,), 4 * scale, rng)
     stated = envelope(s, s * [1 / (1 + nu), 0], nu)
     printed = envelope(s, spectral.SquaredNuclear().prox(s, nu), nu)
@@ -633,7 +634,8 @@ def one_hidden_layer(scale: int, rng: Rng) -> Residuals:
     TeX: With one hidden layer the penalty is $\lambda \sum_i |W_1(i, :)|^2 |W_2(:, i)|^2$ for
     isotropic inputs.
     """
-    printed, prob = math.inf, 0.4
+    printed = math.inf
+    prob = 0.4
     for _ in range(3 * scale):
         W1, W2 = rng.normal(size=(2, 3, 3))
         exact = oracles.deep_added_loss([W1, W2], [prob], np.eye(3))
@@ -642,6 +644,14 @@ def one_hidden_layer(scale: int, rng: Rng) -> Residuals:
         exchanged = lam * np.sum(W1**2, axis=0) @ np.sum(W2**2, axis=1)
         printed = min(printed, relative(exchanged, exact))
     return EXACT, "the loss over all masks of three units", printed
+
+
+item(
+    "Lemma 6",
+    "3.2",
+    "The least penalty of a map depends on its singular values alone",
+    by="deep-rescaling",
+)
 
 
 item(

@@ -21,15 +21,17 @@ def sensing_without_factors(scale: int, rng: Rng) -> Residuals:
     $\lambda \sum_k C_{kk} m_k^2$, $C$ the second moment of $\operatorname{vec}(A)$; no rank is
     lost.
     """
-    prob, m = 0.3, rng.normal(size=6)
-    A, y = rng.normal(size=(9, 6)) @ rng.normal(size=(6, 6)), rng.normal(size=9)
+    prob = 0.3
+    lam = prob / (1 - prob)
+    m = rng.normal(size=6)
+    A = rng.normal(size=(9, 6)) @ rng.normal(size=(6, 6))
+    y = rng.normal(size=9)
     z, p = oracles.multipliers(6, prob)
-    noisy = np.mean((y - (z * m) @ A.T) ** 2, axis=1)
-    added = p @ noisy - np.mean((y - A @ m) ** 2)
+    added = oracles.added_loss(y[:, None], m[None], A, z, p)
     # The same as noise on the inputs of a linear unit: the penalty of its activations A o m.
     yield relative(penalty.hidden(m[None], A, noise.Dropout(prob)), added)
-    yield relative(prob / (1 - prob) * np.mean(A**2, axis=0) @ m**2, added)
-    kept = spectral.SquaredNuclear().prox(np.array([3.0, 1.0, 0.2]), prob / (1 - prob))
+    yield relative(lam * np.mean(A**2, axis=0) @ m**2, added)
+    kept = spectral.SquaredNuclear().prox(np.array([3.0, 1.0, 0.2]), lam)
     yield float(np.count_nonzero(kept) == 3)  # a ridge only divides by 1 + lam
     return EXACT, "all masks; the factored form loses rank at the same strength"
 
@@ -45,11 +47,11 @@ def sensing_convolution(scale: int, rng: Rng) -> Residuals:
     \operatorname{vec}(A^\top )\rangle $: sensing is regression by a network whose first layer
     is a convolution with the columns of $V$ as filters.
     """
-    U, V, A = rng.normal(size=(4, 2)), rng.normal(size=(3, 2)), rng.normal(size=(4, 3))
-    layer = np.kron(np.eye(4), V.T)
-    network = U.ravel() @ (
-        layer @ A.ravel()
-    )  # rows of U and A, stacked, are vec of the transpose
+    U = rng.normal(size=(4, 2))
+    V = rng.normal(size=(3, 2))
+    A = rng.normal(size=(4, 3))
+    # Rows of U and A, stacked, are vec of the transpose.
+    network = U.ravel() @ np.kron(np.eye(4), V.T) @ A.ravel()
     yield relative(network, np.sum(U @ V.T * A))
     return EXACT, "the Kronecker product written out"
 
@@ -66,16 +68,16 @@ def deep_scaling(scale: int, rng: Rng) -> Residuals:
     TeX: A deep linear network with one output and dropout solves $(1 + \nu) XX^\top u = Xy$: it
     scales the least-squares solution and does nothing else.
     """
-    n, widths, probs = 8, (2, 2), (0.4, 0.3)
-    X, y = rng.normal(size=(3, n)), rng.normal(size=n)
-    C, w = X @ X.T / n, np.linalg.solve(X @ X.T, X @ y)
-    found = descent.deep_descent(
-        w[None].astype(float), C, widths, probs, 6 * scale, rng
-    )[1][0]
-    stated, printed = (w / (1 + spectral.nu(widths, probs) / m) for m in (1, n))
-    detail = f"squared distance to the best of {6 * scale} descents over all masks"
-    yield relative(stated, found) ** 2
-    return DESCENT, detail, relative(printed, found) ** 2
+    n = 8
+    widths = (2, 2)
+    probs = (0.4, 0.3)
+    X = rng.normal(size=(3, n))
+    w = np.linalg.solve(X @ X.T, X @ rng.normal(size=n))[None].astype(float)
+    _, W = descent.deep_descent(w, X @ X.T / n, widths, probs, 6 * scale, rng)
+    nu = spectral.nu(widths, probs)
+    yield relative(w / (1 + nu), W) ** 2
+    detail = "squared distance to the best of descents over all masks"
+    return DESCENT, detail, relative(w / (1 + nu / n), W) ** 2
 
 
 item(

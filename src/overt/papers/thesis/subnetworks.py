@@ -30,7 +30,9 @@ from overt.papers.figures import (
 )
 from overt.papers.records import figure
 
-BATCH, VISITED, DROP_PROB = 64, 10, 0.8
+BATCH = 64
+VISITED = 10
+DROP_PROB = 0.8
 
 AXES: dict[str, Any] = {"xscale": "log", "xlabel": "step", "ylabel": "test accuracy"}
 
@@ -69,21 +71,18 @@ def network(image: Any, width: int) -> tuple[Any, Any]:
 
 
 def accuracies(trunk: Any, top: Any, masks: Any, x: Any, y: Any) -> tuple[float, Any]:
-    """Return the accuracy of the full network, and of the sub-network of each mask.
-
-    All sub-networks are evaluated at once: their top layers are stacked in one matrix product.
-    """
+    """Return the accuracy of the full network, and of the sub-network of each mask."""
     import torch
 
     with torch.no_grad():
-        stacked = (masks[:, None, :] * top.weight).flatten(0, 1)
-        full, parts = 0, torch.zeros(len(masks), dtype=torch.int64)
+        full = torch.ones_like(masks[:1])
+        hits = torch.zeros(len(masks) + 1, dtype=torch.float64)
         for rows in torch.arange(len(x)).split(1000):
-            h, labels = trunk(x[rows]), y[rows]
-            full += int((top(h).argmax(1) == labels).sum())
-            outputs = (h @ stacked.T).unflatten(1, (len(masks), -1)) + top.bias
-            parts += (outputs.argmax(2) == labels[:, None]).sum(0)
-    return full / len(x), parts.double().numpy() / len(x)
+            h = trunk(x[rows])
+            for k, mask in enumerate(torch.cat([full, masks])):
+                hits[k] += (top(h * mask).argmax(1) == y[rows]).sum()
+    shares = hits.numpy() / len(x)
+    return float(shares[0]), shares[1:]
 
 
 def sample_masks(
@@ -173,7 +172,8 @@ def check_visited(rows: list[Row]) -> Findings:
         return f"width {width}, drop {drop_prob:g}", np.array(gaps)
 
     widths = values_of(rows, "width")
-    narrow, wide = widths[0], widths[-1]
+    narrow = widths[0]
+    wide = widths[-1]
     for part in ("visited", "unseen"):
         yield _gap_finding(
             f"drop .5: the widest has a smaller gap to {part} sub-networks than the narrowest",
@@ -206,14 +206,16 @@ def plot_visited(rows: list[Row]) -> Any:
 def check_unseen(rows: list[Row]) -> Findings:
     """Check that random sub-networks approach the full network as the width grows."""
     widths = values_of(rows, "width")
-    gaps, lowest = {}, {}
+    gaps = {}
+    lowest = {}
     for w in widths:
         chosen = rows_with(rows, width=w)
         parts = np.array([row["parts"][-1] for row in chosen])  # (runs, sub-networks)
         full = np.array([row["full"][-1] for row in chosen])
         gaps[w] = (f"width {w}", full - parts.mean(axis=1))
         lowest[w] = (f"width {w}", parts.min(axis=1))
-    narrow, wide = widths[0], widths[-1]
+    narrow = widths[0]
+    wide = widths[-1]
     yield _gap_finding(
         "the widest network has a smaller gap to random sub-networks than the narrowest",
         gaps[narrow],
