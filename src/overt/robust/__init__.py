@@ -34,7 +34,6 @@ from overt.robust.evaluate import RobustError, robust_error
 from overt.robust.losses import (
     LOSSES,
     Criterion,
-    Deviates,
     Effective,
     Loss,
     Misclassified,
@@ -55,7 +54,6 @@ __all__ = [
     "Attack",
     "AttackResult",
     "Criterion",
-    "Deviates",
     "Effective",
     "HopSkipJump",
     "Linf",

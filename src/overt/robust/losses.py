@@ -19,10 +19,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, softplus
 
-from overt._check import InputError, InputTypeError, choice, number, whole
+from overt._check import InputError, InputTypeError, choice, number, optional_whole
 from overt.results import Result
-from overt.robust.models import class_numbers, classes
-from overt.robust.threats import tensor
+from overt.robust.models import class_numbers
 
 Objective = Callable[[Tensor, Tensor, Tensor], Tensor]
 """objective(logits, y, target) -> (points,), to be made large."""
@@ -81,9 +80,7 @@ class Plan:
     steps: int  # on the loss itself; 0 if there are only runs against single classes
     rivals: int = 0  # wrong classes that then get a separate run, nearest first
     each: int = 0  # steps of each of these runs
-    measured: int = (
-        0  # likeliest wrong classes whose distance is measured, at a gradient each
-    )
+    measured: int = 0  # likeliest wrong classes to order, at a gradient each
 
 
 class Loss(ABC):
@@ -189,23 +186,16 @@ class ReflectedAll(MarginLoss):
     top: int | None = None
     among: int | None = None
 
+    def __post_init__(self) -> None:
+        optional_whole("top", self.top)
+        optional_whole("among", self.among)
+
     def plan(self, steps: int, classes: int) -> Plan:
         """Return all the steps for each class."""
-        rivals = (
-            classes - 1
-            if self.top is None
-            else min(whole("top", self.top), classes - 1)
-        )
-        among = classes - 1 if self.among is None else whole("among", self.among)
-        return Plan(0, rivals, steps, max(min(among, classes - 1), rivals))
-
-
-class Deviation(Loss):
-    """|f - y|^2, for regression."""
-
-    def away(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Return the squared distance of the outputs from y."""
-        return (logits - y).square().sum(1)
+        top = self.top or classes - 1
+        rivals = min(top, classes - 1)
+        among = min(self.among or classes - 1, classes - 1)
+        return Plan(0, rivals, steps, max(among, rivals))
 
 
 @dataclass(frozen=True)
@@ -234,17 +224,12 @@ LOSSES: dict[str, Loss] = {
     "reflected_greedy": ReflectedGreedy(),
     "reflected_lse": ReflectedLse(),
 }
-DEVIATION = Deviation()
 
 
-def find_loss(loss: Any, *, regression: bool = False) -> Loss:
-    """Return the loss of this name, the loss itself, or a function (logits, y) as a loss.
-
-    Regression has one named loss only, the squared deviation.
-    """
+def find_loss(loss: Any) -> Loss:
+    """Return the loss of this name, the loss itself, or a function (logits, y) as a loss."""
     if isinstance(loss, str):
-        found = LOSSES[choice("loss", loss, tuple(LOSSES))]
-        return DEVIATION if regression else found
+        return LOSSES[choice("loss", loss, tuple(LOSSES))]
     if isinstance(loss, Loss):
         return loss
     if callable(loss) and not isinstance(loss, type):
@@ -263,14 +248,6 @@ def objective_of(loss: Loss, *, targeted: bool) -> Objective:
 
 class Criterion(ABC):
     """Decides from logits (points, classes) and true classes (points,) which points are fooled."""
-
-    regression: ClassVar[bool] = (
-        False  # whether outputs are numbers and not logits of classes
-    )
-
-    def truth(self, y: Any, x: Tensor, count: int) -> Tensor:
-        """Return the true class of each point among `count`, checked."""
-        return classes(y, x, count)
 
     def targets(self, y: Tensor, classes: int) -> Tensor | None:
         """Return the class to reach for each point, or None if any wrong one will do."""
@@ -338,29 +315,3 @@ class Effective(Criterion):
     def met(self, logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
         """Return f_y - max f_j <= -beta."""
         return margin_of_best(logits, y) <= -self.beta
-
-
-@dataclass(frozen=True)
-class Deviates(Criterion):
-    """For regression: some output is off from y (points, outputs) by more than `by`."""
-
-    by: float
-    regression: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "by", number("by", self.by))
-
-    def truth(self, y: Any, x: Tensor, count: int) -> Tensor:
-        """Return the true numbers, (points, outputs)."""
-        given = tensor("y", y).to(x)
-        given = given[:, None] if given.ndim == 1 else given
-        if given.shape != (len(x), count):
-            raise InputError(
-                f"y must hold {count} number(s) for each of the {len(x)} points, got shape "
-                f"{tuple(given.shape)}"
-            )
-        return given
-
-    def met(self, logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
-        """Return max_k |f_k - y_k| > by."""
-        return (logits - y).abs().amax(1) > self.by

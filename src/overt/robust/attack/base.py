@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any, Protocol, Self, Unpack, final
+from typing import Any, ClassVar, Self, Unpack, final
 
 import torch
 from torch import Tensor
@@ -17,12 +17,14 @@ from overt._progress import meter
 from overt.results import Status
 from overt.robust.attack.results import AttackResult, Stage, report
 from overt.robust.losses import (
+    LOSSES,
     Criterion,
     Loss,
     Misclassified,
     Objective,
     Plan,
     find_loss,
+    lead_of_rival,
     objective_of,
     reflected_pair,
 )
@@ -31,6 +33,7 @@ from overt.robust.models import (
     Model,
     ModelAdapter,
     ModelOptions,
+    classes,
     evaluation_mode,
     examples,
     floating,
@@ -54,22 +57,12 @@ A point that leaves with its first lucky sample is fooled in little more than ha
 """
 
 
-class GradientSource(Protocol):
-    """Whose gradients are followed instead of the model's own."""
-
-    @property
-    def evaluations(self) -> int:
-        """Gradients of the source per gradient returned."""
-        ...
-
-    def gradient(self, moved: Tensor, batch: Batch) -> Tensor:
-        """Return the gradient of the batch's objective at the moved points."""
-        ...
-
-
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Points that go through the model together, and their allowed perturbations."""
+    """Points that go through the model together, and their allowed perturbations.
+
+    `source` gives gradients to follow instead of the model's own.
+    """
 
     adapter: ModelAdapter
     rows: Tensor
@@ -78,7 +71,7 @@ class Batch:
     region: Region
     objective: Objective
     criterion: Criterion
-    source: GradientSource | None = None
+    source: Any = None
 
     def evaluate(self, moved: Tensor) -> tuple[Tensor, Tensor]:
         """Return the objective at the moved points and which of them are fooled."""
@@ -89,25 +82,32 @@ class Batch:
     def differentiate(self, moved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the objective at the moved points, which of them are fooled, the gradient."""
         if self.source is not None:
-            value, fooled = self.evaluate(moved)
-            return value, fooled, self.source.gradient(moved, self)
-        logits, value, gradient = self.value_and_gradient(moved)
-        value, fooled = self._judge(logits.detach(), value.detach())
-        return value, fooled, gradient
-
-    def value_and_gradient(self, moved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return logits, objective and gradient without judging success."""
+            return *self.evaluate(moved), self.source.gradient(moved, self)
         moved = moved.detach().requires_grad_()
         with torch.enable_grad():
             logits = self.adapter.logits(moved, self.rows)
             value = self.objective(logits, self.y, self.target)
-            return logits, value, slope(value, moved)
+            gradient = slope(value, moved)
+        return *self._judge(logits.detach(), value.detach()), gradient
+
+    def linearize(
+        self, moved: Tensor, rivals: Tensor
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield f_j - f_y and its gradient at the moved points for each column j of rivals."""
+        with torch.enable_grad():
+            moved = moved.detach().requires_grad_()
+            logits = self.adapter.logits(moved, self.rows)
+        for rival in rivals.unbind(1):
+            with torch.enable_grad():
+                lead = lead_of_rival(logits, self.y, rival)
+                gradient = slope(lead, moved, retain=True)
+            yield lead.detach(), gradient.nan_to_num(0, 0, 0)
 
     @property
     def gradient_cost(self) -> int:
         """Gradients of the model, or of the source, behind one gradient of a point."""
         evaluations = 1 if self.source is None else self.source.evaluations
-        return evaluations * self.adapter.samples
+        return int(evaluations * self.adapter.samples)
 
     def take(self, rows: Tensor) -> Batch:
         """Return some of the points."""
@@ -144,51 +144,40 @@ class BestIterates:
     @classmethod
     def start(cls, delta: Tensor) -> BestIterates:
         """Return the state before the first evaluation."""
-        lowest = torch.full(
-            (len(delta),), -torch.inf, dtype=delta.dtype, device=delta.device
-        )
-        none = torch.zeros(len(delta), dtype=torch.bool, device=delta.device)
+        lowest = torch.full_like(delta[:, 0], -torch.inf)
+        none = torch.zeros_like(lowest, dtype=torch.bool)
         return cls(delta.clone(), lowest, none, none.clone(), none.clone())
 
-    def each(self, change: Callable[[Tensor], Tensor]) -> BestIterates:
-        """Return the same with all tensors changed in one way."""
-        names = ("delta", "value", "fooled", "flat", "broken")
-        return replace(self, **{name: change(getattr(self, name)) for name in names})
-
     def enter(
-        self, delta: Tensor, value: Tensor, fooled: Tensor, live: Tensor
-    ) -> Tensor:
-        """Compare iterates with the best so far, success first; return where they are better."""
-        better = torch.where(fooled == self.fooled, value > self.value, fooled) & live
-        self.value = torch.where(better, value, self.value)
-        self.fooled = self.fooled | (fooled & live)
-        self.broken = self.broken | (value.isnan() & live)
-        replace_rows(self.delta, delta, better)
-        return better
+        self,
+        rows: Tensor,
+        delta: Tensor,
+        value: Tensor,
+        fooled: Tensor,
+        *,
+        by_value: bool = False,
+    ) -> None:
+        """Take over what is better at some of the points: success first, unless `by_value`."""
+        higher = value > self.value[rows]
+        better = torch.where(fooled == self.fooled[rows], higher, fooled)
+        if by_value:
+            better = higher
+        self.delta[rows[better]] = delta[better]
+        self.value[rows[better]] = value[better]
+        self.fooled[rows] |= fooled
+        self.broken[rows] |= value.isnan()
 
     def merge(
         self, rows: Tensor, other: BestIterates, *, by_value: bool = False
     ) -> None:
-        """Take over what is better at some of the points: success first, unless `by_value`."""
-        higher = other.value > self.value[rows]
-        better = torch.where(other.fooled == self.fooled[rows], higher, other.fooled)
-        chosen = rows[higher if by_value else better]
-        improved = higher if by_value else better
-        self.delta[chosen] = other.delta[improved]
-        self.value[chosen] = other.value[improved]
-        self.fooled[rows] |= other.fooled
-        self.flat[rows] |= other.flat
-        self.broken[rows] |= other.broken
+        """Take over what another search found, and its cost."""
+        home = self.value.device
+        found = (other.delta, other.value, other.fooled)
+        self.enter(rows, *(part.to(home) for part in found), by_value=by_value)
+        self.flat[rows] |= other.flat.to(home)
+        self.broken[rows] |= other.broken.to(home)
         self.gradients += other.gradients
         self.queries += other.queries
-
-
-def replace_rows(old: Tensor, new: Tensor, rows: Tensor) -> None:
-    """Put some rows of `new`, which is finite, in the place of the old.
-
-    Interpolation is exact for the weights 0 and 1, and several times faster than torch.where.
-    """
-    old.lerp_(new, rows[:, None].to(old.dtype))
 
 
 def slope(value: Tensor, x: Tensor, *, retain: bool = False) -> Tensor:
@@ -199,6 +188,12 @@ def slope(value: Tensor, x: Tensor, *, retain: bool = False) -> Tensor:
         value.sum(), x, retain_graph=retain, allow_unused=True
     )
     return torch.zeros_like(x) if gradient is None else gradient
+
+
+def likely_rivals(logits: Tensor, y: Tensor, count: int) -> Tensor:
+    """Return the likeliest wrong classes (points, count), likeliest first."""
+    others = logits.detach().scatter(1, y[:, None], -math.inf)
+    return others.argsort(1, descending=True)[:, :count]
 
 
 class AttackState:
@@ -221,30 +216,26 @@ class AttackState:
     ) -> None:
         instance("criterion", criterion, Criterion, "a Criterion")
         x, y, threat = examples(x, y, threat)
-        if y is None:
-            raise InputTypeError("y must hold the classes of x, got None")
         self.options = options
         self.criterion = criterion
         self.batch_size = whole("batch_size", batch_size)
-        self.adapter = ModelAdapter(model, x, options, regression=criterion.regression)
+        self.adapter = ModelAdapter(model, x, options)
         self.x = self.adapter.x
-        self.loss = loss or find_loss(
-            "reflected_greedy", regression=criterion.regression
-        )
+        self.loss = loss or LOSSES["reflected_greedy"]
         self.status = Status.FINISHED
         self.stages: list[Stage] = []
         self._contexts = ExitStack()
         self._several_losses = False
-        self.threat = check_threat(threat)
-        self.set_radius(self.threat.radius)
-        modes_change = any(mode_changes_outputs(part) for part in self.adapter.models)
+        self.set_radius(check_threat(threat))
+        modes_change = mode_changes_outputs(model)
         with self:
-            self._first_evaluation(y, modes_change)
+            self._first_evaluation(y)
+        self.flags["modes"] = torch.full_like(self.best.fooled, modes_change)
 
-    def _first_evaluation(self, y: Any, modes_change: bool) -> None:
+    def _first_evaluation(self, y: Any) -> None:
         adapter = self.adapter
         clean = adapter.clean_logits(self.batch_size, y)
-        self.y = self.criterion.truth(y, self.x, clean.shape[1])
+        self.y = classes(y, self.x, clean.shape[1])
         differs = adapter.find_randomness()
         self.random = bool(differs.any())
         if self.random and adapter.samples > 1:
@@ -257,27 +248,25 @@ class AttackState:
         self.best = BestIterates.start(torch.zeros_like(self.x).flatten(1))
         self.best.value = self._objective(clean, self.y, self.target)
         self.best.fooled = self.criterion.met(clean, self.y, self.target)
-        everyone = torch.ones_like(self.best.fooled)
+        probabilities = adapter.looks_like_probabilities(clean, self.y)
         self.flags = {
             "random": differs & adapter.chooses_samples,
-            "probabilities": everyone & adapter.looks_like_probabilities(clean, self.y),
-            "labels": everyone & adapter.hard_labels,
-            "modes": everyone & modes_change,
+            "probabilities": torch.full_like(self.best.fooled, probabilities),
+            "labels": torch.full_like(self.best.fooled, adapter.hard_labels),
         }
 
     def __enter__(self) -> Self:
         self._contexts.enter_context(torch.inference_mode(False))
-        self._contexts.enter_context(evaluation_mode(*self.adapter.models))
+        self._contexts.enter_context(evaluation_mode(self.adapter.model))
         return self
 
     def __exit__(self, *_: object) -> None:
         self._contexts.close()
 
-    def set_radius(self, radius: float) -> None:
-        """Attack the same points with another radius from now on."""
-        self.threat = self.threat.with_radius(radius)
-        self._limits = self.threat.input_bounds(self.x)
-        self.region = Region.of(self.threat, self.x, self._limits, self.adapter.storage)
+    def set_radius(self, threat: Threat) -> None:
+        """Attack the same points with this threat from now on."""
+        self.threat = threat
+        self.region = threat.region(self.x, self.adapter.storage)
 
     @property
     def left(self) -> Tensor:
@@ -296,66 +285,57 @@ class AttackState:
     def batch(self, rows: Tensor, **changes: Any) -> Batch:
         """Return some points, ready to be attacked by the state's own loss."""
         device = self.adapter.device
-        region = self.region.take(rows).to(device)
-        y = self.y[rows].to(device)
-        target = self.target[rows].to(device)
-        given = {"objective": self._objective, "target": target} | changes
-        return Batch(
-            self.adapter, rows, y=y, region=region, criterion=self.criterion, **given
+        own = Batch(
+            adapter=self.adapter,
+            rows=rows,
+            y=self.y[rows].to(device),
+            target=self.target[rows].to(device),
+            region=self.region.take(rows).to(device),
+            objective=self._objective,
+            criterion=self.criterion,
         )
+        return replace(own, **changes)
 
     def run(
-        self,
-        attack: Attack,
-        *,
-        start: Any = None,
-        source: GradientSource | None = None,
-        name: str = "",
+        self, attack: Attack, *, start: Any = None, source: Any = None, name: str = ""
     ) -> None:
         """Run an attack on the points left; an interruption keeps what was found."""
         if self.threat.radius == 0 or self.status is Status.INTERRUPTED:
             return
         run = _AttackRun(self, attack, self._start(start), source)
         self._several_losses = self._several_losses or run.loss is not self.loss
+        # The last attack that followed the model's own gradients says where there are none.
+        if attack.follows_gradients and source is None:
+            self.best.flat &= self.best.fooled
         rows = torch.arange(len(self.x), device=self.x.device).split(self.batch_size)
-        parts = [left for part in rows if len(left := run.left(part))]
-        best = self.best
-        flat, gradients, queries = best.flat.clone(), best.gradients, best.queries
-        found = int(best.fooled.sum())
-        best.flat &= best.fooled
-        try:
-            with meter("attack", sum(map(len, parts)), show=len(rows) > 1) as bar:
-                for part in parts:
+        with self.stage(name or type(attack).__name__):
+            with meter("attack", len(rows), show=len(rows) > 1) as bar:
+                for part in rows:
                     run(part)
-                    bar.advance(len(part), self.progress)
-                if self.random:
-                    self._recheck()
+                    bar.advance(1, self.progress)
+            if self.random:
+                self._recheck()
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Add what is found and spent inside to the table; Ctrl-C ends the work, not the call."""
+        best = self.best
+        found, gradients, queries = int(best.fooled.sum()), best.gradients, best.queries
+        try:
+            yield
         except KeyboardInterrupt:
             self.status = Status.INTERRUPTED
-        # The last attack that followed the model's own gradients says where there are none.
-        if source is not None or best.gradients == gradients:
-            best.flat = flat
-        self.record(name or type(attack).__name__, found, gradients, queries)
+        new = int(best.fooled.sum()) - found
+        spent = best.gradients - gradients, best.queries - queries
+        self.stages.append(Stage(name, new, *spent))
 
     def flag_saturation(self, attack: Attack) -> None:
         """Flag where the loss of an attack that runs alone is blind; an ensemble has others."""
-        if (
-            not self.targeted
-            and not self.criterion.regression
-            and self.threat.radius > 0
-        ):
+        if not self.targeted and self.threat.radius > 0:
             self.flag("saturated", find_loss(attack.loss).saturated(self.clean, self.y))
 
-    def record(self, name: str, found: int, gradients: int, queries: int) -> None:
-        """Add a stage to the table, with its points and its cost since these counts."""
-        best = self.best
-        new = int(best.fooled.sum()) - found
-        self.stages.append(
-            Stage(name, new, best.gradients - gradients, best.queries - queries)
-        )
-
     def _start(self, start: Any) -> Tensor | None:
-        """Return the perturbations to start from, or None."""
+        """Return the perturbed inputs to start from, or None."""
         if start is None:
             return None
         start = floating("start", start).to(self.x)
@@ -367,9 +347,6 @@ class AttackState:
 
     def _recheck(self) -> None:
         """Keep attacking points of a random model that are not fooled nearly always."""
-        fooled = self.best.fooled.nonzero().squeeze(1)
-        if not len(fooled):
-            return
         rate = self.success_rate(self.stored(), RECHECK_SAMPLES)[1]
         self.best.queries += RECHECK_SAMPLES * len(self.x)
         self.best.fooled &= rate >= MIN_RATE
@@ -380,22 +357,14 @@ class AttackState:
         The distance to class j is (f_y - f_j) / |grad (f_y - f_j)|, in the dual norm.
         """
         batch = self.batch(rows)
-        x, y = batch.region.x, batch.y
-        others = self.clean[rows].to(y.device).scatter(1, y[:, None], -math.inf)
-        likely = others.argsort(1, descending=True)[:, :measured]
-        distance = torch.empty_like(likely, dtype=x.dtype)
-        with torch.enable_grad():
-            x = x.clone().requires_grad_()
-            f = self.adapter.logits(x, rows)
-            own = f.gather(1, y[:, None])
-            for k in range(likely.shape[1]):
-                margin = (own - f.gather(1, likely[:, k : k + 1])).squeeze(1)
-                steepness = self.threat.dual(slope(margin, x, retain=True)).clamp(
-                    min=MIN_SLOPE
-                )
-                distance[:, k] = margin.detach() / steepness
+        moved = batch.region.x
+        likely = likely_rivals(self.clean[rows].to(batch.y.device), batch.y, measured)
+        distances = []
+        for lead, gradient in batch.linearize(moved, likely):
+            steepness = self.threat.dual(gradient).clamp(min=MIN_SLOPE)
+            distances.append((-lead / steepness).nan_to_num(nan=math.inf))
         self.best.gradients += likely.numel() * self.adapter.samples
-        order = distance.nan_to_num_(nan=math.inf).argsort(1)
+        order = torch.stack(distances, 1).argsort(1)
         return likely.gather(1, order).to(self.x.device)
 
     def stored(self) -> Tensor:
@@ -442,24 +411,16 @@ class AttackState:
     def add_doubts(self, success: Tensor) -> None:
         """Flag what cannot be trusted, given which points are certainly fooled."""
         best = self.best
-        random = torch.full_like(success, self.random)
-        spacing = torch.finfo(self.adapter.storage).eps * self.x.flatten(1).abs().amax(
-            1
-        )
-        positive = self.threat.radius > 0 and self.threat.order > 0
-        coarse = (spacing / 2 > self.threat.radius) & positive
-        explained = random | best.broken | coarse | self.flags["probabilities"]
-        explained = (
-            explained | self.flags.get("saturated", random) | self.flags["labels"]
-        )
-        # The best iterate is the input itself where no step raised the loss, which means nothing
-        # where a step of the whole radius drowns in rounding.
-        same = (best.delta == 0).all(1) & (self.threat.radius > 100 * spacing)
-        masked = self.flags.get("masked", explained)
+        none = torch.zeros_like(success)
+        random = none | self.random
+        explained = random | best.broken | self.flags["probabilities"]
+        explained |= self.flags.get("saturated", none) | self.flags["labels"]
+        # The best iterate is the input itself where no step raised the loss.
+        same = (best.delta == 0).all(1) & (self.threat.radius > 0)
+        masked = self.flags.get("masked", none)
         self.flag("flat", best.flat & ~explained & ~(success & self._several_losses))
         self.flag("broken", best.broken & ~success)
         self.flag("stuck", same & ~(explained | success | best.flat | masked))
-        self.flag("coarse", coarse & ~success)
         self.flag("lost", best.fooled & ~success & ~random)
 
 
@@ -472,9 +433,9 @@ class _AttackRun:
         self._state = state
         self._attack = attack
         self._start = start
-        self._source = source
-        self.loss = find_loss(attack.loss, regression=state.criterion.regression)
-        self._objective = objective_of(self.loss, targeted=state.targeted)
+        self.loss = find_loss(attack.loss)
+        objective = objective_of(self.loss, targeted=state.targeted)
+        self._changes = {"objective": objective, "source": source}
         # Where the largest loss counts and not success, a loss with separate steps gets all
         # of them.
         plan = self.loss.plan(attack.length, state.clean.shape[1])
@@ -485,38 +446,36 @@ class _AttackRun:
     def __call__(self, rows: Tensor) -> None:
         """Attack a batch, against its nearest rivals in turn if the loss asks for it."""
         plan = self._plan
-        nearest = None
+        state = self._state
+        nearest = torch.zeros(len(state.x), plan.rivals).to(state.y)
+        measured = False
         for restart in range(self._attack.restarts):
             if plan.steps:
-                self._run(self.left(rows), None, plan.steps, restart)
+                self._run(self._left(rows), plan.steps, restart)
             for rank in range(plan.rivals):
-                left = self.left(rows)
-                if nearest is None and len(left):
-                    nearest = torch.zeros(len(self._state.x), plan.rivals).to(
-                        self._state.y
-                    )
-                    measured = self._state.rivals(left, plan.measured)
-                    nearest[left] = measured[:, : plan.rivals]
-                if nearest is not None:
-                    self._run(left, nearest[left, rank], plan.each, restart)
+                left = self._left(rows)
+                if not measured and len(left):
+                    ordered = state.rivals(left, plan.measured)
+                    nearest[left] = ordered[:, : plan.rivals]
+                    measured = True
+                self._run(left, plan.each, restart, nearest[left, rank])
 
-    def left(self, rows: Tensor) -> Tensor:
+    def _left(self, rows: Tensor) -> Tensor:
         """Return the rows that are to be attacked."""
         return rows[~self._state.best.fooled[rows]] if self._attack.early_exit else rows
 
     def _run(
-        self, rows: Tensor, rival: Tensor | None, steps: int, restart: int
+        self, rows: Tensor, steps: int, restart: int, rival: Tensor | None = None
     ) -> None:
         if len(rows) == 0:
             return
         state, attack = self._state, self._attack
         own = state.batch(rows)
         region = own.region
-        batch = replace(own, objective=self._objective, source=self._source)
+        batch = replace(own, **self._changes)
         if rival is not None:
-            batch = replace(
-                batch, objective=reflected_pair, target=rival.to(own.y.device)
-            )
+            against = rival.to(own.y.device)
+            batch = replace(batch, objective=reflected_pair, target=against)
 
         def draw() -> Tensor:
             return region.draw((attack.seed or 0) + restart, extreme=restart % 2 == 1)
@@ -529,16 +488,14 @@ class _AttackRun:
         else:
             delta = torch.zeros_like(region.x)
         found = attack.run(batch, delta, steps, draw)
-        if (
-            rival is not None or self.loss is not state.loss
-        ):  # compare by the common loss
-            found.value = own.evaluate(region.perturbed(found.delta))[0].nan_to_num_(
-                -math.inf
-            )
+        if batch.source is not None:
+            found.flat.zero_()
+        if rival is not None or self.loss is not state.loss:
+            # Runs are compared by the state's loss.
+            value, _ = own.evaluate(region.perturbed(found.delta))
+            found.value = value.nan_to_num_(-math.inf)
             found.queries += len(rows)
-        home = state.x.device
-        moved = found.each(lambda part: part.to(home))
-        state.best.merge(rows, moved, by_value=state.random)
+        state.best.merge(rows, found, by_value=state.random)
 
 
 @dataclass(frozen=True)
@@ -577,17 +534,18 @@ class Attack(ABC):
     loss: str | Loss | Any = "reflected"
     criterion: Criterion = Misclassified()  # noqa: RUF009  (immutable)
     restarts: int = 1
-    random_start: bool | None = False
+    random_start: bool = False
     early_exit: bool = True
     batch_size: int = BATCH_SIZE
     seed: int | None = 0
+    follows_gradients: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_threat(self.threat)
         if not isinstance(self.criterion, Criterion):
             raise InputTypeError(
-                "criterion must be Misclassified(), Targeted(class), Effective(beta) or "
-                f"Deviates(by), got {self.criterion!r}"
+                "criterion must be Misclassified(), Targeted(class) or Effective(beta), got "
+                f"{self.criterion!r}"
             )
         find_loss(self.loss)
         whole("restarts", self.restarts)
@@ -607,8 +565,13 @@ class Attack(ABC):
         """Attack one batch with `steps` steps from `start`; `escape` samples other starts."""
 
     def perturb(self, batch: Batch, start: Tensor, draw: Draw) -> Tensor:
-        """Return the perturbations that a whole run finds, for adversarial training."""
-        return self.run(batch, start, self.length, draw).delta
+        """Return the perturbations of the largest loss of all runs, for adversarial training."""
+        best = self.run(batch, start, self.length, draw)
+        everyone = torch.arange(len(start), device=start.device)
+        for _ in range(1, self.restarts):
+            other = self.run(batch, draw(), self.length, draw)
+            best.merge(everyone, other, by_value=True)
+        return best.delta
 
     @final
     def __call__(
@@ -627,9 +590,9 @@ class Attack(ABC):
         ----------
         model
             A torch module or any function from inputs to logits: (points, classes), or one logit
-            for two classes, (points, 1) or (points,), positive for class 1. A list of models
-            counts as one with the mean of their logits. A module in training mode is evaluated in
-            evaluation mode; modules inside one in evaluation mode keep their modes.
+            for two classes, (points, 1) or (points,), positive for class 1. A
+            module in training mode is evaluated in evaluation mode; modules inside one in
+            evaluation mode keep their modes.
         x, y
             Tensors or arrays; y holds class numbers, or -1 and 1 for two classes. x may be a tuple
             or a dict of a model's inputs, the first of which is perturbed, or, without y, a
@@ -655,7 +618,7 @@ class Attack(ABC):
             y,
             self.threat,
             criterion=self.criterion,
-            loss=find_loss(self.loss, regression=self.criterion.regression),
+            loss=find_loss(self.loss),
             batch_size=self.batch_size,
             options=options,
         )

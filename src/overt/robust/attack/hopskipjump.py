@@ -62,7 +62,7 @@ class HopSkipJump(Attack):
         inside = walk.fooled & (walk.distance <= batch.region.threat.radius)
         delta = torch.where(inside[:, None], walk.delta, start)
         value, fooled = batch.evaluate(batch.region.perturbed(delta))
-        best.enter(delta, value, fooled, torch.ones_like(fooled))
+        best.enter(torch.arange(len(delta), device=delta.device), delta, value, fooled)
         best.queries += len(delta)
         return best
 
@@ -116,7 +116,7 @@ class _BoundaryWalk:
         length = self.distance / self._round**0.5
         moved = torch.zeros_like(done)
         trial = self.delta
-        ascent = self._region.threat.ascent(normal_vector, self._region.delta_bounds)
+        ascent = self._region.ascent(normal_vector)
         for _ in range(4):  # shorter steps until one still fools the model
             step = self.delta + ascent * length[:, None].to(trial)
             box = self._region.delta_bounds
@@ -154,7 +154,8 @@ class _BoundaryWalk:
             if self._available < 1:
                 break
             middle = (low + high) / 2
-            trial = self._region.project_each(delta, middle)
+            ball = self._region.with_radius(middle[:, None].to(delta))
+            trial = ball.project(delta)
             fooled = self._decide(trial)
             nearest = torch.where(fooled[:, None], trial, nearest)
             high = torch.where(fooled, middle, high)

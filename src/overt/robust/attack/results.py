@@ -119,14 +119,13 @@ MESSAGES = {
     "broken": "the model returns NaN or infinity at perturbations of {} of the points, which is "
     f"not counted as success: {LIKELY}.",
     "stuck": "no step raised the loss at {} of the points although there is a gradient: it does "
-    f"not point uphill, which masking or random layers cause; {LIKELY}.",
+    "not point uphill, which masking or random layers cause, or the radius is below the spacing of "
+    f"the inputs' number format; {LIKELY}.",
     "masked": "steps along the gradient gain far less than it promises at {} of the points: the "
     "model masks its gradients. Smoothed gradients and a full search without gradients were used; "
     f"robustness may still be overestimated. {SURROGATE}",
     "unaided": "search without gradients fooled {} of the points that gradients had not: they are "
     f"masked, and {LIKELY}. {SURROGATE}",
-    "coarse": "the radius is less than the spacing of the numbers that {} of the points are stored "
-    "in: nothing can be found there. Pass inputs and model in a wider format, or nearer to 0.",
     "lost": "{} of the points were fooled only by perturbations that rounding takes out of the "
     "allowed set; they count as robust. Pass inputs and model in double precision.",
 }

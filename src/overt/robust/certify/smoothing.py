@@ -119,7 +119,7 @@ def smoothed(
     )  # of the two-sided interval
     predicted, radius, lower = np.full(n, -1), np.zeros(n), np.zeros(n)
     status = Status.FINISHED
-    with evaluation_mode(*adapter.models):
+    with evaluation_mode(adapter.model):
         classes = adapter.clean_logits(whole("batch_size", batch_size)).shape[1]
         try:
             with meter("smoothing", n) as bar:
