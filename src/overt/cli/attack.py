@@ -31,9 +31,7 @@ def attack(
         Path,
         Option(help="npz file with inputs and classes: x and y, or x_test and y_test."),
     ],
-    norm: Annotated[
-        str, Option(help="Norm of perturbations: l0, l1, l2 or linf.")
-    ] = "l2",
+    norm: Annotated[str, Option(help="Norm of perturbations: l1, l2 or linf.")] = "l2",
     radius: Annotated[
         str, Option(help="Largest size of a perturbation: 0.5, 8/255.")
     ] = "1",
@@ -115,7 +113,7 @@ def attack(
     ] = False,
     seed: Seed = 0,
 ) -> None:
-    """Measure a model's robust error under L0, L1, L2 or Linf perturbations.
+    """Measure a model's robust error under L1, L2 or Linf perturbations.
 
     Writes attack.json, with all that is needed to repeat the run, and adversarial.npz.
 
@@ -127,7 +125,6 @@ def attack(
         for name, value in locals().items()
     }
     from overt.robust import (
-        L0,
         L1,
         L2,
         LOSSES,
@@ -138,14 +135,14 @@ def attack(
         robust_error,
     )
 
-    kinds: dict[str, Any] = {"l0": L0, "l1": L1, "l2": L2, "linf": Linf}
+    kinds: dict[str, Any] = {"l1": L1, "l2": L2, "linf": Linf}
     kind = kinds[choice("norm", norm.lower(), tuple(kinds))]
     threat = kind(_number("radius", radius), _bounds(bounds))
     choice("loss", loss, ("strongest", *LOSSES))
     net = _on(load_model(model, weights, trust_pickle=trust_pickle), device)
     x, y = _scaled(*read_examples(data, points), scale)
     curve = [_number("radii", part) for part in radii.split(",") if part.strip()]
-    if plot and not curve and kind is not L0:
+    if plot and not curve:
         curve = [threat.radius * k / 8 for k in range(1, 8)]
     criterion = Misclassified() if target is None else Targeted(target)
     chosen = None

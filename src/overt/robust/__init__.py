@@ -40,13 +40,12 @@ from overt.robust.losses import (
     ReflectedAll,
     Targeted,
 )
-from overt.robust.threats import L0, L1, L2, Linf, Threat
+from overt.robust.threats import L1, L2, Linf, Threat
 from overt.robust.training import Training, TrainingConfig, adversarial_train
 
 __all__ = [
     "BIM",
     "FGSM",
-    "L0",
     "L1",
     "L2",
     "LOSSES",

@@ -150,7 +150,7 @@ def robust_error(
     model, x, y
         As for any attack; a DataLoader may stand for x and y.
     threat
-        L0, L1, L2 or Linf with the radius of interest.
+        L1, L2 or Linf with the radius of interest.
     radii
         Further radii of the curve.
     attack
@@ -198,12 +198,12 @@ def robust_error(
         rates = []
         for radius in curve:
             state.set_radius(threat.with_radius(float(radius)))
-            start = state.x + state.best.delta.view_as(state.x)
+            state.start = state.region.project(state.best.delta)
             if attack is None:
-                run_ensemble(state, budget, queries, 9, surrogate, seed, start)
+                run_ensemble(state, budget, queries, 9, surrogate, seed)
             else:
                 state.flag_saturation(attack)
-                state.run(attack, start=start)
+                state.run(attack)
             if network is not None and radius == threat.radius:
                 proved = _decide(state, network, float(seconds))
             moved = state.stored()

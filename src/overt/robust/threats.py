@@ -24,7 +24,6 @@ from torch import Tensor
 from overt._check import InputError, InputTypeError, number
 from overt.nn.data.batches import as_tensor
 from overt.results import Result
-from overt.robust.keyed_random import keys_of, normal, uniform
 
 Bounds = Any
 """None, "data", or a pair (low, high) of numbers or of arrays that fit one input or all inputs."""
@@ -162,12 +161,8 @@ class Threat(ABC):
         return self.ascent(gradient, radius, box) * radius
 
     @abstractmethod
-    def draw(self, keys: Tensor, width: int, like: Tensor) -> Tensor:
-        """Return random perturbations in the ball, one row for each key."""
-
-    def draw_extreme(self, keys: Tensor, width: int, like: Tensor) -> Tensor:
-        """Return random extreme points of the ball: where a random linear function is largest."""
-        return self.radius * self.ascent(normal(keys, width, like), self.radius, None)
+    def draw(self, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
+        """Return random perturbations of this shape, uniform in the ball of radius 1."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,13 +187,21 @@ class Region:
         low, high = self.limits
         return (low - self.x).clamp_(max=0), (high - self.x).clamp_(min=0)
 
-    def draw(self, seed: int, *, extreme: bool = False) -> Tensor:
-        """Return random allowed perturbations that depend on the points' values, not their order.
+    def draw(self, seed: int, *, extreme: bool = False, shared: bool = True) -> Tensor:
+        """Return random allowed perturbations, from inside the ball or its extreme points.
 
-        They come from inside the ball or, if `extreme`, from its extreme points.
+        Random numbers are `shared`: they are the same for every point, so that a point's result
+        depends neither on the other points nor on the batch.
         """
-        draw = self.threat.draw_extreme if extreme else self.threat.draw
-        return self.project(draw(keys_of(self.x, seed), self.x.shape[1], self.x))
+        generator = torch.Generator().manual_seed(seed)
+        shape = (1 if shared else len(self.x), self.x.shape[1])
+        if extreme:  # where a random linear function is largest
+            g = torch.randn(shape, generator=generator, dtype=torch.float64)
+            delta = self.threat.ascent(g, 1.0, None)
+        else:
+            delta = self.threat.draw(shape, generator)
+        delta = delta.to(self.x) * self.threat.radius
+        return self.project(delta.expand_as(self.x))
 
     def project(self, delta: Tensor) -> Tensor:
         """Return the Euclidean projection of each row on the region."""
@@ -315,11 +318,10 @@ class L2(Threat):
         far = 1e8 * max(self.radius, 1.0)
         return self.project(self.ascent(gradient, radius, box) * far, radius, box)
 
-    def draw(self, keys: Tensor, width: int, like: Tensor) -> Tensor:
+    def draw(self, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
         """Return points uniform in the ball: a uniform direction, radius u^(1/width)."""
-        direction = normal(keys, width, like)
-        direction /= torch.linalg.vector_norm(direction, dim=1, keepdim=True)
-        return direction * self.radius * uniform(keys, 1, like, stream=2) ** (1 / width)
+        g = torch.randn(shape, generator=generator, dtype=torch.float64)
+        return self.ascent(g, 1.0, None) * _radii(shape, generator)
 
 
 @dataclass(frozen=True, eq=False)
@@ -342,9 +344,9 @@ class Linf(Threat):
         """Return the vertex in the direction of g."""
         return self.project(gradient.sign() * radius, radius, box)
 
-    def draw(self, keys: Tensor, width: int, like: Tensor) -> Tensor:
+    def draw(self, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
         """Return points uniform in the cube."""
-        return (2 * uniform(keys, width, like) - 1) * self.radius
+        return 2 * torch.rand(shape, generator=generator, dtype=torch.float64) - 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -400,58 +402,19 @@ class L1(Threat):
         filled = torch.minimum(room, (1 - (used - room)).clamp_(min=0))
         return torch.zeros_like(a).scatter_(1, order, filled) * gradient.sign()
 
-    def draw(self, keys: Tensor, width: int, like: Tensor) -> Tensor:
+    def draw(self, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
         """Return points uniform in the ball: normalized exponentials with signs, u^(1/width)."""
-        share = -uniform(keys, width, like).log_()
-        share *= (uniform(keys, width, like, stream=1) - 0.5).sign()
-        share /= share.abs().sum(1, keepdim=True)
-        return share * self.radius * uniform(keys, 1, like, stream=2) ** (1 / width)
+        sign = torch.randn(shape, generator=generator, dtype=torch.float64).sign()
+        share = torch.empty_like(sign).exponential_(generator=generator)
+        share /= share.sum(1, keepdim=True)
+        return sign * share * _radii(shape, generator)
 
 
-@dataclass(frozen=True, eq=False)
-class L0(Threat):
-    """Perturbations that change at most `radius` coordinates, each anywhere within the bounds."""
-
-    name: ClassVar[str] = "l0"
-    order, dual_order = 0, torch.inf
-
-    def input_bounds(self, x: Tensor) -> Limits:
-        """Return the limits of each feature, without which an L0 ball is unbounded."""
-        if self.bounds is None:
-            raise InputError(
-                'L0 must have bounds, as in L0(10, bounds=(0, 1)) or bounds="data"'
-            )
-        return super().input_bounds(x)
-
-    def project(self, v: Tensor, radius: Length, box: Limits) -> Tensor:
-        """Return clip(v, low, high) at the coordinates that bring it nearest to v, 0 elsewhere."""
-        d = v if box is None else v.clamp(*box)
-        gain = v.square() - (v - d).square()
-        return d * self._largest(gain)
-
-    def ascent(self, gradient: Tensor, radius: Length, box: Limits) -> Tensor:
-        """Return argmax <g, d> over the allowed d, divided by the radius."""
-        if self.radius < 1:
-            return torch.zeros_like(gradient)
-        room = torch.ones_like(gradient)
-        if box is not None:
-            room = torch.where(gradient > 0, box[1], -box[0])
-        gain = (gradient.abs() * room).nan_to_num_(0, 0, 0)
-        return self._largest(gain) * room * gradient.sign().nan_to_num_(0) / self.radius
-
-    def draw(self, keys: Tensor, width: int, like: Tensor) -> Tensor:
-        """Return random coordinates at random ends of the box."""
-        sign = (uniform(keys, width, like, stream=1) - 0.5).sign()
-        order = uniform(keys, width, like).argsort(1)[:, : int(self.radius)]
-        # The projection clips this to the box.
-        return torch.zeros_like(sign).scatter_(1, order, 1e6) * sign
-
-    draw_extreme = draw
-
-    def _largest(self, gain: Tensor) -> Tensor:
-        """Return 1 at the coordinates of largest gain, as many as the radius allows, else 0."""
-        chosen = gain.topk(min(int(self.radius), gain.shape[1]), dim=1).indices
-        return torch.zeros_like(gain).scatter_(1, chosen, 1.0)
+def _radii(shape: tuple[int, int], generator: torch.Generator) -> Tensor:
+    """Return the radii (points, 1) of points uniform in a ball of radius 1: u^(1/width)."""
+    points, width = shape
+    share = torch.rand((points, 1), generator=generator, dtype=torch.float64)
+    return share ** (1 / width)
 
 
 def _squares(v: Tensor) -> Tensor:
@@ -462,7 +425,7 @@ def check_threat(threat: Any) -> Threat:
     """Return the threat, if it is one."""
     if not isinstance(threat, Threat):
         raise InputTypeError(
-            f"threat must be L0, L1, L2 or Linf of a radius, as in L2(0.5), got {threat!r}"
+            f"threat must be L1, L2 or Linf of a radius, as in L2(0.5), got {threat!r}"
         )
     return threat
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self, Unpack, final
 import torch
 from torch import Tensor
 
-from overt._check import InputError, InputTypeError, instance, whole
+from overt._check import InputTypeError, instance, whole
 from overt._progress import meter
 from overt.results import Status
 from overt.robust.attack.results import AttackResult, Stage, report
@@ -36,7 +36,6 @@ from overt.robust.models import (
     classes,
     evaluation_mode,
     examples,
-    floating,
     mode_changes_outputs,
 )
 from overt.robust.threats import Region, Threat, check_threat
@@ -79,10 +78,12 @@ class Batch:
             logits = self.adapter.logits(moved, self.rows)
             return self._judge(logits, self.objective(logits, self.y, self.target))
 
-    def differentiate(self, moved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def differentiate(
+        self, moved: Tensor, step: int = 0
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the objective at the moved points, which of them are fooled, the gradient."""
         if self.source is not None:
-            return *self.evaluate(moved), self.source.gradient(moved, self)
+            return *self.evaluate(moved), self.source.gradient(moved, self, step)
         moved = moved.detach().requires_grad_()
         with torch.enable_grad():
             logits = self.adapter.logits(moved, self.rows)
@@ -267,6 +268,7 @@ class AttackState:
         """Attack the same points with this threat from now on."""
         self.threat = threat
         self.region = threat.region(self.x, self.adapter.storage)
+        self.start = torch.zeros_like(self.region.x)
 
     @property
     def left(self) -> Tensor:
@@ -296,13 +298,11 @@ class AttackState:
         )
         return replace(own, **changes)
 
-    def run(
-        self, attack: Attack, *, start: Any = None, source: Any = None, name: str = ""
-    ) -> None:
-        """Run an attack on the points left; an interruption keeps what was found."""
+    def run(self, attack: Attack, *, source: Any = None, name: str = "") -> None:
+        """Run an attack on the points left, from `start`; an interruption keeps what was found."""
         if self.threat.radius == 0 or self.status is Status.INTERRUPTED:
             return
-        run = _AttackRun(self, attack, self._start(start), source)
+        run = _AttackRun(self, attack, source)
         self._several_losses = self._several_losses or run.loss is not self.loss
         # The last attack that followed the model's own gradients says where there are none.
         if attack.follows_gradients and source is None:
@@ -333,17 +333,6 @@ class AttackState:
         """Flag where the loss of an attack that runs alone is blind; an ensemble has others."""
         if not self.targeted and self.threat.radius > 0:
             self.flag("saturated", find_loss(attack.loss).saturated(self.clean, self.y))
-
-    def _start(self, start: Any) -> Tensor | None:
-        """Return the perturbed inputs to start from, or None."""
-        if start is None:
-            return None
-        start = floating("start", start).to(self.x)
-        if start.shape != self.x.shape:
-            raise InputError(
-                f"start must be shaped like x, {tuple(self.x.shape)}, got {tuple(start.shape)}"
-            )
-        return start
 
     def _recheck(self) -> None:
         """Keep attacking points of a random model that are not fooled nearly always."""
@@ -427,12 +416,9 @@ class AttackState:
 class _AttackRun:
     """One attack on the points of a state that are not fooled yet."""
 
-    def __init__(
-        self, state: AttackState, attack: Attack, start: Tensor | None, source: Any
-    ) -> None:
+    def __init__(self, state: AttackState, attack: Attack, source: Any) -> None:
         self._state = state
         self._attack = attack
-        self._start = start
         self.loss = find_loss(attack.loss)
         objective = objective_of(self.loss, targeted=state.targeted)
         self._changes = {"objective": objective, "source": source}
@@ -478,15 +464,11 @@ class _AttackRun:
             batch = replace(batch, objective=reflected_pair, target=against)
 
         def draw() -> Tensor:
-            return region.draw((attack.seed or 0) + restart, extreme=restart % 2 == 1)
+            return region.draw(attack.seed + restart, extreme=restart % 2 == 1)
 
-        if restart == 0 and self._start is not None:
-            start = self._start[rows].to(region.x.device).flatten(1)
-            delta = region.project(start - region.x)
-        elif restart > 0 or attack.random_start:
+        delta = state.start[rows].to(region.x)
+        if restart > 0 or attack.random_start:
             delta = draw()
-        else:
-            delta = torch.zeros_like(region.x)
         found = attack.run(batch, delta, steps, draw)
         if batch.source is not None:
             found.flat.zero_()
@@ -505,7 +487,7 @@ class Attack(ABC):
     Parameters
     ----------
     threat
-        What is allowed: L0, L1, L2 or Linf with a radius and, if wanted, bounds.
+        What is allowed: L1, L2 or Linf with a radius and, if wanted, bounds.
     loss
         What is ascended: "cross_entropy", "dlr", "margin", "reflected" (against the most likely
         wrong class, then the nearest ones in turn), "reflected_greedy" (the most likely only),
@@ -525,8 +507,7 @@ class Attack(ABC):
     batch_size
         Points that go through the model together. The result does not depend on it.
     seed
-        Seed for random starts. Starts depend on the seed and on the input's values, not on its
-        position in the batch. None takes a new seed from torch's generator on every call.
+        Seed for random starts, which are the same perturbation for every point.
     """
 
     threat: Threat
@@ -537,7 +518,7 @@ class Attack(ABC):
     random_start: bool = False
     early_exit: bool = True
     batch_size: int = BATCH_SIZE
-    seed: int | None = 0
+    seed: int = 0
     follows_gradients: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -550,8 +531,7 @@ class Attack(ABC):
         find_loss(self.loss)
         whole("restarts", self.restarts)
         object.__setattr__(self, "batch_size", whole("batch_size", self.batch_size))
-        if self.seed is not None:
-            whole("seed", self.seed, minimum=0)
+        whole("seed", self.seed, minimum=0)
 
     @property
     @abstractmethod
@@ -580,7 +560,6 @@ class Attack(ABC):
         x: Any,
         y: Any = None,
         *,
-        start: Any = None,
         warn: bool = True,
         **options: Unpack[ModelOptions],
     ) -> AttackResult:
@@ -597,8 +576,6 @@ class Attack(ABC):
             Tensors or arrays; y holds class numbers, or -1 and 1 for two classes. x may be a tuple
             or a dict of a model's inputs, the first of which is perturbed, or, without y, a
             DataLoader.
-        start
-            Perturbed inputs to start from, shaped like x.
         warn
             Whether to warn of gradients that cannot be trusted.
         output
@@ -622,8 +599,7 @@ class Attack(ABC):
             batch_size=self.batch_size,
             options=options,
         )
-        seed = int(torch.randint(1 << 31, ())) if self.seed is None else self.seed
         with state:
             state.flag_saturation(self)
-            state.run(replace(self, seed=seed), start=start)
+            state.run(self)
             return state.result(warn=warn)

@@ -130,8 +130,6 @@ def minimum_distance(
         batch_size=batch_size,
         options=options,
     )
-    if state.threat.order == 0:
-        raise InputError("threat must be L1, L2 or Linf for minimum_distance, got L0")
     with state:
         if state.random:  # the majority decides which points are wrong to begin with
             state.best.fooled = state.success_rate(state.x)[1] > 0.5

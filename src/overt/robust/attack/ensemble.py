@@ -65,7 +65,6 @@ def strongest(
     rivals: int = 9,
     surrogate: Model | None = None,
     criterion: Criterion = Misclassified(),  # noqa: B008  (immutable)
-    start: Any = None,
     batch_size: int = BATCH_SIZE,
     seed: int = 0,
     warn: bool = True,
@@ -86,7 +85,7 @@ def strongest(
     model, x, y
         As for any attack; a DataLoader may stand for x and y.
     threat
-        What is allowed: L0, L1, L2 or Linf with a radius and, if wanted, bounds.
+        What is allowed: L1, L2 or Linf with a radius and, if wanted, bounds.
     budget
         Gradients spent on a point at most, at least 24; each is an average over `samples`.
     queries
@@ -99,8 +98,6 @@ def strongest(
         without what masks its gradients, or one trained to do the same.
     criterion
         When a point counts as fooled.
-    start
-        Perturbed inputs to start from, shaped like x.
     batch_size, seed, warn, output, outputs, mean, std, samples
         As for any attack.
     """
@@ -108,7 +105,7 @@ def strongest(
         model, x, y, threat, criterion=criterion, batch_size=batch_size, options=options
     )
     with state:
-        run_ensemble(state, budget, queries, rivals, surrogate, seed, start)
+        run_ensemble(state, budget, queries, rivals, surrogate, seed)
         return state.result(warn=warn)
 
 
@@ -119,7 +116,6 @@ def run_ensemble(
     rivals: int,
     surrogate: Any,
     seed: int,
-    start: Any,
 ) -> None:
     """Run the stages of `strongest` on the points that are left."""
     whole("budget", budget, minimum=MIN_BUDGET)
@@ -141,7 +137,7 @@ def run_ensemble(
             state.flag("masked", doubtful)
     given = budget - 1 if honest else max(budget // CONFIG.masked_budget, MIN_BUDGET)
     for name, attack in gradient_stages(state, given, rivals, common):
-        state.run(attack, start=start, name=name)
+        state.run(attack, name=name)
     for name, source, attack in _further_stages(
         state, surrogate, honest, budget, common
     ):

@@ -12,7 +12,6 @@ from torch.overrides import TorchFunctionMode
 
 from overt._check import InputError
 from overt.robust.attack.base import AttackState, Batch, slope
-from overt.robust.keyed_random import keys_of, normal
 from overt.robust.losses import LOSSES, objective_of
 from overt.robust.models import ModelAdapter
 
@@ -72,11 +71,9 @@ def _breaks_promise(
     inputs = (exact.abs() * x.abs()).sum(1)
     rounding = state.adapter.precision * (CONFIG.rounding * logits + inputs)
     min_kept = CONFIG.min_kept_toward if state.targeted else CONFIG.min_kept
-    # A step in L0 changes at least one coordinate.
-    smallest = 0.0 if state.threat.order else 1.0
     broken = torch.zeros_like(batch.y, dtype=torch.bool)
     for length in CONFIG.step_lengths:
-        radius = max(length * state.threat.radius, smallest)
+        radius = length * state.threat.radius
         region = batch.region.with_radius(radius)
         moved = region.perturbed(region.project(radius * region.ascent(gradient)))
         promised = (exact * (moved - x).double()).sum(1)
@@ -100,11 +97,13 @@ class GradientSource:
     evaluations: int = 1
     straight: bool = False
 
-    def gradient(self, moved: Tensor, batch: Batch) -> Tensor:
-        """Return the gradient of the batch's objective at the moved points."""
+    def gradient(self, moved: Tensor, batch: Batch, step: int) -> Tensor:
+        """Return the gradient of the batch's objective at the moved points of a step."""
         total = torch.zeros_like(moved)
-        for k in range(self.evaluations):
-            noise = normal(keys_of(moved, k), moved.shape[1], moved)
+        generator = torch.Generator().manual_seed(step)
+        for _ in range(self.evaluations):
+            # The same for every point: results do not depend on the batch.
+            noise = torch.randn(moved.shape[1], generator=generator).to(moved)
             there = (moved + self.sigma * noise).detach().requires_grad_()
             mode = StraightThrough() if self.straight else nullcontext()
             with torch.enable_grad():

@@ -46,7 +46,7 @@ def ascend(
     delta = start
     for step, length in enumerate(lengths):
         moved = batch.region.perturbed(delta)
-        value, fooled, gradient = batch.differentiate(moved)
+        value, fooled, gradient = batch.differentiate(moved, step)
         best.gradients += len(rows) * batch.gradient_cost
         if not last:
             best.enter(rows, delta, value, fooled)

@@ -2,7 +2,7 @@
 
 After the Square attack (Andriushchenko et al. 2020), with the threat's own projection: a window is
 given one random sign for each channel and, in L1 and L2, what a second window has of the norm.
-Windows shrink as queries go by; they depend on a point's values, the seed and the step.
+Windows shrink as queries go by; they are the same for every point.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from torch import Tensor
 
 from overt._check import whole
 from overt.robust.attack.base import Attack, Batch, BestIterates, Draw
-from overt.robust.keyed_random import keys_of, uniform
 from overt.robust.losses import Loss
 from overt.robust.threats import Region
 
@@ -56,8 +55,8 @@ class Square(Attack):
     ) -> BestIterates:
         """Search on one batch."""
         shape = _planes(batch.adapter.x.shape[1:])
-        keys = keys_of(batch.region.x, self.seed or 0)
-        stripes = _stripes(batch.region, keys, shape)
+        generator = torch.Generator().manual_seed(self.seed)
+        stripes = _stripes(batch.region, shape, generator)
         trial = torch.where(start.any(1, keepdim=True), start, stripes)
         best = BestIterates.start(trial)
         rows = torch.arange(len(trial), device=trial.device)
@@ -67,11 +66,11 @@ class Square(Attack):
             best.queries += len(rows) * batch.adapter.samples
             if self.early_exit and bool(fooled.any()):
                 stay = (~fooled).nonzero().squeeze(1)
-                batch, rows, keys = batch.take(stay), rows[stay], keys[stay]
+                batch, rows = batch.take(stay), rows[stay]
             if step == steps or len(rows) == 0:
                 break
             area = FIRST_AREA / 2 ** sum(step > share * steps for share in HALVING_AT)
-            trial = _window(batch.region, best.delta[rows], keys, step, area, shape)
+            trial = _window(batch.region, best.delta[rows], area, shape, generator)
         return best
 
 
@@ -82,57 +81,51 @@ def _planes(shape: torch.Size) -> Planes:
     return shape[0], shape[1], shape[2:].numel()
 
 
-def _stripes(region: Region, keys: Tensor, shape: Planes) -> Tensor:
+def _signs(shape: Planes, generator: torch.Generator, like: Tensor) -> Tensor:
+    return torch.randn(shape, generator=generator).sign().to(like)
+
+
+def _stripes(region: Region, shape: Planes, generator: torch.Generator) -> Tensor:
     """Return a first perturbation: columns of random signs, as large as is allowed."""
     channels, height, width = shape
-    sign = (uniform(keys, channels * width, region.x) - 0.5).sign()
-    wide = sign.view(-1, channels, 1, width).expand(-1, -1, height, -1).flatten(1)
+    sign = _signs((channels, 1, width), generator, region.x)
+    wide = sign.expand(-1, height, -1).flatten().expand_as(region.x)
     return region.project(_unit(region, wide) * region.threat.radius)
 
 
 def _window(
-    region: Region, delta: Tensor, keys: Tensor, step: int, area: float, shape: Planes
+    region: Region,
+    delta: Tensor,
+    area: float,
+    shape: Planes,
+    generator: torch.Generator,
 ) -> Tensor:
     """Return perturbations with one window changed, projected on the region."""
-    channels, height, width = shape
-    tall = min(max(round((area * height * width) ** 0.5), 1), height)
-    broad = min(max(round(area * height * width / tall), 1), width)
-    random = uniform(keys, 4 + channels, delta, stream=step + 8)
-    here = _mask(random[:, 0], random[:, 1], tall, broad, shape)
-    there = _mask(random[:, 2], random[:, 3], tall, broad, shape)
-    sign = (random[:, 4:] - 0.5).sign().repeat_interleave(height * width, 1)
+    here = _mask(area, shape, generator).to(delta.device)
+    there = _mask(area, shape, generator).to(delta.device)
+    sign = _signs((shape[0], 1, 1), generator, delta).expand(shape).flatten()
     threat = region.threat
     if threat.order == torch.inf:
         return region.project(torch.where(here, sign * threat.radius, delta))
-    if threat.order == 0 and region.delta_bounds is not None:
-        ends = torch.where(sign > 0, region.delta_bounds[1], region.delta_bounds[0])
-        # The projection prefers what lies beyond the box, and clips it.
-        return region.project(
-            torch.where(here, 1.5 * ends, torch.where(there, 0, delta))
-        )
     # What both windows have of the norm goes into the first.
     rest = torch.where(here | there, 0, delta)
     order = float(threat.order)
     powers = threat.radius**order - threat.size(rest) ** order
     available = (powers.clamp(min=0) ** (1 / order))[:, None].to(delta)
-    new = _unit(region, torch.where(here, sign, 0))
+    new = _unit(region, torch.where(here, sign, 0)[None])
     return region.project(rest + new * available)
 
 
-def _mask(top: Tensor, left: Tensor, tall: int, broad: int, shape: Planes) -> Tensor:
-    """Return where the windows are whose corners lie at these shares of the free range."""
-    channels, height, width = shape
-    rows = _inside(top, height, tall)
-    columns = _inside(left, width, broad)
-    both = rows[:, :, None] & columns[:, None]
-    return both[:, None].expand(-1, channels, -1, -1).flatten(1)
-
-
-def _inside(share: Tensor, n: int, k: int) -> Tensor:
-    """Return which of n places lie in a window of k, one row for each share."""
-    first = (share * (n - k + 1)).floor()
-    at = torch.arange(n, device=share.device).to(share) - first[:, None]
-    return (at >= 0) & (at < k)
+def _mask(area: float, shape: Planes, generator: torch.Generator) -> Tensor:
+    """Return where a random window of about this share of the input is, (features,)."""
+    _, height, width = shape
+    tall = min(max(round((area * height * width) ** 0.5), 1), height)
+    broad = min(max(round(area * height * width / tall), 1), width)
+    top = int(torch.randint(height - tall + 1, (), generator=generator))
+    left = int(torch.randint(width - broad + 1, (), generator=generator))
+    mask = torch.zeros(shape, dtype=torch.bool)
+    mask[:, top : top + tall, left : left + broad] = True
+    return mask.flatten()
 
 
 def _unit(region: Region, v: Tensor) -> Tensor:

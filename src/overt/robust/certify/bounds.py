@@ -66,8 +66,6 @@ def read_network(adapter: ModelAdapter, region: Region, batch_size: int) -> Relu
     single = isinstance(adapter.model, nn.Module)
     if not single or len(adapter.inputs.given) > 1:
         raise InputError("certify needs one torch module with one input")
-    if region.threat.order == 0:
-        raise InputError("certify must be given L1, L2 or Linf, got L0")
     if adapter.output is not None:
         raise InputError(
             "certify does not model output=: pass a model that returns logits"

@@ -137,8 +137,7 @@ def two_layer(
             "hidden (width, inputs), top (classes, width) and x (points, inputs) must fit, got "
             f"{W.shape}, {A.shape} and {X.shape}"
         )
-    if check_threat(threat).order == 0:
-        raise InputError("threat must be L1, L2 or Linf for two layers, got L0")
+    check_threat(threat)
     slope, level = check_slope(slope), number("level", level)
     A, c = _two_classes(A, _bias("top_bias", top_bias, len(A)))
     inputs = torch.from_numpy(X)

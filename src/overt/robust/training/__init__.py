@@ -343,12 +343,12 @@ class _Trainer:
         with evaluation_mode(self.model), self._casting(x):
             start = torch.zeros_like(region.x)
             if attack.random_start:
-                start = region.draw(next(seeds))
+                start = region.draw(next(seeds), shared=False)
             if self.loss == "trades":
                 with torch.no_grad():
                     target = adapter.logits(x, rows).log_softmax(1)
                 if not attack.random_start:  # there is no slope at x itself
-                    start = 1e-3 * region.draw(next(seeds))
+                    start = 1e-3 * region.draw(next(seeds), shared=False)
             else:
                 own = find_loss(attack.loss)
                 objective = objective_of(own, targeted=target is not None)
@@ -361,7 +361,9 @@ class _Trainer:
                 objective=objective,
                 criterion=attack.criterion,
             )
-            delta = attack.perturb(batch, start, lambda: region.draw(next(seeds)))
+            delta = attack.perturb(
+                batch, start, lambda: region.draw(next(seeds), shared=False)
+            )
         return region.perturbed(delta).view_as(x)
 
     def _mean_loss(self, clean: Tensor, robust: Tensor, y: Tensor) -> Tensor:
