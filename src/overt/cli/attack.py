@@ -137,10 +137,10 @@ def attack(
 
     kinds: dict[str, Any] = {"l1": L1, "l2": L2, "linf": Linf}
     kind = kinds[choice("norm", norm.lower(), tuple(kinds))]
-    threat = kind(_number("radius", radius), _bounds(bounds))
     choice("loss", loss, ("strongest", *LOSSES))
     net = _on(load_model(model, weights, trust_pickle=trust_pickle), device)
     x, y = _scaled(*read_examples(data, points), scale)
+    threat = kind(_number("radius", radius), _bounds(bounds, x))
     curve = [_number("radii", part) for part in radii.split(",") if part.strip()]
     if plot and not curve:
         curve = [threat.radius * k / 8 for k in range(1, 8)]
@@ -193,7 +193,7 @@ def attack(
     if plot:
         write_figure(found.plot(), out / "attack.png")
     if as_json:
-        lists = () if per_point else ("smallest", "proved")
+        lists = () if per_point else ("success", "proved")
         typer.echo(
             json.dumps({name: v for name, v in stored.items() if name not in lists})
         )
@@ -272,9 +272,9 @@ def _untrained(clean: float, logits: Any, weights: Path | None) -> list[str]:
     ]
 
 
-def _bounds(text: str) -> Any:
+def _bounds(text: str, x: Any) -> Any:
     if text in ("none", "data"):
-        return None if text == "none" else text
+        return None if text == "none" else (float(x.min()), float(x.max()))
     parts = text.split(",")
     if len(parts) != 2:
         raise InputError(f"bounds must be LOW,HIGH or data or none, got {text!r}")

@@ -34,7 +34,6 @@ from overt.robust.evaluate import RobustError, robust_error
 from overt.robust.losses import (
     LOSSES,
     Criterion,
-    Effective,
     Loss,
     Misclassified,
     ReflectedAll,
@@ -53,7 +52,6 @@ __all__ = [
     "Attack",
     "AttackResult",
     "Criterion",
-    "Effective",
     "HopSkipJump",
     "Linf",
     "Loss",

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from overt._check import InputError, InputTypeError, number
+from overt._check import InputError, instance, number
 from overt._figures import subplots
 from overt._intervals import clopper_pearson
 from overt._progress import meter
@@ -44,9 +44,8 @@ class RobustError(Result):
         What was measured.
     radii, errors, intervals
         The curve: ascending radii (k,), errors (k,), intervals (k, 2).
-    smallest
-        For each point the smallest of the radii at which it was fooled, 0 if it was misclassified
-        to begin with, infinity if it never was ("never" in JSON), (points,).
+    success
+        Which points are fooled at the threat's radius, (points,).
     proved
         Which points no allowed perturbation fools, by a certificate for the network in exact
         arithmetic; none without certify=True, (points,).
@@ -72,7 +71,7 @@ class RobustError(Result):
     radii: Floats
     errors: Floats
     intervals: Floats
-    smallest: Floats
+    success: Bools
     proved: Bools
     gradients: int
     queries: int
@@ -80,12 +79,6 @@ class RobustError(Result):
     warnings: tuple[str, ...]
     status: Status
     x: Any = None
-
-    def __post_init__(self) -> None:
-        # From JSON, which has no infinity.
-        if np.asarray(self.smallest).dtype.kind == "U":
-            words = np.where(self.smallest == "never", "inf", self.smallest)
-            object.__setattr__(self, "smallest", words.astype(float))
 
     @property
     def upper(self) -> float:
@@ -97,11 +90,8 @@ class RobustError(Result):
         return stage_table(self.stages)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the result as plain values, "never" where no radius was large enough."""
-        stored = super().to_dict()
-        stored.pop("x")
-        smallest = ["never" if r is None else r for r in stored["smallest"]]
-        return stored | {"smallest": smallest}
+        """Return the result as plain values, without the perturbed inputs."""
+        return {name: v for name, v in super().to_dict().items() if name != "x"}
 
     def plot(self) -> Any:
         """Plot the curve with its intervals."""
@@ -168,10 +158,8 @@ def robust_error(
     batch_size, seed, warn, output, outputs, mean, std, samples
         As for any attack.
     """
-    if attack is not None and not isinstance(attack, Attack):
-        raise InputTypeError(
-            f"attack must be FGSM, BIM, PGD, Square or None, got {attack!r}"
-        )
+    if attack is not None:
+        instance("attack", attack, Attack, "FGSM, BIM, PGD, Square or None")
     if not 0 < number("confidence", confidence) < 1:
         raise InputError(f"confidence must lie between 0 and 1, got {confidence!r}")
     number("seconds", seconds)
@@ -194,7 +182,6 @@ def robust_error(
     with state, meter("radii", len(curve), show=len(curve) > 1) as bar:
         network = _network(state) if certify else None
         clean = _numbers(state.success_rate(state.x)[1]) * counts
-        smallest = np.where(clean > 0.5, 0.0, np.inf)
         rates = []
         for radius in curve:
             state.set_radius(threat.with_radius(float(radius)))
@@ -212,9 +199,8 @@ def robust_error(
                 perturbed = moved
             state.add_doubts(rate > 0.5)
             rates.append(_numbers(rate) * counts if radius > 0 else clean)
-            smallest[(rates[-1] > 0.5) & (smallest > radius)] = radius
             bar.advance(note=f"error {float(rates[-1].mean()):.3f}")
-    n = len(smallest)
+    n = len(clean)
     fooled = np.array(rates).sum(1)
     intervals = np.stack(clopper_pearson(fooled, n, confidence), axis=1)
     at = int(np.searchsorted(curve, threat.radius))
@@ -230,7 +216,7 @@ def robust_error(
         radii=curve,
         errors=fooled / n,
         intervals=intervals,
-        smallest=smallest,
+        success=rates[at] > 0.5,
         proved=proved,
         gradients=state.best.gradients,
         queries=state.best.queries,

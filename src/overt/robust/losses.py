@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, softplus
 
-from overt._check import InputError, InputTypeError, choice, number, optional_whole
+from overt._check import InputError, InputTypeError, choice, optional_whole
 from overt.results import Result
 from overt.robust.models import class_numbers
+from overt.robust.threats import broadcast
 
 Objective = Callable[[Tensor, Tensor, Tensor], Tensor]
 """objective(logits, y, target) -> (points,), to be made large."""
@@ -78,9 +79,8 @@ class Plan:
     """How a loss spends the gradients of one run on a point that is not fooled."""
 
     steps: int  # on the loss itself; 0 if there are only runs against single classes
-    rivals: int = 0  # wrong classes that then get a separate run, nearest first
+    rivals: int = 0  # wrong classes that then get a separate run, likeliest first
     each: int = 0  # steps of each of these runs
-    measured: int = 0  # likeliest wrong classes to order, at a gradient each
 
 
 class Loss(ABC):
@@ -157,45 +157,40 @@ class ReflectedGreedy(MarginLoss):
 
 
 class Reflected(MarginLoss):
-    """l_-(f_y - max f_j), then l_-(f_y - f_j) for the nearest classes j in turn.
+    """l_-(f_y - max f_j), then l_-(f_y - f_j) for the likeliest classes j in turn.
 
     The most likely wrong class need not be the nearest. Points that the greedy choice has not
-    fooled within a third of the steps spend the rest on the three nearest of the nine likeliest
-    classes, by linearized distance. Short runs stay greedy.
+    fooled within a third of the steps spend the rest on the three likeliest classes. Short runs
+    stay greedy.
     """
 
     def plan(self, steps: int, classes: int) -> Plan:
         """Return a third of the steps for the greedy choice, and runs of at least 5 steps."""
-        measured = min(classes - 1, steps // 5, 9)
-        rest = steps - steps // 3 - measured
-        rivals = min(measured, rest // 5, 3)
+        rest = steps - steps // 3
+        rivals = min(classes - 1, rest // 5, 3)
         if rivals < 2:
             return Plan(steps)
         each = rest // rivals
-        return Plan(steps - measured - rivals * each, rivals, each, measured)
+        return Plan(steps - rivals * each, rivals, each)
 
 
 @dataclass(frozen=True)
 class ReflectedAll(MarginLoss):
     """l_-(f_y - f_j) in a separate run for each wrong class j, which greedy can miss.
 
-    With `top` only that many classes are tried, nearest first by linearized distance, out of the
-    `among` likeliest ones. Runs are compared by l_-(f_y - max f_j).
+    With `top` only that many classes are tried, likeliest first. Runs are compared by
+    l_-(f_y - max f_j).
     """
 
     top: int | None = None
-    among: int | None = None
 
     def __post_init__(self) -> None:
         optional_whole("top", self.top)
-        optional_whole("among", self.among)
 
     def plan(self, steps: int, classes: int) -> Plan:
         """Return all the steps for each class."""
-        top = self.top or classes - 1
-        rivals = min(top, classes - 1)
-        among = min(self.among or classes - 1, classes - 1)
-        return Plan(0, rivals, steps, max(among, rivals))
+        rivals = min(self.top or classes - 1, classes - 1)
+        return Plan(0, rivals, steps)
 
 
 @dataclass(frozen=True)
@@ -279,14 +274,8 @@ class Targeted(Criterion):
 
     def targets(self, y: Tensor, classes: int) -> Tensor:
         """Return the target of each point."""
-        target = class_numbers("target", self.target).to(y.device)
-        if target.ndim == 0:
-            target = target.expand_as(y)
-        if target.shape != y.shape:
-            raise InputError(
-                f"target must be one class or {len(y)} (one per point), got shape "
-                f"{tuple(target.shape)}"
-            )
+        given = class_numbers("target", self.target).to(y.device)
+        target = broadcast("target", given, y.shape)
         if bool(((target < 0) | (target >= classes)).any()):
             raise InputError(
                 f"target must lie in 0..{classes - 1}, got values between {int(target.min())} "
@@ -297,21 +286,3 @@ class Targeted(Criterion):
     def met(self, logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
         """Return argmax f == target."""
         return logits.argmax(1) == target
-
-
-@dataclass(frozen=True)
-class Effective(Criterion):
-    """A wrong class leads by at least beta (thesis, Definition 7: y f(x) <= -beta).
-
-    The thesis measures f with its hidden weights scaled to Frobenius norm 1; give beta times that
-    norm for weights as they are.
-    """
-
-    beta: float
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "beta", number("beta", self.beta))
-
-    def met(self, logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
-        """Return f_y - max f_j <= -beta."""
-        return margin_of_best(logits, y) <= -self.beta

@@ -259,8 +259,7 @@ def evaluation_mode(model: Model) -> Iterator[None]:
 
         if isinstance(model, nn.Module):
             switch(model)
-        else:
-            stack.callback(register_module_forward_pre_hook(switch).remove)
+        stack.callback(register_module_forward_pre_hook(switch).remove)
         yield
 
 

@@ -21,12 +21,12 @@ from typing import Any, ClassVar, Self, TypeAlias
 import torch
 from torch import Tensor
 
-from overt._check import InputError, InputTypeError, number
+from overt._check import InputError, InputTypeError, instance, number
 from overt.nn.data.batches import as_tensor
 from overt.results import Result
 
 Bounds = Any
-"""None, "data", or a pair (low, high) of numbers or of arrays that fit one input or all inputs."""
+"""None, or a pair (low, high) of numbers or of arrays that fit one input or all inputs."""
 
 Limits: TypeAlias = tuple[Tensor, Tensor] | None
 """Smallest and largest values, (1, features) or (points, features) each; None without limits."""
@@ -52,8 +52,7 @@ class Threat(ABC):
         radius of 8 is what the literature calls 8/255.
     bounds
         Smallest and largest value that an input may take: a pair (low, high) of numbers, of arrays
-        that fit one input, or of arrays shaped like all inputs; "data" for the range of the given
-        inputs; None for no limits.
+        that fit one input, or of arrays shaped like all inputs; None for no limits.
     mutable
         Which features may change: a boolean array that fits one input, or is shaped like all
         inputs. None: every feature.
@@ -69,19 +68,17 @@ class Threat(ABC):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "radius", number("radius", self.radius))
-        if self.bounds is None or isinstance(self.bounds, str):
-            if self.bounds in (None, "data"):
-                return
-        elif isinstance(self.bounds, (tuple, list)) and len(self.bounds) == 2:
-            low, high = (as_tensor("bounds", part) for part in self.bounds)
-            if bool((low <= high).all()) and bool((low < high).any()):
-                return
+        if self.bounds is None:
+            return
+        if not isinstance(self.bounds, (tuple, list)) or len(self.bounds) != 2:
+            raise InputTypeError(
+                f"bounds must be None or a pair (low, high), got {self.bounds!r:.80}"
+            )
+        low, high = (as_tensor("bounds", part) for part in self.bounds)
+        if not (bool((low <= high).all()) and bool((low < high).any())):
             raise InputError(
                 f"bounds must be (low, high) with low below high, got {self.bounds!r:.80}"
             )
-        raise InputTypeError(
-            f'bounds must be None, "data" or a pair (low, high), got {self.bounds!r:.80}'
-        )
 
     def __hash__(self) -> int:
         return hash((self.name, self.radius))
@@ -93,8 +90,7 @@ class Threat(ABC):
     def input_bounds(self, x: Tensor) -> Limits:
         """Return the limits of each feature of the inputs x, and check that x fits them.
 
-        Limits are rounded inward to the number format of x. The range of "data" is that of all
-        of x, so that it does not depend on batches.
+        Limits are rounded inward to the number format of x.
         """
         limits = self._given_bounds(x)
         if self.mutable is None:
@@ -107,9 +103,6 @@ class Threat(ABC):
     def _given_bounds(self, x: Tensor) -> Limits:
         if self.bounds is None:
             return None
-        if isinstance(self.bounds, str):
-            low, high = x.min(), x.max()
-            return (low.view(1, 1), high.view(1, 1)) if bool(low < high) else None
         low, high = (_fit("bounds", part, x).double() for part in self.bounds)
         flat = x.flatten(1)
         # An input that equals a bound up to the rounding of its format is not outside.
@@ -118,8 +111,7 @@ class Threat(ABC):
             raise InputError(
                 f"bounds must contain the inputs, got bounds ({float(low.min()):.4g}, "
                 f"{float(high.max()):.4g}) and inputs between {float(x.min()):.4g} and "
-                f"{float(x.max()):.4g}; were the inputs normalized? "
-                'bounds="data" takes their range'
+                f"{float(x.max()):.4g}; were the inputs normalized?"
             )
         return _round_up(low, x.dtype), -_round_up(-high, x.dtype)
 
@@ -421,13 +413,10 @@ def _squares(v: Tensor) -> Tensor:
     return v.square().sum(1, keepdim=True)
 
 
-def check_threat(threat: Any) -> Threat:
+def check_threat(threat: Threat) -> Threat:
     """Return the threat, if it is one."""
-    if not isinstance(threat, Threat):
-        raise InputTypeError(
-            f"threat must be L1, L2 or Linf of a radius, as in L2(0.5), got {threat!r}"
-        )
-    return threat
+    kind = "L1, L2 or Linf of a radius, as in L2(0.5)"
+    return instance("threat", threat, Threat, kind)
 
 
 def broadcast(name: str, value: Any, shape: torch.Size) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self, Unpack, final
 import torch
 from torch import Tensor
 
-from overt._check import InputTypeError, instance, whole
+from overt._check import instance, whole
 from overt._progress import meter
 from overt.results import Status
 from overt.robust.attack.results import AttackResult, Stage, report
@@ -24,7 +24,6 @@ from overt.robust.losses import (
     Objective,
     Plan,
     find_loss,
-    lead_of_rival,
     objective_of,
     reflected_pair,
 )
@@ -42,9 +41,6 @@ from overt.robust.threats import Region, Threat, check_threat
 
 Draw = Callable[[], Tensor]
 """Samples random allowed perturbations of the points of a batch."""
-
-MIN_SLOPE = 1e-30
-"""Steepness below which a class is too far away to tell how far."""
 
 SCORING_SAMPLES = 100
 """Fresh samples of a random model over which success is scored."""
@@ -90,19 +86,6 @@ class Batch:
             value = self.objective(logits, self.y, self.target)
             gradient = slope(value, moved)
         return *self._judge(logits.detach(), value.detach()), gradient
-
-    def linearize(
-        self, moved: Tensor, rivals: Tensor
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield f_j - f_y and its gradient at the moved points for each column j of rivals."""
-        with torch.enable_grad():
-            moved = moved.detach().requires_grad_()
-            logits = self.adapter.logits(moved, self.rows)
-        for rival in rivals.unbind(1):
-            with torch.enable_grad():
-                lead = lead_of_rival(logits, self.y, rival)
-                gradient = slope(lead, moved, retain=True)
-            yield lead.detach(), gradient.nan_to_num(0, 0, 0)
 
     @property
     def gradient_cost(self) -> int:
@@ -275,11 +258,6 @@ class AttackState:
         """The points that are not fooled."""
         return (~self.best.fooled).nonzero().squeeze(1)
 
-    @property
-    def progress(self) -> str:
-        """The robust accuracy so far, for a progress bar."""
-        return f"robust {1 - float(self.best.fooled.double().mean()):.3f}"
-
     def flag(self, name: str, points: Tensor) -> None:
         """Add points (a mask over all) to those with a warning flag."""
         self.flags[name] = self.flags.get(name, torch.zeros_like(points)) | points
@@ -312,7 +290,7 @@ class AttackState:
             with meter("attack", len(rows), show=len(rows) > 1) as bar:
                 for part in rows:
                     run(part)
-                    bar.advance(1, self.progress)
+                    bar.advance()
             if self.random:
                 self._recheck()
 
@@ -339,22 +317,6 @@ class AttackState:
         rate = self.success_rate(self.stored(), RECHECK_SAMPLES)[1]
         self.best.queries += RECHECK_SAMPLES * len(self.x)
         self.best.fooled &= rate >= MIN_RATE
-
-    def rivals(self, rows: Tensor, measured: int) -> Tensor:
-        """Return the likeliest wrong classes of points by linearized distance, nearest first.
-
-        The distance to class j is (f_y - f_j) / |grad (f_y - f_j)|, in the dual norm.
-        """
-        batch = self.batch(rows)
-        moved = batch.region.x
-        likely = likely_rivals(self.clean[rows].to(batch.y.device), batch.y, measured)
-        distances = []
-        for lead, gradient in batch.linearize(moved, likely):
-            steepness = self.threat.dual(gradient).clamp(min=MIN_SLOPE)
-            distances.append((-lead / steepness).nan_to_num(nan=math.inf))
-        self.best.gradients += likely.numel() * self.adapter.samples
-        order = torch.stack(distances, 1).argsort(1)
-        return likely.gather(1, order).to(self.x.device)
 
     def stored(self) -> Tensor:
         """Return the perturbed inputs as stored, inside the threat in exact arithmetic."""
@@ -430,21 +392,16 @@ class _AttackRun:
         self._plan = plan if split else Plan(attack.length)
 
     def __call__(self, rows: Tensor) -> None:
-        """Attack a batch, against its nearest rivals in turn if the loss asks for it."""
+        """Attack a batch, against its likeliest rivals in turn if the loss asks for it."""
         plan = self._plan
         state = self._state
-        nearest = torch.zeros(len(state.x), plan.rivals).to(state.y)
-        measured = False
+        rivals = likely_rivals(state.clean, state.y, plan.rivals)
         for restart in range(self._attack.restarts):
             if plan.steps:
                 self._run(self._left(rows), plan.steps, restart)
             for rank in range(plan.rivals):
                 left = self._left(rows)
-                if not measured and len(left):
-                    ordered = state.rivals(left, plan.measured)
-                    nearest[left] = ordered[:, : plan.rivals]
-                    measured = True
-                self._run(left, plan.each, restart, nearest[left, rank])
+                self._run(left, plan.each, restart, rivals[left, rank])
 
     def _left(self, rows: Tensor) -> Tensor:
         """Return the rows that are to be attacked."""
@@ -490,7 +447,7 @@ class Attack(ABC):
         What is allowed: L1, L2 or Linf with a radius and, if wanted, bounds.
     loss
         What is ascended: "cross_entropy", "dlr", "margin", "reflected" (against the most likely
-        wrong class, then the nearest ones in turn), "reflected_greedy" (the most likely only),
+        wrong class, then the likeliest ones in turn), "reflected_greedy" (the most likely only),
         "reflected_all" (one run for each wrong class), "reflected_lse", or a function
         (logits, y) -> (points,).
     criterion
@@ -523,11 +480,8 @@ class Attack(ABC):
 
     def __post_init__(self) -> None:
         check_threat(self.threat)
-        if not isinstance(self.criterion, Criterion):
-            raise InputTypeError(
-                "criterion must be Misclassified(), Targeted(class) or Effective(beta), got "
-                f"{self.criterion!r}"
-            )
+        kind = "Misclassified() or Targeted(class)"
+        instance("criterion", self.criterion, Criterion, kind)
         find_loss(self.loss)
         whole("restarts", self.restarts)
         object.__setattr__(self, "batch_size", whole("batch_size", self.batch_size))

@@ -14,17 +14,14 @@ import math
 from dataclasses import dataclass
 from typing import Any, Unpack
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from overt._check import InputError, doubles, number, plain_array, whole
-from overt._intervals import clopper_pearson
-from overt._types import Floats
+from overt._check import InputError, whole
 from overt.results import Result, Status
-from overt.robust.attack.base import MIN_SLOPE, AttackState, Batch, likely_rivals
+from overt.robust.attack.base import AttackState, Batch, likely_rivals, slope
 from overt.robust.attack.results import Stage, report
-from overt.robust.losses import LOSSES, Criterion, Misclassified
+from overt.robust.losses import LOSSES, Criterion, Misclassified, lead_of_rival
 from overt.robust.models import BATCH_SIZE, Model, ModelOptions
 from overt.robust.threats import Region, Threat
 
@@ -43,11 +40,8 @@ MAX_RIVALS = 9
 OVERSHOOT = 1.01
 """How far beyond the linearized boundary a step goes, so that it crosses a curved one."""
 
-GROWTH = 1.1
-"""Factor by which perturbations of a random model grow until most samples are fooled."""
-
-MAX_GROWTHS = 16
-"""Times that they grow: up to 4.6 times in all."""
+MIN_SLOPE = 1e-30
+"""Steepness below which the boundary is too far away to tell how far."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -62,8 +56,7 @@ class MinimumDistance(Result):
         Their distance from the inputs as stored, an upper bound on that to the decision boundary: 0
         for points that are wrong to begin with, infinity where nothing was found, (points,).
     success
-        Which points are fooled, recomputed at x, (points,). For a random model: in most of 100
-        fresh samples.
+        Which points are fooled, recomputed at x, (points,).
     norm
         "l1", "l2" or "linf".
     gradients, queries, stages, warnings, status
@@ -80,17 +73,6 @@ class MinimumDistance(Result):
     warnings: tuple[str, ...]
     status: Status
 
-    def errors(self, radii: Any, confidence: float = 0.95) -> tuple[Floats, Floats]:
-        """Return the robust error found at any radii (k,), and its intervals (k, 2)."""
-        distance = np.asarray(torch.as_tensor(self.distance).cpu())
-        radii = doubles("radii", np.atleast_1d(plain_array("radii", radii)), ndim=1)
-        confidence = number("confidence", confidence)
-        if not 0 < confidence < 1:
-            raise InputError(f"confidence must lie between 0 and 1, got {confidence}")
-        counts = (distance <= radii[:, None]).sum(1)
-        low, high = clopper_pearson(counts, len(distance), confidence)
-        return counts / len(distance), np.stack([low, high], axis=1)
-
 
 def minimum_distance(
     model: Model,
@@ -105,8 +87,6 @@ def minimum_distance(
     **options: Unpack[ModelOptions],
 ) -> MinimumDistance:
     """Look for the nearest perturbation that fools the model at each point.
-
-    The distance of a random model is that at which most of its samples are fooled.
 
     Parameters
     ----------
@@ -130,18 +110,17 @@ def minimum_distance(
         batch_size=batch_size,
         options=options,
     )
+    if state.random:
+        raise InputError(
+            "model must not be random for minimum_distance; measure robust_error at several radii"
+        )
     with state:
-        if state.random:  # the majority decides which points are wrong to begin with
-            state.best.fooled = state.success_rate(state.x)[1] > 0.5
-        wrong = state.best.fooled.clone()
         with state.stage("boundary"):
             for rows in state.left.split(state.batch_size):
                 if len(rows) and state.threat.radius > 0:
                     batch = state.batch(rows)
                     follow_boundary(state, batch, steps)
                     cross_boundaries(state, batch)
-            if state.random:
-                _enlarge(state, wrong)
         result = state.result(warn=False)
     # Where nothing was found the input itself is returned.
     state.flags.pop("stuck", None)
@@ -249,14 +228,18 @@ def cross_boundaries(state: AttackState, batch: Batch) -> None:
     delta = torch.zeros_like(batch.region.x)
     rivals = batch.target[:, None]
     for _ in range(JUMPS):
-        moved = _seen(batch, delta)
-        if not state.targeted:
-            count = min(state.clean.shape[1] - 1, MAX_RIVALS)
+        with torch.enable_grad():
+            moved = _seen(batch, delta).requires_grad_()
             logits = batch.adapter.logits(moved, batch.rows)
+        if not state.targeted:
+            count = min(logits.shape[1] - 1, MAX_RIVALS)
             rivals = likely_rivals(logits, batch.y, count)
-        for lead, gradient in batch.linearize(moved, rivals):
+        for rival in rivals.unbind(1):
+            with torch.enable_grad():
+                lead = lead_of_rival(logits, batch.y, rival)
+                gradient = slope(lead, moved, retain=True).nan_to_num(0, 0, 0)
             # A perturbation e crosses the boundary linearized at x + delta where <g, e> is this.
-            needed = ((gradient * delta).sum(1) - lead).double()
+            needed = ((gradient * delta).sum(1) - lead.detach()).double()
             jump = _smallest_crossing(batch.region, gradient, needed)
             nearest.enter(jump, batch.evaluate(_seen(batch, jump))[1])
             state.best.gradients += len(jump) * batch.gradient_cost
@@ -281,14 +264,3 @@ def _smallest_crossing(region: Region, gradient: Tensor, needed: Tensor) -> Tens
         low = torch.where(enough, low, middle)
     beyond = (high * OVERSHOOT).clamp(max=region.threat.radius)
     return region.with_radius(beyond[:, None].to(gradient)).linear_argmax(gradient)
-
-
-def _enlarge(state: AttackState, wrong: Tensor) -> None:
-    """Enlarge perturbations of a random model until most of its samples are fooled."""
-    for _ in range(MAX_GROWTHS):
-        rate = state.success_rate(state.stored())[1]
-        short = state.best.fooled & ~wrong & (rate <= 0.6)
-        if not bool(short.any()):
-            return
-        larger = state.region.project(state.best.delta * GROWTH)
-        state.best.delta = torch.where(short[:, None], larger, state.best.delta)

@@ -92,7 +92,7 @@ def strongest(
         Evaluations spent on a point at most in the search without gradients, and on top those that
         masked gradients leave of the budget.
     rivals
-        Wrong classes tried one by one, the likeliest, nearest first.
+        Wrong classes tried one by one, likeliest first.
     surrogate
         A model whose gradients are followed as well, at up to half of the budget on top: the model
         without what masks its gradients, or one trained to do the same.
@@ -153,15 +153,13 @@ def gradient_stages(
     """Return the attacks by gradients, which together take at most `budget` of them a point.
 
     Cross-entropy gets a twelfth, the ratio of logits an eighth, the log-sum-exp reflected loss a
-    sixth, and the reflected loss against each of the nearest of the `rivals` likeliest wrong
-    classes the rest, one gradient each to order them included. Small budgets try fewer classes,
-    large ones start again at random.
+    sixth, and the reflected loss against each of the `rivals` likeliest wrong classes the rest.
+    Small budgets try fewer classes, large ones start again at random.
     """
     threat = state.threat
-    measured = min(rivals, state.clean.shape[1] - 1)
     steps = {name: budget // part for name, part in CONFIG.shares}
-    rest = max(budget - sum(steps.values()) - measured, 4)
-    top = max(min(measured, rest // 7), 1)
+    rest = max(budget - sum(steps.values()), 4)
+    top = max(min(rivals, state.clean.shape[1] - 1, rest // 7), 1)
     longest = CONFIG.max_steps
     further: dict[str, Any] = {}
     last: dict[str, Any] = {}
@@ -172,12 +170,12 @@ def gradient_stages(
         top = max(min(top, rest // longest), 1)
         further = {"larger": (3.0, 2.0)}
         last = {"larger": (6.0, 3.0)}  # which leads to other valleys
-    everyone = ReflectedAll(top, among=measured)
-    if threat.order == 1 and rest - measured >= 8 * top:
+    everyone = ReflectedAll(top)
+    if threat.order == 1 and rest >= 8 * top:
         # From the input itself the first step of a run is the exact maximizer of the linearized
-        # loss in ball and box, which solves linear models. Classes are ordered a second time.
-        short = min((rest - measured) // (4 * top), longest)
-        rest -= short * top + measured
+        # loss in ball and box, which solves linear models.
+        short = min(rest // (4 * top), longest)
+        rest -= short * top
         vertex = PGD(threat, steps=short, loss=everyone, **common)
         stages.append(("linear maximizers", vertex))
     for name, count in steps.items():

@@ -133,7 +133,7 @@ class StraightThrough(TorchFunctionMode):  # type: ignore[misc]
     ) -> Any:
         x = args[0] if args else None
         hides = getattr(func, "__name__", "") in self.HIDING
-        hides = hides or func is Tensor.data.__get__
+        hides = hides or func == Tensor.data.__get__
         if not hides or not isinstance(x, Tensor) or not x.requires_grad:
             return func(*args, **(kwargs or {}))
         self.seen = True

@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from overt._check import InputError, InputTypeError, choice, number, whole
+from overt._check import InputError, choice, doubles, number, whole
 from overt.robust.attack.base import Attack, Batch, BestIterates, Draw
 
 MAX_LENGTH = 1e30
@@ -107,14 +107,10 @@ class PGD(Attack):
         if self.step_size is not None:
             number("step_size", self.step_size)
         choice("schedule", self.schedule, SCHEDULES)
-        if not isinstance(self.larger, (tuple, list)):
-            raise InputTypeError(
-                f"larger must be a list of factors, got {self.larger!r:.60}"
-            )
-        factors = tuple(number("larger", factor) for factor in self.larger)
-        if len(factors) > 3 or any(factor < 1 for factor in factors):
+        factors = doubles("larger", self.larger, ndim=1)
+        if len(factors) > 3 or (factors < 1).any():
             raise InputError(
-                f"larger must be at most three factors above 1, got {factors}"
+                f"larger must be at most three factors above 1, got {self.larger}"
             )
 
     @property

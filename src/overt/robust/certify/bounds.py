@@ -25,8 +25,8 @@ from overt.robust.certify.network import ReluNetwork
 from overt.robust.models import ModelAdapter
 from overt.robust.threats import Region
 
-MAX_ENTRIES = 2_000_000
-"""Entries of a network's matrices above which the mixed-integer program is not tried."""
+MAX_UNITS = 1500
+"""Inputs and hidden units above which the mixed-integer program is not tried."""
 
 ROUNDING = 1e-9
 """Share of the largest logit that rounding in double precision may add to a lead."""
@@ -125,7 +125,8 @@ def decide(
     scale = network.logits(x).abs().amax(1).numpy() if n else np.zeros(0)
     lead, bound = np.full(n, -np.inf), np.full(n, np.inf)
     found = Decision(lead, bound, region.x.numpy().copy(), scale, Status.FINISHED)
-    small = bool(network.slopes) and network.entries() <= MAX_ENTRIES
+    hidden_units = sum(shape.numel() for shape, _ in network.units)
+    small = 0 < hidden_units <= MAX_UNITS - region.x.shape[1]
     program = None
     if level is not None or (seconds > 0 and small):
         program = DenseNetwork(*network.dense(), network.slopes)

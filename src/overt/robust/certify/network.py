@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -202,61 +202,36 @@ class ReluNetwork:
         """The number of logits."""
         return self.logits(torch.zeros(1, *self.shape).double()).shape[1]
 
-    def entries(self) -> int:
-        """Return an upper bound on the number of entries of all matrices."""
-        sizes = [
-            torch.Size(self.shape).numel(),
-            *(shape.numel() for shape, _ in self.units),
-        ]
-        total = 0
-        for k, size in enumerate([*sizes[1:], self.classes]):
-            total += size * sum(sizes[: k + 1])
-        return total
-
-    def affine(self, depth: int, x: Tensor, hidden: Sequence[Tensor]) -> Tensor:
-        """Return z of layer `depth`, or the logits after the last, as a map of x and hidden units.
-
-        Nothing is rectified: hidden units are the given ones.
-        """
-        count = 0
-
-        def given(z: Tensor, slope: float) -> Tensor:
-            nonlocal count
-            if count == depth:
-                raise _Reached(z)
-            count += 1
-            return hidden[count - 1]
-
-        try:
-            return self.run(x, given)
-        except _Reached as reached:
-            return reached.z.flatten(1)
-
-    def zeros(self, rows: int, depth: int) -> tuple[Tensor, list[Tensor]]:
-        """Return inputs and hidden units that are 0, with gradients, for the layers before one."""
-        x = torch.zeros(rows, *self.shape).double().requires_grad_()
-        hidden = [
-            torch.zeros(rows, *shape).double().requires_grad_()
-            for shape, _ in self.units[:depth]
-        ]
-        return x, hidden
-
     def transposed(
         self, depth: int, weights: Tensor
     ) -> tuple[Tensor, Tensor, list[Tensor | None]]:
         """Return weights . z of layer `depth` as a function of what feeds it.
 
+        Nothing is rectified: hidden units are variables.
         That is a constant, weights of the inputs, and weights of the hidden units of each earlier
         layer (None for layers that do not feed it), one row for each row of weights.
         """
-        x, hidden = self.zeros(len(weights), depth)
+        rows = len(weights)
+        x = torch.zeros(rows, *self.shape).double().requires_grad_()
+        hidden = [
+            torch.zeros(rows, *shape).double().requires_grad_()
+            for shape, _ in self.units
+        ]
+        layers: list[Tensor] = []
+
+        def replace(z: Tensor, slope: float) -> Tensor:
+            layers.append(z.flatten(1))
+            return hidden[len(layers) - 1]
+
         with torch.enable_grad():
-            z = self.affine(depth, x, hidden)
+            layers.append(self.run(x, replace))
+            z = layers[depth]
             value = (z * weights).sum()
         constant = (z.detach() * weights).sum(1)
         if not value.requires_grad:
             return constant, torch.zeros_like(x).flatten(1), [None] * depth
-        found = torch.autograd.grad(value, [x, *hidden], allow_unused=True)
+        fed = [x, *hidden[:depth]]
+        found = torch.autograd.grad(value, fed, allow_unused=True)
         first = torch.zeros_like(x) if found[0] is None else found[0]
         rest = [None if part is None else part.flatten(1) for part in found[1:]]
         return constant, first.flatten(1), rest
@@ -273,12 +248,6 @@ class ReluNetwork:
             known = {k: part.numpy() for k, part in enumerate(fed) if part is not None}
             maps.append({k: part for k, part in known.items() if part.any()})
         return maps, offsets
-
-
-class _Reached(Exception):  # noqa: N818  (ends an evaluation, and is no error)
-    def __init__(self, z: Tensor) -> None:
-        super().__init__()
-        self.z = z
 
 
 class _Tracer(fx.Tracer):  # type: ignore[misc]

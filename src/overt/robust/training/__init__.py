@@ -1,10 +1,9 @@
 """Adversarial training: descend on what the attack makes of each batch.
 
-    min over weights of  mean_i  (1 - c) l(f(x_i + delta_i), y_i) + c l(f(x_i), y_i)
+    min over weights of  mean_i  l(f(x_i + delta_i), y_i)
 
-with l the cross-entropy or another loss, delta_i the attack's perturbation of x_i and c the clean
-fraction. With an attack that ascends the reflected loss this is the thesis's Algorithm 6 for any
-network.
+with l the cross-entropy or another loss and delta_i the attack's perturbation of x_i. With an
+attack that ascends the reflected loss this is the thesis's Algorithm 6 for any network.
 
 The loss "trades" is l(f(x_i), y_i) + beta KL(p(x_i) | p(x_i + delta_i)) instead, and the attack
 climbs its divergence (Zhang et al. 2019).
@@ -14,7 +13,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import count
 from operator import itemgetter
@@ -67,29 +65,16 @@ class TrainingConfig:
     ----------
     beta
         Weight of the second term of the loss "trades".
-    clean_fraction
-        Weight of the clean loss, 0 to 1.
     step_scheduler_each
         Whether the scheduler is stepped after each "epoch" or each "batch".
-    autocast
-        The number format that the model is run in, such as torch.bfloat16.
     """
 
     beta: float = 6.0
-    clean_fraction: float = 0.0
     step_scheduler_each: str = "epoch"
-    autocast: torch.dtype | None = None
 
     def __post_init__(self) -> None:
         number("beta", self.beta)
-        if number("clean_fraction", self.clean_fraction) > 1:
-            raise InputError(
-                f"clean_fraction must lie in [0, 1], got {self.clean_fraction!r}"
-            )
         choice("step_scheduler_each", self.step_scheduler_each, ("epoch", "batch"))
-        if self.autocast is not None:
-            kind = "a torch.dtype such as torch.bfloat16"
-            instance("autocast", self.autocast, torch.dtype, kind)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -178,21 +163,15 @@ def adversarial_train(
     seed
         Seed of the order, of dropout and of the attack's random starts.
     config
-        Further settings: weights of losses, mixed precision, schedules by batch.
+        Further settings: weights of losses, schedules by batch.
     """
     instance("model", model, nn.Module, "a torch module")
     whole("epochs", epochs)
     whole("seed", seed, minimum=0)
     config = TrainingConfig() if config is None else config
     instance("config", config, TrainingConfig, "a TrainingConfig")
-    if attack is not None and not isinstance(attack, Attack):
-        raise InputTypeError(
-            f"attack must be FGSM, BIM, PGD or None, got {type(attack).__name__}"
-        )
-    if attack is not None and isinstance(attack.threat.bounds, str):
-        raise InputError(
-            'bounds="data" differs from batch to batch: pass numbers in training'
-        )
+    if attack is not None:
+        instance("attack", attack, Attack, "FGSM, BIM, PGD or None")
     if not callable(loss):
         choice("loss", loss, ("cross_entropy", "trades"))
     if scheduler is not None and not callable(getattr(scheduler, "step", None)):
@@ -290,15 +269,9 @@ class _Trainer:
         moved = x
         if self.attack is not None:
             moved = self._perturb(self.attack, adapter, x, y, seed)
-        share = self.config.clean_fraction
-        clean = None
-        with self._casting(x):
-            robust = adapter.logits(moved, rows)
-            if share > 0 or self.loss == "trades":
-                clean = adapter.logits(x, rows)
-            loss = self._mean_loss(robust if clean is None else clean, robust, y)
-            if clean is not None and share > 0:
-                loss = (1 - share) * loss + share * self._plain_loss(clean, y)
+        robust = adapter.logits(moved, rows)
+        clean = adapter.logits(x, rows) if self.loss == "trades" else None
+        loss = self._mean_loss(clean, robust, y)
         if not torch.isfinite(loss):
             return np.array([len(x), np.inf, 0, 0, 0])
         self.optimizer.zero_grad()
@@ -340,7 +313,7 @@ class _Trainer:
         seeds = count(seed)
         target = attack.criterion.targets(y, self.columns)
         objective: Objective = _divergence
-        with evaluation_mode(self.model), self._casting(x):
+        with evaluation_mode(self.model):
             start = torch.zeros_like(region.x)
             if attack.random_start:
                 start = region.draw(next(seeds), shared=False)
@@ -366,26 +339,17 @@ class _Trainer:
             )
         return region.perturbed(delta).view_as(x)
 
-    def _mean_loss(self, clean: Tensor, robust: Tensor, y: Tensor) -> Tensor:
-        """Return the loss of a batch from the logits of its inputs, clean and attacked."""
-        if self.loss != "trades":
-            return self._plain_loss(robust, y)
-        divergence = _divergence(robust, y, clean.log_softmax(1)).mean()
-        return cross_entropy(clean, y) + self.config.beta * divergence
-
-    def _plain_loss(self, logits: Tensor, y: Tensor) -> Tensor:
+    def _mean_loss(self, clean: Tensor | None, robust: Tensor, y: Tensor) -> Tensor:
+        """Return the loss of a batch from the logits of its inputs, attacked and clean."""
+        if clean is not None:
+            divergence = _divergence(robust, y, clean.log_softmax(1)).mean()
+            return cross_entropy(clean, y) + self.config.beta * divergence
         if isinstance(self.loss, str):
-            return cross_entropy(logits, y)
-        value: Tensor = self.loss(logits, y)
+            return cross_entropy(robust, y)
+        value: Tensor = self.loss(robust, y)
         if value.ndim:
             raise InputError(f"loss must return a mean, got shape {tuple(value.shape)}")
         return value
-
-    def _casting(self, x: Tensor) -> Any:
-        """Return the context in which the model is run."""
-        if self.config.autocast is None:
-            return nullcontext()
-        return torch.autocast(x.device.type, self.config.autocast)
 
 
 def _divergence(robust: Tensor, y: Tensor, clean: Tensor) -> Tensor:
@@ -437,8 +401,7 @@ def _optimizer(optimizer: Any, model: nn.Module) -> torch.optim.Optimizer:
     """Return the optimizer, which must be one of this model's parameters, or the default one."""
     if optimizer is None:
         return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise InputTypeError(f"optimizer must be a torch optimizer, got {optimizer!r}")
+    instance("optimizer", optimizer, torch.optim.Optimizer, "a torch optimizer")
     own = {id(weight) for weight in model.parameters()}
     held = [weight for group in optimizer.param_groups for weight in group["params"]]
     if not any(id(weight) in own for weight in held):
