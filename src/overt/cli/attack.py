@@ -130,8 +130,6 @@ def attack(
         LOSSES,
         PGD,
         Linf,
-        Misclassified,
-        Targeted,
         robust_error,
     )
 
@@ -144,7 +142,6 @@ def attack(
     curve = [_number("radii", part) for part in radii.split(",") if part.strip()]
     if plot and not curve:
         curve = [threat.radius * k / 8 for k in range(1, 8)]
-    criterion = Misclassified() if target is None else Targeted(target)
     chosen = None
     if loss != "strongest":
         steps = max(budget // restarts, 1)
@@ -153,7 +150,7 @@ def attack(
             steps=steps,
             loss=loss,
             restarts=restarts,
-            criterion=criterion,
+            target=target,
             batch_size=batch_size,
             seed=seed,
         )
@@ -173,7 +170,7 @@ def attack(
         attack=chosen,
         budget=budget,
         queries=queries,
-        criterion=criterion,
+        target=target,
         certify=certify,
         batch_size=batch_size,
         seed=seed,

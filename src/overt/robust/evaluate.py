@@ -21,7 +21,6 @@ from overt.robust.attack.ensemble import run_ensemble
 from overt.robust.attack.results import Stage, report, stage_table
 from overt.robust.certify.bounds import compare, decide, read_network
 from overt.robust.certify.network import ReluNetwork
-from overt.robust.losses import Criterion, Misclassified
 from overt.robust.models import BATCH_SIZE, Model, ModelOptions
 from overt.robust.threats import Threat
 
@@ -120,7 +119,7 @@ def robust_error(
     budget: int = 1000,
     queries: int = 1500,
     surrogate: Model | None = None,
-    criterion: Criterion = Misclassified(),  # noqa: B008  (immutable)
+    target: Any = None,
     confidence: float = 0.95,
     certify: bool = False,
     seconds: float = 10.0,
@@ -147,8 +146,8 @@ def robust_error(
         Attack to use instead of `strongest`; its own threat is not used.
     budget, queries, surrogate
         As for `strongest`, at each radius.
-    criterion
-        When a point counts as fooled; an attack has its own.
+    target
+        The class that predictions are to reach; None: any wrong one. An attack has its own.
     confidence
         Confidence of the intervals.
     certify, seconds
@@ -168,7 +167,7 @@ def robust_error(
         x,
         y,
         threat,
-        criterion=criterion if attack is None else attack.criterion,
+        target=target if attack is None else attack.target,
         batch_size=batch_size,
         options=options,
     )
@@ -252,8 +251,7 @@ def _decide(state: AttackState, network: ReluNetwork, seconds: float) -> Bools:
             found = batch.region.project(delta[None].to(batch.region.x))
             value, fooled = batch.evaluate(batch.region.store_exactly(found).to(found))
             if bool(fooled):
-                home = state.x.device
-                state.best.enter(row, found.to(home), value.to(home), fooled.to(home))
+                state.best.enter(row, found, value, fooled)
         if decision.status is Status.INTERRUPTED:
             state.status = decision.status
     return proved

@@ -12,15 +12,14 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, softplus
 
 from overt._check import InputError, InputTypeError, choice, optional_whole
-from overt.results import Result
 from overt.robust.models import class_numbers
 from overt.robust.threats import broadcast
 
@@ -116,13 +115,12 @@ class CrossEntropy(Loss):
         return margin_of_sum(logits, y) > -math.log(lost)
 
 
+@dataclass(frozen=True)
 class MarginLoss(Loss):
     """h(z) of a margin z, h falling: h(z_y) drives away from y, h(-z_target) toward a target."""
 
-    margin: ClassVar[staticmethod[[Tensor, Tensor], Tensor]] = staticmethod(
-        margin_of_best
-    )
-    h: ClassVar[staticmethod[[Tensor], Tensor]] = staticmethod(reflect)
+    margin: Callable[[Tensor, Tensor], Tensor] = margin_of_best
+    h: Callable[[Tensor], Tensor] = reflect
 
     def away(self, logits: Tensor, y: Tensor) -> Tensor:
         """Return h(z_y)."""
@@ -133,29 +131,7 @@ class MarginLoss(Loss):
         return self.h(-self.margin(logits, target))
 
 
-class Margin(MarginLoss):
-    """max f_j - f_y over the wrong classes, without any squashing."""
-
-    h = staticmethod(torch.neg)
-
-
-class Dlr(MarginLoss):
-    """(max f_j - f_y) / (f_(1) - f_(3)), the ratio of logits (Croce and Hein 2020)."""
-
-    margin = staticmethod(margin_over_range)
-    h = staticmethod(torch.neg)
-
-
-class ReflectedLse(MarginLoss):
-    """l_-(f_y - log sum_j e^(f_j)) over the wrong classes, which is log(1 - p_y)."""
-
-    margin = staticmethod(margin_of_sum)
-
-
-class ReflectedGreedy(MarginLoss):
-    """l_-(f_y - max f_j): the most likely wrong class, and no other (thesis, section 6.5.3)."""
-
-
+@dataclass(frozen=True)
 class Reflected(MarginLoss):
     """l_-(f_y - max f_j), then l_-(f_y - f_j) for the likeliest classes j in turn.
 
@@ -182,6 +158,7 @@ class ReflectedAll(MarginLoss):
     l_-(f_y - max f_j).
     """
 
+    _: KW_ONLY
     top: int | None = None
 
     def __post_init__(self) -> None:
@@ -212,13 +189,18 @@ class CustomLoss(Loss):
 
 LOSSES: dict[str, Loss] = {
     "cross_entropy": CrossEntropy(),
-    "dlr": Dlr(),
-    "margin": Margin(),
+    "dlr": MarginLoss(margin_over_range, torch.neg),
+    "margin": MarginLoss(h=torch.neg),
     "reflected": Reflected(),
     "reflected_all": ReflectedAll(),
-    "reflected_greedy": ReflectedGreedy(),
-    "reflected_lse": ReflectedLse(),
+    "reflected_greedy": MarginLoss(),
+    "reflected_lse": MarginLoss(margin_of_sum),
 }
+"""Losses by name.
+
+"dlr" is the ratio of logits (Croce and Hein 2020), "reflected_lse" is log(1 - p_y), and
+"reflected_greedy" the most likely wrong class and no other (thesis, section 6.5.3).
+"""
 
 
 def find_loss(loss: Any) -> Loss:
@@ -241,48 +223,19 @@ def objective_of(loss: Loss, *, targeted: bool) -> Objective:
     return lambda logits, y, target: loss.away(logits, y)
 
 
-class Criterion(ABC):
-    """Decides from logits (points, classes) and true classes (points,) which points are fooled."""
-
-    def targets(self, y: Tensor, classes: int) -> Tensor | None:
-        """Return the class to reach for each point, or None if any wrong one will do."""
-        return None
-
-    @abstractmethod
-    def met(self, logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
-        """Return which points are fooled, (points,)."""
-
-
-@dataclass(frozen=True)
-class Misclassified(Criterion):
-    """The predicted class is not the true one."""
-
-    def met(self, logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
-        """Return argmax f != y."""
-        return logits.argmax(1) != y
+def find_targets(target: Any, y: Tensor, classes: int) -> Tensor:
+    """Return the class to reach for each point, from one for all or one for each."""
+    given = class_numbers("target", target).to(y.device)
+    found = broadcast("target", given, y.shape)
+    if bool(((found < 0) | (found >= classes)).any()):
+        raise InputError(
+            f"target must lie in 0..{classes - 1}, got values between {int(found.min())} and "
+            f"{int(found.max())}"
+        )
+    return found
 
 
-@dataclass(frozen=True, eq=False)
-class Targeted(Criterion):
-    """The predicted class is the target: one class for all points, or one for each."""
-
-    target: Any
-    __eq__ = Result.__eq__  # by value, arrays included
-
-    def __hash__(self) -> int:
-        return hash(type(self))
-
-    def targets(self, y: Tensor, classes: int) -> Tensor:
-        """Return the target of each point."""
-        given = class_numbers("target", self.target).to(y.device)
-        target = broadcast("target", given, y.shape)
-        if bool(((target < 0) | (target >= classes)).any()):
-            raise InputError(
-                f"target must lie in 0..{classes - 1}, got values between {int(target.min())} "
-                f"and {int(target.max())}"
-            )
-        return target
-
-    def met(self, logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
-        """Return argmax f == target."""
-        return logits.argmax(1) == target
+def is_fooled(logits: Tensor, y: Tensor, target: Tensor, targeted: bool) -> Tensor:
+    """Return which points are fooled: argmax f is the target, or is not y."""
+    predicted = logits.argmax(1)
+    return predicted == target if targeted else predicted != y

@@ -68,8 +68,9 @@ class ModelOptions(TypedDict, total=False):
 class ModelAdapter:
     """A model and the inputs that it is attacked at.
 
-    `x` has the number format that attacks compute in, at least single precision; the model is
-    given its own. `storage` is the format in which perturbed inputs are returned.
+    `x` lies on the model's device, in the number format that attacks compute in, at least single
+    precision; the model is given its own. `storage` is the format in which perturbed inputs are
+    returned.
     """
 
     def __init__(self, model: Model, x: Any, options: Any) -> None:
@@ -101,7 +102,7 @@ class ModelAdapter:
         self._format = given.dtype if weight is None else weight.dtype
         self.device = given.device if weight is None else weight.device
         compute = torch.float32 if torch.finfo(self._format).bits < 32 else self._format
-        self.x = given.to(dtype=compute)
+        self.x = given.to(self.device, compute)
         narrower = torch.finfo(given.dtype).bits < torch.finfo(compute).bits
         self.storage = given.dtype if narrower else compute
         if any(len(part) != len(given) for part in self.inputs.tensors):
@@ -132,13 +133,9 @@ class ModelAdapter:
 
     def all_logits(self, x: Tensor, batch_size: int) -> Tensor:
         """Return the logits of all points, moved to x, in batches and without a gradient."""
-        rows = torch.arange(len(x), device=x.device)
-        found = []
+        rows = torch.arange(len(x), device=self.device).split(batch_size)
         with torch.no_grad():
-            for part in rows.split(batch_size):
-                moved = x[part].to(self.x).to(self.device)
-                found.append(self.logits(moved, part).to(x.device))
-        return torch.cat(found)
+            return torch.cat([self.logits(x[part].to(self.x), part) for part in rows])
 
     def clean_logits(self, batch_size: int, y: Any = None) -> Tensor:
         """Return the logits of the inputs, which must be finite."""
@@ -180,8 +177,8 @@ class ModelAdapter:
     def find_randomness(self) -> Tensor:
         """Return at which of the first inputs two evaluations differ; choose `samples` by it."""
         count = min(CHECKED_POINTS, len(self.x))
-        x = self.x[:count].to(self.device)
-        rows = torch.arange(count)
+        x = self.x[:count]
+        rows = torch.arange(count, device=self.device)
         with torch.no_grad():
             # A few points need more evaluations to show a difference.
             values = torch.stack([self.logits(x, rows) for _ in range(2 + 8 // count)])

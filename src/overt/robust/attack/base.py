@@ -12,18 +12,18 @@ from typing import Any, ClassVar, Self, Unpack, final
 import torch
 from torch import Tensor
 
-from overt._check import instance, whole
+from overt._check import whole
 from overt._progress import meter
 from overt.results import Status
 from overt.robust.attack.results import AttackResult, Stage, report
 from overt.robust.losses import (
     LOSSES,
-    Criterion,
     Loss,
-    Misclassified,
     Objective,
     Plan,
     find_loss,
+    find_targets,
+    is_fooled,
     objective_of,
     reflected_pair,
 )
@@ -65,7 +65,7 @@ class Batch:
     target: Tensor
     region: Region
     objective: Objective
-    criterion: Criterion
+    targeted: bool
     source: Any = None
 
     def evaluate(self, moved: Tensor) -> tuple[Tensor, Tensor]:
@@ -106,7 +106,7 @@ class Batch:
     def _judge(self, logits: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Return the value, NaN where logits are not finite, and who is fooled by finite ones."""
         broken = ~torch.isfinite(logits).all(1)
-        fooled = self.criterion.met(logits, self.y, self.target)
+        fooled = is_fooled(logits, self.y, self.target, self.targeted)
         return value.masked_fill(broken, torch.nan), fooled & ~broken
 
 
@@ -155,11 +155,9 @@ class BestIterates:
         self, rows: Tensor, other: BestIterates, *, by_value: bool = False
     ) -> None:
         """Take over what another search found, and its cost."""
-        home = self.value.device
-        found = (other.delta, other.value, other.fooled)
-        self.enter(rows, *(part.to(home) for part in found), by_value=by_value)
-        self.flat[rows] |= other.flat.to(home)
-        self.broken[rows] |= other.broken.to(home)
+        self.enter(rows, other.delta, other.value, other.fooled, by_value=by_value)
+        self.flat[rows] |= other.flat
+        self.broken[rows] |= other.broken
         self.gradients += other.gradients
         self.queries += other.queries
 
@@ -193,15 +191,13 @@ class AttackState:
         y: Any,
         threat: Any,
         *,
-        criterion: Criterion,
+        target: Any = None,
         loss: Loss | None = None,
         batch_size: int = BATCH_SIZE,
         options: Any,
     ) -> None:
-        instance("criterion", criterion, Criterion, "a Criterion")
         x, y, threat = examples(x, y, threat)
         self.options = options
-        self.criterion = criterion
         self.batch_size = whole("batch_size", batch_size)
         self.adapter = ModelAdapter(model, x, options)
         self.x = self.adapter.x
@@ -213,10 +209,10 @@ class AttackState:
         self.set_radius(check_threat(threat))
         modes_change = mode_changes_outputs(model)
         with self:
-            self._first_evaluation(y)
-        self.flags["modes"] = torch.full_like(self.best.fooled, modes_change)
+            self._first_evaluation(y, target)
+        self.flags["modes"] = modes_change
 
-    def _first_evaluation(self, y: Any) -> None:
+    def _first_evaluation(self, y: Any, target: Any) -> None:
         adapter = self.adapter
         clean = adapter.clean_logits(self.batch_size, y)
         self.y = classes(y, self.x, clean.shape[1])
@@ -225,18 +221,18 @@ class AttackState:
         if self.random and adapter.samples > 1:
             clean = adapter.all_logits(self.x, self.batch_size)
         self.clean = clean
-        target = self.criterion.targets(self.y, clean.shape[1])
         self.targeted = target is not None
-        self.target = self.y if target is None else target
+        self.target = self.y
+        if self.targeted:
+            self.target = find_targets(target, self.y, clean.shape[1])
         self._objective = objective_of(self.loss, targeted=self.targeted)
         self.best = BestIterates.start(torch.zeros_like(self.x).flatten(1))
         self.best.value = self._objective(clean, self.y, self.target)
-        self.best.fooled = self.criterion.met(clean, self.y, self.target)
-        probabilities = adapter.looks_like_probabilities(clean, self.y)
-        self.flags = {
+        self.best.fooled = is_fooled(clean, self.y, self.target, self.targeted)
+        self.flags: dict[str, Any] = {
             "random": differs & adapter.chooses_samples,
-            "probabilities": torch.full_like(self.best.fooled, probabilities),
-            "labels": torch.full_like(self.best.fooled, adapter.hard_labels),
+            "probabilities": adapter.looks_like_probabilities(clean, self.y),
+            "labels": adapter.hard_labels,
         }
 
     def __enter__(self) -> Self:
@@ -260,19 +256,18 @@ class AttackState:
 
     def flag(self, name: str, points: Tensor) -> None:
         """Add points (a mask over all) to those with a warning flag."""
-        self.flags[name] = self.flags.get(name, torch.zeros_like(points)) | points
+        self.flags[name] = self.flags.get(name, False) | points
 
     def batch(self, rows: Tensor, **changes: Any) -> Batch:
         """Return some points, ready to be attacked by the state's own loss."""
-        device = self.adapter.device
         own = Batch(
             adapter=self.adapter,
             rows=rows,
-            y=self.y[rows].to(device),
-            target=self.target[rows].to(device),
-            region=self.region.take(rows).to(device),
+            y=self.y[rows],
+            target=self.target[rows],
+            region=self.region.take(rows),
             objective=self._objective,
-            criterion=self.criterion,
+            targeted=self.targeted,
         )
         return replace(own, **changes)
 
@@ -333,7 +328,7 @@ class AttackState:
             for _ in range(total):
                 after = self.adapter.all_logits(x, self.batch_size)
                 finite = torch.isfinite(after).all(1)
-                hits += self.criterion.met(after, self.y, self.target) & finite
+                hits += finite & is_fooled(after, self.y, self.target, self.targeted)
         finally:
             self.adapter.samples = averaged
         return after, hits / total
@@ -355,24 +350,23 @@ class AttackState:
             flat=best.flat,
             broken=best.broken,
             stages=tuple(self.stages),
-            warnings=report(self.flags, warn=warn),
+            warnings=report(self.flags, warn=warn, stacklevel=4),
             status=self.status,
         )
 
     def add_doubts(self, success: Tensor) -> None:
         """Flag what cannot be trusted, given which points are certainly fooled."""
         best = self.best
-        none = torch.zeros_like(success)
-        random = none | self.random
-        explained = random | best.broken | self.flags["probabilities"]
-        explained |= self.flags.get("saturated", none) | self.flags["labels"]
+        flags = self.flags
+        explained = best.broken | self.random | flags["probabilities"]
+        explained = explained | flags.get("saturated", False) | flags["labels"]
         # The best iterate is the input itself where no step raised the loss.
         same = (best.delta == 0).all(1) & (self.threat.radius > 0)
-        masked = self.flags.get("masked", none)
+        masked = flags.get("masked", False)
         self.flag("flat", best.flat & ~explained & ~(success & self._several_losses))
         self.flag("broken", best.broken & ~success)
         self.flag("stuck", same & ~(explained | success | best.flat | masked))
-        self.flag("lost", best.fooled & ~success & ~random)
+        self.flag("lost", best.fooled & ~success & (not self.random))
 
 
 class _AttackRun:
@@ -417,13 +411,12 @@ class _AttackRun:
         region = own.region
         batch = replace(own, **self._changes)
         if rival is not None:
-            against = rival.to(own.y.device)
-            batch = replace(batch, objective=reflected_pair, target=against)
+            batch = replace(batch, objective=reflected_pair, target=rival)
 
         def draw() -> Tensor:
             return region.draw(attack.seed + restart, extreme=restart % 2 == 1)
 
-        delta = state.start[rows].to(region.x)
+        delta = state.start[rows]
         if restart > 0 or attack.random_start:
             delta = draw()
         found = attack.run(batch, delta, steps, draw)
@@ -450,8 +443,9 @@ class Attack(ABC):
         wrong class, then the likeliest ones in turn), "reflected_greedy" (the most likely only),
         "reflected_all" (one run for each wrong class), "reflected_lse", or a function
         (logits, y) -> (points,).
-    criterion
-        When a point counts as fooled; by default when it is misclassified.
+    target
+        The class that predictions are to reach: one for all points, or one for each. None: any
+        wrong class.
     restarts
         Number of runs. Those after the first start at random, alternating between extreme points
         of the ball and its inside, on the points not fooled yet.
@@ -470,7 +464,7 @@ class Attack(ABC):
     threat: Threat
     _: KW_ONLY
     loss: str | Loss | Any = "reflected"
-    criterion: Criterion = Misclassified()  # noqa: RUF009  (immutable)
+    target: Any = None
     restarts: int = 1
     random_start: bool = False
     early_exit: bool = True
@@ -480,8 +474,6 @@ class Attack(ABC):
 
     def __post_init__(self) -> None:
         check_threat(self.threat)
-        kind = "Misclassified() or Targeted(class)"
-        instance("criterion", self.criterion, Criterion, kind)
         find_loss(self.loss)
         whole("restarts", self.restarts)
         object.__setattr__(self, "batch_size", whole("batch_size", self.batch_size))
@@ -548,7 +540,7 @@ class Attack(ABC):
             x,
             y,
             self.threat,
-            criterion=self.criterion,
+            target=self.target,
             loss=find_loss(self.loss),
             batch_size=self.batch_size,
             options=options,

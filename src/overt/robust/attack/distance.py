@@ -21,7 +21,7 @@ from overt._check import InputError, whole
 from overt.results import Result, Status
 from overt.robust.attack.base import AttackState, Batch, likely_rivals, slope
 from overt.robust.attack.results import Stage, report
-from overt.robust.losses import LOSSES, Criterion, Misclassified, lead_of_rival
+from overt.robust.losses import LOSSES, lead_of_rival
 from overt.robust.models import BATCH_SIZE, Model, ModelOptions
 from overt.robust.threats import Region, Threat
 
@@ -81,7 +81,7 @@ def minimum_distance(
     threat: Threat | None = None,
     *,
     steps: int = 100,
-    criterion: Criterion = Misclassified(),  # noqa: B008  (immutable)
+    target: Any = None,
     batch_size: int = BATCH_SIZE,
     warn: bool = True,
     **options: Unpack[ModelOptions],
@@ -96,7 +96,7 @@ def minimum_distance(
         The norm, the bounds, and a radius beyond which nothing is of interest.
     steps
         Gradients of the walk along the boundary.
-    criterion, batch_size, warn, output, outputs, mean, std, samples
+    target, batch_size, warn, output, outputs, mean, std, samples
         As for any attack.
     """
     whole("steps", steps)
@@ -105,7 +105,7 @@ def minimum_distance(
         x,
         y,
         threat,
-        criterion=criterion,
+        target=target,
         loss=LOSSES["margin"],
         batch_size=batch_size,
         options=options,
@@ -152,8 +152,8 @@ class _Nearest:
     @classmethod
     def of(cls, state: AttackState, batch: Batch) -> _Nearest:
         """Return what the state knows of a batch; sizes are infinite where it knows nothing."""
-        delta = state.best.delta[batch.rows].to(batch.region.x)
-        fooled = state.best.fooled[batch.rows].to(delta.device)
+        delta = state.best.delta[batch.rows]
+        fooled = state.best.fooled[batch.rows]
         size = torch.where(fooled, batch.region.threat.size(delta), math.inf)
         return cls(state, batch, delta, size)
 
@@ -178,7 +178,7 @@ class _Nearest:
         found = torch.isfinite(self.size)
         rows = batch.rows[found]
         shortest = self.delta * high[:, None].to(self.delta)
-        best.delta[rows] = shortest[found].to(best.delta)
+        best.delta[rows] = shortest[found]
         best.fooled[rows] = True
 
 
@@ -202,7 +202,7 @@ def follow_boundary(state: AttackState, batch: Batch, steps: int) -> None:
         gradient = gradient.nan_to_num(0, 0, 0)
         if step == 0:
             flat = ~(gradient.abs().amax(1) > 0)
-            state.best.flat[batch.rows] |= flat.to(state.best.flat.device)
+            state.best.flat[batch.rows] |= flat
         nearest.enter(delta, fooled)
         crossed |= fooled
         # The radius shrinks or grows by 5 percent at first and by a thousandth at the end.

@@ -18,7 +18,7 @@ from overt.robust.attack.hopskipjump import HopSkipJump
 from overt.robust.attack.pgd import PGD
 from overt.robust.attack.results import MIN_REPORTED_SHARE, AttackResult
 from overt.robust.attack.square import Square
-from overt.robust.losses import Criterion, Misclassified, ReflectedAll
+from overt.robust.losses import ReflectedAll
 from overt.robust.models import BATCH_SIZE, Model, ModelOptions
 from overt.robust.threats import Threat
 
@@ -64,7 +64,7 @@ def strongest(
     queries: int = 1500,
     rivals: int = 9,
     surrogate: Model | None = None,
-    criterion: Criterion = Misclassified(),  # noqa: B008  (immutable)
+    target: Any = None,
     batch_size: int = BATCH_SIZE,
     seed: int = 0,
     warn: bool = True,
@@ -96,13 +96,13 @@ def strongest(
     surrogate
         A model whose gradients are followed as well, at up to half of the budget on top: the model
         without what masks its gradients, or one trained to do the same.
-    criterion
-        When a point counts as fooled.
+    target
+        The class that predictions are to reach; None: any wrong one.
     batch_size, seed, warn, output, outputs, mean, std, samples
         As for any attack.
     """
     state = AttackState(
-        model, x, y, threat, criterion=criterion, batch_size=batch_size, options=options
+        model, x, y, threat, target=target, batch_size=batch_size, options=options
     )
     with state:
         run_ensemble(state, budget, queries, rivals, surrogate, seed)
@@ -170,7 +170,7 @@ def gradient_stages(
         top = max(min(top, rest // longest), 1)
         further = {"larger": (3.0, 2.0)}
         last = {"larger": (6.0, 3.0)}  # which leads to other valleys
-    everyone = ReflectedAll(top)
+    everyone = ReflectedAll(top=top)
     if threat.order == 1 and rest >= 8 * top:
         # From the input itself the first step of a run is the exact maximizer of the linearized
         # loss in ball and box, which solves linear models.

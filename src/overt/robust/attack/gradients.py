@@ -51,8 +51,8 @@ def find_doubtful_gradients(state: AttackState) -> tuple[Tensor, bool]:
         batch = state.batch(rows, objective=objective)
         value, _, gradient = batch.differentiate(batch.region.x)
         breaks = _breaks_promise(state, batch, value, gradient)
-        doubtful[rows] = breaks.to(doubtful.device)
-        flat[rows] = (~(gradient.abs().amax(1) > 0)).to(flat.device)
+        doubtful[rows] = breaks
+        flat[rows] = ~(gradient.abs().amax(1) > 0)
         cost = state.adapter.samples * len(rows)
         state.best.gradients += cost
         state.best.queries += len(CONFIG.step_lengths) * cost
@@ -67,7 +67,7 @@ def _breaks_promise(
     x = batch.region.x
     exact = gradient.double()
     # By how much rounding in the model's number format may change the loss.
-    logits = state.clean[batch.rows].abs().amax(1).double().to(x.device)
+    logits = state.clean[batch.rows].abs().amax(1).double()
     inputs = (exact.abs() * x.abs()).sum(1)
     rounding = state.adapter.precision * (CONFIG.rounding * logits + inputs)
     min_kept = CONFIG.min_kept_toward if state.targeted else CONFIG.min_kept
@@ -143,7 +143,7 @@ class StraightThrough(TorchFunctionMode):  # type: ignore[misc]
 def hides_gradients(state: AttackState) -> bool:
     """Return whether the model rounds or detaches."""
     rows = state.left[: state.batch_size]
-    x = state.x[rows].to(state.adapter.device).requires_grad_()
+    x = state.x[rows].requires_grad_()
     try:
         with torch.enable_grad(), StraightThrough() as mode:
             state.adapter.logits(x, rows)

@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from overt._check import InputError, choice, doubles, number, whole
+from overt._check import InputError, choice, instance, number, whole
 from overt.robust.attack.base import Attack, Batch, BestIterates, Draw
 
 MAX_LENGTH = 1e30
@@ -107,10 +107,10 @@ class PGD(Attack):
         if self.step_size is not None:
             number("step_size", self.step_size)
         choice("schedule", self.schedule, SCHEDULES)
-        factors = doubles("larger", self.larger, ndim=1)
-        if len(factors) > 3 or (factors < 1).any():
+        factors = instance("larger", self.larger, tuple, "a tuple of factors")
+        if len(factors) > 3 or any(number("larger", part) < 1 for part in factors):
             raise InputError(
-                f"larger must be at most three factors above 1, got {self.larger}"
+                f"larger must be at most three factors above 1, got {factors}"
             )
 
     @property

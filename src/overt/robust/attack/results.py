@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from overt.results import Result, Status
@@ -134,23 +134,15 @@ MESSAGES = {
 ALWAYS_REPORTED = ("random", "probabilities", "labels", "modes", "lost")
 
 
-def report(flags: dict[str, Any], *, warn: bool) -> tuple[str, ...]:
-    """Return the messages of flagged points, each with its share, and warn of them.
-
-    Warnings point at the caller's line, outside this package.
-    """
+def report(
+    flags: dict[str, Any], *, warn: bool, stacklevel: int = 3
+) -> tuple[str, ...]:
+    """Return the messages of flagged points, each with its share, and warn of them."""
     messages = []
     for name, message in MESSAGES.items():
-        share = float(flags[name].double().mean()) if name in flags else 0.0
+        share = float(torch.as_tensor(flags.get(name, False)).double().mean())
         if share > 0 and (share >= MIN_REPORTED_SHARE or name in ALWAYS_REPORTED):
             messages.append(message.format(f"{share:.1%}"))
-    frame = sys._getframe(1)
-    level = 2
-    while frame.f_back is not None and frame.f_globals["__name__"].startswith(
-        "overt.robust."
-    ):
-        frame = frame.f_back
-        level += 1
     for message in messages if warn else ():
-        warnings.warn(message, RobustnessWarning, stacklevel=level)
+        warnings.warn(message, RobustnessWarning, stacklevel=stacklevel)
     return tuple(messages)

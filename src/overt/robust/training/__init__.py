@@ -31,7 +31,7 @@ from overt.nn.data.models import restore_training
 from overt.nn.data.rng import preserve_rng
 from overt.results import Result, Status
 from overt.robust.attack.base import Attack, Batch
-from overt.robust.losses import Objective, find_loss, objective_of
+from overt.robust.losses import Objective, find_loss, find_targets, objective_of
 from overt.robust.models import (
     BATCH_SIZE,
     ModelAdapter,
@@ -260,7 +260,7 @@ class _Trainer:
     def step(self, inputs: Inputs, y: Any, seed: int, number: int) -> Floats:
         """Attack a batch and take one step of the optimizer; return what the epoch sums."""
         adapter = ModelAdapter(self.model, inputs, {})
-        x = adapter.x.to(adapter.device)
+        x = adapter.x
         rows = torch.arange(len(x))
         if not self.columns:
             with evaluation_mode(self.model):
@@ -311,7 +311,9 @@ class _Trainer:
         region = attack.threat.region(x)
         rows = torch.arange(len(x))
         seeds = count(seed)
-        target = attack.criterion.targets(y, self.columns)
+        target = attack.target
+        if target is not None:
+            target = find_targets(target, y, self.columns)
         objective: Objective = _divergence
         with evaluation_mode(self.model):
             start = torch.zeros_like(region.x)
@@ -332,7 +334,7 @@ class _Trainer:
                 target=y if target is None else target,
                 region=region,
                 objective=objective,
-                criterion=attack.criterion,
+                targeted=attack.target is not None,
             )
             delta = attack.perturb(
                 batch, start, lambda: region.draw(next(seeds), shared=False)
