@@ -186,6 +186,7 @@ def attack(
         "model_sha256": _state_digest(net),
     }
     stored = found.to_dict() | {"warnings": notes, "run": run | facts}
+    stored.pop("x")  # adversarial.npz has it
     write_whole(out / "attack.json", json.dumps({**stored, "checksum": digest(stored)}))
     if plot:
         write_figure(found.plot(), out / "attack.png")

@@ -57,7 +57,7 @@ class RobustError(Result):
     status
         "finished" or "interrupted".
     x
-        The perturbed inputs at the threat's radius, shaped like the given ones; not in JSON.
+        The perturbed inputs at the threat's radius, shaped like the given ones.
     """
 
     value: float
@@ -77,7 +77,7 @@ class RobustError(Result):
     stages: tuple[Stage, ...]
     warnings: tuple[str, ...]
     status: Status
-    x: Any = None
+    x: Tensor | None = None
 
     @property
     def upper(self) -> float:
@@ -87,10 +87,6 @@ class RobustError(Result):
     def table(self) -> str:
         """Return what each stage of the attack found and cost, as lines of text."""
         return stage_table(self.stages)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the result as plain values, without the perturbed inputs."""
-        return {name: v for name, v in super().to_dict().items() if name != "x"}
 
     def plot(self) -> Any:
         """Plot the curve with its intervals."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import torch
@@ -119,8 +119,8 @@ class CrossEntropy(Loss):
 class MarginLoss(Loss):
     """h(z) of a margin z, h falling: h(z_y) drives away from y, h(-z_target) toward a target."""
 
-    margin: Callable[[Tensor, Tensor], Tensor] = margin_of_best
-    h: Callable[[Tensor], Tensor] = reflect
+    margin: Callable[[Tensor, Tensor], Tensor] = field(default=margin_of_best, repr=False)
+    h: Callable[[Tensor], Tensor] = field(default=reflect, repr=False)
 
     def away(self, logits: Tensor, y: Tensor) -> Tensor:
         """Return h(z_y)."""

@@ -273,7 +273,7 @@ class L2(Threat):
         first, go up to the root and stop there exactly.
         """
         tiny = torch.finfo(v.dtype).tiny
-        target = torch.as_tensor(radius).to(v) ** 2
+        target = torch.as_tensor(radius, dtype=v.dtype, device=v.device) ** 2
         clipped = v if box is None else v.clamp(*box)
         norm = _squares(clipped)
         over = norm > target

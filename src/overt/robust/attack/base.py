@@ -14,7 +14,7 @@ from torch import Tensor
 
 from overt._check import whole
 from overt._progress import meter
-from overt.results import Status
+from overt.results import Result, Status
 from overt.robust.attack.results import AttackResult, Stage, report
 from overt.robust.losses import (
     LOSSES,
@@ -430,7 +430,7 @@ class _AttackRun:
         state.best.merge(rows, found, by_value=state.random)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Attack(ABC):
     """A search for perturbations that change a model's predictions.
 
@@ -471,6 +471,8 @@ class Attack(ABC):
     batch_size: int = BATCH_SIZE
     seed: int = 0
     follows_gradients: ClassVar[bool] = False
+    __eq__ = Result.__eq__  # by value, arrays included
+    __hash__ = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         check_threat(self.threat)

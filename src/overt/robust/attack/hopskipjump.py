@@ -20,8 +20,8 @@ from overt.robust.losses import Loss
 BISECTIONS = 10
 """Halvings of the way to the boundary: its distance is known to a thousandth."""
 
-STARTS = [(2.0**k, seed) for k in range(7) for seed in (0, 1)]
-"""Sizes, in radii, and seeds of first perturbations that are tried."""
+STARTS = [(2.0**k, seed) for k in range(7) for seed in range(10)]
+"""Sizes, in radii, and seeds of first perturbations that are tried; all points share them."""
 
 SHORTER_STEPS = 4
 """Halvings of a step along the normal until it fools the model."""
@@ -31,7 +31,7 @@ MAX_DIRECTIONS = 80
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class HopSkipJump(Attack):
     """Attack by decisions alone: for models that return labels.
 
@@ -97,7 +97,7 @@ class _BoundaryWalk:
             if bool(found.all()) or self.available < 1:
                 break
             larger = self._region.with_radius(scale * self._region.threat.radius)
-            trial = larger.draw(seed, extreme=seed == 0)
+            trial = larger.draw(seed, extreme=seed % 2 == 0)
             new = self._decide(trial) & ~found
             delta = torch.where(new[:, None], trial, delta)
             found |= new

@@ -72,7 +72,7 @@ def ascend(
     return best
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PGD(Attack):
     """Projected gradient ascent with steps that shorten.
 
@@ -164,7 +164,7 @@ class PGD(Attack):
         return found.delta
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FGSM(PGD):
     """One step of the whole radius in the direction of steepest ascent.
 
@@ -175,7 +175,7 @@ class FGSM(PGD):
     steps: int = 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class BIM(PGD):
     """Steps of equal length along the steepest direction (Kurakin et al. 2017).
 

@@ -29,7 +29,7 @@ Planes = tuple[int, int, int]
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Square(Attack):
     """Random search over windows of the input: it needs no gradient, so nothing can mask it.
 
