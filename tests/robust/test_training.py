@@ -86,7 +86,7 @@ def test_interrupted_training_resumes_to_the_same_weights(tmp_path, momentum):
 
     def impatient(v):
         calls.append(1)
-        if len(calls) == 90:
+        if len(calls) == 60:
             raise KeyboardInterrupt
         return forward(v)
 

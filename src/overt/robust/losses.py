@@ -119,7 +119,9 @@ class CrossEntropy(Loss):
 class MarginLoss(Loss):
     """h(z) of a margin z, h falling: h(z_y) drives away from y, h(-z_target) toward a target."""
 
-    margin: Callable[[Tensor, Tensor], Tensor] = field(default=margin_of_best, repr=False)
+    margin: Callable[[Tensor, Tensor], Tensor] = field(
+        default=margin_of_best, repr=False
+    )
     h: Callable[[Tensor], Tensor] = field(default=reflect, repr=False)
 
     def away(self, logits: Tensor, y: Tensor) -> Tensor:

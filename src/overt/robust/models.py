@@ -288,13 +288,15 @@ def floating(name: str, value: Any) -> Tensor:
     return x
 
 
-def examples(x: Any, y: Any, threat: Any = None) -> tuple[Any, Any, Any]:
+def examples(
+    x: Any, y: Any, threat: Any = None, *, name: str = "x"
+) -> tuple[Any, Any, Any]:
     """Return inputs, classes and threat, from a DataLoader or other batches if there is no y."""
     if isinstance(y, Threat) and threat is None:
         y, threat = None, y
     if y is not None:
         return x, y, threat
-    batches = list(Batches(x, None, name="x"))
+    batches = list(Batches(x, None, name=name))
     parts: list[Any] = [batch.inputs.given for batch in batches]
     named = isinstance(parts[0], dict)
     keys = parts[0] if named else range(len(parts[0]))

@@ -178,7 +178,7 @@ def adversarial_train(
         raise InputTypeError(f"scheduler must be a torch scheduler, got {scheduler!r}")
     optimizer = _optimizer(optimizer, model)
     batches = Batches(_shuffled(data, batch_size), model, repeated=True)
-    held = None if holdout is None else examples(holdout, None)[:2]
+    held = None if holdout is None else examples(holdout, None, name="holdout")
     trainer = _Trainer(model, optimizer, attack, loss, config)
     settings = {
         "seed": str(seed),
@@ -334,7 +334,7 @@ class _Trainer:
                 target=y if target is None else target,
                 region=region,
                 objective=objective,
-                targeted=attack.target is not None,
+                targeted=self.loss != "trades" and attack.target is not None,
             )
             delta = attack.perturb(
                 batch, start, lambda: region.draw(next(seeds), shared=False)
