@@ -1025,7 +1025,7 @@ ROBUST = {
             ),
             {"radius": (n, 0.5)},
         )
-        for kind in ("L1", "L2", "Linf", "L0")
+        for kind in ("L1", "L2", "Linf")
     },
     "robust.bounds": Row(
         lambda bounds: robust.L2(0.5, bounds).radius, {"bounds": (t, (-1.0, 1.0))}

@@ -485,7 +485,7 @@ MORE = {
                 radius=0.5,
                 bounds=(-3.0, 3.0),
             )
-            for kind in ("L0", "L1", "L2", "Linf")
+            for kind in ("L1", "L2", "Linf")
         },
         **{
             f"robust.{kind} whole": whole(

@@ -118,7 +118,7 @@ class PGD(Attack):
         """Number of gradients of a run."""
         return self.steps
 
-    def lengths(self, radius: float, steps: int) -> list[float]:
+    def _lengths(self, radius: float, steps: int) -> list[float]:
         """Return the length of every step, in the units of the inputs."""
         first = 2.5 * radius / steps if self.schedule == "constant" else radius
         if self.step_size is not None:
@@ -140,14 +140,14 @@ class PGD(Attack):
         spent = 0
         for factor in self.larger if part else ():
             larger = replace(batch, region=region.with_radius(factor * radius))
-            lengths = self.lengths(factor * radius, part)
+            lengths = self._lengths(factor * radius, part)
             found = ascend(larger, start, lengths, escape, normalize=self.normalize)
             start = region.project(found.delta)
             spent += found.gradients
         found = ascend(
             batch,
             start,
-            self.lengths(radius, steps - len(self.larger) * part),
+            self._lengths(radius, steps - len(self.larger) * part),
             escape,
             normalize=self.normalize,
             early_exit=self.early_exit,
@@ -159,7 +159,7 @@ class PGD(Attack):
         """Return the last iterate, or the best one of several runs or larger balls."""
         if self.restarts > 1 or self.larger:
             return super().perturb(batch, start, draw)
-        lengths = self.lengths(batch.region.threat.radius, self.steps)
+        lengths = self._lengths(batch.region.threat.radius, self.steps)
         found = ascend(batch, start, lengths, normalize=self.normalize, last=True)
         return found.delta
 
