@@ -24,7 +24,7 @@ from overt.nn import (
     predictive_moments,
     without_noise,
 )
-from overt.papers.beyond.noises import seed_mask
+from overt.papers.beyond.noises import seed_inside
 
 
 def run() -> list[Table]:
@@ -73,7 +73,7 @@ def dropblock() -> Table:
             DropBlock2d(0.1, block, placement="grid"),
         ]
         calls = [lambda layer=layer, x=x: layer(x) for layer in layers]
-        times = seconds(*calls, lambda x=x, b=block: seed_mask(x, 0.1, b))
+        times = seconds(*calls, lambda x=x, b=block: seed_inside(x, 0.1, b))
         ratio = times[0] / times[3]
         row = [1e3 * t for t in times]
         table.rows.append(

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from benchmarks.harness import Table, seconds, verdict
-from overt.papers.relu_retention import retentivity
+from overt.papers.relu_capacity import retentivity
 from overt.relu import kernels
 
 STEPS = 200

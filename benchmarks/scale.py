@@ -69,7 +69,6 @@ model = DropoutCompletion(factors, max_sweeps=sweeps, **how)
 model.fit_entries(read.entries, on_form=watch)
 print(json.dumps({"ratings": len(read.rows), "shape": read.entries.shape, "reading": reading,
     "sweep": (marks[-1] - marks[0]) / (len(marks) - 1), "anon": peak,
-    "covariance": model.covariance_,
     "resident": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}))
 """
 

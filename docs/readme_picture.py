@@ -1,4 +1,4 @@
-"""Draw the pictures of the README and the first page of the documentation into docs/_static."""
+"""Make the pictures of the README and the first page of the documentation into docs/_static."""
 
 from pathlib import Path
 
@@ -32,6 +32,8 @@ axes.axhline(
     net.solve().objective, color="C1", ls="--", label="exact minimum, computed"
 )
 axes.set(xlabel="step", ylabel="expected loss")
+axes.set_yticks([40, 60, 100, 200, 400], ["40", "60", "100", "200", "400"])
+axes.yaxis.set_minor_locator(mpl.ticker.NullLocator())
 axes.legend()
 figure.savefig(STATIC / "readme.png", dpi=110)
 

@@ -110,12 +110,10 @@ def test_tables_keep_commas_quotes_and_what_is_no_character(tmp_path):
 def test_arrays_come_back_with_their_checksum(tmp_path):
     pytest.importorskip("safetensors")
     path = tmp_path / "arrays.safetensors"
-    checksum = write_sealed(path, {"M": M, "turned": M.T, "none": np.zeros(0)}, "test")
-    arrays, again = read_sealed(path, "test")
+    write_sealed(path, {"M": M, "turned": M.T, "none": np.zeros(0)}, "test")
+    arrays = read_sealed(path, "test")
     assert np.array_equal(arrays["M"], M)
     assert np.array_equal(arrays["turned"], M.T)
-    assert again == checksum
-    assert write_sealed(path, {"M": M + 1}, "test") != checksum
     with pytest.raises(InputError, match="something else"):
         read_sealed(path, "other")
     path.write_bytes(b"damaged")

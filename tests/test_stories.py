@@ -121,11 +121,8 @@ def test_the_readme_counts_what_there_is():
     # Statements of a user that other tests have loaded belong to no paper.
     statements = [item for item in items().values() if item.check and item.paper]
     corrected = sum(bool(item.printed) for item in statements)
-    checker = ROOT / "src/overt/linear/checker.py"
-    lines = len(checker.read_text(encoding="utf-8").splitlines())
     assert f"**{len(statements)} statements of the papers**" in README
     assert f"**{corrected} of them had to be corrected**" in README
-    assert f"stand-alone checker of {lines} lines" in README
 
 
 def test_pages_escape_what_they_show(tmp_path):

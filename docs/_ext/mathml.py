@@ -1,4 +1,4 @@
-"""Render TeX formulas as MathML, which browsers draw without scripts or a network.
+"""Render TeX formulas as MathML, which browsers show without scripts or a network.
 
 Displayed formulas are numbered on their page. The number links to the formula, by a name that is
 made of the formula itself: a link holds until the formula changes.

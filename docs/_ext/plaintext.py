@@ -1,6 +1,6 @@
 """Let docstrings be plain text: formulas such as |u_i|^2 or |A|_* are not markup.
 
-Bars, stars and trailing underscores are escaped outside of code, `**bold**` is kept, and indented
+Bars, stars and trailing underscores are escaped outside of code, `**bold**` stays, and indented
 paragraphs become literal blocks, so that formulas keep their lines.
 """
 

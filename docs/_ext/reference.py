@@ -1,6 +1,6 @@
 """One page of the reference for each module that users import from, written from its `__all__`.
 
-Which modules these are is read from the source (`packages.public`), so that no list has to be kept.
+The modules are read from the source (`packages.public`): no list has to be updated.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def page(name: str) -> str:
 
 
 def write(app: Sphinx) -> None:
-    """Write the pages that changed, and remove those of modules that are gone."""
+    """Write the pages that changed, and remove pages of modules that no longer exist."""
     folder = Path(app.srcdir, FOLDER)
     folder.mkdir(parents=True, exist_ok=True)
     pages = {

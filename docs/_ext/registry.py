@@ -164,7 +164,7 @@ class Count(Generated):
         return [
             _text(
                 f"{len(verdicts())} statements can be run. {corrected} of them correct the papers. "
-                "All held when this page was built."
+                "All hold as of the build of this page."
             )
         ]
 
@@ -285,7 +285,7 @@ class PublicNames(Generated):
         rows = []
         for name in overt.__all__:
             value = getattr(overt, name)
-            # The errors have no page of their own; that of the names describes them.
+            # The errors have no page; the page of names describes them.
             target = documented(value) or f"overt.{name}"
             kind = "mod" if isinstance(value, ModuleType) else "obj"
             link = addnodes.pending_xref(

@@ -97,7 +97,7 @@ def forget(app: Sphinx, env: BuildEnvironment, docname: str) -> None:
 
 
 def _linked(env: BuildEnvironment) -> dict[str, set[str]]:
-    """Which files each document links to, kept between builds."""
+    """Which files each document links to, stored between builds."""
     return env.__dict__.setdefault("linked_sources", {})
 
 

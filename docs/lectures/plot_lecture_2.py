@@ -63,7 +63,7 @@ for d in (10, 100, 1000):  # 1. it vanishes like 1/d; at_width keeps lam / d fix
 for s in (
     [1.0, 1.0, 0.0, 0.0],
     [1.0, 0.0, 0.0, 0.0],
-):  # 2. a block carries two directions for free
+):  # 2. a block takes two directions for free
     blocks, units = overt.spectral.KSupport(2), overt.spectral.KSupport(1)
     print(blocks.value(np.array(s)), units.value(np.array(s)))
 

@@ -7,7 +7,7 @@ networks. Each brings one new thing.
 """
 
 # %%
-# **Blocks** of b units carry b directions at the price of one: the norm is the k-support norm,
+# **Blocks** of b units take b directions at the price of one: the norm is the k-support norm,
 # between the nuclear norm (b = 1) and the Frobenius norm (b large).
 
 import matplotlib.pyplot as plt

@@ -7,7 +7,7 @@ norm, and SGD with weight decay, which jumps from rank to rank.
 """
 
 # %%
-# **Dropout on factors.** With one side held, a row solves a ridge problem whose ridge is
+# **Dropout on factors.** With one side fixed, a row solves a ridge problem whose ridge is
 # dropout's, lam times the squared partners. Alternate, and the objective goes down without a
 # learning rate.
 

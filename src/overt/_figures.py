@@ -96,6 +96,23 @@ def figure_format(path: str | os.PathLike[str]) -> str:
     return found
 
 
+def simplify_log_ticks(picture: Any) -> None:
+    """Label logarithmic axes at powers of ten; at .1, .2, .5 where they span less than two."""
+    from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
+
+    for panel in picture.axes:
+        for axis, limits in (
+            (panel.xaxis, panel.get_xlim()),
+            (panel.yaxis, panel.get_ylim()),
+        ):
+            if axis.get_scale() != "log" or axis.get_transform().base != 10:
+                continue
+            axis.set_minor_formatter(NullFormatter())
+            if max(limits) < 100 * min(limits):
+                axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+                axis.set_major_formatter(FormatStrFormatter("%g"))
+
+
 def bars_figure(*panels: tuple[str, Any]) -> Any:
     """Plot one panel of bars for each pair of a name and values."""
     figure, axes = subplots(1, len(panels))

@@ -1,4 +1,4 @@
-"""Exact confidence intervals of shares, and errors with weights."""
+"""Exact confidence intervals of shares."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from overt._check import InputError, doubles
 from overt._types import Floats
 
 
@@ -25,15 +24,3 @@ def clopper_pearson(successes: Any, trials: Any, level: float) -> tuple[Floats, 
     low = np.where(k == 0, 0.0, beta.ppf(tail, np.maximum(k, 1), n - k + 1))
     high = np.where(k == n, 1.0, beta.ppf(1 - tail, k + 1, np.maximum(n - k, 1)))
     return low, high
-
-
-def weighted_error(error: Floats, weights: Any) -> float:
-    """Return sqrt(sum_i w_i e_i^2 / sum_i w_i), all weights 1 where there are none."""
-    if weights is None:
-        return float(np.sqrt(np.mean(error**2)))
-    w = doubles("sample_weight", weights, ndim=1)
-    if w.shape != error.shape or w.min() < 0 or not w.any():
-        raise InputError(
-            f"sample_weight must be {len(error)} numbers from 0, not all 0"
-        )
-    return float(np.sqrt(np.average(error**2, weights=w / w.max())))

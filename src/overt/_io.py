@@ -103,23 +103,6 @@ def ready(folder: str | os.PathLike[str]) -> Path:
 
 
 @contextmanager
-def alone(folder: Path, *, reading: bool = False) -> Iterator[None]:
-    """Keep other processes from writing into a folder meanwhile, where the system can do so."""
-    try:
-        locks = import_module("fcntl")
-    except ModuleNotFoundError:
-        yield
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # a file system without locks
-            locks.flock(handle, locks.LOCK_SH if reading else locks.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
-
-
-@contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Give a path beside a file, of this process alone, and put what is written there in its place.
 
@@ -191,19 +174,18 @@ def digest(value: Any, arrays: Mapping[str, Array] | None = None) -> str:
     return found.hexdigest()
 
 
-def write_sealed(path: Path, arrays: Mapping[str, Array], what: str) -> str:
-    """Write arrays as safetensors; return their checksum, which is written with them."""
-    checksum, save = digest(what, arrays), safetensors("numpy", "files").numpy.save
-    metadata = {"what": what, "checksum": checksum}
+def write_sealed(path: Path, arrays: Mapping[str, Array], what: str) -> None:
+    """Write arrays as safetensors with their checksum."""
+    save = safetensors("numpy", "files").numpy.save
+    metadata = {"what": what, "checksum": digest(what, arrays)}
     write_whole(
         path,
         save({name: np.ascontiguousarray(a) for name, a in arrays.items()}, metadata),
     )
-    return checksum
 
 
-def read_sealed(path: Path, what: str) -> tuple[dict[str, Array], str]:
-    """Return the arrays and their checksum; refuse what was changed, or is something else."""
+def read_sealed(path: Path, what: str) -> dict[str, Array]:
+    """Return the arrays; refuse what was changed, or is something else."""
     library = safetensors("numpy", "files")
     with reading(path, "cannot be read as safetensors"):
         data = path.read_bytes()
@@ -215,7 +197,7 @@ def read_sealed(path: Path, what: str) -> tuple[dict[str, Array], str]:
         raise InputError(f"{path} holds something else: {found!r} instead of {what!r}")
     if checksum != digest(what, arrays):
         raise InputError(f"{path} was changed or damaged: its checksum does not fit")
-    return arrays, checksum
+    return arrays
 
 
 def read_matrix(path: str | os.PathLike[str]) -> Any:

@@ -161,7 +161,7 @@ def test_changed_models_and_checkpoints_are_refused(tmp_path):
     """Whatever byte of the text changes, the meaning does not change in silence."""
 
     DropoutCompletion(1, max_sweeps=2).fit(np.eye(3) + 1).save(tmp_path)
-    path = tmp_path / "model.json"
+    path = tmp_path / "model.safetensors"
     good, rng = path.read_bytes(), np.random.default_rng(0)
     whole = DropoutCompletion.load(tmp_path)
     for at in rng.choice(len(good), 80, replace=False):

@@ -68,27 +68,6 @@ def test_a_cluster_finds_the_same_factors(form, ratings, client):
         np.testing.assert_array_equal(mine, theirs)
 
 
-def test_diagonal_covariances_travel_too(ratings, client, monkeypatch):
-    monkeypatch.setattr("overt.completion.learned.MAX_FULL_BYTES", 0)
-    given = (ratings.rows, ratings.cols, ratings.values)
-    here, there = (
-        DropoutCompletion(n_factors=4, engine=engine, max_sweeps=4).fit_triplets(*given)
-        for engine in ("local", "dask")
-    )
-    assert there.covariance_ == "diagonal"
-    np.testing.assert_array_equal(there.U_, here.U_)
-
-
-def test_new_entries_are_taken_in_on_the_cluster(ratings, client):
-    models = [
-        DropoutCompletion(n_factors=4, engine=engine, max_sweeps=3)
-        .fit(ratings.to_sparse())
-        .partial_fit([[0, 1], [70, 2]], [5.0, 1.0])
-        for engine in ("local", "dask")
-    ]
-    np.testing.assert_array_equal(models[1].U_, models[0].U_)
-
-
 def test_a_cluster_without_workers_is_refused(ratings, distributed):
     with (
         distributed.Client(processes=False, n_workers=0, dashboard_address=":0"),
@@ -144,7 +123,7 @@ def test_a_folder_is_fitted_by_a_cluster_as_by_threads(ratings, client, tmp_path
     here = DropoutCompletion(**settings).fit(folder)
     there = DropoutCompletion(engine="dask", **settings).fit(folder)
     np.testing.assert_array_equal(there.U_, here.U_)
-    assert there.file_report_.used == len(ratings)
+    assert len(there.file_report_.entries) == len(ratings)
 
 
 def test_a_lost_worker_is_told(ratings, client):

@@ -18,8 +18,7 @@ def ratings():
 
 @pytest.mark.parametrize("split", ["random", "time", "last"])
 def test_splits_divide(ratings, split):
-    train, held, given = divide(ratings, split, 0.1, 0)
-    assert given is None
+    train, held = divide(ratings, split, 0.1, 0)
     assert len(train) + len(held) == len(ratings)
     if split == "time":
         assert train.times.max() < held.times.min()
@@ -28,13 +27,6 @@ def test_splits_divide(ratings, split):
             mine = held.times[held.rows == row]
             assert len(mine) == max(1, np.count_nonzero(ratings.rows == row) // 10)
             assert train.times[train.rows == row].max() < mine.min()
-
-
-def test_new_rows_are_new(ratings):
-    train, held, given = divide(ratings, "rows", 0.1, 0)
-    assert set(held.rows) == set(given.rows)
-    assert not set(held.rows) & set(train.rows)
-    assert len(train) + len(held) + len(given) == len(ratings)
 
 
 def test_figures_are_their_definitions():
@@ -54,11 +46,10 @@ def test_figures_are_their_definitions():
     )
 
 
-@pytest.mark.parametrize("split", ["random", "rows"])
 @pytest.mark.parametrize("missing", ["unknown", "negative"])
-def test_the_model_stands_beside_baselines(ratings, split, missing):
+def test_the_model_stands_beside_baselines(ratings, missing):
     model = DropoutCompletion(3, max_sweeps=8, missing=missing)
-    found = evaluate(model, ratings, split=split, holdout=0.2)
+    found = evaluate(model, ratings, holdout=0.2)
     assert not hasattr(model, "model_")
     assert {"model", "popularity"} <= found.figures.keys()
     if missing == "unknown":
@@ -78,8 +69,6 @@ def test_what_cannot_be_divided_is_refused(ratings):
         evaluate(DropoutCompletion(), ratings, split="magic")
     with pytest.raises(overt.InputError, match="both sides"):
         divide(ratings.take(np.arange(3)), "random", 0.1, 0)
-    with pytest.raises(overt.InputError, match="too few rows"):
-        divide(overt.Entries([0, 0], [0, 1], [1.0, 2.0]), "rows", 0.1, 0)
 
 
 def test_what_counts_as_relevant_is_said(ratings):

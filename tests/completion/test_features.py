@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from scipy import sparse
+from sklearn.preprocessing import OneHotEncoder
 
 import overt
 from overt import Entries
@@ -44,12 +45,13 @@ def test_cold_rows_are_predicted_as_well_as_by_the_true_regression(share):
 
 
 def test_features_of_columns_and_kinds_of_tables_agree():
+    pandas = pytest.importorskip("pandas")
     X, _, Y, entries = generated()
     turned = Entries(entries.cols, entries.rows, entries.values, entries.shape[::-1])
     by_col = DropoutCompletion(6, clip=False, average=0).fit(turned, col_features=X)
     assert by_col.complete().shape == (120, 600)
     assert error(by_col.complete()[:, 500:], Y[500:].T) < 1.0
-    frame = {f"x{i}": X[:, i] for i in range(8)}
+    frame = pandas.DataFrame(X)
     ids = np.array([f"r{i}" for i in range(600)])
     named = Entries.from_ids(ids[entries.rows], entries.cols, entries.values)
     models = [
@@ -69,16 +71,14 @@ def test_features_of_columns_and_kinds_of_tables_agree():
 
 def test_explanations_name_what_came_from_features(tmp_path):
     X, _, _, entries = generated()
-    model = DropoutCompletion(6, clip=False).fit(
-        entries, row_features={"x": X[:, 0], "y": X[:, 1]}
-    )
+    model = DropoutCompletion(6, clip=False).fit(entries, row_features=X[:, :2])
     told = model.explain(3, 5)
     assert told.features != 0
     added = told.baseline + told.signals + told.features + told.contributions.sum()
     assert added == pytest.approx(told.prediction)
     model.save(tmp_path)
     again = DropoutCompletion.load(tmp_path)
-    new = {"x": 0.3, "y": None}
+    new = [0.3, np.nan]
     here, there = (
         m.fold_in({3: 1.0}, features=new).predict([0]) for m in (model, again)
     )
@@ -86,25 +86,29 @@ def test_explanations_name_what_came_from_features(tmp_path):
     assert again.explain(3, 5).features == told.features
 
 
-def test_numbers_categories_and_missing_values():
-    """A missing value and an unknown category count as the mean; units do not matter."""
+def test_categories_missing_values_and_units():
+    """Scikit-learn encodes categories; a missing value counts as the mean; units do not matter."""
     X, _, _, entries = generated()
-    jobs = np.where(X[:, 1] > 0, "cook", "poet").astype(object)
-    table = {"age": X[:, 0], "job": jobs}
-    model = DropoutCompletion(6, clip=False, average=0).fit(entries, row_features=table)
-    other = DropoutCompletion(6, clip=False, average=0).fit(
-        entries, row_features={"age": 40 + 7 * X[:, 0], "job": jobs}
+    jobs = np.where(X[:, 1] > 0, "cook", "poet")[:, None]
+    encoder = OneHotEncoder(sparse_output=False, handle_unknown="ignore").fit(jobs)
+    settings = {"n_factors": 6, "clip": False, "average": 0}
+    model, other = (
+        DropoutCompletion(**settings).fit(
+            entries, row_features=np.column_stack([age, encoder.transform(jobs)])
+        )
+        for age in (X[:, 0], 40 + 7 * X[:, 0])
     )
 
-    def cold(fitted, **features):
+    def cold(fitted, age, job):
+        features = [age, *encoder.transform([[job]])[0]]
         return fitted.fold_in({}, features=features).predict(np.arange(120))
 
-    mean = cold(model, age=X[:, 0].mean(), job=None)
-    np.testing.assert_allclose(cold(model, age=np.nan, job="king"), mean)
-    assert np.abs(cold(model, age=np.nan, job="cook") - mean).max() > 0.1
-    expected = cold(model, age=1.5, job="poet")
     np.testing.assert_allclose(
-        cold(other, age=40 + 7 * 1.5, job="poet"), expected, atol=1e-6
+        cold(model, np.nan, "cook"), cold(model, X[:, 0].mean(), "cook")
+    )
+    assert np.abs(cold(model, 0, "cook") - cold(model, 0, "poet")).max() > 0.1
+    np.testing.assert_allclose(
+        cold(other, 40 + 7 * 1.5, "poet"), cold(model, 1.5, "poet"), atol=1e-6
     )
 
 
@@ -112,6 +116,7 @@ def test_numbers_categories_and_missing_values():
     ("features", "match"),
     [
         (np.full((3, 2), np.inf), "finite"),
+        (np.full((6, 1), "poet"), "OneHotEncoder"),
         (np.zeros((2, 2, 2)), "two-dimensional"),
         ((["a", "b"], np.zeros((2, 1))), "whole numbers"),
         (([0, 1, 2], np.zeros((2, 1))), "2 rows and 3"),

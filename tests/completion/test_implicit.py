@@ -237,9 +237,7 @@ def test_lists_for_everyone(chosen, table, tmp_path):
         lines = list(csv.DictReader(file))
     assert [int(line["column"]) for line in lines] == lists.cols.tolist()
     assert [int(line["rank"]) for line in lines] == lists.ranks.tolist()
-    some = chosen.recommend_all(
-        n=2, rows=[4, 2], exclude=np.array([[4, lists.cols[12]]])
-    )
+    some = chosen.recommend_all(n=2, rows=[4, 2], exclude=lists.cols[12:13])
     assert some.rows.tolist() == [4, 4, 2, 2]
     assert lists.cols[12] not in some.cols[:2]
     with pytest.raises(overt.InputError, match="csv"):
@@ -285,7 +283,7 @@ def test_settings_that_do_not_fit_are_refused(table, kwargs):
 
 
 def test_too_many_rows_for_covariances_are_told(table, monkeypatch):
-    monkeypatch.setattr("overt.completion.implicit.MAX_FULL_BYTES", 1000)
+    monkeypatch.setattr("overt.completion.learned.MAX_FULL_BYTES", 1000)
     with pytest.raises(overt.InputError, match="fewer factors"):
         DropoutCompletion(4, missing="negative").fit(table)
 
@@ -369,10 +367,8 @@ def test_times_are_stored_and_updated(table, tmp_path):
     loaded.partial_fit(overt.Entries([0], [new], [5.0], table.shape, times=[99]))
     assert loaded.entries_.times[-1] == 99
     assert loaded.recommend(0) != before
-    other = model.recommend(7)
     with pytest.warns(UserWarning, match="have no times"):
         model.partial_fit(np.array([[0, new]]), [5.0])
-    assert model.recommend(7).cols.tolist() == other.cols.tolist()
 
 
 @pytest.mark.parametrize("sweep", [1, 2])

@@ -37,7 +37,7 @@ def test_fitting_a_clean_file_says_nothing(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model = quick().fit(path)
-    assert model.file_report_.used == 600
+    assert len(model.file_report_.entries) == 600
     assert model.file_report_.rejected == []
     assert model.file_report_.duplicates == 0
 
@@ -51,7 +51,7 @@ def test_fitting_a_file_with_broken_lines_names_them(tmp_path):
         model = quick().fit(path)
     report = model.file_report_
     assert [line.line for line in report.rejected] == [602, 603, 604, 605, 606]
-    assert report.used == 600
+    assert len(report.entries) == 600
 
 
 def test_contradictory_duplicates_of_a_file_are_reported(tmp_path):

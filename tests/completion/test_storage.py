@@ -191,9 +191,7 @@ def test_duplicates(tmp_path):
     assert (
         repr(read_ratings(path)) == "RatingsFile(2 entries, 0 rejected, 1 duplicates)"
     )
-    with pytest.raises(
-        overt.InputError, match=r"1 duplicate entries, such as \(a, x\)"
-    ) as error:
+    with pytest.raises(overt.InputError, match="1 duplicate entries") as error:
         read_ratings(path, "error")
     assert "--" not in str(error.value)
     with pytest.raises(
@@ -328,7 +326,7 @@ def test_interrupted_command_can_be_resumed(tmp_path, ratings, monkeypatch):
     assert [p.name for p in (out / "checkpoint").iterdir()] == ["mine.txt"]
 
 
-@pytest.mark.parametrize("option", [[], ["--drop-prob", "0.2"], ["--average", "3"]])
+@pytest.mark.parametrize("option", [[], ["--drop-prob", "0.2"]])
 def test_resume_reaches_the_same_factors(tmp_path, ratings, option, monkeypatch):
     """A run stopped after any sweep and resumed ends where an uninterrupted one does."""
     path = tmp_path / "r.csv"
@@ -404,7 +402,7 @@ def test_kill_leaves_nothing_unreadable(tmp_path):
         time.sleep(0.005)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    finished = (out / "model.json").exists()
+    finished = (out / "model.safetensors").exists()
     resumed = [*command, "--drop-prob", "0.3", *([] if finished else ["--resume"])]
     subprocess.run(resumed, check=True, stdout=subprocess.DEVNULL)
     entries = read_ratings(path).entries
@@ -441,7 +439,6 @@ def test_a_folder_is_read_like_one_file(folder, tmp_path):
 @pytest.mark.parametrize("form", [{}, {"drop_prob": 0.2}], ids=["learned", "fixed"])
 def test_a_fit_from_disk_is_the_same(folder, tmp_path, form, monkeypatch):
     monkeypatch.setattr("overt.completion.memory.SLICE", 64)
-    monkeypatch.setattr("overt.completion.problem.SLICE", 64)
     settings = {"n_factors": 3, "max_sweeps": 3} | form
     here = DropoutCompletion(**settings).fit(tmp_path / "r.csv")
     there = DropoutCompletion(memory_limit="200MB", **settings).fit(folder)

@@ -15,7 +15,6 @@ from overt.decay import (
     train_error,
     two_by_two,
 )
-from overt.papers.escape_times import escape
 
 PROBLEM = Entries([0, 0, 1, 2], [0, 1, 1, 3], [1.3, -2.1, 0.4, 1.7], (3, 4))
 Fit = DeepLinearCompletion
@@ -40,10 +39,6 @@ WRONG = [
     ),
     (lambda: existence(PROBLEM, 3, 4), "rank must be at most 3, got 4"),
     (lambda: existence(PROBLEM, 3, 0), "rank must be"),
-    (lambda: escape(PROBLEM, 3, 0.01), "problem must be"),
-    (lambda: escape(two_by_two(0.25), 2, 0.01), "depth must be"),
-    (lambda: escape(two_by_two(0.25), 3, 0.02595), "weight_decay must be at most"),
-    (lambda: escape(two_by_two(0.25), 3, 0.0), "weight_decay must be"),
     (lambda: two_by_two(0.0), "epsilon must be"),
     (lambda: ran(width=0), "width must be"),
     (lambda: ran(depth=1), "depth must be"),

@@ -25,18 +25,18 @@ LINES = {
     "solve": "solve M.npy --width 2 --drop-prob 0.5 --noise dropout --block-size 1 --out o.npz",
     "solve of data": "solve --x X.npy --y Y.npy --width 2 --rank 1 --weight-decay 0",
     "train": "train M.npy --width 2 --drop-prob 0.5 --steps 4 --learning-rate 0.01 --seeds 1 "
-    "--batch-size 1 --gradient sampled --records 2 --n-jobs 1 --engine local --out t.npz",
+    "--gradient sampled --n-jobs 1 --out t.npz",
     "certify": "certify M.npy U.npy V.npy --drop-prob 0.5 --out c.json",
-    "complete": "complete r.csv --drop-prob 0.5 --factors 2 --average 0 --holdout 0.2 "
+    "complete": "complete r.csv --drop-prob 0.5 --factors 2 --holdout 0.2 "
     "--predict pairs.csv --duplicates mean --missing unknown --n-jobs 1 --seed 0 --out fit",
     "evaluate": "evaluate r.csv --split random --factors 2 --holdout 0.2 --seed 0 --n-jobs 1",
     "predict": "predict model pairs.csv --out p.csv",
     "recommend": "recommend model --user 1 --n 2 --by auto",
     "recommend to all": "recommend model --all lists.csv --n 2",
-    "recommend to a newcomer": "recommend model --entries newcomer.csv --exclude r2.csv --n 2",
+    "recommend to a newcomer": "recommend model --entries newcomer.csv --n 2",
     "update": "update model r2.csv",
     "jumps": "jumps --epsilon 0.25 --depth 3 --width 3 --seeds 1 --noisy-steps 5 --quiet-steps 5 "
-    "--learning-rate 0.2 --weight-decay 0.1 --convention pytorch --n-jobs 1 --seed 0 --out j.npz",
+    "--learning-rate 0.2 --weight-decay 0.1 --n-jobs 1 --seed 0 --out j.npz",
     "verify": "verify shallow-penalty --size small --seed 0",
     "reproduce": "reproduce nothing --size toy --n-jobs 1 --out rows",
     "audit": "audit net.py:build --data d.npz --loss cross_entropy --points 4 --batch 2 --seed 0",

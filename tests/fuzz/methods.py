@@ -374,12 +374,6 @@ MORE = {
                     {"shape": (2, 2, 4, 4)},
                 ),
                 (
-                    "DropBlock2d",
-                    noisy.DropBlock2d(0.5, 2),
-                    "keep_prob",
-                    {"sizes": (4, 4)},
-                ),
-                (
                     "CovarianceDropout",
                     noisy.CovarianceDropout(by.P[:2], by.D2),
                     "mask_covariance",

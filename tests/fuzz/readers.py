@@ -360,7 +360,6 @@ READERS = {
     "result in npz": Reader(
         _result("r.npz"), lambda p: _plain(overt.Solution.load(p)), True
     ),
-    "model.json": Reader(_model("model.json"), _predictions, True),
     "model.safetensors": Reader(_model("model.safetensors"), _predictions, True),
     "completion checkpoint": Reader(_checkpoint, _resumed, True),
     "training checkpoint": Reader(_training, _train, True),

@@ -22,7 +22,7 @@ SLOW = {
     "ratings in gzip",
     "Parquet",
     "torch state",
-    "model.json",
+    "model.safetensors",
     "training checkpoint",
 }
 NEEDS = {

@@ -31,7 +31,7 @@ from overt.papers import items
 chosen = [
     name for name, item in items().items()
     if item.check and item.paper in ("implicit_bias", "structured") and name not in
-    ("dropout-step", "audit-last-layer")
+    ("dropout-step",)
 ]
 assert len(chosen) > 30
 path = sys.argv[1]

@@ -87,3 +87,21 @@ class Branching(nn.Module):
         h = self.first(x.flatten(1))
         h = h.relu() if h.sum() > 0 else h.tanh()
         return self.last(self.drop(h))
+
+
+def batches(*arrays, size=100):
+    return list(zip(*(a.split(size) for a in arrays), strict=True))
+
+
+def small():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 12), nn.ReLU(), nn.Dropout(0.3), nn.Linear(12, 3))
+
+
+def numbers(n=200, seed=0):
+    torch.manual_seed(seed)
+    x = torch.randn(n, 5)
+    return x, torch.tanh(x[:, :3]) + 0.1 * torch.randn(n, 3)
+
+
+X, Y = numbers(20)

@@ -221,6 +221,60 @@ class Odd(nn.Module):
         return self.out(torch.cat(tensors=[self.d(h), h[:, :4]], dim=1))
 
 
+class Heads(nn.Module):
+    """Attention as people write it: separate maps, one for all three, torch's own, by einsum."""
+
+    def __init__(self, kind, width=16, heads=4):
+        super().__init__()
+        self.kind, self.num_heads, self.head_dim = kind, heads, width // heads
+        self.attn_dim = width
+        self.norm, self.up, self.down = (
+            nn.LayerNorm(width),
+            nn.Linear(width, 40),
+            nn.Linear(40, width),
+        )
+        if kind == "torch":
+            self.attend = nn.MultiheadAttention(width, heads, batch_first=True)
+        elif kind == "fused":
+            self.qkv, self.o = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        else:
+            shared = heads // 2 if kind == "grouped queries" else heads
+            self.q, self.o = nn.Linear(width, width), nn.Linear(width, width)
+            self.k = nn.Linear(width, shared * self.head_dim)
+            self.v = nn.Linear(width, shared * self.head_dim)
+        self.out = nn.Linear(width, 3)
+
+    def forward(self, x):
+        B, T, _ = x.shape
+        h = self.norm(x)
+        if self.kind == "torch":
+            h = self.attend(h, h, h, need_weights=False)[0]
+            return self.out((x + h + self.down(functional.gelu(self.up(h)))).mean(1))
+        if self.kind == "fused":
+            shape = (B, T, 3, self.num_heads, self.head_dim)
+            q, k, v = self.qkv(h).reshape(shape).permute(2, 0, 3, 1, 4).unbind(0)
+        else:
+            q, k, v = (
+                layer(h).view(B, T, -1, self.head_dim).transpose(1, 2)
+                for layer in (self.q, self.k, self.v)
+            )
+        if self.kind == "einsum":
+            weights = (
+                torch.einsum("bhqd,bhkd->bhqk", q, k)
+                .div(self.head_dim**0.5)
+                .softmax(-1)
+            )
+            h = torch.einsum("bhqk,bhkd->bhqd", weights, v)
+        elif self.kind == "by hand":
+            weights = (q @ k.transpose(-2, -1) * self.head_dim**-0.5).softmax(-1)
+            h = weights @ v
+        else:
+            grouped = self.kind == "grouped queries"
+            h = functional.scaled_dot_product_attention(q, k, v, enable_gqa=grouped)
+        h = self.o(h.transpose(1, 2).reshape(B, T, self.attn_dim))
+        return self.out((x + h + self.down(functional.gelu(self.up(h)))).mean(1))
+
+
 def mlp(drop=0.5):
     return nn.Sequential(
         nn.Linear(5, 16),
@@ -343,10 +397,15 @@ ZOO = {
         Attention,
         floats(4, 8),
         {"up"},
-        {"qkv": "view", "back": "", "down": ""},
+        {"qkv": "fails with fewer units", "back": "", "down": ""},
     ),
     "stream": (Stream, floats(4, 5), {"enter", "down", "up"}, {"out": "returns"}),
-    "hard-coded": (HardCoded, floats(1, 6, 6), {"fc"}, {"conv": "names the number"}),
+    "hard-coded": (
+        HardCoded,
+        floats(1, 6, 6),
+        {"fc"},
+        {"conv": "fails with fewer units"},
+    ),
     "branching": (
         Branching,
         floats(5),
@@ -366,7 +425,7 @@ ZOO = {
         Odd,
         floats(1, 6, 6),
         {"a", "b", "d"},
-        {"c": "getitem", "out": "returns"},
+        {"c": "with fewer units", "out": "returns"},
     ),
     "chunked": (Chunked, floats(5), {"up"}, {"down": "returns"}),
     "autoencoder": (autoencoder, floats(1, 6, 6), {"0", "3", "6"}, {"8": "returns"}),

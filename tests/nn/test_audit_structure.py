@@ -173,10 +173,3 @@ def test_tokens_do_not_limit_the_rank_of_the_outputs():
 def test_functional_dropout_that_stays_on_is_named():
     report = audit(AlwaysOn(), [data(AlwaysOn())], "squared")
     assert "on in evaluation mode too" in dict(report.skipped)["forward"]
-
-
-def test_flows_without_gradient_are_left_out():
-    model = WithoutGradient()
-    report = audit(model, [data(model)], lambda f, y: (f - y).square().mean())
-    assert report.noises[0].flows is None
-    assert "no gradient" in dict(report.skipped)["flows"]

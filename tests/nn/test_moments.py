@@ -112,7 +112,6 @@ EXACT = {
     "adaptive_avg_pool2d uneven": lambda x, n: column(
         F.adaptive_avg_pool2d(image(x, n), (1, 3))
     ),
-    "max_pool2d": lambda x, n: column(F.max_pool2d(image(x, n), 2)),
     "upsample_nearest2d": lambda x, n: column(
         F.interpolate(image(x, n), scale_factor=2)
     ),

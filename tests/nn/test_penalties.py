@@ -213,31 +213,6 @@ def test_gradient_of_the_penalty(model, shape, name):
     )
 
 
-@pytest.mark.parametrize("dropout", [nn.Dropout(0.3), Dropout(0.6)])
-@pytest.mark.parametrize("activation", [nn.ReLU(), nn.Tanh()])
-def test_max_pooling_after_dropout_is_exact(dropout, activation):
-    model = nn.Sequential(
-        nn.Conv2d(1, 1, 2),
-        activation,
-        dropout,
-        nn.MaxPool2d((2, 1), (2, 2)),
-        nn.Flatten(),
-        nn.Linear(2, 3),
-    )
-    model, x = prepared(model, (4, 1, 3, 4))
-    outputs, prob = outputs_under_masks(model, "2", x)
-    mean, covariance = exact_moments(outputs, prob)
-    found = predictive_moments(model, x, covariance=True)
-    torch.testing.assert_close(found.mean, mean, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(found.variance, covariance, rtol=1e-9, atol=1e-9)
-    y = torch.randn_like(mean)
-    losses = ((outputs - y) ** 2).sum(2).mean(1)
-    penalty_found = explicit_penalty(model, x, y)
-    expected = prob @ losses - ((model(x) - y) ** 2).sum(1).mean()
-    assert penalty_found.exact
-    torch.testing.assert_close(penalty_found.value, expected, rtol=1e-9, atol=1e-9)
-
-
 @pytest.mark.parametrize("drop_prob", [0.3, 0.7])
 def test_agrees_with_the_core(drop_prob):
     model, x = prepared(*flat(nn.Dropout(drop_prob)))

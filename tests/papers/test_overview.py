@@ -152,20 +152,6 @@ def test_all_is_resumed_and_what_is_absent_is_listed(tmp_path):
     )
 
 
-def test_two_folders_are_compared(tmp_path):
-    good = counting_figure([])
-    wrong = replace(good, run=lambda params, seed: {"square": 7})
-    for name, figure in (("old", good), ("same", good), ("new", wrong)):
-        run(figure, out=tmp_path / name)
-    (tmp_path / "empty").mkdir()
-    assert list(record.compare([good], tmp_path / "old", tmp_path / "same")) == []
-    assert list(record.compare([good], tmp_path / "old", tmp_path / "empty")) == []
-    changed = list(record.compare([good], tmp_path / "old", tmp_path / "new"))
-    assert changed == [("counting", "squares", "holds:  (toy)", "fails:  (toy)")]
-    with pytest.raises(InputError, match="not a folder"):
-        list(record.compare([good], tmp_path / "old", tmp_path / "none"))
-
-
 def test_the_page_is_what_the_rows_say():
     pytest.importorskip("matplotlib")
     pytest.importorskip("torch")

@@ -130,7 +130,7 @@ def test_unknown_ids_and_sizes_are_refused():
 
 def test_verdicts_are_reproducible_and_depend_on_the_seed():
     def residuals(seed):
-        names = ["mask-moments", "shallow-optimum", "generalized-penalty"]
+        names = ["polar-complexity", "shallow-optimum", "characteristic-matrix"]
         return [{**v.to_dict(), "seconds": 0} for v in verify(names, seed=seed)]
 
     assert residuals(3) == residuals(3)

@@ -2,15 +2,11 @@
 
 import math
 
-import cvxpy
 import numpy as np
 import pytest
 import torch
 
 from overt import InputError, Status
-from overt.papers import relu_margins as margins
-from overt.papers.relu_margins import _answer, _gates, _minimize, margin
-from overt.papers.relu_requirements import guarantee, required
 from overt.relu import kernels, reference, train_lazy
 
 
@@ -177,84 +173,6 @@ def test_wide_networks_are_learned_lazily_and_their_parts_are_as_good():
     assert runs[2000].projections == 0
 
 
-@pytest.mark.parametrize("angle", [0.3, 1.5, 3.0])
-def test_margin_of_two_points(angle):
-    X = np.array([[1.0, 0.0], [math.cos(angle), math.sin(angle)]])
-    exact = 0.5 * (angle + (math.pi - angle) * math.sin(angle / 2)) / (2 * math.pi)
-    found = margin(X, [1, -1], drop_prob=0.5, features=1000, tol=1e-4)
-    assert found.lower <= exact <= found.upper
-    assert found.upper - found.lower < 0.03
-    assert found.status == Status.CONVERGED
-    assert found.gap <= 1.1e-4 * found.upper
-
-
-def test_margin_on_fixed_features_against_a_cone_program():
-    rng = np.random.default_rng(3)
-    X, y = problem(rng, 15, 3)
-    G, signed = _gates(rng, 25, X), y[:, None] * X
-    p, value, floor, status = _minimize(G, signed, 3000, 1e-3)
-    psi = cvxpy.Variable((25, 3))
-    margins = cvxpy.sum(cvxpy.multiply(G, psi @ signed.T), axis=0) / 25
-    exact = cvxpy.Problem(
-        cvxpy.Maximize(cvxpy.min(margins)), [cvxpy.norm(psi, 2, axis=1) <= 1]
-    ).solve()
-    assert status == Status.CONVERGED
-    assert floor - 1e-6 <= exact <= value + 1e-6
-    norms, slopes = _answer(G, signed, p)
-    assert norms.mean() == pytest.approx(p @ slopes)
-
-
-def test_margins_are_three_standard_errors_off():
-    """One point: psi = x, and both sides are the share of z with z.x >= 0 on the same draws."""
-    found = margin(np.array([[0.6, 0.8]]), [1], features=1000)
-    assert found.upper - found.lower == pytest.approx(
-        6 * math.sqrt(0.25 / 20_000), rel=0.01
-    )
-    assert (found.upper + found.lower) / 2 == pytest.approx(
-        0.5, abs=5 * math.sqrt(0.25 / 20_000)
-    )
-    assert found.gap == pytest.approx(0.0, abs=1e-12)
-
-
-def test_margin_scales_with_the_kept_share():
-    X, y = problem(np.random.default_rng(4), 10)
-    full, half = (margin(X, y, drop_prob=prob, features=200) for prob in (0.0, 0.5))
-    assert half.lower == pytest.approx(full.lower / 2)
-
-
-@pytest.mark.parametrize("delta", [None, 0.01])
-@pytest.mark.parametrize("gamma", [0.02, 0.4])
-def test_requirements_are_met_and_tight(gamma, delta):
-    found = required(epsilon=0.05, margin=gamma, dimension=64, delta=delta)
-    settings = {"margin": gamma, "dimension": 64, "delta": delta or 0.05}
-    at = guarantee(**settings, width=found.width, steps=found.steps)
-    name = "full_error" if delta is None else "subnetwork_error"
-    assert at.applies
-    assert not at.vacuous
-    assert getattr(at, name) <= 0.05
-    assert found.width >= 2401 * gamma**-6 * found.lam**2
-    assert not guarantee(
-        **settings, width=0.99 * found.width, steps=found.steps
-    ).applies
-    fewer = guarantee(**settings, width=found.width, steps=0.99 * found.steps)
-    assert getattr(fewer, name) > 0.05
-    # Written out as printed.
-    eta, T, m = found.learning_rate, found.steps, found.width
-    c = 8 + max(1 / (14 * gamma**2), 2 * math.sqrt(math.log(m))) + 1
-    root = math.sqrt(44 / gamma**2 * math.log(24 * eta * c * math.sqrt(m) * T**2))
-    assert found.lam == pytest.approx(5 / gamma * math.log(2 * eta * T) + root)
-    assert found.full_error == pytest.approx(4 * found.lam**2 / (eta * T))
-    spent = 7.1 * math.log(2 / (delta or 0.05)) / T
-    assert found.subnetwork_error == pytest.approx(
-        12 * found.lam**2 / (eta * T) + spent
-    )
-    assert found.max_norm == pytest.approx(c)
-    assert found.displacement == pytest.approx(
-        7 * found.lam / (2 * gamma * math.sqrt(m))
-    )
-    assert found.needed_width == pytest.approx(2401 * found.lam**2 / gamma**6)
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -265,39 +183,6 @@ def test_requirements_are_met_and_tight(gamma, delta):
             "records must lie",
         ),
         (lambda X, y: train_lazy(X, y, width=3, holdout=(X[:, :2], y)), "columns"),
-        (lambda X, y: margin(2 * X, y), "norm 1"),
-        (lambda X, y: required(epsilon=0.1, margin=0.0, dimension=3), "margin must be"),
-        (
-            lambda X, y: required(
-                epsilon=0.1, margin=0.5, dimension=3, learning_rate=1.0
-            ),
-            "ln 2",
-        ),
-        (
-            lambda X, y: guarantee(
-                margin=0.1, dimension=3, width=5, steps=5, delta=0.0
-            ),
-            "delta",
-        ),
-        (
-            lambda X, y: required(epsilon=0.1, margin=0.5, dimension=3, delta=0.0),
-            "delta",
-        ),
-        (
-            lambda X, y: required(epsilon=0.1, margin=1e-60, dimension=3),
-            "between 1e-30 and 1",
-        ),
-        (
-            lambda X, y: required(epsilon=1e-300, margin=1e-30, dimension=3),
-            "no width and steps",
-        ),
-        (lambda X, y: margin(X, (y + 1) / 2), "got 0.0, 1.0"),
-        (lambda X, y: margin(X, ["a"] * len(y)), "got 'a'"),
-        (lambda X, y: margin(X, y + 0j), "each -1 or 1"),
-        (
-            lambda X, y: margin(np.ones((150, 1)), np.append(np.ones(149), 5)),
-            r"got 1.0, 5.0",
-        ),
         (lambda X, y: train_lazy(X, y, width=3, records=None), "records must be"),
         (lambda X, y: train_lazy(X, y, width=3, holdout=(X,)), "pair"),
         (lambda X, y: train_lazy(X, y, width=3, steps=5).predict(X[:, :2]), "columns"),
@@ -306,18 +191,3 @@ def test_requirements_are_met_and_tight(gamma, delta):
 def test_bad_input_is_refused(call, message):
     with pytest.raises(InputError, match=message):
         call(*problem(np.random.default_rng(5)))
-
-
-def test_ctrl_c_keeps_the_margin_found_so_far(monkeypatch):
-    X, y = problem(np.random.default_rng(6))
-    calls = iter(range(100))
-
-    def interrupted(*arrays):
-        if next(calls) == 3:
-            raise KeyboardInterrupt
-        return _answer(*arrays)
-
-    monkeypatch.setattr(margins, "_answer", interrupted)
-    found = margin(X, y, features=50, tol=0.0)
-    assert found.status == "interrupted"
-    assert found.weights.sum() == pytest.approx(1)

@@ -57,9 +57,6 @@ def complete(
         ),
     ] = "learn",
     factors: shared.Factors = None,
-    average: Annotated[
-        str, Option(help="Posterior samples to average; auto: as many as take seconds.")
-    ] = "auto",
     holdout: Annotated[
         float,
         Option(min=0, max=0.9, help="Fraction of the ratings to measure the error on."),
@@ -104,7 +101,6 @@ def complete(
     model = DropoutCompletion(
         factors,
         _drop_prob(prob),
-        average=_average(average),
         seed=seed,
         n_jobs=n_jobs,
         engine=engine,
@@ -171,13 +167,11 @@ def complete(
 
 
 def _split(entries: Any, holdout: float, seed: int) -> tuple[Any, Entries | None]:
-    """Return entries to fit and to hold out; the choice depends on the entries, not their order."""
-    from overt.completion.memory import lowest
-
+    """Return entries to fit and to hold out, sampled uniformly."""
     count = min(int(holdout * len(entries)), MOST_HELD_OUT)
     if not count:
         return entries, None
-    held = np.sort(lowest(entries.rows, entries.cols, count, seed)[0])
+    held = np.sort(np.random.default_rng(seed).permutation(len(entries))[:count])
     return entries.take(np.delete(np.arange(len(entries)), held)), entries.take(held)
 
 
@@ -190,7 +184,6 @@ def _summary(model: DropoutCompletion, read: Any) -> dict[str, Any]:
         "rejected": len(read.rejected),
         "duplicates": read.duplicates,
         "drop_prob": model.drop_prob_,
-        "covariance": model.covariance_,
         "sweeps": model.n_sweeps_,
         "draws_averaged": model.average_,
         "status": str(model.status_),
@@ -232,14 +225,6 @@ def _measure(
         inside = np.abs(error) <= ndtri((1 + LEVEL) / 2) * std
         found["interval_90_coverage"] = float(np.mean(inside))
     return found
-
-
-def _average(text: str) -> Any:
-    if text != "auto" and not text.isdecimal():
-        raise InputError(
-            f"--average must be auto or a whole number from 0, got {text!r}"
-        )
-    return text if text == "auto" else int(text)
 
 
 def _drop_prob(text: str) -> Any:

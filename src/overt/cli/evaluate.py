@@ -21,7 +21,7 @@ def evaluate(
     split: Annotated[
         str,
         Option(
-            help="Hold out random entries, the latest (time), the last of each row, or rows."
+            help="Hold out random entries, the latest (time), or the last of each row."
         ),
     ] = "random",
     holdout: Annotated[

@@ -12,7 +12,6 @@ from typer import Option
 from overt._check import InputError
 from overt.cli.base import (
     AsJson,
-    Engine,
     Seed,
     app,
     awaited,
@@ -47,23 +46,9 @@ def jumps(
     weight_decay: Annotated[
         float, Option(help="Weight decay of the noisy phase.")
     ] = 0.1,
-    periods: Annotated[
-        int,
-        Option(
-            min=0,
-            help="Number of noisy and quiet cycles, in place of the single noisy phase.",
-        ),
-    ] = 0,
-    convention: Annotated[
-        str,
-        Option(
-            help="What rate and decay multiply: pytorch, loss or appendix; see the documentation."
-        ),
-    ] = "pytorch",
     n_jobs: Annotated[
         int | None, Option(min=-1, help="Threads; all cores by default, or with -1.")
     ] = None,
-    engine: Engine = "local",
     seed: Seed = 0,
     out: Annotated[
         Path | None, Option(help="Write the runs here (.npz or .json).")
@@ -80,21 +65,17 @@ def jumps(
     runs; results so far are shown and written.
     Try: [bold]overt jumps --depth 4 --epsilon 0.1 --seeds 10[/bold]
     """
-    from overt.decay import (
-        effective,
-        existence,
-        find_jumps,
-        minima,
-        simulate,
-        two_by_two,
-    )
+    from overt import decay
 
     if out is not None and out.suffix not in (".npz", ".json"):
         raise InputError(f"--out must end in .npz or .json, got {out}")
     awaited(out, picture=plot)
-    problem, noisy = two_by_two(epsilon), (learning_rate, weight_decay)
-    schedule = _schedule(periods, noisy_steps, quiet_steps, noisy, convention)
-    runs = simulate(
+    problem = decay.two_by_two(epsilon)
+    noisy = (learning_rate, weight_decay)
+    schedule = decay.Schedule.annealing(
+        noisy_steps, quiet_steps, noisy=noisy, convention="pytorch"
+    )
+    runs = decay.simulate(
         problem,
         depth,
         width,
@@ -105,12 +86,11 @@ def jumps(
         balance=False,
         n_jobs=n_jobs,
         progress=not as_json,
-        engine=engine,
     )
-    found = find_jumps(runs)
-    lam = effective(*noisy, convention)[1]
-    lowest = minima(problem, depth, lam, starts=2) if lam > 0 else []
-    limits = {rank: existence(problem, depth, rank) for rank in (1, 2)}
+    found = decay.find_jumps(runs)
+    lam = decay.effective(*noisy, "pytorch")[1]
+    lowest = decay.minima(problem, depth, lam, starts=2) if lam > 0 else []
+    limits = {rank: decay.existence(problem, depth, rank) for rank in (1, 2)}
     if out is not None:
         runs.save(out)
     if plot is not None:
@@ -124,23 +104,6 @@ def jumps(
         for path in filter(None, (out, plot)):
             show_path("written", path)
     ended(found.status, "what is shown and written holds the steps taken")
-
-
-def _schedule(
-    periods: int,
-    noisy_steps: int,
-    quiet_steps: int,
-    noisy: tuple[float, float],
-    convention: str,
-) -> Schedule:
-    from overt.decay import Schedule
-
-    if periods:
-        steps = max(1, noisy_steps)
-        return Schedule.periodic(periods, steps, noisy=noisy, convention=convention)
-    return Schedule.annealing(
-        noisy_steps, quiet_steps, noisy=noisy, convention=convention
-    )
 
 
 def _summary(
@@ -200,11 +163,8 @@ def _draw(found: Jumps, path: Path) -> None:
     from overt._figures import canvas, write_figure
     from overt.papers.one_way_jumps.jumps import ratio_panel, summary, survival_panel
 
-    (figure, (ratio, share)), row = (
-        canvas(6.4, 5.6, 2, 1, sharex=True),
-        summary(found, shown=20),
-    )
+    figure, (ratio, share) = canvas(6.4, 5.6, 2, 1, sharex=True)
+    row = summary(found, shown=20)
     ratio_panel(ratio, row, found.threshold)
-    survival_panel(share, row, "", "firebrick")
-    share.set_ylabel("share not jumped (95% band)")
+    survival_panel(share, row, "firebrick")
     write_figure(figure, path)

@@ -10,7 +10,6 @@ from typer import Argument, Option
 from overt._check import InputError
 from overt.cli.base import (
     AsJson,
-    Engine,
     app,
     console,
     fail,
@@ -31,7 +30,7 @@ def reproduce(
         list[str] | None,
         Argument(
             metavar="ID",
-            help="A figure; or all; or page; or compare OLD NEW (two folders).",
+            help="A figure; or all; or page.",
         ),
     ] = None,
     list_all: Annotated[
@@ -46,7 +45,6 @@ def reproduce(
     n_jobs: Annotated[
         int, Option(min=-1, help="Number of processes (-1: all cores).")
     ] = 1,
-    engine: Engine = "local",
     out: Annotated[
         Path, Option(help="Folder for rows, pictures and summaries.")
     ] = Path("overt-results"),
@@ -68,27 +66,25 @@ def reproduce(
 
     Rows are stored as they are computed; the same command continues after an interruption.
     [bold]all[/bold] runs everything and writes one page, index.html; [bold]page[/bold] writes it
-    from what is stored; [bold]compare OLD NEW[/bold] shows which claims changed.
+    from what is stored.
     Try: [bold]overt reproduce --list[/bold], then [bold]overt reproduce dropout-fig1[/bold]
     """
     match what or []:
         case _ if list_all or not what:
             _list_figures(as_json)
         case ["all"]:
-            _reproduce_all(size, n_jobs, out, engine, as_markdown, as_json)
+            _reproduce_all(size, n_jobs, out, as_markdown, as_json)
         case ["page"]:
             _write_page(out, {}, as_markdown, as_json)
-        case ["compare", old, new]:
-            _compare(old, new, as_json)
         case [name]:
             figure = _figure(name)
             if download:
                 _download(figure, size)
-            rows = _rows(figure, size, n_jobs, out, engine)
+            rows = _rows(figure, size, n_jobs, out)
             _report(figure, size, rows, out, picture_format, as_json)
         case _:
             raise InputError(
-                f"one figure at a time, or all, page, compare OLD NEW; got {' '.join(what)}"
+                f"one figure at a time, or all, or page; got {' '.join(what)}"
             )
 
 
@@ -112,31 +108,24 @@ def _figure(name: str) -> Figure:
 
 
 def _list_figures(as_json: bool) -> None:
-    if as_json:
-        show_json(
-            [
-                {
-                    "id": figure.id,
-                    "source": figure.source,
-                    "sizes": list(figure.sizes),
-                    "hours": figure.hours,
-                    "data": figure.data("paper") or None,
-                }
-                for figure in _figures()
-            ],
-            indent=1,
-        )
-        return
-    lines = [
-        (
-            figure.id,
-            ", ".join(_size_and_hours(figure, size) for size in figure.sizes),
-            figure.data("paper") or "none",
-            figure.source,
-        )
+    figures = [
+        {
+            "id": figure.id,
+            "sizes": list(figure.sizes),
+            "hours": figure.hours,
+            "data": figure.data("paper") or None,
+            "source": figure.source,
+        }
         for figure in _figures()
     ]
-    show_table(("id", "sizes (hours on one core)", "data", "source"), lines)
+    if as_json:
+        show_json(figures, indent=1)
+        return
+    for line, figure in zip(figures, _figures(), strict=True):
+        del line["hours"]
+        line["sizes"] = ", ".join(_size_and_hours(figure, s) for s in figure.sizes)
+    header = ("id", "sizes (hours on one core)", "data", "source")
+    show_table(header, [list(line.values()) for line in figures])
 
 
 def _size_and_hours(figure: Figure, size: str) -> str:
@@ -153,17 +142,13 @@ def _download(figure: Figure, size: str) -> None:
         show_path(name, fetch(name))
 
 
-def _rows(
-    figure: Figure, size: str, n_jobs: int, out: Path, engine: str
-) -> list[dict[str, object]]:
+def _rows(figure: Figure, size: str, n_jobs: int, out: Path) -> list[Row]:
     from overt._progress import meter
     from overt.papers import run
 
     stored = f"rows already computed are in {out / figure.id}.jsonl; the same command resumes"
     with keeping(stored), meter(figure.id, 1) as bar:
-        return run(
-            figure, size=size, n_jobs=n_jobs, out=out, on_row=bar.reach, engine=engine
-        )
+        return run(figure, size=size, n_jobs=n_jobs, out=out, on_row=bar.reach)
 
 
 def _report(
@@ -177,21 +162,13 @@ def _report(
     from overt.papers import report
 
     findings, picture = report(figure, size, rows, out, picture_format)
-    shown = [
-        {
-            "claim": f.claim,
-            "verdict": f.verdict,
-            "measured": f.measured,
-            "reported": f.reported,
-        }
-        for f in findings
-    ]
+    header = ("claim", "verdict", "measured", "reported")
+    shown = [{name: getattr(f, name) for name in header} for f in findings]
     if as_json:
         show_json(
             {"id": figure.id, "size": size, "findings": shown, "picture": str(picture)}
         )
     else:
-        header = ("claim", "verdict", "measured", "reported")
         show_table(header, [tuple(line.values()) for line in shown])
         if figure.table:
             show_table(*figure.table(rows))
@@ -204,20 +181,8 @@ def _report(
         fail(f"{figure.id}: a claim did not hold", 1)
 
 
-def _compare(old: str, new: str, as_json: bool) -> None:
-    from overt.papers.overview import compare
-
-    header = ("id", "claim", "before", "now")
-    changed = list(compare(_figures(), old, new))
-    if as_json:
-        show_json([dict(zip(header, line, strict=True)) for line in changed])
-    else:
-        show_table(header, changed)
-        console.print(f"{len(changed)} claims changed.")
-
-
 def _reproduce_all(
-    size: str, n_jobs: int, out: Path, engine: str, as_markdown: bool, as_json: bool
+    size: str, n_jobs: int, out: Path, as_markdown: bool, as_json: bool
 ) -> None:
     from overt._check import choice
     from overt._progress import meter
@@ -232,9 +197,7 @@ def _reproduce_all(
             bar.reach(done, total)
             bar.advance(0, note=name)
 
-        absent = run_all(
-            _figures(), size, out, n_jobs=n_jobs, on_row=show_progress, engine=engine
-        )
+        absent = run_all(_figures(), size, out, n_jobs=n_jobs, on_row=show_progress)
     _write_page(out, absent, as_markdown, as_json)
 
 

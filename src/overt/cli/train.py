@@ -11,7 +11,6 @@ from typer import Option
 from overt.cli import networks
 from overt.cli.base import (
     AsJson,
-    Engine,
     app,
     awaited,
     console,
@@ -39,21 +38,12 @@ def train(
     y: networks.Y = None,
     steps: Annotated[int, Option(min=1, help="Number of steps.")] = 20_000,
     learning_rate: Annotated[float, Option(help="Step size.")] = 1e-3,
-    halving: Annotated[
-        float | None,
-        Option(help="Step at which the step size has halved; it falls as 1/step."),
-    ] = None,
-    batch_size: Annotated[int, Option(min=1, help="Samples per step.")] = 1,
     seeds: Annotated[int, Option(min=1, help="Number of runs.")] = 10,
     gradient: Annotated[
         str,
         Option(help="sampled, or expected: gradient descent on the exact objective."),
     ] = "sampled",
-    records: Annotated[
-        int, Option(min=2, help="Number of steps at which runs are measured.")
-    ] = 40,
     n_jobs: Annotated[int | None, Option(help="Threads; all cores by default.")] = None,
-    engine: Engine = "local",
     out: Annotated[
         Path | None, Option(help="Write the runs to this .npz or .json.")
     ] = None,
@@ -67,25 +57,11 @@ def train(
     Ctrl-C ends the training; records so far are shown and written.
     Try: [bold]overt train M.npy --width 20 --seeds 10 --plot runs.png[/bold]
     """
-    from overt.linear import inverse_decay
-
     awaited(out, picture=plot)
     problem = networks.read_problem(target, x, y)
     chosen = networks.make_noise(noise, drop_prob, block_size, keep)
     net = networks.make_network(problem, chosen, width=width, weight_decay=weight_decay)
-    rate: Any = (
-        learning_rate if halving is None else inverse_decay(learning_rate, halving)
-    )
-    run = net.train(
-        steps,
-        rate,
-        seeds,
-        batch_size=batch_size,
-        gradient=gradient,
-        records=records,
-        n_jobs=n_jobs,
-        engine=engine,
-    )
+    run = net.train(steps, learning_rate, seeds, gradient=gradient, n_jobs=n_jobs)
     if run.diverged.all():
         fail(run.status.explanation, 1)
     rows = _rows(run)

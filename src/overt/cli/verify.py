@@ -134,29 +134,17 @@ def _store(verdicts: list[Verdict], size: str, folder: Path) -> None:
 
 
 def _show_verdicts(verdicts: list[Verdict]) -> None:
-    show_table(
-        (
-            "statement",
-            "verdict",
-            "residual",
-            "tolerance",
-            "paper's form",
-            "null",
-            "seconds",
-        ),
-        [
-            (
-                v.id,
-                v.verdict,
-                v.residual,
-                v.tolerance,
-                v.printed_residual,
-                v.null_residual,
-                v.seconds,
-            )
-            for v in verdicts
-        ],
-    )
+    columns = {
+        "statement": "id",
+        "verdict": "verdict",
+        "residual": "residual",
+        "tolerance": "tolerance",
+        "paper's form": "printed_residual",
+        "null": "null_residual",
+        "seconds": "seconds",
+    }
+    rows = [[getattr(v, name) for name in columns.values()] for v in verdicts]
+    show_table(tuple(columns), rows)
     for v in verdicts:
         if v.verdict in ("error", "fails", "no power"):
             console.print(

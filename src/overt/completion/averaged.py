@@ -24,7 +24,7 @@ import numpy as np
 
 from overt._types import Array, Bools, Floats
 from overt.completion.engines import Engine
-from overt.completion.kernels.rows import FixedSide, SampledRows, dots, sample_rows
+from overt.completion.kernels.rows import FixedSide, Rows, dots
 from overt.completion.learned import LearnedFit, balanced_bases
 from overt.completion.model import FactorModel, Row
 from overt.completion.prior import Prior, sample_effects
@@ -57,10 +57,10 @@ MIN_NOISE = 1e-12
 
 
 class RowSamples(NamedTuple):
-    """A row that was not fitted, given each sample: means, covariances, number of entries."""
+    """A row that was not fitted, given each sample: its means, samples, number of entries."""
 
     means: Floats  # (samples, width)
-    covariances: Floats  # (samples, width, width)
+    rows: Floats
     n_entries: int
 
 
@@ -135,11 +135,11 @@ class AveragedModel:
         return self.base.clip(self.base.center + self._products(rows, cols))
 
     def block(self, rows: Array) -> Floats:
-        """Return the dense predictions of some rows for all known columns, not clipped."""
+        """Return the predictions of some rows for all columns and an unseen one, not clipped."""
         U, V = self.base.means
-        total = (1 - self.share * len(self.V)) * (U[rows] @ V[:-1].T).astype(np.float64)
+        total = (1 - self.share * len(self.V)) * (U[rows] @ V.T).astype(np.float64)
         for U, V in zip(self.U, self.V, strict=True):
-            total += self.share * (U[rows] @ V[:-1].T)
+            total += self.share * (U[rows] @ V.T)
         return total + self.base.center
 
     def variance(self, rows: Array, cols: Array) -> Floats:
@@ -178,40 +178,22 @@ class AveragedModel:
         expected = self.mean + (scores @ self.H if self.H.shape[1] else 0.0)
         right = precision * right[:, free] + self.precision * expected
         means = np.ones((len(W), columns.width))
-        covariances = np.zeros((len(W), columns.width, columns.width))
         means[:, free] = np.linalg.solve(P, right[..., None])[..., 0]
-        covariances[:, free[:, None], free] = np.linalg.inv(P)
-        return replace(row, samples=RowSamples(means, covariances, len(partners)))
+        rows = means.copy()
+        normals = np.random.default_rng(0).standard_normal((*right.shape, 1))
+        upper = np.linalg.cholesky(P).transpose(0, 2, 1)
+        rows[:, free] += np.linalg.solve(upper, normals)[..., 0]
+        return replace(row, samples=RowSamples(means, rows, len(partners)))
 
-    def predict_row(self, row: Row, cols: Array) -> Floats:
-        """Return the averaged prediction of a row that was not fitted, not clipped."""
-        learned = self.base.predict_row(row, cols) - self.base.center
-        products = np.einsum("dw,dcw->dc", row.samples.means, self._partners(cols))
-        total = (1 - self.share * len(products)) * learned + self.share * products.sum(
-            axis=0
+    def of_row(self, row: Row) -> AveragedModel:
+        """Return the model of a row that was not fitted alone, at position 0."""
+        has_entries = row.samples.n_entries > 0
+        U, W = (
+            np.stack([new, rows[:, -1]], axis=1).astype(rows.dtype)
+            for new, rows in ((row.samples.means, self.U), (row.samples.rows, self.W))
         )
-        return np.asarray(self.base.center + total)
-
-    def row_variance(self, row: Row, cols: Array) -> Floats:
-        """Return the predictive variance of a row that was not fitted."""
-        variance = self.base.row_variance(row, cols)
-        sampled = self.seen[1][cols]
-        if not row.samples.n_entries or not sampled.any():
-            return variance
-        b = cols[sampled]
-        V = self._partners(b)
-        center = self.predict_row(row, b) - self.base.center
-        products = np.einsum("dw,dcw->dc", row.samples.means, V)
-        scatter = ((products - center) ** 2).mean(axis=0)
-        given = np.einsum(
-            "dcw,dwx,dcx->c", V, row.samples.covariances, V, optimize=True
-        )
-        noises = row.noise * self.base.noises[1].variances[b]
-        variance[sampled] = scatter + given / len(V) + self.noise.mean() * noises
-        return variance
-
-    def _partners(self, cols: Array) -> Floats:
-        return self.V[:, cols].astype(np.float64)
+        seen = (np.array([has_entries, False]), self.seen[1])
+        return replace(self, base=self.base.of_row(row), U=U, W=W, seen=seen)
 
     def contributions(
         self, row: int, partners: Array, values: Array, col: int
@@ -355,7 +337,7 @@ class SampledFit:
 
     def _sample_rows(
         self, side: int, prior: Prior, rng: np.random.Generator, engine: Engine
-    ) -> SampledRows:
+    ) -> Rows:
         """Sample one side's rows given the other."""
         columns = self.problem.columns
         group = self.problem.sides[side]
@@ -363,14 +345,15 @@ class SampledFit:
         count = self.problem.shape[side]
         normals = rng.standard_normal((count, len(free)))
         expected = prior.means(self.features[side].scores)
+        other = self.means[1 - side]
         fixed = FixedSide(
-            self.means[1 - side], np.zeros(columns.width), self.weights[1 - side]
+            other, other[:, :0], self.weights[1 - side], np.zeros(columns.width)
         )
-        centers = np.ones_like(self.means[side])
-        out = SampledRows(self.means[side], centers, np.zeros((count, 2)))
+        means = self.means[side]
+        out = Rows(means, np.ones_like(means), means[:, :0], np.zeros((count, 2)))
         by_row = (expected @ prior.precision, self.weights[side] / self.noise, normals)
         shared = (fixed, prior.for_rows(columns, side))
-        engine.run(sample_rows, group.by_row, shared, by_row, out)
+        engine.run(group.layout, shared, by_row, out)
         unseen = group.counts == 0
         if unseen.any():
             samples = expected + normals / np.sqrt(np.diag(prior.precision))

@@ -1,7 +1,7 @@
 """Run the row kernels: on threads of this process, or on the workers of a Dask cluster.
 
-A kernel is called as kernel(rows, entries, *shared, *by_row, out, [cuts, sums]) on chunks of rows
-that do not depend on the engine, so results do not either, bit for bit.
+`update_rows` is called on chunks of rows that do not depend on the engine, so results do not
+either, bit for bit.
 
 On a cluster, workers store shares of the entries, which are sent once. A half sweep sends the fixed
 side to every worker, runs the kernel on each share where its entries are, and returns the updated
@@ -17,14 +17,14 @@ from asyncio import CancelledError
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
-from importlib import import_module
 from itertools import cycle
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from overt._parallel import ClusterLostError, checked_engine, connected, thread_count
-from overt._types import Array
+from overt._types import Array, Floats
+from overt.completion.kernels.rows import Blocks, Rows, update_rows
 from overt.completion.memory import forget
 from overt.completion.problem import Layout
 
@@ -46,12 +46,6 @@ REACH_SECONDS = 3.0
 WORKER_SECONDS = 60.0
 """Seconds without any worker after which a cluster is given up."""
 
-REACH_SECONDS = 3.0
-"""Seconds in which a worker that can be reached answers."""
-
-WORKER_SECONDS = 60.0
-"""Seconds without any worker after which a cluster is given up."""
-
 SEND_SECONDS = 3
 """Seconds after which a worker that cannot be sent anything counts as lost."""
 
@@ -63,19 +57,11 @@ class Engine(Protocol):
     def faults(self) -> Sequence[str]:
         """Describe each loss, needed or not."""
 
-    def run(
-        self,
-        kernel: Any,
-        layout: Layout,
-        shared: Any,
-        by_row: Any,
-        out: Any,
-        sums: Any = None,
-    ) -> None:
-        """Update the rows of the arrays in `out`, a named tuple.
+    def run(self, layout: Layout, shared: Any, by_row: Any, out: Rows) -> Floats:
+        """Update the rows of the arrays in `out`; return the sum of their tables.
 
-        `shared` is needed for every row; arrays in `by_row` and `out` have a row for each row of
-        the side, and `sums`, where the kernel sums something, has one for each chunk.
+        `shared` (the fixed side, the prior) is needed for every row; arrays in `by_row` and `out`
+        have a row for each row of the side.
         """
 
 
@@ -107,22 +93,15 @@ class _ThreadEngine:
         self._pool = pool
         self.faults: list[str] = []
 
-    def run(
-        self,
-        kernel: Any,
-        layout: Layout,
-        shared: Any,
-        by_row: Any,
-        out: Any,
-        sums: Any = None,
-    ) -> None:
+    def run(self, layout: Layout, shared: Any, by_row: Any, out: Rows) -> Floats:
         """Update the rows of `out`, heavy chunks first; small ones are taken together."""
+        sums = np.zeros((layout.n_chunks, out.tables.shape[1]))
         step = -(-MIN_ENTRIES_PER_CALL * layout.n_chunks // len(layout.entries.values))
 
         def task(first: int) -> None:
             rows, cuts, entries = layout.part(first, first + step)
-            more = () if sums is None else (cuts, sums[first : first + step])
-            kernel(rows, entries, *shared, *by_row, out, *more)
+            some = sums[first : first + step]
+            update_rows(rows, entries, *shared, *by_row, out, cuts, some)
             forget(*entries[1:])
 
         starts = range(0, layout.n_chunks, step)
@@ -131,6 +110,7 @@ class _ThreadEngine:
         )
         for _ in results:  # raises what a call raised
             pass
+        return np.asarray(sums.sum(axis=0))
 
 
 @contextmanager
@@ -140,32 +120,23 @@ def dask_engine(engine: str, n_jobs: int) -> Iterator[Engine]:
         yield DaskEngine(client)
 
 
-class Task(NamedTuple):
-    """The task of a half sweep: a kernel by name, and the format of its results."""
-
-    module: str
-    kernel: str
-    out: Any
-    formats: list[tuple[int, Any]]
-    sums_width: int | None
+Formats = Sequence[tuple[int, Any]]
+"""Columns and storage format of each array of `Rows`."""
 
 
 def update(
-    task: Task, share: tuple[Array, Array, Any], by_row: Sequence[Array], shared: Any
-) -> tuple[list[Array], Array | None]:
-    """Run a kernel on one share, on a worker; return its rows and the sums of its chunks."""
-    _, cuts, entries = share
+    formats: Formats,
+    share: tuple[Array, Blocks],
+    by_row: Sequence[Array],
+    shared: Any,
+) -> tuple[Rows, Floats]:
+    """Run the kernel on one share, on a worker; return its rows and the sums of its chunks."""
+    cuts, entries = share
     rows = np.arange(cuts[-1])
-    out = task.out(
-        *(np.zeros((len(rows), width), dtype) for width, dtype in task.formats)
-    )
-    kernel = getattr(import_module(task.module), task.kernel)
-    if task.sums_width is None:
-        kernel(rows, entries, *shared, *by_row, out)
-        return list(out), None
-    sums = np.zeros((len(cuts) - 1, task.sums_width))
-    kernel(rows, entries, *shared, *by_row, out, cuts, sums)
-    return list(out), sums
+    out = Rows(*(np.zeros((len(rows), width), dtype) for width, dtype in formats))
+    sums = np.zeros((len(cuts) - 1, out.tables.shape[1]))
+    update_rows(rows, entries, *shared, *by_row, out, cuts, sums)
+    return out, sums
 
 
 class Share:
@@ -185,7 +156,7 @@ class Share:
 
 
 class KernelError(Exception):
-    """A kernel failed, wherever it ran; the error is the cause."""
+    """The kernel failed on a worker; the error is the cause."""
 
 
 class DaskEngine:
@@ -210,19 +181,10 @@ class DaskEngine:
         )
         return self._losses + left
 
-    def run(
-        self,
-        kernel: Any,
-        layout: Layout,
-        shared: Any,
-        by_row: Any,
-        out: Any,
-        sums: Any = None,
-    ) -> None:
+    def run(self, layout: Layout, shared: Any, by_row: Any, out: Rows) -> Floats:
         """Update the rows of `out`, each share on the worker that has its entries."""
         formats = [(array.shape[1], array.dtype) for array in out]
-        width = None if sums is None else sums.shape[1]
-        task = Task(kernel.__module__, kernel.__name__, type(out), formats, width)
+        sums = np.zeros((layout.n_chunks, out.tables.shape[1]))
         waiting = self._shares_of(layout)
         fruitless = 0
         while waiting:
@@ -230,12 +192,11 @@ class DaskEngine:
             reason = ""
             try:
                 for share, rows, chunk_sums in self._results(
-                    task, waiting, shared, by_row
+                    formats, waiting, shared, by_row
                 ):
                     for array, new in zip(out, rows, strict=True):
                         array[share.rows] = new
-                    if sums is not None:
-                        sums[share.chunks] = chunk_sums
+                    sums[share.chunks] = chunk_sums
                     finished.append(share)
             except KernelError as error:
                 raise error.__cause__ or error from None
@@ -247,10 +208,11 @@ class DaskEngine:
             if waiting:
                 fruitless = 0 if finished else fruitless + 1
                 self._recover(len(waiting), reason, fruitless)
+        return np.asarray(sums.sum(axis=0))
 
     def _results(
-        self, task: Task, shares: list[Share], shared: Any, by_row: Any
-    ) -> Iterator[tuple[Share, list[Array], Array | None]]:
+        self, formats: Formats, shares: list[Share], shared: Any, by_row: Any
+    ) -> Iterator[tuple[Share, Rows, Floats]]:
         """Yield the results of shares as workers finish them, without lost ones."""
         from distributed import KilledWorker, as_completed
 
@@ -265,7 +227,7 @@ class DaskEngine:
             place = share.worker if share.worker in threads else worker
             mine = self._send([array[share.rows] for array in by_row], place)
             future = self.client.submit(
-                update, task, share.entries, mine, fixed, pure=False
+                update, formats, share.entries, mine, fixed, pure=False
             )
             futures[future] = share
         try:

@@ -14,13 +14,12 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import RegressorTags
 from sklearn.utils.validation import check_is_fitted
 
-from overt._check import InputError, choice, instance, whole
-from overt._types import Array, Floats, Ints, Seed
+from overt._check import InputError, choice, instance, seed_number, whole
+from overt._types import Floats, Ints, Seed
 from overt.completion import fitting, ratings_file
 from overt.completion.averaged import AveragedModel
-from overt.completion.engines import make_engine
 from overt.completion.features import align_features
-from overt.completion.fitting import Model, Settings, fresh_seed, is_rating_scale
+from overt.completion.fitting import Model, Settings, is_rating_scale
 from overt.completion.implicit import ImplicitModel, observed_pairs, refuse_dislikes
 from overt.completion.model import Fit
 from overt.completion.recommend import (
@@ -75,8 +74,9 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
     Parameters
     ----------
     n_factors
-        Number of factors; those that are not needed are shrunk to zero. None takes 32 (at most the
-        smaller side of the matrix), and 64 for missing="negative" with 500,000 entries or more.
+        Number of factors; those that are not needed are shrunk to zero. None takes 32, and 64 for
+        missing="negative" with 500,000 entries or more; fewer where the matrix has a smaller side,
+        or more than 2 GiB of covariances with as many.
     drop_prob
         "learn" estimates the uncertainty of every row's factors, the priors and the noise. A number
         in [0, 1) (or one per factor) minimizes the dropout objective
@@ -142,14 +142,12 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
     entries_, row_ids_, col_ids_
         The entries fitted (with those added by `partial_fit`) and their identifiers, if any.
     file_report_
-        After fitting to a file: lines used, rejected lines with reasons, duplicates, columns;
-        None otherwise.
+        After fitting to a file: what `read_ratings` returned of it, with rejected lines and their
+        reasons; None otherwise.
     path_
         With "auto": (drop_prob, held-out RMSE) as tried.
     faults_
         What a cluster lost and computed again.
-    covariance_
-        "full", "diagonal" (where full covariances would take more than 2 GiB) or "dropout".
 
     Examples
     --------
@@ -162,7 +160,7 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
     True
     """
 
-    file_report_: ratings_file.FileReport | None
+    file_report_: ratings_file.RatingsFile | None
     ranking_model_: ImplicitModel | None
     entries_: Entries
 
@@ -221,8 +219,9 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         or a data frame are averaged, with a warning.
 
         With "learn", rows and columns may have features: an array, a sparse matrix or a data frame
-        (numbers, categories, missing values) with a row for each, or, where entries have
-        identifiers, a pair (identifiers, table) or a data frame whose index holds them.
+        of numbers (NaN where missing) with a row for each, or, where entries have identifiers, a
+        pair (identifiers, table) or a data frame whose index holds them. Categories are encoded
+        first, for example by scikit-learn's OneHotEncoder.
 
         `sample_weight` says how often each entry counts (of a matrix: the entries of each row).
         `checkpoint` names a folder in which every sweep is saved; `resume` continues from it, on
@@ -233,12 +232,12 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
             if y is not None:
                 raise InputError("a file holds the values itself: leave out y")
             read = ratings_file.read_ratings(X, memory_limit=self.memory_limit)
-            report = ratings_file.report(X, read)
+            ratings_file.warn_of_lines(X, read)
             entries = read.entries
             if sample_weight is not None:
                 entries = entries.repeated(sample_weight)
             self.fit_entries(entries, *tables, checkpoint, resume)
-            self.file_report_ = report
+            self.file_report_ = read
             return self
         matrix = y is None and not isinstance(X, Entries)
         entries = read_entries(X, y, self.missing)
@@ -302,7 +301,7 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
     def _settings(self) -> Settings:
         given = self.get_params()
         random_state = given.pop("random_state")
-        given["seed"] = fresh_seed(self.seed, random_state)
+        given["seed"] = seed_number(self.seed, random_state)
         return Settings(**given)
 
     def _adopt(
@@ -352,7 +351,6 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
             "col_bias_": V[:, k + 1] if biases else np.zeros(len(V)),
             "row_noise_": base.noises[0].variances[:-1],
             "col_noise_": base.noises[1].variances[:-1],
-            "covariance_": base.covariance.name,
             "n_features_in_": len(V),
             "average_": len(model.V) if isinstance(model, AveragedModel) else 0,
             "entries_": entries,
@@ -414,8 +412,8 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         """Return a new row with these entries, without refitting.
 
         Entries are {column: value}, a sparse row, or a pair (columns, values); columns never seen
-        are left out, with a warning. `features` is one row as in `row_features`, or
-        {name: value}. `keys` says how columns are given, as in `predict`.
+        are left out, with a warning. `features` is one row as in `row_features`. `keys` says how
+        columns are given, as in `predict`.
         """
         return new_row(*self._query(keys), entries, self._ranking, features)
 
@@ -429,9 +427,7 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         """
         model, index = self._query(keys)
         a = _find_or_slice(index.rows, rows)
-        return _complete(
-            model, a, None if cols is None else _find_or_slice(index.cols, cols)
-        )
+        return _complete(model, a, _find_or_slice(index.cols, cols))
 
     def recommend(
         self,
@@ -474,8 +470,7 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         """Recommend to all rows (or those given), as `recommend` does, in blocks.
 
         With a `path` (.csv or .parquet) lines of row, column, rank, prediction and score are
-        written there; without one they are returned. `exclude` are columns, or an (n, 2) array of
-        (row, column) pairs.
+        written there; without one they are returned.
         """
         _, index = self._query(keys)
         ranking = self._ranking(by)
@@ -552,11 +547,9 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
             if ranking_model is not None:
                 ranking_model = fitting.fit_ranking(settings, entries)
             return self._adopt(entries, replace(fit, path=self.path_), ranking_model)
-        with make_engine(settings.engine, settings.n_jobs) as engine:
-            given = (entries, new, settings, sweeps, engine)
-            model = fitting.extend_model(self.model_, *given)
-            if ranking_model is not None:
-                ranking_model = fitting.extend_model(ranking_model, *given)
+        model = fitting.extend_model(self.model_, entries, new, sweeps)
+        if ranking_model is not None:
+            ranking_model = fitting.extend_model(ranking_model, entries, new, sweeps)
         return self._show(model, ranking_model, entries, [], Status.FINISHED)
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
@@ -570,7 +563,7 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         return score_entries(self, X, y, sample_weight)
 
     def save(self, path: Path) -> None:
-        """Write the model into a folder: model.safetensors and model.json."""
+        """Write the model into a folder, as model.safetensors."""
         check_is_fitted(self)
         given = self.get_params()
         for name in ("seed", "random_state"):  # generators are not saved
@@ -632,19 +625,14 @@ def _find_or_slice(side: IdentifierIndex, given: Any) -> Ints:
     return found
 
 
-def _complete(model: Model, rows: Ints, cols: Ints | None = None) -> Floats:
-    """Return the dense predictions of some rows (and columns), filled block by block."""
+def _complete(model: Model, rows: Ints, cols: Ints) -> Floats:
+    """Return the dense predictions of some rows and columns, filled block by block."""
     base = model.base
-    dense = np.empty((len(rows), base.shape[1] if cols is None else len(cols)))
-    unseen = np.zeros(0, np.int64) if cols is None else np.flatnonzero(cols == UNKNOWN)
+    dense = np.empty((len(rows), len(cols)))
     step = max(1, PREDICTIONS_AT_ONCE // base.shape[1])
     for start in range(0, len(rows), step):
-        some = rows[start : start + step]
-        block = base.clip(model.block(some))
-        dense[start : start + step] = block if cols is None else block[:, cols]
-        if len(unseen):  # a block has known columns only
-            beside = model.predict(some, np.full(len(some), UNKNOWN))
-            dense[start : start + step, unseen] = beside[:, None]
+        block = model.block(rows[start : start + step])
+        dense[start : start + step] = base.clip(block[:, cols])
     return dense
 
 
@@ -665,21 +653,15 @@ def check_table(entries: Entries) -> None:
             "such tables; DropoutCompletion is for a matrix of one quantity (if X is one, pass "
             "overt.Entries.from_matrix(X))"
         )
-    real = len(np.unique(entries.values)) > MAX_TABLE_LEVELS and not is_rating_scale(
-        entries.values
-    )
-    if real and entries.shape[1] <= MAX_TABLE_COLUMNS and _unnamed(entries.row_ids):
+    real = not is_rating_scale(entries.values)
+    few_levels = len(np.unique(entries.values)) <= MAX_TABLE_LEVELS
+    if real and not few_levels and entries.shape[1] <= MAX_TABLE_COLUMNS:
         warnings.warn(
             "X is a dense table of real values: DropoutImputer fills the holes of tables, often "
             "with smaller errors. If X is a matrix of one quantity, overt.Entries.from_matrix(X) "
             "says so without this warning",
             stacklevel=4,
         )
-
-
-def _unnamed(row_ids: Array | None) -> bool:
-    """Return whether rows are only numbered; the rows of a pivoted frame have names."""
-    return row_ids is None or np.array_equal(row_ids, np.arange(len(row_ids)))
 
 
 def different_units(entries: Entries) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ from overt.completion.recommend import (
 from overt.entries import Entries
 from overt.results import Result
 
-SPLITS = ("random", "time", "last", "rows")
+SPLITS = ("random", "time", "last")
 
 NINE_TENTHS = 1.6448536269514722
 """Standard deviations to both sides that contain nine tenths of a Gaussian."""
@@ -94,10 +95,10 @@ def evaluate(
         Observed entries, as `fit` takes them.
     split
         "random" holds out any entries; "time" the latest of all; "last" the latest of each row (at
-        least one of two or more); "rows" whole rows, of which half the entries are then given to
-        `fold_in`. Times come from `overt.Entries`; without them the order of entries counts.
+        least one of two or more). Times come from `overt.Entries`; without them the order of
+        entries counts.
     holdout
-        Share of entries (or rows) that is held out.
+        Share of entries that is held out.
     relevant
         Lists are judged by held-out entries with at least this value. None takes 4 of 5 stars
         (four fifths of the way from nothing to the largest value), and every entry of counts and
@@ -111,33 +112,31 @@ def evaluate(
     least = least_relevant(entries.values)
     if relevant is not None:
         least = number("relevant", relevant, minimum=-np.inf)
-    train, test, given = divide(entries, split, holdout, seed)
+    train, test = divide(entries, split, holdout, seed)
     fitted = clone(model).fit_entries(train).prepare_ranking()
-    known = train if given is None else given
     rows = np.unique(test.rows)
-    if given is None:
-        predicted, std, lists = _query_rows(fitted, train, test, rows)
-    else:
-        predicted, std, lists = _query_new_rows(fitted, given, test, rows)
-    predicts_values = not isinstance(fitted.model_, ImplicitModel)
-    found: dict[str, Figures] = {"model": {}}
-    if predicts_values:
-        found["model"] = error_figures(test.values, predicted, std)
-    found["model"] |= list_figures(lists, rows, train, test, least)
-    counts = np.bincount(train.cols, minlength=train.shape[1])
-    lists = best_columns(
-        lambda some: np.tile(counts, (len(some), 1)),
-        known.rows,
-        known.cols,
-        rows,
-        train.shape[1],
-    )
-    found["popularity"] = list_figures(lists, rows, train, test, least)
-    if predicts_values:
+    m, n = train.shape
+    ranking = fitted._ranking()
+    counts = np.bincount(train.cols, minlength=n)
+    rankings: dict[str, Callable[[Ints], Floats]] = {
+        "model": lambda some: ranking.of_rows(some)[1],
+        "popularity": lambda some: np.tile(counts, (len(some), 1)),
+    }
+    found: dict[str, Figures] = {}
+    for who, scores in rankings.items():
+        lists = best_columns(scores, train.rows, train.cols, rows, n)
+        found[who] = list_figures(lists, rows, train, test, least)
+    if not isinstance(fitted.model_, ImplicitModel):
+        predicted = fitted.model_.predict(test.rows, test.cols)
+        std = None
+        if fitted.model_.has_std:
+            std = np.sqrt(fitted.model_.variance(test.rows, test.cols))
+        errors = error_figures(test.values, predicted, std)
+        found["model"] = errors | found["model"]
         mean = float(train.values.mean())
-        col_bias = _shrunken_means(train.cols, train.values - mean, train.shape[1])
-        residual = known.values - mean - col_bias[known.cols]
-        row_bias = _shrunken_means(known.rows, residual, known.shape[0])
+        col_bias = _shrunken_means(train.cols, train.values - mean, n)
+        residual = train.values - mean - col_bias[train.cols]
+        row_bias = _shrunken_means(train.rows, residual, m)
         biases = mean + row_bias[test.rows] + col_bias[test.cols]
         found["biases"] = error_figures(test.values, biases, None)
         found["mean"] = error_figures(test.values, np.full(len(test), mean), None)
@@ -148,8 +147,8 @@ def evaluate(
 
 def divide(
     entries: Entries, split: str, holdout: float, seed: int
-) -> tuple[Entries, Entries, Entries | None]:
-    """Return what is fitted, what is judged and, of whole rows, what is given of them."""
+) -> tuple[Entries, Entries]:
+    """Return what is fitted and what is judged."""
     choice("split", split, SPLITS)
     holdout = number("holdout", holdout, exclusive=True)
     rng = np.random.default_rng([whole("seed", seed, 0), 2])
@@ -159,23 +158,13 @@ def divide(
         order = rng.permutation(count) if split == "random" else np.argsort(-times)
         held = np.zeros(count, dtype=bool)
         held[order[: int(holdout * count)]] = True
-    elif split == "last":
-        held = last_of_rows(entries.rows, times, holdout)
     else:
-        rows = np.unique(entries.rows)
-        new = np.isin(
-            entries.rows, rng.permutation(rows)[: max(1, int(holdout * len(rows)))]
-        )
-        held = new & last_of_rows(entries.rows, rng.random(count), 0.5)
-        if not np.count_nonzero(held) > 0 or new.all():
-            raise InputError("there are too few rows to hold some out")
-        parts = (~new, held, new & ~held)
-        return tuple(entries.take(np.flatnonzero(part)) for part in parts)  # type: ignore[return-value]
+        held = last_of_rows(entries.rows, times, holdout)
     if not 0 < np.count_nonzero(held) < count:
         raise InputError(
             f"holdout must leave entries on both sides, got {holdout} of {count}"
         )
-    return entries.take(np.flatnonzero(~held)), entries.take(np.flatnonzero(held)), None
+    return entries.take(np.flatnonzero(~held)), entries.take(np.flatnonzero(held))
 
 
 def last_of_rows(rows: Ints, times: Floats, share: float) -> Array:
@@ -188,51 +177,6 @@ def last_of_rows(rows: Ints, times: Floats, share: float) -> Array:
     late = np.zeros(len(rows), dtype=bool)
     late[order] = place >= np.repeat(kept, counts)
     return late
-
-
-Predicted = tuple[Floats, Floats | None, Ints]
-"""Predictions, their standard deviations if there are any, and lists."""
-
-
-def _query_rows(
-    fitted: DropoutCompletion, train: Entries, test: Entries, rows: Ints
-) -> Predicted:
-    """Query rows that were fitted."""
-    model = fitted.model_
-    predicted = model.predict(test.rows, test.cols)
-    std = None
-    if model.has_std:
-        std = np.sqrt(model.variance(test.rows, test.cols))
-    ranking = fitted._ranking()
-    lists = best_columns(
-        lambda some: ranking.of_rows(some)[1],
-        train.rows,
-        train.cols,
-        rows,
-        train.shape[1],
-    )
-    return predicted, std, lists
-
-
-def _query_new_rows(
-    fitted: DropoutCompletion, given: Entries, test: Entries, rows: Ints
-) -> Predicted:
-    """Fold in the given half of rows that were not fitted, and query their other half."""
-    predicted = np.empty(len(test))
-    std = np.empty(len(test)) if fitted.model_.has_std else None
-    lists = np.full((len(rows), LIST_LENGTH), -1)
-    for i, row in enumerate(rows):
-        mine = given.rows == row
-        asked = test.rows == row
-        cols = test.cols[asked]
-        new = fitted.fold_in((given.cols[mine], given.values[mine]), keys="index")
-        if std is None:
-            predicted[asked] = new.predict(cols)
-        else:
-            predicted[asked], std[asked] = new.predict(cols, return_std=True)
-        best = new.recommend(LIST_LENGTH).cols
-        lists[i, : len(best)] = best
-    return predicted, std, lists
 
 
 def error_figures(y: Floats, predicted: Floats, std: Floats | None) -> Figures:

@@ -1,6 +1,6 @@
 """Features of rows and columns: tables given by users, and which entries are observed.
 
-A user's table is encoded as numbers (`Encoder`) and brought into the order of the entries
+A user's table is standardized (`Encoder`) and brought into the order of the entries
 (`align_features`). Row a then has features f_a in blocks. Each block is reduced to its leading
 directions R,
 
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from overt._check import InputError, plain_array
+from overt._check import InputError, InputTypeError, plain_array
 from overt._types import Array, Floats
 from overt.completion.problem import Grouped
 from overt.entries import Entries
@@ -32,7 +32,6 @@ from overt.entries.identifiers import (
     IdentifierIndex,
     as_identifiers,
     as_index,
-    is_missing,
 )
 
 MISSINGNESS = "signals"
@@ -49,144 +48,65 @@ MAX_DENSE_SIZE = 1 << 21
 MIN_SINGULAR_VALUE = 1e-5
 """Singular values below this part of the largest are rounding."""
 
-MAX_CATEGORIES = 500
-"""Categories of a column that are distinguished, the most frequent; others count as missing."""
-
 MAX_SIZE = 1e75
 """Size of a number whose fourth power is finite."""
 
 
-@dataclass(frozen=True)
-class FeatureColumn:
-    """One column of a table. A numeric one becomes a number, another a number per category."""
-
-    name: str
-    categories: list[str] | None  # None for a numeric column
-    means: list[float]
-    scale: float = 1.0
-
-    @classmethod
-    def learn(cls, name: str, values: Array) -> FeatureColumn:
-        """Learn mean and scale of numbers, or the frequencies of categories."""
-        known = values[_present(values)]
-        if not len(known):
-            return cls(name, [], [])
-        if _is_numeric(values):
-            with np.errstate(over="ignore"):
-                numbers = known.astype(float)
-            if not np.all(np.abs(numbers) < MAX_SIZE):
-                raise InputError(
-                    f"features must be finite and below {MAX_SIZE:g}, or missing; {name!r} is not"
-                )
-            return cls(name, None, [float(numbers.mean())], float(numbers.std()) or 1.0)
-        categories, counts = np.unique(known.astype(str), return_counts=True)
-        frequent = np.sort(np.argsort(-counts, kind="stable")[:MAX_CATEGORIES])
-        shares = counts[frequent] / len(known)
-        return cls(name, categories[frequent].tolist(), shares.tolist())
-
-    def encode(self, values: Array) -> Floats:
-        """Return the column's numbers, (rows, numbers), 0 where the value is missing."""
-        known = _present(values)
-        out = np.zeros((len(values), len(self.means)))
-        if self.categories is None:
-            try:
-                out[known, 0] = (
-                    values[known].astype(float) - self.means[0]
-                ) / self.scale
-            except (TypeError, ValueError):
-                raise InputError(
-                    f"column {self.name!r} of the features must be numeric"
-                ) from None
-            return out
-        codes = {category: code for code, category in enumerate(self.categories)}
-        for row in np.flatnonzero(known):
-            code = codes.get(str(values[row]))
-            if code is not None:
-                out[row] -= self.means
-                out[row, code] += 1
-        return out
-
-
-def _present(values: Array) -> Array:
-    return np.array([not is_missing(x) for x in values.tolist()], dtype=bool)
-
-
-def _is_numeric(values: Array) -> bool:
-    if values.dtype.kind != "O":
-        return values.dtype.kind in "biuf"
-    numbers = (int, float, np.number, np.bool_)
-    return all(isinstance(x, numbers) for x in values.tolist() if not is_missing(x))
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Encoder:
-    """Encodes tables like the one it was learned from as numbers.
+    """Brings numbers into units of their standard deviation about the mean; NaN is the mean."""
 
-    Numeric columns are divided by their standard deviation about the mean, categories become 0/1
-    columns about their frequency, and missing values count as the mean. Sparse matrices stay.
-    """
-
-    width: int
-    columns: list[FeatureColumn] | None  # None for a sparse matrix
+    means: Floats
+    scales: Floats
 
     @classmethod
     def learn(cls, table: Any) -> Encoder:
-        """Learn from a sparse matrix, an array, or a data frame."""
-        if hasattr(table, "tocsr"):
-            return cls(table.shape[1], None)
-        columns = [
-            FeatureColumn.learn(name, x) for name, x in _table_columns(table).items()
-        ]
-        if not any(column.means for column in columns):
-            raise InputError("features must have a value that is not missing, got none")
-        return cls(len(columns), columns)
+        """Learn means and standard deviations; the numbers of a sparse matrix stay as they are."""
+        F = _numbers(table)
+        if sparse.issparse(F):
+            return cls(np.zeros(F.shape[1]), np.ones(F.shape[1]))
+        known = ~np.isnan(F)
+        counts = np.maximum(known.sum(axis=0), 1)
+        means = np.where(known, F, 0).sum(axis=0) / counts
+        variances = np.where(known, F - means, 0) ** 2
+        scales = np.sqrt(variances.sum(axis=0) / counts)
+        return cls(means, np.where(scales > 0, scales, 1.0))
 
     def encode(self, table: Any) -> Any:
         """Return (rows, numbers)."""
-        if self.columns is None:
-            return self._check_sparse(table)
-        found = _table_columns(table)
-        names = [column.name for column in self.columns]
-        if sorted(found) != sorted(names):
+        F = _numbers(table)
+        if F.shape[1] != len(self.means):
             raise InputError(
-                f"features must have the columns of fit ({', '.join(names[:6])}), got "
-                f"{', '.join(list(found)[:6]) or 'none'}"
+                f"features must have the {len(self.means)} columns of fit, got {F.shape[1]}"
             )
-        return np.hstack([column.encode(found[column.name]) for column in self.columns])
-
-    def _check_sparse(self, table: Any) -> Any:
-        rows = table.tocsr() if hasattr(table, "tocsr") else np.atleast_2d(table)
-        values = rows.data if hasattr(rows, "indptr") else rows
-        if np.iscomplexobj(values) or not np.all(np.abs(values) < MAX_SIZE):
-            raise InputError(
-                f"features in a sparse matrix must be real, finite and below {MAX_SIZE:g}"
-            )
-        if rows.shape[1] != self.width:
-            raise InputError(
-                f"features must have {self.width} columns as in fit, got {rows.shape[1]}"
-            )
-        return rows.astype(float)
+        if sparse.issparse(F):
+            return F
+        return np.where(np.isnan(F), 0.0, (F - self.means) / self.scales)
 
 
-def _table_columns(table: Any) -> dict[str, Array]:
-    """Return names and values of a table's columns: a data frame, a mapping, or an array."""
-    if isinstance(table, dict) or hasattr(table, "columns"):
-        names = list(table) if isinstance(table, dict) else list(table.columns)
-        if not names:
-            raise InputError("features must have at least one column, got none")
-        return {
-            str(name): np.atleast_1d(plain_array("features", table[name]))
-            for name in names
-        }
-    values = plain_array("features", table)
-    if values.ndim == 1:
-        values = values[None]
-    if values.ndim != 2 or not values.size or values.dtype.kind not in "biufOUS":
+def _numbers(table: Any) -> Any:
+    """Return a table of features as numbers, (rows, numbers), NaN where missing."""
+    if hasattr(table, "tocsr"):
+        rows = table.tocsr()
+        real = rows.dtype.kind in "biuf" and not np.isnan(rows.data).any()
+        values = rows.data
+    else:
+        try:
+            with np.errstate(over="ignore"):
+                rows = np.atleast_2d(plain_array("features", table)).astype(float)
+        except (TypeError, ValueError):
+            raise InputTypeError(
+                "features must be numbers; encode categories first, for example with "
+                "scikit-learn's OneHotEncoder"
+            ) from None
+        real = rows.ndim == 2 and rows.size > 0
+        values = rows[~np.isnan(rows)]
+    if not real or not np.all(np.abs(values) < MAX_SIZE):
         raise InputError(
-            "features must be a two-dimensional array, a sparse matrix or a data frame, got shape "
-            f"{values.shape}, {values.dtype}"
+            "features must be a two-dimensional array, a sparse matrix or a data frame of finite "
+            f"real numbers below {MAX_SIZE:g} (NaN only in dense ones), got shape {rows.shape}"
         )
-    return {str(i): values[:, i] for i in range(values.shape[1])}
+    return rows.astype(float)
 
 
 def align_features(
@@ -341,20 +261,6 @@ class Features:
         entered = A[active].astype(np.float64)
         return cls(directions, A, active, entered.T @ entered, entered.sum(axis=0))
 
-    @classmethod
-    def rescore(cls, directions: Directions, given: Array, group: Grouped) -> Features:
-        """Return features of rows with other entries, along directions that are fixed."""
-        known = {}
-        active = group.counts > 0
-        if MISSINGNESS in directions.parts:
-            R = directions.parts[MISSINGNESS]
-            observed = observed_matrix(group, R.dtype)
-            known[MISSINGNESS] = np.asarray(observed[:, : len(R)] @ R)
-            known[MISSINGNESS][~active] = directions.mean_scores[MISSINGNESS]
-        if GIVEN in directions.parts:
-            known[GIVEN] = given
-        return cls.of_scores(directions, known, active, given.dtype)
-
     def without(self) -> Features:
         """Return the same rows without features."""
         return Features.of_scores(
@@ -373,12 +279,10 @@ NO_FEATURES = Features.build({}, np.zeros(0, dtype=bool), np.float64, 0)
 
 def observed_matrix(group: Grouped, dtype: Any) -> Any:
     """Return the sparse matrix of a side's observed entries, rows divided by sqrt(their count)."""
-    csr = group.by_row.entries
-    values = np.repeat(1 / np.sqrt(np.maximum(group.counts, 1)), group.counts).astype(
-        dtype
-    )
+    weights = 1 / np.sqrt(np.maximum(group.counts, 1))
+    values = weights[group.keys].astype(dtype)
     shape = (len(group.counts), group.n_others)
-    return sparse.csr_array((values, csr[1], csr[0]), shape=shape)
+    return sparse.csr_array((values, (group.keys, group.others)), shape=shape)
 
 
 def leading_directions(F: Any, seed: int) -> Floats:

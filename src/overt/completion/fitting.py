@@ -7,7 +7,6 @@ The kinds are `learned.LearnedFit` (with `averaged.SampledFit` after it), `impli
     problem, means, history        both sides' rows, and the objective after each sweep
     step(engine)                   make one sweep
     settled(tol)                   whether the last sweep changed too little to continue
-    update(side, engine)           solve for one side's rows, all else fixed (`extend_model`)
     model(...)                     the fitted model
 """
 
@@ -24,7 +23,7 @@ from overt import _check
 from overt._check import InputError, InputTypeError
 from overt._parallel import ClusterLostError, checked_engine
 from overt._progress import Meter, meter
-from overt._types import Array, Floats, Ints, Seed
+from overt._types import Array, Floats
 from overt.completion import averaged, fixed, implicit, learned
 from overt.completion.averaged import AveragedModel, SampledFit
 from overt.completion.engines import Engine, make_engine
@@ -39,7 +38,7 @@ from overt.completion.implicit import (
 )
 from overt.completion.learned import LearnedFit, equivalent_drop_prob
 from overt.completion.memory import n_bytes
-from overt.completion.model import FactorModel, Fit, FullCovariance
+from overt.completion.model import MAX_FULL_BYTES, FactorModel, Fit
 from overt.completion.problem import Columns, CompletionProblem
 from overt.completion.storage import SweepCheckpoint
 from overt.entries import Entries
@@ -196,6 +195,11 @@ class Settings:
             else DEFAULTS.factors
         )
 
+    def _affordable(self, entries: Entries) -> int:
+        """Return the number of factors whose covariances fit into memory in single precision."""
+        size = MAX_FULL_BYTES // (4 * sum(entries.shape))  # width (width + 1) / 2
+        return max(1, int(np.sqrt(2 * size)) - 1 - 2 * self.biases)
+
     def samples(self, ratings: int, shape: tuple[int, int]) -> int:
         """Return how many samples to average; "auto" takes as many as take seconds."""
         if str(self.average) != "auto":
@@ -225,7 +229,7 @@ class Settings:
         n_factors = self.factors(len(entries))
         if self.learned and self.n_factors is None:
             # More factors than the smaller side has rows can only fit noise.
-            n_factors = min(n_factors, *entries.shape)
+            n_factors = min(n_factors, *entries.shape, self._affordable(entries))
         given = not isinstance(self.drop_prob, str)
         return CompletionProblem.build(
             entries,
@@ -244,18 +248,6 @@ def is_rating_scale(values: Floats) -> bool:
     if len(some) <= MAX_RATING_LEVELS:
         return False
     return bool(counts[-MAX_RATING_LEVELS:].sum() >= RATING_SHARE * len(some))
-
-
-def fresh_seed(seed: Seed, random_state: Any = None) -> int:
-    """Return a whole number from a seed, or from scikit-learn's `random_state` if there is one."""
-    if isinstance(random_state, np.random.RandomState):
-        return int(random_state.randint(1 << 31))
-    seed = seed if random_state is None else random_state
-    if seed is None or isinstance(seed, np.random.Generator):
-        return int(_check.generator(seed).integers(1 << 31))
-    return _check.whole(
-        "seed" if random_state is None else "random_state", seed, minimum=0
-    )
 
 
 @dataclass
@@ -366,7 +358,7 @@ def _fit_learned(
         problem.sides, given, missingness, problem.dtype, settings.seed
     )
     certain = settings.signals is True
-    fit = LearnedFit.start(problem, features, certain, settings.seed)
+    fit = LearnedFit(problem, features, certain, settings.seed)
     status = run.descend(fit, settings.sweeps, settings.tol_or(learned.OPTIONS.tol))
     chain = None
     if samples and status is not Status.INTERRUPTED:
@@ -408,7 +400,7 @@ def _fit_implicit(
     popularity = 0.0
     status = Status.FINISHED
     hidden = hide_entries(len(entries), settings.seed)
-    fit = ImplicitFit.start(problem.zeroed(hidden), settings.seed)
+    fit = ImplicitFit(problem.zeroed(hidden), settings.seed)
     if len(hidden):
         # The weight of popularity shows before convergence; the rest converges below.
         status = descend(fit, run.engine, settings.sweeps, 2 * tol)
@@ -429,7 +421,7 @@ def _fit_fixed(
     path = None
     if isinstance(drop_prob, str):
         drop_prob, path = choose_drop_prob(settings, entries, run.engine)
-    fit = FixedFit.start(problem, drop_prob, settings.ridge, settings.seed)
+    fit = FixedFit(problem, drop_prob, settings.ridge, settings.seed)
     status = run.descend(fit, settings.sweeps, settings.tol_or(fixed.TOL))
     model = fit.model(settings.limits(entries.values))
     return Fit(model, fit.history, status, drop_prob, None, path)
@@ -456,7 +448,7 @@ def choose_drop_prob(
     tried: dict[float, float] = {}
 
     def attempt(drop_prob: float, means: list[Array] | None) -> list[Array]:
-        fit = FixedFit.start(problem, drop_prob, settings.ridge, settings.seed)
+        fit = FixedFit(problem, drop_prob, settings.ridge, settings.seed)
         if means is not None:
             fit.means = means
         if descend(fit, engine, settings.sweeps, tol) is Status.INTERRUPTED:
@@ -546,66 +538,42 @@ def merge_entries(old: Entries, new: Entries) -> Entries:
     )
 
 
-def extend_model(
-    model: Any,
-    entries: Entries,
-    new: Entries,
-    settings: Settings,
-    sweeps: int,
-    engine: Engine,
-) -> Any:
+def extend_model(model: Any, entries: Entries, new: Entries, sweeps: int) -> Any:
     """Return the model of all `entries`, of which `new` are those that it does not know yet.
 
-    The rows and columns with new entries are solved again; everything else is fixed, priors and
-    noise included. No array of the given model is changed, so an error or Ctrl-C leaves it as it
-    was.
+    The rows and columns with new entries are folded into a copy; everything else is fixed, priors
+    and noise included. No array of the given model is changed, so an error or Ctrl-C leaves it as
+    it was.
     """
     base = model.base.resized(entries.shape)
-    limits = (base.low, base.high)
-    pairs = isinstance(model, ImplicitModel)
-    if pairs:
+    if isinstance(model, ImplicitModel):
         entries = model.strengths.enter(entries)
+        model = replace(model, base=base).with_entries(entries)
     elif np.isfinite(base.low):
-        limits = (min(limits[0], new.values.min()), max(limits[1], new.values.max()))
-    dtype = base.means[0].dtype
-    problem = CompletionProblem.scaled(entries, base.columns, base.center, 1.0, dtype)
-    fit: Any
-    if pairs:
-        fit = ImplicitFit.resume(replace(model, base=base), problem)
-    elif base.learned:
-        fit = LearnedFit.resume(base, problem)
-    else:
-        fit = FixedFit.resume(base, problem, settings.drop_prob, settings.ridge)
-    fit.problem = problem.only(np.unique(new.rows), np.unique(new.cols))
-    for _ in range(sweeps):
-        fit.update(0, engine)
-        fit.update(1, engine)
-    fit.problem = problem
-    if not pairs:
-        _copy_rows(fit, base, (np.unique(new.rows), np.unique(new.cols)))
-        return replace(base, low=float(limits[0]), high=float(limits[1]))
-    updated = fit.model(limits, entries, model.strengths, model.popularity)
-    if len(model.recent) and entries.times is None:
-        updated = replace(
-            updated, recent=_recent_of_others(model.recent, entries, new.rows)
-        )
-    return updated
-
-
-def _copy_rows(fit: Any, model: FactorModel, touched: tuple[Ints, Ints]) -> None:
-    """Write the touched rows of a fit into a model that nobody else has."""
-    for side, rows in enumerate(touched):
-        model.means[side][rows] = fit.means[side][rows]
-        if isinstance(model.covariance, FullCovariance):
-            fit.covariance.add_means(side, fit.means[side], -1)
-            model.covariance.tables[side][rows] = fit.covariance.tables[side][rows]
-            model.noises[side].weights[rows] = fit.noises[side].weights[rows]
-            model.noises[side].variances[rows] = fit.noises[side].variances[rows]
-
-
-def _recent_of_others(old: Floats, entries: Entries, rows: Ints) -> Floats:
-    """Return the recent choices of rows without new entries, whose times are known."""
-    found = np.zeros((entries.shape[0], old.shape[1]))
-    same = np.setdiff1d(np.arange(len(old)), rows)
-    found[same] = old[same]
-    return found
+        low = min(base.low, float(new.values.min()))
+        high = max(base.high, float(new.values.max()))
+        base = replace(base, low=low, high=high)
+    keys = (entries.rows, entries.cols)
+    orders = [np.argsort(side, kind="stable") for side in keys]
+    for half in range(2 * sweeps):
+        side = half % 2
+        order = orders[side]
+        touched = np.unique((new.rows, new.cols)[side])
+        starts = np.searchsorted(keys[side], touched, sorter=order)
+        ends = np.searchsorted(keys[side], touched, side="right", sorter=order)
+        if isinstance(model, ImplicitModel):
+            model = replace(
+                model, base=base
+            )  # sums over all pairs change with the rows
+        for row, start, end in zip(touched, starts, ends, strict=True):
+            some = order[start:end]
+            partners = keys[1 - side][some]
+            values = entries.values[some]
+            if isinstance(model, ImplicitModel):
+                found = model.fold(partners, values, side=side)
+            else:
+                found = base.fold(partners, values, side=side, row=row)
+            base.write(side, row, found)
+    if isinstance(model, ImplicitModel):
+        return replace(model, base=base).with_entries(entries)
+    return base

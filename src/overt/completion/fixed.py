@@ -10,14 +10,14 @@ sum over entries.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from overt._types import Array, Floats
+from overt._types import Floats
 from overt.completion.engines import Engine
 from overt.completion.features import NO_FEATURES
-from overt.completion.kernels.rows import FixedSide, SampledRows, sample_rows
+from overt.completion.kernels.rows import FixedSide, Rows
 from overt.completion.model import DropoutCovariance, FactorModel
 from overt.completion.prior import Prior, RowNoise
 from overt.completion.problem import CompletionProblem
@@ -38,44 +38,20 @@ class FixedFit:
         problem: CompletionProblem,
         drop_prob: float | Floats,
         ridge: float,
-        means: list[Array],
+        seed: int,
     ) -> None:
         self.problem = problem
         self.covariance = DropoutCovariance.of(problem.columns, drop_prob)
         self.ridge = ridge
-        self.means = means
-        self.history: list[float] = []
-        n = len(problem.columns.free(0))
-        prior = Prior(
-            np.zeros(n), ridge * np.eye(n)
-        )  # the ridge, for residuals of variance 1
-        self.priors = (prior, prior)
-        self.noises = [RowNoise.equal(count) for count in problem.shape]
-
-    @classmethod
-    def start(
-        cls,
-        problem: CompletionProblem,
-        drop_prob: float | Floats,
-        ridge: float,
-        seed: int,
-    ) -> FixedFit:
-        """Return the fit before the first sweep."""
         square = float(np.mean(problem.sides[0].values.astype(np.float64) ** 2))
         std = np.sqrt((np.sqrt(square) or 1.0) / problem.columns.n_factors)
-        means = problem.start(np.random.default_rng([seed, 0]), std)
-        return cls(problem, drop_prob, ridge, means)
-
-    @classmethod
-    def resume(
-        cls,
-        model: FactorModel,
-        problem: CompletionProblem,
-        drop_prob: Any,
-        ridge: float,
-    ) -> FixedFit:
-        """Continue from a model, in the units of its values."""
-        return cls(problem, drop_prob, ridge, model.known_rows()[0])
+        self.means = problem.start(np.random.default_rng([seed, 0]), std)
+        self.history: list[float] = []
+        n = len(problem.columns.free(0))
+        # The ridge, for residuals of variance 1.
+        prior = Prior(np.zeros(n), ridge * np.eye(n))
+        self.priors = (prior, prior)
+        self.noises = [RowNoise.equal(count) for count in problem.shape]
 
     @property
     def noise(self) -> float:
@@ -84,8 +60,8 @@ class FixedFit:
 
     def step(self, engine: Engine) -> None:
         """Solve for every row, then for every column; record the objective per rating."""
-        self.update(0, engine)
-        error = self.update(1, engine)
+        self._update(0, engine)
+        error = self._update(1, engine)
         size = 0.0
         for side, w in enumerate(self.means):
             size += float(
@@ -99,20 +75,18 @@ class FixedFit:
             return False
         return self.history[-2] - self.history[-1] <= tol * self.history[-1]
 
-    def update(self, side: int, engine: Engine) -> float:
+    def _update(self, side: int, engine: Engine) -> float:
         """Solve for one side; return the summed squared error plus dropout penalty."""
         count = self.problem.shape[side]
         weights = np.ones(self.problem.shape[1 - side])
-        fixed = FixedSide(self.means[1 - side], self.covariance.strength, weights)
+        other = self.means[1 - side]
+        fixed = FixedSide(other, other[:, :0], weights, self.covariance.strength)
         prior = self.priors[side].for_rows(self.problem.columns, side)
-        out = SampledRows(
-            self.means[side], self.means[side].copy(), np.zeros((count, 2))
-        )
+        means = self.means[side]
+        out = Rows(means, means.copy(), means[:, :0], np.zeros((count, 2)))
         zeros = np.zeros((count, len(prior.free)))
-        layout = self.problem.sides[side].by_row
-        engine.run(
-            sample_rows, layout, (fixed, prior), (zeros, np.ones(count), zeros), out
-        )
+        layout = self.problem.sides[side].layout
+        engine.run(layout, (fixed, prior), (zeros, np.ones(count), zeros), out)
         return float(out.stats[:, 0].sum())
 
     def model(self, limits: tuple[float, float]) -> FactorModel:

@@ -42,28 +42,21 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
+from scipy import sparse
 
 from overt._check import InputError
 from overt._types import Array, Floats, Ints
 from overt.completion.engines import Engine
 from overt.completion.features import NO_FEATURES
 from overt.completion.kernels.rows import (
-    AllPartners,
     FixedSide,
-    LearnedRows,
-    learn_pairs,
+    Rows,
     pack,
     unpack,
     weighted_sum,
 )
-from overt.completion.model import (
-    MAX_FULL_BYTES,
-    FactorModel,
-    FullCovariance,
-    Row,
-    RowSums,
-    full_bytes,
-)
+from overt.completion.learned import check_memory
+from overt.completion.model import FactorModel, FullCovariance, Row, RowSums
 from overt.completion.prior import Prior, RowNoise, Sums
 from overt.completion.problem import CompletionProblem
 from overt.entries import Entries
@@ -196,6 +189,10 @@ class PrecisionRule:
         size = OPTIONS.precision_floor + square_sums / self.mean
         return np.asarray(size**-0.5 / self.level, dtype=np.float64)
 
+    def of_rows(self, square_sums: Any) -> Floats:
+        """Return r of rows, 0 for those without entries."""
+        return np.where(square_sums > 0, self(square_sums), 0.0)
+
 
 @dataclass(frozen=True, eq=False)
 class ImplicitModel:
@@ -205,7 +202,7 @@ class ImplicitModel:
     base: FactorModel
     strengths: Strengths
     rules: tuple[PrecisionRule, PrecisionRule]  # r of rows and c of columns
-    col_precisions: Floats  # c of known columns, 0 for those without entries
+    precisions: tuple[Floats, Floats]  # r and c, 0 where there are no entries
     shares: Floats  # of the entries, by column
     popularity: float  # q
     recent: Floats  # d of each row, empty where times are not known
@@ -215,7 +212,7 @@ class ImplicitModel:
         return self.base.predict(rows, cols)
 
     def block(self, rows: Array) -> Floats:
-        """Return the dense predictions of some rows for all known columns, not clipped."""
+        """Return the predictions of some rows for all columns and an unseen one, not clipped."""
         return self.base.block(rows)
 
     def variance(self, rows: Array, cols: Array) -> Floats:
@@ -225,33 +222,35 @@ class ImplicitModel:
             "no observed value is expected to be near them"
         )
 
-    row_variance = variance
-
-    def row_sums(self, partners: Array, values: Array) -> RowSums:
+    def row_sums(self, partners: Array, values: Array, side: int = 0) -> RowSums:
         """Return the sums of a row's entries, unobserved pairs included."""
         y = self.strengths(values)
-        r = float(self.rules[0](np.sum(y**2)))
-        c = self.col_precisions[partners]
+        r = float(self.rules[side](np.sum(y**2)))
+        c = self.precisions[1 - side][partners]
         weight = OPTIONS.weight
-        more = self.base.weighted_moment(partners, (weight - 1) * c)
-        W = self.base.means[1][partners].astype(np.float64)
-        return RowSums(W, y, r * weight * c, r * (self._all_pairs + more))
+        more = self.base.weighted_moment(partners, (weight - 1) * c, side)
+        W = self.base.means[1 - side][partners].astype(np.float64)
+        return RowSums(W, y, r * weight * c, r * (self._all_pairs[1 - side] + more))
 
     @cached_property
-    def _all_pairs(self) -> Floats:
-        """sum_b c_b T_b over all known columns."""
-        every = np.arange(len(self.col_precisions))
-        return self.base.weighted_moment(every, self.col_precisions)
-
-    def fold(self, partners: Array, values: Array, features: Any = None) -> Row:
-        """Return a row with these entries, everything else fixed."""
-        return self.base.fold(
-            partners, values, features, self.row_sums(partners, values)
+    def _all_pairs(self) -> tuple[Floats, Floats]:
+        """sum_a r_a T_a over all known rows, and sum_b c_b T_b over all known columns."""
+        left, right = (
+            self.base.weighted_moment(np.arange(len(c)), c, 1 - side)
+            for side, c in enumerate(self.precisions)
         )
+        return left, right
 
-    def predict_row(self, row: Row, cols: Array) -> Floats:
-        """Return the predictions of a row that was not fitted, not clipped."""
-        return self.base.predict_row(row, cols)
+    def fold(
+        self, partners: Array, values: Array, features: Any = None, side: int = 0
+    ) -> Row:
+        """Return a row with these entries, everything else fixed."""
+        sums = self.row_sums(partners, values, side)
+        return self.base.fold(partners, values, features, side, sums)
+
+    def of_row(self, row: Row) -> ImplicitModel:
+        """Return the model of a row that was not fitted alone, at position 0."""
+        return replace(self, base=self.base.of_row(row), recent=np.zeros((0, 0)))
 
     def contributions(
         self, row: int, partners: Array, values: Array, col: int
@@ -260,9 +259,21 @@ class ImplicitModel:
         sums = self.row_sums(partners, values)
         return self.base.contributions(row, partners, values, col, sums)
 
+    def with_entries(self, entries: Entries) -> ImplicitModel:
+        """Return the model with the precisions, shares and latest choices of these entries."""
+        m, n = entries.shape
+        squares = entries.values**2
+        r = self.rules[0].of_rows(np.bincount(entries.rows, squares, m))
+        c = self.rules[1].of_rows(np.bincount(entries.cols, squares, n))
+        counts = np.bincount(entries.cols, minlength=n)
+        model = replace(self, precisions=(r, c), shares=counts / counts.sum())
+        if entries.times is None:
+            return replace(model, recent=np.zeros((0, 0)))
+        return replace(model, recent=recent_shifts(model, entries, entries.times))
+
     def rank_rows(self, rows: Array) -> Floats:
         """Return scores of known rows for all known columns, by what they chose last."""
-        x = self.block(rows)
+        x = self.block(rows)[:, :-1]
         if len(self.recent):
             x = x + self.recent[rows] @ self.base.means[1][:-1].T
         return self.mix(x)
@@ -296,79 +307,37 @@ class ImplicitFit:
     )
     features = (NO_FEATURES, NO_FEATURES)
 
-    def __init__(
-        self,
-        problem: CompletionProblem,
-        means: list[Array],
-        covariance: FullCovariance,
-        priors: list[Prior],
-        noise: float,
-        rules: tuple[PrecisionRule, PrecisionRule] | None = None,
-    ) -> None:
-        self.means = means
-        self.covariance = covariance
-        self.priors = priors
-        self.noise = noise
+    def __init__(self, problem: CompletionProblem, seed: int) -> None:
+        """Start near the leading singular vectors."""
+        check_memory(problem)
+        k = problem.columns.n_factors
+        pairs = float(np.prod(problem.shape))
+        self.noise = float(problem.sides[0].values.sum(dtype=float)) / pairs
+        self.priors = [Prior(np.zeros(k), P * np.eye(k)) for P in (1, 100)]
+        self.means = [np.zeros((count, k), problem.dtype) for count in problem.shape]
+        self.covariance = FullCovariance.start(problem)
         self.history: list[float] = []
         self.noises = [RowNoise.equal(count) for count in problem.shape]
-        self.take_problem(problem, rules)
+        self.take_problem(problem)
+        rng = np.random.default_rng([seed, 0])
+        V = self.means[1]
+        V[:] = rng.normal(0, 0.1 * self.noise**0.25, V.shape)
+        leading = self._leading_vectors(seed)
+        V[:, : leading.shape[1]] = leading
+        self.covariance.add_means(1, V)
 
-    def take_problem(
-        self,
-        problem: CompletionProblem,
-        rules: tuple[PrecisionRule, PrecisionRule] | None = None,
-    ) -> None:
-        """Continue with other entries, whose precisions follow from them unless rules are given."""
+    def take_problem(self, problem: CompletionProblem) -> None:
+        """Continue with other entries, from which precisions follow."""
         self.problem = problem
-        if rules is None:
-            left, right = (PrecisionRule.of(side.square_sums) for side in problem.sides)
-            rules = (left, right)
-        self.rules = rules
+        left, right = (PrecisionRule.of(side.square_sums) for side in problem.sides)
+        self.rules = (left, right)
         self.precisions = [
             rule(side.square_sums)
-            for rule, side in zip(rules, problem.sides, strict=True)
+            for rule, side in zip(self.rules, problem.sides, strict=True)
         ]
-        # Of all entries, also while only some rows are solved again.
-        self.active = [side.counts > 0 for side in problem.sides]
-
-    @classmethod
-    def start(cls, problem: CompletionProblem, seed: int) -> ImplicitFit:
-        """Return the fit before the first sweep, near the leading singular vectors."""
-        k = problem.columns.n_factors
-        size = full_bytes(problem)
-        if size > MAX_FULL_BYTES:
-            raise InputError(
-                f"{sum(problem.shape):,} rows and columns with {k} factors take {size >> 20} MiB "
-                f"of covariances, {MAX_FULL_BYTES >> 20} are the limit; take fewer factors"
-            )
-        pairs = float(np.prod(problem.shape))
-        noise = float(problem.sides[0].values.sum(dtype=float)) / pairs
-        priors = [Prior(np.zeros(k), np.eye(k)), Prior(np.zeros(k), 100 * np.eye(k))]
-        means = [np.zeros((count, k), problem.dtype) for count in problem.shape]
-        covariance = FullCovariance.start(problem)
-        fit = cls(problem, means, covariance, priors, noise)
-        V = fit._leading_vectors(seed)
-        rng = np.random.default_rng([seed, 0])
-        means[1][:] = rng.normal(0, 0.1 * noise**0.25, means[1].shape)
-        means[1][:, : V.shape[1]] = V
-        covariance.add_means(1, means[1])
-        return fit
-
-    @classmethod
-    def resume(cls, model: ImplicitModel, problem: CompletionProblem) -> ImplicitFit:
-        """Continue from a model."""
-        means, covariance, _ = model.base.known_rows()
-        if not isinstance(covariance, FullCovariance):
-            raise TypeError("a model in which every pair counts has full covariances")
-        for side, w in enumerate(means):
-            covariance.add_means(side, w)
-        priors = list(model.base.priors)
-        return cls(problem, means, covariance, priors, model.base.noise, model.rules)
 
     def _leading_vectors(self, seed: int) -> Floats:
         """Return V of the U V' nearest to the strengths, errors weighted by r_a c_b."""
-        from scipy import sparse
-
         m, n = self.problem.shape
         k = self.means[0].shape[1]
         r, c = self.precisions
@@ -410,11 +379,6 @@ class ImplicitFit:
         """Return whether the last sweep changed the objective by at most `tol` nats per entry."""
         return len(self.history) > 1 and abs(self.history[-2] - self.history[-1]) <= tol
 
-    def update(self, side: int, engine: Engine) -> None:
-        """Solve for one side's rows; all else is fixed."""
-        if len(self.problem.sides[side].rows):  # none, where all that is new is zero
-            self._update_rows(side, engine)
-
     def _update_rows(self, side: int, engine: Engine) -> tuple[Floats, float, float]:
         """Update one side; return its summed second moment, expected error and log dets."""
         problem = self.problem
@@ -422,19 +386,24 @@ class ImplicitFit:
         other = 1 - side
         group = problem.sides[side]
         prior = self.priors[side]
-        c = np.where(self.active[other], self.precisions[other], 0)
+        c = np.where(problem.sides[other].counts > 0, self.precisions[other], 0)
         shift = prior.precision @ prior.mean
         total = weighted_sum(c, tables[other])
-        shared = AllPartners(total, OPTIONS.weight, prior.precision, shift, self.noise)
-        fixed = FixedSide(self.means[other], tables[other], c.astype(problem.dtype))
-        out = LearnedRows(
-            self.means[side], tables[side], np.zeros((problem.shape[side], 2))
+        all_pairs = prior.for_rows(problem.columns, side)._replace(
+            background=total,
+            table_weight=OPTIONS.weight - 1,
+            value_weight=OPTIONS.weight,
         )
-        moments = np.zeros((group.by_chunk.n_chunks, tables[side].shape[1]))
-        by_row = (self.precisions[side],)
-        engine.run(learn_pairs, group.by_chunk, (fixed, shared), by_row, out, moments)
-        error, logdets = out.stats.sum(axis=0)
-        return unpack(moments.sum(axis=0)), float(error), float(logdets)
+        no_dropout = np.zeros(problem.columns.width)
+        fixed = FixedSide(self.means[other], tables[other], c, no_dropout)
+        count = problem.shape[side]
+        nothing = np.zeros((count, 0), problem.dtype)
+        out = Rows(self.means[side], nothing, tables[side], np.zeros((count, 2)))
+        r = self.precisions[side]
+        by_row = (np.tile(shift, (count, 1)), r / self.noise, np.zeros((count, 0)))
+        moment = engine.run(group.layout, (fixed, all_pairs), by_row, out)
+        errors, logdets = out.stats.T
+        return unpack(moment), float(r @ errors), float(logdets.sum())
 
     def model(
         self,
@@ -445,19 +414,17 @@ class ImplicitFit:
     ) -> ImplicitModel:
         """Return the fitted model of these entries; `popularity` is its share in the scores."""
         self._finish()
-        counts = self.problem.sides[1].counts
-        recent = np.zeros((0, 0))
-        if entries.times is not None:
-            recent = recent_shifts(self, entries, entries.times)
-        return ImplicitModel(
-            base=FactorModel.of_fit(self, limits),
-            strengths=strengths,
-            rules=self.rules,
-            col_precisions=np.where(self.active[1], self.precisions[1], 0.0),
-            shares=counts / counts.sum(),
-            popularity=popularity,
-            recent=recent,
+        base = FactorModel.of_fit(self, limits)
+        model = ImplicitModel(
+            base,
+            strengths,
+            self.rules,
+            (np.zeros(0), np.zeros(0)),
+            np.zeros(0),
+            popularity,
+            np.zeros((0, 0)),
         )
+        return model.with_entries(entries)
 
     def _finish(self) -> None:
         """Turn second moments into covariances; a row without entries gets its prior.
@@ -492,12 +459,12 @@ def choose_popularity(fit: ImplicitFit, hidden: Ints) -> float:
     counts = fit.problem.sides[1].counts - np.bincount(b, minlength=len(fit.means[1]))
     shares = counts / max(counts.sum(), 1)
     U, V = (w.astype(np.float64) for w in fit.means)
-    csr = side.by_row.entries
+    csr = sparse.csr_array((side.values, (side.keys, side.others)), fit.problem.shape)
     rows = np.unique(a)
     gains = np.empty((len(rows), len(OPTIONS.mixtures)))
     for i, row in enumerate(rows):
         wanted = b[a == row]
-        row_cols = csr[1][csr[0][row] : csr[0][row + 1]]
+        row_cols = csr.indices[csr.indptr[row] : csr.indptr[row + 1]]
         known = np.setdiff1d(row_cols, wanted)
         predicted = V @ U[row]
         for j, q in enumerate(OPTIONS.mixtures):
@@ -518,13 +485,14 @@ def choose_popularity(fit: ImplicitFit, hidden: Ints) -> float:
     return OPTIONS.mixtures[best]
 
 
-def recent_shifts(fit: ImplicitFit, entries: Entries, times: Array) -> Floats:
-    """Return d of every row of a finished fit, 0 where the times of its entries are all equal."""
+def recent_shifts(model: ImplicitModel, entries: Entries, times: Array) -> Floats:
+    """Return d of every row of a model, 0 where the times of its entries are all equal."""
     rows, cols, later, at_entry = latest_entries(entries, times)
     starts = np.searchsorted(rows, np.arange(entries.shape[0] + 1))
     counts = np.diff(starts)
-    r, c = fit.precisions
-    U, V = fit.means
+    r, c = model.precisions
+    base = model.base
+    U, V = base.means
     found = np.zeros((entries.shape[0], U.shape[1]))
     touched = np.flatnonzero(counts)
     for start in range(0, len(touched), ROWS_AT_ONCE):
@@ -534,12 +502,16 @@ def recent_shifts(fit: ImplicitFit, entries: Entries, times: Array) -> Floats:
         at = np.where(inside, starts[some][:, None] + slots, 0)
         b = cols[at]
         precision = (
-            r[some][:, None] * c[b] * OPTIONS.weight * OPTIONS.recent_weight / fit.noise
+            r[some][:, None]
+            * c[b]
+            * OPTIONS.weight
+            * OPTIONS.recent_weight
+            / base.noise
         )
         decay = np.exp(-later[at] / OPTIONS.recent_span)
         root = np.sqrt(inside * precision * decay)[..., None]
         W = root * V[b]
-        S = unpack(fit.covariance.tables[0][some]).astype(float)
+        S = unpack(base.covariance.tables[0][some]).astype(float)  # type: ignore[union-attr]
         SW = S @ W.transpose(0, 2, 1)
         fitted = W @ U[some][..., None].astype(float)
         error = root * entries.values[at_entry[at]][..., None] - fitted

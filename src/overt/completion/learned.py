@@ -22,13 +22,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from overt._check import InputError
-from overt._types import Array, Floats
+from overt._types import Floats
 from overt.completion.engines import Engine
 from overt.completion.features import NO_FEATURES, Features
-from overt.completion.kernels.rows import FixedSide, LearnedRows
+from overt.completion.kernels.rows import FixedSide, Rows, pack, unpack
 from overt.completion.model import (
     MAX_FULL_BYTES,
-    DiagonalCovariance,
     FactorModel,
     FullCovariance,
     full_bytes,
@@ -78,19 +77,23 @@ EMPTY_ROWS_AT_ONCE = 1024
 """Rows without entries whose prior covariances are computed at once."""
 
 
-def choose_covariance(problem: CompletionProblem) -> type[FullCovariance]:
-    """Return full covariances where their tables fit into memory, else diagonal ones."""
-    full = full_bytes(problem)
-    limit = problem.sides[0].memory_limit
+def check_memory(problem: CompletionProblem) -> None:
+    """Refuse a problem whose covariances do not fit into memory."""
+    tables = full_bytes(problem)
+    k = problem.columns.n_factors
+    if tables > MAX_FULL_BYTES:
+        raise InputError(
+            f"{sum(problem.shape):,} rows and columns with {k} factors take {tables >> 20} MiB of "
+            f"covariances, {MAX_FULL_BYTES >> 20} are the limit; take fewer factors"
+        )
     factors = sum(problem.shape) * problem.dtype.itemsize * problem.columns.width
-    tables = full if full <= MAX_FULL_BYTES else factors
     needed = 2 * (factors + tables)  # of the fit and of its model
+    limit = problem.sides[0].memory_limit
     if limit and needed > limit:
         raise InputError(
             f"memory_limit must be at least {needed / 1e9:.3g} GB for the factors and covariances "
             f"of {sum(problem.shape):,} rows and columns, got {limit / 1e9:.3g} GB"
         )
-    return FullCovariance if full <= MAX_FULL_BYTES else DiagonalCovariance
 
 
 class LearnedFit:
@@ -109,66 +112,29 @@ class LearnedFit:
     def __init__(
         self,
         problem: CompletionProblem,
-        means: list[Array],
-        covariance: FullCovariance,
-        priors: list[Prior],
-        noise: float,
-        noises: list[RowNoise],
-        features: tuple[Features, Features],
-        certain: bool = True,
-    ) -> None:
-        self.problem = problem
-        self.means = means
-        self.covariance = covariance
-        self.priors = priors
-        self.noise = noise
-        self.noises = noises
-        self.features = features
-        self.certain = (
-            certain  # False: missingness features must raise the evidence to be used
-        )
-        self.history: list[float] = []
-
-    @classmethod
-    def start(
-        cls,
-        problem: CompletionProblem,
         features: tuple[Features, Features],
         certain: bool,
         seed: int,
-    ) -> LearnedFit:
-        """Return the fit before the first sweep."""
-        means = problem.start(np.random.default_rng([seed, 0]), OPTIONS.start_std)
-        covariance = choose_covariance(problem).start(problem)
-        covariance.add_means(1, means[1])
+    ) -> None:
+        check_memory(problem)
+        self.problem = problem
+        self.features = features
+        # False: missingness features must raise the evidence to be used.
+        self.certain = certain
+        rng = np.random.default_rng([seed, 0])
+        self.means = problem.start(rng, OPTIONS.start_std)
+        self.covariance = FullCovariance.start(problem)
+        self.covariance.add_means(1, self.means[1])
         n = len(problem.columns.free(0))
         row_precision = np.eye(n)
         col_precision = np.eye(n) / OPTIONS.start_std**2
         if problem.columns.biases:
             row_precision[-1, -1] = OPTIONS.bias_precision
             col_precision[-1, -1] = OPTIONS.bias_precision
-        priors = [Prior(np.zeros(n), row_precision), Prior(np.zeros(n), col_precision)]
-        noises = [RowNoise.equal(count) for count in problem.shape]
-        noise = OPTIONS.start_noise
-        return cls(problem, means, covariance, priors, noise, noises, features, certain)
-
-    @classmethod
-    def resume(cls, model: FactorModel, problem: CompletionProblem) -> LearnedFit:
-        """Continue from a model, in the units of its values."""
-        means, covariance, noises = model.known_rows()
-        if not isinstance(covariance, FullCovariance):
-            raise TypeError("a learned model has covariances")
-        for side, w in enumerate(means):
-            covariance.add_means(side, w)
-        features = [
-            Features.rescore(
-                model.directions[side], model.given[side], problem.sides[side]
-            )
-            for side in (0, 1)
-        ]
-        known = (features[0], features[1])
-        priors = list(model.priors)
-        return cls(problem, means, covariance, priors, model.noise, noises, known)
+        self.priors = [Prior(np.zeros(n), P) for P in (row_precision, col_precision)]
+        self.noises = [RowNoise.equal(count) for count in problem.shape]
+        self.noise = OPTIONS.start_noise
+        self.history: list[float] = []
 
     def step(self, engine: Engine) -> None:
         """Sweep both sides, the priors and the noise; record the objective per rating."""
@@ -206,18 +172,6 @@ class LearnedFit:
         slow = np.flatnonzero(falls <= OPTIONS.row_noise_fall)
         return float(first + 2 + slow[0]) if len(slow) else np.inf
 
-    def update(self, side: int, engine: Engine) -> None:
-        """Solve for one side's rows and their shares in the noise; all else is fixed."""
-        _, errors = self._update_rows(side, engine)
-        noise = self.noises[side]
-        counts = self.problem.sides[side].counts
-        at = np.flatnonzero(counts)
-        misfits = np.maximum(errors[at], 0) / self.noise
-        if np.isfinite(noise.nu):
-            n = counts[at].astype(float)
-            noise.weights[at] = (noise.nu + n) / (noise.nu + misfits)
-            noise.variances[at] = (noise.nu + misfits) / (noise.nu + n - 2)
-
     def _update_rows(self, side: int, engine: Engine) -> tuple[Sums, Floats]:
         """Update one side; return sums over its rows, and the rows' expected errors."""
         problem = self.problem
@@ -227,14 +181,16 @@ class LearnedFit:
         prior = self.priors[side]
         features = self.features[side]
         weights = self.noises[1 - side].weights
-        fixed = FixedSide(self.means[1 - side], tables[1 - side], weights)
+        no_dropout = np.zeros(columns.width)
+        fixed = FixedSide(self.means[1 - side], tables[1 - side], weights, no_dropout)
         shifts = prior.means(features.scores) @ prior.precision
         precisions = self.noises[side].weights / self.noise
-        out = LearnedRows(
-            self.means[side], tables[side], np.zeros((problem.shape[side], 2))
-        )
+        count = problem.shape[side]
+        nothing = np.zeros((count, 0), problem.dtype)
+        out = Rows(self.means[side], nothing, tables[side], np.zeros((count, 2)))
         shared = (fixed, prior.for_rows(columns, side))
-        moment = self.covariance.sweep(engine, group, shared, (shifts, precisions), out)
+        by_row = (shifts, precisions, np.zeros((count, 0)))
+        moment = unpack(engine.run(group.layout, shared, by_row, out))
         free = columns.free(side)
         W = self.means[side][:, free].astype(np.float64)
         W[group.counts == 0] = 0
@@ -273,7 +229,7 @@ class LearnedFit:
                 covariances = prior.covariances(scores)
                 for row, mean, S in zip(some, means, covariances, strict=True):
                     w[row], filled = self.problem.columns.fill(side, mean, S)
-                    table[row] = self.covariance.to_row(filled)
+                    table[row] = pack(filled)
 
 
 def balanced_bases(fit: Any) -> tuple[Floats, Floats]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from overt._check import InputError
-from overt._types import Array, Ints
+from overt._types import Array
 
 SLICE = 1 << 21
 """Entries that are looked at together."""
@@ -78,44 +78,6 @@ def forget(*arrays: Any) -> None:
             base.madvise(mmap.MADV_DONTNEED)
 
 
-def mixed(rows: Array, cols: Array, seed: Any = 0) -> Array:
-    """Return 64 bits for each (row, column, seed) that look random, and are the same anywhere."""
-    odd = [
-        np.uint64(x)
-        for x in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-    ]
-    z = np.zeros(len(rows), np.uint64)
-    for number in (rows, cols, seed):
-        z = (z + np.asarray(number).astype(np.uint64)) * odd[0]
-        for shift, by in ((30, odd[1]), (27, odd[2])):
-            z = (z ^ (z >> np.uint64(shift))) * by
-        z ^= z >> np.uint64(31)
-    return z
-
-
-def lowest(rows: Array, cols: Array, count: int, seed: Any = 0) -> tuple[Ints, Array]:
-    """Return which `count` entries have the lowest marks, and these, in their order.
-
-    It is a sample that depends on neither the order of entries nor who holds them.
-    """
-    at, marks = np.zeros(0, np.int64), np.zeros(0, np.uint64)
-    for some in slices(len(rows), rows, cols):
-        at = np.append(at, np.arange(some.start, some.stop))
-        marks = np.append(marks, mixed(rows[some], cols[some], seed))
-        best = np.argsort(marks, kind="stable")[:count]
-        at, marks = at[best], marks[best]
-    return at, marks
-
-
-def mark_of(rows: Array, cols: Array, values: Array) -> int:
-    """Return a number that entries have in whatever order, and others do not."""
-    total = 0
-    for some in slices(len(rows), rows, cols, values):
-        bits = np.ascontiguousarray(values[some], np.float64).view(np.uint64)
-        total += int(mixed(rows[some], cols[some], bits).sum(dtype=np.uint64))
-    return total % 2**64
-
-
 def standardized(values: Array, center: float, scale: float, dtype: Any) -> Array:
     """(values - center) / scale, on disk."""
     out = room(len(values), dtype)
@@ -142,9 +104,8 @@ def arranged(
     values: Array,
     bucket: Array,
     n_buckets: int,
-    by_key: bool,
 ) -> tuple[Array, Array, Array, Array]:
-    """Sort triplets by bucket[key], then by key (or by other), keeping the order of equals.
+    """Sort triplets by bucket[key], then by other, keeping the order of equals.
 
     Returns where buckets start, keys, others and values, the last three on disk. Buckets are
     filled slice by slice and then sorted one by one: what is in memory is a slice or a bucket.
@@ -169,7 +130,7 @@ def arranged(
         at += sizes
     for b in range(n_buckets):
         here = slice(starts[b], starts[b + 1])
-        order = np.argsort(out[0 if by_key else 1][here], kind="stable")
+        order = np.argsort(out[1][here], kind="stable")
         for array in out:
             array[here] = array[here][order]
         forget(*out)

@@ -5,26 +5,23 @@ has one more row at its end: the prior mean, expected of a row never seen.
 
 `FactorModel` is immutable. `overt.completion.averaged.AveragedModel` wraps one with samples to
 average over, `overt.completion.implicit.ImplicitModel` one in which what is not observed counts as
-zero; all three have `base`, `predict`, `block`, `variance`, `fold`, `predict_row`, `row_variance`
-and `contributions`.
+zero; all three have `base`, `predict`, `block`, `variance`, `fold`, `of_row` and `contributions`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from overt._check import InputError
 from overt._types import Array, Floats, Ints
-from overt.completion.engines import Engine
 from overt.completion.features import GIVEN, MISSINGNESS, Directions, Encoder
-from overt.completion.kernels import rows as kernels
-from overt.completion.kernels.rows import LearnedRows, dots, pack, unpack
+from overt.completion.kernels.rows import dot_variances, dots, pack, unpack
 from overt.completion.prior import Prior, RowNoise, noise_shares
-from overt.completion.problem import Columns, CompletionProblem, Grouped
+from overt.completion.problem import Columns, CompletionProblem
 from overt.entries.identifiers import UNKNOWN
 from overt.results import Status
 
@@ -42,7 +39,6 @@ class DropoutCovariance:
     """S = lam diag(w o w), the noise of dropout; `strength` is lam of each column."""
 
     strength: Floats
-    name: ClassVar[str] = "dropout"
 
     @classmethod
     def of(cls, columns: Columns, drop_prob: float | Floats) -> Self:
@@ -68,19 +64,16 @@ class FullCovariance:
     """A packed covariance for each row of both sides; sweeps store second moments w w' + S."""
 
     tables: list[Array]
-    name: ClassVar[str] = "full"
-    to_row = staticmethod(pack)
-    to_square = staticmethod(unpack)
 
     @classmethod
     def start(cls, problem: CompletionProblem) -> Self:
         """Return covariances of zero."""
-        size = len(cls.to_row(np.eye(problem.columns.width)))
+        size = problem.columns.packed_size
         return cls([np.zeros((count, size), problem.dtype) for count in problem.shape])
 
     def total(self, means: Means, side: int, rows: Array, weights: Floats) -> Floats:
         """Return the weighted sum of S over some rows of a side."""
-        return self.to_square(weights @ self.tables[side][rows])
+        return unpack(weights @ self.tables[side][rows])
 
     def take(self, picks: Sequence[Ints]) -> Self:
         """Return a copy of some rows of both tables."""
@@ -95,17 +88,15 @@ class FullCovariance:
         tables = []
         for table, S, c in zip(self.tables, unseen, columns.units(scale), strict=True):
             found = np.empty((len(table) + 1, table.shape[1]), table.dtype)
-            np.multiply(
-                table, self.to_row(np.outer(c, c)).astype(table.dtype), found[:-1]
-            )
-            found[-1] = self.to_row(S)
+            np.multiply(table, pack(np.outer(c, c)).astype(table.dtype), found[:-1])
+            found[-1] = pack(S)
             tables.append(found)
         return type(self)(tables)
 
     def product_variance(self, means: Means, rows: Array, cols: Array) -> Floats:
         """Var(u_a . v_b) = u'S_v u + v'S_u v + tr(S_u S_v)."""
         out = np.empty(len(rows))
-        kernels.dot_variances(rows, cols, *means, *self.tables, out)
+        dot_variances(rows, cols, *means, *self.tables, out)
         return out
 
     def traces(self, side: int, rows: Array, M: Floats) -> Floats:
@@ -118,62 +109,13 @@ class FullCovariance:
         for t, (i, j) in enumerate(zip(*np.tril_indices(W.shape[1]), strict=True)):
             table[:, t] += sign * (W[:, i] * W[:, j])
 
-    def sweep(
-        self, engine: Engine, group: Grouped, shared: Any, by_row: Any, out: LearnedRows
-    ) -> Floats:
-        """Update rows; return the sum of w w' + S over them, in the order of the chunks."""
-        moments = np.zeros((group.by_chunk.n_chunks, out.covariances.shape[1]))
-        engine.run(kernels.learn_rows, group.by_chunk, shared, by_row, out, moments)
-        return self.to_square(moments.sum(axis=0))
-
-
-class DiagonalCovariance(FullCovariance):
-    """A variance for each column of each row, where full covariances take too much memory."""
-
-    name = "diagonal"
-    to_square = staticmethod(lambda packed: np.diag(packed))
-
-    @staticmethod
-    def to_row(S: Array) -> Floats:
-        """Return the variances of covariances (..., width, width)."""
-        return np.diagonal(S, axis1=-2, axis2=-1)
-
-    def product_variance(self, means: Means, rows: Array, cols: Array) -> Floats:
-        """sum_i (U_i^2 + s_i)(V_i^2 + t_i) - U_i^2 V_i^2."""
-        squares = [w * w for w in means]
-        seconds = [
-            square + table for square, table in zip(squares, self.tables, strict=True)
-        ]
-        out = np.empty(len(rows))
-        exact = np.empty(len(rows))
-        dots(rows, cols, *seconds, out)
-        dots(rows, cols, *squares, exact)
-        return out - exact
-
-    def traces(self, side: int, rows: Array, M: Floats) -> Floats:
-        """sum_i s_i M_ii."""
-        return self.tables[side][rows] @ np.diag(M)
-
-    def add_means(self, side: int, W: Array, sign: int = 1) -> None:
-        """Add nothing: sweeps store variances."""
-
-    def sweep(
-        self, engine: Engine, group: Grouped, shared: Any, by_row: Any, out: LearnedRows
-    ) -> Floats:
-        """Update rows, then sum their moments."""
-        engine.run(kernels.learn_variances, group.by_row, shared, by_row, out)
-        active = group.counts > 0
-        W = out.means[active].astype(np.float64)
-        return W.T @ W + np.diag(out.covariances[active].sum(axis=0, dtype=np.float64))
-
 
 RowCovariance = DropoutCovariance | FullCovariance
 
 
 def full_bytes(problem: CompletionProblem) -> int:
     """Return the size of tables of full covariances."""
-    width = problem.columns.width
-    return int(sum(problem.shape) * (width * (width + 1) // 2) * problem.dtype.itemsize)
+    return sum(problem.shape) * problem.columns.packed_size * problem.dtype.itemsize
 
 
 class RowSums(NamedTuple):
@@ -194,6 +136,11 @@ class Row:
     noise: float  # E 1 / alpha
     weight: float = 1.0  # E alpha
     samples: Any = None  # added by a model that averages samples
+
+
+def _only_row(new: Array, rows: Array) -> Array:
+    """Return an array of rows that has the new one, and the last one for a row never seen."""
+    return np.stack([new, rows[-1]]).astype(rows.dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,7 +175,7 @@ class FactorModel:
             prior = fit.priors[side].scaled(units[columns.free(side)])
             scores = fit.features[side].directions.scores({})
             S = 0.0
-            if fit.covariance.name != "dropout":
+            if isinstance(fit.covariance, FullCovariance):
                 S = prior.covariances(scores)[0]
             w, S = columns.fill(side, prior.means(scores)[0], S)
             known = fit.means[side] * units.astype(problem.dtype)
@@ -236,7 +183,7 @@ class FactorModel:
             priors.append(prior)
             unseen.append(S)
         covariance = fit.covariance
-        if covariance.name != "dropout":
+        if isinstance(covariance, FullCovariance):
             covariance = covariance.in_units(columns, problem.scale, unseen)
         return cls(
             columns=columns,
@@ -265,7 +212,7 @@ class FactorModel:
     @property
     def learned(self) -> bool:
         """Whether covariances, priors and noise were learned."""
-        return self.covariance.name != "dropout"
+        return isinstance(self.covariance, FullCovariance)
 
     @property
     def has_std(self) -> bool:
@@ -287,117 +234,129 @@ class FactorModel:
         return self.clip(self.center + out)
 
     def block(self, rows: Array) -> Floats:
-        """Return the dense predictions of some rows for all known columns, not clipped."""
+        """Return the predictions of some rows for all columns and an unseen one, not clipped."""
         U, V = self.means
-        return self.center + (U[rows] @ V[:-1].T).astype(np.float64)
+        return self.center + (U[rows] @ V.T).astype(np.float64)
 
     def variance(self, rows: Array, cols: Array) -> Floats:
         """Predictive variance: the noise of row and column, and Var(u.v)."""
-        covariance = self._learned_covariance()
-        factors = covariance.product_variance(self.means, rows, cols)
-        noises = self.noises[0].variances[rows] * self.noises[1].variances[cols]
-        return np.asarray(np.maximum(factors, 0) + self.noise * noises)
-
-    def _learned_covariance(self) -> FullCovariance:
         if isinstance(self.covariance, DropoutCovariance):
             raise InputError(
                 'return_std needs drop_prob="learn": with a number or "auto" nothing is learned of '
                 "how far predictions are from new entries"
             )
-        return self.covariance
+        factors = self.covariance.product_variance(self.means, rows, cols)
+        noises = self.noises[0].variances[rows] * self.noises[1].variances[cols]
+        return np.asarray(np.maximum(factors, 0) + self.noise * noises)
 
     def scores(
-        self, partners: Array, features: Any = None, row: int = UNKNOWN
+        self, partners: Array, features: Any = None, side: int = 0, row: int = UNKNOWN
     ) -> Array:
         """Return the scores of a row with entries at `partners`, known or with these features."""
-        directions = self.directions[0]
+        directions = self.directions[side]
         known = {}
         if len(partners) and MISSINGNESS in directions.parts:
             R = directions.parts[MISSINGNESS]
-            known[MISSINGNESS] = R[partners].sum(axis=0)[None] / len(partners) ** 0.5
+            seen = partners[partners < len(R)]  # later partners have no direction
+            known[MISSINGNESS] = R[seen].sum(axis=0)[None] / len(partners) ** 0.5
         if GIVEN in directions.parts and features is not None:
             known[GIVEN] = features @ directions.parts[GIVEN]
         elif GIVEN in directions.parts and row != UNKNOWN:
-            known[GIVEN] = self.given[0][[row]]
+            known[GIVEN] = self.given[side][[row]]
         return directions.scores(known)
 
-    def row_sums(self, partners: Array, values: Array) -> RowSums:
+    def row_sums(self, partners: Array, values: Array, side: int = 0) -> RowSums:
         """Return the sums of a row's entries that determine its mean."""
-        W = self.means[1][partners].astype(np.float64)
-        weights = self.noises[1].weights[partners]
-        second = self.weighted_moment(partners, weights)
+        W = self.means[1 - side][partners].astype(np.float64)
+        weights = self.noises[1 - side].weights[partners]
+        second = self.weighted_moment(partners, weights, side)
         return RowSums(
             W, np.asarray(values, dtype=float) - self.center, weights, second
         )
 
-    def weighted_moment(self, partners: Array, weights: Floats) -> Floats:
-        """sum_b c_b T_b, T_b = w_b w_b' + S_b."""
-        W = self.means[1][partners].astype(np.float64)
-        return (W.T * weights) @ W + self.covariance.total(
-            self.means, 1, partners, weights
-        )
+    def weighted_moment(
+        self, partners: Array, weights: Floats, side: int = 0
+    ) -> Floats:
+        """sum_b c_b T_b, T_b = w_b w_b' + S_b, over partners of a row (or column) of `side`."""
+        other = 1 - side
+        W = self.means[other][partners].astype(np.float64)
+        S = self.covariance.total(self.means, other, partners, weights)
+        return (W.T * weights) @ W + S
 
     def fold(
         self,
         partners: Array,
         values: Array,
         features: Any = None,
+        side: int = 0,
         sums: RowSums | None = None,
+        row: int = UNKNOWN,
     ) -> Row:
-        """Return a row with these entries and features, everything else fixed.
+        """Return a row (or column) with these entries and features, everything else fixed.
 
-        The row and its share in the noise are solved for in turn.
+        The row and its share in the noise are solved for in turn. `row` is its number, if known.
         """
-        prior = self.priors[0]
-        nu = self.noises[0].nu
-        scores = self.scores(partners, features)
+        prior = self.priors[side]
+        nu = self.noises[side].nu
+        scores = self.scores(partners, features, side, row)
         center = prior.means(scores)[0]
         S = prior.covariances(scores)[0] if self.learned else 0.0
-        mean, S = self.columns.fill(0, center, S)
-        row = Row(mean, S, self.noises[0].unseen)
+        mean, S = self.columns.fill(side, center, S)
+        found = Row(mean, S, self.noises[side].unseen)
         if not len(partners):
-            return row
+            return found
         if sums is None:
-            sums = self.row_sums(partners, values)
+            sums = self.row_sums(partners, values, side)
         W, y, c, second = sums
         for _ in range(FOLD_STEPS if np.isfinite(nu) else 1):
-            precision = row.weight / self.noise if self.learned else 1.0
-            w, P = self._solve(sums, precision, prior.precision @ center)
-            mean, S = self.columns.fill(0, w, np.linalg.inv(P) if self.learned else 0.0)
+            precision = found.weight / self.noise if self.learned else 1.0
+            w, P = self._solve(sums, precision, prior.precision @ center, side)
+            S = np.linalg.inv(P) if self.learned else 0.0
+            mean, S = self.columns.fill(side, w, S)
             error = c @ y**2 - 2 * mean @ (W.T @ (c * y))
             error += np.sum((np.outer(mean, mean) + S) * second)
             misfit = max(float(error), 0.0) / self.noise
             weight, noise = noise_shares(nu, float(len(partners)), misfit)
-            row = Row(mean, S, noise, weight)
-        return row
+            found = Row(mean, S, noise, weight)
+        return found
+
+    def write(self, side: int, row: int, found: Row) -> None:
+        """Replace a row in place; only for a copy that nobody else has."""
+        self.means[side][row] = found.mean
+        self.noises[side].weights[row] = found.weight
+        self.noises[side].variances[row] = found.noise
+        if isinstance(self.covariance, FullCovariance):
+            self.covariance.tables[side][row] = pack(found.covariance)
 
     def _solve(
-        self, sums: RowSums, precision: float, shift: Floats
+        self, sums: RowSums, precision: float, shift: Floats, side: int
     ) -> tuple[Floats, Floats]:
         """Prec = precision sum c_b T_b + P; w = Prec^-1 (its sum (y_b v_b - T_b[:, pinned]))."""
-        free = self.columns.free(0)
+        free = self.columns.free(side)
         right = sums.W.T @ (sums.weights * sums.values)
         if self.columns.biases:
-            right = right - sums.second[:, self.columns.pinned(0)]
-        P = self.priors[0].precision + precision * sums.second[np.ix_(free, free)]
+            right = right - sums.second[:, self.columns.pinned(side)]
+        P = self.priors[side].precision + precision * sums.second[np.ix_(free, free)]
         return np.asarray(np.linalg.lstsq(P, precision * right[free] + shift)[0]), P
 
-    def predict_row(self, row: Row, cols: Array) -> Floats:
-        """center + u . v for a row that was not fitted, not clipped."""
-        return np.asarray(
-            self.center + self.means[1][cols].astype(np.float64) @ row.mean
+    def of_row(self, row: Row) -> FactorModel:
+        """Return the model of a row that was not fitted alone, at position 0."""
+        unseen = self.noises[0].unseen
+        covariance = self.covariance
+        if isinstance(covariance, FullCovariance):
+            tables = _only_row(pack(row.covariance), covariance.tables[0])
+            covariance = FullCovariance([tables, covariance.tables[1]])
+        noise = replace(
+            self.noises[0],
+            weights=np.array([row.weight, 1.0]),
+            variances=np.array([row.noise, unseen]),
         )
-
-    def row_variance(self, row: Row, cols: Array) -> Floats:
-        """Return the predictive variance of a row that was not fitted."""
-        covariance = self._learned_covariance()
-        V = self.means[1][cols].astype(np.float64)
-        # Var(u.v) = v'S_u v + tr(S_v (S_u + u u'))
-        second = row.covariance + np.outer(row.mean, row.mean)
-        factors = np.einsum("ei,ei->e", V @ row.covariance, V)
-        factors += covariance.traces(1, cols, second)
-        noises = row.noise * self.noises[1].variances[cols]
-        return np.asarray(np.maximum(factors, 0) + self.noise * noises)
+        return replace(
+            self,
+            means=(_only_row(row.mean, self.means[0]), self.means[1]),
+            covariance=covariance,
+            noises=(noise, self.noises[1]),
+        )
 
     def contributions(
         self,
@@ -462,13 +421,6 @@ class FactorModel:
                 parts[GIVEN] = theirs.parts[GIVEN] @ parts[GIVEN]
             found.append(replace(mine, parts=parts))
         return replace(self, directions=(found[0], found[1]), encoders=last.encoders)
-
-    def known_rows(self) -> tuple[list[Array], RowCovariance, list[RowNoise]]:
-        """Return copies of means, covariances and noises without the rows never seen."""
-        picks = [np.arange(count) for count in self.shape]
-        means = [w[at] for w, at in zip(self.means, picks, strict=True)]
-        noises = [noise.take(at) for noise, at in zip(self.noises, picks, strict=True)]
-        return means, self.covariance.take(picks), noises
 
 
 @dataclass(frozen=True, eq=False)

@@ -121,7 +121,10 @@ class Prior:
 
     def for_rows(self, columns: Columns, side: int) -> RowPrior:
         """Return the part that the kernels share among all rows."""
-        return RowPrior(self.precision, columns.free(side), columns.pinned(side))
+        nothing = np.zeros(columns.packed_size)
+        return RowPrior(
+            self.precision, columns.free(side), columns.pinned(side), nothing
+        )
 
     def means(self, scores: Array) -> Floats:
         """m + H'a for rows with these scores."""

@@ -15,8 +15,8 @@ import numpy as np
 
 from overt._check import InputError
 from overt._types import Array, Floats, Ints
-from overt.completion.kernels.rows import NOT_PINNED, Blocks, Csr, block, dots, group
-from overt.completion.memory import SLICE, arranged, moments, room, slices, standardized
+from overt.completion.kernels.rows import NOT_PINNED, Blocks, block, dots
+from overt.completion.memory import arranged, moments, room, slices, standardized
 from overt.entries import Entries
 
 DOUBLE_BELOW = 5_000_000
@@ -53,6 +53,11 @@ class Columns:
         """Number of columns, biases included."""
         return self.n_factors + 2 * self.biases
 
+    @property
+    def packed_size(self) -> int:
+        """Number of entries of a packed table."""
+        return self.width * (self.width + 1) // 2
+
     def pinned(self, side: int) -> int:
         """Return the column that is 1 in the rows (side 0) or the columns (side 1)."""
         return self.n_factors + 1 - side if self.biases else NOT_PINNED
@@ -86,12 +91,12 @@ class Columns:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """A side's entries as a kernel reads them, and its non-empty rows, heavy first, in chunks.
+    """A side's entries as the kernel reads them, and its non-empty rows, heavy first, in chunks.
 
     Chunk c has rows[cuts[c]:cuts[c + 1]]; chunks do not depend on the engine.
     """
 
-    entries: Csr | Blocks
+    entries: Blocks
     rows: Ints
     cuts: Ints
 
@@ -100,12 +105,10 @@ class Layout:
         """Number of chunks."""
         return len(self.cuts) - 1
 
-    def part(self, first: int, last: int) -> tuple[Ints, Ints, Csr | Blocks]:
+    def part(self, first: int, last: int) -> tuple[Ints, Ints, Blocks]:
         """Return rows, cuts and entries of the chunks from `first` up to `last`."""
         cuts = self.cuts[first : last + 1]
-        entries = self.entries
-        if isinstance(entries, Blocks):
-            entries = entries._replace(starts=entries.starts[first : last + 1])
+        entries = self.entries._replace(starts=self.entries.starts[first : last + 1])
         return self.rows[cuts[0] : cuts[-1]], cuts - cuts[0], entries
 
     def rows_of(self, chunks: Sequence[int]) -> Ints:
@@ -114,20 +117,13 @@ class Layout:
             [self.rows[self.cuts[c] : self.cuts[c + 1]] for c in chunks]
         )
 
-    def take(self, chunks: Sequence[int]) -> tuple[Ints, Ints, Csr | Blocks]:
-        """Return some chunks with their entries alone; the rows of a Csr are numbered anew."""
-        rows = self.rows_of(chunks)
-        entries = self.entries
-        if isinstance(entries, Blocks):
-            starts = entries.starts
-            units = np.array(chunks)
-        else:
-            starts = entries.indptr
-            units = rows
-        ends = _ends(starts[units + 1] - starts[units])
-        at = np.repeat(starts[units] - ends[:-1], np.diff(ends)) + np.arange(ends[-1])
-        taken = type(entries)(ends, *(array[at] for array in entries[1:]))
-        return rows, _ends(np.diff(self.cuts)[list(chunks)]), taken
+    def take(self, chunks: Sequence[int]) -> tuple[Ints, Blocks]:
+        """Return the cuts of some chunks, and their entries alone."""
+        starts = self.entries.starts
+        at = np.concatenate([np.arange(starts[c], starts[c + 1]) for c in chunks])
+        taken = (array[at] for array in self.entries[1:])
+        sizes = np.diff(starts)[list(chunks)]
+        return _ends(np.diff(self.cuts)[list(chunks)]), Blocks(_ends(sizes), *taken)
 
 
 def _ends(sizes: Ints) -> Ints:
@@ -137,7 +133,7 @@ def _ends(sizes: Ints) -> Ints:
 
 @dataclass(frozen=True, eq=False)
 class Grouped:
-    """Entries (keys[e], others[e]) of one side's rows `keys`, in the layouts that kernels read."""
+    """Entries (keys[e], others[e]) of one side's rows `keys`, as the kernel reads them."""
 
     keys: Array
     others: Array
@@ -145,7 +141,7 @@ class Grouped:
     counts: Ints
     n_others: int
     width: int
-    memory_limit: int = 0  # bytes; 0: layouts are stored in memory
+    memory_limit: int = 0  # bytes; 0: the layout is stored in memory
 
     @cached_property
     def rows(self) -> Ints:
@@ -173,35 +169,8 @@ class Grouped:
             total += float(np.sum((self.values[some] - fitted) ** 2))
         return total
 
-    def only(self, rows: Ints) -> Grouped:
-        """Return the entries of these rows alone."""
-        at = np.flatnonzero(np.isin(self.keys, rows))
-        counts = np.bincount(self.keys[at], minlength=len(self.counts))
-        return replace(
-            self,
-            keys=self.keys[at],
-            others=self.others[at],
-            values=self.values[at],
-            counts=counts,
-        )
-
     @cached_property
-    def by_row(self) -> Layout:
-        """Each row's entries together."""
-        if self.memory_limit:
-            ends = _ends(self.counts)
-            bucket = ends[:-1] // SLICE
-            count = int(bucket[-1]) + 1
-            _, _, others, values = arranged(
-                self.keys, self.others, self.values, bucket, count, by_key=True
-            )
-            csr = Csr(ends, others, values)
-        else:
-            csr = Csr(*group(self.keys, self.others, self.values, len(self.counts)))
-        return Layout(csr, self.rows, self._cuts(len(self.rows)))
-
-    @cached_property
-    def by_chunk(self) -> Layout:
+    def layout(self) -> Layout:
         """Each chunk's entries sorted by partner; a chunk's sums fit into a cache."""
         packed = self.width * (self.width + 1) // 2 * self.values.dtype.itemsize
         cuts = self._cuts(min(max(1, CACHE_BYTES // packed), MAX_CHUNK_ROWS))
@@ -212,7 +181,7 @@ class Grouped:
         slot[self.rows] = np.arange(len(self.rows)) - np.repeat(cuts[:-1], sizes)
         given = (self.keys, self.others, self.values, chunk)
         if self.memory_limit:
-            starts, keys, partners, values = arranged(*given, len(sizes), by_key=False)
+            starts, keys, partners, values = arranged(*given, len(sizes))
             slots = room(len(keys), np.uint16)
             for some in slices(len(keys), keys, slots):
                 slots[some] = slot[keys[some]]
@@ -265,20 +234,6 @@ class CompletionProblem:
         scale = std if standard and std else 1.0
         double = precise or len(y) * columns.width <= DOUBLE_BELOW
         dtype = np.float64 if double else np.float32
-        return cls.scaled(entries, columns, center, scale, dtype, memory_limit)
-
-    @classmethod
-    def scaled(
-        cls,
-        entries: Entries,
-        columns: Columns,
-        center: float,
-        scale: float,
-        dtype: Any,
-        memory_limit: int = 0,
-    ) -> CompletionProblem:
-        """Group the entries with a given center and scale."""
-        y = entries.values
         if memory_limit:
             values = standardized(y, center, scale, dtype)
         else:
@@ -324,10 +279,6 @@ class CompletionProblem:
         values[at] = 0
         sides = (replace(by_row, values=values), replace(by_col, values=values))
         return replace(self, sides=sides)
-
-    def only(self, rows: Ints, cols: Ints) -> CompletionProblem:
-        """Return the problem of some rows (with all their entries) and of some columns."""
-        return replace(self, sides=(self.sides[0].only(rows), self.sides[1].only(cols)))
 
     def start(self, rng: np.random.Generator, std: float) -> list[Array]:
         """Return the two sides at the start: column biases shrunken, column factors random."""

@@ -148,12 +148,16 @@ class Dialect:
     @property
     def used(self) -> tuple[str, ...]:
         """Names of the columns that count, where there is a header."""
-        return () if self.header is None else used(self.places, self.header[1])
+        if self.header is None:
+            return ()
+        names = self.header[1]
+        return tuple(names[self.places[role]] for role in ORDER if role in self.places)
 
-
-def used(places: Mapping[str, int], names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the columns that count, in the order of their roles."""
-    return tuple(names[places[role]] for role in ORDER if role in places)
+    @property
+    def roles(self) -> str:
+        """The columns that count, by name where they have one."""
+        roles = " and ".join(role for role in ORDER if role in self.places)
+        return ", ".join(self.used) or roles
 
 
 def find_dialect(
@@ -439,22 +443,6 @@ class RatingsFile:
         return f"RatingsFile({len(self.rows)} entries, {counts})"
 
 
-@dataclass(frozen=True)
-class FileReport:
-    """What became of the lines of a ratings file that a model was fitted to.
-
-    `rejected` has the line number, the reason and the content of each line that was not used.
-    """
-
-    path: str
-    used: int
-    rejected: list[Rejected]
-    duplicates: int
-    header: tuple[str, ...]
-    guessed: tuple[str, ...]
-    clicks: bool
-
-
 def is_path(given: Any) -> bool:
     """Whether something names a file or folder."""
     return isinstance(given, (str, os.PathLike))
@@ -526,11 +514,9 @@ def read_pairs(
     return read
 
 
-def report(path: Any, read: RatingsFile) -> FileReport:
-    """Return what became of the lines of a file, with a warning for each thing to look at."""
-    used = len(read.rows) + read.duplicates
+def warn_of_lines(path: Any, read: RatingsFile) -> None:
+    """Warn of each thing to look at in a file that was read."""
     name = os.fspath(path)
-    lines = (read.rejected, read.duplicates, read.header, read.guessed, read.clicks)
     if read.guessed:
         warnings.warn(
             f"{name}: {', '.join(read.guessed)} were taken by the place of their columns "
@@ -544,12 +530,12 @@ def report(path: Any, read: RatingsFile) -> FileReport:
         )
     if read.rejected:
         first = read.rejected[0]
+        count = len(read.rows) + read.duplicates + len(read.rejected)
         warnings.warn(
-            f"{name}: {len(read.rejected)} of {used + len(read.rejected)} lines were rejected, "
-            f"the first is line {first.line}: {first.reason}; see file_report_.rejected",
+            f"{name}: {len(read.rejected)} of {count} lines were rejected, the first is line "
+            f"{first.line}: {first.reason}; see file_report_.rejected",
             stacklevel=3,
         )
-    return FileReport(name, used, *lines)
 
 
 def duckdb() -> Any:
@@ -687,20 +673,6 @@ def _readable(path: Path) -> Iterator[None]:
         raise InputError(f"{path} cannot be read, {why}: {reason}") from None
 
 
-class Columns(NamedTuple):
-    """Names of the columns used, those guessed, and where each role stands."""
-
-    header: tuple[str, ...]
-    guessed: tuple[str, ...]
-    places: dict[str, int]
-
-    @property
-    def roles(self) -> str:
-        """The columns that count, by name where they have one."""
-        named = ", ".join(self.header)
-        return named or " and ".join(role for role in ORDER if role in self.places)
-
-
 class Loader:
     """Loads files into the table of lines, and makes entries of them."""
 
@@ -712,7 +684,7 @@ class Loader:
         self._names = names
         self._with_values = with_values
         self._files: list[Path] = []
-        self._columns = Columns((), (), {})
+        self._dialect = Dialect("", None, {}, [], 0)
         self._rejected: list[tuple[int, Rejected]] = []
 
     def load(self, path: Path) -> None:
@@ -724,19 +696,17 @@ class Loader:
             return
         _refuse_archives(path, magic)
         dialect = find_dialect(path, self._with_values, self._names, self._said)
-        self._take_columns(
-            Columns(dialect.used, tuple(dialect.guessed), dialect.places)
-        )
+        self._take_columns(dialect)
         if not self._load_clean(path, dialect):
             self._load_lines(path, dialect)
 
-    def _take_columns(self, found: Columns) -> None:
+    def _take_columns(self, found: Dialect) -> None:
         if len(self._files) == 1:
-            self._columns = found
-        elif found.roles != self._columns.roles:
+            self._dialect = found
+        elif found.roles != self._dialect.roles:
             raise InputError(
                 f"{self._files[-1]} has the columns {found.roles}, {self._files[0]} has "
-                f"{self._columns.roles}; all files must have the same"
+                f"{self._dialect.roles}; all files must have the same"
             )
 
     def _load_parquet(self, path: Path) -> None:
@@ -753,7 +723,7 @@ class Loader:
             )
         valued = self._with_values and len(names) > 2
         places, guessed = places_of(names, valued, self._said, str(path))
-        self._take_columns(Columns(used(places, names), tuple(guessed), places))
+        self._take_columns(Dialect("", (1, names), places, guessed, len(names)))
         cells = []
         for role in ORDER:
             name = names[places[role]].replace('"', '""') if role in places else ""
@@ -845,7 +815,7 @@ class Loader:
         ]
         if not self._with_values:
             x = "null"
-        elif "value" not in self._columns.places:
+        elif "value" not in self._dialect.places:
             x = "1.0"
         else:
             faults.append(NOT_A_NUMBER)
@@ -868,13 +838,11 @@ class Loader:
             "join a_ids on lines.a = a_ids.id join b_ids on lines.b = b_ids.id where reason is null"
         )
         self._db.execute("drop table lines")
-        clicks = duplicates is not None and "value" not in self._columns.places
+        clicks = duplicates is not None and "value" not in self._dialect.places
         count = 0 if duplicates is None else self._count_duplicates()
         if count and duplicates == "error":
-            a, b = self._first_duplicate()
             raise InputError(
-                f"{path} has {count} duplicate entries, such as ({row_ids[a]}, {col_ids[b]}); "
-                "duplicates 'mean' or 'last' would merge them"
+                f"{path} has {count} duplicate entries; duplicates 'mean' or 'last' merge them"
             )
         self._merge("count" if clicks else str(duplicates), any_merged=count > 0)
         rows, cols, values, times = self._fetch(mapped)
@@ -889,8 +857,8 @@ class Loader:
             col_ids,
             rejected,
             count,
-            self._columns.header,
-            self._columns.guessed,
+            self._dialect.used,
+            tuple(self._dialect.guessed),
             times if len(times) and not missing else None,
             clicks,
             missing if missing < len(times) else 0,
@@ -938,15 +906,6 @@ class Loader:
             "having count(*) > 1"
         )
         return int(self._fetch_one("select coalesce(sum(k - 1), 0) from repeated"))
-
-    def _first_duplicate(self) -> tuple[int, int]:
-        """Return row and column of the first line that repeats another."""
-        a, b = self._db.execute(
-            "select a, b from (select file, n, a, b, row_number() over (partition by a, b "
-            "order by file, n) k from coded semi join repeated using (a, b)) where k = 2 "
-            "order by file, n limit 1"
-        ).fetchone()
-        return int(a), int(b)
 
     def _merge(self, how: str, *, any_merged: bool) -> None:
         """Make the table of entries: those of equal row and column become one."""

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from overt._check import InputError, doubles, plain_array, whole
-from overt._io import as_path, ready, replacing, write_whole
+from overt._check import InputError, doubles, whole
+from overt._io import as_path, ready, replacing, write_csv
 from overt._progress import meter
 from overt._types import Array, Floats, Ints
 from overt.completion.fitting import Model
@@ -26,11 +24,10 @@ from overt.completion.implicit import (
     observed_pairs,
     refuse_dislikes,
 )
-from overt.completion.kernels.rows import Csr, group
 from overt.completion.model import FullCovariance, Row
 from overt.completion.ratings_file import duckdb
-from overt.entries import Entries, observed, pairs
-from overt.entries.entries import checked_values, find_pairs
+from overt.entries import Entries, observed
+from overt.entries.entries import checked_values, find_pairs, weighted_error
 from overt.entries.frames import is_frame, is_table
 from overt.entries.identifiers import (
     UNKNOWN,
@@ -100,14 +97,17 @@ class EntryIndex:
         return float(values.min()), float(values.max())
 
     @cached_property
-    def _by_row(self) -> Csr:
-        given = self._entries
-        return Csr(*group(given.rows, given.cols, given.values, given.shape[0]))
+    def _by_row(self) -> tuple[Ints, Ints]:
+        """The order of entries by row, and where each row starts."""
+        order = np.argsort(self._entries.rows, kind="stable")
+        rows = np.arange(self._entries.shape[0] + 1)
+        return order, np.searchsorted(self._entries.rows, rows, sorter=order)
 
     def of_row(self, row: int) -> tuple[Array, Floats]:
         """Return the columns and values observed in a row."""
-        some = slice(self._by_row.indptr[row], self._by_row.indptr[row + 1])
-        return self._by_row.indices[some], self._by_row.values[some]
+        order, starts = self._by_row
+        some = order[starts[row] : starts[row + 1]]
+        return self._entries.cols[some], self._entries.values[some]
 
     def find_pairs(
         self, rows: Any, cols: Any = None
@@ -197,19 +197,17 @@ class Ranking:
 
     def of_rows(self, rows: Array) -> tuple[Floats, Floats]:
         """Return unclipped values and scores of some rows for all known columns."""
-        values = self.model.block(rows)
+        values = self.model.block(rows)[:, :-1]
         if self.chosen is None:
             return values, values
         return values, self._combine(values, self.chosen.rank_rows(rows))
 
-    def of_new_row(self, row: NewRow) -> tuple[Floats, Floats]:
-        """Return unclipped values and scores of a new row for all known columns."""
-        every = np.arange(self.model.base.shape[1])
-        values = self.model.predict_row(row.row, every)
+    def of_row(self, model: Model, cols: Array, values: Floats) -> Ranking:
+        """Return the ranking of a new row with these entries, of which `model` predicts values."""
         if self.chosen is None:
-            return values, values
-        chosen = self.chosen.predict_row(self.chosen.fold(row.seen, row.values), every)
-        return values, self._combine(values, self.chosen.mix(chosen))
+            return replace(self, model=model)
+        chosen = self.chosen.of_row(self.chosen.fold(cols, values))
+        return replace(self, model=model, chosen=chosen)
 
     def _combine(self, values: Floats, chosen: Floats) -> Floats:
         if self.by == "chosen":
@@ -226,7 +224,7 @@ class NewRow:
     """A row that was not fitted, from its entries and a fitted model."""
 
     row: Row
-    model: Model
+    model: Model  # of this row alone
     index: EntryIndex
     seen: Array
     values: Floats
@@ -254,10 +252,11 @@ class NewRow:
         b = self.index.cols.find(cols)
         model = self.model
         warn_unknown("columns", cols, b, "they get what is known of the row")
-        predicted = model.base.clip(model.predict_row(self.row, b))
+        row = np.zeros(len(b), np.int64)
+        predicted = model.predict(row, b)
         if not return_std:
             return predicted
-        return predicted, np.sqrt(model.row_variance(self.row, b))
+        return predicted, np.sqrt(model.variance(row, b))
 
     def recommend(
         self,
@@ -269,12 +268,12 @@ class NewRow:
         candidates: Any = None,
     ) -> Recommendation:
         """Return the columns that suit the row best, as `DropoutCompletion.recommend` does."""
-        ranking = self.ranking(by)
-        values, scores = ranking.of_new_row(self)
+        ranking = self.ranking(by).of_row(self.model, self.seen, self.values)
+        values, scores = ranking.of_rows(np.zeros(1, np.int64))
         allowed = column_mask(self.index, exclude, candidates)
         if exclude_seen:
             allowed[self.seen] = False
-        return _best(self.index, ranking, values, scores, n, allowed)
+        return _best(self.index, ranking, values[0], scores[0], n, allowed)
 
 
 def best_for_row(
@@ -356,7 +355,8 @@ def new_row(
                 f"features must be those of one row, got {features.shape[0]}"
             )
     row = model.fold(cols[known], numbers[known], features)
-    return NewRow(row, model, index, cols[known], numbers[known], ranking)
+    one = model.of_row(row)
+    return NewRow(row, one, index, cols[known], numbers[known], ranking)
 
 
 def _check_range(model: Model, index: EntryIndex, values: Floats) -> None:
@@ -457,12 +457,17 @@ class Recommendations(Result):
     by: str
 
 
-class _Lines(NamedTuple):
-    rows: Ints
-    cols: Ints
-    ranks: Ints
-    values: Floats
-    scores: Floats
+def _write_parquet(path: Path, columns: dict[str, Array]) -> None:
+    for name, column in columns.items():
+        if column.dtype.kind == "U":
+            columns[name] = column.astype(object)
+    with duckdb().connect() as db, replacing(path) as temporary:
+        db.register("lists", columns)
+        target = os.fspath(temporary).replace("'", "''")
+        try:
+            db.execute(f"copy (from lists) to '{target}' (format parquet)")
+        except duckdb().IOException as error:
+            raise OSError(FULL if FULL in str(error) else str(error)[:200]) from None
 
 
 class Lists:
@@ -481,66 +486,40 @@ class Lists:
         self._index = index
         self._seen = exclude_seen
         self._n = whole("n", n)
-        paired = plain_array("exclude", exclude).ndim == 2 and len(exclude)
-        self._pairs = _known_pairs(index, exclude) if paired else None
-        self._mask = column_mask(index, () if paired else exclude, candidates)
+        self._mask = column_mask(index, exclude, candidates)
 
     def collect(self, rows: Any = None) -> Recommendations:
         """Return all lists."""
         blocks = zip(*self._blocks(self._places(rows)), strict=True)
-        found = _Lines(*map(np.concatenate, blocks))
-        return Recommendations(*self._named(found), BY[self._ranking.by])
+        at, cols, ranks, values, scores = map(np.concatenate, blocks)
+        return Recommendations(
+            self._index.rows.labels(at),
+            self._index.cols.labels(cols),
+            ranks,
+            values,
+            scores,
+            BY[self._ranking.by],
+        )
 
     def write(self, path: str | os.PathLike[str], rows: Any = None) -> None:
         """Write all lists to a CSV or Parquet file, which appears when it is whole."""
         path = as_path("path", path)
-        places = self._places(rows)
-        if path.suffix.lower() not in (".csv", ".parquet"):
+        suffix = path.suffix.lower()
+        if suffix not in (".csv", ".parquet"):
             raise InputError(
                 f"recommendations go to a .csv or a .parquet file, got {path}"
             )
         if path.is_dir():
             raise InputError(f"{path} is a folder; a file is needed")
         ready(path.parent)
-        if path.suffix.lower() == ".csv":
-            write_whole(path, lambda file: self._write_csv(file, places))
+        found = self.collect(rows)
+        columns = (found.rows, found.cols, found.ranks, found.values, found.scores)
+        if suffix == ".csv":
+            *names, y, x = (column.tolist() for column in columns)
+            numbers = ([f"{v:.6g}" for v in column] for column in (y, x))
+            write_csv(path, HEADER, zip(*names, *numbers, strict=True))
         else:
-            self._write_parquet(path, places)
-
-    def _write_csv(self, file: IO[bytes], places: Ints) -> None:
-        text = io.TextIOWrapper(file, "utf-8", errors="replace", newline="")
-        writer = csv.writer(text)
-        writer.writerow(HEADER)
-        for block in self._blocks(places):
-            columns = self._named(block)
-            y, x = ([f"{v:.6g}" for v in column] for column in columns[3:])
-            writer.writerows(zip(*(c.tolist() for c in columns[:3]), y, x, strict=True))
-        text.detach()
-
-    def _write_parquet(self, path: Path, places: Ints) -> None:
-        with duckdb().connect() as db, replacing(path) as temporary:
-            for number, block in enumerate(self._blocks(places)):
-                columns = zip(HEADER, self._named(block), strict=True)
-                words = {
-                    n: c.astype(object) if c.dtype.kind == "U" else c
-                    for n, c in columns
-                }
-                db.register("given", words)
-                start = "create table lists as" if number == 0 else "insert into lists"
-                db.execute(f"{start} select * from given")  # noqa: S608
-                db.unregister("given")
-            target = os.fspath(temporary).replace("'", "''")
-            try:
-                db.execute(f"copy lists to '{target}' (format parquet)")
-            except duckdb().IOException as error:
-                raise OSError(
-                    FULL if FULL in str(error) else str(error)[:200]
-                ) from None
-
-    def _named(self, block: _Lines) -> tuple[Any, Any, Any, Any, Any]:
-        rows = self._index.rows.labels(block.rows)
-        cols = self._index.cols.labels(block.cols)
-        return rows, cols, *block[2:]
+            _write_parquet(path, dict(zip(HEADER, columns, strict=True)))
 
     def _places(self, rows: Any) -> Ints:
         if rows is None:
@@ -551,7 +530,7 @@ class Lists:
             raise InputError(f"rows must have been fitted, but {unknown}")
         return places
 
-    def _blocks(self, places: Ints) -> Iterator[_Lines]:
+    def _blocks(self, places: Ints) -> Iterator[tuple[Any, ...]]:
         step = max(1, PREDICTIONS_AT_ONCE // max(1, self._ranking.model.base.shape[1]))
         clip = self._ranking.model.base.clip
         with meter("rows", len(places)) as bar:
@@ -563,8 +542,6 @@ class Lists:
                 for i, row in enumerate(rows):
                     if self._seen:
                         scores[i, self._index.of_row(row)[0]] = -np.inf
-                    if self._pairs is not None:
-                        scores[i, self._pairs.get(int(row), [])] = -np.inf
                     best.append(top(scores[i], self._n))
                 counts = [len(found) for found in best]
                 line = np.repeat(np.arange(len(rows)), counts)
@@ -573,23 +550,8 @@ class Lists:
                     [cols[:0], *(np.arange(1, c + 1) for c in counts)]
                 )
                 predicted = clip(values[line, cols])
-                yield _Lines(rows[line], cols, ranks, predicted, scores[line, cols])
+                yield rows[line], cols, ranks, predicted, scores[line, cols]
                 bar.advance(len(rows))
-
-
-def _known_pairs(index: EntryIndex, exclude: Any) -> dict[int, list[int]]:
-    row_labels, col_labels = pairs("exclude", exclude)
-    rows = index.rows.find(row_labels, "exclude")
-    cols = index.cols.find(col_labels, "exclude")
-    warn_unknown("rows to exclude", row_labels, rows, "nothing is excluded for them", 5)
-    warn_unknown(
-        "columns to exclude", col_labels, cols, "nothing is excluded for them", 5
-    )
-    found: dict[int, list[int]] = {}
-    for row, col in zip(rows.tolist(), cols.tolist(), strict=True):
-        if UNKNOWN not in (row, col):
-            found.setdefault(row, []).append(col)
-    return found
 
 
 SHOWN = 10
@@ -719,21 +681,19 @@ def score_entries(fitted: Any, X: Any, y: Any, sample_weight: Any) -> float:
     if ranks:
         return _ndcg_of_entries(fitted, fitted.index_.align(given, named=y is not None))
     error = fitted.predict(given if y is None else X) - given.values
-    if sample_weight is None:
-        return -float(np.sqrt(np.mean(error**2)))
-    weights = doubles("sample_weight", sample_weight, ndim=1)
-    if matrix:
-        weights = _weights_of_rows(weights, given)
-    if len(weights) != len(error) or weights.min() < 0 or not weights.any():
-        raise InputError(
-            f"sample_weight must be {len(error)} numbers from 0, not all 0"
-        )
-    return -float(np.sqrt(np.average(error**2, weights=weights / weights.max())))
+    if matrix and sample_weight is not None:  # of rows, as in fit
+        weights = doubles("sample_weight", sample_weight, ndim=1)
+        if len(weights) != given.shape[0]:
+            raise InputError(
+                f"sample_weight must be one number for each of {given.shape[0]} rows"
+            )
+        sample_weight = weights[given.rows]
+    return -weighted_error(error, sample_weight)
 
 
 def _check_rows(given: Entries, known: Entries) -> None:
     """Refuse a matrix whose rows are not those that were fitted, as far as that shows."""
-    hint = "new rows are judged by evaluate(model, data, split='rows'), or one by one by fold_in"
+    hint = "new rows are predicted by fold_in"
     if given.shape[0] != known.shape[0]:
         raise InputError(
             f"X must have the {known.shape[0]} rows that were fitted, got {given.shape[0]}; {hint}"
@@ -749,16 +709,6 @@ def _check_rows(given: Entries, known: Entries) -> None:
             f"X has other values than were fitted at {np.count_nonzero(changed)} of "
             f"{len(changed)} known entries, as if its rows were others; {hint}"
         )
-
-
-def _weights_of_rows(weights: Floats, given: Entries) -> Floats:
-    """Return weights of the entries of a matrix, whose rows have weights, as in `fit`."""
-    if len(weights) != given.shape[0]:
-        raise InputError(
-            f"sample_weight must be one number for each of the {given.shape[0]} rows, got "
-            f"{len(weights)}"
-        )
-    return weights[given.rows]
 
 
 def _ndcg_of_entries(fitted: Any, entries: Entries) -> float:

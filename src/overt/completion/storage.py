@@ -1,8 +1,8 @@
 """Models and checkpoints on disk, written whole or not at all, and readable after a kill.
 
-A model is a folder with model.safetensors (arrays) and model.json (everything else). Both have a
-checksum over their meaning, so that neither is believed when it was changed. A checkpoint is a
-folder with a file for each kind of fit: its state after the last finished sweep.
+A model is a folder with model.safetensors: arrays, of which one is everything else as JSON. It has
+a checksum over its meaning, so that it is not believed when it was changed. A checkpoint is a
+folder with such a file for each kind of fit: its state after the last finished sweep.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ import numpy as np
 
 from overt._check import InputError
 from overt._io import (
-    alone,
     as_path,
     digest,
     plain,
@@ -28,15 +26,12 @@ from overt._io import (
     reading,
     ready,
     write_sealed,
-    write_whole,
 )
 from overt._types import Array
 from overt.completion.averaged import AveragedModel, SampledFit
-from overt.completion.features import Directions, Encoder, FeatureColumn
+from overt.completion.features import Directions, Encoder
 from overt.completion.implicit import ImplicitModel, PrecisionRule, Strengths
-from overt.completion.memory import mark_of
 from overt.completion.model import (
-    DiagonalCovariance,
     DropoutCovariance,
     FactorModel,
     Fit,
@@ -48,24 +43,20 @@ from overt.entries import Entries
 from overt.entries.identifiers import as_identifiers
 from overt.results import Status
 
-FORMAT = 5
+FORMAT = 7
 """Raised whenever the classes below change: a model of another format is refused."""
 
-KIND = "overt completion model"
-ARRAYS = "model.safetensors"
-NEW_ARRAYS = "model.new.safetensors"
-HEADER = "model.json"
+KIND = f"overt completion model, format {FORMAT}"
+FILE = "model.safetensors"
 
 STORED_CLASSES = (
     AveragedModel,
     Columns,
-    DiagonalCovariance,
     Directions,
     DropoutCovariance,
     Effects,
     Encoder,
     FactorModel,
-    FeatureColumn,
     Fit,
     FullCovariance,
     ImplicitModel,
@@ -127,6 +118,22 @@ def from_plain(stored: Any, arrays: Mapping[str, Array]) -> Any:
     return stored
 
 
+def write_state(path: Path, state: dict[str, Any], what: str) -> None:
+    """Write what `to_plain` takes into one file, whole or not at all."""
+    arrays: dict[str, Array] = {}
+    text = json.dumps(to_plain(state, "state", arrays))
+    arrays["header"] = np.frombuffer(text.encode(), np.uint8)
+    write_sealed(path, arrays, what)
+
+
+def read_state(path: Path, what: str) -> dict[str, Any]:
+    """Return what `write_state` wrote."""
+    arrays = read_sealed(path, what)
+    header = json.loads(arrays["header"].tobytes())
+    found: dict[str, Any] = from_plain(header, arrays)
+    return found
+
+
 def save_model(
     path: str | os.PathLike[str],
     parameters: Mapping[str, Any],
@@ -134,43 +141,26 @@ def save_model(
     fit: Fit,
     ranking_model: ImplicitModel | None = None,
 ) -> None:
-    """Write parameters, entries, a fit and the model that ranks beside it, each file in one step.
-
-    New arrays lie beside the old ones until model.json names them: a kill between the steps leaves
-    the model before or the new one.
-    """
-    folder = ready(path)
-    arrays: dict[str, Array] = {
+    """Write parameters, entries, a fit and the model that ranks beside it."""
+    stored: dict[str, Any] = {
         "rows": entries.rows.astype(np.int32),
         "cols": entries.cols.astype(np.int32),
         "values": entries.values,
+        "shape": entries.shape,
+        "times": None,
     }
     if entries.times is not None:
-        arrays["times"] = np.asarray(entries.times, dtype=float)
-    header = {
-        "format": FORMAT,
-        "kind": KIND,
+        stored["times"] = np.asarray(entries.times, dtype=float)
+    for name in ("row_ids", "col_ids"):
+        ids = getattr(entries, name)
+        stored[name] = None if ids is None else ids.tolist()
+    state = {
         "parameters": plain(dict(parameters)),
-        "fit": to_plain(fit, "fit", arrays),
-        "ranking_model": to_plain(ranking_model, "ranking", arrays),
-        "shape": list(entries.shape),
-        "row_ids": None if entries.row_ids is None else entries.row_ids.tolist(),
-        "col_ids": None if entries.col_ids is None else entries.col_ids.tolist(),
+        "entries": stored,
+        "fit": fit,
+        "ranking_model": ranking_model,
     }
-    with alone(folder):
-        if (
-            folder / NEW_ARRAYS
-        ).exists():  # a kill came before the last step of a former save
-            with suppress(Exception):
-                named = json.loads((folder / HEADER).read_text(encoding="utf-8"))[
-                    "arrays"
-                ]
-                if read_sealed(folder / NEW_ARRAYS, KIND)[1] == named:
-                    (folder / NEW_ARRAYS).replace(folder / ARRAYS)
-        header["arrays"] = write_sealed(folder / NEW_ARRAYS, arrays, KIND)
-        header["checksum"] = digest(header)
-        write_whole(folder / HEADER, json.dumps(header) + "\n")
-        (folder / NEW_ARRAYS).replace(folder / ARRAYS)
+    write_state(ready(path) / FILE, state, KIND)
 
 
 def load_model(
@@ -178,51 +168,24 @@ def load_model(
 ) -> tuple[dict[str, Any], Entries, Fit, ImplicitModel | None]:
     """Return the parameters, entries, fit and ranking model that `save_model` wrote."""
     folder = as_path("path", path)
-    if not (folder / HEADER).exists():
-        raise InputError(f"{folder} holds no completion model ({HEADER} is missing)")
-    with (
-        reading(folder, "holds no readable completion model"),
-        alone(folder, reading=True),
-    ):
-        header = json.loads((folder / HEADER).read_text(encoding="utf-8"))
-        if header.get("format") != FORMAT:
-            raise InputError(
-                f"{folder} has format {header.get('format')!r}; this version reads {FORMAT}: fit "
-                "the model again, or read it with the version that saved it"
-            )
-        if header.pop("checksum", None) != digest(header):
-            raise InputError(
-                f"{folder} holds no readable completion model: {HEADER} was changed or damaged"
-            )
-        arrays: dict[str, Any] = {}
-        checksum = ""
-        for name in (ARRAYS, NEW_ARRAYS):
-            if header["arrays"] != checksum and (folder / name).exists():
-                arrays, checksum = read_sealed(folder / name, KIND)
-        if header["arrays"] != checksum:
-            raise InputError(
-                f"{folder} holds {HEADER} and {ARRAYS} of different models, or damaged ones; save "
-                "it again"
-            )
-        ids = {
-            name: None if header[name] is None else as_identifiers(name, header[name])
-            for name in ("row_ids", "col_ids")
-        }
-        entries = Entries(
-            arrays["rows"],
-            arrays["cols"],
-            arrays["values"],
-            header["shape"],
-            times=arrays.get("times"),
-            **ids,
-        )
-        fit = from_plain(header["fit"], arrays)
-        return (
-            header["parameters"],
-            entries,
-            fit,
-            from_plain(header["ranking_model"], arrays),
-        )
+    if not (folder / FILE).exists():
+        raise InputError(f"{folder} holds no completion model ({FILE} is missing)")
+    try:
+        state = read_state(folder / FILE, KIND)
+    except InputError as error:
+        if "something else" not in str(error):
+            raise
+        raise InputError(
+            f"{folder} holds a model of another format; this version reads format {FORMAT}: fit "
+            "the model again, or read it with the version that saved it"
+        ) from None
+    with reading(folder, "holds no readable completion model"):
+        stored = state["entries"]
+        for name in ("row_ids", "col_ids"):
+            if stored[name] is not None:
+                stored[name] = as_identifiers(name, stored[name])
+        entries = Entries(**stored)
+    return state["parameters"], entries, state["fit"], state["ranking_model"]
 
 
 class SweepCheckpoint:
@@ -274,14 +237,11 @@ class SweepCheckpoint:
         return self._folder / f"{name}.safetensors"
 
     def _write(self, name: str, state: dict[str, Any]) -> None:
-        arrays: dict[str, Array] = {}
-        text = json.dumps(to_plain(state, "state", arrays))
-        arrays["header"] = np.frombuffer(text.encode(), np.uint8)
-        write_sealed(self._path(name), arrays, f"{name} {self._fingerprint}")
+        write_state(self._path(name), state, f"{name} {self._fingerprint}")
 
     def _read(self, name: str) -> dict[str, Any]:
         try:
-            arrays = read_sealed(self._path(name), f"{name} {self._fingerprint}")[0]
+            return read_state(self._path(name), f"{name} {self._fingerprint}")
         except InputError as error:
             if "something else" not in str(error):
                 raise InputError(f"{error}; start anew without resuming") from None
@@ -289,10 +249,6 @@ class SweepCheckpoint:
                 f"{self._folder} holds a run with other data or settings; give the same ones, or "
                 "start anew without resuming"
             ) from None
-        found: dict[str, Any] = from_plain(
-            json.loads(arrays["header"].tobytes()), arrays
-        )
-        return found
 
 
 def _sample_name(number: int) -> str:
@@ -316,8 +272,9 @@ def _fingerprint(
             dense = table.toarray() if hasattr(table, "toarray") else np.asarray(table)
             found.update(f"{side} {dense.shape}".encode())
             found.update(np.ascontiguousarray(dense).tobytes())
-    mark = mark_of(entries.rows, entries.cols, entries.values)
+    arrays = {"rows": entries.rows, "cols": entries.cols, "values": entries.values}
+    mark = digest(list(entries.shape), arrays)
     settings = {k: v for k, v in parameters.items() if k not in WITHOUT_EFFECT}
-    known = [FORMAT, mark, list(entries.shape), plain(settings)]
+    known = [FORMAT, mark, plain(settings)]
     found.update(json.dumps(known, sort_keys=True).encode())
     return found.hexdigest()

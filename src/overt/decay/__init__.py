@@ -4,8 +4,7 @@
 >>> [m.rank for m in minima(two_by_two(0.25), depth=3, weight_decay=1e-3)]
 [0, 1, 2]
 
-The sets that SGD does not leave, and how long it stays at a minimum, are in
-`overt.papers.rank_sets` and `overt.papers.escape_times`.
+The sets that SGD does not leave are in `overt.papers.rank_sets`.
 """
 
 from overt.decay.completion import DeepLinearCompletion

@@ -14,14 +14,13 @@ from sklearn.utils import RegressorTags
 from sklearn.utils.validation import check_is_fitted
 
 from overt._check import InputError, generator, number, seed_number, whole
-from overt._intervals import weighted_error
 from overt._progress import meter
 from overt._types import Floats, Ints, Seed
 from overt.decay import layers
 from overt.decay.schedule import Schedule
 from overt.decay.simulation import Weights
 from overt.entries import Entries, observed
-from overt.entries.entries import find_pairs
+from overt.entries.entries import find_pairs, weighted_error
 from overt.entries.identifiers import UNKNOWN, IdentifierIndex, describe_unknown
 from overt.results import Status
 

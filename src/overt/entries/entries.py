@@ -326,6 +326,18 @@ class Entries:
         ).tocsr()
 
 
+def weighted_error(error: Floats, weights: Any) -> float:
+    """Return sqrt(sum_i w_i e_i^2 / sum_i w_i), all weights 1 where there are none."""
+    if weights is None:
+        return float(np.sqrt(np.mean(error**2)))
+    w = doubles("sample_weight", weights, ndim=1)
+    if w.shape != error.shape or w.min() < 0 or not w.any():
+        raise InputError(
+            f"sample_weight must be {len(error)} numbers from 0, not all 0"
+        )
+    return float(np.sqrt(np.average(error**2, weights=w / w.max())))
+
+
 def observed(X: Any, y: Any = None) -> Entries:
     """Read the observed entries from what `fit` accepts.
 

@@ -58,21 +58,17 @@ def calibration(
     `noise_variance` is that of the targets around the truth, which dropout's variance does not
     contain; the residual variance on holdout data is a sound choice.
     """
-    mean, variance, target = (_array(v) for v in (mean, variance, target))
-    if not mean.shape == variance.shape == target.shape or mean.size == 0:
+    mean = _check.doubles("mean", mean)
+    variance = _check.doubles("variance", variance)
+    target = _check.doubles("target", target)
+    if not mean.shape == variance.shape == target.shape:
         raise InputError(
             "mean, variance and target must have the same shape, got "
             f"{mean.shape}, {variance.shape} and {target.shape}"
         )
     added = _check.number("noise_variance", noise_variance)
-    for name, values in (("mean", mean), ("target", target)):
-        count = int(np.count_nonzero(~np.isfinite(values)))
-        if count:
-            raise InputError(
-                f"{name} must be finite, got {count} NaN or infinite value(s)"
-            )
-    if not np.all(variance >= 0):
-        raise InputError("variance must not be negative, nor NaN")
+    if variance.min() < 0:
+        raise InputError("variance must not be negative")
     from scipy.special import ndtri
 
     nominal = np.arange(1, _check.whole("levels", levels) + 1) / (levels + 1)
@@ -83,13 +79,3 @@ def calibration(
     )
     error = float(np.mean(np.abs(observed - nominal)))
     return Calibration(nominal, observed, error, added)
-
-
-def _array(value: Any) -> Floats:
-    found = _check.plain_array("mean, variance and target", value)
-    if found.dtype.kind not in "fiu":
-        raise InputError(
-            f"mean, variance and target must hold numbers, got {found.dtype}"
-        )
-    with np.errstate(over="ignore"):
-        return np.asarray(found, dtype=float)

@@ -23,8 +23,8 @@ from overt.nn.graph.record import (
     UnsupportedError,
     check_for_hidden_noise,
     record,
+    sample,
 )
-from overt.nn.graph.replay import sample
 from overt.nn.graph.state import (
     Output,
     SavedState,
@@ -116,8 +116,7 @@ def explicit_penalty(
     For the squared loss |y - f(x)|^2 the last noise before an affine part adds exactly
     <Gamma, J'J o a a'>, with a what it acts on and J the affine part (convolutions, average pooling
     and flattening included); for Dropout and a linear layer U, lam sum_j |u_j|^2 mean(a_j^2)
-    (structured dropout, Lemma 3.1, whose Corollary 3.2 drops lam; thesis, Proposition 5). Max
-    pooling right after dropout is exact too.
+    (structured dropout, Lemma 3.1, whose Corollary 3.2 drops lam; thesis, Proposition 5).
 
     The term of a noise is what it adds to those after it. Followed by a non-linearity it is an
     approximation: moments are propagated as by `predictive_moments`, and a warning is given where
@@ -170,7 +169,9 @@ def explicit_penalty(
         if not all(term.exact for term in penalty.terms):
             samples = list(sample(saved, recording, x, output, CHECKS, "as set"))
             if not saved.interrupts.pending:
-                _warn_if_contradicted(torch.cat(samples), penalty, mean, y, weighted)
+                _warn_if_contradicted(
+                    torch.cat(samples).double(), penalty, mean, y, weighted
+                )
     return penalty
 
 

@@ -53,16 +53,20 @@ def factors(theta: Floats, rows: int, width: int) -> tuple[Floats, Floats]:
     return U.reshape(rows, width), V.reshape(-1, width)
 
 
-def factor_objective(M: Floats, Gamma: Floats, C: Floats | None = None) -> Objective:
-    """Return f(U, V) = tr((M - UV') C (M - UV')') + <Gamma, U'U o V'CV> with its gradient."""
+def factor_objective(
+    M: Floats, Gamma: Floats, C: Floats | None = None, D: Floats | None = None
+) -> Objective:
+    """Return tr((M - UV') C (M - UV')') + <Gamma, U'U o V'DV>, D = C if None, with its gradient."""
     C = np.eye(M.shape[1]) if C is None else C
+    D = C if D is None else D
 
     def objective(theta: Floats) -> tuple[float, Floats]:
         U, V = factors(theta, len(M), len(Gamma))
-        E, CV = M - U @ V.T, C @ V
-        outer, inner = Gamma * (U.T @ U), Gamma * (V.T @ CV)
-        value = np.sum(E @ C * E) + np.sum(outer * (V.T @ CV))
-        gradient = [(U @ inner - E @ CV).ravel(), (CV @ outer - C @ E.T @ U).ravel()]
+        E = (M - U @ V.T) @ C
+        outer = Gamma * (U.T @ U)
+        inner = Gamma * (V.T @ D @ V)
+        value = np.sum(E * (M - U @ V.T)) + np.sum(U.T @ U * inner)
+        gradient = [(U @ inner - E @ V).ravel(), (D @ V @ outer - E.T @ U).ravel()]
         return float(value), 2 * np.concatenate(gradient)
 
     return objective

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from overt._check import InputError
-from overt._figures import styled
+from overt._figures import COLORS, canvas, simplify_log_ticks, styled
 from overt._intervals import clopper_pearson
 
 SIZES = ("toy", "reduced", "paper")
@@ -84,11 +84,8 @@ def mean_interval(values: Any, level: float = 0.95) -> Interval:
     values = np.asarray(values, dtype=float)
     if len(values) < 2:
         return -np.inf, np.inf
-    half = (
-        t.ppf((1 + level) / 2, len(values) - 1)
-        * values.std(ddof=1)
-        / np.sqrt(len(values))
-    )
+    error = values.std(ddof=1) / np.sqrt(len(values))
+    half = t.ppf((1 + level) / 2, len(values) - 1) * error
     return float(values.mean() - half), float(values.mean() + half)
 
 
@@ -139,7 +136,9 @@ class Figure:
     check
         Yields findings from the rows.
     plot
-        Plots the rows as a matplotlib figure.
+        Plots the rows as a matplotlib figure; without it the picture is the table.
+    common
+        The values along the axes that are the same at all sizes.
     sizes
         For each size ("toy" takes seconds, "paper" is the printed one, "reduced" may stand between
         them) the values along each axis; the rows are their product. A value that is no list is
@@ -162,8 +161,9 @@ class Figure:
     claim: str
     run: Callable[[Params, int], dict[str, Any]]
     check: Callable[[list[Row]], Iterable[Finding]]
-    plot: Callable[[list[Row]], Any]
     sizes: Mapping[str, Grid | Sequence[Grid]]
+    plot: Callable[[list[Row]], Any] | None = None
+    common: Grid = field(default_factory=dict)
     differs: Mapping[str, str] = field(default_factory=dict)
     hours: Mapping[str, float] = field(default_factory=dict)
     needs: Mapping[str, str] = field(default_factory=dict)
@@ -176,7 +176,7 @@ class Figure:
         given = self.sizes[size]
         for grid in [given] if isinstance(given, Mapping) else given:
             axes: dict[str, Sequence[Any]] = {}
-            for name, values in grid.items():
+            for name, values in {**self.common, **grid}.items():
                 if name == "runs":
                     axes["run"] = range(values)
                 else:
@@ -199,6 +199,11 @@ class Figure:
         smaller = SIZES[: SIZES.index(size) + 1]
         return next(name for name in reversed(smaller) if name in self.sizes)
 
+    def size_name(self, size: str) -> str:
+        """Return the size as it is shown: "full" for our own figures, which have no paper."""
+        own = self.source.startswith("overt")
+        return "full" if own and size == "paper" else size
+
     def findings(self, rows: list[Row]) -> list[Finding]:
         """Return what the rows say of each claim."""
         return list(self.check(rows))
@@ -211,30 +216,64 @@ class Figure:
     def draw(self, rows: list[Row], size: str) -> Any:
         """Return the picture, which says what it is to be laid beside."""
         with styled(**{"axes.titlesize": 10, "legend.fontsize": 8}):
-            picture = self.plot(rows)
-            _simplify_log_ticks(picture)
+            picture = self.plot(rows) if self.plot else self._plot_table(rows)
+            simplify_log_ticks(picture)
             _move_legends_below(picture)
         picture.suptitle(
-            f"{self.source} (recomputed, {size} size)", fontsize=9, color="0.35"
+            f"{self.source} (recomputed, {self.size_name(size)} size)",
+            fontsize=9,
+            color="0.35",
         )
         return picture
 
+    def _plot_table(self, rows: list[Row]) -> Any:
+        if self.table is None:
+            raise InputError(f"the figure {self.id} needs a plot or a table")
+        header, lines = self.table(rows)
+        picture, axes = canvas(1.2 * len(header), 0.4 * len(lines) + 1)
+        axes.set_axis_off()
+        cells = [[str(cell) for cell in line] for line in lines]
+        drawn = axes.table(cells, colLabels=header, loc="center", cellLoc="center")
+        drawn.auto_set_font_size(False)
+        drawn.auto_set_column_width(range(len(header)))
+        drawn.scale(1, 1.6)
+        return picture
 
-def _simplify_log_ticks(picture: Any) -> None:
-    """Label logarithmic axes at powers of ten; at .1, .2, .5 where they span less than two."""
-    from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
-    for panel in picture.axes:
-        for axis, limits in (
-            (panel.xaxis, panel.get_xlim()),
-            (panel.yaxis, panel.get_ylim()),
-        ):
-            if axis.get_scale() != "log" or axis.get_transform().base != 10:
-                continue
-            axis.set_minor_formatter(NullFormatter())
-            if max(limits) < 100 * min(limits):
-                axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-                axis.set_major_formatter(FormatStrFormatter("%g"))
+Curve = tuple[str, Any, Any]
+"""Label, x, y; a y of (runs, points) has a band from the lowest run to the highest."""
+
+
+def plot_curves(
+    panels: Mapping[str, Sequence[Curve]],
+    *,
+    columns: int = 4,
+    styles: Mapping[str, str] | None = None,
+    **options: Any,
+) -> Any:
+    """Plot one panel for each title; a label has the same color in all of them.
+
+    `styles` are line styles by label, `options` those of all panels, such as xscale and xlabel.
+    """
+    columns = min(columns, len(panels))
+    lines = -(-len(panels) // columns)
+    size = (max(3.4 * columns, 6.0), 3.3 * lines)
+    picture, axes = canvas(*size, lines, columns, squeeze=False)
+    colors: dict[str, str] = {}
+    for panel, (title, curves) in zip(axes.flat, panels.items(), strict=False):
+        for label, x, y in curves:
+            runs = np.atleast_2d(np.asarray(y, dtype=float))
+            look = {
+                "color": colors.setdefault(label, COLORS[len(colors) % len(COLORS)])
+            }
+            style = (styles or {}).get(label, "-")
+            panel.plot(x, runs.mean(axis=0), style, label=label, **look)
+            panel.fill_between(x, runs.min(axis=0), runs.max(axis=0), alpha=0.2, **look)
+        panel.set(title=title, **options)
+    for panel in axes.flat[len(panels) :]:
+        panel.set_axis_off()
+    axes[0, 0].legend()
+    return picture
 
 
 def _move_legends_below(picture: Any) -> None:

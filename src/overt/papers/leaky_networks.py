@@ -4,8 +4,8 @@
 
 Algorithm 5, `reflected_ascent`, attacks by ascending the reflected loss l_-(z) = -log(1 + e^z),
 z = y f(x); Algorithm 6, `train_online`, trains the hidden layer on the attacked points with
-l(z) = log(1 + e^-z). NumPy throughout: these are the algorithms as printed, for checking what is
-claimed of them, not for speed.
+l(z) = log(1 + e^-z); `training_plan` says how many steps Theorem 16 asks for. NumPy throughout:
+these are the algorithms as printed, for checking what is claimed of them, not for speed.
 """
 
 from __future__ import annotations
@@ -13,26 +13,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from scipy.special import expit
 
-from overt._check import (
-    InputError,
-    bounded,
-    doubles,
-    instance,
-    number,
-    plain_array,
-    whole,
-)
+from overt._check import InputError, doubles, number, whole
 from overt._types import Floats
+from overt.results import Result
 from overt.robust.certify.exact import ExactError, check_slope, two_layer
 from overt.robust.threats import L2
 
 SEPARABLE = 1e-8
-"""Least margin, relative to the largest input, that is told from none in double precision."""
+"""Least margin, relative to the longest input, that is told from none in double precision."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,12 +36,11 @@ class LeakyNetwork:
     slope: float
 
     def __post_init__(self) -> None:
-        W = doubles("W", self.W, ndim=2)
-        a = doubles("a", self.a, ndim=1)
-        if len(a) != len(W):
-            raise InputError(f"a must be ({len(W)},), got {a.shape}")
-        for name, value in (("W", W), ("a", a), ("slope", check_slope(self.slope))):
-            object.__setattr__(self, name, value)
+        object.__setattr__(self, "W", doubles("W", self.W, ndim=2))
+        object.__setattr__(self, "a", doubles("a", self.a, ndim=1))
+        check_slope(self.slope)
+        if len(self.a) != len(self.W):
+            raise InputError(f"a must be ({len(self.W)},), got {self.a.shape}")
 
     @property
     def kappa(self) -> float:
@@ -61,23 +52,19 @@ class LeakyNetwork:
         """Frobenius norm of the hidden layer."""
         return float(np.linalg.norm(self.W))
 
-    @bounded
     def value(self, x: Floats) -> Floats:
         """Return f(x) for one input or for rows of inputs."""
-        z = self._preactivations(x)
+        z = np.asarray(x @ self.W.T)
         return np.maximum(self.slope * z, z) @ self.a
 
-    @bounded
     def input_gradient(self, x: Floats) -> Floats:
         """Return grad_x f(x) = sum_r a_r sigma'(w_r . x) w_r for one input."""
-        return (self.a * self._slopes(x)) @ self.W
+        return self._top(x) @ self.W
 
-    @bounded
     def weight_gradient(self, x: Floats) -> Floats:
         """Return grad_W f(x), rows a_r sigma'(w_r . x) x, for one input."""
-        return np.outer(self.a * self._slopes(x), x)
+        return np.outer(self._top(x), x)
 
-    @bounded
     def attack_step_size(self) -> float:
         """Return 1 / (kappa^2 m |W|_F^2), the largest step of Lemma 18."""
         if not self.kappa * self.norm:
@@ -90,27 +77,13 @@ class LeakyNetwork:
         The proof of Lemma 18 bounds |delta* - delta_t| by the radius; two points of a ball may be
         twice the radius apart, hence 4 where 2 is printed.
         """
-        return (
-            4
-            * number("radius", radius)
-            * (1 - self.slope)
-            * self.kappa
-            * math.sqrt(len(self.W))
-        )
+        return 4 * radius * (1 - self.slope) * self.kappa * math.sqrt(len(self.W))
 
-    def _preactivations(self, x: Floats) -> Floats:
-        if np.shape(x)[-1:] != self.W.shape[1:]:
-            raise InputError(
-                f"x must have {self.W.shape[1]} inputs, got shape {np.shape(x)}"
-            )
-        return np.asarray(x @ self.W.T)
-
-    def _slopes(self, x: Floats) -> Floats:
-        """Return sigma'(w_r . x) for one input."""
-        return np.where(self._preactivations(x) > 0, 1.0, self.slope)
+    def _top(self, x: Floats) -> Floats:
+        """Return a_r sigma'(w_r . x) for one input."""
+        return np.where(self.W @ x > 0, 1.0, self.slope) * self.a
 
 
-@bounded
 def reflected_ascent(
     net: LeakyNetwork, x: Floats, y: int, radius: float, step_size: float, steps: int
 ) -> Floats:
@@ -119,22 +92,16 @@ def reflected_ascent(
     Algorithm 5: delta_1 = x and delta_(t+1) = project(delta_t + step_size grad l_-(y f(delta_t)))
     on the ball of the given radius around x.
     """
-    instance("net", net, LeakyNetwork, "a LeakyNetwork")
-    x = doubles("x", x, ndim=1)
-    y, radius, step_size = (
-        _sign(y),
-        number("radius", radius),
-        number("step_size", step_size),
-    )
+    _signs([y])
+    number("radius", radius)
     delta, best, best_margin = x, x, math.inf
     for _ in range(whole("steps", steps)):
         margin = y * float(net.value(delta))
         if margin < best_margin:  # l_- falls with the margin
             best, best_margin = delta, margin
-        ascent = -expit(margin) * y * net.input_gradient(delta)
-        move = delta + step_size * ascent - x
+        move = delta - x - step_size * expit(margin) * y * net.input_gradient(delta)
         length = float(np.linalg.norm(move))
-        delta = x + move * min(1.0, radius / length if length else 1.0)
+        delta = x + move * (radius / length if length > radius else 1.0)
     return best
 
 
@@ -152,8 +119,8 @@ def train_online(
     yield net
     for x, y in samples:
         delta = attack(net, x, y)
-        slope = -expit(-_sign(y) * float(net.value(delta)))
-        W = net.W - step_size * slope * y * net.weight_gradient(delta)
+        slope = -y * expit(-y * float(net.value(delta)))
+        W = net.W - step_size * slope * net.weight_gradient(delta)
         net = LeakyNetwork(W, net.a, net.slope)
         yield net
 
@@ -166,21 +133,18 @@ def separation(x: Floats, y: Floats) -> tuple[float, Floats]:
     """
     from scipy.optimize import nnls
 
-    X = doubles("x", x, ndim=2)
-    scale = float(np.abs(X).max()) or 1.0  # first, as squares of large numbers overflow
-    scale *= float(np.linalg.norm(X / scale, axis=1).max()) or 1.0
-    G = _signs(y, len(X))[:, None] * (X / scale)
+    G = _signs(y)[:, None] * doubles("x", x, ndim=2)
+    scale = float(np.linalg.norm(G, axis=1).max()) or 1.0
+    G /= scale
     E = np.vstack([G.T, np.ones(len(G))])
-    f = np.zeros(len(E))
-    f[-1] = 1.0
-    u, _ = nnls(E, f)
+    u, _ = nnls(E, np.eye(len(E))[-1])
     v = G.T @ u
     v /= float(np.linalg.norm(v)) or 1.0
     gamma = float((G @ v).min())
     if gamma < SEPARABLE:
         raise InputError(
             "x must be linearly separable by a plane through the origin, with a margin of at "
-            f"least {SEPARABLE:g} of the largest input; it is not"
+            f"least {SEPARABLE:g} of the longest input; it is not"
         )
     return gamma * scale, v
 
@@ -192,31 +156,84 @@ def beta_robust_error(
 
     `beta` is that of Theorem 16 if None, 4 nu (1 - alpha) kappa sqrt(m); 0 gives the robust error.
     """
-    instance("net", net, LeakyNetwork, "a LeakyNetwork")
-    x = doubles("x", x, ndim=2)
-    beta = net.beta(radius) if beta is None else number("beta", beta)
-    return two_layer(
-        net.W,
-        net.a[None],
-        x,
-        _signs(y, len(x)),
-        L2(radius),
-        slope=net.slope,
-        level=beta * net.norm,
-    )
+    level = (net.beta(radius) if beta is None else beta) * net.norm
+    threat = L2(radius)
+    return two_layer(net.W, net.a[None], x, y, threat, slope=net.slope, level=level)
 
 
-def _sign(value: Any) -> int:
-    found = plain_array("y", value)
-    if found.ndim or found.dtype.kind not in "iufc" or found not in (-1, 1):
-        raise InputError(f"y must be -1 or 1, got {value!r}")
-    return int(found.real)
+@dataclass(frozen=True, repr=False, eq=False)
+class TrainingPlan(Result):
+    """What Theorem 16 asks for to reach an expected beta-robust error of at most 2 epsilon.
+
+    Attributes
+    ----------
+    train_steps, train_step_size
+        Iterations of Algorithm 6 (`train_online`) and its step, which must equal its bound.
+    attack_work
+        T_atk |W_t|_F^-2: an attack on weights W takes attack_work |W|_F^2 steps of length
+        1 / (kappa^2 m |W|_F^2).
+    """
+
+    train_steps: int
+    train_step_size: float
+    attack_work: float
+
+    def attack_steps(self, norm: float) -> int:
+        """Return T_atk for hidden weights of this Frobenius norm."""
+        return max(math.ceil(self.attack_work * norm**2), 1)
 
 
-def _signs(y: Any, n: int) -> Floats:
-    values = plain_array("y", y)
-    if values.shape != (n,):
+def training_plan(
+    *,
+    epsilon: float,
+    margin: float,
+    radius: float,
+    reach: float,
+    width: int,
+    slope: float,
+    kappa: float,
+    omega: float,
+) -> TrainingPlan:
+    """Return the iteration counts and step sizes of Theorem 16, corrected.
+
+    T_tr = 64 (R + nu)^2 (1 + omega gamma alpha kappa sqrt(m) eps) / ((gamma - nu)^2 alpha^2 eps^2),
+    eta_tr = 1 / (m kappa^2 (R + nu)^2),  eta_atk = 1 / (kappa^2 m |W|^2),
+    T_atk = 8 nu^2 / (eta_atk eps).
+
+    Corrections: T_tr holds for eta_tr equal to its bound, not for any smaller one; every |a_r| must
+    equal kappa; beta has 4 where 2 is printed (`LeakyNetwork.beta`).
+
+    Parameters
+    ----------
+    epsilon
+        Half of the error to be reached.
+    margin
+        gamma: every y (v . x) >= gamma for some unit vector v.
+    radius
+        nu, the Euclidean radius of perturbations, below the margin.
+    reach
+        R, the largest norm of an input.
+    width, slope, kappa, omega
+        m, alpha > 0, |a_r|, and the largest Frobenius norm of the first hidden weights.
+    """
+    given = {"epsilon": epsilon, "slope": slope, "kappa": kappa, "margin": margin}
+    for name, value in given.items():
+        number(name, value, exclusive=True)
+    if number("radius", radius) >= margin:
         raise InputError(
-            f"y must be {n} labels, each -1 or 1, got shape {values.shape}"
+            f"radius must be below the margin {margin:.4g}, got {radius:.4g}: nothing is proved "
+            "for larger perturbations"
         )
-    return np.array([_sign(value) for value in values.tolist()], dtype=np.float64)
+    root = kappa * math.sqrt(width)
+    far = (reach + radius) ** 2
+    first = 1 + omega * margin * slope * root * epsilon
+    train_steps = 64 * far * first / ((margin - radius) * slope * epsilon) ** 2
+    attack_work = 8 * radius**2 * root**2 / epsilon
+    return TrainingPlan(math.ceil(train_steps), 1 / (root**2 * far), attack_work)
+
+
+def _signs(y: Floats | list[int]) -> Floats:
+    signs = np.asarray(y, dtype=np.float64)
+    if not np.isin(signs, (-1, 1)).all():
+        raise InputError(f"y must be -1 or 1, got {y!r}")
+    return signs

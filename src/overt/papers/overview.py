@@ -167,39 +167,6 @@ def measured(chosen: Iterable[Figure], folder: Folder) -> Iterator[Measured]:
                 break
 
 
-def compare(
-    chosen: list[Figure], old: Folder, new: Folder
-) -> Iterator[tuple[str, str, str, str]]:
-    """Yield (id, claim, before, now) for every claim whose verdict or measurement changed.
-
-    A figure that only one of the folders holds is left out: nothing is known to have changed.
-    """
-    for folder in (old, new):
-        if not Path(folder).is_dir():
-            raise InputError(
-                f"{folder} is not a folder of rows that `overt reproduce` wrote"
-            )
-    before, now = (
-        {found.figure.id: found for found in measured(chosen, f)} for f in (old, new)
-    )
-    for name in before.keys() & now.keys():
-        earlier, later = (_claims(found[name]) for found in (before, now))
-        for claim in dict.fromkeys([*earlier, *later]):
-            if earlier.get(claim) != later.get(claim):
-                yield (
-                    name,
-                    claim,
-                    earlier.get(claim, "absent"),
-                    later.get(claim, "absent"),
-                )
-
-
-def _claims(found: Measured) -> dict[str, str]:
-    return {
-        f.claim: f"{f.verdict}: {f.measured} ({found.size})" for f in found.findings
-    }
-
-
 def summarize(
     verdicts: Iterable[Verdict], size: str, date: str
 ) -> dict[str, StoredVerdict]:
@@ -290,9 +257,8 @@ def _figure_label(found: Measured | None) -> Label:
         return Label(
             "not run at this size", f"only {found.size}", found.stored[-1].date
         )
-    return Label(
-        together(*(f.verdict for f in found.findings)), "paper", found.stored[-1].date
-    )
+    verdict = together(*(f.verdict for f in found.findings))
+    return Label(verdict, found.figure.size_name("paper"), found.stored[-1].date)
 
 
 def write_page(
@@ -318,7 +284,8 @@ def write_page(
         page.section(figure.source)
         page.text(f"{figure.title}. Claim: {figure.claim}.")
         page.figure(
-            figure.draw(found.rows, found.size), f"{figure.source}, {found.size} size"
+            figure.draw(found.rows, found.size),
+            f"{figure.source}, {figure.size_name(found.size)} size",
         )
         page.table(HEADER, found.lines)
         page.code(command.format(id=figure.id, size=found.size))
@@ -335,7 +302,7 @@ def markdown(chosen: list[Figure], out: Folder) -> str:
         "# Figures and tables, recomputed",
         "",
         "Our reproduction of every figure and table, at the largest size that was run. "
-        "`overt reproduce ID` computes new rows, and `overt reproduce compare` shows what changed. "
+        "`overt reproduce ID` computes new rows. "
         "A verdict is *holds*, *fails* or *inconclusive*, from an interval where chance has a "
         "part.",
         "",
@@ -344,7 +311,7 @@ def markdown(chosen: list[Figure], out: Folder) -> str:
         figure = found.figure
         text += [f"## {figure.source}", ""]
         text += [
-            f"`{figure.id}`, {found.size} size. {figure.title}: {figure.claim}.",
+            f"`{figure.id}`, {figure.size_name(found.size)} size. {figure.title}: {figure.claim}.",
             "",
         ]
         text += [
@@ -367,7 +334,11 @@ def _row(cells: Any) -> str:
 
 def write_markdown(chosen: list[Figure], out: Folder) -> Path:
     """Write OUT/index.md and the pictures beside it."""
+    from PIL import Image
+
     for found in measured(chosen, out):
         picture = found.figure.draw(found.rows, found.size)
-        write_figure(picture, Path(out) / f"{found.figure.id}.png", dpi=75)
+        path = write_figure(picture, Path(out) / f"{found.figure.id}.png", dpi=200)
+        # 256 colors are enough for a diagram, at a third of the bytes.
+        Image.open(path).convert("RGB").quantize(256).save(path, optimize=True)
     return write_whole(Path(out) / "index.md", markdown(chosen, out))

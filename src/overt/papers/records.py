@@ -56,8 +56,10 @@ UNCHECKED = ("definition", "cited", "not checked", "open")
 ANSWERS = ("proved", "counterexample", "part", "open")
 """How far an open question of the papers is settled here."""
 
-Residuals = Generator[float, None, tuple[Any, ...]]
+Residuals = Generator[Any, None, tuple[Any, ...]]
 """Residuals, of which the largest counts; what is returned at last is the rest of the Evidence."""
+
+Rng = np.random.Generator
 
 Check = Callable[[int, np.random.Generator], Evidence | Residuals]
 
@@ -146,21 +148,24 @@ def escape_tex(text: str) -> str:
 _registry: dict[str, Item] = {}
 
 
-def _register(item: Item) -> None:
-    if item.id in _registry:
-        raise InputError(f"there is an item with the id {item.id!r} already")
-    if item.how not in (*HOW, *UNCHECKED):
-        raise InputError(
-            f"how must be one of {', '.join((*HOW, *UNCHECKED))}; got {item.how!r}"
-        )
-    _registry[item.id] = item
-
-
-def _place(module: str) -> dict[str, Any]:
-    """Return the module and the folder of overt.papers that it is in ("" for a user's own)."""
+def _register(module: str, name: str, *, how: str, by: Any = (), **fields: Any) -> Item:
+    """Add an item to the registry and return it."""
+    if name in _registry:
+        raise InputError(f"there is an item with the id {name!r} already")
+    if how not in (*HOW, *UNCHECKED):
+        known = ", ".join((*HOW, *UNCHECKED))
+        raise InputError(f"how must be one of {known}; got {how!r}")
     parts = module.split(".")
     ours = parts[:2] == ["overt", "papers"] and len(parts) > 3
-    return {"module": module, "paper": parts[2] if ours else ""}
+    _registry[name] = Item(
+        id=name,
+        paper=parts[2] if ours else "",
+        how=how,
+        by=(by,) if isinstance(by, str) else tuple(by),
+        module=module,
+        **fields,
+    )
+    return _registry[name]
 
 
 def _calling_module() -> str:
@@ -185,19 +190,17 @@ def statement(
 
     def record(check: Check) -> Check:
         name = check.__name__.replace("_", "-")
-        text = parse_page(check.__doc__ or "", name)
+        page = parse_page(check.__doc__ or "", name)
         _register(
-            Item(
-                id=name,
-                label=label,
-                section=section,
-                how=how,
-                check=check,
-                by=tuple(by),
-                identity=identity,
-                **_place(check.__module__),
-                **text,
-            )
+            check.__module__,
+            name,
+            label=label,
+            section=section,
+            how=how,
+            by=by,
+            check=check,
+            identity=identity,
+            **page,
         )
         return check
 
@@ -214,20 +217,12 @@ def figure(
     **parts: Any,
 ) -> Figure:
     """Record a figure or table: its page in words, and the parts of a `Figure`."""
-    text = parse_page(page, name)
-    found = Item(
-        id=name,
-        label=label,
-        section=section,
-        how="sampled",
-        by=tuple(by),
-        **_place(_calling_module()),
-        **text,
-    )
+    given = {"label": label, "section": section, **parse_page(page, name)}
+    found = _register(_calling_module(), name, how="sampled", by=by, **given)
     made = Figure(
         id=name, title=found.title, claim=found.claim, source=found.source, **parts
     )
-    _register(replace(found, figure=made))
+    _registry[name] = replace(found, figure=made)
     return made
 
 
@@ -242,21 +237,12 @@ def item(
     open: str = "",  # noqa: A002
 ) -> None:
     """Record an item that others decide (`by`), or that has nothing to check."""
-    place = _place(_calling_module())
+    module = _calling_module()
     slug = re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
+    prefix = PAPERS[module.split(".")[2]].prefix
+    given = {"label": label, "section": section, "title": title, "claim": title}
     _register(
-        Item(
-            id=f"{PAPERS[place['paper']].prefix}-{slug}",
-            label=label,
-            section=section,
-            title=title,
-            claim=title,
-            how=how,
-            printed=printed,
-            open=open,
-            by=(by,) if isinstance(by, str) else tuple(by),
-            **place,
-        )
+        module, f"{prefix}-{slug}", how=how, by=by, printed=printed, open=open, **given
     )
 
 
@@ -274,18 +260,16 @@ def question(
     if answer not in ANSWERS:
         raise InputError(f"answer must be one of {', '.join(ANSWERS)}; got {answer!r}")
     _register(
-        Item(
-            id=f"question-{number}",
-            label=f"Question {number}",
-            section=source,
-            title=title,
-            claim=claim or title,
-            how="sampled" if by else "open",
-            open=remains,
-            by=(by,) if isinstance(by, str) else tuple(by),
-            answer=answer,
-            **_place(_calling_module()),
-        )
+        _calling_module(),
+        f"question-{number}",
+        label=f"Question {number}",
+        section=source,
+        title=title,
+        claim=claim or title,
+        how="sampled" if by else "open",
+        open=remains,
+        by=by,
+        answer=answer,
     )
 
 

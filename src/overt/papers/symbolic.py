@@ -12,6 +12,9 @@ from typing import Any
 
 Zeros = Iterator[Any]
 
+Law = dict[tuple[int, ...], Any]
+"""The probability of each mask."""
+
 
 def _symbols(name: str, *shape: int) -> Any:
     import sympy
@@ -19,97 +22,76 @@ def _symbols(name: str, *shape: int) -> Any:
     return sympy.Matrix(*shape, lambda i, j: sympy.Symbol(f"{name}{i}{j}"))
 
 
-def _expected(value: Callable[[Sequence[Any]], Any], count: int, q: Any) -> Any:
-    """E value(z / (1 - q)) over all masks of `count` units dropped with probability q."""
-    total = 0
-    for z in product((0, 1), repeat=count):
-        chance = q ** (count - sum(z)) * (1 - q) ** sum(z)
-        total += chance * value([v / (1 - q) for v in z])
-    return total
+def _independent(count: int, q: Any) -> Law:
+    masks = product((0, 1), repeat=count)
+    return {z: q ** (count - sum(z)) * (1 - q) ** sum(z) for z in masks}
 
 
-def _square(vector: Any) -> Any:
-    return sum(v**2 for v in vector)
+def _mean(law: Law, value: Callable[..., Any]) -> Any:
+    return sum((chance * value(z) for z, chance in law.items()), start=0)
 
 
-def _units(blocks: int, b: int) -> Zeros:
-    """E|y - U diag(z) a|^2 - |y - U a|^2 - lam sum over blocks |U_i a_i|^2, and the variance."""
+def _added(law: Law, y: Any, parts: Sequence[Any]) -> Any:
+    """E|y - sum_i z_i / mu_i part_i|^2 - |y - sum_i part_i|^2, all of them columns."""
+    zero = 0 * y
+    mu = [_mean(law, lambda z, i=i: z[i]) for i in range(len(parts))]
+
+    def loss(scales: Sequence[Any]) -> Any:
+        flows = [scale * part for scale, part in zip(scales, parts, strict=True)]
+        return (y - sum(flows, start=zero)).dot(y - sum(flows, start=zero))
+
+    noisy = _mean(law, lambda z: loss([v / m for v, m in zip(z, mu, strict=True)]))
+    return noisy - loss([1] * len(parts))
+
+
+def _dropped(y: Any, parts: Sequence[Any]) -> Any:
+    """Return what dropping the parts independently adds, less lam sum_i |part_i|^2."""
     import sympy
 
-    d, q = blocks * b, sympy.Symbol("q")
-    U, a, y = _symbols("u", 2, d), _symbols("a", d, 1), _symbols("y", 2, 1)
+    q = sympy.Symbol("q")
+    penalty = q / (1 - q) * sum(part.dot(part) for part in parts)
+    return _added(_independent(len(parts), q), y, parts) - penalty
 
-    def noisy(z: Sequence[Any]) -> Any:
-        return U * sympy.Matrix(d, 1, lambda i, _: z[i // b] * a[i])
 
-    parts = [U[:, i : i + b] * a[i : i + b, :] for i in range(0, d, b)]
-    penalty = q / (1 - q) * sum(_square(part) for part in parts)
-    added = _expected(lambda z: _square(y - noisy(z)), blocks, q) - _square(y - U * a)
-    yield added - penalty
-    spread = _expected(lambda z: (noisy(z)[0] - (U * a)[0]) ** 2, blocks, q)
-    yield spread - q / (1 - q) * sum(part[0] ** 2 for part in parts)
+def _units(b: int) -> Zeros:
+    """Two blocks of b units: the parts are U_i a_i."""
+    U, a, y = _symbols("u", 2, 2 * b), _symbols("a", 2 * b, 1), _symbols("y", 2, 1)
+    yield _dropped(y, [U[:, i : i + b] * a[i : i + b, :] for i in (0, b)])
 
 
 def _any_law() -> Zeros:
     """Do the same for any law of the mask, through its characteristic matrix."""
     import sympy
 
-    U, a = _symbols("u", 1, 2), _symbols("a", 2, 1)
-    p = [sympy.Symbol(f"p{i}") for i in range(3)]
-    laws = dict(zip(product((0, 1), repeat=2), [*p, 1 - sum(p)], strict=True))
-    mu = [sum(c * z[i] for z, c in laws.items()) for i in range(2)]
-    flow = [U[i] * a[i] for i in range(2)]
-    exact = sum(
-        c * sum((z[i] / mu[i] - 1) * flow[i] for i in range(2)) ** 2
-        for z, c in laws.items()
-    )
-    K = [
-        [
-            sum(c * z[i] * z[j] for z, c in laws.items()) - mu[i] * mu[j]
-            for j in range(2)
-        ]
-        for i in range(2)
-    ]
-    yield exact - sum(
-        K[i][j] / (mu[i] * mu[j]) * flow[i] * flow[j]
-        for i in range(2)
-        for j in range(2)
-    )
+    p = sympy.symbols("p0:3")
+    law = dict(zip(product((0, 1), repeat=2), [*p, 1 - sum(p)], strict=True))
+    y, flow = _symbols("y", 1, 1), _symbols("f", 2, 1)
+    mu = [_mean(law, lambda z, i=i: z[i]) for i in range(2)]
+    form = 0
+    for i, j in product(range(2), repeat=2):
+        K = _mean(law, lambda z, i=i, j=j: z[i] * z[j]) - mu[i] * mu[j]
+        form += K / (mu[i] * mu[j]) * flow[i] * flow[j]
+    yield _added(law, y, [flow[:1, :], flow[1:, :]]) - form
 
 
 def _weights() -> Zeros:
-    """DropConnect on V, and on the last layer."""
-    import sympy
-
-    q = sympy.Symbol("q")
-    U, V, x = _symbols("u", 1, 2), _symbols("v", 2, 2), _symbols("x", 2, 1)
-
-    def masked(z: Sequence[Any]) -> Any:
-        return (U * sympy.Matrix(2, 2, lambda k, j: z[2 * k + j] * V[j, k]) * x)[0]
-
-    added = _expected(lambda z: (masked(z) - (U * V.T * x)[0]) ** 2, 4, q)
-    yield added - q / (1 - q) * sum(
-        U[k] ** 2 * V[j, k] ** 2 * x[j] ** 2 for k in range(2) for j in range(2)
-    )
-    last = _expected(
-        lambda z: sum((z[i] - 1) * U[i] * x[i] for i in range(2)) ** 2, 2, q
-    )
-    yield last - q / (1 - q) * sum(U[i] ** 2 * x[i] ** 2 for i in range(2))
+    """DropConnect: every weight of V, or of the last layer, has a part of its own."""
+    U, V, x = _symbols("u", 2, 2), _symbols("v", 2, 2), _symbols("x", 2, 1)
+    y = _symbols("y", 2, 1)
+    yield _dropped(y, [U[:, k] * V[j, k] * x[j] for j in range(2) for k in range(2)])
+    yield _dropped(y[:1, :], [U[:1, i] * x[i] for i in range(2)])
 
 
 def _sensing() -> Zeros:
     import sympy
 
-    q, y = sympy.symbols("q y")
     U, V, A = (_symbols(name, 2, 2) for name in "uva")
-    flow = [(U[:, i].T * A * V[:, i])[0] for i in range(2)]
-    added = _expected(lambda z: (y - z[0] * flow[0] - z[1] * flow[1]) ** 2, 2, q)
-    yield added - (y - sum(flow)) ** 2 - q / (1 - q) * sum(f**2 for f in flow)
-    whole = (U * V.T).T * A
-    yield whole.trace() - sum(flow)
-    rows = sympy.Matrix(4, 1, lambda i, _: A[i // 2, i % 2])
-    layer = sympy.kronecker_product(sympy.eye(2), V.T) * rows
-    yield sum(U[i // 2, i % 2] * layer[i] for i in range(4)) - sum(flow)
+    parts = [U[:, i].T * A * V[:, i] for i in range(2)]
+    yield _dropped(_symbols("y", 1, 1), parts)
+    flow = (parts[0] + parts[1])[0]
+    yield ((U * V.T).T * A).trace() - flow
+    layer = sympy.kronecker_product(sympy.eye(2), V.T) * A.reshape(4, 1)
+    yield U.reshape(4, 1).dot(layer) - flow
 
 
 def _deep() -> Zeros:
@@ -129,8 +111,9 @@ def _deep() -> Zeros:
     def output(z: Sequence[Any]) -> Any:
         return (W3 * sympy.diag(*z[2:]) * W2 * sympy.diag(*z[:2]) * W1)[0]
 
-    exact = _expected(lambda z: output(z) ** 2, 4, q) - (W3 * W2 * W1)[0] ** 2
-    yield exact - penalty(W1, W2, W3)
+    law = _independent(4, q)
+    exact = _mean(law, lambda z: output([v / (1 - q) for v in z]) ** 2)
+    yield exact - (W3 * W2 * W1)[0] ** 2 - penalty(W1, W2, W3)
     yield penalty(s * W1, t * W2, W3 / (s * t)) - penalty(W1, W2, W3)
     x = sympy.symbols("x0:3")
     chosen = [c for size in (1, 2, 3) for c in combinations(x, size)]
@@ -145,21 +128,14 @@ def _algebra() -> Zeros:
     theta = tb * b / (tb * b + (1 - tb) * d)
     yield (1 - theta) / theta - (1 - tb) / tb * d / b
     yield (rho * h) ** 2 * (a / rho) ** 2 - h**2 * a**2
-    yield 2 * (h / sympy.sqrt(2)) ** 2 * (a / sympy.sqrt(2)) ** 2 - h**2 * a**2 / 2
-
-    def g(total: Any, count: Any) -> Any:
-        return lam * total**2 / (r + lam * count)
-
-    gain = (lam * h - (r + lam * rho) * a) ** 2 / (
-        (r + lam * rho) * (r + lam * rho + lam)
-    )
-    yield g(h, rho) + a**2 - g(h + a, rho + 1) - gain
+    yield 2 * (h**2 / 2) * (a**2 / 2) - h**2 * a**2 / 2
+    count = r + lam * rho
+    gain = (lam * h - count * a) ** 2 / (count * (count + lam))
+    before, after = lam * h**2 / count, lam * (h + a) ** 2 / (count + lam)
+    yield before + a**2 - after - gain
     f = sympy.symbols("f0:3")
-    cut = [
-        (sympy.Rational(3, 2) * (f[i] + f[j]) - sum(f)) ** 2
-        for i, j in combinations(range(3), 2)
-    ]
-    yield sum(cut) / 3 - sympy.Rational(1, 4) * (3 * sum(v**2 for v in f) - sum(f) ** 2)
+    cut = [(3 * (v + w) / 2 - sum(f)) ** 2 for v, w in combinations(f, 2)]
+    yield sum(cut) / 3 - (3 * sum(v**2 for v in f) - sum(f) ** 2) / 4
 
 
 def _sliding() -> Zeros:
@@ -167,17 +143,17 @@ def _sliding() -> Zeros:
     import sympy
 
     g = sympy.Symbol("g")
-    cover: list[list[int]] = [[0], [0, 1], [1]]
-    laws: dict[tuple[int, ...], Any] = {}
-    for seeds in product((0, 1), repeat=2):
-        z = tuple(int(not any(seeds[k] for k in blocks)) for blocks in cover)
-        laws[z] = laws.get(z, 0) + g ** sum(seeds) * (1 - g) ** (2 - sum(seeds))
-    mu = [sum(c * z[i] for z, c in laws.items()) for i in range(3)]
-    for i, j in product(range(3), repeat=2):
-        both = sum(c * z[i] * z[j] for z, c in laws.items())
-        shared = len(set(cover[i]) & set(cover[j]))
-        yield both / (mu[i] * mu[j]) - (1 - g) ** -shared
+    seeds = _independent(2, 1 - g)
+    cover = [{0}, {0, 1}, {1}]
+
+    def kept(i: int) -> Callable[..., int]:
+        return lambda z: int(not any(z[k] for k in cover[i]))
+
+    mu = [_mean(seeds, kept(i)) for i in range(3)]
     yield from (mu[i] - (1 - g) ** len(cover[i]) for i in range(3))
+    for i, j in product(range(3), repeat=2):
+        both = _mean(seeds, lambda z, i=i, j=j: kept(i)(z) * kept(j)(z))
+        yield both / (mu[i] * mu[j]) - (1 - g) ** -len(cover[i] & cover[j])
 
 
 def _balance() -> Zeros:
@@ -197,15 +173,13 @@ def _rows() -> Zeros:
     """Differentiate the expected loss of completion in a row of U."""
     import sympy
 
-    q, y = sympy.symbols("q y")
-    u, v = sympy.symbols("u0:2"), sympy.symbols("v0:2")
-    loss = _expected(lambda z: (y - z[0] * u[0] * v[0] - z[1] * u[1] * v[1]) ** 2, 2, q)
+    q, y = sympy.Symbol("q"), _symbols("y", 1, 1)
+    u, v = _symbols("u", 2, 1), _symbols("v", 2, 1)
+    parts = [u[i : i + 1, :] * v[i] for i in range(2)]
+    loss = _added(_independent(2, q), y, parts) + (y[0] - u.dot(v)) ** 2
     for i in range(2):
-        stated = (
-            v[i] * sum(a * b for a, b in zip(u, v, strict=True))
-            + q / (1 - q) * v[i] ** 2 * u[i]
-        )
-        yield sympy.diff(loss, u[i]) / 2 - stated + y * v[i]
+        stated = v[i] * u.dot(v) + q / (1 - q) * v[i] ** 2 * u[i] - y[0] * v[i]
+        yield sympy.diff(loss, u[i]) / 2 - stated
 
 
 def _enclosed_constant() -> Zeros:
@@ -225,8 +199,8 @@ def _enclosed_constant() -> Zeros:
 
 
 IDENTITIES: dict[str, tuple[str, Callable[[], Zeros]]] = {
-    "units": ("two units, two outputs", lambda: _units(2, 1)),
-    "blocks": ("two blocks of two units, two outputs", lambda: _units(2, 2)),
+    "units": ("two units, two outputs", lambda: _units(1)),
+    "blocks": ("two blocks of two units, two outputs", lambda: _units(2)),
     "any law": ("two units, any distribution of the mask", _any_law),
     "weights": ("DropConnect, a 2 x 2 layer", _weights),
     "sensing": ("factored maps, 2 x 2", _sensing),

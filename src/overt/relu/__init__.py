@@ -1,7 +1,7 @@
 """Two-layer ReLU networks under dropout: bounds, the optimum with one output, and training.
 
 What only the thesis's theorems need (retentivity, complexity, margins, widths) is in
-`overt.papers.relu_retention`, `relu_complexity`, `relu_margins` and `relu_requirements`.
+`overt.papers.relu_capacity` and `overt.papers.relu_lazy`.
 """
 
 from overt.relu.bounds import (

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from overt._check import MissingExtraError
-from overt._figures import styled
+from overt._figures import simplify_log_ticks, styled
 from overt._html import Page
 from overt._io import ready
 
@@ -134,5 +134,6 @@ def _execute(code: str, names: dict[str, Any], page: Page) -> None:
         labels = [
             axes.get_ylabel() + " against " + axes.get_xlabel() for axes in figure.axes
         ]
+        simplify_log_ticks(figure)
         page.picture(figure, "; ".join(labels))
     plt.close("all")

@@ -45,13 +45,13 @@ axes.errorbar(
 )
 axes.plot(range(len(order)), holdout.values[order], "x", ms=4, label="held-out answer")
 axes.set(xlabel="held-out answers, sorted by prediction", ylabel="value")
-axes.legend()
+axes.legend(loc="lower right")
 
 # %%
 # **Use it.** Questions that suit person 7, the answers behind the first one, and a new person of
 # whom three answers are known.
 
-best = model.recommend(7, n=3)
+best = model.recommend(7, n=3, by="value")
 print(best)
 print(model.explain(7, int(best.cols[0])))
 newcomer = model.fold_in({0: 5.0, 3: 1.0, 8: 4.0})

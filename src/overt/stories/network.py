@@ -91,7 +91,7 @@ for share in shares:
 figure, axes = plt.subplots(figsize=(6.5, 3.4), layout="constrained")
 axes.plot(shares, kept, "o-", label="compressed")
 axes.axhline(accuracy, ls="--", color="C1", label="whole network")
-axes.set(xlabel="fraction kept", ylabel="test accuracy", xscale="log")
+axes.set(xlabel="fraction kept", ylabel="test accuracy")
 axes.legend()
 
 headline = (

@@ -1,16 +1,17 @@
-"""Row kernels: the updates of one side's rows given the other side, compiled by Numba.
+"""The row kernel: updates of one side's rows given the other side, compiled by Numba.
 
 Factors and biases are columns of the same arrays: a row is w = (factors, row bias, column bias), in
-which the other side's bias is pinned to 1. There are two families:
+which the other side's bias is pinned to 1. Every kind of fit solves the same equations,
 
-- full covariances (`learn_rows`, and `learn_pairs` where every pair counts): the partner tables
-  T_b = w_b w_b' + S_b are packed by rows of their lower triangle, entry (i, j) with j <= i at
-  i (i + 1) / 2 + j, and entries are read as `Blocks`, because much is read of each partner;
-- independent variances s_b (`learn_variances`, `sample_rows`): Gram matrices
-  Prec = precision sum_b c_b (w_b w_b' + diag s_b) + P, and entries are read as `Csr`.
+    Prec = precision M + P,  w = Prec^-1 (precision (l - M[:, pinned]) + shift),
+    M = background + table_weight sum_b c_b T_b,  l = value_weight sum_b c_b y_b w_b,
 
-`overt.completion.kernels.reference` has the same functions in plain NumPy. Everything that a kernel
-calls stands in this file, because Numba's cache does not notice a change in another one.
+with the second moments T_b of its partners: w_b w_b' + S_b where their covariances are stored, and
+w_b w_b' + diag(strength o w_b o w_b) otherwise, the noise of dropout.
+
+Symmetric tables are packed by rows of their lower triangle, entry (i, j) with j <= i at
+i (i + 1) / 2 + j. `overt.completion.kernels.reference` has the kernel in plain NumPy. Everything
+that it calls stands in this file, because Numba's cache does not notice a change in another one.
 """
 
 from __future__ import annotations
@@ -28,18 +29,10 @@ NOT_PINNED = -1
 """Stands for the pinned column where there are no biases."""
 
 BLOCK = 256
-"""Ratings summed in storage precision before they are added to a float64 total."""
+"""Entries summed in storage precision before they are added to a float64 total."""
 
 PIVOT = 1e-12
 """Part of its diagonal below which a pivot says that the others explain a coordinate."""
-
-
-class Csr(NamedTuple):
-    """Entries by row: row r has values[indptr[r]:indptr[r + 1]] at columns `indices` likewise."""
-
-    indptr: Array
-    indices: Array
-    values: Array
 
 
 class Blocks(NamedTuple):
@@ -56,61 +49,36 @@ class Blocks(NamedTuple):
 
 
 class FixedSide(NamedTuple):
-    """The fixed side: means, (count, width), and their covariances as a kernel needs them.
-
-    `covariances` are packed second moments w w' + S in `learn_rows`, variances in
-    `learn_variances`, the strength of dropout for each column in `sample_rows`. `weights` are the
-    precisions c_b of the partners.
-    """
+    """The fixed side: means, (count, width), their T (packed; no columns: not stored), and c_b."""
 
     means: Array
-    covariances: Array
+    tables: Array
     weights: Array
+    strength: Array  # of dropout, for each column
 
 
 class RowPrior(NamedTuple):
-    """What all rows share: P, their unknown columns, the pinned one."""
+    """What all rows share: P, their unknown columns, the pinned one, and how sums are weighted."""
 
     precision: Array
     free: Array
     pinned: int
+    background: Array  # packed
+    table_weight: float = 1.0
+    value_weight: float = 1.0
 
 
-class LearnedRows(NamedTuple):
-    """Rows with their covariances; `stats` are a row's expected squared error and log det S."""
+class Rows(NamedTuple):
+    """What the kernel writes for each row.
 
-    means: Array
-    covariances: Array
-    stats: Array
-
-
-class SampledRows(NamedTuple):
-    """Sampled rows, and the means of the laws that they were sampled from."""
+    With stored covariances `tables` are w w' + Prec^-1; without, `means` are samples from
+    N(w, Prec^-1) and `centers` are w. `stats` are the expected squared error and log det Prec^-1.
+    """
 
     means: Array
     centers: Array
+    tables: Array
     stats: Array
-
-
-@njit(**OPTIONS)
-def group(
-    keys: Array, others: Array, values: Array, count: int
-) -> tuple[Array, Array, Array]:
-    """Sort triplets by key, keeping their order within a key: (indptr, indices, values)."""
-    indptr = np.zeros(count + 1, np.int64)
-    for key in keys:
-        indptr[key + 1] += 1
-    for i in range(count):
-        indptr[i + 1] += indptr[i]
-    place = indptr[:-1].copy()
-    indices = np.empty(len(keys), np.int32)
-    sorted_values = np.empty(len(keys), values.dtype)
-    for e in range(len(keys)):
-        at = place[keys[e]]
-        indices[at] = others[e]
-        sorted_values[at] = values[e]
-        place[keys[e]] += 1
-    return indptr, indices, sorted_values
 
 
 @njit(**OPTIONS)
@@ -193,44 +161,49 @@ class Sums(NamedTuple):
 
 
 @njit(**OPTIONS)
-def allocate_sums(cuts: Array, fixed: FixedSide) -> Sums:
+def allocate_sums(cuts: Array, means: Array) -> Sums:
     """Allocate the sums of the longest of the parts that rows are cut into."""
     most = 0
     for c in range(len(cuts) - 1):
         most = max(most, cuts[c + 1] - cuts[c])
-    (_, width), (_, size) = fixed.means.shape, fixed.covariances.shape
-    part = np.empty((most, size), fixed.covariances.dtype)
-    count = np.empty(most, np.int64)
+    width = means.shape[1]
+    size = width * (width + 1) // 2
     return Sums(
-        np.empty((most, size)), part, count, np.empty((most, width)), np.empty(most)
+        np.empty((most, size)),
+        np.empty((most, size), means.dtype),
+        np.empty(most, np.int64),
+        np.empty((most, width)),
+        np.empty(most),
     )
 
 
 @njit(**OPTIONS)
-def learn_rows(
+def update_rows(
     rows: Array,
     blocks: Blocks,
     fixed: FixedSide,
     prior: RowPrior,
     shifts: Array,
     precisions: Array,
-    out: LearnedRows,
+    normals: Array,
+    out: Rows,
     cuts: Array,
     moments: Array,
 ) -> None:
-    """Update rows with full covariances (theory: learned noise).
+    """Solve for rows, or sample them where no covariances are stored.
 
-    With T_b = w_b w_b' + S_b and c_b the partner's weight, summed over the row's entries,
-    Prec = precision sum c_b T_b + P, w = Prec^-1 (precision sum c_b (y_b w_b - T_b[:, pinned]) +
-    shift). Writes T = w w' + Prec^-1 and w; moments[c] gets the sum of T over the rows of chunk c.
+    `normals` are standard normal numbers for samples (0: the means). Where tables are stored,
+    moments[c] gets their sum over the rows of chunk c.
     """
     width = fixed.means.shape[1]
     n = len(prior.free)
-    sums = allocate_sums(cuts, fixed)
+    uncertain = fixed.tables.shape[1] > 0
+    sums = allocate_sums(cuts, fixed.means)
     A = np.empty((n, n + 1))
+    center = np.empty(n)
     w = np.ones(width)
     S = np.zeros((width, width))
-    for c in range(len(moments)):
+    for c in range(len(cuts) - 1):
         here = rows[cuts[c] : cuts[c + 1]]
         sum_block(blocks, c, fixed, sums)
         moments[c] = 0
@@ -238,36 +211,58 @@ def learn_rows(
             r = here[s]
             total = sums.total[s]
             linear = sums.linear[s]
-            logdet = _solve_row(prior, total, linear, shifts[r], precisions[r], A, w, S)
-            error = sums.square[s]
+            _write_equations(
+                prior, fixed.strength, total, linear, shifts[r], precisions[r], A
+            )
+            if uncertain:
+                logdet = invert(A)
+                for p in range(n):
+                    for q in range(p + 1):
+                        S[prior.free[p], prior.free[q]] = -A[p, q]
+            else:
+                logdet = solve(A, normals[r], center)
+                for p in range(n):
+                    w[prior.free[p]] = center[p]
+                for i in range(width):
+                    out.centers[r, i] = w[i]
+            for p in range(n):
+                w[prior.free[p]] = A[p, n]
+            error = prior.value_weight * sums.square[s]
             t = 0
             for i in range(width):
                 error -= 2 * w[i] * linear[i]
+                out.means[r, i] = w[i]
                 for j in range(i + 1):
                     x = w[i] * w[j] + S[i, j]
                     error += (2 - (i == j)) * x * total[t]
-                    out.covariances[r, t] = x
-                    moments[c, t] += x
+                    if uncertain:
+                        out.tables[r, t] = x
+                        moments[c, t] += x
                     t += 1
-                out.means[r, i] = w[i]
             out.stats[r, 0] = error
             out.stats[r, 1] = logdet
 
 
 @njit(**OPTIONS)
-def _solve_row(
+def _write_equations(
     prior: RowPrior,
+    strength: Array,
     total: Array,
     linear: Array,
     shift: Array,
     precision: float,
     A: Array,
-    w: Array,
-    S: Array,
-) -> float:
-    """Write a row's mean and covariance (lower triangle) from its sums; returns log det S."""
+) -> None:
+    """Turn a row's sums into M and l in place, and write [Prec | right side] to A."""
     free = prior.free
-    n = len(prior.free)
+    n = len(free)
+    t = 0
+    for i in range(len(linear)):
+        linear[i] *= prior.value_weight
+        for _ in range(i + 1):
+            total[t] = prior.background[t] + prior.table_weight * total[t]
+            t += 1
+        total[t - 1] *= 1 + strength[i]
     for p in range(n):
         i = free[p]
         for q in range(p + 1):
@@ -278,13 +273,12 @@ def _solve_row(
         if prior.pinned >= 0:
             y -= total[_at(i, prior.pinned)]
         A[p, n] = shift[p] + precision * y
-    logdet = invert(A)
-    for p in range(n):
-        i = free[p]
-        w[i] = A[p, n]
-        for q in range(p + 1):
-            S[i, free[q]] = -A[p, q]
-    return logdet
+
+
+@njit(**OPTIONS)
+def _at(i: int, j: int) -> int:
+    """Return the position of entry (i, j) in a packed table."""
+    return i * (i + 1) // 2 + j if j <= i else j * (j + 1) // 2 + i
 
 
 @njit(**OPTIONS)
@@ -294,28 +288,34 @@ def sum_block(blocks: Blocks, c: int, fixed: FixedSide, sums: Sums) -> None:
     Tables are summed in storage precision, BLOCK at a time, the rest in double: what is written
     most often is half as large.
     """
-    size = fixed.covariances.shape[1]
+    size = fixed.tables.shape[1]
     width = fixed.means.shape[1]
-    for array in (sums.total, sums.linear):
-        array[:] = 0
+    sums.total[:] = 0
     sums.part[:] = 0
     sums.count[:] = 0
+    sums.linear[:] = 0
     sums.square[:] = 0
     for e in range(blocks.starts[c], blocks.starts[c + 1]):
         s = blocks.slots[e]
         b = blocks.partners[e]
         y = float(blocks.values[e])
         weight = fixed.weights[b]
-        T = fixed.covariances[b]
+        T = fixed.tables[b]
         v = fixed.means[b]
         if sums.count[s] == BLOCK:
             _add(sums, s)
         sums.count[s] += 1
         part = sums.part[s]
         linear = sums.linear[s]
-        scale = fixed.covariances.dtype.type(weight)
+        scale = fixed.means.dtype.type(weight)
         for t in range(size):
             part[t] += scale * T[t]
+        if size == 0:
+            for i in range(width):
+                row = part[i * (i + 1) // 2 :]
+                x = scale * v[i]
+                for j in range(i + 1):
+                    row[j] += x * v[j]
         for j in range(width):
             linear[j] += weight * y * v[j]
         sums.square[s] += weight * y * y
@@ -358,9 +358,41 @@ def invert(A: Array) -> float:
 
 
 @njit(**OPTIONS)
-def _at(i: int, j: int) -> int:
-    """Return the position of entry (i, j) in a packed table."""
-    return i * (i + 1) // 2 + j if j <= i else j * (j + 1) // 2 + i
+def solve(A: Array, normal: Array, center: Array) -> float:
+    """From [P | r] (n x (n+1)), center = P^-1 r and the last column center + R^-1 normal, P = R'R.
+
+    The upper triangle of P is overwritten by R; returns log det P^-1. A coordinate that the others
+    already explain gets 0.
+    """
+    n = len(center)
+    logdet = 0.0
+    for k in range(n):
+        Ak = A[k]
+        # The diagonal at the start is rebuilt from R, column by column.
+        original = Ak[k]
+        for i in range(k):
+            original += A[i, k] * A[i, k]
+        scale = 0.0
+        if Ak[k] > PIVOT * original:
+            scale = 1 / np.sqrt(Ak[k])
+            logdet += 2 * np.log(scale)
+        for j in range(k, n + 1):
+            Ak[j] *= scale
+        for i in range(k + 1, n):
+            Ai = A[i]
+            s = Ak[i]
+            for j in range(i, n + 1):
+                Ai[j] -= s * Ak[j]
+    for k in range(n - 1, -1, -1):
+        Ak = A[k]
+        x = Ak[n]
+        y = Ak[n] + normal[k]
+        for j in range(k + 1, n):
+            x -= Ak[j] * center[j]
+            y -= Ak[j] * A[j, n]
+        center[k] = x / Ak[k] if Ak[k] > 0 else 0.0
+        Ak[n] = y / Ak[k] if Ak[k] > 0 else 0.0
+    return logdet
 
 
 @njit(**OPTIONS)
@@ -383,72 +415,6 @@ def dot_variances(
         out[e] = x
 
 
-class AllPartners(NamedTuple):
-    """What all rows share: sum_b c_b T_b over all partners, C, P, P m and the noise."""
-
-    total: Array  # packed
-    weight: float
-    precision: Array
-    shift: Array
-    noise: float
-
-
-@njit(**OPTIONS)
-def learn_pairs(
-    rows: Array,
-    blocks: Blocks,
-    fixed: FixedSide,
-    shared: AllPartners,
-    own: Array,
-    out: LearnedRows,
-    cuts: Array,
-    moments: Array,
-) -> None:
-    """Update rows whose unobserved entries are zeros (theory: rankings).
-
-    With T_b = v_b v_b' + S_b (packed in `fixed.covariances`), partner weights c_b, the row's r,
-    A = sum_all c_b T_b + (C - 1) sum_observed c_b T_b,
-    S = (r A / noise + P)^-1, w = S (r C sum_observed c_b y_b v_b / noise + P m).
-    Writes w and w w' + S; stats are r times the expected squared error, and log det S; moments[c]
-    gets the sum of w w' + S over the rows of chunk c.
-    """
-    n = fixed.means.shape[1]
-    sums = allocate_sums(cuts, fixed)
-    A = np.empty((n, n + 1))
-    for c in range(len(moments)):
-        here = rows[cuts[c] : cuts[c + 1]]
-        sum_block(blocks, c, fixed, sums)
-        moments[c] = 0
-        for s in range(len(here)):
-            r = here[s]
-            total = sums.total[s]
-            linear = sums.linear[s]
-            scale = own[r] / shared.noise
-            t = 0
-            for i in range(n):
-                linear[i] *= shared.weight
-                A[i, n] = shared.shift[i] + scale * linear[i]
-                for j in range(i + 1):
-                    total[t] = shared.total[t] + (shared.weight - 1) * total[t]
-                    A[i, j] = shared.precision[i, j] + scale * total[t]
-                    A[j, i] = A[i, j]
-                    t += 1
-            logdet = invert(A)
-            error = shared.weight * sums.square[s]
-            t = 0
-            for i in range(n):
-                error -= 2 * A[i, n] * linear[i]
-                out.means[r, i] = A[i, n]
-                for j in range(i + 1):
-                    x = A[i, n] * A[j, n] - A[i, j]
-                    error += (2 - (i == j)) * x * total[t]
-                    out.covariances[r, t] = x
-                    moments[c, t] += x
-                    t += 1
-            out.stats[r, 0] = own[r] * error
-            out.stats[r, 1] = logdet
-
-
 @njit(**OPTIONS)
 def weighted_sum(weights: Array, tables: Array) -> Array:
     """sum_b weights_b tables_b, in double precision."""
@@ -457,217 +423,3 @@ def weighted_sum(weights: Array, tables: Array) -> Array:
         for t in range(len(total)):
             total[t] += weights[b] * tables[b, t]
     return total
-
-
-class Work(NamedTuple):
-    """Workspace of a kernel: sums over entries of w_b w_b', y_b w_b and s_b, weighted by c_b."""
-
-    total: Array
-    linear: Array
-    covariances: Array
-    buffer: Array
-    values: Array
-    A: Array
-    right: Array
-    center: Array
-    w: Array
-    variance: Array
-
-
-@njit(**OPTIONS)
-def workspace(means: Array, n: int) -> Work:
-    """Allocate a workspace for rows of `n` unknowns whose partners are `means`."""
-    width = means.shape[1]
-    return Work(
-        np.empty((width, width)),
-        np.empty(width),
-        np.empty(width),
-        np.empty((BLOCK, width), means.dtype),
-        np.empty(BLOCK, means.dtype),
-        np.empty((n, n)),
-        np.empty(n),
-        np.empty(n),
-        np.ones(width),
-        np.zeros(width),
-    )
-
-
-@njit(**OPTIONS)
-def sample_rows(
-    rows: Array,
-    csr: Csr,
-    fixed: FixedSide,
-    prior: RowPrior,
-    shifts: Array,
-    precisions: Array,
-    normals: Array,
-    out: SampledRows,
-) -> None:
-    """Sample rows from N(w, Prec^-1) given their partners: w + R^-1 normal, Prec = R'R.
-
-    Partners are dropped, s_b = strength o w_b o w_b; samples have strength 0. Fixed dropout has
-    normals 0, precision 1 and P = ridge I.
-    """
-    work = workspace(fixed.means, len(prior.free))
-    for r in rows:
-        square = sum_gram(csr, r, fixed, work)
-        for i in range(len(fixed.covariances)):
-            work.covariances[i] = fixed.covariances[i] * work.total[i, i]
-        _equations(prior, shifts[r], precisions[r], work)
-        logdet = solve(work.A, work.right, normals[r], work.center)
-        _write(work.center, prior.free, work.w, out.centers[r])
-        _write(work.right, prior.free, work.w, out.means[r])
-        out.stats[r, 0] = _error(square, work)
-        out.stats[r, 1] = logdet
-
-
-@njit(**OPTIONS)
-def learn_variances(
-    rows: Array,
-    csr: Csr,
-    fixed: FixedSide,
-    prior: RowPrior,
-    shifts: Array,
-    precisions: Array,
-    out: LearnedRows,
-) -> None:
-    """Update rows with a variance for each column, s = 1 / diag Prec."""
-    n = len(prior.free)
-    width = fixed.means.shape[1]
-    work = workspace(fixed.means, n)
-    still = np.zeros(n)
-    for r in rows:
-        square = sum_gram(csr, r, fixed, work)
-        work.covariances[:] = 0
-        for b in csr.indices[csr.indptr[r] : csr.indptr[r + 1]]:
-            for i in range(width):
-                work.covariances[i] += fixed.weights[b] * fixed.covariances[b, i]
-        _equations(prior, shifts[r], precisions[r], work)
-        logdet = 0.0
-        for p in range(n):
-            work.variance[prior.free[p]] = 1 / work.A[p, p]
-            logdet -= np.log(work.A[p, p])
-        solve(work.A, work.right, still, work.center)
-        _write(work.right, prior.free, work.w, out.means[r])
-        for i in range(width):
-            out.covariances[r, i] = work.variance[i]
-        out.stats[r, 0] = _error(square, work)
-        out.stats[r, 1] = logdet
-
-
-@njit(**OPTIONS)
-def sum_gram(csr: Csr, r: int, fixed: FixedSide, work: Work) -> float:
-    """total = sum_b c_b w_b w_b', linear = sum_b c_b y_b w_b of a row; returns sum_b c_b y_b^2.
-
-    Blocks of rows are gathered, times sqrt(c_b), and multiplied by the BLAS.
-    """
-    start = csr.indptr[r]
-    stop = csr.indptr[r + 1]
-    total = work.total
-    linear = work.linear
-    buffer = work.buffer
-    values = work.values
-    width = len(linear)
-    product = np.empty((width, width), buffer.dtype)
-    total[:] = 0
-    linear[:] = 0
-    square = 0.0
-    while start < stop:
-        m = min(len(buffer), stop - start)
-        for e in range(m):
-            b = csr.indices[start + e]
-            w = fixed.means[b]
-            root = np.sqrt(fixed.weights[b])
-            for j in range(width):
-                buffer[e, j] = root * w[j]
-            y = root * csr.values[start + e]
-            values[e] = y
-            square += y * y
-        block = buffer[:m]
-        np.dot(block.T, block, product)
-        part = np.dot(values[:m], block)
-        for i in range(width):
-            linear[i] += part[i]
-            for j in range(width):
-                total[i, j] += product[i, j]
-        start += m
-    return square
-
-
-@njit(**OPTIONS)
-def _equations(prior: RowPrior, shift: Array, precision: float, work: Work) -> None:
-    """Write A = Prec (its upper triangle) and right = precision sum (y_b - pinned) w_b + shift."""
-    free = prior.free
-    for p in range(len(free)):
-        i = free[p]
-        for q in range(p, len(free)):
-            work.A[p, q] = prior.precision[p, q] + precision * work.total[i, free[q]]
-        work.A[p, p] += precision * work.covariances[i]
-        y = work.linear[i]
-        if prior.pinned >= 0:
-            y -= work.total[i, prior.pinned]
-        work.right[p] = shift[p] + precision * y
-
-
-@njit(**OPTIONS)
-def solve(A: Array, right: Array, normal: Array, center: Array) -> float:
-    """center = P^-1 right, right = center + R^-1 normal, P = R'R; returns log det P^-1.
-
-    P is the upper triangle of A, which is overwritten by R. A coordinate that the others already
-    explain gets 0.
-    """
-    n = len(right)
-    logdet = 0.0
-    for k in range(n):
-        right_k = right[k]
-        Ak = A[k]
-        # The diagonal at the start is rebuilt from R, column by column.
-        original = Ak[k]
-        for i in range(k):
-            original += A[i, k] * A[i, k]
-        scale = 0.0
-        if Ak[k] > PIVOT * original:
-            scale = 1 / np.sqrt(Ak[k])
-            logdet += 2 * np.log(scale)
-        for j in range(k, n):
-            Ak[j] *= scale
-        right_k *= scale
-        right[k] = right_k
-        for i in range(k + 1, n):
-            Ai = A[i]
-            s = Ak[i]
-            right[i] -= s * right_k
-            for j in range(i, n):
-                Ai[j] -= s * Ak[j]
-    for k in range(n - 1, -1, -1):
-        Ak = A[k]
-        x = right[k]
-        y = right[k] + normal[k]
-        for j in range(k + 1, n):
-            x -= Ak[j] * center[j]
-            y -= Ak[j] * right[j]
-        center[k] = x / Ak[k] if Ak[k] > 0 else 0.0
-        right[k] = y / Ak[k] if Ak[k] > 0 else 0.0
-    return logdet
-
-
-@njit(**OPTIONS)
-def _write(unknowns: Array, free: Array, w: Array, out: Array) -> None:
-    """Put a row's unknowns beside the pinned 1."""
-    for p in range(len(free)):
-        w[free[p]] = unknowns[p]
-    for i in range(len(w)):
-        out[i] = w[i]
-
-
-@njit(**OPTIONS)
-def _error(error: float, work: Work) -> float:
-    """Add E (u.v)^2 - 2 y E u.v, summed over a row's entries, to the sum of y^2."""
-    w = work.w
-    total = work.total
-    for i in range(len(w)):
-        error += w[i] * (work.covariances[i] * w[i] - 2 * work.linear[i])
-        error += work.variance[i] * (total[i, i] + work.covariances[i])
-        for j in range(len(w)):
-            error += w[i] * w[j] * total[i, j]
-    return error

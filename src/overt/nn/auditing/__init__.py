@@ -5,7 +5,6 @@ from overt.nn.auditing.report import (
     HeadFindings,
     LayerFindings,
     LowerBound,
-    Measure,
     NoiseFindings,
     Suggestion,
 )
@@ -16,7 +15,6 @@ __all__ = [
     "HeadFindings",
     "LayerFindings",
     "LowerBound",
-    "Measure",
     "NoiseFindings",
     "Suggestion",
     "audit",

@@ -1,7 +1,7 @@
 """The last layers: their noise, their spectra, lower bounds, and the best drop probability.
 
 `Head` is the affine map behind the last noise and what that noise induces; `LastLayer` sums over
-the data and compares the network with its optimum.
+the data and compares the network with its optimum, by the theory of `overt.linear.last_layer`.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from overt._types import Floats, Ints
+from overt._types import Floats
 from overt.linear import last_layer as theory
 from overt.linear.bounds import Envelope, envelopes, numerical_rank
 from overt.linear.last_layer import LastLayerProblem, Target, WeighUnits
-from overt.nn.auditing.noises import FoundNoises, drop_prob_of, with_drop_prob
+from overt.nn.auditing.measurements import Mean, Seen, coadaptation
+from overt.nn.auditing.noises import FoundNoises, drop_prob_of
 from overt.nn.auditing.report import HeadFindings, LowerBound, Suggestion
-from overt.nn.auditing.streaming import Folds, Mean, Table, coadaptation
-from overt.nn.auditing.structure import Point, Structure, Tail, Trunk, is_unit_noise
-from overt.nn.data.losses import Loss, Targets, is_squared, unit
-from overt.nn.layers.dropconnect import DropConnectLinear
+from overt.nn.auditing.structure import Point, Structure, is_linear_map, only_moves
+from overt.nn.data.losses import Loss, is_squared, unit
 from overt.nn.layers.masks import MaskCovariance
 from overt.nn.layers.recognized import (
+    is_unit_noise,
     is_weight_noise,
     known_noise,
     mask_covariance_of,
@@ -36,17 +36,32 @@ from overt.nn.layers.recognized import (
 from overt.noise import CovarianceNoise
 from overt.spectral import KSupport, Schatten, SpectralNorm, SquaredNuclear, nu
 
-MAX_COVARIANCE = 2048
-"""The most units whose covariance matrix is decomposed (seconds, 32 MB)."""
+MAX_UNITS = 2048
+"""The widest last layer whose second moments are stored (200 MB), or whose noise has its covariance
+matrix decomposed."""
+
+MAX_INPUTS = 2048
+"""The most inputs whose second moments are stored: 34 MB."""
+
+CANDIDATES = np.round(np.arange(0, 0.96, 0.05), 2)
+"""Drop probabilities among which one is suggested."""
+
+FOLDS = 6
+"""Parts of the rows: the best last layer is computed on part 0 and tested on the other five."""
 
 
 @dataclass(frozen=True, eq=False)
 class TailPart:
-    """A part of the tail that gives a bound: its noise has `envelopes(drop_prob)`."""
+    """A part of the tail that gives a bound: its noise has `envelopes(drop_prob)`.
+
+    `centered` says that a bias is added behind the noise. `trunk` is what lies before it: "fixed"
+    (the inputs themselves), "affine" or "any"; `shifted` says that a bias is added there.
+    """
 
     centered: bool
     rank: int
-    trunk: Trunk
+    trunk: str
+    shifted: bool
     envelopes: Callable[[float | None], list[Envelope]]
     source: str
 
@@ -54,170 +69,118 @@ class TailPart:
 class Head:
     """The units before the last layers, the noise that multiplies them, the map J behind them.
 
-    `name` and `module` are the noise layer, or the linear layer where there is no noise (`noisy` is
+    `name` is that of the noise layer, or of the linear layer where there is no noise (`noisy` is
     False); `centered` says that a bias is added behind it. `shape` is that of a sample's units, J
     (outputs x units) the linear part behind them. `parts` are the parts of the tail that give
     bounds, that of the nearest noise first.
     """
 
     def __init__(
-        self, structure: Structure, tail: Tail, name: str, point: Point, output: Tensor
+        self,
+        structure: Structure,
+        tail: list[Point],
+        name: str,
+        point: Point,
+        output: Tensor,
     ) -> None:
+        module: Any = point.module
         self.name = name
-        self.noisy = point.module is not None and known_noise(point.module)
-        self.module: Any = copy.deepcopy(point.module) if self.noisy else None
-        self.drops_weights = isinstance(self.module, DropConnectLinear)
+        self.noisy = known_noise(module)
         self.centered = point.shifted
         self.shape = point.features.shape[1:]
         self.units = math.prod(self.shape)
-        weight = structure.only_weight(point, output)
-        if weight is None:
-            self.J = structure.jacobian(point.features, output)
+        self.J = structure.jacobian(point.features, output)
+        if is_unit_noise(module):
+            self._noise = copy.deepcopy(module)
         else:
-            self.J = weight.detach().to("cpu", torch.float64, copy=True)
-        trunk = structure.trunk(point)
-        rank = min(point.narrowest, self.units, trunk.narrowest)
-        source = (
-            "Structured dropout, Theorem 2.7; Implicit bias of dropout, Theorem 3.6"
-        )
+            # A dropped weight of the last layer adds what a dropped input adds.
+            self._noise = nn.Dropout(module.drop_prob if self.noisy else 0.0)
+        self._other = copy.deepcopy(self._noise)  # at other drop probabilities
+        self.drop_prob = drop_prob_of(self._noise)
+        shared = self.covariance().shared
+        self._multipliers = self.units // math.prod(self.shape[i] for i in shared)
+        if is_weight_noise(module):
+            self._multipliers = module.weight.numel()
         self.parts = [
-            TailPart(point.shifted, rank, trunk, self._nearest_envelopes, source)
+            _tail_part(
+                structure,
+                point,
+                lambda p: unit_envelopes(self._at(p), self.shape),
+                "Structured dropout, Theorem 2.7; Implicit bias of dropout, Theorem 3.6",
+            )
         ]
-        self._nearest = point.module
-        self._add_joint_part(structure, tail)
+        plain = [q for q in tail if q.module and plain_dropout(q.module) is not None]
+        used_once = len({q.module for q in plain}) == len(plain)
+        if len(plain) > 1 and used_once and not is_weight_noise(module):
+            widths = [structure.units(q.features) for q in plain]
 
-    def _add_joint_part(self, structure: Structure, tail: Tail) -> None:
-        """Add the bound of several plain dropout layers in a row, if there are any."""
-        plain: list[Point] = []
-        self._probs: dict[Any, float] = {}
-        for point in tail.noises:
-            prob = plain_dropout(point.module)
-            if prob is not None:
-                plain.append(point)
-                self._probs[point.module] = prob
-        used_once = len(plain) == len(self._probs)
-        if self.drops_weights or not used_once or len(plain) < 2:
-            return
-        self._widths = [structure.units(point.features) for point in plain]
-        first = plain[-1]
-        trunk = structure.trunk(first)
-        rank = min(first.narrowest, trunk.narrowest)
-        source = "Thesis, Theorem 9 and Lemma 9"
-        self.parts.append(
-            TailPart(first.shifted, rank, trunk, self._joint_envelopes, source)
-        )
+            def joint_envelopes(p: float | None) -> list[Envelope]:
+                """Return the envelope of all plain dropout layers in the tail."""
+                probs: list[Any] = [plain_dropout(q.module) for q in plain]
+                if p is not None and plain[0] is point:
+                    probs[0] = p
+                return [(nu(widths, probs), SquaredNuclear())]
+
+            source = "Thesis, Theorem 9 and Lemma 9"
+            self.parts.append(_tail_part(structure, plain[-1], joint_envelopes, source))
 
     def fits(self, h: Tensor, f: Tensor) -> bool:
         """Return whether outputs f differ between samples by J times the difference of units h."""
-        predicted = h.double().flatten(1).cpu().numpy() @ self.J.numpy().T
-        actual = f.double().reshape(len(f), -1).cpu().numpy()
-        largest = np.abs(predicted).max()
-        rounding = 100 * torch.finfo(h.dtype).eps * (largest + np.abs(actual).max())
+        predicted = h.double().flatten(1).cpu() @ self.J.T
+        actual = f.double().reshape(len(f), -1).cpu()
+        rounding = (
+            100
+            * torch.finfo(h.dtype).eps
+            * float(predicted.abs().max() + actual.abs().max())
+        )
         if self.centered:
             actual = actual - actual.mean(0)
             predicted = predicted - predicted.mean(0)
-            largest = np.abs(predicted).max()
-        return bool((np.abs(predicted - actual) <= rounding + 1e-2 * largest).all())
-
-    @property
-    def affine_trunk(self) -> bool:
-        """Whether a bound can use that what comes before is affine in the inputs."""
-        return any(part.trunk.kind != "any" for part in self.parts)
-
-    @property
-    def shares_multipliers(self) -> bool:
-        """Whether several units have one multiplier, so that a mask's unit is a group of them."""
-        covariance = self.covariance()
-        return covariance is not None and any(
-            self.shape[axis] > 1 for axis in covariance.shared
-        )
-
-    @property
-    def drop_prob(self) -> float:
-        """The drop probability, 0 without noise or for noise that has none."""
-        return float(drop_prob_of(self.module) or 0.0) if self.noisy else 0.0
+        slack = rounding + 1e-2 * float(predicted.abs().max())
+        return torch.allclose(predicted, actual, rtol=0.0, atol=slack)
 
     @property
     def all_dropped(self) -> float:
         """The probability that every unit is dropped, 0 where it is not known."""
-        p = drop_prob_of(self.module) if self.noisy else None
-        if p is None:
-            return 0.0
-        if is_weight_noise(self.module):
-            return float(p ** self.module.weight.numel())
-        covariance = mask_covariance_of(self.module, (1, *self.shape))
-        if covariance.matrix is not None:
-            return 0.0
-        return float(
-            p ** (self.units // math.prod(self.shape[a] for a in covariance.shared))
-        )
+        known = self.drop_prob is not None and self.covariance().matrix is None
+        return float(self.drop_prob**self._multipliers) if known else 0.0
 
-    @property
-    def adjustable(self) -> bool:
-        """Whether the noise, if there is any, has a drop probability."""
-        return self.covariance(0.5) is not None
-
-    def covariance(self, p: float | None = None) -> MaskCovariance | None:
-        """Return the second moments of the multipliers, at another drop probability if given.
-
-        None for a noise that has no drop probability to change.
-        """
-        if not self.noisy or self.drops_weights:
-            current = self.module.strength if self.noisy else 0.0
-            return MaskCovariance(self.shape, current if p is None else p / (1 - p))
-        module = self._at(p)
-        return None if module is None else mask_covariance_of(module, (1, *self.shape))
-
-    def strengths(self, probs: Floats) -> Floats | None:
-        """Return Gamma_ii at some drop probabilities, None where Gamma is not a multiple of I."""
-        plain = (
-            not self.noisy
-            or self.drops_weights
-            or plain_dropout(self.module) is not None
-        )
-        here = self.covariance()
-        independent = here is not None and here.independent
-        return probs / (1 - probs) if plain and independent else None
+    def covariance(self, p: float | None = None) -> MaskCovariance:
+        """Return the second moments of the multipliers, at another drop probability if given."""
+        return mask_covariance_of(self._at(p), (1, *self.shape))
 
     def penalty(self, h: Tensor) -> float:
         """Return <Gamma, J'J o mean(h h')>, exact for the squared loss summed over outputs."""
-        covariance = self.covariance()
-        assert covariance is not None  # noqa: S101 (without p there is always one)
-        return float(covariance.penalty(h.double(), self.J.to(h.device)))
+        return float(self.covariance().penalty(h.double(), self.J.to(h.device)))
 
-    def flow(self, squares: Floats) -> Floats:
-        """Return |u_j| sqrt(mean(h_j^2)), u_j the columns of J."""
-        return np.sqrt(np.sum(self.J.numpy() ** 2, 0) * squares.ravel())
-
-    def weigh(self, p: float | None) -> WeighUnits | None:
-        """Return C -> Gamma o C over the flattened units, None without a p to change."""
+    def weigh(self, p: float | None) -> WeighUnits:
+        """Return C -> Gamma o C over the flattened units."""
         covariance = self.covariance(p)
-        if covariance is None:
-            return None
-        if covariance.independent and covariance.matrix is None:
+        if covariance.independent:
             return lambda C: covariance.strength * np.diag(np.diag(C))
         Gamma = covariance.dense(torch.zeros(1, dtype=torch.float64)).numpy()
         return lambda C: Gamma * C
 
     def _at(self, p: float | None) -> Any:
-        """Return the noise, at another drop probability if given; None if it has none."""
-        return self.module if p is None else with_drop_prob(self.module, p)
+        """Return the noise, at another drop probability if given."""
+        if p is None:
+            return self._noise
+        self._other.p = p
+        return self._other
 
-    def _nearest_envelopes(self, p: float | None) -> list[Envelope]:
-        """Return the envelopes of the noise nearest the output."""
-        if not self.noisy or self.drops_weights:
-            covariance = self.covariance(p)
-            assert covariance is not None  # noqa: S101 (for the type checker)
-            return [(covariance.strength / self.units, SquaredNuclear())]
-        module = self._at(p)
-        return unit_envelopes(module, self.shape) if module is not None else []
 
-    def _joint_envelopes(self, p: float | None) -> list[Envelope]:
-        """Return the envelope of all plain dropout layers in the tail."""
-        probs = dict(self._probs)
-        if p is not None and self._nearest in probs:
-            probs[self._nearest] = p
-        return [(nu(self._widths, list(probs.values())), SquaredNuclear())]
+def _tail_part(
+    structure: Structure, point: Point, envelopes: Any, source: str
+) -> TailPart:
+    """Return the part of the tail behind a noise."""
+    before, stopped = structure.walk_back(point.features)
+    trunk = "any"
+    if not stopped:
+        trunk = "fixed" if all(only_moves(q.call) for q in before) else "affine"
+    last = before[-1] if before else None
+    rank = point.narrowest if last is None else min(point.narrowest, last.narrowest)
+    shifted = last is not None and last.shifted
+    return TailPart(point.shifted, rank, trunk, shifted, envelopes, source)
 
 
 def unit_envelopes(module: Any, shape: tuple[int, ...]) -> list[Envelope]:
@@ -244,7 +207,7 @@ def unit_envelopes(module: Any, shape: tuple[int, ...]) -> list[Envelope]:
         groups = units // math.prod(sizes) // copies
         return [(strength / (cells * groups), _support(math.prod(blocks) * copies))]
     inner = covariance.matrix.shape[0]
-    if inner > MAX_COVARIANCE:
+    if inner > MAX_UNITS:
         return []
     groups = units // inner // copies
     noise = CovarianceNoise(np.ones(inner), covariance.matrix.double().cpu().numpy())
@@ -263,32 +226,31 @@ def _support(k: int) -> SpectralNorm:
 
 
 def find_head(
-    model: nn.Module, structure: Structure, noises: FoundNoises, *, log_softmax: bool
+    model: nn.Module, structure: Structure, noises: FoundNoises, loss: Loss
 ) -> Head | str:
     """Return the head, or the reason why there is none."""
-    output = structure.logits(log_softmax=log_softmax)
-    tail = structure.tail(output)
-    point = _nearest_place(tail)
-    if point is None and tail.linear is None:
+    output = structure.output
+    if loss == "cross_entropy":
+        output = structure.before_log_softmax()
+    tail, stopped = structure.walk_back(output)
+    linear = next((q for q in tail if is_linear_map(q.call)), None)
+    point = _nearest_place(tail, linear)
+    if point is None and linear is None:
         return (
-            f"the output comes from {tail.stopped}, which is not known to be affine in one input: "
-            "no bound, and no prediction of its spectrum"
+            f"the output comes from {stopped or 'the input'}, which is not known to be affine in "
+            "one input: no bound, and no prediction of its spectrum"
         )
     if point is None:
         return "the last linear map is not a torch.nn.Linear layer: no bound is taken from it"
-    name = next(
-        path for path, module in model.named_modules() if module is point.module
-    )
-    uses = structure.uses(point.module)
-    if uses[-1] is not point.call or noises.training.calls[name] != len(uses):
+    module: Any = point.module
+    name = next(path for path, part in model.named_modules() if part is module)
+    uses = structure.uses(module)
+    if uses[-1] is not point.call or noises.calls[name] != len(uses):
         return f"{name} is called again behind its place: no bound is taken from it"
     if point.features.shape[0] != len(structure.output):
         return f"the rows that {name} takes differ from the batch's: no bound is taken from it"
-    module: Any = point.module
-    if (
-        is_weight_noise(module)
-        and structure.units(point.features) != module.weight[0].numel()
-    ):
+    inputs = structure.units(point.features)
+    if is_weight_noise(module) and inputs != module.weight[0].numel():
         return f"the weights that {name} drops meet several positions: no bound is taken from it"
     if noises.unknown_noise_behind(name):
         return (
@@ -299,164 +261,236 @@ def find_head(
     return head if fits else f"what lies behind {name} is not affine"
 
 
-def _nearest_place(tail: Tail) -> Point | None:
+def _nearest_place(tail: list[Point], linear: Point | None) -> Point | None:
     """Return the place of the noise nearest the output, or of the last layer."""
-    last = tail.linear
-    for point in tail.noises:
-        if point.module is not None and is_unit_noise(point.module):
+    for point in tail:
+        module: Any = point.module
+        if module is None or not known_noise(module):
+            continue
+        if is_unit_noise(module):
             return point
-        if last is not None and last.call is point.call:
-            return last if isinstance(point.module, DropConnectLinear) else None
-    return last if last is not None and isinstance(last.module, nn.Linear) else None
+        if point is linear:
+            return point if module.weight.ndim == 2 else None
+    return linear if linear and isinstance(linear.module, nn.Linear) else None
 
 
-MAX_UNITS = 2048
-"""The widest last layer whose second moments are stored: 200 MB."""
+class RowSums:
+    """Sums over rows: memory does not depend on their number.
 
-MAX_INPUTS = 2048
-"""The most inputs whose second moments are stored: 34 MB."""
+    Rows (1, y, x, f) of targets, inputs (or none) and outputs of the training data are stored as R
+    of a decomposition Q R. R'R is the Gram matrix, but small singular values keep their digits.
+    Because the first column is constant, the rows of R below the first belong to the centered data.
 
-CANDIDATES = np.round(np.arange(0, 0.96, 0.05), 2)
-"""Drop probabilities among which one is suggested."""
+    Rows (1, h, y) of units and targets are stored as second moments, in disjoint folds.
+    """
+
+    def __init__(self, units: int, outputs: int, inputs: int) -> None:
+        self._units = units
+        self.y = slice(1, 1 + outputs)
+        self.x = slice(1 + outputs, 1 + outputs + inputs)
+        self.f = slice(self.x.stop, self.x.stop + outputs)
+        self._R: Floats = np.empty((0, self.f.stop))
+        self._rows = 0
+        self.counts = np.zeros(FOLDS)
+        self._moments = np.zeros((FOLDS, 1 + units + outputs, 1 + units + outputs))
+        self._pending: list[Floats] = []
+
+    def add(self, fold: Tensor, training: bool, *columns: Tensor) -> None:
+        """Add rows (h, y, x, f), each to its fold."""
+        ones = torch.ones(len(fold))
+        parts = [fold, ones * training, ones, *columns]
+        rows = [part.detach().double().cpu().reshape(len(fold), -1) for part in parts]
+        self._pending.append(torch.cat(rows, 1).numpy())
+        # A reduction costs as much as some thousand rows.
+        enough = max(1024, 3 * (self._units + self.f.stop))
+        if sum(map(len, self._pending)) >= enough:
+            self.reduce()
+
+    def reduce(self) -> None:
+        """Add up the rows that are waiting."""
+        if not self._pending:
+            return
+        rows = np.concatenate(self._pending)
+        self._pending = []
+        fold = rows[:, 0].astype(int)
+        training = rows[rows[:, 1] == 1, 2:]
+        table = np.delete(training, slice(1, 1 + self._units), 1)
+        R = np.linalg.qr(np.concatenate([self._R, table]), mode="r")
+        self._R = np.asarray(R)
+        self._rows += len(training)
+        self.counts += np.bincount(fold, minlength=FOLDS)
+        for i in np.unique(fold):
+            part = rows[fold == i, 2 : 2 + self._moments.shape[1]]
+            self._moments[i] += part.T @ part
+
+    @property
+    def R(self) -> Floats:
+        """R / sqrt(rows), with two rows at least, so that something is left to center."""
+        missing = np.zeros((max(0, 2 - len(self._R)), self.f.stop))
+        return np.concatenate([self._R, missing]) / math.sqrt(self._rows)
+
+    def problem(self, folds: list[int], *, bias: bool) -> LastLayerProblem:
+        """Return the regression on the rows of some folds."""
+        moments = self._moments[folds].sum(0) / self.counts[folds].sum()
+        return LastLayerProblem(moments, self._units, bias=bias)
 
 
 class LastLayer:
-    """Sums over the data at the units that feed the last layers, and what follows from them."""
+    """Sums over the data at the units that feed the last layers, and what follows from them.
 
-    def __init__(self, head: Head, loss: Loss, outputs: int, x: Tensor | None) -> None:
+    `own_rows` says that there is no holdout data: some rows of the training data then test.
+    """
+
+    def __init__(
+        self,
+        head: Head,
+        loss: Loss,
+        outputs: int,
+        x: Tensor | None,
+        skipped: list[tuple[str, str]],
+        *,
+        own_rows: bool,
+    ) -> None:
         self.head = head
-        self.skipped: list[tuple[str, str]] = []
         self._loss = loss
         self._outputs = outputs
         self._unit = unit(loss, outputs)
-        self._table = Table(self._input_columns(x), outputs)
-        self._folds = Folds(head.units, outputs) if head.units <= MAX_UNITS else None
+        self._skipped = skipped
+        self._own_rows = own_rows
+        inputs = 0
+        if x is not None and any(part.trunk != "any" for part in head.parts):
+            inputs = math.prod(x.shape[1:])
+        if inputs > MAX_INPUTS:
+            why = (
+                f"{inputs} are more than the {MAX_INPUTS} whose moments are stored: the bound does "
+                "not use that the network is linear"
+            )
+            skipped.append(("the inputs", why))
+            inputs = 0
+        self._has_inputs = inputs > 0
+        self._has_units = head.units <= MAX_UNITS
+        self._sums = RowSums(head.units if self._has_units else 0, outputs, inputs)
+        self._seen = 0
         self._penalty = Mean()
         self._entropy = Mean()
-
-    def _input_columns(self, x: Tensor | None) -> int:
-        """Return how many inputs the table stores: all where a bound needs them, or none."""
-        if x is None or not self.head.affine_trunk:
-            return 0
-        size = math.prod(x.shape[1:])
-        if size <= MAX_INPUTS:
-            return size
-        why = (
-            f"{size} are more than the {MAX_INPUTS} whose moments are stored: the bound does not "
-            "use that the network is linear"
-        )
-        self.skipped.append(("the inputs", why))
-        return 0
 
     @property
     def penalty(self) -> float:
         """The exact amount that the noise adds to a squared loss."""
         return self._penalty.value * self._unit
 
-    def add(
-        self,
-        h: Tensor,
-        x: Tensor | None,
-        targets: Targets,
-        output: Tensor,
-        *,
-        split: bool,
-    ) -> None:
-        """Add a batch: units, inputs, targets and outputs; `split` holds a fifth of it out."""
-        self._table.add(x, targets.rows, output)
-        self._entropy.add(targets.entropies(self._loss))
+    def add(self, seen: Seen) -> None:
+        """Add a batch of the training data."""
+        h = seen.units[self.head.name]
+        self._entropy.add(seen.targets.entropies(self._loss))
         if is_squared(self._loss) and self.head.noisy:
             self._penalty.add(
                 torch.full((len(h),), self.head.penalty(h), dtype=torch.float64)
             )
-        if self._folds is not None:
-            self._folds.add(h.flatten(1), targets.rows, split=split)
+        fold = torch.zeros(len(h))
+        if self._own_rows:  # every fifth row tests
+            index = self._next_indices(len(h))
+            fold = torch.where(index % 5 == 4, 1 + index // 5 % (FOLDS - 1), 0)
+        self._add_rows(seen, fold, training=True)
 
-    def add_holdout(self, h: Tensor, targets: Targets) -> None:
+    def add_holdout(self, seen: Seen) -> None:
         """Add rows that the network was not trained on."""
-        if self._folds is not None:
-            self._folds.add_holdout(h.flatten(1), targets.rows)
+        fold = 1 + self._next_indices(len(seen.output)) % (FOLDS - 1)
+        self._add_rows(seen, fold, training=False)
 
-    def findings(self, objective: float, squares: Floats | None) -> HeadFindings:
+    def _add_rows(self, seen: Seen, fold: Tensor, *, training: bool) -> None:
+        h = [seen.units[self.head.name]] if self._has_units else []
+        x = [seen.inputs.tensors[0]] if self._has_inputs else []
+        self._sums.add(fold, training, *h, seen.targets.rows, *x, seen.output)
+
+    def _next_indices(self, n: int) -> Tensor:
+        self._seen += n
+        return torch.arange(self._seen - n, self._seen)
+
+    def flows(self, squares: Floats | None) -> Floats | None:
+        """Return |u_j| sqrt(mean(h_j^2)), u_j the columns of J; `squares` are E h_j^2."""
+        if squares is None:
+            return None
+        return np.sqrt(np.sum(self.head.J.numpy() ** 2, 0) * squares.ravel())
+
+    def finish(
+        self, objective: float, squares: Floats | None
+    ) -> tuple[HeadFindings, Suggestion | None]:
         """Return what the layer does beside what theory says; `squares` are E h_j^2."""
         head = self.head
-        bound, predicted, target, part = self._best_part()
+        self._sums.reduce()
+        R = self._sums.R
+        targets = [self._target(part, R) for part in head.parts]
+        bound, predicted, i = self._best_part(targets, None)
+        part = head.parts[i]
+        first = 1 if part.centered else 0
+        F = R[first:, self._sums.f]
         if is_squared(self._loss):
             bounds = self._squared_bounds(bound, part)
         else:
-            bounds = self._curved_bounds(part.centered)
-        outputs = self._table.rows(self._table.f, centered=part.centered)
+            bounds = self._curved_bounds(R, F, part.centered)
         gap = objective - bounds[0].value
-        return HeadFindings(
+        found = HeadFindings(
             name=head.name,
             width=head.units,
             rank_limit=part.rank,
             centered=part.centered,
             trunk=self._trunk(part),
-            target_spectrum=target.spectrum,
+            target_spectrum=targets[i].spectrum,
             predicted_spectrum=predicted,
-            spectrum=theory.singular_values(outputs),
+            spectrum=theory.singular_values(F),
             predicted_rank=numerical_rank(predicted),
-            coadaptation=None if squares is None else coadaptation(head.flow(squares)),
+            coadaptation=coadaptation(self.flows(squares)),
             lower_bounds=tuple(bounds),
             gap=gap,
             relative_gap=gap / objective if objective else 0.0,
         )
+        return found, self._suggest(targets)
 
-    def suggest(self, *, own_rows: bool) -> Suggestion | str:
-        """Return the drop probability with the least holdout error, or why there is none."""
-        folds = self._folds
-        if folds is None:
-            return (
-                f"{self.head.units} units feed the last layer, and {MAX_UNITS} is the most whose "
-                "second moments are stored"
+    def _suggest(self, targets: list[Target]) -> Suggestion | None:
+        """Return the drop probability with the least holdout error; None is said in `skipped`."""
+        sums = self._sums
+        head = self.head
+        why = ""
+        if not self._has_units:
+            why = (
+                f"{head.units} units feed the last layer, and {MAX_UNITS} is the most whose second "
+                "moments are stored"
             )
-        if folds.counts[0] < 2 or folds.counts.min() < 1 or not self.head.adjustable:
-            return "too few rows to hold out, or no probability to choose"
-        U, b = self._candidates(folds)
-        errors = np.stack(
-            [
-                LastLayerProblem(
-                    folds.moments([i]), folds.units, bias=self.head.centered
-                ).error(U, b)
-                for i in range(1, folds.COUNT)
-            ]
-        )
-        holdout = errors.mean(0) * self._unit
-        deviation = errors.std(0, ddof=1) / math.sqrt(len(errors)) * self._unit
+        elif head.drop_prob is None or sums.counts[0] < 2 or sums.counts.min() < 1:
+            why = "too few rows to hold out, or no probability to choose"
+        if why:
+            self._skipped.append(("suggestion", why))
+            return None
+        U, b = self._candidates(sums.problem([0], bias=head.centered))
+        tests = [sums.problem([i], bias=head.centered) for i in range(1, FOLDS)]
+        errors = np.stack([test.error(U, b) for test in tests]) * self._unit
+        holdout = errors.mean(0)
+        deviation = errors.std(0, ddof=1) / math.sqrt(len(errors))
         best = int(np.argmin(holdout))
         near = CANDIDATES[holdout <= holdout[best] + deviation[best]]
+        spectra = [self._best_part(targets, float(p))[1] for p in CANDIDATES]
         return Suggestion(
             drop_prob=float(CANDIDATES[best]),
-            current=self.head.drop_prob,
+            current=head.drop_prob or 0.0,
             drop_probs=CANDIDATES.copy(),
             holdout=holdout,
             holdout_error=deviation,
-            predicted_rank=self._predicted_ranks(),
+            predicted_rank=np.array([numerical_rank(s) for s in spectra]),
             plausible=(float(near.min()), float(near.max())),
-            evidence=self._evidence(own_rows),
+            evidence=self._evidence(),
         )
 
-    def _candidates(self, folds: Folds) -> tuple[Floats, Floats]:
-        """Return the best last layer at each candidate, on the training fold."""
-        problem = LastLayerProblem(
-            folds.moments([0]), folds.units, bias=self.head.centered
-        )
-        strengths = self.head.strengths(CANDIDATES)
-        if strengths is not None:
-            return problem.solve_path(strengths)
-        noises = [self.head.weigh(float(p)) for p in CANDIDATES]
-        solved = [problem.solve(weigh) for weigh in noises if weigh is not None]
+    def _candidates(self, problem: LastLayerProblem) -> tuple[Floats, Floats]:
+        """Return the best last layer at each candidate."""
+        if self.head.covariance().independent:
+            return problem.solve_path(CANDIDATES / (1 - CANDIDATES))
+        solved = [problem.solve(self.head.weigh(float(p))) for p in CANDIDATES]
         return np.stack([U for U, _ in solved]), np.stack([b for _, b in solved])
 
-    def _predicted_ranks(self) -> Ints:
-        """Return the rank of the optimum at each candidate."""
-        spectra = [self._best_part(float(p))[1] for p in CANDIDATES]
-        return np.array([numerical_rank(spectrum) for spectrum in spectra])
-
-    def _evidence(self, own_rows: bool) -> str:
+    def _evidence(self) -> str:
         evidence = "judged on the holdout data"
-        if own_rows:
+        if self._own_rows:
             evidence = (
                 "judged on a fifth of the rows given. The features before the last layer were "
                 "trained on them too, so that the curve favors little dropout; pass holdout for a "
@@ -468,31 +502,24 @@ class LastLayer:
 
     def _trunk(self, part: TailPart) -> str:
         """Return what is known and used of the way from the inputs to the noise."""
-        return part.trunk.kind if self._table.has_inputs else "any"
+        return part.trunk if self._has_inputs else "any"
 
-    def _target(self, part: TailPart) -> Target:
-        table = self._table
+    def _target(self, part: TailPart, R: Floats) -> Target:
+        sums = self._sums
         if self._trunk(part) == "any":
-            return theory.free_target(table.R, table.y, centered=part.centered)
+            return theory.free_target(R, sums.y, centered=part.centered)
         return theory.affine_target(
-            table.R,
-            table.x,
-            table.y,
-            centered=part.centered,
-            shifted=part.trunk.shifted,
+            R, sums.x, sums.y, centered=part.centered, shifted=part.shifted
         )
 
     def _best_part(
-        self, p: float | None = None
-    ) -> tuple[float, Floats, Target, TailPart]:
-        """Return the largest squared bound, its spectrum and target, and where it is from."""
+        self, targets: list[Target], p: float | None
+    ) -> tuple[float, Floats, int]:
+        """Return the largest squared bound, its spectrum and the number of its part."""
         found = []
-        for part in self.head.parts:
-            target = self._target(part)
-            bound, predicted = theory.squared_bound(
-                target, part.rank, part.envelopes(p)
-            )
-            found.append((bound, predicted, target, part))
+        for i, (part, target) in enumerate(zip(self.head.parts, targets, strict=True)):
+            envelopes = part.envelopes(p)
+            found.append((*theory.squared_bound(target, part.rank, envelopes), i))
         return max(found, key=lambda item: item[0])
 
     def _squared_bounds(self, bound: float, part: TailPart) -> list[LowerBound]:
@@ -502,51 +529,40 @@ class LastLayer:
             place = "this noise" if self.head.noisy else "the last one"
             over = f"all weights, and any layers before {place}"
         bounds = [LowerBound(bound * self._unit, over, part.source)]
-        folds = self._folds
-        weigh = self.head.weigh(None)
-        if folds is None or weigh is None:
+        if not self._has_units:
             return bounds
-        moments = folds.moments(folds.training)
-        problem = LastLayerProblem(moments, folds.units, bias=self.head.centered)
+        training = list(range(FOLDS)) if self._own_rows else [0]
+        problem = self._sums.problem(training, bias=self.head.centered)
         fixed_units = LowerBound(
-            problem.objective(weigh) * self._unit,
+            problem.objective(self.head.weigh(None)) * self._unit,
             "the last layer, its inputs as they are (this noise only)",
             "Structured dropout, Lemma 3.1",
         )
         # Units that are the inputs themselves are the same for all weights.
-        fixed = self.head.parts[0].trunk.kind == "fixed"
+        fixed = self.head.parts[0].trunk == "fixed"
         if fixed and fixed_units.value > bounds[0].value:
             bounds.insert(0, LowerBound(fixed_units.value, over, fixed_units.source))
         return [*bounds, fixed_units]
 
-    def _curved_bounds(self, centered: bool) -> list[LowerBound]:
+    def _curved_bounds(self, R: Floats, F: Floats, centered: bool) -> list[LowerBound]:
         """Return what is proved of cross-entropy and of the logistic loss."""
-        R = self._table.R
-        means = R[0, self._table.y] / R[0, 0]
         classes = self._loss == "cross_entropy"
-        outputs = self._table.rows(self._table.f, centered=centered)
-        if (
-            classes
-        ):  # cross-entropy does not change with a constant added to all logits of a row
-            outputs = outputs - outputs.mean(1, keepdims=True)
-        size = float(theory.singular_values(outputs).sum())
+        if classes:  # a constant added to all logits of a row changes nothing
+            F = F - F.mean(1, keepdims=True)
+        size = float(theory.singular_values(F).sum())
+        means = R[0, self._sums.y] / R[0, 0]
         middle = np.full(self._outputs, 1 / self._outputs if classes else 0.5)
-        targets = self._table.rows(self._table.y, centered=centered)
-        if not centered:
-            targets = targets - R[:, :1] * middle
+        pi = means if centered else middle
+        targets = R[:, self._sums.y] - R[:, :1] * pi
         top = float(np.linalg.norm(targets, 2))
-        entropy = (
-            self._entropy.value
-        )  # the least loss that any outputs can have, 0 for classes
+        # The least loss that any outputs can have, 0 for classes.
+        entropy = self._entropy.value
         if classes:
-            constant = (
-                theory.class_entropy(means) if centered else math.log(self._outputs)
-            )
+            constant = theory.class_entropy(pi)
             at_size = theory.class_bound(
                 means, top, size, centered=centered, entropy=entropy
             )
         else:
-            pi = means if centered else middle
             constant = theory.binary_entropy(pi)
             at_size = theory.logistic_bound(means, pi, entropy, top, size)
         uncertain = ", and what uncertain targets cost" if entropy else ""

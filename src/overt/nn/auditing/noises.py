@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,16 +21,13 @@ from overt.nn.data.models import hook_modules, modes, restore_training
 from overt.nn.data.rng import preserve_rng, python_rng_states, torch_rng_bytes
 from overt.nn.graph.record import UnsupportedError, record
 from overt.nn.graph.state import seed_all, untouched
-from overt.nn.layers.base import RatedNoise
 from overt.nn.layers.recognized import is_silent, is_weight_noise, known_noise
 
 MASK_ENTRIES = 2**14
 """Entries of masks sampled to measure the share that is dropped: an error below .004."""
 
-MIN_MASKS = 64
-"""Masks sampled at least, so that their standard error is known."""
-
-MAX_MASKS = 4096
+MASKS = 64, 4096
+"""Masks sampled at least, so that their standard error is known, and at most."""
 
 ENTRYWISE = ("dropout", "alpha_dropout", "scaled_dot_product_attention")
 """Functions that sample separately for every entry, hence for every row."""
@@ -73,22 +68,17 @@ class NoiseSource:
 
 @dataclass(eq=False)
 class ModulePass:
-    """What one pass shows of its modules: the calls and samples in order, and the first inputs."""
+    """What one pass shows of its modules: the calls and samples in order, and the first inputs.
 
-    events: list[tuple[str, bool]] = field(
-        default_factory=list
-    )  # (path, whether it samples)
+    An event is a module's path, and whether its own code samples (or it is called).
+    """
+
+    events: list[tuple[str, bool]] = field(default_factory=list)
     examples: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def sampling(self) -> Counter[str]:
-        """The modules whose own code samples, and how often."""
-        return Counter(path for path, samples in self.events if samples)
-
-    @property
-    def calls(self) -> Counter[str]:
-        """How often each module is called."""
-        return Counter(path for path, samples in self.events if not samples)
+    def count(self, *, samples: bool) -> Counter[str]:
+        """Return how often each module's own code samples, or how often it is called."""
+        return Counter(path for path, event in self.events if event is samples)
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,75 +88,81 @@ class FoundNoises:
     `decides` says that noise may decide which operations run.
     """
 
-    sources: dict[str, NoiseSource]
-    skipped: list[tuple[str, str]]
+    sources: list[NoiseSource]
     training: ModulePass
-    always_on: bool
     decides: bool
+
+    @property
+    def calls(self) -> Counter[str]:
+        """How often each module is called."""
+        return self.training.count(samples=False)
 
     def unknown_noise_behind(self, name: str) -> bool:
         """Return whether a noise with unknown moments is sampled behind the layer of this name."""
         events = self.training.events
-        last = max(
-            (i for i, (path, _) in enumerate(events) if path == name), default=-1
-        )
-        unknown = {
-            path for path, source in self.sources.items() if source.example is None
-        }
+        last = max(i for i, (path, _) in enumerate(events) if path == name)
+        unknown = {s.name for s in self.sources if s.example is None}
         return any(samples and path in unknown for path, samples in events[last + 1 :])
 
 
-def find_noises(model: nn.Module, inputs: Inputs) -> FoundNoises:
-    """Return everything that samples in training mode, and what is left out, with reasons."""
+def find_noises(
+    model: nn.Module,
+    inputs: Inputs,
+    evaluation: ModulePass,
+    skipped: list[tuple[str, str]],
+) -> FoundNoises:
+    """Return everything that samples in training mode; add reasons for the rest to `skipped`.
+
+    `evaluation` is a pass in evaluation mode.
+    """
+    always_on = evaluation.count(samples=True)
     parts = dict(model.named_modules())
-    quiet = _follow_modules(model, inputs, noise=False)
-    skipped = [
-        (
-            path or "forward",
-            "functions that sample, such as functional dropout, are on in evaluation mode too: "
-            "their noise is in every number here; use modules",
-        )
-        for path in quiet.sampling
-    ]
-    training = quiet
+    why = (
+        "functions that sample, such as functional dropout, are on in evaluation mode too: their "
+        "noise is in every number here; use modules"
+    )
+    skipped += [(path or "forward", why) for path in always_on]
+    functions: dict[str, list[str]] = {}
+    training = evaluation
     decides = True
-    entrywise: dict[str, list[str]] = {}
     try:
-        training = _follow_modules(model, inputs, noise=True)
-        if _differs_between_passes(model, inputs):
-            why = "something samples from a private generator: that noise is left out"
-            skipped.append(("training mode", why))
-        entrywise = _sampling_functions(model, inputs)
+        training = follow_modules(model, inputs, noise=True)
+        with untouched(model) as saved:
+            if _differ([_pass_from_seed(saved, inputs) for _ in range(REPEATS)]):
+                why = (
+                    "something samples from a private generator: that noise is left out"
+                )
+                skipped.append(("training mode", why))
+            recording = record(saved, inputs.given, inputs.output)
+        functions = _sampling_functions(parts, Structure(recording, len(inputs)))
         decides = False
     except UnsupportedError:  # the noise decides what runs, or is not torch's
         pass
     except Exception as error:  # whatever the model's code raises in training mode
         why = f"noise of other kinds is not looked for: {first_line(error)}"
         skipped.append(("training mode", why))
-    unused = [path for path, part in parts.items() if known_noise(part)]
-    skipped += [
-        (path, "not reached by the forward pass")
-        for path in unused
-        if path not in training.calls
-    ]
-    sources = {}
+    called = training.count(samples=False)
+    for path, part in parts.items():
+        if known_noise(part) and path not in called:
+            skipped.append((path, "not reached by the forward pass"))
+    sources: dict[str, NoiseSource] = {}
     for path, samples in training.events:
         module = parts[path]
-        if path in sources:
-            continue
-        if known_noise(module):
-            sources[path] = NoiseSource(
-                path, module, training.examples[path], str(module)
-            )
-        elif samples and path not in quiet.sampling:
-            functions = entrywise.get(path, [])
-            kind = _describe(module, functions)
-            single = bool(functions) and all(name in ENTRYWISE for name in functions)
-            sources[path] = NoiseSource(path, module, None, kind, single)
-    return FoundNoises(sources, skipped, training, bool(quiet.sampling), decides)
+        example = training.examples.get(path)
+        if path not in sources and known_noise(module):
+            sources[path] = NoiseSource(path, module, example, str(module))
+        elif path not in sources and samples and path not in always_on:
+            names = functions.get(path, [])
+            kind = str(module)
+            if list(module.children()):
+                calls = ", ".join(dict.fromkeys(names)) or "sampling"
+                kind = f"{calls} in {type(module).__name__}"
+            entrywise = bool(names) and all(name in ENTRYWISE for name in names)
+            sources[path] = NoiseSource(path, module, None, kind, entrywise)
+    return FoundNoises(list(sources.values()), training, decides)
 
 
-def _follow_modules(model: nn.Module, inputs: Inputs, *, noise: bool) -> ModulePass:
+def follow_modules(model: nn.Module, inputs: Inputs, *, noise: bool) -> ModulePass:
     """Run a pass; note which modules are called, and which of them move a generator."""
     paths = {module: path for path, module in model.named_modules()}
     found = ModulePass()
@@ -180,40 +176,31 @@ def _follow_modules(model: nn.Module, inputs: Inputs, *, noise: bool) -> ModuleP
             found.events.append((stack[-1], True))
 
     def enter(module: nn.Module, args: Any) -> None:
-        note()
-        stack.append(paths[module])
-        found.events.append((stack[-1], False))
-        if args and isinstance(args[0], Tensor):
-            found.examples.setdefault(stack[-1], args[0])
+        if module in paths:
+            note()
+            stack.append(paths[module])
+            found.events.append((stack[-1], False))
+            if args and isinstance(args[0], Tensor):
+                found.examples.setdefault(stack[-1], args[0])
 
     def leave(module: nn.Module, args: Any, output: Any) -> None:
-        note()
-        stack.pop()
-
-    def enter_scripted(module: nn.Module, args: Any) -> None:
-        if module in scripted:
-            enter(module, args)
+        if module in paths:
+            note()
+            stack.pop()
 
     def leave_scripted(module: nn.Module, args: Any, output: Any) -> None:
-        if module in scripted:
+        if isinstance(module, torch.jit.ScriptModule):
             leave(module, args, output)
 
     # Scripted modules have no hooks, and a hook of a module may sample: ours come behind it.
-    scripted = {
-        module for module in paths if isinstance(module, torch.jit.ScriptModule)
-    }
+    plain = [m for m in paths if not isinstance(m, torch.jit.ScriptModule)]
     handles = [
-        register_module_forward_pre_hook(enter_scripted),
+        register_module_forward_pre_hook(enter),
         register_module_forward_hook(leave_scripted),
     ]
-    plain = [module for module in paths if module not in scripted]
     try:
-        with (
-            preserve_rng(),
-            modes(model, noise=noise),
-            hook_modules(plain, enter, leave),
-        ):
-            with torch.no_grad():
+        with preserve_rng(), modes(model, noise=noise):
+            with hook_modules(plain, after=leave), torch.no_grad():
                 inputs.run(model)
             note()
     finally:
@@ -222,19 +209,30 @@ def _follow_modules(model: nn.Module, inputs: Inputs, *, noise: bool) -> ModuleP
     return found
 
 
-def _sampling_functions(model: nn.Module, inputs: Inputs) -> dict[str, list[str]]:
-    """Return the functions that each module samples with, as far as its samples are recorded."""
-    parts = dict(model.named_modules())
-    with untouched(model) as saved:
-        structure = Structure(record(saved, inputs.given, inputs.output), len(inputs))
+def _pass_from_seed(saved: Any, inputs: Inputs) -> Tensor:
+    seed_all(0)
+    saved.counters = {}
+    return saved.plain_pass(inputs.given, inputs.output)
+
+
+def _differ(outputs: list[Tensor]) -> bool:
+    first = outputs[0]
+    return not all(
+        first.shape == other.shape and torch.allclose(first, other, equal_nan=True)
+        for other in outputs[1:]
+    )
+
+
+def _sampling_functions(
+    parts: dict[str, nn.Module], structure: Structure
+) -> dict[str, list[str]]:
+    """Return the functions that each module samples with in a recorded pass."""
     found: dict[str, list[str]] = {}
     for call in structure.calls:
         if not call.noise:
             continue
         path, _, function = call.noise.partition("#")[0].rpartition(":")
-        if (
-            not path and function in parts
-        ):  # a dropout module is named by its path alone
+        if not path and function in parts:  # a dropout module has its path alone
             path = function
             module = parts[path]
             entrywise = isinstance(module, (nn.Dropout, nn.AlphaDropout))
@@ -245,47 +243,21 @@ def _sampling_functions(model: nn.Module, inputs: Inputs) -> dict[str, list[str]
     return found
 
 
-def _differs_between_passes(model: nn.Module, inputs: Inputs) -> bool:
-    """Return whether passes from the same RNG states differ."""
-    outputs = []
-    with untouched(model) as saved:
-        for _ in range(REPEATS):
-            seed_all(0)
-            saved.counters = {}
-            outputs.append(saved.plain_pass(inputs.given, inputs.output))
-    first = outputs[0]
-    return not all(
-        first.shape == other.shape and torch.allclose(first, other, equal_nan=True)
-        for other in outputs[1:]
-    )
+def silence_always_on(model: nn.Module, inputs: Inputs) -> ModulePass:
+    """Make dropout modules that sample in evaluation mode return their inputs; return a pass.
+
+    `untouched` gives the modules their own forward passes back.
+    """
+    found = follow_modules(model, inputs, noise=False)
+    silenced = 0
+    for module in map(model.get_submodule, found.count(samples=True)):
+        if _only_drops(module):
+            module.forward = _identity_in_evaluation(module)
+            silenced += 1
+    return follow_modules(model, inputs, noise=False) if silenced else found
 
 
-def _describe(module: nn.Module, functions: list[str]) -> str:
-    """Return how a module that samples in its own forward pass is called in the report."""
-    if not list(module.children()):
-        return str(module)
-    calls = ", ".join(dict.fromkeys(functions)) or "sampling"
-    return f"{calls} in {type(module).__name__}"
-
-
-@contextmanager
-def silence_always_on_dropout(model: nn.Module, inputs: Inputs) -> Iterator[None]:
-    """Make dropout modules that sample in evaluation mode too return their inputs there."""
-    sampling = _follow_modules(model, inputs, noise=False).sampling
-    always = [m for m in map(model.get_submodule, sampling) if _only_drops(m)]
-    before = [vars(module).get("forward") for module in always]
-    for module in always:
-        module.forward = _identity_in_evaluation(module)
-    try:
-        yield
-    finally:
-        for module, forward in zip(always, before, strict=True):
-            del module.forward
-            if forward is not None:
-                module.forward = forward
-
-
-def _only_drops(module: Any) -> bool:
+def _only_drops(module: nn.Module) -> bool:
     """Return whether a dropout module does nothing but drop, seen on ones."""
     if not isinstance(module, nn.modules.dropout._DropoutNd):
         return False
@@ -305,16 +277,6 @@ def drop_prob_of(module: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) else None
 
 
-def with_drop_prob(module: Any, p: float) -> Any:
-    """Return a copy of the noise with another drop probability; None if it has none."""
-    rated = isinstance(module, RatedNoise)
-    if not rated and type(module).__module__ != nn.Dropout.__module__:
-        return None
-    other = copy.deepcopy(module)
-    setattr(other, "drop_prob" if rated else "p", p)
-    return other
-
-
 def realized_share(source: NoiseSource) -> tuple[float | None, float | None]:
     """Return the share of zeros among sampled multipliers (or weights), and its standard error.
 
@@ -323,27 +285,17 @@ def realized_share(source: NoiseSource) -> tuple[float | None, float | None]:
     if source.example is None:
         return None, None
     module: Any = copy.deepcopy(source.module)
-    with torch.no_grad():
-        if is_weight_noise(module):
+    weights = is_weight_noise(module)
+    shape = module.weight.shape if weights else source.example.shape[1:]
+    least, most = MASKS
+    count = max(least, min(most, MASK_ENTRIES // max(math.prod(shape), 1)))
+    with torch.no_grad(), restore_training([module], True):
+        if weights:
             nn.init.ones_(module.weight)
-            zeros = module._noisy_weight(_mask_count(module.weight.numel())) == 0
-        else:
-            zeros = _zeros_of_masks(source, module, source.example)
+            zeros = module._noisy_weight(count) == 0
+        else:  # a mask that a batch shares is one sample
+            rows = 1 if source.shared_by_rows else count
+            ones = torch.ones(rows, *shape, device=source.example.device)
+            zeros = torch.cat([module(ones) == 0 for _ in range(0, count, rows)])
     shares = zeros.flatten(1).double().mean(1).cpu()
     return float(shares.mean()), float(shares.std() / math.sqrt(len(shares)))
-
-
-def _zeros_of_masks(source: NoiseSource, module: Any, example: Tensor) -> Tensor:
-    """Return where sampled masks are zero, (masks, ...)."""
-    shape = example.shape[1:]
-    count = _mask_count(max(math.prod(shape), 1))
-    rows = (
-        1 if source.shared_by_rows else count
-    )  # a mask that a batch shares is one sample
-    ones = torch.ones(rows, *shape, device=example.device)
-    with restore_training([module], True):
-        return torch.cat([module(ones) == 0 for _ in range(0, count, rows)])
-
-
-def _mask_count(entries: int) -> int:
-    return max(MIN_MASKS, min(MAX_MASKS, MASK_ENTRIES // entries))

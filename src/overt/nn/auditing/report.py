@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from overt._check import InputError
-from overt._figures import BLUE, COLORS, GRAY, ORANGE, subplots
+from overt._figures import BLUE, GRAY, ORANGE, subplots
 from overt._html import Page
 from overt._types import Floats, Ints
 from overt.results import Result, Status
@@ -38,11 +39,8 @@ class NoiseFindings(Result):
     share
         The penalty as a share of the training objective.
     flows
-        psi_j, psi_j^2 = mean |df/dh_j|^2 h_j^2, what unit j contributes to the outputs; for noise
-        before the last layer |u_j| sqrt(mean(h_j^2)), as in the thesis. A unit is what one entry of
-        the mask multiplies. Estimated from random directions of the output unless `exact_flows`.
-    flows_error, coadaptation_error
-        Standard errors (jackknife over eight parts of the rows), 0 where they are exact.
+        psi_j = |u_j| sqrt(mean(h_j^2)), what unit j contributes to the outputs, u_j the columns of
+        the map behind it (thesis, chapter 5); None for noise that is not before the last layers.
     coadaptation
         phi = |psi|_1 / (sqrt(d) |psi|_2): 1 if all units contribute alike, 1/sqrt(d) if one does
         everything.
@@ -61,10 +59,7 @@ class NoiseFindings(Result):
     exact: bool
     share: float
     flows: Floats | None
-    flows_error: Floats | None
-    exact_flows: bool
     coadaptation: float | None
-    coadaptation_error: float | None
     dead: int | None
 
 
@@ -148,15 +143,6 @@ class HeadFindings(Result):
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Measure(Result):
-    """A complexity measure, such as a path norm: it ranks networks, and bounds nothing."""
-
-    name: str
-    value: float
-    formula: str
-
-
-@dataclass(frozen=True, repr=False, eq=False)
 class Suggestion(Result):
     """A drop probability for the units before the last layer, and what speaks for it.
 
@@ -189,18 +175,22 @@ class Suggestion(Result):
     plausible: tuple[float, float]
     evidence: str
 
-    def __str__(self) -> str:
+    @property
+    def lines(self) -> list[str]:
+        """The suggestion in words."""
         best = self.holdout.argmin()
         now = abs(self.drop_probs - self.current).argmin()
-        return (
-            f"suggested drop probability before the last layer: {self.drop_prob:g} (now "
-            f"{self.current:g}; within one standard error {self.plausible[0]:g} to "
-            f"{self.plausible[1]:g})\n"
-            f"  holdout error {self.holdout[best]:.5g} ± {self.holdout_error[best]:.1g}, rank "
+        return [
+            f"{self.drop_prob:g} (now {self.current:g}; within one standard error "
+            f"{self.plausible[0]:g} to {self.plausible[1]:g})",
+            f"holdout error {self.holdout[best]:.5g} ± {self.holdout_error[best]:.1g}, rank "
             f"{self.predicted_rank[best]}; at {self.drop_probs[now]:g}: {self.holdout[now]:.5g}, "
-            f"rank {self.predicted_rank[now]}\n"
-            f"  {self.evidence}"
-        )
+            f"rank {self.predicted_rank[now]}",
+            self.evidence,
+        ]
+
+    def __str__(self) -> str:
+        return f"{SUGGESTION}: " + "\n  ".join(self.lines)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -217,7 +207,7 @@ class AuditReport(Result):
         The mean loss with noise, which training descends; the error is standard, 0 if it is exact.
     accuracy, holdout_loss
         Share of classes predicted right, and mean loss on holdout data, where there are any.
-    noises, layers, head, measures, suggestion
+    noises, layers, head, suggestion
         The findings.
     skipped
         (name, reason) of what was not understood or not done.
@@ -238,22 +228,44 @@ class AuditReport(Result):
     noises: tuple[NoiseFindings, ...]
     layers: tuple[LayerFindings, ...]
     head: HeadFindings | None
-    measures: tuple[Measure, ...]
     suggestion: Suggestion | None
     skipped: tuple[tuple[str, str], ...]
     status: Status
     seconds: float
 
     def __str__(self) -> str:
-        return text(self)
+        parts = _summary(self)
+        for section in _sections(self):
+            parts += ["", section.title, *(f"  {line}" for line in section.words)]
+            parts += _table(section.header, section.rows[: section.shown])
+            if len(section.rows) > section.shown:
+                parts.append(f"  and {len(section.rows) - section.shown} more")
+        return "\n".join(parts)
 
     def plot(self) -> Any:
         """Plot the flow through units, the last layer's spectra and the curve of the suggestion."""
-        return plot(self)
+        panels = [s.picture for s in _sections(self) if s.picture is not None]
+        if not panels:
+            raise InputError(
+                "there is nothing to plot: no noise, last layer or suggestion was found"
+            )
+        return _draw(panels)
 
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
         """Return the report as one HTML page with pictures; write it to `path` if given."""
-        return html(self, path)
+        page = Page(f"Audit of {self.model}", " · ".join(_summary(self)) + ".")
+        for section in _sections(self):
+            page.section(section.title.capitalize())
+            for line in section.words:
+                page.text(f"{line[:1].upper()}{line[1:]}".removesuffix(".") + ".")
+            if section.rows:
+                page.table(section.header, section.rows)
+            if section.picture is not None:
+                page.figure(_draw([section.picture]), section.picture.caption)
+        footer = f"Made with overt in {self.seconds:.1f} s."
+        with tempfile.TemporaryDirectory() as folder:
+            target = Path(folder) / "audit.html" if path is None else path
+            return page.write(target, footer).read_text(encoding="utf-8")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain dicts, lists, numbers and strings, ready for JSON."""
@@ -263,55 +275,53 @@ class AuditReport(Result):
         return plain
 
 
-SHOWN = 12
-"""The most singular values and layers in a table for the terminal."""
+SUGGESTION = "suggested drop probability before the last layer"
+TRUNKS = {
+    "any": "for whatever features the layers before may learn",
+    "affine": "for features that are linear in the inputs",
+    "fixed": "for features that are the inputs",
+}
+NOISE_HEADER = (
+    "layer",
+    "kind",
+    "drop_prob",
+    "realized",
+    "penalty",
+    "share",
+    "phi",
+    "dead units",
+)
+LAYER_HEADER = (
+    "layer",
+    "weight",
+    "spectral norm",
+    "Frobenius",
+    "stable rank",
+    "dead inputs",
+)
 Row = tuple[object, ...]
 
 
+class Picture(NamedTuple):
+    """A function of (axes, findings), the findings, and a caption."""
+
+    draw: Callable[[Any, Any], None]
+    shown: Any
+    caption: str
+
+
 class Section(NamedTuple):
-    """A title, words, and a table and a picture if there are any; a page adds a note."""
+    """A title, words, and a table and a picture if there are any; a text has `shown` rows."""
 
     title: str
     words: Sequence[str] = ()
     header: Sequence[str] = ()
     rows: Sequence[Row] = ()
-    note: str = ""
-    picture: tuple[Callable[[Any, Any], None], Any, str] | None = None
+    picture: Picture | None = None
+    shown: int = 12
 
 
-def text(report: Any) -> str:
-    """Return the report as plain text."""
-    parts = [*summary(report)]
-    for section in _sections(report):
-        parts += ["", section.title, *(f"  {line}" for line in section.words)]
-        shown = len(section.rows) if section.title == "noise" else SHOWN
-        if section.rows:
-            parts += _table(section.header, section.rows[:shown])
-        if len(section.rows) > shown:
-            parts.append(f"  and {len(section.rows) - shown} more")
-    return "\n".join(parts)
-
-
-def html(report: Any, path: str | os.PathLike[str] | None) -> str:
-    """Return the page, and write it to `path` if given."""
-    page = Page(f"Audit of {report.model}", " · ".join(summary(report)) + ".")
-    for section in _sections(report):
-        page.section(section.title.capitalize())
-        for line in (section.note, *section.words):
-            if line:
-                page.text(f"{line[:1].upper()}{line[1:]}".removesuffix(".") + ".")
-        if section.rows:
-            page.table(section.header, section.rows)
-        if section.picture is not None:
-            draw, what, caption = section.picture
-            page.figure(_drawn((draw, what)), caption)
-    footer = f"Made with overt in {report.seconds:.1f} s."
-    with tempfile.TemporaryDirectory() as folder:
-        target = Path(folder) / "audit.html" if path is None else path
-        return page.write(target, footer).read_text(encoding="utf-8")
-
-
-def summary(report: Any) -> list[str]:
+def _summary(report: AuditReport) -> list[str]:
     """Return what was audited and the loss with and without noise, a line each."""
     error = f" (s.e. {report.objective_error:.1g})" if report.objective_error else ""
     lines = [
@@ -329,81 +339,19 @@ def summary(report: Any) -> list[str]:
     return lines
 
 
-def noise_rows(report: Any) -> list[Row]:
-    """Return a row for each noise layer."""
-    return [
-        (
-            n.name or "(model)",
-            n.kind,
-            n.drop_prob,
-            None
-            if n.realized is None
-            else f"{n.realized:.4f} ± {n.realized_error:.4f}",
-            f"{n.penalty:.4g}" + (" exact" if n.exact else f" ± {n.penalty_error:.1g}"),
-            f"{n.share:.1%}",
-            _with_error(n.coadaptation, n.coadaptation_error),
-            None if n.dead is None else f"{n.dead} of {n.units}",
-        )
-        for n in report.noises
-    ]
-
-
-def _with_error(value: float | None, error: float | None) -> str | None:
-    if value is None:
-        return None
-    return f"{value:.4g} ± {error:.1g}" if error else f"{value:.4g}"
-
-
-def gap_line(report: Any, head: Any) -> str:
-    """Return what the gap to the first bound is."""
-    return (
-        f"objective {report.objective:.5g}, gap {head.gap:.4g} "
-        f"({head.relative_gap:.1%} of the objective)"
-    )
-
-
-def _sections(report: Any) -> Iterator[Section]:
-    """Yield the parts that both forms of a report show."""
-    flowing = _flowing(report)
-    caption = (
-        "Flow through each unit, in decreasing order, relative to the mean: a flat line is a layer "
-        "whose units contribute alike."
-    )
-    yield Section(
-        "noise",
-        () if report.noises else ("no noise layer that overt knows is in this model",),
-        (
-            "layer",
-            "kind",
-            "drop_prob",
-            "realized",
-            "penalty",
-            "share",
-            "phi",
-            "dead units",
-        ),
-        noise_rows(report),
-        "What each noise layer adds to the loss, with the noise of the layers behind it on. "
-        "Realized is the share of zeros in the layer's sampled masks. phi is the co-adaptation of "
-        "its units: 1 if all contribute alike, 1/sqrt(units) if one does everything."
-        if report.noises
-        else "",
-        (_flows, flowing, caption) if flowing else None,
-    )
+def _sections(report: AuditReport) -> Iterator[Section]:
+    """Yield the parts that text and page show."""
+    yield _noise_section(report.noises)
     if report.head is not None:
-        yield _last_layer(report, report.head)
+        yield _head_section(report, report.head)
     if report.suggestion is not None:
-        first, *lines = str(report.suggestion).splitlines()
         caption = (
             "Holdout squared error of the best last layer at each drop probability, with one "
             "standard error, and the rank of the optimal outputs. Dotted: the model's own drop "
             "probability."
         )
-        words = (first.split(": ")[1], *map(str.strip, lines))
-        picture = (_curve, report.suggestion, caption)
-        yield Section(
-            "suggested drop probability before the last layer", words, picture=picture
-        )
+        picture = Picture(_draw_curve, report.suggestion, caption)
+        yield Section(SUGGESTION, report.suggestion.lines, picture=picture)
     layers: list[Row] = [
         (
             layer.name or "(model)",
@@ -415,122 +363,103 @@ def _sections(report: Any) -> Iterator[Section]:
         )
         for layer in report.layers
     ]
-    header = (
-        "layer",
-        "weight",
-        "spectral norm",
-        "Frobenius",
-        "stable rank",
-        "dead inputs",
-    )
-    yield Section("layers", (), header, layers)
-    if report.measures:
-        measures: list[Row] = [(m.name, m.value, m.formula) for m in report.measures]
-        title = "complexity measures (they rank networks, and bound nothing)"
-        yield Section(title, (), ("measure", "value", "formula"), measures)
+    yield Section("layers", (), LAYER_HEADER, layers)
     if report.skipped:
-        yield Section(
-            "left out", [f"{name or '(model)'}: {why}" for name, why in report.skipped]
+        words = [f"{name or '(model)'}: {why}" for name, why in report.skipped]
+        yield Section("left out", words)
+
+
+def _noise_section(noises: Sequence[NoiseFindings]) -> Section:
+    if not noises:
+        return Section("noise", ["no noise layer that overt knows is in this model"])
+    words = [
+        "penalty: what a layer's noise adds to the loss, with the noise of the layers behind it on",
+        "realized: the share of zeros in its sampled masks",
+        "phi: the co-adaptation of its units, 1 if all contribute alike, 1/sqrt(units) if one does "
+        "everything",
+    ]
+    rows: list[Row] = [
+        (
+            n.name or "(model)",
+            n.kind,
+            n.drop_prob,
+            None
+            if n.realized is None
+            else f"{n.realized:.4f} ± {n.realized_error:.4f}",
+            f"{n.penalty:.4g}" + (" exact" if n.exact else f" ± {n.penalty_error:.1g}"),
+            f"{n.share:.1%}",
+            n.coadaptation,
+            None if n.dead is None else f"{n.dead} of {n.units}",
         )
+        for n in noises
+    ]
+    caption = (
+        "Flow through each unit before the last layer, in decreasing order, relative to the mean: "
+        "a flat line is a layer whose units contribute alike."
+    )
+    flowing = [n for n in noises if n.coadaptation is not None]
+    picture = Picture(_draw_flows, flowing[-1], caption) if flowing else None
+    return Section("noise", words, NOISE_HEADER, rows, picture, len(rows))
 
 
-def _last_layer(report: Any, head: Any) -> Section:
+def _head_section(report: AuditReport, head: HeadFindings) -> Section:
     phi = "" if head.coadaptation is None else f", phi {head.coadaptation:.3g}"
-    note = _spectrum_note(report, head)
-    words = (
+    centered = "centered " if head.centered else ""
+    note = (
+        f"singular values of the {centered}outputs, beside the values of the {centered}targets and "
+        f"of the optimum of the squared loss under this noise, {TRUNKS[head.trunk]}"
+    )
+    if report.loss not in ("squared", "mse"):
+        note += "; a reference only, as this loss is another and has no such optimum"
+    words = [
         f"from {head.name or '(model)'}: {head.width} units, rank at most {head.rank_limit}{phi}",
         *(
             f"at least {b.value:.5g} over {b.over} ({b.source})"
             for b in head.lower_bounds
         ),
-        gap_line(report, head),
+        f"objective {report.objective:.5g}, gap {head.gap:.4g} ({head.relative_gap:.1%} of the "
+        "objective)",
         note,
-    )
-    picture = (_spectra, head, "The values of the table.")
-    header = ("", "outputs", "optimum", "targets")
-    return Section(
-        "last layer", words, header, _spectrum_rows(head)[:SHOWN], "", picture
-    )
-
-
-def _spectrum_note(report: Any, head: Any) -> str:
-    """Return what the columns of the spectra are."""
-    centered = "centered " if head.centered else ""
-    what = {
-        "any": "for whatever features the layers before may learn",
-        "affine": "for features that are linear in the inputs",
-        "fixed": "for features that are the inputs",
-    }[head.trunk]
-    note = (
-        f"singular values of the {centered}outputs, beside the values of the {centered}targets and "
-        f"of the optimum of the squared loss under this noise, {what}"
-    )
-    if report.loss not in ("squared", "mse"):
-        note += "; a reference only, as this loss is another and has no such optimum"
-    return note
-
-
-def _spectrum_rows(head: Any) -> list[tuple[Any, ...]]:
-    """Return the spectra of outputs, optimum and targets side by side."""
-    columns = (head.spectrum, head.predicted_spectrum, head.target_spectrum)
-    count = max(map(len, columns))
-    return [
-        (i + 1, *(float(c[i]) if i < len(c) else 0.0 for c in columns))
-        for i in range(count)
     ]
+    header = ("", "outputs", "optimum", "targets")
+    picture = Picture(_draw_spectra, head, "The values of the table.")
+    return Section("last layer", words, header, _spectrum_rows(head), picture)
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+def _spectrum_rows(head: HeadFindings) -> list[tuple[Any, ...]]:
+    """Return the spectra of outputs, optimum and targets side by side."""
+    columns = zip_longest(
+        head.spectrum.tolist(),
+        head.predicted_spectrum.tolist(),
+        head.target_spectrum.tolist(),
+        fillvalue=0.0,
+    )
+    return [(i, *values) for i, values in enumerate(columns, 1)]
+
+
+def _table(header: Sequence[str], rows: Sequence[Row]) -> list[str]:
+    """Return aligned lines; none without rows."""
+    if not rows:
+        return []
     lines = [tuple(header), *(tuple(map(_cell, row)) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return [
-        "  "
-        + "  ".join(
-            cell.ljust(w) for cell, w in zip(line, widths, strict=True)
-        ).rstrip()
-        for line in lines
-    ]
+    return ["  " + "  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
 
 
 def _cell(value: object) -> str:
-    return (
-        "-"
-        if value is None
-        else f"{value:.4g}"
-        if isinstance(value, float)
-        else str(value)
-    )
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def plot(report: Any) -> Any:
-    """Plot the flow through units, the last layer's spectra and the curve of the suggestion."""
-    found = (
-        (_flows, _flowing(report)),
-        (_spectra, report.head),
-        (_curve, report.suggestion),
-    )
-    panels = [(draw, what) for draw, what in found if what]
-    if not panels:
-        raise InputError(
-            "there is nothing to plot: no noise, last layer or suggestion was found"
-        )
-    return _drawn(*panels)
-
-
-def _flowing(report: Any) -> list[Any]:
-    return [n for n in report.noises if n.flows is not None and n.flows.max() > 0][-4:]
-
-
-def _drawn(*panels: tuple[Callable[[Any, Any], None], Any]) -> Any:
-    figure, axes = subplots(
-        1, len(panels), (6.4, 3.4) if len(panels) == 1 else (4.6, 3.2)
-    )
-    for axis, (draw, what) in zip(axes[0], panels, strict=True):
-        draw(axis, what)
+def _draw(panels: Sequence[Picture]) -> Any:
+    figure, axes = subplots(1, len(panels), (4.8, 3.2))
+    for axis, panel in zip(axes[0], panels, strict=True):
+        panel.draw(axis, panel.shown)
     return figure
 
 
-def _spectra(axes: Any, head: Any) -> None:
+def _draw_spectra(axes: Any, head: HeadFindings) -> None:
     at, outputs, optimum, targets = zip(*_spectrum_rows(head)[:40], strict=True)
     for values, color, marker, label in (
         (targets, GRAY, "s", "targets"),
@@ -543,12 +472,8 @@ def _spectra(axes: Any, head: Any) -> None:
     axes.legend()
 
 
-def _curve(axes: Any, s: Any) -> None:
-    low = s.holdout - s.holdout_error
-    high = s.holdout + s.holdout_error
-    best = s.holdout.argmin()
-    axes.fill_between(s.drop_probs, low, high, color=BLUE, alpha=0.15, lw=0)
-    axes.plot(s.drop_probs, s.holdout, "o-", color=BLUE, markevery=[best])
+def _draw_curve(axes: Any, s: Suggestion) -> None:
+    axes.errorbar(s.drop_probs, s.holdout, s.holdout_error, color=BLUE, elinewidth=0.5)
     axes.axvline(s.current, color=GRAY, ls=":", lw=1)
     axes.set(xlabel="drop probability", ylabel="holdout squared error")
     ranks = axes.twinx()
@@ -558,14 +483,11 @@ def _curve(axes: Any, s: Any) -> None:
     ranks.yaxis.get_major_locator().set_params(integer=True)
 
 
-def _flows(axes: Any, noises: list[Any]) -> None:
-    for noise, color in zip(noises, COLORS, strict=False):
-        ordered = sorted((noise.flows / noise.flows.mean()).tolist(), reverse=True)
-        share = [(i + 1) / len(ordered) for i in range(len(ordered))]
-        label = f"{noise.name or 'model'}, phi {noise.coadaptation:.2f}"
-        axes.plot(share, ordered, color=color, label=label)
+def _draw_flows(axes: Any, noise: Any) -> None:
+    ordered = sorted(noise.flows / noise.flows.mean(), reverse=True)
+    share = [(i + 1) / len(ordered) for i in range(len(ordered))]
+    axes.plot(share, ordered, color=BLUE)
     axes.axhline(1, color=GRAY, lw=1)
     axes.set(
         xlabel="share of units", ylabel="flow / mean flow", ylim=(0, None), xlim=(0, 1)
     )
-    axes.legend()

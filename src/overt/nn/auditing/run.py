@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
@@ -16,25 +15,36 @@ from torch import Tensor, nn
 from overt import _check
 from overt._check import InputError
 from overt._progress import meter
-from overt._types import Floats
 from overt.nn.auditing.last_layer import Head, LastLayer, find_head
+from overt.nn.auditing.measurements import (
+    LayerNorms,
+    Mean,
+    Seen,
+    UnitSquares,
+    coadaptation,
+    is_layer,
+)
 from overt.nn.auditing.noises import (
     drop_prob_of,
     find_noises,
     realized_share,
-    silence_always_on_dropout,
+    silence_always_on,
 )
-from overt.nn.auditing.norms import LAYERS, LayerNorms, path_norms
-from overt.nn.auditing.report import AuditReport, Measure, NoiseFindings, Suggestion
-from overt.nn.auditing.sampling import Estimate, Flow, SampledPenalties
-from overt.nn.auditing.streaming import ArrayMean, Mean, coadaptation
-from overt.nn.auditing.structure import Structure, record_structure
+from overt.nn.auditing.penalties import Estimate, SampledPenalties
+from overt.nn.auditing.report import AuditReport, NoiseFindings
+from overt.nn.auditing.structure import record_structure
 from overt.nn.data.batches import Batch, Batches, Inputs, name_failing_inputs
-from overt.nn.data.losses import Loss, Targets, check_loss, is_squared, loss_name
-from overt.nn.data.models import check_model, hook_modules, modes
-from overt.nn.data.rng import seeded
+from overt.nn.data.losses import (
+    Loss,
+    Targets,
+    check_loss,
+    is_squared,
+    loss_name,
+    loss_text,
+)
+from overt.nn.data.models import check_model, disable_fast_attention, hook_modules
 from overt.nn.graph.record import UnsupportedError
-from overt.nn.graph.state import hold_interrupts
+from overt.nn.graph.state import SavedState, seed_all, select_output, untouched
 from overt.results import Status
 
 TORCH_LOSSES = (nn.MSELoss, nn.CrossEntropyLoss)
@@ -111,200 +121,172 @@ def audit(
     >>> report.noises[0].exact, report.skipped
     (True, ())
     """
+    start = time.perf_counter()
     model = check_model(model)
     # Rows have equal weights here: a torch loss with class weights is refused.
     checked = loss_name(loss) if isinstance(loss, TORCH_LOSSES) else check_loss(loss)
     seed = _check.whole("seed", seed, minimum=0)
-    start = time.perf_counter()
     passes = _check.number("passes", passes, exclusive=True)
     batches = Batches(data, model, output=output)
-    others = (
-        None
-        if holdout is None
-        else Batches(holdout, model, name="holdout", output=output)
-    )
-    count = batches.count + (0 if others is None else others.count)
-    measured: _Audit | None = None
-    status = Status.FINISHED
-    with ExitStack() as stack:
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(seeded(seed))
-        stack.enter_context(modes(model, noise=False))
-        try:
-            with hold_interrupts() as interrupts, meter("audit", count) as bar:
-                for is_holdout, batch in _both(batches, others):
-                    if measured is None:
-                        few = _few_rows(model, batch)
-                        stack.enter_context(silence_always_on_dropout(model, few))
-                        sampling = (batches.count, passes, few is batch.inputs)
-                        measured = _Audit(model, few, batch, checked, sampling)
-                    if is_holdout:
-                        measured.add_holdout(batch)
-                    else:
-                        measured.add(batch, split=others is None)
-                    bar.advance()
-                    if interrupts.pending:
-                        break
-        except KeyboardInterrupt:
-            if measured is None or measured.samples == 0:
-                raise
-            status = Status.INTERRUPTED
-        assert measured is not None  # noqa: S101 (Batches refuses data without batches)
-        return measured.report(status, start, own_rows=others is None)
-
-
-def _both(batches: Batches, others: Batches | None) -> Iterator[tuple[bool, Batch]]:
-    """Yield the training data, then the holdout data."""
-    for batch in batches:
-        yield False, batch
-    for batch in others or ():
-        yield True, batch
-
-
-def _few_rows(model: nn.Module, batch: Batch) -> Inputs:
-    """Return two rows, or the whole batch where the model fixes the number of rows."""
-    few = batch.inputs.first(2)
+    others = None
+    if holdout is not None:
+        others = Batches(holdout, model, name="holdout", output=output)
+    measured = _Audit(model, checked, batches.count, passes, own_rows=others is None)
+    report = None
     try:
-        with torch.no_grad():
-            few.run(model)
-    except Exception:  # as of a graph's nodes; or the model is wrong
-        with name_failing_inputs(batch.inputs, batch.where), torch.no_grad():
-            batch.inputs.run(model)
-        return batch.inputs
-    return few
-
-
-@dataclass(frozen=True, eq=False)
-class Seen:
-    """A batch in the model: outputs (n, outputs), checked targets, losses without noise (n,).
-
-    `units` are the inputs of the noise layers and of the last layer, by name.
-    """
-
-    inputs: Inputs
-    output: Tensor
-    targets: Targets
-    losses: Tensor
-    units: dict[str, Tensor]
+        with (
+            torch.inference_mode(False),
+            untouched(model) as saved,
+            disable_fast_attention(),
+        ):
+            seed_all(seed)
+            status = measured.run(saved, batches, others)
+            report = measured.finish(status, start)
+    except KeyboardInterrupt:
+        if report is None:
+            raise
+    assert report is not None  # noqa: S101 (for the type checker)
+    return report
 
 
 class _Audit:
-    """The measurements on the rows seen so far."""
+    """The measurements of an audit, and one pass of the model for each batch."""
 
     def __init__(
         self,
         model: nn.Module,
-        few: Inputs,
-        batch: Batch,
         loss: Loss,
-        sampling: tuple[int, float, bool],
+        batches: int,
+        passes: float,
+        *,
+        own_rows: bool,
     ) -> None:
         self._model = model
         self._loss = loss
-        self._outputs = _count_outputs(model, few)
-        self._noises = find_noises(model, few)
-        self._sources = list(self._noises.sources.values())
-        self._skipped = list(self._noises.skipped)
-        self._measures: list[Measure] = []
-        self.samples = 0
-        head = self._study_structure(few)
-        self._last: LastLayer | None = None
-        if head is not None:
-            self._last = LastLayer(head, loss, self._outputs, batch.inputs.only)
-            self._skipped += self._last.skipped
-        self._exact = head is not None and self._is_exact(head)
+        self._batches = batches
+        self._passes = passes
+        self._own_rows = own_rows
+        self._samples = 0
+        self._skipped: list[tuple[str, str]] = []
         self._plain = Mean()
         self._correct = Mean()
         self._holdout = Mean()
+        self._squares = UnitSquares()
+        self._layers = LayerNorms()
         # Two passes tell the error of noise that stays on in evaluation mode.
         self._evaluation_noise = Estimate(shared=True)
-        names = [source.name for source in self._sources if source.example is not None]
+
+    def run(
+        self, saved: SavedState, batches: Batches, others: Batches | None
+    ) -> Status:
+        """Measure all batches, or those until Ctrl-C."""
+        count = batches.count + (0 if others is None else others.count)
+        try:
+            with meter("audit", count) as bar:
+                for batch, is_holdout in chain(
+                    zip(batches, repeat(False)), zip(others or (), repeat(True))
+                ):
+                    if not self._samples:
+                        self._start(saved, batch)
+                    self._add(batch, is_holdout)
+                    bar.advance()
+                    if saved.interrupts.pending:
+                        return Status.INTERRUPTED
+        except KeyboardInterrupt:
+            if not self._samples:
+                raise
+            return Status.INTERRUPTED
+        return Status.FINISHED
+
+    def _start(self, saved: SavedState, batch: Batch) -> None:
+        """Look at a pass of two rows, or of the batch where the model fixes their number."""
+        model = self._model
+        few = batch.inputs.first(2)
+        try:
+            output = saved.plain_pass(few.given, few.output, noise=False)
+        except Exception:  # as of a graph's nodes; or the model is wrong
+            few = batch.inputs
+            with name_failing_inputs(few, batch.where):
+                output = saved.plain_pass(few.given, few.output, noise=False)
+        saved.prepare(noise=False, copy_parameters=bool(saved.copy_parameters))
+        self._outputs = output.numel() // len(few)
+        evaluation = silence_always_on(model, few)
+        self._stays_on = bool(evaluation.count(samples=True))
+        self._noises = find_noises(model, few, evaluation, self._skipped)
+        self._sources = self._noises.sources
+        self._places = {s.name for s in self._sources if s.example is not None}
+        head = self._find_head(few)
+        self._last: LastLayer | None = None
         if head is not None:
-            names.append(head.name)
-        self._squares = {name: ArrayMean() for name in names}
-        self._layers = LayerNorms()
+            self._places.add(head.name)
+            self._last = LastLayer(
+                head,
+                self._loss,
+                self._outputs,
+                batch.inputs.only,
+                self._skipped,
+                own_rows=self._own_rows,
+            )
         self._watched = {
             module: name
             for name, module in model.named_modules()
-            if name in self._squares or isinstance(module, LAYERS)
+            if name in self._places or is_layer(module)
         }
-        batches, passes, whole = sampling
+        self._exact = head is not None and self._is_exact(head)
+        alone = self._exact and len(self._sources) == 1
         self._sampled = SampledPenalties(
             model,
-            [] if self._nothing_to_sample(head) else self._sources,
-            batches=batches,
+            [] if alone else self._sources,
+            self._loss,
+            batches=self._batches,
             size=len(batch.inputs),
-            passes=passes,
-            whole=whole,
+            passes=self._passes,
+            whole=few is batch.inputs,
         )
 
-    def add(self, batch: Batch, *, split: bool) -> None:
-        """Add a batch of the training data; `split` holds a fifth of its rows out."""
+    def _add(self, batch: Batch, is_holdout: bool) -> None:
+        """Add a batch of the training data, or rows that the network was not trained on."""
         seen = self._forward(batch)
-        if self._noises.always_on:
+        if is_holdout:
+            self._holdout.add(seen.losses)
+            if self._last is not None:
+                self._last.add_holdout(seen)
+            return
+        if self._stays_on:
             again = self._forward(batch)
-            self._evaluation_noise.add(
-                (again.losses - seen.losses)[None] / math.sqrt(2)
-            )
-        self.samples += len(seen.losses)
+            difference = (again.losses - seen.losses) / math.sqrt(2)
+            self._evaluation_noise.add(difference[None])
+        self._samples += len(seen.losses)
         self._plain.add(seen.losses)
         if seen.targets.classes is not None:
-            self._correct.add((seen.output.argmax(1) == seen.targets.classes).double())
-        for name, mean in self._squares.items():
-            h = seen.units[name]
-            mean.add(h.double().square() if h.numel() < 2**18 else h.float().square())
+            self._correct.add(seen.output.argmax(1) == seen.targets.classes)
+        self._squares.add(seen)
         if self._last is not None:
-            h = seen.units[self._last.head.name]
-            self._last.add(h, seen.inputs.only, seen.targets, seen.output, split=split)
-        self._sampled.add(seen.inputs, seen.targets, seen.losses, self._loss)
+            self._last.add(seen)
+        self._sampled.add(seen)
 
-    def add_holdout(self, batch: Batch) -> None:
-        """Add rows that the network was not trained on."""
-        seen = self._forward(batch)
-        self._holdout.add(seen.losses)
-        if self._last is not None:
-            self._last.add_holdout(seen.units[self._last.head.name], seen.targets)
-
-    def report(self, status: Status, start: float, *, own_rows: bool) -> AuditReport:
-        """Return the report; `own_rows` says that the holdout rows are training data."""
+    def finish(self, status: Status, start: float) -> AuditReport:
+        """Return the report."""
         objective, error = self._objective()
-        head = None
-        suggestion: Suggestion | None = None
+        head = suggestion = None
         if self._last is not None:
-            head = self._last.findings(
-                objective, self._mean_squares(self._last.head.name)
-            )
-            suggested = self._last.suggest(own_rows=own_rows)
-            if isinstance(suggested, Suggestion):
-                suggestion = suggested
-            else:
-                self._skipped.append(("suggestion", suggested))
-        if self._sampled.no_flows is not None:
-            self._skipped.append(
-                ("flows", f"there is no gradient: {self._sampled.no_flows}")
-            )
-        layers, without_norms = self._layers.findings(self._model)
-        self._skipped += without_norms
-        loss = self._loss
+            squares = self._squares.mean(self._last.head.name)
+            head, suggestion = self._last.finish(objective, squares)
+        classes = self._correct.count == self._samples
         return AuditReport(
             model=type(self._model).__name__,
-            loss=loss
-            if isinstance(loss, str)
-            else getattr(loss, "__name__", repr(loss)),
-            samples=self.samples,
+            loss=loss_text(self._loss),
+            samples=self._samples,
             outputs=self._outputs,
             parameters=sum(p.numel() for p in self._model.parameters()),
             plain_loss=self._plain.value,
             objective=objective,
             objective_error=math.hypot(error, self._evaluation_noise.error),
-            accuracy=self._correct.value
-            if self._correct.count == self.samples
-            else None,
+            accuracy=self._correct.value if classes else None,
             holdout_loss=self._holdout.value if self._holdout.count else None,
             noises=tuple(self._noise(i, objective) for i in range(len(self._sources))),
-            layers=tuple(layers),
+            layers=self._layers.findings(self._model),
             head=head,
-            measures=tuple(self._measures),
             suggestion=suggestion,
             skipped=tuple(self._skipped),
             status=status,
@@ -313,42 +295,26 @@ class _Audit:
 
     def _forward(self, batch: Batch) -> Seen:
         """Run the model on a batch, and check what it returns."""
-        where = batch.where
-        inputs = batch.inputs
+        where, inputs, y = batch
         units: dict[str, Tensor] = {}
 
-        def hook(module: Any, args: Any, output: Tensor) -> None:
+        def hook(module: nn.Module, args: Any, output: Tensor) -> None:
             name = self._watched[module]
             h = args[0].detach()
-            if name in self._squares:
+            if name in self._places:
                 units[name] = h.clone()  # later layers may work in place
-            if isinstance(module, LAYERS):
-                self._layers.add(
-                    name, module, h, from_data=_is_one_of(h, inputs.tensors)
-                )
+            if is_layer(module):
+                self._layers.add(name, module, h, inputs)
 
         with (
             hook_modules(self._watched, after=hook),
-            torch.no_grad(),
             name_failing_inputs(inputs, where),
         ):
-            output = inputs.run(self._model)
-        self._check_output(output, where, len(inputs))
-        assert batch.y is not None  # noqa: S101 (Batches refuses batches without targets)
-        targets = Targets(batch.y, output, self._loss, where)
-        losses = targets.losses(output, self._loss)
-        return Seen(inputs, output.reshape(len(output), -1), targets, losses, units)
-
-    def _check_output(self, output: Any, where: str, rows: int) -> None:
-        if not isinstance(output, Tensor) or not output.is_floating_point():
-            raise InputError(
-                f"model must return one tensor of numbers, got {type(output).__name__}; say which "
-                "output counts, such as output=lambda o: o.logits"
-            )
-        if output.ndim < 1 or len(output) != rows or output.numel() == 0:
+            output = select_output(inputs.run(self._model), None)
+        if output.ndim < 1 or len(output) != len(inputs) or output.numel() == 0:
             raise InputError(
                 "model must return a row for each row of x, got shape "
-                f"{tuple(output.shape)} for {rows} rows"
+                f"{tuple(output.shape)} for {len(inputs)} rows"
             )
         if not bool(torch.isfinite(output).all()):
             raise InputError(f"{where}: the model returns NaN or infinity")
@@ -357,26 +323,22 @@ class _Audit:
                 f"{where}: the model returns {output[0].numel()} outputs, and "
                 f"{self._outputs} before; pad the inputs to one shape"
             )
+        assert y is not None  # noqa: S101 (Batches refuses batches without targets)
+        targets = Targets(y, output, self._loss, where)
+        losses = targets.losses(output, self._loss)
+        return Seen(inputs, output.reshape(len(output), -1), targets, losses, units)
 
-    def _study_structure(self, few: Inputs) -> Head | None:
-        """Record a pass; find path norms and the last layers, None if nothing is known of these."""
-        structure: Structure | None = None
-        no_paths: str | None = None
+    def _find_head(self, few: Inputs) -> Head | None:
+        """Return the last layers in a recorded pass, None if nothing is known of them."""
         head: Head | str = "the loss is a custom function, of which nothing is proved"
-        try:
-            structure = record_structure(self._model, few)
-            self._measures, no_paths = path_norms(structure)
-        except UnsupportedError as error:
-            head = no_paths = f"the pass cannot be recorded: {error}"
-        if no_paths is not None:
-            self._skipped.append(("path norm", no_paths))
-        if structure is not None and isinstance(self._loss, str):
-            log_softmax = self._loss == "cross_entropy"
-            head = find_head(
-                self._model, structure, self._noises, log_softmax=log_softmax
-            )
         if self._outputs > MAX_OUTPUTS:
             head = f"{self._outputs} outputs are too many (at most {MAX_OUTPUTS}) for a spectrum"
+        elif isinstance(self._loss, str):
+            try:
+                structure = record_structure(self._model, few)
+                head = find_head(self._model, structure, self._noises, self._loss)
+            except UnsupportedError as error:
+                head = f"the pass cannot be recorded: {error}"
         if isinstance(head, str):
             self._skipped.append(("the last layer", head))
             return None
@@ -386,21 +348,12 @@ class _Audit:
         """Return whether what the last noise adds to the loss is known exactly."""
         if not head.noisy or not is_squared(self._loss):
             return False
-        uses = self._noises.training.calls[head.name]
         last = self._sources[-1].name == head.name
-        return last and uses == 1 and not self._noises.decides
-
-    def _nothing_to_sample(self, head: Head | None) -> bool:
-        """Return whether the only noise has an exact penalty and exact flows."""
-        if head is None or len(self._sources) != 1:
-            return False
-        return self._exact and not head.shares_multipliers
+        return last and self._noises.calls[head.name] == 1 and not self._noises.decides
 
     def _objective(self) -> tuple[float, float]:
         """Return the training objective and its standard error."""
         plain = self._plain.value
-        if not self._sources:
-            return plain, 0.0
         if not self._exact or self._last is None:
             return plain + self._sampled.total.value, self._sampled.total.error
         others = self._sampled.before_last  # zero where nothing was sampled
@@ -410,7 +363,7 @@ class _Audit:
     def _noise(self, i: int, objective: float) -> NoiseFindings:
         """Return what is known of one source of noise."""
         source = self._sources[i]
-        squares = self._mean_squares(source.name)
+        squares = self._squares.mean(source.name)
         exact = self._exact and i == len(self._sources) - 1
         if exact and self._last is not None:
             penalty = self._last.penalty
@@ -418,10 +371,9 @@ class _Audit:
         else:
             penalty = self._sampled.added[i].value
             error = self._sampled.added[i].error
-        flow = self._exact_flow(squares) if exact else None
-        exact_flows = flow is not None
-        if flow is None and self._sampled.added:
-            flow = self._sampled.flow(i)
+        flows = None
+        if self._last is not None and self._last.head.name == source.name:
+            flows = self._last.flows(squares)
         realized, realized_error = realized_share(source)
         return NoiseFindings(
             name=source.name,
@@ -434,39 +386,7 @@ class _Audit:
             penalty_error=error,
             exact=exact,
             share=penalty / objective if objective else 0.0,
-            flows=None if flow is None else flow.psi,
-            flows_error=None if flow is None else flow.error,
-            exact_flows=exact_flows,
-            coadaptation=None if flow is None else coadaptation(flow.psi),
-            coadaptation_error=None if flow is None else flow.coadaptation_error,
+            flows=flows,
+            coadaptation=coadaptation(flows),
             dead=None if squares is None else int(np.sum(squares == 0)),
         )
-
-    def _exact_flow(self, squares: Floats | None) -> Flow | None:
-        """Return the flow before the last layer, None where a mask's unit is a group of units."""
-        if self._last is None or squares is None or self._last.head.shares_multipliers:
-            return None
-        psi = self._last.head.flow(squares)
-        return Flow(psi, np.zeros(len(psi)), 0.0)
-
-    def _mean_squares(self, name: str) -> Floats | None:
-        """Return E h_j^2 of the units at a place, None if they change or are not known."""
-        mean = self._squares.get(name)
-        return None if mean is None else mean.value
-
-
-def _count_outputs(model: nn.Module, inputs: Inputs) -> int:
-    """Return the number of outputs for a row."""
-    with torch.no_grad():
-        output = inputs.run(model)
-    if not isinstance(output, Tensor):
-        raise InputError(
-            f"model must return one tensor of numbers, got a {type(output).__name__}; say which "
-            "output counts, such as output=lambda o: o.logits"
-        )
-    return output.numel() // len(inputs)
-
-
-def _is_one_of(h: Tensor, inputs: tuple[Tensor, ...]) -> bool:
-    """Return whether a tensor is one of the model's inputs."""
-    return any(h.data_ptr() == x.data_ptr() and h.numel() == x.numel() for x in inputs)

@@ -1,17 +1,16 @@
 """Units of a network, and which of them can only be removed together.
 
-Every output of a layer is a unit with its number. An axis of a tensor is a list of such
-numbers: flattening a map repeats them, concatenation joins lists, and addition ties two lists entry
-by entry. Where a reshape splits an axis into several, as attention does into heads and features,
-the numbers lie in a table with an axis for each, until a later operation decides along which of
-them units are removed. A unit that something needs stays, with the reason.
+Every output of a layer is a unit with its number. An axis of a parameter has a list of such
+numbers. Operations tie units that stay or go together. A unit that something needs stays, with the
+reason.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -41,18 +40,13 @@ class Units:
             self.makers.append((ids, maker))
         return ids
 
-    def new_kept(self, count: int, reason: str) -> Ids:
-        """Return numbers of new units that cannot be removed."""
-        ids = self.new(count)
-        self.keep(ids, reason)
-        return ids
-
     def keep(self, ids: Ids, reason: str) -> None:
         """Mark units that cannot be removed; the first reason counts."""
         self.reasons.append((ids.ravel(), reason))
 
     def tie(self, a: Ids, b: Ids) -> None:
-        """Make a[i] and b[i] one class for every i."""
+        """Make a[i] and b[i] one class for every i; the arrays are broadcast."""
+        a, b = (part.ravel() for part in np.broadcast_arrays(a, b))
         while True:
             a = self.classes(a)
             b = self.classes(b)
@@ -63,6 +57,14 @@ class Units:
             b = b[different]
             np.minimum.at(self._parent, np.maximum(a, b), np.minimum(a, b))
 
+    def merge(self, ids: Ids, axes: Iterable[int]) -> Ids:
+        """Make units that differ only along some axes one class; return ids of length 1 there."""
+        axes = set(axes)
+        part = [slice(1 if axis in axes else None) for axis in range(ids.ndim)]
+        first = ids[tuple(part)]
+        self.tie(ids, first)
+        return first
+
     def classes(self, ids: Ids) -> Ids:
         """Return the class of each unit: the smallest number in it."""
         while True:
@@ -70,97 +72,6 @@ class Units:
             if np.array_equal(parent, ids):
                 return parent
             ids = parent
-
-
-class Labels:
-    """Labels of each unit, collected from (units, label) pairs: `texts[index[unit]]`."""
-
-    def __init__(self, pairs: Iterable[tuple[Ids, Hashable]], units: Units) -> None:
-        self.index = np.zeros(len(units), dtype=np.int64)
-        self.texts: list[tuple[Any, ...]] = [()]
-        known: dict[tuple[int, Hashable], int] = {}
-        for ids, label in pairs:
-            ids = units.classes(ids)
-            before = self.index[ids]
-            for old in np.unique(before).tolist():
-                if label in self.texts[old]:
-                    continue
-                if (old, label) not in known:
-                    known[old, label] = len(self.texts)
-                    self.texts.append((*self.texts[old], label))
-                self.index[ids[before == old]] = known[old, label]
-
-
-class TensorAxes:
-    """Which units lie along which axis of which parameter or buffer.
-
-    Tensors are known by identity, so that weights that two layers share are cut once.
-    """
-
-    def __init__(self, units: Units) -> None:
-        self._units = units
-        self._locked: dict[int, str] = {}
-        self.axes: dict[int, dict[int, Ids]] = {}
-        self.tensors: dict[int, Tensor] = {}
-
-    def find(self, tensor: Tensor, axis: int, maker: str) -> Ids:
-        """Return the units along an axis, new outputs of the layer `maker` if none are known."""
-        known = self.axes.get(id(tensor), {}).get(axis)
-        if known is not None:
-            self._units.tie(known, self._units.new(len(known), maker))
-            return known
-        ids = self._units.new(tensor.shape[axis], maker)
-        self.bind(tensor, axis, ids)
-        return ids
-
-    def bind(self, tensor: Tensor | None, axis: int, ids: Ids) -> None:
-        """Declare that these units lie along an axis."""
-        if tensor is None:
-            return
-        self.tensors[id(tensor)] = tensor
-        axes = self.axes.setdefault(id(tensor), {})
-        if axis in axes:
-            self._units.tie(axes[axis], ids)
-        else:
-            axes[axis] = ids
-
-    def lock(self, tensor: Tensor, reason: str) -> None:
-        """Keep a tensor as it is, however it may be used elsewhere."""
-        self._locked[id(tensor)] = reason
-
-    def keep_locked(self) -> None:
-        """Keep the units along every locked tensor."""
-        for key, reason in self._locked.items():
-            for ids in self.axes.get(key, {}).values():
-                self._units.keep(ids, reason)
-
-
-@dataclass(frozen=True)
-class WrittenSize:
-    """A number of units written into the code: the module, and its attributes with that value."""
-
-    path: str
-    attributes: tuple[str, ...]
-    reason: str  # to keep the units, where there are no attributes
-
-
-@dataclass(frozen=True, eq=False)
-class UnitAxes:
-    """Units along axes of a tensor.
-
-    `ids` is a table with an axis for each of `axes`; `written` says for each axis where the code
-    has its length; `drops` are the dropouts that have acted on single units.
-    """
-
-    axes: tuple[int, ...]
-    ids: Ids
-    drops: frozenset[str] = frozenset()
-    written: tuple[WrittenSize | None, ...] = (None,)
-
-    @property
-    def axis(self) -> int:
-        """The axis, where there is one."""
-        return self.axes[0]
 
 
 WIDE = 1024
@@ -174,7 +85,7 @@ class Reader:
     name: str
     axis: int
     ids: Ids
-    drops: frozenset[str]
+    drops: frozenset[int]
 
     @property
     def places(self) -> int:
@@ -188,131 +99,113 @@ class Reader:
         return n if regular else 1
 
 
-class Dependencies:
-    """How the units of a model are made, read and passed on in its forward pass."""
-
-    def __init__(self) -> None:
-        self.units = Units()
-        self.tensors = TensorAxes(self.units)
-        # The attributes of each layer that count units: (place in a tuple or None, ids).
-        self.sizes: dict[str, dict[str, tuple[int | None, Ids]]] = {}
-        self.readers: list[Reader] = []  # every reading of units by a weighted layer
-        self.mixing: dict[
-            str, tuple[int, Ids]
-        ] = {}  # norms over all units on this axis
-        self.products: list[
-            tuple[int, Ids]
-        ] = []  # multiply-adds of attention, shared by units
-        self.repeated: dict[
-            str, Ids
-        ] = {}  # layers that run once for each of these units
-        self.skipped: dict[str, str] = {}  # layers without units to remove, and why
-
-    def describe(self, name: str, **sizes: Ids) -> None:
-        """Declare which attributes of a layer count which units."""
-        self.sizes.setdefault(name, {}).update(
-            {key: (None, ids) for key, ids in sizes.items()}
-        )
-
-    def keep(self, x: UnitAxes | None, reason: str) -> None:
-        """Keep the units of a tensor."""
-        if x is not None:
-            self.units.keep(x.ids, reason)
-
-    def keep_layer(self, name: str, weight: Tensor, reason: str) -> None:
-        """Keep a layer as it is."""
-        self.tensors.lock(weight, reason)
-        self.skipped.setdefault(name, reason)
-
-    def reduce_to(self, x: UnitAxes, axes: Sequence[int]) -> UnitAxes:
-        """Return x along some of its axes; units that differ only along others become one."""
-        if tuple(axes) != x.axes:
-            places = [x.axes.index(axis) for axis in axes]
-            table = np.moveaxis(x.ids, places, range(len(places)))
-            table = table.reshape(*table.shape[: len(places)], -1)
-            self.units.tie(
-                np.broadcast_to(table[..., :1], table.shape).ravel(), table.ravel()
-            )
-            written = tuple(x.written[place] for place in places)
-            x = replace(x, axes=tuple(axes), ids=table[..., 0], written=written)
-        return self.follow_written_size(x)
-
-    def follow_written_size(self, x: UnitAxes) -> UnitAxes:
-        """Let the code's number follow units that lie along one axis, or keep these."""
-        size = x.written[0] if len(x.axes) == 1 else None
-        if size is None:
-            return x
-        if size.attributes:
-            self.describe(size.path, **dict.fromkeys(size.attributes, x.ids))
-        else:
-            self.units.keep(x.ids, size.reason)
-        return replace(x, written=(None,))
-
-
 @dataclass(frozen=True, eq=False)
 class Group:
     """Units, one number for each class, that are outputs of the same layers."""
 
     layers: tuple[str, ...]  # more than one where their outputs are added
     units: Ids
-    drops: frozenset[
-        str
-    ]  # the dropout layers through which every reader sees these units
+    dropped: bool  # whether every reader sees these units through one dropout layer
     tied: bool  # whether a reader shares its weights with another layer
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class DependencyGraph:
-    """The units of a model: their dependencies, their groups, and what is left whole."""
+    """How the units of a model are made, read and passed on in its forward pass.
 
-    dependencies: Dependencies
-    groups: tuple[Group, ...]
-    skipped: dict[str, str]
-    classes: Ids  # of every unit
-    outputs: Any  # of the model on the example
-    random_modules: tuple[str, ...]  # modules that sample in evaluation mode
+    Parameters and buffers are known by identity, so that weights that two layers share are cut
+    once.
+    """
+
+    units: Units = field(default_factory=Units)
+    tensors: dict[int, Tensor] = field(default_factory=dict)
+    # The units along each axis of a tensor.
+    axes: dict[int, dict[int, Ids]] = field(default_factory=dict)
+    # Tensors that stay as they are, however they may be used elsewhere.
+    locked: dict[int, str] = field(default_factory=dict)
+    # Attributes that count units.
+    sizes: list[tuple[str, str, Ids]] = field(default_factory=list)
+    # Attributes that equal the length of an axis, which has one row of this table per entry.
+    guesses: list[tuple[str, str, Ids]] = field(default_factory=list)
+    # Layers that read units, by name.
+    readers: dict[str, Reader] = field(default_factory=dict)
+    # Normalizations over all units along an axis.
+    mixing: dict[str, tuple[int, Ids]] = field(default_factory=dict)
+    # Multiply-adds of layers, by id of the weight, and of operations that run once for each of
+    # these units.
+    costs: Counter[int] = field(default_factory=Counter)
+    products: list[tuple[int, Ids]] = field(default_factory=list)
+    # Layers without units to remove, and why.
+    skipped: dict[str, str] = field(default_factory=dict)
+    groups: list[Group] = field(default_factory=list)
+    outputs: Any = None  # of the model on the example
+    # Modules that sample in evaluation mode.
+    random_modules: dict[str, None] = field(default_factory=dict)
+
+    @cached_property
+    def classes(self) -> Ids:
+        """The class of every unit, once all are known."""
+        return self.units.classes(np.arange(len(self.units)))
+
+    def find(self, tensor: Tensor, axis: int, maker: str) -> Ids:
+        """Return the units along an axis, new outputs of the layer `maker` if none are known."""
+        ids = self.units.new(tensor.shape[axis], maker)
+        return self.bind(tensor, axis, ids)
+
+    def bind(self, tensor: Tensor | None, axis: int, ids: Ids) -> Ids:
+        """Declare that these units lie along an axis; return those that do."""
+        if tensor is None:
+            return ids
+        self.tensors[id(tensor)] = tensor
+        known = self.axes.setdefault(id(tensor), {}).setdefault(axis, ids)
+        self.units.tie(known, ids)
+        return known
+
+    def keep_layer(self, name: str, weight: Tensor, reason: str) -> None:
+        """Keep a layer as it is."""
+        self.locked[id(weight)] = reason
+        self.skipped.setdefault(name, reason)
 
 
-def group_units(
-    model: nn.Module, found: Dependencies, outputs: Any, random_modules: tuple[str, ...]
-) -> DependencyGraph:
-    """Put units that are outputs of the same layers, and can be removed, into groups."""
+def group_units(model: nn.Module, found: DependencyGraph) -> None:
+    """Put units that can be removed into groups, and name the other layers with the reason."""
     units = found.units
-    skipped = dict(found.skipped)
-    makers = Labels(units.makers, units)
-    reasons = Labels(units.reasons, units)
-    reads = Labels([(reader.ids, reader.drops) for reader in found.readers], units)
+    for key, reason in found.locked.items():
+        for ids in found.axes.get(key, {}).values():
+            units.keep(ids, reason)
+
+    def each(ids: Ids) -> list[int]:
+        return np.unique(units.classes(ids)).tolist()
+
+    makers: dict[int, dict[str, None]] = {}
+    for ids, name in units.makers:
+        for unit in each(ids):
+            makers.setdefault(unit, {})[name] = None
+    reasons: dict[int, str] = {}
+    for ids, reason in units.reasons:
+        for unit in each(ids):
+            reasons.setdefault(unit, reason)
     copies = holders(model)
-    tied = np.zeros(len(units), dtype=np.int64)
-    for reader in found.readers:
+    drops: dict[int, frozenset[int]] = {}
+    tied: set[int] = set()
+    for reader in found.readers.values():
+        read = each(reader.ids)
+        for unit in read:
+            drops[unit] = drops.get(unit, reader.drops) & reader.drops
         if copies[id(model.get_submodule(reader.name).weight)] > 1:
-            tied[units.classes(reader.ids)] = 1
-    # Units with the same makers, reasons, readers and ties are treated alike.
-    kinds = np.stack([makers.index, reasons.index, reads.index, tied])
-    made = np.flatnonzero(makers.index)
-    members: dict[tuple[Any, ...], list[Ids]] = {}
-    _, first, kind_of = np.unique(
-        kinds[:, made], axis=1, return_index=True, return_inverse=True
-    )
-    for kind in np.argsort(first).tolist():
-        unit = made[first[kind]]
-        names = makers.texts[makers.index[unit]]
-        drops = reads.texts[reads.index[unit]]
-        why = reasons.texts[reasons.index[unit]]
-        if not drops:
-            why = (*why, "nothing reads its units")
-        if why:
-            for name in names:
-                skipped.setdefault(name, why[0])
-            continue
-        key = (names, frozenset.intersection(*drops), bool(tied[unit]))
-        members.setdefault(key, []).append(made[kind_of.ravel() == kind])
-    groups = tuple(
-        Group(names, np.sort(np.concatenate(parts)), drops, shared)
-        for (names, drops, shared), parts in members.items()
-    )
-    classes = units.classes(np.arange(len(units)))
-    return DependencyGraph(found, groups, skipped, classes, outputs, random_modules)
+            tied.update(read)
+    members: dict[tuple[Any, ...], list[int]] = {}
+    for unit in sorted(makers):
+        if unit in reasons or unit not in drops:
+            why = reasons.get(unit, "nothing reads its units")
+            for name in makers[unit]:
+                found.skipped.setdefault(name, why)
+        else:
+            alike = (tuple(makers[unit]), bool(drops[unit]), unit in tied)
+            members.setdefault(alike, []).append(unit)
+    for alike, members_of in members.items():
+        names, dropped, shared = alike
+        found.groups.append(Group(names, np.array(members_of), dropped, shared))
 
 
 def holders(model: nn.Module) -> Counter[int]:

@@ -1,593 +1,400 @@
 """The dependency graph of a model: which units can be removed together, and what cannot be.
 
-The forward pass on an example is recorded and followed in order: which units does each tensor have,
-and which layers read them. Functions that move entries run on the numbers of units. Where the pass
-reads values of the data, other inputs may take another way. Then nothing is removed in that
-module's own forward pass, only inside the modules that it calls and that read no values.
+The model runs once on an example, and numbers of units are passed on from operation to operation as
+torch dispatches them: entrywise operations tie the units of their arguments, operations that move
+entries run on the numbers themselves, and layers make and read units (`layers`). Whatever is not
+known needs all its units. The smaller network is compared with the large one in the end, so that
+a mistake here keeps units but never changes results.
+
+Where the pass reads values of the data, other inputs may take another way. Then nothing is removed
+in that module's own forward pass, only inside the modules that it calls and that read no values.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import is_dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from overt._check import InputError
 from overt.nn.compression import layers
-from overt.nn.compression.dependencies import (
-    Dependencies,
-    DependencyGraph,
-    Ids,
-    UnitAxes,
-    WrittenSize,
-    group_units,
-)
-from overt.nn.compression.record import (
-    Extent,
-    Frame,
-    Operation,
-    Recording,
-    Value,
-    record,
-    tensors,
-)
+from overt.nn.compression.dependencies import DependencyGraph, Ids, group_units
 from overt.nn.data.batches import Inputs, name_failing_inputs
-from overt.nn.data.models import modes
-from overt.nn.data.rng import preserve_rng, python_rng_states
+from overt.nn.data.models import disable_checkpointing, disable_fast_attention
+
+ENTRYWISE = {
+    "_to_copy",
+    "as_strided",
+    "copy",
+    "hardswish",
+    "log_sigmoid_forward",
+    "rrelu_with_noise",
+}
+"""Operations on single entries that torch does not tag as such."""
+
+MOVES = {"_unsafe_view", "cat", "stack", "repeat", "flip", "roll", "index"}
+"""Operations besides views that move entries."""
+
+UNFORESEEN = (RuntimeError, TypeError, ValueError, IndexError)
+"""What rules raise on arguments that they do not know: then all units are needed."""
+
+READ = torch.Tag.data_dependent_output
+CHANNEL_DROPOUT = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
-def build_graph(
-    model: nn.Module, inputs: Inputs, *, training: bool = False
-) -> DependencyGraph:
-    """Record a model in evaluation mode on an example, and find its groups of units.
-
-    With `training` they are those that the code of both modes can do without.
-    """
-    recording, outputs, random_modules = _record(model, inputs)
-    if training:
-        with preserve_rng(), modes(model, noise=True):
-            other, _, _ = _record(model, inputs)
-        recording = Recording(
-            (*other.operations, *recording.operations),
-            (*other.outputs, *recording.outputs),
-        )
-    walk = _Walk(model, recording)
-    for op in recording.operations:
-        walk.follow(op)
-    for value in recording.outputs:
-        walk.keep(value, "the model returns its units")
-    _skip_unrecorded(model, recording, walk.found)
-    walk.found.tensors.keep_locked()
-    return group_units(model, walk.found, outputs, random_modules)
-
-
-def _skip_unrecorded(
-    model: nn.Module, recording: Recording, found: Dependencies
-) -> None:
-    """Name the layers and parameters that the recorded pass did not use as layers."""
-    called = {id(op.leaf) for op in recording.operations}
-    for name, module in model.named_modules():
-        kind = type(module).__name__
-        if isinstance(module, layers.SEALED):
-            found.skipped[name] = f"{kind} keeps its maps inside"
-            called.update(map(id, module.modules()))
-        elif id(module) not in called and layers.is_a(module, layers.WEIGHTED):
-            found.keep_layer(name, module.weight, "its forward pass is not called")
-        for key, tensor in module._parameters.items():
-            matrix = tensor is not None and tensor.ndim > 1 and id(module) not in called
-            if matrix and id(tensor) not in found.tensors.axes:
-                path = name if key == "weight" else f"{name}.{key}".lstrip(".")
-                found.skipped.setdefault(path, f"{kind} uses it as it is")
-
-
-def _record(model: nn.Module, inputs: Inputs) -> tuple[Recording, Any, tuple[str, ...]]:
-    """Return the recorded pass, the outputs that count, and which modules have sampled."""
-    before = python_rng_states()
-    with name_failing_inputs(inputs, "example"):
-        recording, outputs = record(model, inputs, layers.is_layer)
+def build_graph(model: nn.Module, inputs: Inputs) -> DependencyGraph:
+    """Run a model in evaluation mode on an example, and find its groups of units."""
+    reading: set[str] = set()
+    while True:
+        tracer = _Tracer(model, reading, inputs.tensors)
+        with name_failing_inputs(inputs, "example"):
+            result, outputs = tracer.run(model, inputs)
+        if tracer.reads == reading:
+            break
+        reading = tracer.reads
     if any(x.is_floating_point() and x.isnan().any() for x in tensors(outputs)):
         raise InputError("example: the model returns NaN")
-    random_modules = {op.module: None for op in recording.operations if op.random}
-    if python_rng_states() != before:
-        random_modules[""] = None
-    return recording, outputs, tuple(random_modules)
+    tracer.keep(tensors(result), "the model returns its units")
+    found = tracer.found
+    found.outputs = outputs
+    for path in reading:
+        found.skipped[path or type(model).__name__] = (
+            "its forward pass depends on values: other inputs may take another way through it"
+        )
+    for name, module in model.named_modules():
+        if isinstance(module, layers.SEALED):
+            found.skipped[name] = f"{type(module).__name__} keeps its maps inside"
+        elif layers.weights_of(module) and id(module.weight) not in found.costs:
+            found.keep_layer(name, module.weight, "its forward pass is not called")
+    group_units(model, found)
+    return found
 
 
-class _Walk:
-    """Follows units from operation to operation."""
+class Known(NamedTuple):
+    """The units of a tensor.
 
-    def __init__(self, model: nn.Module, recording: Recording) -> None:
-        self.found = Dependencies()
-        self._model = model
-        self._units: dict[Value, UnitAxes] = {}
-        self._regions: dict[Value, Frame | None] = {}
+    `ids` has as many axes as the tensor, of length 1 where the unit is the same along an axis;
+    `drops` are the dropouts that have acted on single units.
+    """
+
+    ids: Ids
+    drops: frozenset[int] = frozenset()
+
+
+class Operation(NamedTuple):
+    """A call that torch dispatches: the tensors among its arguments, and its results."""
+
+    name: str
+    func: Any
+    args: Any
+    kwargs: dict[str, Any]
+    given: list[Tensor]
+    made: list[Tensor]
+
+    def axes(self) -> tuple[int, ...]:
+        """Return the axes of the first tensor that the argument `dim` names."""
+        names = [argument.name for argument in self.func._schema.arguments]
+        dims = {**dict(zip(names, self.args, strict=False)), **self.kwargs}.get("dim")
+        if self.name == "glu" and dims is None:
+            dims = -1
+        several = dims if isinstance(dims, list) else [dims]
+        return tuple(d % self.given[0].ndim for d in several if d is not None)
+
+
+class _Tracer(TorchDispatchMode):  # type: ignore[misc]
+    """Passes units on from operation to operation, and from layer to layer."""
+
+    def __init__(
+        self, model: nn.Module, reading: set[str], inputs: tuple[Tensor, ...]
+    ) -> None:
+        super().__init__()
+        self.found = DependencyGraph()
+        self.reading = reading  # modules known to read values
+        self.reads = set(reading)
+        self._constant = self.found.units.new(1)
+        self.found.units.keep(self._constant, "its units are joined with others")
+        self._paths = {module: path for path, module in model.named_modules()}
+        self._layers = {module for module in self._paths if layers.is_layer(module)}
         self._own = {id(t) for t in (*model.parameters(), *model.buffers())}
-        self._reading = {  # modules whose forward pass depends on values
-            frame.path
-            for op in recording.operations
-            if op.reads_data
-            for frame in op.frames
-        }
-        for path in self._reading:
-            self.found.skipped[path or type(model).__name__] = (
-                "its forward pass depends on values: other inputs may take another way through it"
-            )
+        self._stack: list[nn.Module] = []
+        self._leaf: nn.Module | None = None  # inside it, nothing is followed
+        self._known: Any = WeakTensorKeyDictionary()
+        self._data: Any = WeakTensorKeyDictionary()  # tensors that depend on the inputs
+        for tensor in inputs:
+            self._data[tensor] = True
 
-    def follow(self, op: Operation) -> None:
-        """Follow the units through one operation."""
-        if self._reading and not self._inside_region(op):
-            return
-        after = self._layer(op) if op.leaf is not None else self._function(op)
-        if isinstance(after, str):
-            self._keep_all(op, after)
-        elif isinstance(after, list):
-            for value, x in zip(op.outputs, after, strict=True):
-                if x is not None:
-                    self._units[value] = x
-        elif after is not None:
-            self._units[op.output] = after
+    def run(self, model: nn.Module, inputs: Inputs) -> tuple[Any, Any]:
+        """Return the model's result, and the output that counts."""
+        with ExitStack() as stack:
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(disable_fast_attention())
+            stack.enter_context(disable_checkpointing())
+            # Attention arrives as products of matrices.
+            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+            before = register_module_forward_pre_hook(self._enter)
+            stack.callback(before.remove)
+            after = register_module_forward_hook(self._leave, with_kwargs=True)
+            stack.callback(after.remove)
+            stack.enter_context(self)
+            result = Inputs(inputs.given).run(model)
+            return result, result if inputs.output is None else inputs.output(result)
 
-    def keep(self, value: Value, reason: str) -> None:
-        """Keep the units of a value, or the parameter that it is."""
-        self.found.keep(self._units.get(value), reason)
-        if self._is_parameter(value):
-            self.found.tensors.lock(value.tensor, reason)
+    def keep(self, values: Any, reason: str) -> None:
+        """Keep the units of tensors, and the parameters that they are."""
+        for tensor in values:
+            if tensor in self._known:
+                self.found.units.keep(self._known[tensor].ids, reason)
+            if id(tensor) in self._own:
+                self.found.locked[id(tensor)] = reason
 
-    def _inside_region(self, op: Operation) -> bool:
-        """Return whether `op` lies in a module that reads no values; keep units that leave one."""
-        region = next(
-            (frame for frame in op.frames if frame.path not in self._reading), None
-        )
-        for value in op.inputs:
-            if self._regions.get(value, region) != region:
-                self.keep(
-                    value, "its units go where the forward pass depends on values"
-                )
-                self._units.pop(value, None)
-        for value in op.outputs:
-            self._regions[value] = region
-        if region is not None:
-            return True
-        reason = "it is used where the forward pass depends on values"
-        self._keep_all(op, reason)
-        weight = getattr(op.leaf, "weight", None)
-        if weight is not None:
-            self.found.keep_layer(op.module, weight, reason)
-        return False
-
-    def _keep_all(self, op: Operation, reason: str) -> None:
-        for value in op.inputs:
-            self.keep(value, reason)
-
-    def _is_parameter(self, value: Value) -> bool:
-        """Return whether a value is one of the model's parameters or buffers."""
-        return value.maker is None and id(value.tensor) in self._own
-
-    def _with_units(self, op: Operation) -> list[tuple[Value, UnitAxes]]:
-        return [(v, self._units[v]) for v in op.inputs if v in self._units]
-
-    def _layer(self, op: Operation) -> layers.Found:
-        module = op.leaf
-        assert module is not None  # noqa: S101 (for the type checker)
-        if len(op.inputs) != 1 or len(op.outputs) != 1:
-            return layers.needs_all(op.module, module)
-        (x,) = op.inputs
-        units = self._units.get(x)
-        return layers.follow_layer(
-            self.found, op.module, module, units, x.shape, op.output.shape
-        )
-
-    def _function(self, op: Operation) -> layers.Found | list[UnitAxes | None]:
-        """Return the units of the results of a function or method."""
-        given = self._with_units(op)
-        parameters = [v for v in op.inputs if self._is_parameter(v)]
-        if not given and not parameters:
-            return None
-        if not op.outputs:
-            return f"{op.name} reads its units"
-        if op.kind == "tie" and given:
-            return self._tied(op)
-        if op.kind in ("matmul", "attention") and given:
-            multiplied = self._multiplied(op)
-            if multiplied is not None:
-                return multiplied
-        first = op.argument(0, "input")
-        if not parameters and all(v is first for v, _ in given):
-            x = self._units[first]
-            if op.kind == "drop" and op.argument(1, "p", 0.5) > 0 and len(x.axes) == 1:
-                single = op.name != "dropout" or x.axis == len(first.shape) - 1
-                return replace(x, drops=x.drops | {op.noise}) if single else x
-            after = follow_function(op, x, first.shape, self.found, self._model)
-            if after is not None:
-                return after
-        if op.name in ("cat", "stack") and not parameters:
-            joined = self._joined(op)
-            if joined is not None:
-                return joined
-        return f"{op.name} in the forward pass needs all its units"
-
-    def _tied(self, op: Operation) -> layers.Found:
-        """Tie the units of tensors that are added, multiplied or the like."""
-        reason = f"{op.name} in the forward pass brings its units together with others"
-        ndim = len(op.output.shape)
-        shift = {
-            v: ndim - len(v.shape) for v in op.inputs
-        }  # broadcasting adds leading axes
-        given = self._with_units(op)
-        shared = set.intersection(*({a + shift[v] for a in x.axes} for v, x in given))
-        for value in op.inputs:
-            wide = {
-                a
-                for a in shared
-                if a >= shift[value] and value.shape[a - shift[value]] > 1
-            }
-            if value not in self._units and len(shared) > 1:
-                shared -= wide
+    def _dropout(self, module: Any, result: Tensor) -> Tensor:
+        """Return the result of dropout; note whether it drops whole units."""
+        result = result.view_as(result)  # what was not dropped may be used elsewhere
+        if result not in self._known:
+            return result
+        ids, drops = self._known[result]
+        axes = {axis for axis, n in enumerate(ids.shape) if n > 1}
+        shared = {axis % ids.ndim for axis in getattr(module, "shared_axes", ())}
+        if isinstance(module, CHANNEL_DROPOUT):
+            shared = set(range(2, ids.ndim))
+        whole = shared >= set(range(1, ids.ndim)) - axes
         if not shared:
-            return reason
-        first, x = given[0]
-        axes = tuple(a + shift[first] for a in x.axes if a + shift[first] in shared)
-        parts = []
-        for value, x in given:
-            own = self.found.reduce_to(x, tuple(a - shift[value] for a in axes))
-            parts.append(replace(own, axes=axes))
-        main = parts[0]
-        if any(part.ids.shape != main.ids.shape for part in parts):
-            return reason
-        for part in parts[1:]:
-            self.found.units.tie(main.ids.ravel(), part.ids.ravel())
-        for value in op.inputs:
-            place = axes[0] - shift[value]
-            if (
-                value in self._units
-                or len(axes) > 1
-                or place < 0
-                or value.shape[place] == 1
-            ):
+            whole = axes == {ids.ndim - 1} and len(np.unique(ids)) == ids.size
+        if whole and module.p > 0:
+            self._known[result] = Known(ids, drops | {id(module)})
+        return result
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        if module in self._paths and self._leaf is None:
+            self._stack.append(module)
+            if module in self._layers:
+                self._leaf = module
+
+    def _leave(self, module: nn.Module, args: Any, kwargs: Any, result: Any) -> Any:
+        if module not in self._paths or self._leaf not in (None, module):
+            return None
+        self._stack.pop()
+        path = self._paths[module]
+        if self._leaf is module:
+            self._leaf = None
+            self._layer(path, module, list(tensors((args, kwargs))), result)
+        if path not in self.reading and self._path() in self.reading:
+            made = list(tensors(result))
+            self.keep(made, "its units go where the forward pass depends on values")
+            for tensor in made:
+                self._known.pop(tensor, None)
+        if type(module).__name__ == "Dropout" or isinstance(module, CHANNEL_DROPOUT):
+            return self._dropout(module, result)
+        return None
+
+    def _path(self) -> str:
+        return self._paths[self._stack[-1]] if self._stack else ""
+
+    def _layer(self, name: str, module: nn.Module, given: Any, result: Any) -> None:
+        after: Ids | str | None = layers.needs_all(name, module)
+        drops: frozenset[int] = frozenset()
+        if len(given) == 1 and isinstance(result, Tensor):
+            ids, drops = self._known.get(given[0], (None, drops))
+            layer = layers.Layer(self.found, name, module, ids, drops, self._constant)
+            with suppress(*UNFORESEEN):
+                after = layer.follow(given[0], result)
+        elif layers.weights_of(module) is not None:
+            self.found.keep_layer(name, module.weight, str(after))
+        if isinstance(after, str):
+            self.keep(given, after)
+        elif after is not None:
+            passes = layers.weights_of(module) is None
+            self._known[result] = Known(after, drops if passes else frozenset())
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        name = func.overloadpacket.__name__.rstrip("_")
+        given = list(tensors((args, kwargs)))
+        made = list(tensors(result))
+        depends = any(tensor in self._data for tensor in given)
+        if depends and self._leaf is None and READ in func.tags:
+            # Python gets to see values; the modules that run now depend on them.
+            self.reads.update(["", *(self._paths[module] for module in self._stack)])
+        if depends:
+            for tensor in made:
+                self._data[tensor] = True
+        if self._leaf is None:
+            if torch.Tag.nondeterministic_seeded in func.tags:
+                self.found.random_modules[self._path()] = None
+            self._follow(Operation(name, func, args, kwargs, given, made))
+        return result
+
+    def _follow(self, op: Operation) -> None:
+        """Follow the units through one operation."""
+        if self._path() in self.reading:
+            self.keep(op.given, "it is used where the forward pass depends on values")
+            return
+        known = [self._known[tensor] for tensor in op.given if tensor in self._known]
+        after = None
+        if known:
+            with suppress(*UNFORESEEN):
+                after = self._rule(op)
+        if after is None:
+            self.keep(op.given, f"{op.name} in the forward pass needs all its units")
+            return
+        drops = frozenset.intersection(*(part.drops for part in known))
+        for tensor, ids in zip(op.made, after, strict=True):
+            try:
+                np.broadcast_to(ids, tensor.shape)
+            except ValueError:  # a result of another shape, such as indices
                 continue
-            if self._is_parameter(value) and value.shape[place] == len(main.ids):
-                self.found.tensors.bind(value.tensor, place, main.ids)
-            else:
-                why = f"{op.name} brings its units to a tensor of fixed width"
-                self.found.units.keep(main.ids, why)
-        return replace(
-            main, drops=frozenset.intersection(*(part.drops for part in parts))
-        )
+            self._known[tensor] = Known(ids, drops)
 
-    def _multiplied(self, op: Operation) -> UnitAxes | None:
-        """Tie the heads of tensors that are multiplied head by head, as attention does."""
-        letters = letters_of(op)
-        if letters is None:
+    def _rule(self, op: Operation) -> list[Ids] | None:
+        """Return the units of each result, None where they are not known."""
+        tags = op.func.tags
+        shape_only = op.name.endswith("_like") or op.name.startswith("new_")
+        same_shape = op.made[0].shape == op.given[0].shape
+        entrywise = torch.Tag.pointwise in tags or (op.name in ENTRYWISE and same_shape)
+        if shape_only or entrywise or torch.Tag.nondeterministic_seeded in tags:
+            return [self._tie(op)] * len(op.made)
+        if any(id(tensor) in self._own for tensor in op.given):
             return None
-        result = letters[-1]
-        places = {
-            v: [result.find(c) for c in word]
-            for v, word in zip(op.inputs, letters, strict=False)
-        }
-        given = self._with_units(op)
-        shared = set.intersection(
-            *({places[v][a] for a in x.axes} - {-1} for v, x in given)
-        )
-        if op.name != "einsum":  # the last two axes are the matrices' own
-            shared -= {len(result) - 2, len(result) - 1}
-        for value, word in places.items():
-            if value not in self._units:
-                shared -= {p for a, p in enumerate(word) if value.shape[a] > 1}
-        if len(shared) != 1:
+        if (op.func.is_view and op.name != "as_strided") or op.name in MOVES:
+            return self._move(op)
+        if op.name == "bmm":
+            return self._multiply(*op.given)
+        if len(op.given) > 1:
             return None
-        (axis,) = shared
-        parts = [self.found.reduce_to(x, (places[v].index(axis),)) for v, x in given]
-        heads = max(len(part.ids) for part in parts)
-        if (
-            op.argument(7, "enable_gqa", False) is True
-        ):  # several heads of queries share keys
-            parts = [replace(x, ids=x.ids.repeat(heads // len(x.ids))) for x in parts]
-        if any(len(part.ids) != heads for part in parts):
-            return None
-        for part in parts[1:]:
-            self.found.units.tie(parts[0].ids, part.ids)
-        self.found.products.append((product_cost(op, letters), parts[0].ids))
-        return replace(parts[0], axes=(axis,), drops=frozenset())
-
-    def _joined(self, op: Operation) -> UnitAxes | None:
-        """Concatenate lists of units, or tie them where another axis is joined."""
-        # torch.cat ignores empty vectors: caches of keys and values begin with one.
-        parts = [part for part in op.argument(0, "tensors", ()) if part.shape != (0,)]
-        if op.name == "cat" and len(parts) == 1:
-            return self._units.get(parts[0])
-        dim = op.argument(1, "dim", op.kwargs.get("axis", 0)) % len(op.output.shape)
-        found = [self._units.get(part) for part in parts]
-        first = next(x for x in found if x is not None)
-        drops = frozenset.intersection(
-            *(frozenset() if x is None else x.drops for x in found)
-        )
-        if any(x is not None and len(x.axes) > 1 for x in found):
-            axes = [a for a in first.axes if a != dim]
-            alike = all(x is not None and x.axes == first.axes for x in found)
-            if op.name != "cat" or not axes or not alike:
-                return None
-            found = [self.found.reduce_to(x, axes[:1]) for x in found if x is not None]
-            first = found[0] or first
-        if op.name == "cat" and dim == first.axis:
-            if any(x is not None and x.axis != dim for x in found):
-                return None
-            lists = []
-            for part, x in zip(parts, found, strict=True):
-                if x is None:
-                    why = "its units are joined with others"
-                    lists.append(self.found.units.new_kept(part.shape[dim], why))
-                else:
-                    lists.append(x.ids)
-            return UnitAxes((dim,), np.concatenate(lists), drops)
-        if any(x is None or x.axis != first.axis for x in found):
-            return None
-        for other in found[1:]:
-            if other is not None:
-                self.found.units.tie(first.ids, other.ids)
-        axis = first.axis + (op.name == "stack" and dim <= first.axis)
-        return UnitAxes((axis,), first.ids, drops)
-
-
-Shape = tuple[int, ...]
-RESHAPES = ("view", "reshape", "flatten", "unflatten", "view_as", "reshape_as")
-TRANSPOSES = (
-    "permute",
-    "transpose",
-    "movedim",
-    "mT",
-    "T",
-    "t",
-    "unsqueeze",
-    "squeeze",
-    "expand",
-)
-SELECTIONS = ("getitem", "select", "unbind", "chunk", "split")
-MOVES = frozenset((*RESHAPES, *TRANSPOSES, *SELECTIONS))
-"""Operations that are followed by running them on numbers of units."""
-
-Found = list[UnitAxes | None] | str | None
-"""The units of each result, a reason to keep them, or None: not known."""
-
-
-def follow_function(
-    op: Operation, x: UnitAxes, before: Shape, found: Dependencies, model: nn.Module
-) -> Found:
-    """Return the units after an operation; `before` is the shape of its first argument."""
-    try:
-        if op.name in MOVES:
-            return _follow_move(op, x, before, found, model)
-        if len(op.outputs) != 1:
-            return None
+        ids = self._known[op.given[0]].ids
+        axes = op.axes()
         if op.name == "glu":
-            return _follow_gate(op, x, before, found)
-        places = [_axis_after(op, before, op.output.shape, axis) for axis in x.axes]
-    except (
-        TypeError,
-        ValueError,
-        IndexError,
-        RuntimeError,
-    ):  # arguments that are not foreseen
-        return None
-    kept = [
-        axis
-        for axis, place in zip(x.axes, places, strict=True)
-        if isinstance(place, int)
-    ]
-    if not kept:
-        return next((place for place in places if isinstance(place, str)), None)
-    after = tuple(place for place in places if isinstance(place, int))
-    x = found.reduce_to(x, kept)
-    fits = all(op.output.shape[a] == n for a, n in zip(after, x.ids.shape, strict=True))
-    return [replace(x, axes=after)] if fits else None
+            if ids.shape[axes[0]] > 1:
+                ids, gate = np.split(ids, 2, axes[0])
+                self.found.units.tie(ids, gate)
+            return [ids]
+        if any(word in op.name for word in ("pool", "upsample", "pad")):
+            # Pooling mixes all axes but the first two.
+            free = ids.ndim if "pad" in op.name else 2
+            return [ids] * len(op.made) if ids[(0,) * free].size == 1 else None
+        # Sums, softmax and other operations along axes.
+        along = [axis for axis in axes if ids.shape[axis] > 1]
+        if not axes or ids.size == math.prod(ids.shape[axis] for axis in axes) > 1:
+            return None
+        ids = self.found.units.merge(ids, along)
+        if op.made[0].ndim < ids.ndim:
+            ids = ids.squeeze(axes)
+        return [ids] * len(op.made)
+
+    def _tie(self, op: Operation) -> Ids:
+        """Tie the units of tensors that are added, multiplied or the like."""
+        units = self.found.units
+        ndim = op.made[0].ndim
+        parts = []
+        for tensor in op.given:
+            if tensor in self._known:
+                ids = self._known[tensor].ids
+                parts.append(ids.reshape((1,) * (ndim - ids.ndim) + ids.shape))
+        main = max(parts, key=np.size)
+        for part in parts:
+            if part.size == 1 < main.size:
+                # A single unit that is broadcast is not one of those that it meets.
+                units.keep(part, f"{op.name} in the forward pass needs all its units")
+            else:
+                units.tie(main, part)
+        main = np.broadcast_to(main, np.broadcast_shapes(*(p.shape for p in parts)))
+        for tensor in op.given:
+            if tensor in self._known:
+                continue
+            shift = ndim - tensor.ndim
+            for axis in range(shift, ndim):
+                main = _shorten(units.classes(main))
+                if tensor.shape[axis - shift] == 1 or main.shape[axis] == 1:
+                    continue
+                if main.size > main.shape[axis]:
+                    main = units.merge(main, [axis])
+                elif id(tensor) in self._own:
+                    self.found.bind(tensor, axis - shift, main.ravel())
+                else:
+                    why = f"{op.name} brings its units to a tensor of fixed width"
+                    units.keep(main, why)
+        return _shorten(units.classes(main))
+
+    def _move(self, op: Operation) -> list[Ids]:
+        """Run an operation that moves entries on the numbers of their units."""
+
+        def number(tree: Any) -> Any:
+            if isinstance(tree, (list, tuple)):
+                return type(tree)(map(number, tree))
+            if not isinstance(tree, Tensor):
+                return tree
+            if tree in self._known:
+                return torch.tensor(self._known[tree].ids).expand(tree.shape)
+            if op.name in ("cat", "stack"):
+                return torch.full(tree.shape, int(self._constant[0]))
+            return tree.cpu()
+
+        func = op.func
+        if op.name in ("view", "_unsafe_view"):
+            func = torch.ops.aten.reshape.default
+        moved = func(*number(op.args), **op.kwargs)
+        after = [_shorten(ids.numpy()) for ids in tensors(moved)]
+        for ids in after:
+            self._guess(ids)
+        return after
+
+    def _guess(self, ids: Ids) -> None:
+        """Note attributes of the running module that may be the length of an axis of units."""
+        if not self._stack:
+            return
+        module = self._stack[-1]
+        for axis, length in enumerate(ids.shape):
+            for key, value in vars(module).items():
+                if type(value) is int and value == length > 1:
+                    table = np.moveaxis(ids, axis, 0).reshape(length, -1)
+                    self.found.guesses.append((self._paths[module], key, table))
+
+    def _multiply(self, a: Tensor, b: Tensor) -> list[Ids] | None:
+        """Tie the heads of tensors that are multiplied head by head, as attention does."""
+        if a not in self._known or b not in self._known:
+            return None
+        units = self.found.units
+        heads = [units.merge(self._known[x].ids, [1, 2]) for x in (a, b)]
+        if any(ids.size == 1 for ids in heads):
+            return None
+        units.tie(*heads)
+        self.found.products.append((a.numel() * b.shape[2], heads[0].ravel()))
+        return heads[:1]
 
 
-def _follow_move(
-    op: Operation, x: UnitAxes, before: Shape, found: Dependencies, model: nn.Module
-) -> Found:
-    """Run an operation that moves entries on the places of units along each of their axes."""
-    results: list[UnitAxes | None] = []
-    for places in coordinates(op, x.axes, before):
-        varying = [tuple(a for a in range(k.ndim) if _varies(k, a)) for k in places]
-        if op.name == "chunk" and not any(varying):  # into single units
-            varying = [x.axes]
-        split = _split_axes(op, x, places, varying)
-        whole = [axis for axis in x.axes if axis not in split]
-        if split and whole:
-            # As in rotary embeddings, which rotate halves of a head: whole heads are units.
-            return _follow_move(op, found.reduce_to(x, whole), before, found, model)
-        if split:
-            return next(iter(split.values()))
-        if not any(varying):
-            return f"{op.name} in the forward pass needs all its units"
-        axes = tuple(sorted({a for own in varying for a in own}))
-        written: tuple[WrittenSize | None, ...]
-        if op.name in RESHAPES:
-            written = tuple(
-                _written_size(op, a, model, several=len(axes) > 1) for a in axes
-            )
-        elif op.name == "chunk":
-            written = tuple(None for _ in axes)
-        else:
-            written = tuple(x.written[varying.index((a,))] for a in axes)
-        part = tuple(slice(None) if a in axes else 0 for a in range(places[0].ndim))
-        ids = x.ids[tuple(k[part] for k in places)]
-        moved = replace(x, axes=axes, ids=ids, written=written)
-        results.append(found.follow_written_size(moved))
-    return results
+def tensors(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in a tree of tuples, lists, dictionaries and dataclasses."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list, set)):
+        for part in value:
+            yield from tensors(part)
+    elif isinstance(value, dict):
+        yield from tensors(list(value.values()))
+    elif is_dataclass(value) and not isinstance(value, type):
+        yield from tensors(list(vars(value).values()))
 
 
-def _split_axes(
-    op: Operation, x: UnitAxes, places: list[Ids], varying: list[Shape]
-) -> dict[int, str]:
-    """Return the axes whose units an operation takes apart, with the reason."""
-    split: dict[int, str] = {}
-    for axis, k, own, n in zip(x.axes, places, varying, x.ids.shape, strict=True):
-        met = len(
-            np.unique(k[tuple(slice(None) if a in own else 0 for a in range(k.ndim))])
-        )
-        one_entry = met == 1 and len(x.axes) > 1  # of a table
-        halves = op.name == "chunk" and len(x.axes) == 1 and n % met == 0
-        if met < n and not one_entry and not halves:
-            split[axis] = f"{op.name} in the forward pass takes its units apart"
-        elif len(own) > 1 and math.prod(k.shape[a] for a in own) != n:
-            split[axis] = f"{op.name} in the forward pass splits the axis of its units"
-    return split
-
-
-def coordinates(op: Operation, axes: Shape, before: Shape) -> list[list[Ids]]:
-    """Return for each result the places along each of these axes that its entries come from."""
-    runs = []
-    for axis in axes:
-        shape = [before[axis] if a == axis else 1 for a in range(len(before))]
-        numbers = torch.arange(before[axis]).reshape(shape).expand(before)
-        made = _run_on(op, numbers)
-        runs.append([made] if isinstance(made, Tensor) else list(made))
-    return [[run[i].numpy() for run in runs] for i in range(len(runs[0]))]
-
-
-def _run_on(op: Operation, first: Tensor) -> Any:
-    """Run an operation on another first argument; of the others only shapes are known."""
-    values = {id(v): torch.empty(v.shape, device="meta") for v in op.inputs[1:]}
-    values[id(op.inputs[0])] = first
-
-    def fill(part: Any) -> Any:
-        if isinstance(part, (tuple, list)):
-            return type(part)(map(fill, part))
-        return values.get(id(part), part)
-
-    function = Tensor.reshape if op.name == "view" else op.function
-    return function(*fill(op.args), **{k: fill(v) for k, v in op.kwargs.items()})
-
-
-def _varies(numbers: Ids, axis: int) -> bool:
-    if numbers.shape[axis] == 1 or numbers.strides[axis] == 0:
-        return False
-    return bool((numbers != numbers.take([0], axis)).any())
-
-
-def _axis_after(
-    op: Operation, before: Shape, after: Shape, axis: int
-) -> int | str | None:
-    """Return where an axis is after an operation that leaves units as they are."""
-    ndim = len(before)
-    kind = op.kind
-    silent = (
-        kind == "random" and not op.random
-    )  # dropout in evaluation mode, and the like
-    if kind in ("pass", "drop") or silent:
-        return axis if before == after else None
-    if op.name in ("tril", "triu"):
-        return axis if axis <= ndim - 3 else None
-    if kind == "spatial":
-        return axis if axis == 1 and len(after) == ndim > 2 else None
-    if kind == "normalize":
-        dim = (
-            op.kwargs.get("dim", 1) if op.name == "normalize" else op.argument(1, "dim")
-        )
-        return axis if isinstance(dim, int) and dim % ndim != axis else None
-    if kind == "reduce":
-        return _axis_after_sum(op, ndim, axis, kept=len(after) == ndim)
-    if op.name == "pad":  # pairs of sizes, for the last axes first
-        padded = len(_sequence((op.argument(1, "pad"),))) // 2
-        return axis if axis < ndim - padded else None
-    if op.name == "masked_fill":
-        mask = op.argument(1, "mask").shape
-        place = axis - ndim + len(mask)
-        return axis if before == after and (place < 0 or mask[place] == 1) else None
-    return None
-
-
-def _follow_gate(
-    op: Operation, x: UnitAxes, before: Shape, found: Dependencies
-) -> Found:
-    """Follow units through a gated linear unit: units of both halves are one."""
-    if op.argument(1, "dim", -1) % len(before) not in x.axes:
-        return [x]
-    if len(x.axes) > 1:
-        return None
-    first, gate = np.split(x.ids, 2)
-    found.units.tie(first, gate)
-    return [replace(x, ids=first)]
-
-
-def _written_size(
-    op: Operation, axis: int, model: nn.Module, *, several: bool
-) -> WrittenSize | None:
-    """Return where the code has the length of an axis as a number, None if it has not."""
-    if op.name not in ("view", "reshape"):
-        return None
-    sizes = _sequence(op.args[1:]) or _sequence((op.kwargs.get("shape", ()),))
-    size = sizes[axis] if len(sizes) == len(op.output.shape) else -1
-    if not isinstance(size, int) or size == -1 or isinstance(size, Extent):
-        return None
-    attributes = vars(model.get_submodule(op.module)).items()
-    equal = [
-        key for key, n in attributes if type(n) is int and n == size and key[0] != "_"
-    ]
-    widths = [
-        key for key in equal if any(word in key for word in ("dim", "size", "features"))
-    ]
-    counts = [key for key in equal if key not in widths]
-    chosen = (counts or widths) if several else (widths or counts)
-    reason = f"{op.name} in the forward pass names the number of its units, {size}"
-    return WrittenSize(op.module, tuple(chosen), reason)
-
-
-def _axis_after_sum(op: Operation, ndim: int, axis: int, *, kept: bool) -> int | str:
-    """Follow a sum over some axes, which stay with one entry (`kept`) or go."""
-    dims = op.argument(2 if op.name == "norm" else 1, "dim", op.kwargs.get("axis"))
-    all_axes = dims is None or isinstance(dims, bool)
-    summed = set(range(ndim)) if all_axes else {d % ndim for d in _sequence((dims,))}
-    if axis in summed:
-        return f"{op.name} in the forward pass runs over its units"
-    return axis if kept else axis - sum(d < axis for d in summed)
-
-
-def _sequence(args: Any) -> list[Any]:
-    """Return arguments that may be given one by one or as one list."""
-    if len(args) == 1 and isinstance(args[0], (tuple, list)):
-        return list(args[0])
-    return [a for a in args if a is not None and a != ()]
-
-
-def letters_of(op: Operation) -> list[str] | None:
-    """Return letters for the axes of each tensor that is multiplied, and of the result last."""
-    shapes = [v.shape for v in op.inputs]
-    if op.name == "einsum":
-        equation = op.args[0].replace(" ", "") if isinstance(op.args[0], str) else ""
-        words = equation.replace("->", ",").split(",")
-        fits = [len(w) for w in words] == [len(s) for s in (*shapes, op.output.shape)]
-        return words if "->" in equation and fits else None
-    if len(shapes) < 2 or any(len(s) < 2 for s in shapes):
-        return None
-    result = "abcdefghijklmnop"[: len(op.output.shape)]
-    batch = result[:-2]
-    row = result[-2]
-    column = result[-1]
-    if op.name in ("matmul", "bmm"):
-        ends = [row + "y", "y" + column]
-    elif op.name == "scaled_dot_product_attention":
-        ends = [row + "y", "zy", "z" + column, row + "z"][: len(shapes)]
-    else:
-        return None
-    words = [
-        batch[len(batch) + 2 - len(s) :] + e for s, e in zip(shapes, ends, strict=True)
-    ]
-    return [*words, result]
-
-
-def product_cost(op: Operation, letters: list[str]) -> int:
-    """Return the multiply-adds of products of tensors: one for each choice of all indices."""
-    sizes: dict[str, int] = {}
-    for value, word in zip((*op.inputs, op.output), letters, strict=True):
-        for letter, n in zip(word, value.shape, strict=True):
-            sizes[letter] = max(sizes.get(letter, 1), n)
-    if op.kind != "attention":
-        return math.prod(sizes.values())
-    scores = math.prod(n for letter, n in sizes.items() if letter != letters[-1][-1])
-    averages = math.prod(n for letter, n in sizes.items() if letter != "y")
-    return scores + averages
+def _shorten(ids: Ids) -> Ids:
+    """Return numbers of units with length 1 along axes where they do not vary."""
+    for axis, length in enumerate(ids.shape):
+        first = ids.take([0], axis) if length else ids
+        if length > 1 and (ids.strides[axis] == 0 or (ids == first).all()):
+            ids = first
+    return ids

@@ -39,16 +39,14 @@ class Attention(nn.Module):  # type: ignore[misc]
         is_causal=False,
     ):
         """Return the outputs, and the weights or None, as torch.nn.MultiheadAttention does."""
-        axis = 0 if query.dim() == 2 else 1 - self.batch_first
-        alone = query.dim() == 2
-        parts = [
-            x.unsqueeze(0) if alone else x.transpose(0, axis)
-            for x in (query, key, value)
-        ]
+        if query.dim() != 3:
+            raise ValueError("attention with fewer heads takes batches only")
+        axis = 1 - self.batch_first
         q, k, v = (
-            layer(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-            for layer, x in zip((self.q, self.k, self.v), parts, strict=True)
+            layer(x.transpose(0, axis)).unflatten(-1, (-1, self.head_dim))
+            for layer, x in ((self.q, query), (self.k, key), (self.v, value))
         )
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         mask = None
         for part, own in ((attn_mask, False), (key_padding_mask, True)):
             if part is not None:
@@ -69,11 +67,10 @@ class Attention(nn.Module):  # type: ignore[misc]
             weights = nn.functional.dropout(weights, drop)
             h = weights @ v
             weights = weights.mean(1) if average_attn_weights else weights
-            weights = weights[0] if alone else weights
         else:
             h = nn.functional.scaled_dot_product_attention(q, k, v, mask, drop)
         h = self.out_proj(h.transpose(1, 2).flatten(2))
-        return (h[0] if alone else h.transpose(0, axis)), weights
+        return h.transpose(0, axis), weights
 
 
 LAYERS = {"Linear": nn.Linear, "Conv1d": nn.Conv1d, "Conv2d": nn.Conv2d}

@@ -12,6 +12,7 @@ of any affine map of rank r on those data.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,20 +24,17 @@ from torch import Tensor, nn
 from overt._types import Floats
 from overt.nn.compression.activations import Moments, collect
 from overt.nn.compression.dependencies import holders
-from overt.nn.compression.layers import SEALED, WEIGHTED, is_a, why_not_prunable
+from overt.nn.compression.layers import SEALED, weights_of, why_not_prunable
 from overt.nn.compression.problem import (
     Outcome,
     Problem,
     check_layers,
     copy_model,
-    count_parameters,
     why_it_fails,
 )
 from overt.nn.compression.report import Change
 
 KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d)
-LARGE = 2**17
-"""Entries of a weight beyond which its directions come from its Gram matrix, which is faster."""
 ROUNDING = 1e-12
 """Share of a layer's energy below which a direction is rounding of single precision."""
 
@@ -50,7 +48,7 @@ class Factors:
     directions: Tensor
     energy: Floats
     mean: Tensor | None
-    cost: int
+    cost: float
 
     @property
     def limit(self) -> int:
@@ -58,40 +56,41 @@ class Factors:
         m, n = self.weight.shape
         return min((m * n - 1) // (m + n), min(m, n) - 1)
 
+    @property
+    def shares(self) -> Floats:
+        """The share of each direction in the sum of squares."""
+        return self.energy / (float(self.energy.sum()) or 1.0)
+
     def cost_of(self, rank: int | None) -> float:
         """Return the multiply-adds at a rank, None for the layer as it is."""
         m, n = self.weight.shape
         return self.cost if rank is None else self.cost * rank * (m + n) / (m * n)
 
-    def error(self, rank: int) -> float:
-        """Return the root of the sum of squared errors that a rank leaves."""
-        return math.sqrt(max(float(np.sum(self.energy[rank:])), 0.0))
-
 
 def by_spectrum(problem: Problem) -> Outcome:
     """Rewrite layers as products of two, each with its rank."""
-    base = problem.base
     keep = problem.keep
-    layers, skipped = _rewritable(base, problem.layer_costs)
+    layers, skipped = _rewritable(problem)
     if isinstance(keep, Mapping):
         check_layers(keep, [*layers, *skipped])
         layers = {name: module for name, module in layers.items() if name in keep}
     moments: dict[str, Moments] = {}
     if problem.judge is not None:
-        moments = collect(base, list(layers), problem.judge, outputs=True)
-    costs = problem.layer_costs
-    total = problem.total
-    if problem.of == "parameters":
-        costs = {name: module.weight.numel() for name, module in layers.items()}
-        total = count_parameters(base)
-    factors = [
-        _factorize(module, name, costs[name], moments.get(name))
-        for name, module in layers.items()
-    ]
+        names = dict.fromkeys(layers, 1)
+        moments = collect(problem.base, names, problem.judge, outputs=True)
+    factors = []
+    for name, module in layers.items():
+        cost = module.weight.numel()
+        if problem.of == "multiply_adds":
+            operations = problem.graph.costs[id(module.weight)]
+            cost = operations / len(problem.inputs)
+        factors.append(_factorize(module, name, cost, moments.get(name)))
+    ranks: dict[str, int | None] = {}
     if isinstance(keep, Mapping):
-        ranks = {f.name: _affordable_rank(f, keep[f.name]) for f in factors}
+        for f in factors:
+            ranks.update(_share_ranks([f], keep[f.name] * f.cost))
     else:
-        budget = sum(f.cost for f in factors) - (1 - keep) * total
+        budget = sum(f.cost for f in factors) - (1 - keep) * problem.total
         ranks = _share_ranks(factors, budget)
     return _rewrite_layers(problem, factors, ranks, skipped)
 
@@ -131,41 +130,44 @@ def _rewrite_layers(
 
 
 def _change(f: Factors, rank: int) -> Change:
-    operator_error, frobenius_error = _operator_error(f, rank)
-    error = f.error(rank)
-    total = float(np.sqrt(np.sum(f.energy))) or 1.0
+    """Return what became of a layer, with the norms of W - P P'W."""
+    P = f.directions[:, :rank]
+    gap = f.weight - P @ (P.T @ f.weight)
+    gram = gap @ gap.T if len(gap) <= gap.shape[1] else gap.T @ gap
+    largest = max(float(torch.linalg.eigvalsh(gram)[-1]), 0.0)
+    error = math.sqrt(float(np.sum(f.energy[rank:])))
     return Change(
         layers=(f.name,),
         kind="rank",
         before=min(f.weight.shape),
         after=rank,
-        operator_error=operator_error,
-        frobenius_error=frobenius_error,
+        operator_error=math.sqrt(largest),
+        frobenius_error=float(torch.linalg.matrix_norm(gap)),
         data_error=error if f.mean is not None else None,
-        relative_error=error / total,
+        relative_error=math.sqrt(float(np.sum(f.shares[rank:]))),
     )
 
 
-def _rewritable(
-    model: nn.Module, costs: Mapping[str, int]
-) -> tuple[dict[str, nn.Module], dict[str, str]]:
+def _rewritable(problem: Problem) -> tuple[dict[str, nn.Module], dict[str, str]]:
     """Return the layers that a product of two can stand for, and the others with the reason."""
     found: dict[str, nn.Module] = {}
     skipped: dict[str, str] = {}
-    uses = holders(model)
-    for name, module in model.named_modules():
-        if not is_a(module, KINDS):
-            if isinstance(module, SEALED):
-                skipped[name] = f"{type(module).__name__} keeps its maps inside"
-            elif isinstance(module, (*WEIGHTED, nn.Embedding)):
-                skipped[name] = f"{type(module).__name__} is not rewritten"
+    uses = holders(problem.base)
+    for name, module in problem.base.named_modules():
+        kind = type(module).__name__
+        if isinstance(module, SEALED):
+            skipped[name] = f"{kind} keeps its maps inside"
+        if weights_of(module) is None:
             continue
         reason = why_not_prunable(module)
-        if reason is None and name not in costs:
+        forwards = [k.forward for k in KINDS]
+        if type(module).forward not in forwards and kind != "Conv1D":
+            reason = f"{kind} is not rewritten"
+        elif reason is None and id(module.weight) not in problem.graph.costs:
             reason = "its forward pass is not called"
-        if reason is None and uses[id(module.weight)] > 1:
+        elif uses[id(module.weight)] > 1:
             reason = "its weights are tied to another layer's"
-        if reason is None and getattr(module, "groups", 1) > 1:
+        elif getattr(module, "groups", 1) > 1:
             reason = f"it is a convolution in {module.groups} groups"
         if reason is None:
             found[name] = module
@@ -175,21 +177,24 @@ def _rewritable(
 
 
 def _factorize(
-    module: nn.Module, name: str, cost: int, moments: Moments | None
+    module: nn.Module, name: str, cost: float, moments: Moments | None
 ) -> Factors:
     """Decompose one layer, by its outputs' moments if there are any."""
-    weight = module.weight.detach().double().flatten(1)
+    weight = module.weight.detach().double()
+    kind = weights_of(module)
+    if kind is not None:
+        weight = weight.movedim(kind.outer, 0).flatten(1)
     covariance = None if moments is None else moments.covariance()
+    mean = None
     if moments is None or covariance is None:
-        if weight.numel() > LARGE and weight.shape[0] <= weight.shape[1]:
-            values, P = torch.linalg.eigh(weight @ weight.T)
-            energy = values.flip(0).clamp(min=0).cpu().numpy()
-            return Factors(name, weight, P.flip(1), energy, None, cost)
-        P, s, _ = torch.linalg.svd(weight, full_matrices=False)
-        return Factors(name, weight, P, (s * s).cpu().numpy(), None, cost)
-    variance, P = torch.linalg.eigh(covariance)
+        Q, R = torch.linalg.qr(weight)
+        variance, P = torch.linalg.eigh(R @ R.T)
+        P = Q @ P
+    else:
+        variance, P = torch.linalg.eigh(covariance)
+        mean = moments.mean()
     energy = variance.flip(0).clamp(min=0).cpu().numpy()
-    return Factors(name, weight, P.flip(1), energy, moments.mean(), cost)
+    return Factors(name, weight, P.flip(1), energy, mean, cost)
 
 
 def _share_ranks(factors: list[Factors], budget: float) -> dict[str, int | None]:
@@ -223,8 +228,8 @@ def _spend_rest(
         price = f.cost_of(1)
         if rank is None or not 0 < price <= left or rank >= f.limit:
             return 0.0
-        share = f.energy[rank] / (float(f.energy.sum()) or 1.0)
-        return float(share / price) if share > ROUNDING else 0.0
+        share = float(f.shares[rank])
+        return share / price if share > ROUNDING else 0.0
 
     while factors:
         f = max(factors, key=worth)
@@ -236,73 +241,36 @@ def _spend_rest(
 
 
 def _best_rank(f: Factors, price: float) -> int | None:
+    """Return the rank with the least error plus price, None if the layer costs less."""
     if f.limit < 1:
         return None
-    total = float(f.energy.sum()) or 1.0
-    share = f.energy / total
-    worth = share > max(price * f.cost_of(1), ROUNDING)
+    worth = f.shares > max(price * f.cost_of(1), ROUNDING)
     rank = int(np.clip(np.sum(worth), 1, f.limit))
-    rewritten = float(share[rank:].sum()) + price * f.cost_of(rank)
+    rewritten = float(f.shares[rank:].sum()) + price * f.cost_of(rank)
     return rank if rewritten < price * f.cost else None
-
-
-def _affordable_rank(f: Factors, keep: float) -> int | None:
-    """Return the largest rank within `keep` of the layer's own multiply-adds, at least 1."""
-    if keep >= 1 or f.limit < 1:
-        return None
-    m, n = f.weight.shape
-    return max(1, min(f.limit, int(keep * m * n / (m + n))))
 
 
 def _rewrite(module: nn.Module, f: Factors, rank: int) -> nn.Sequential:
     """Return the two layers of this rank that stand for one."""
     P = f.directions[:, :rank]
-    inner = (P.T @ f.weight).reshape(rank, *module.weight.shape[1:])
     bias = None if module.bias is None else module.bias.detach().double()
     if f.mean is not None:
         gap = (torch.zeros_like(f.mean) if bias is None else bias) - f.mean
         bias = f.mean + P @ (P.T @ gap)
+    outputs, inputs = f.weight.shape
     with torch.random.fork_rng(devices=[]):
-        pair = _pair(module, rank, bias is not None)
-    with torch.no_grad():
-        pair[0].weight.copy_(inner)
-        pair[1].weight.copy_(P.reshape(pair[1].weight.shape))
-        if bias is not None:
-            pair[1].bias.copy_(bias)
-    for parameter in pair.parameters():
-        parameter.requires_grad_(module.weight.requires_grad)
-    return pair
-
-
-def _pair(module: nn.Module, rank: int, bias: bool) -> nn.Sequential:
-    where = {"device": module.weight.device, "dtype": module.weight.dtype}
-    if isinstance(module, nn.Linear):
-        return nn.Sequential(
-            nn.Linear(module.in_features, rank, bias=False, **where),
-            nn.Linear(rank, module.out_features, bias=bias, **where),
-        )
-    kind = nn.Conv1d if isinstance(module, nn.Conv1d) else nn.Conv2d
-    inner = kind(
-        module.in_channels,
-        rank,
-        module.kernel_size,
-        module.stride,
-        module.padding,
-        module.dilation,
-        bias=False,
-        padding_mode=module.padding_mode,
-        **where,
-    )
-    return nn.Sequential(inner, kind(rank, module.out_channels, 1, bias=bias, **where))
-
-
-def _operator_error(f: Factors, rank: int) -> tuple[float, float]:
-    """Return the largest singular value, and the Frobenius norm, of W - P P'W."""
-    if f.mean is None:
-        tail = np.sqrt(f.energy[rank:])
-        return (float(tail[0]) if len(tail) else 0.0), f.error(rank)
-    P = f.directions[:, :rank]
-    gap = f.weight - P @ (P.T @ f.weight)
-    gram = gap @ gap.T if len(gap) <= gap.shape[1] else gap.T @ gap
-    largest = math.sqrt(max(float(torch.linalg.eigvalsh(gram)[-1]), 0.0))
-    return largest, float(torch.linalg.matrix_norm(gap))
+        first = nn.Linear(inputs, rank, bias=False)
+        second = nn.Linear(rank, outputs, bias=bias is not None)
+        if isinstance(module, (nn.Conv1d, nn.Conv2d)):
+            kind = nn.Conv1d if isinstance(module, nn.Conv1d) else nn.Conv2d
+            second = kind(rank, outputs, 1, bias=bias is not None)
+            first = copy.deepcopy(module)  # with its stride, padding and dilation
+            first.out_channels = rank
+            first.bias = None
+    inner = (P.T @ f.weight).reshape(rank, *first.weight.shape[1:])
+    first.weight = nn.Parameter(inner)
+    second.weight = nn.Parameter(P.reshape(second.weight.shape).contiguous())
+    if bias is not None:
+        second.bias = nn.Parameter(bias)
+    pair = nn.Sequential(first, second).to(module.weight)
+    return pair.requires_grad_(module.weight.requires_grad)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -19,21 +17,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from overt import _check
 from overt._check import InputError
 from overt._progress import meter
 from overt._types import Floats
 from overt.nn.compression.dependencies import DependencyGraph
-from overt.nn.compression.layers import TRANSPOSED, WEIGHTED
-from overt.nn.compression.record import KIND_OF, Call, tensors, watch
+from overt.nn.compression.graph import tensors
 from overt.nn.compression.report import Change
-from overt.nn.data.batches import (
-    Batch,
-    Batches,
-    Inputs,
-    first_line,
-    name_failing_inputs,
-)
+from overt.nn.data.batches import Batch, Inputs, first_line, name_failing_inputs
 from overt.nn.data.losses import Loss, mean_loss
 from overt.nn.data.models import disable_fast_attention, modes, restore_training
 from overt.nn.data.rng import preserve_rng
@@ -41,11 +31,22 @@ from overt.nn.data.rng import preserve_rng
 Keep = float | Mapping[str, float]
 """One share for all layers, or a share for each of those named."""
 
-MAX_ROWS = 4096
-"""Rows of data that units and methods are chosen on: more would not change the choice."""
-
 TOLERANCE = 1.05
 """A network is small enough up to this factor above `keep`: units are whole."""
+
+EVALUATIONS = 8
+"""How often the loss is evaluated during recovery."""
+
+MIN_ROWS = 64
+"""Rows that statistics of normalizations need: fewer make a variance that is 20 % off."""
+
+MIN_BATCH = 8
+"""Rows of a batch that statistics of normalizations need."""
+
+PASSES = 5
+"""Passes of which the fastest is the latency."""
+
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,18 +64,9 @@ class Problem:
     rng: np.random.Generator
 
     @cached_property
-    def _multiply_adds(self) -> tuple[int, Mapping[str, int]]:
-        return multiply_adds(self.base, self.inputs)
-
-    @property
     def total(self) -> int:
-        """The multiply-adds of one example."""
-        return self._multiply_adds[0]
-
-    @property
-    def layer_costs(self) -> Mapping[str, int]:
-        """The multiply-adds of each weighted layer."""
-        return self._multiply_adds[1]
+        """The parameters, or the multiply-adds of one example."""
+        return self.size_of(self.base)
 
     @property
     def of_units(self) -> bool:
@@ -86,36 +78,11 @@ class Problem:
         """What activations are measured on: the data, or else the example."""
         return self.judge or [Batch("example", self.inputs, None)]
 
-    def run_without_noise(self, model: nn.Module) -> Any:
-        """Return a network's output on the example, without dropout and with fixed samples."""
-        if not self.graph.random_modules:
-            return self.inputs.run(model)
-
-        def handle(call: Call) -> Any:
-            if KIND_OF.get(call.name) == "drop":
-                return call.args[0]
-            if call.name == "scaled_dot_product_attention":
-                places = (
-                    "query",
-                    "key",
-                    "value",
-                    "attn_mask",
-                    "dropout_p",
-                    "is_causal",
-                )
-                named = {**dict(zip(places, call.args, strict=False)), **call.kwargs}
-                return call.function(**{**named, "dropout_p": 0.0})
-            return call.run()
-
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            return watch(model, self.inputs, handle)
-
-    def share_of(self, model: nn.Module) -> float:
-        """Return a network's share of the cost that `keep` limits."""
-        if self.of == "parameters":
-            return count_parameters(model) / max(count_parameters(self.base), 1)
-        return multiply_adds(model, self.inputs)[0] / max(self.total, 1)
+    def size_of(self, model: nn.Module) -> int:
+        """Return a network's size in what `keep` limits."""
+        if self.of == "multiply_adds":
+            return multiply_adds(model, self.inputs)
+        return count_parameters(model)
 
 
 @dataclass(eq=False)
@@ -130,27 +97,6 @@ class Outcome:
     interrupted: bool = False
     tried: tuple[tuple[str, float], ...] = ()
     recovery: Floats = field(default_factory=lambda: np.zeros(0))
-
-
-def check_keep(keep: Any) -> Keep:
-    """Return a share, or shares by layer, each in (0, 1]."""
-    if not isinstance(keep, Mapping):
-        return _check_share("keep", keep)
-    return {
-        str(name): _check_share(f"keep[{name!r}]", share)
-        for name, share in keep.items()
-    }
-
-
-def _check_share(name: str, value: Any) -> float:
-    share = (
-        math.inf
-        if isinstance(value, bool)
-        else _check.number(name, value, exclusive=True)
-    )
-    if share > 1:
-        raise InputError(f"{name} must be a number in (0, 1], got {value!r}")
-    return share
 
 
 def check_layers(keep: Mapping[str, float], layers: Iterable[str]) -> None:
@@ -174,20 +120,6 @@ def copy_model(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Modul
         ) from None
 
 
-def shortfall(problem: Problem, done: Outcome, reached: float | None) -> str | None:
-    """Return why the share is not reached, None if the network is small enough."""
-    keep = problem.keep
-    if reached is None or isinstance(keep, Mapping) or reached <= TOLERANCE * keep:
-        return None
-    what = problem.of.replace("_", "-")
-    text = f"keep={keep:g} of the {what} is not reached, {reached:.3g} is left"
-    if done.skipped:
-        return f"{text}; {len(done.skipped)} layers are left whole (report.skipped has the reasons)"
-    if not done.changes:
-        return f"{text}; nothing could be made smaller"
-    return f"{text} with the fewest units or ranks that by={done.by!r} can leave"
-
-
 def relative_change(old: Any, new: Any) -> float:
     """Return |new - old| / |old| over all outputs: 0 where none has changed, inf from zero."""
     change = 0.0
@@ -200,33 +132,6 @@ def relative_change(old: Any, new: Any) -> float:
     if change == 0:
         return 0.0
     return math.sqrt(change / size) if size else math.inf
-
-
-def first_rows(batches: Batches) -> Iterator[Batch]:
-    """Yield at most MAX_ROWS rows, from all batches where their number is known."""
-    per_batch = max(1, MAX_ROWS // batches.count) if batches.count else MAX_ROWS
-    left = MAX_ROWS
-    for where, inputs, y in batches:
-        n = min(per_batch, left, len(inputs))
-        yield Batch(where, inputs.first(n), None if y is None else y[:n])
-        left -= n
-        if not left:
-            return
-
-
-EVALUATIONS = 8
-"""How often the loss is evaluated during recovery."""
-
-MIN_ROWS = 64
-"""Rows that statistics of normalizations need: fewer make a variance that is 20 % off."""
-
-MIN_BATCH = 8
-"""Rows of a batch that statistics of normalizations need."""
-
-LATENCY_SECONDS = 0.02
-MAX_PASSES = 1000
-
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 def count_parameters(model: nn.Module) -> int:
@@ -252,36 +157,13 @@ def why_it_fails(model: nn.Module, inputs: Inputs, base: nn.Module) -> str | Non
     return None
 
 
-def multiply_adds(model: nn.Module, inputs: Inputs) -> tuple[int, Counter[str]]:
-    """Return the multiply-adds for one example, and the multiply-adds of each weighted layer.
-
-    They are half of the operations that torch's own counter finds, attention included.
-    """
-    by_layer: Counter[str] = Counter()
-    rows = len(inputs)
-
-    def count_layer(name: str) -> Any:
-        def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-            # Each output (input, if transposed) meets one slice of the weight.
-            positions = args[0] if isinstance(module, TRANSPOSED) else output
-            by_layer[name] += (
-                positions.numel() * math.prod(module.weight.shape[1:]) // rows
-            )
-
-        return hook
-
+def multiply_adds(model: nn.Module, inputs: Inputs) -> int:
+    """Return the multiply-adds for one example: half of the operations that torch counts."""
     counter = _OperationCounter()
-    with ExitStack() as stack:
-        for name, module in model.named_modules():
-            if isinstance(module, WEIGHTED):
-                stack.callback(module.register_forward_hook(count_layer(name)).remove)
-        stack.enter_context(torch.random.fork_rng())
-        stack.enter_context(restore_training(model.modules(), False))
-        # The counter does not know attention where it is one operation on the CPU.
-        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        stack.enter_context(counter)
-        run_plain(model, inputs.like(model))
-    return counter.operations // 2 // rows, by_layer
+    # The counter does not know attention where it is one operation on the CPU.
+    with torch.random.fork_rng(), sdpa_kernel(SDPBackend.MATH), counter:
+        run_plain(model, inputs)
+    return counter.operations // 2 // len(inputs)
 
 
 class _OperationCounter(TorchDispatchMode):  # type: ignore[misc]
@@ -305,65 +187,45 @@ class _OperationCounter(TorchDispatchMode):  # type: ignore[misc]
 
 def latencies(models: list[nn.Module], inputs: Inputs) -> list[float]:
     """Return the least time of a pass of each model; they take turns, so that load hits all."""
-    times: list[list[float]] = [[] for _ in models]
-    given = [inputs.like(model) for model in models]
-    with ExitStack() as stack:
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(torch.random.fork_rng())
-        for model in models:
-            stack.enter_context(restore_training(model.modules(), False))
-        start = time.perf_counter()
-        for passes in range(MAX_PASSES):
-            if passes >= 2 and time.perf_counter() - start > LATENCY_SECONDS:
-                break
-            for model, x, taken in zip(models, given, times, strict=True):
-                before = time.perf_counter()
-                x.run(model)
-                if x.tensors[0].is_cuda:
+    least = [math.inf for _ in models]
+    with torch.no_grad(), torch.random.fork_rng():
+        for _ in range(PASSES):
+            for i, model in enumerate(models):
+                start = time.perf_counter()
+                inputs.run(model)
+                if inputs.tensors[0].is_cuda:
                     torch.cuda.synchronize()
-                taken.append(time.perf_counter() - before)
-    return [min(taken) for taken in times]
-
-
-@dataclass(frozen=True)
-class Score:
-    """Mean loss over all examples, and the share of right classes where targets are classes."""
-
-    loss: float
-    accuracy: float | None
+                least[i] = min(least[i], time.perf_counter() - start)
+    return least
 
 
 def score(
     model: nn.Module, batches: Iterable[Batch] | None, loss: Loss
-) -> Score | None:
-    """Return how a model does on all batches, None without targets or outputs to judge."""
-    if batches is None:
+) -> tuple[float, float | None] | None:
+    """Return mean loss and share of right classes, if there are classes; None without targets."""
+    losses = []
+    right: list[Tensor | None] = []
+    rows = []
+    for where, inputs, y in batches or ():
+        with name_failing_inputs(inputs, where):
+            output = run_plain(model, inputs)
+        if y is None:
+            return None
+        if not callable(loss) and not isinstance(output, Tensor):
+            raise InputError(
+                f"{where}: the model returns a {type(output).__name__}; say which output "
+                "counts, such as output=lambda o: o.logits"
+            )
+        losses.append(float(mean_loss(output, y, loss)))
+        right.append(_correct(output, y, loss))
+        rows.append(len(y))
+    if not rows:
         return None
-    total = 0.0
-    rows = 0
-    correct = 0
-    predictions = 0
-    classes = True
-    with torch.no_grad():
-        for where, inputs, y in batches:
-            with name_failing_inputs(inputs, where):
-                output = inputs.run(model)
-            if y is None:
-                return None
-            if not callable(loss) and not isinstance(output, Tensor):
-                raise InputError(
-                    f"{where}: the model returns a {type(output).__name__}; say which output "
-                    "counts, such as output=lambda o: o.logits"
-                )
-            total += float(mean_loss(output, y, loss)) * len(y)
-            rows += len(y)
-            right = _correct(output, y, loss)
-            if right is None:
-                classes = False
-            else:
-                correct += int(right.sum())
-                predictions += right.numel()
-    return Score(total / rows, correct / predictions if classes else None)
+    found = [part.flatten() for part in right if part is not None]
+    classes = len(found) == len(right)
+    accuracy = float(torch.cat(found).double().mean()) if classes else None
+    value = float(np.average(losses, weights=rows))
+    return (math.inf if math.isnan(value) else value), accuracy
 
 
 def _correct(output: Any, y: Tensor, loss: Loss) -> Tensor | None:
@@ -381,9 +243,10 @@ def _correct(output: Any, y: Tensor, loss: Loss) -> Tensor | None:
     return predicted == y
 
 
-def loss_or_infinity(found: Score | None) -> float:
+def loss_on(model: nn.Module, batches: Iterable[Batch] | None, loss: Loss) -> float:
     """Return the loss, infinite where there is none."""
-    return math.inf if found is None or math.isnan(found.loss) else found.loss
+    found = score(model, batches, loss)
+    return math.inf if found is None else found[0]
 
 
 def with_own_statistics(model: nn.Module, batches: list[Batch]) -> nn.Module | None:
@@ -405,10 +268,9 @@ def with_own_statistics(model: nn.Module, batches: list[Batch]) -> nn.Module | N
     for norm in norms:
         norm.reset_running_stats()
         norm.momentum = None  # the mean over batches
-    with torch.no_grad(), restore_training(norms, True), disable_fast_attention():
-        for where, inputs, _ in batches:
-            with name_failing_inputs(inputs, where):
-                inputs.run(small)
+    with restore_training(norms, True):
+        for batch in batches:
+            run_plain(small, batch.inputs)
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
     return small
@@ -434,38 +296,38 @@ def recover(
     best: dict[str, Tensor] = {}
 
     def evaluate() -> None:
-        model.eval()
-        value = loss_or_infinity(score(model, judge, loss))
+        value = loss_on(model.eval(), judge, loss)
         if not losses or value < min(losses):
-            best.update({k: v.detach().clone() for k, v in model.state_dict().items()})
+            best.update(copy.deepcopy(model.state_dict()))
         losses.append(value)
         model.train()
 
     interrupted = False
-    every = max(1, steps // EVALUATIONS)
     optimizer = torch.optim.Adam(trained, lr=learning_rate)
+    batches = _cycle(train)
     try:
         with meter("recover", steps) as bar:
             evaluate()
-            step = 0
-            while step < steps:
-                for _, inputs, y in train:
-                    if y is None:
-                        raise InputError(
-                            "recover needs batches (inputs, targets) to train on"
-                        )
-                    optimizer.zero_grad()
-                    mean_loss(inputs.run(model), y, loss).backward()
-                    optimizer.step()
-                    step += 1
-                    bar.advance()
-                    if step % every == 0 or step == steps:
-                        evaluate()
-                    if step == steps:
-                        break
+            for step in range(1, steps + 1):
+                _, inputs, y = next(batches)
+                if y is None:
+                    raise InputError(
+                        "recover needs batches (inputs, targets) to train on"
+                    )
+                optimizer.zero_grad()
+                mean_loss(inputs.run(model), y, loss).backward()
+                optimizer.step()
+                bar.advance()
+                if step == steps or step % max(1, steps // EVALUATIONS) == 0:
+                    evaluate()
     except KeyboardInterrupt:
         interrupted = True
     if best:
         model.load_state_dict(best)
     model.eval()
     return np.array(losses), interrupted
+
+
+def _cycle(batches: Iterable[Batch]) -> Iterator[Batch]:
+    while True:
+        yield from batches

@@ -12,26 +12,21 @@ from torch import Tensor, nn
 from overt import _check
 from overt._check import InputError, InputTypeError
 from overt._types import Seed
-from overt.nn.compression.attention import close_attention, open_attention
+from overt.nn.compression.attention import open_attention
 from overt.nn.compression.graph import build_graph
-from overt.nn.compression.loader import Attention
 from overt.nn.compression.lowrank import by_spectrum
 from overt.nn.compression.problem import (
     TOLERANCE,
     Keep,
     Outcome,
     Problem,
-    check_keep,
     copy_model,
     count_parameters,
-    first_rows,
     latencies,
     multiply_adds,
     relative_change,
     run_plain,
     score,
-    shortfall,
-    why_it_fails,
     with_own_statistics,
 )
 from overt.nn.compression.problem import recover as train_further
@@ -44,6 +39,8 @@ from overt.results import Status
 
 METHODS = ("auto", "mask", "flow", "spectrum")
 OF = ("parameters", "multiply_adds", "units")
+MAX_ROWS = 4096
+"""Rows of data that units and methods are chosen on: more would not change the choice."""
 
 
 def compress(
@@ -156,11 +153,14 @@ def compress(
         )
     _check.choice("by", by, METHODS)
     _check.choice("of", of, OF)
-    keep = check_keep(keep)
-    if of == "units" and by == "spectrum" and not isinstance(keep, Mapping):
-        raise InputError(
-            "by='spectrum' removes no units: of must be another than 'units'"
-        )
+    if isinstance(keep, Mapping):
+        keep = {str(k): _check_share(f"keep[{k!r}]", v) for k, v in keep.items()}
+    else:
+        keep = _check_share("keep", keep)
+        if of == "units" and by == "spectrum":
+            raise InputError(
+                "by='spectrum' removes no units: of must be another than 'units'"
+            )
     draws = _check.whole("draws", draws)
     steps = _check.whole("recover", recover, minimum=0)
     rate = _check.number("learning_rate", learning_rate, exclusive=True)
@@ -173,48 +173,40 @@ def compress(
             "(inputs, targets) that training has not seen; by='flow' does without"
         )
     # The copy shares its parameters with the model: nothing writes to them.
-    base = open_attention(
-        copy_model(model, {id(p): p for p in model.parameters()}).eval()
-    )
+    shared = {id(p): p for p in model.parameters()}
+    base = open_attention(copy_model(model, shared).eval())
     judge = _batches("data", data, base, inputs)
     report_on = _batches("holdout", holdout, base, inputs) or judge
     train_on = _batches("train", train, base, inputs) or judge
-    if steps and (train_on is None or judge is None):
+    if steps and judge is None:
         raise InputError(
             "recover needs data, batches (inputs, targets), and maybe train"
         )
     with torch.random.fork_rng(), torch.inference_mode(False):
         torch.manual_seed(int(rng.integers(2**31)))
-        few = None if judge is None else list(first_rows(judge))
+        few = None if judge is None else _first_rows(judge)
         guessed = loss == "auto"
+        graph = build_graph(base, inputs)
         if guessed:
             loss = _guess_loss(base, few or report_on)
-        for training in (
-            False,
-            True,
-        ):  # again where the code of that mode has other sizes
-            graph = build_graph(base, inputs, training=training)
-            problem = Problem(base, graph, keep, of, inputs, few, loss, draws, rng)
-            done = (
-                _best(problem, recovers=steps > 0)
-                if by == "auto"
-                else _run(problem, by)
-            )
-            if why_it_fails(done.model, inputs, base) is None:
-                break
-        if (
-            steps
-            and train_on is not None
-            and judge is not None
-            and not done.interrupted
-        ):
+        problem = Problem(base, graph, keep, of, inputs, few, loss, draws, rng)
+        done = _best(problem, steps > 0) if by == "auto" else _run(problem, by)
+        if steps and judge and train_on and not done.interrupted:
             done.recovery, done.interrupted = train_further(
                 done.model, train_on, judge, loss, steps=steps, learning_rate=rate
             )
-        done.model = _with_torch_attention(done.model, model, inputs)
+        if not done.changes and not len(done.recovery):
+            done.model = copy_model(model).eval()  # with torch's own attention
         report = _report(problem, done, report_on, guessed=guessed)
     _restore_modes(wrapped, done.model)
     return done.model, report
+
+
+def _check_share(name: str, value: Any) -> float:
+    share = 2.0 if value is True else _check.number(name, value, exclusive=True)
+    if share > 1:
+        raise InputError(f"{name} must be a number in (0, 1], got {value!r}")
+    return share
 
 
 def _batches(name: str, data: Any, base: nn.Module, inputs: Inputs) -> Batches | None:
@@ -232,15 +224,29 @@ def _batches(name: str, data: Any, base: nn.Module, inputs: Inputs) -> Batches |
     )
 
 
+def _first_rows(batches: Batches) -> list[Batch]:
+    """Return at most MAX_ROWS rows, from all batches where their number is known."""
+    per_batch = max(1, MAX_ROWS // (batches.count or 1))
+    left = MAX_ROWS
+    found = []
+    for where, inputs, y in batches:
+        n = min(per_batch, left, len(inputs))
+        found.append(Batch(where, inputs.first(n), None if y is None else y[:n]))
+        left -= n
+        if not left:
+            break
+    return found
+
+
 def _guess_loss(base: nn.Module, batches: Iterable[Batch] | None) -> Loss:
     """Return the loss that the targets look made for; "auto" where there are none to judge by."""
     labeled = [batch for batch in batches or () if batch.y is not None]
     if not labeled:
         return "auto"
     y = torch.cat([batch.y for batch in labeled])
-    first = labeled[0]
-    with torch.no_grad(), name_failing_inputs(first.inputs, first.where):
-        output = first.inputs.run(base)
+    where, inputs, _ = labeled[0]
+    with name_failing_inputs(inputs, where):
+        output = run_plain(base, inputs)
     if not isinstance(output, Tensor):
         return "auto"
     return guess_loss(y, output.new_empty(len(y), *output.shape[1:]))
@@ -251,30 +257,27 @@ def _run(problem: Problem, by: str) -> Outcome:
     done = by_spectrum(problem) if by == "spectrum" else by_units(problem, by)
     if by != "mask" and problem.judge is not None and done.changes:
         candidate = with_own_statistics(done.model, problem.judge)
-        if candidate is not None and _value(problem, candidate) < _value(
-            problem, done.model
-        ):
+        present = _value(problem, done.model)
+        if candidate is not None and _value(problem, candidate) < present:
             done.model = candidate
     return done
 
 
-def _best(problem: Problem, *, recovers: bool) -> Outcome:
+def _best(problem: Problem, recovers: bool) -> Outcome:
     """Try both methods; take the best of those that are small enough, or else the smallest."""
-    found = {"flow": _run(problem, "flow")}
-    if isinstance(problem.keep, Mapping) or problem.of_units:
-        return found["flow"]
-    found["spectrum"] = _run(problem, "spectrum")
-    sizes = {by: problem.share_of(outcome.model) for by, outcome in found.items()}
-    smallest = min(sizes.values())
-    limit = problem.keep if smallest <= TOLERANCE * problem.keep else smallest
-    small = [by for by in found if sizes[by] <= TOLERANCE * limit]
+    flow = _run(problem, "flow")
+    if problem.of_units or isinstance(problem.keep, Mapping):
+        return flow
+    found = {"flow": flow, "spectrum": _run(problem, "spectrum")}
+    sizes = {by: problem.size_of(outcome.model) for by, outcome in found.items()}
+    limit = TOLERANCE * problem.keep * problem.total
+    if min(sizes.values()) > limit:
+        limit = min(sizes.values())
+    small = [by for by in found if sizes[by] <= limit]
     values = {by: _value(problem, found[by].model) for by in small}
     best = min(values, key=values.__getitem__)
-    if (
-        recovers
-        and "flow" in small
-        and values[best] > TOLERANCE * _value(problem, problem.base)
-    ):
+    lost = values[best] > TOLERANCE * _value(problem, problem.base)
+    if recovers and lost and "flow" in small:
         best = "flow"  # low rank begins better and recovers worse
     found[best].tried = tuple(values.items())
     return found[best]
@@ -284,28 +287,12 @@ def _value(problem: Problem, model: nn.Module) -> float:
     """Return the loss on the data, or without targets how much the outputs change."""
     found = score(model, problem.judge, problem.loss)
     if found is not None:
-        return found.loss if np.isfinite(found.loss) else np.inf
-    with torch.no_grad():
-        changes = [
-            relative_change(batch.inputs.run(problem.base), batch.inputs.run(model))
-            for batch in problem.batches
-        ]
+        return found[0]
+    changes = [
+        relative_change(run_plain(problem.base, inputs), run_plain(model, inputs))
+        for _, inputs, _ in problem.batches
+    ]
     return float(np.nan_to_num(np.mean(changes), nan=np.inf))
-
-
-def _with_torch_attention(
-    small: nn.Module, model: nn.Module, inputs: Inputs
-) -> nn.Module:
-    """Return the network with torch's own attention wherever it still fits."""
-    if not any(isinstance(module, Attention) for module in small.modules()):
-        return small
-    candidate = close_attention(copy_model(small), model)
-    try:
-        with torch.no_grad():
-            inputs.run(candidate)
-    except Exception:  # torch's fast path needs plain layers beside its attention
-        return small
-    return candidate
 
 
 def _report(
@@ -316,15 +303,20 @@ def _report(
     for path in problem.graph.random_modules:
         why = "it samples in evaluation mode too: losses and changes here are of single samples"
         skipped[path or "forward"] = why
-    before, after = _sizes(problem, done.model, report_on)
+    models = [problem.base, done.model]
+    sizes = []
+    for model, latency in zip(models, latencies(models, problem.inputs), strict=True):
+        judged = score(model, report_on, problem.loss) or (None, None)
+        operations = multiply_adds(model, problem.inputs)
+        sizes.append(Size(count_parameters(model), operations, latency, *judged))
+    before, after = sizes
     reached = None
     if not problem.of_units:
-        old = getattr(before, problem.of)
-        reached = getattr(after, problem.of) / old if old else 1.0
-    why_not = shortfall(problem, done, reached)
+        reached = problem.size_of(done.model) / (problem.total or 1)
+    why_not = _shortfall(problem, done, reached)
     return Compression(
         by=done.by,
-        keep=dict(keep) if isinstance(keep, Mapping) else keep,
+        keep=keep,
         of=problem.of,
         reached=reached,
         met=why_not is None,
@@ -345,22 +337,16 @@ def _report(
     )
 
 
-def _sizes(problem: Problem, small: nn.Module, report_on: Batches | None) -> list[Size]:
-    """Return both networks in numbers."""
-    models = [problem.base, small]
-    found = []
-    for model, latency in zip(models, latencies(models, problem.inputs), strict=True):
-        judged = score(model, report_on, problem.loss)
-        found.append(
-            Size(
-                parameters=count_parameters(model),
-                multiply_adds=multiply_adds(model, problem.inputs)[0],
-                latency=latency,
-                loss=None if judged is None else judged.loss,
-                accuracy=None if judged is None else judged.accuracy,
-            )
-        )
-    return found
+def _shortfall(problem: Problem, done: Outcome, reached: float | None) -> str | None:
+    """Return why the share is not reached, None if the network is small enough."""
+    keep = problem.keep
+    if reached is None or isinstance(keep, Mapping) or reached <= TOLERANCE * keep:
+        return None
+    what = problem.of.replace("_", "-")
+    return (
+        f"keep={keep:g} of the {what} is not reached, {reached:.3g} is left; "
+        f"{len(done.skipped)} layers are left whole (report.skipped has the reasons)"
+    )
 
 
 def _restore_modes(model: nn.Module, small: nn.Module) -> None:

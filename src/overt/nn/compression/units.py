@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from overt._progress import meter
 from overt._types import Bools, Floats
 from overt.nn.compression.activations import Moments, collect
 from overt.nn.compression.dependencies import DependencyGraph, Group, Ids, Reader
-from overt.nn.compression.layers import TRANSPOSED, is_a
+from overt.nn.compression.graph import tensors
 from overt.nn.compression.problem import (
     TOLERANCE,
     Keep,
@@ -37,14 +37,13 @@ from overt.nn.compression.problem import (
     Problem,
     check_layers,
     copy_model,
-    count_parameters,
-    loss_or_infinity,
+    loss_on,
+    run_plain,
     score,
+    why_it_fails,
 )
-from overt.nn.compression.record import tensors
 from overt.nn.compression.report import Change
 from overt.nn.data.batches import first_line
-from overt.nn.data.models import disable_fast_attention
 
 BISECTIONS = 16
 """Steps of the search for a share of units: 1.5e-5, below one unit in 65,000."""
@@ -62,27 +61,27 @@ def by_units(problem: Problem, by: str) -> Outcome:
             "tensor (or a loss that is a function of what it returns); output= says which counts"
         )
     moments: dict[str, Moments] = {}
-    psi = np.zeros(0)
+    psi = np.zeros(len(graph.units))
     if by == "flow" and groups:
-        places = {reader.name: reader.places for reader in graph.dependencies.readers}
+        places = {name: reader.places for name, reader in graph.readers.items()}
         moments = collect(base, places, problem.batches, outputs=False)
         psi = flows(base, graph, moments)
     while groups:
-        losses = np.zeros(0)
-        interrupted = False
         counts = _counts(problem, groups)
-        if by == "mask":
-            cut, losses, interrupted = _best_mask(problem, counts)
-        else:
-            kept = {group: greatest(group, psi, n) for group, n in counts.items()}
-            cut = Cut(kept, refits=refits(base, graph, moments, kept))
-        broken = _broken_groups(problem, cut)
+        kept = {group: greatest(group, psi, n) for group, n in counts.items()}
+        cut = make_cut(base, graph, kept, scaled=by == "mask", moments=moments)
+        cut, broken = _check(problem, cut)
         if not broken:
-            small = shrink(base, graph, cut)
-            changes = [
+            outcome = Outcome(by, base, [], skipped)
+            if by == "mask":
+                cut, outcome.losses, outcome.interrupted = _best_mask(
+                    problem, counts, cut
+                )
+            outcome.model = shrink(base, graph, cut)
+            outcome.changes = [
                 Change(g.layers, "units", len(g.units), n) for g, n in counts.items()
             ]
-            return Outcome(by, small, changes, skipped, losses, interrupted)
+            return outcome
         for group, why in broken.items():
             skipped.update(dict.fromkeys(group.layers, why))
         groups = [group for group in groups if group not in broken]
@@ -103,8 +102,13 @@ def _removable_groups(
         reason = None
         if len(group.units) == 1:
             reason = "all its units stand or fall together"
-        elif by == "mask":
-            reason = _why_not_masked(group, keep)
+        elif by == "mask" and group.tied:
+            reason = "its units are read by a layer whose weights are tied to another's"
+        elif by == "mask" and not group.dropped and not isinstance(keep, Mapping):
+            reason = (
+                "no dropout layer acts on its units wherever they are read; use by='flow', or "
+                "name it in keep"
+            )
         if reason is None:
             chosen.append(group)
         else:
@@ -121,18 +125,6 @@ def _share(group: Group, keep: Keep) -> float:
             f"keep must give one share to layers whose outputs are added, got {shares}"
         )
     return next(iter(shares.values()), 1.0)
-
-
-def _why_not_masked(group: Group, keep: Keep) -> str | None:
-    """Return why a group's units are not sampled by masks, None if they are."""
-    if group.tied:
-        return "its units are read by a layer whose weights are tied to another's"
-    if not group.drops and not isinstance(keep, Mapping):
-        return (
-            "no dropout layer acts on its units wherever they are read; use by='flow', or name it "
-            "in keep"
-        )
-    return None
 
 
 def _counts(problem: Problem, groups: list[Group]) -> dict[Group, int]:
@@ -168,10 +160,8 @@ def _counts_within(
     counts = at(low)
     present = cost(counts)
     cut_most_first = sorted(groups, key=lambda g: counts[g] - low * len(g.units))
-    for limit in (
-        keep,
-        TOLERANCE * keep,
-    ):  # the last unit may be the one that comes nearer
+    # The last unit may be the one that comes nearer.
+    for limit in (keep, TOLERANCE * keep):
         for group in cut_most_first:
             if counts[group] == len(group.units):
                 continue
@@ -189,115 +179,94 @@ def _cost_function(problem: Problem) -> Callable[[Mapping[Group, int]], float]:
     A weight's cost is proportional to the units that are left along each of its axes, unless the
     layer runs once for each unit; attention costs the same for every head.
     """
-    terms = (
-        _parameter_terms(problem)
-        if problem.of == "parameters"
-        else _product_terms(problem)
-    )
-    # Terms along the same lists of units are added up.
-    lists: dict[int, Ids] = {}
-    total: dict[tuple[int, ...], float] = {}
-    for weight, axes in terms:
-        lists.update({id(ids): ids for ids in axes})
-        keys = tuple(map(id, axes))
-        total[keys] = total.get(keys, 0.0) + weight
-    whole = (
-        count_parameters(problem.base) if problem.of == "parameters" else problem.total
-    )
-    fixed = whole - sum(total.values())
+    found = problem.graph
+    costs: Mapping[int, float] = found.costs
+    terms: list[tuple[float, tuple[Ids, ...]]]
+    terms = [(cost, (ids,)) for cost, ids in found.products]
+    whole = float(problem.total * len(problem.inputs))
+    if problem.of == "parameters":
+        costs = {id(p): p.numel() for p in problem.base.parameters()}
+        terms = []
+        whole = float(problem.total)
+    for key, axes in found.axes.items():
+        terms.append((costs.get(key, 0), tuple(axes.values())))
+    fixed = whole - sum(cost for cost, _ in terms)
 
     def share(counts: Mapping[Group, int]) -> float:
-        stays = np.ones(len(problem.graph.dependencies.units), dtype=bool)
+        stays = np.ones(len(found.units), dtype=bool)
         for group, n in counts.items():
             stays[group.units[n:]] = False
         stays = stays[problem.graph.classes]
-        left = {
-            key: np.count_nonzero(stays[ids]) / len(ids) for key, ids in lists.items()
-        }
         kept = sum(
-            cost * math.prod(left[key] for key in keys) for keys, cost in total.items()
+            cost * math.prod(float(stays[ids].mean()) for ids in axes)
+            for cost, axes in terms
         )
-        return (fixed + kept) / max(float(whole), 1.0)
+        return (fixed + kept) / max(whole, 1.0)
 
     return share
 
 
-Term = tuple[float, tuple[Ids, ...]]
-"""A cost that is proportional to the units left in each of some lists."""
+def _check(problem: Problem, cut: Cut) -> tuple[Cut, dict[Group, str]]:
+    """Return a cut that computes what the masked network does, and the groups that prevent it.
 
-
-def _parameter_terms(problem: Problem) -> list[Term]:
-    tensors = problem.graph.dependencies.tensors
-    sizes = {id(p): float(p.numel()) for p in problem.base.parameters()}
-    return [
-        (sizes[key], tuple(axes.values()))
-        for key, axes in tensors.axes.items()
-        if key in sizes
-    ]
-
-
-def _product_terms(problem: Problem) -> list[Term]:
-    found = problem.graph.dependencies
-    costs: dict[int, float] = {}
-    for name, module in problem.base.named_modules():
-        weight = module._parameters.get("weight")
-        if weight is not None and name not in found.repeated:
-            costs[id(weight)] = costs.get(id(weight), 0.0) + problem.layer_costs.get(
-                name, 0
-            )
-    terms: list[Term] = []
-    for key, axes in found.tensors.axes.items():
-        if key in costs:
-            terms.append((costs[key], tuple(axes.values())))
-    terms += [(cost / len(problem.inputs), (ids,)) for cost, ids in found.products]
-    terms += [
-        (problem.layer_costs.get(name, 0), (ids,))
-        for name, ids in found.repeated.items()
-    ]
-    return terms
-
-
-def _broken_groups(problem: Problem, cut: Cut) -> dict[Group, str]:
-    """Return the groups without whose units the model does not compute what the masked one does.
-
-    A forward pass may depend on a width that its recording does not show, such as a number.
+    A forward pass may depend on a width that is not seen, such as a number. Attributes that equal
+    a width are changed only where the network does not run without.
     """
     together = _difference(problem, cut)
     if together is None:
-        return {}
+        return cut, {}
+    guessed = replace(cut, guess=True)
+    if _difference(problem, guessed) is None:
+        return guessed, {}
     why: dict[Group, str] = {}
     for group, units in cut.kept.items():
-        alone = _difference(problem, Cut({group: units}, cut.scaled))
-        if alone is not None:
-            why[group] = alone
-    return why or dict.fromkeys(cut.kept, together)
+        alone = make_cut(problem.base, problem.graph, {group: units}, scaled=cut.scaled)
+        reason = _difference(problem, alone)
+        if reason and _difference(problem, replace(alone, guess=True)):
+            why[group] = reason
+    return cut, why or dict.fromkeys(cut.kept, together)
 
 
 def _difference(problem: Problem, cut: Cut) -> str | None:
     """Return how the smaller network differs from the large one with the same units masked."""
     base = problem.base
-    corrected = corrections(base, problem.graph, cut)
-    small = shrink(base, problem.graph, cut, corrected)
     try:
-        with torch.no_grad(), disable_fast_attention():
-            result = problem.run_without_noise(small)
-            whole = masked(base, problem.graph, cut, small, corrected)
-            reference = problem.run_without_noise(whole)
+        small = shrink(base, problem.graph, cut)
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            result = run_plain(small, problem.inputs)
+            torch.manual_seed(0)
+            whole = masked(base, problem.graph, cut, small)
+            reference = run_plain(whole, problem.inputs)
     except Exception as error:  # whatever the model's code raises on other widths
         return f"the forward pass fails with fewer units: {first_line(error)}"
-    if not _same(result, reference):
+    first = list(tensors(result))
+    second = list(tensors(reference))
+    if len(first) != len(second) or not all(map(_close, first, second)):
         return "the forward pass computes something else with fewer units"
-    return None
+    why = why_it_fails(small, problem.inputs, base)
+    return why and f"the forward pass fails with fewer units in training mode: {why}"
 
 
-def _best_mask(problem: Problem, counts: dict[Group, int]) -> tuple[Cut, Floats, bool]:
+def _close(a: Tensor, b: Tensor) -> bool:
+    """Return whether two outputs agree up to rounding, relative to their size."""
+    if a.shape != b.shape or not a.is_floating_point():
+        return bool(torch.equal(a, b))
+    size = float(b.nan_to_num(0, 0, 0).abs().max()) if b.numel() else 0.0
+    tol = max(1e-4, 20 * torch.finfo(a.dtype).eps)
+    return bool(torch.allclose(a, b, rtol=tol, atol=tol * max(size, 1e-30)))
+
+
+def _best_mask(
+    problem: Problem, counts: dict[Group, int], like: Cut
+) -> tuple[Cut, Floats, bool]:
     """Sample masks with `counts` survivors in each group; return the one with the least loss.
 
     Also returns the loss of every mask, and whether Ctrl-C ended the search early. The interrupt is
     raised if no mask was judged yet.
     """
     losses: list[float] = []
-    best: Cut | None = None
+    best = like
     interrupted = False
     try:
         with meter("sub-networks", problem.draws) as bar:
@@ -308,150 +277,146 @@ def _best_mask(problem: Problem, counts: dict[Group, int]) -> tuple[Cut, Floats,
                     )
                     for group, count in counts.items()
                 }
-                cut = Cut(kept, scaled=True)
+                cut = make_cut(problem.base, problem.graph, kept, scaled=True)
+                cut = replace(cut, guess=like.guess)
                 small = shrink(problem.base, problem.graph, cut)
-                value = loss_or_infinity(score(small, problem.judge, problem.loss))
-                if best is None or value < min(losses):
+                value = loss_on(small, problem.judge, problem.loss)
+                if not losses or value < min(losses):
                     best = cut
                 losses.append(value)
                 bar.advance(note=f"best loss {min(losses):.4g}")
     except KeyboardInterrupt:
-        if best is None:
+        if not losses:
             raise
         interrupted = True
-    assert best is not None  # noqa: S101 (draws is at least 1)
     return best, np.array(losses), interrupted
-
-
-def _same(a: Any, b: Any) -> bool:
-    """Return whether two outputs agree up to rounding, relative to their size."""
-    first = list(tensors(a))
-    second = list(tensors(b))
-    return len(first) == len(second) and all(map(_close, first, second))
-
-
-def _close(a: Tensor, b: Tensor) -> bool:
-    if a.shape != b.shape or not a.is_floating_point():
-        return bool(torch.equal(a, b))
-    size = float(b.nan_to_num(0, 0, 0).abs().max()) if b.numel() else 0.0
-    tol = max(1e-4, 20 * torch.finfo(a.dtype).eps)
-    return bool(torch.allclose(a, b, rtol=tol, atol=tol * max(size, 1e-30)))
-
-
-Refit = tuple[Tensor, Tensor | None]
-"""A layer's weight, 0 on units that are removed, and its bias, if that has changed."""
 
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """Which units stay of each group (all, if it is not there), and how readers are corrected.
+    """Which units stay, and the tensors that read them, corrected for what is removed.
 
-    With `scaled` they multiply a group's survivors by all / survivors, as dropout does in training.
+    Attributes
+    ----------
+    kept
+        The units that stay of each group (all, if it is not there).
+    factor
+        Each unit's factor at its readers: 0 where it is removed.
+    corrected
+        By id, tensors of full size that are 0 on removed units, and changed biases.
+    scaled
+        Whether survivors are multiplied by all / survivors, as dropout does in training.
+    guess
+        Whether attributes that equal a width are changed with it.
     """
 
     kept: dict[Group, Ids]
-    scaled: bool = False
-    refits: dict[str, Refit] = field(default_factory=dict)
-
-    def factors(self, graph: DependencyGraph) -> Floats:
-        """Return each unit's factor at its readers: 0 where it is removed."""
-        factor = np.ones(len(graph.dependencies.units))
-        for group, kept in self.kept.items():
-            factor[group.units] = 0
-            factor[kept] = len(group.units) / len(kept) if self.scaled else 1
-        return factor[graph.classes]
+    factor: Floats
+    corrected: dict[int, Tensor]
+    scaled: bool
+    guess: bool = False
 
 
-def shrink(
+def make_cut(
     model: nn.Module,
     graph: DependencyGraph,
-    cut: Cut,
-    corrected: dict[int, Tensor] | None = None,
-) -> nn.Module:
+    kept: dict[Group, Ids],
+    *,
+    scaled: bool = False,
+    moments: Mapping[str, Moments] | None = None,
+) -> Cut:
+    """Remove all but some units, and refit the layers that read them if there are moments."""
+    factor = np.ones(len(graph.units))
+    tied = np.zeros(len(graph.units), dtype=bool)
+    for group, units in kept.items():
+        factor[group.units] = 0
+        factor[units] = len(group.units) / len(units) if scaled else 1
+        tied[group.units] = group.tied
+    factor = factor[graph.classes]
+    removed = (factor == 0) & ~tied[graph.classes]
+    corrected: dict[int, Tensor] = {}
+    for reader in graph.readers.values():
+        module = model.get_submodule(reader.name)
+        weight = module.weight.detach()
+        scale = torch.from_numpy(factor[reader.ids]).to(weight)
+        if id(module.weight) in corrected or bool((scale == 1).all()):
+            continue
+        gone = removed[reader.ids]
+        if moments and gone.any():
+            weight, bias = _refit(module, reader, gone, moments[reader.name])
+            if bias is not None:
+                corrected[id(module.bias)] = bias
+        shape = [-1 if i == reader.axis else 1 for i in range(weight.ndim)]
+        corrected[id(module.weight)] = weight * scale.reshape(shape)
+    return Cut(kept, factor, corrected, scaled)
+
+
+def shrink(model: nn.Module, graph: DependencyGraph, cut: Cut) -> nn.Module:
     """Return a copy of the model without the units that a cut removes.
 
     Every parameter along whose axes units lie is replaced, wherever the copy refers to it, so
     that shared layers and tied weights stay shared.
     """
-    factor = cut.factors(graph)
-    dependencies = graph.dependencies
     memo: dict[int, Any] = {}
-    corrected = corrections(model, graph, cut) if corrected is None else corrected
-    kept: dict[int, Any] = {}
-    for key, axes in dependencies.tensors.axes.items():
-        old = dependencies.tensors.tensors[key]
-        tensor = corrected.get(key, old.detach())
+    for key, axes in graph.axes.items():
+        old = graph.tensors[key]
+        tensor = cut.corrected.get(key, old.detach())
         for axis, ids in axes.items():
-            if id(ids) not in kept:
-                kept[id(ids)] = np.flatnonzero(factor[ids])
-            if len(kept[id(ids)]) < len(ids):
-                index = torch.from_numpy(kept[id(ids)]).to(tensor.device)
-                tensor = tensor.index_select(axis, index)
-        if tensor.shape != old.shape or key in corrected:
-            parameter = isinstance(old, nn.Parameter)
-            memo[key] = nn.Parameter(tensor, old.requires_grad) if parameter else tensor
+            index = np.flatnonzero(cut.factor[ids])
+            if len(index) < len(ids):
+                where = torch.from_numpy(index).to(tensor.device)
+                tensor = tensor.index_select(axis, where)
+        if tensor.shape != old.shape or key in cut.corrected:
+            memo[key] = _like(tensor, old)
     small = copy_model(model, memo)
-    for name, sizes in dependencies.sizes.items():
-        own = vars(small.get_submodule(name))
-        for attribute, (entry, ids) in sizes.items():
-            count: Any = int(np.count_nonzero(factor[ids]))
-            if entry is not None:
-                shape = own[attribute]
-                count = (*shape[:entry], count, *shape[entry + 1 :])
-            own[attribute] = count
+    for name, attribute, ids in graph.sizes:
+        module = small.get_submodule(name)
+        count = int(np.count_nonzero(cut.factor[ids]))
+        if count < len(ids):
+            several = isinstance(getattr(module, attribute), tuple)
+            setattr(module, attribute, (count,) if several else count)
+    for (name, attribute), count in _guesses(graph, cut).items():
+        vars(small.get_submodule(name))[attribute] = count
     return small
 
 
+def _guesses(graph: DependencyGraph, cut: Cut) -> dict[tuple[str, str], int]:
+    """Return the new values of attributes that equal the length of an axis of units."""
+    found: dict[tuple[str, str], int] = {}
+    for name, attribute, table in graph.guesses if cut.guess else ():
+        left = int(np.count_nonzero(cut.factor[table].any(1)))
+        key = (name, attribute)
+        # Where the number and the width of heads are equal, the name says which it is.
+        choose = max if "dim" in attribute or "size" in attribute else min
+        found[key] = choose(found.get(key, left), left)
+    return found
+
+
 def masked(
-    model: nn.Module,
-    graph: DependencyGraph,
-    cut: Cut,
-    small: nn.Module,
-    corrected: dict[int, Tensor],
+    model: nn.Module, graph: DependencyGraph, cut: Cut, small: nn.Module
 ) -> nn.Module:
     """Return a full-size copy that ignores the units that a cut removes: what `shrink` must equal.
 
     Readers' weights are zero on removed units; normalizations over all units run over those
     that stay, as in the smaller network. All other tensors are the model's own.
     """
-    factor = cut.factors(graph)
-    dependencies = graph.dependencies
     memo: dict[int, Any] = {id(t): t for t in (*model.parameters(), *model.buffers())}
-    for key, tensor in corrected.items():
-        old = dependencies.tensors.tensors[key]
-        memo[key] = (
-            nn.Parameter(tensor, False) if isinstance(old, nn.Parameter) else tensor
-        )
+    for key, tensor in cut.corrected.items():
+        memo[key] = _like(tensor, memo[key])
     reference = copy_model(model, memo)
-    for name, (axis, ids) in dependencies.mixing.items():
-        index = torch.from_numpy(np.flatnonzero(factor[ids]))
+    for name, (axis, ids) in graph.mixing.items():
+        index = torch.from_numpy(np.flatnonzero(cut.factor[ids]))
         if len(index) < len(ids):
-            reference.set_submodule(
-                name, NormAmong(small.get_submodule(name), index, axis)
-            )
+            norm = NormAmong(small.get_submodule(name), index, axis)
+            reference.set_submodule(name, norm)
     return reference
 
 
-def corrections(
-    model: nn.Module, graph: DependencyGraph, cut: Cut
-) -> dict[int, Tensor]:
-    """Return tensors that read units with the units' factors, refitted, and changed biases."""
-    found: dict[int, Tensor] = {}
-    factor = cut.factors(graph)
-    for reader in graph.dependencies.readers:
-        module = model.get_submodule(reader.name)
-        refit = cut.refits.get(reader.name)
-        scale = factor[reader.ids]
-        if id(module.weight) in found or (refit is None and (scale == 1).all()):
-            continue
-        tensor, bias = (module.weight.detach(), None) if refit is None else refit
-        if refit is None or cut.scaled:
-            shape = [-1 if i == reader.axis else 1 for i in range(tensor.ndim)]
-            tensor = tensor * torch.from_numpy(scale).to(tensor).reshape(shape)
-        found[id(module.weight)] = tensor
-        if bias is not None:
-            found[id(module.bias)] = bias
-    return found
+def _like(tensor: Tensor, old: Tensor) -> Tensor:
+    """Return a parameter in place of a parameter."""
+    if isinstance(old, nn.Parameter):
+        return nn.Parameter(tensor, old.requires_grad)
+    return tensor
 
 
 class NormAmong(nn.Module):  # type: ignore[misc]
@@ -473,25 +438,14 @@ class NormAmong(nn.Module):  # type: ignore[misc]
 
 def flows(model: nn.Module, graph: DependencyGraph, seen: dict[str, Moments]) -> Floats:
     """Return psi for each unit, by the number of its class."""
-    units = graph.dependencies.units
-    total = np.zeros(len(units))
-    for reader in {
-        reader.name: reader for reader in graph.dependencies.readers
-    }.values():
-        weight = model.get_submodule(reader.name).weight.detach()
-        others = [d for d in range(weight.ndim) if d != reader.axis]
-        norms = torch.linalg.vector_norm(
-            weight, dim=others, dtype=_working(weight)
-        ).double()
-        norms = norms.square().unflatten(0, (-1, reader.places)).sum(1)
+    total = np.zeros(len(graph.units))
+    for reader in graph.readers.values():
+        weight = model.get_submodule(reader.name).weight.detach().double()
+        norms = weight.movedim(reader.axis, 0).flatten(1).square().sum(1)
+        norms = norms.unflatten(0, (-1, reader.places)).sum(1)
         flow = (norms * seen[reader.name].squares()).cpu().numpy()
-        np.add.at(total, units.classes(reader.ids[:: reader.places]), flow)
+        np.add.at(total, graph.classes[reader.ids[:: reader.places]], flow)
     return np.sqrt(total)
-
-
-def _working(weight: Tensor) -> torch.dtype:
-    """Return a format in which sums of a weight's entries round little."""
-    return torch.float64 if weight.dtype == torch.float64 else torch.float32
 
 
 def greatest(group: Group, psi: Floats, count: int) -> Ids:
@@ -500,67 +454,30 @@ def greatest(group: Group, psi: Floats, count: int) -> Ids:
     return group.units[np.sort(order[:count])]
 
 
-def refits(
-    model: nn.Module,
-    graph: DependencyGraph,
-    seen: dict[str, Moments],
-    kept: dict[Group, Ids],
-) -> dict[str, Refit]:
-    """Return each reader's weight and bias changed so that it misses its units least."""
-    removed = np.zeros(len(graph.dependencies.units), dtype=bool)
-    tied = np.zeros_like(removed)
-    for group, staying in kept.items():
-        part = tied if group.tied else removed
-        part[group.units] = True
-        part[staying] = False
-    found: dict[str, Refit] = {}
-    for reader in {
-        reader.name: reader for reader in graph.dependencies.readers
-    }.values():
-        units = graph.dependencies.units.classes(reader.ids[:: reader.places])
-        if removed[units].any():
-            module = model.get_submodule(reader.name)
-            moments = seen[reader.name]
-            found[reader.name] = _refit(
-                module, reader, removed[units], tied[units], moments
-            )
-    return found
-
-
 def _refit(
-    module: nn.Module, reader: Reader, gone: Bools, tied: Bools, moments: Moments
-) -> Refit:
-    """Change one reader; all taps of a convolution use the same prediction."""
+    module: nn.Module, reader: Reader, gone: Bools, moments: Moments
+) -> tuple[Tensor, Tensor | None]:
+    """Return a reader's weight and bias with what it misses predicted from the units that stay.
+
+    All taps of a convolution use the same prediction.
+    """
+    n = reader.places
     old = module.weight.detach()
-    bias = module.bias
-    weight = old.to(_working(old)).movedim(reader.axis, -1)
-    if reader.places > 1:
-        weight = weight.unflatten(-1, (-1, reader.places)).mT
-    S, R, T = (
-        torch.from_numpy(np.flatnonzero(x)).to(old.device) for x in (~gone, gone, tied)
+    weight = old.movedim(reader.axis, -1).double()
+    weight = weight.unflatten(-1, (-1, n)).mT.clone()
+    S, R = (
+        torch.from_numpy(np.flatnonzero(part[::n])).to(old.device)
+        for part in (~gone, gone)
     )
-    B = moments.prediction(S, R, centered=bias is not None)
+    B = moments.prediction(S, R, centered=module.bias is not None)
     lost = weight.index_select(-1, R)
-    weight = weight.index_fill(-1, R, 0.0)
-    if B:
-        replacement = lost
-        for factor in B:
-            replacement = replacement @ factor.to(weight)
-        weight.index_add_(-1, S, replacement)
-    weight.index_fill_(-1, T, 0.0)
-    if reader.places > 1:
-        weight = weight.mT.flatten(-2)
-    weight = weight.movedim(-1, reader.axis).to(old)
-    if bias is None:
+    weight.index_add_(-1, S, lost @ B)
+    weight = weight.mT.flatten(-2).movedim(-1, reader.axis).to(old)
+    if module.bias is None:
         return weight, None
     mean = moments.mean()
-    left = mean[R]
-    if B:
-        predicted = mean[S]
-        for factor in reversed(B):
-            predicted = factor @ predicted
-        left = left - predicted
-    shift = (lost @ left.to(lost)).reshape(len(lost), -1).sum(1)
-    if is_a(module, TRANSPOSED):  # an output position meets one tap in prod(stride)
+    shift = (lost @ (mean[R] - B @ mean[S])).flatten(1).sum(1)
+    if getattr(module, "transposed", False):
+        # An output position meets one tap in prod(stride).
         shift = shift / math.prod(module.stride)
-    return weight, bias.detach() + shift.to(bias)
+    return weight, module.bias.detach() + shift.to(module.bias)

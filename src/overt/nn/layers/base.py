@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from overt import _check
 from overt._check import InputError, InputTypeError
 from overt.nn.layers.masks import Key, MaskCovariance
-from overt.nn.layers.schedules import DropSchedule
 
 
 class NoiseLayer(nn.Module, ABC):  # type: ignore[misc]
@@ -85,7 +84,7 @@ class NoiseLayer(nn.Module, ABC):  # type: ignore[misc]
                 "torch.utils.checkpoint, which would sample another mask; use seed=None inside "
                 "checkpointed parts"
             )
-        key = Key(self.seed, self.draws.clone())
+        key = Key(self.draws.clone(), self.seed)
         self.draws.add_(1)
         return key
 
@@ -115,94 +114,73 @@ class UnitNoise(NoiseLayer):
         return self._apply_mask(x)
 
 
+class DropSchedule(ABC):
+    """A drop probability for each step."""
+
+    @abstractmethod
+    def __call__(self, step: int) -> float:
+        """Return the drop probability at `step`, counted from 0."""
+
+
 class RatedNoise(NoiseLayer):
-    """Noise with a drop probability, `drop_prob`: the current one if it has a schedule."""
-
-    def __init__(self, drop_prob: float | DropSchedule, seed: int | None) -> None:
-        super().__init__(seed)
-        self.rate = Rate(drop_prob)
-
-    @property
-    def drop_prob(self) -> float:
-        """The current probability that a unit (or weight) is dropped, averaged over a map."""
-        return self.rate.value
-
-    @drop_prob.setter
-    def drop_prob(self, value: float) -> None:
-        self.rate.fix(value)
-
-    @property
-    def p(self) -> float:
-        """The drop probability, under the name it has in torch.nn.Dropout."""
-        return self.rate.value
-
-    @p.setter
-    def p(self, value: float) -> None:
-        self.rate.fix(value)
-
-    @property
-    def silent(self) -> bool:
-        """Whether nothing is dropped, now or later."""
-        return self.rate.silent
-
-
-class Rate(nn.Module):  # type: ignore[misc]
-    """A drop probability: a number, or a schedule with the step it has reached.
+    """Noise with a drop probability, `drop_prob`: a number, or the current one of a schedule.
 
     With a schedule the buffer `step` is saved with the model, and the probability is a tensor to
     compiled code, which is then not compiled again when the probability changes.
     """
 
-    def __init__(self, drop_prob: float | DropSchedule) -> None:
-        super().__init__()
+    def __init__(self, drop_prob: float | DropSchedule, seed: int | None) -> None:
+        super().__init__(seed)
         self.schedule: DropSchedule | None = None
         if isinstance(drop_prob, DropSchedule):
             self.schedule = drop_prob
             self.register_buffer("step", torch.zeros((), dtype=torch.int64))
             # In units of 2^-62: a floating-point buffer would be rounded by model.bfloat16().
-            self.register_buffer(
-                "bits", torch.zeros((), dtype=torch.int64), persistent=False
-            )
+            bits = torch.zeros((), dtype=torch.int64)
+            self.register_buffer("bits", bits, persistent=False)
             drop_prob = drop_prob(0)
-        self.fix(drop_prob)
-
-    def __repr__(self) -> str:
-        if self.schedule is None:
-            return f"{self._value:g}"
-        return f"{self._value:g} by {self.schedule!r}"
+        self.drop_prob = drop_prob
 
     @property
-    def value(self) -> float:
-        """The current drop probability."""
-        return self._value
+    def drop_prob(self) -> float:
+        """The current probability that a unit (or weight) is dropped, averaged over a map."""
+        return self._drop_prob
 
-    @property
-    def current(self) -> float | Tensor:
-        """The current drop probability, as code that may be compiled should read it."""
-        if self.schedule is not None and torch.compiler.is_compiling():
-            return self.bits.double() / 2**62
-        return self._value
+    @drop_prob.setter
+    def drop_prob(self, value: float) -> None:
+        self._drop_prob = _check.drop_prob(value)
+        if self.schedule is not None:
+            self.bits.fill_(round(self._drop_prob * 2**62))
+
+    p = drop_prob  # the name it has in torch.nn.Dropout
 
     @property
     def silent(self) -> bool:
-        """Whether the drop probability is 0 and stays 0."""
-        return self.schedule is None and self._value == 0
+        """Whether nothing is dropped, now or later."""
+        return self.schedule is None and self._drop_prob == 0
 
-    def fix(self, drop_prob: float) -> None:
-        """Set the drop probability; a schedule continues at its next step."""
-        self._value = _check.drop_prob(drop_prob)
-        if self.schedule is not None:
-            self.bits.fill_(round(self._value * 2**62))
+    @property
+    def _current(self) -> float | Tensor:
+        """The drop probability, as code that may be compiled should read it."""
+        if self.schedule is not None and torch.compiler.is_compiling():
+            return self.bits.double() / 2**62
+        return self._drop_prob
 
-    def advance(self, steps: int) -> None:
+    @property
+    def _rate(self) -> str:
+        """The drop probability, for printing."""
+        schedule = "" if self.schedule is None else f" by {self.schedule!r}"
+        return f"drop_prob={self._drop_prob:g}{schedule}"
+
+    def _advance(self, steps: int) -> None:
         """Advance the schedule, if there is one."""
         if self.schedule is not None:
             self.step.add_(steps)
-            self.fix(self.schedule(int(self.step)))
+            self.drop_prob = self.schedule(int(self.step))
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        self.advance(0)
+        self._advance(0)
 
 
 def advance(model: nn.Module, steps: int = 1) -> None:
@@ -216,8 +194,8 @@ def advance(model: nn.Module, steps: int = 1) -> None:
             f"model must be a torch.nn.Module, got {type(model).__name__}"
         )
     for module in model.modules():
-        if isinstance(module, Rate):
-            module.advance(steps)
+        if isinstance(module, RatedNoise):
+            module._advance(steps)
 
 
 def check_shape(shape: Any) -> tuple[int, ...]:

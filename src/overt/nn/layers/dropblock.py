@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -11,10 +10,9 @@ from torch import Tensor
 
 from overt import _check
 from overt._check import InputError
-from overt.nn.layers.base import RatedNoise, UnitNoise, check_shape
+from overt.nn.layers.base import DropSchedule, RatedNoise, UnitNoise, check_shape
 from overt.nn.layers.dropout import axes_tuple
-from overt.nn.layers.masks import MaskCovariance, cover, keep_mask, sliding_block_mask
-from overt.nn.layers.schedules import DropSchedule
+from overt.nn.layers.masks import Blocks, MaskCovariance, keep_mask, sliding_mask
 from overt.noise.sliding import Sliding, grid_characteristic
 
 
@@ -43,18 +41,6 @@ class _DropBlock(RatedNoise, UnitNoise):
                 f"shared_axes must be 0 (the batch), 1 (the channels) or both, got {shared_axes!r}"
             )
 
-    def keep_prob(self, sizes: Sequence[int]) -> Tensor:
-        """Return the exact probability that each unit of a map of these sizes survives."""
-        sizes = check_shape(
-            (0, 0, *sizes) if isinstance(sizes, (tuple, list)) else sizes
-        )[2:]
-        if len(sizes) != self._spatial:
-            raise InputError(f"sizes must be {self._spatial} numbers, got {sizes}")
-        if self.placement == "grid":
-            return torch.full(sizes, 1 - self.drop_prob)
-        blocks = Sliding(self.drop_prob, sizes, self._blocks(sizes), self.uniform)
-        return torch.from_numpy(blocks.keep_prob())
-
     def mask_covariance(self, shape: tuple[int, ...]) -> MaskCovariance:
         """Gamma among the units of a map; channels are independent unless they share a mask."""
         shape = check_shape(shape)
@@ -76,7 +62,7 @@ class _DropBlock(RatedNoise, UnitNoise):
         sizes = self.block_size
         block = sizes[0] if len(set(sizes)) == 1 else sizes
         parts = [
-            f"drop_prob={self.rate!r}",
+            f"{self._rate}",
             f"block_size={block}",
             f"placement={self.placement}",
         ]
@@ -90,20 +76,16 @@ class _DropBlock(RatedNoise, UnitNoise):
         sizes = self._fitting(tuple(x.shape))
         blocks = self._blocks(sizes)
         key = self._next_key()
-        p = self.rate.current
+        p = self._current
         lead = [1 if axis in self.shared_axes else x.shape[axis] for axis in (0, 1)]
         if self.placement == "grid":
             cells = [-(-n // b) for n, b in zip(sizes, blocks, strict=True)]
-            keep = _repeat(keep_mask([*lead, *cells], p, x.device, key), sizes, blocks)
+            keep = keep_mask([*lead, *cells], p, x.device, key)
+            for axis, (n, b) in enumerate(zip(sizes, blocks, strict=True), 2):
+                keep = keep.repeat_interleave(b, axis).narrow(axis, 0, n)
             return x * keep / (1 - p)
-        if self.uniform:
-            starts = [n + b - 1 for n, b in zip(sizes, blocks, strict=True)]
-            seed_prob = 1 - (1 - p) ** (1 / math.prod(blocks))
-            starts_kept = keep_mask([*lead, *starts], seed_prob, x.device, key)
-            keep = cover(starts_kept, blocks, pad=False)
-            return x * keep / (1 - p)
-        keep, scale = sliding_block_mask(x, key, p, lead, sizes, blocks)
-        return (x * (keep * scale)).to(x.dtype)
+        where = Blocks(sizes, blocks, self.uniform)
+        return (x * sliding_mask(x, key, p, lead, where)).to(x.dtype)
 
     def _blocks(self, sizes: Sequence[int]) -> tuple[int, ...]:
         """Return the block sizes, cut to the size of the map."""
@@ -174,10 +156,3 @@ def _block_sizes(value: int | Sequence[int], axes: int) -> tuple[int, ...]:
     if len(values) != axes:
         raise InputError(f"block_size must be one number or {axes}, got {value!r}")
     return tuple(_check.whole("block_size", b) for b in values)
-
-
-def _repeat(keep: Tensor, sizes: tuple[int, ...], blocks: tuple[int, ...]) -> Tensor:
-    for axis, (n, b) in enumerate(zip(sizes, blocks, strict=True)):
-        cell = torch.arange(n, device=keep.device) // b
-        keep = keep.index_select(2 + axis, cell)
-    return keep

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from overt._check import InputError, whole
-from overt.nn.layers.base import RatedNoise
+from overt.nn.layers.base import DropSchedule, RatedNoise
 from overt.nn.layers.masks import keep_mask
-from overt.nn.layers.schedules import DropSchedule
 
 
 class _DropConnect(RatedNoise):
@@ -31,7 +30,7 @@ class _DropConnect(RatedNoise):
         return self.drop_prob / (1 - self.drop_prob)
 
     def _noisy_weight(self, *copies: int) -> Tensor:
-        p = self.rate.current
+        p = self._current
         keep = keep_mask(
             [*copies, *self.weight.shape], p, self.weight.device, self._next_key()
         )
@@ -82,7 +81,7 @@ class DropConnectLinear(_DropConnect):
         sizes = f"in_features={self.in_features}, out_features={self.out_features}"
         bias = f"bias={self.bias is not None}"
         sample = f"per_sample={self.per_sample}"
-        return self._describe(sizes, bias, f"drop_prob={self.rate!r}", sample)
+        return self._describe(sizes, bias, self._rate, sample)
 
     def reset_parameters(self) -> None:
         """Initialize weight and bias as torch.nn.Linear does."""
@@ -135,41 +134,36 @@ class DropConnectConv2d(_DropConnect):
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        in_channels = whole("in_channels", in_channels)
-        out_channels, groups = (
-            whole("out_channels", out_channels),
-            whole("groups", groups),
-        )
-        if in_channels % groups or out_channels % groups:
+        channels = {"in_channels": in_channels, "out_channels": out_channels}
+        counts = [
+            whole(name, value)
+            for name, value in (channels | {"groups": groups}).items()
+        ]
+        if counts[0] % counts[2] or counts[1] % counts[2]:
             raise InputError(
                 f"groups must divide both numbers of channels, got {groups}"
             )
-        given = {"kernel_size": kernel_size, "stride": stride, "dilation": dilation}
-        for name, value in (given | {"padding": padding}).items():
-            for size in (
-                value if isinstance(value, tuple) and len(value) == 2 else (value,)
-            ):
+        sizes: dict[str, Any] = {
+            "kernel_size": kernel_size,
+            "stride": stride,
+            "dilation": dilation,
+        }
+        for name, value in (sizes | {"padding": padding}).items():
+            pair = isinstance(value, tuple) and len(value) == 2
+            for size in value if pair else (value,):
                 whole(name, size, minimum=int(name != "padding"))
         plain = nn.Conv2d(
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride,
-            padding,
-            dilation,
-            groups,
-            bias,
+            *counts[:2],
+            **sizes,
+            padding=padding,
+            groups=counts[2],
+            bias=bias,
             device=device,
             dtype=dtype,
         )
         super().__init__(plain, drop_prob, seed)
-        self.in_channels, self.out_channels = in_channels, out_channels
-        self.kernel_size, self.stride, self.padding = (
-            plain.kernel_size,
-            plain.stride,
-            plain.padding,
-        )
-        self.dilation, self.groups = plain.dilation, plain.groups
+        for name in (*channels, "groups", *sizes, "padding"):
+            setattr(self, name, getattr(plain, name))
 
     def extra_repr(self) -> str:
         """Return the settings, for printing."""
@@ -177,7 +171,7 @@ class DropConnectConv2d(_DropConnect):
         parts = [f"{name}={getattr(self, name)}" for name in names]
         sizes = f"{self.in_channels}, {self.out_channels}"
         bias = f"bias={self.bias is not None}"
-        return self._describe(sizes, *parts, bias, f"drop_prob={self.rate!r}")
+        return self._describe(sizes, *parts, bias, self._rate)
 
     def reset_parameters(self) -> None:
         """Initialize weight and bias as torch.nn.Conv2d does."""

@@ -9,9 +9,8 @@ from torch.nn import functional
 
 from overt import _check
 from overt._check import InputError
-from overt.nn.layers.base import RatedNoise, UnitNoise, check_shape
+from overt.nn.layers.base import DropSchedule, RatedNoise, UnitNoise, check_shape
 from overt.nn.layers.masks import MaskCovariance, keep_mask
-from overt.nn.layers.schedules import DropSchedule
 
 
 class Dropout(RatedNoise, UnitNoise):
@@ -49,6 +48,11 @@ class Dropout(RatedNoise, UnitNoise):
         super().__init__(drop_prob, seed)
         self.shared_axes = axes_tuple("shared_axes", shared_axes)
 
+    @property
+    def plain(self) -> bool:
+        """Whether every unit is dropped independently, as by torch.nn.Dropout."""
+        return not self.shared_axes
+
     def mask_covariance(self, shape: tuple[int, ...]) -> MaskCovariance:
         """lam I, with lam 1 1' along the shared axes."""
         shape = check_shape(shape)
@@ -61,11 +65,11 @@ class Dropout(RatedNoise, UnitNoise):
     def extra_repr(self) -> str:
         """Return the settings, for printing."""
         shared = [f"shared_axes={self.shared_axes}"] if self.shared_axes else []
-        return self._describe(f"drop_prob={self.rate!r}", *shared)
+        return self._describe(self._rate, *shared)
 
     def _apply_mask(self, x: Tensor) -> Tensor:
         key = self._next_key()
-        p = self.rate.current
+        p = self._current
         if key is None and not self.shared_axes and isinstance(p, float):
             return functional.dropout(x, p)
         sizes = list(x.shape)

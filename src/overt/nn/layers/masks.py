@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -22,15 +21,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from overt._check import InputError
-from overt._types import Floats
 from overt.noise.sliding import Sliding, running_minimum
 
 
 class Key(NamedTuple):
-    """The origin of a mask: the layer's seed and its sample count (0-dim int64)."""
+    """The origin of a mask: the layer's sample count (0-dim int64) and its seed."""
 
-    seed: int
     draws: Tensor
+    seed: int
 
 
 def keep_mask(
@@ -42,43 +40,34 @@ def keep_mask(
     """Return a boolean mask, True with probability 1 - drop_prob independently at each entry."""
     if key is None:
         return torch.rand(shape, device=device) >= drop_prob
-    if torch.compiler.is_compiling():
-        prob = as_tensor(drop_prob)
-        mask: Tensor = torch.ops.overt.keep_mask(key.draws, key.seed, prob, shape)
-        return mask
-    return _uniform(key, shape) >= drop_prob
+    return _sample(key, shape, normal=False) >= drop_prob
 
 
 def normal(shape: Sequence[int], device: torch.device, key: Key | None) -> Tensor:
     """Return independent standard normal numbers (float32)."""
     if key is None:
         return torch.randn(shape, dtype=torch.float32, device=device)
+    return _sample(key, shape, normal=True)
+
+
+def _sample(key: Key, shape: Sequence[int], *, normal: bool) -> Tensor:
     if torch.compiler.is_compiling():
-        values: Tensor = torch.ops.overt.normal(key.draws, key.seed, shape)
+        values: Tensor = torch.ops.overt.sample(*key, shape, normal)
         return values
-    return _normal(key, shape)
+    return _sample_by_key(*key, shape, normal)
 
 
-def as_tensor(drop_prob: float | Tensor) -> Tensor:
-    """Return a probability in the form that compiled operators take."""
-    if isinstance(drop_prob, Tensor):
-        return drop_prob
-    return torch.full((), drop_prob, dtype=torch.float64)
-
-
-def _uniform(key: Key, shape: Sequence[int]) -> Tensor:
-    values = torch.empty(shape, dtype=torch.float32, device=key.draws.device)
-    return values if values.is_meta else values.uniform_(generator=_generator(key))
-
-
-def _normal(key: Key, shape: Sequence[int]) -> Tensor:
-    values = torch.empty(shape, dtype=torch.float32, device=key.draws.device)
-    return values if values.is_meta else values.normal_(generator=_generator(key))
-
-
-def _generator(key: Key) -> torch.Generator:
-    seed = _mix(key.seed, int(key.draws))
-    return torch.Generator(device=key.draws.device).manual_seed(seed)
+def _sample_by_key(
+    draws: Tensor, seed: int, shape: Sequence[int], normal: bool
+) -> Tensor:
+    values = torch.empty(shape, dtype=torch.float32, device=draws.device)
+    if values.is_meta:
+        return values
+    generator = torch.Generator(device=draws.device)
+    generator.manual_seed(_mix(seed, int(draws)))
+    if normal:
+        return values.normal_(generator=generator)
+    return values.uniform_(generator=generator)
 
 
 def _mix(seed: int, draws: int) -> int:
@@ -92,126 +81,87 @@ def _mix(seed: int, draws: int) -> int:
     return z >> 1
 
 
-def sliding_block_mask(
+class Blocks(NamedTuple):
+    """Sliding blocks on a map; `uniform` ones may hang over its border."""
+
+    sizes: tuple[int, ...]
+    blocks: tuple[int, ...]
+    uniform: bool
+
+
+def sliding_mask(
     x: Tensor,
     key: Key | None,
     drop_prob: float | Tensor,
     lead: Sequence[int],
-    sizes: tuple[int, ...],
-    blocks: tuple[int, ...],
-) -> tuple[Tensor, Tensor]:
-    """Return masks (lead, sizes) of blocks inside the map, and 1 / P(i survives) (sizes)."""
+    where: Blocks,
+) -> Tensor:
+    """Return masks (lead, sizes) of sliding blocks, divided by the probability of survival."""
     double = x.dtype == torch.float64
     if not torch.compiler.is_compiling():
-        p = float(drop_prob)
-        mask = _sample_blocks(x.device, key, p, lead, sizes, blocks)
-        return mask, _scale(p, sizes, blocks, double, x.device)
-    if key is None:
-        key = Key(0, torch.randint(2**62, (), device=x.device))
-    ops = torch.ops.overt
-    prob = as_tensor(drop_prob)
-    mask = ops.block_mask(key.draws, key.seed, prob, lead, sizes, blocks)
-    return mask, ops.block_scale(key.draws, prob, sizes, blocks, double)
+        mask = _sliding_mask(x.device, key, float(drop_prob), lead, where)
+    else:
+        p = torch.as_tensor(drop_prob, dtype=torch.float64, device=x.device)
+        draws, seed = key or (torch.randint(2**62, (), device=x.device), 0)
+        mask = torch.ops.overt.sliding_mask(draws, seed, p, lead, *where)
+    return mask if double else mask.float()
 
 
-def cover(keep: Tensor, blocks: tuple[int, ...], *, pad: bool) -> Tensor:
-    """Return which units no dropped block covers, from which block starts survive.
-
-    With `pad` the starts are of blocks inside the map, otherwise of all blocks that
-    touch it.
-    """
-    for axis in range(len(blocks), 0, -1):
-        size = blocks[axis - 1]
-        if pad and size > 1:
-            widths = [0, 0] * (len(blocks) - axis) + [size - 1, size - 1]
-            keep = functional.pad(keep, widths, value=True)
-        keep = running_minimum(keep, keep.ndim - 1 - len(blocks) + axis, size)
-    return keep
-
-
-def _sample_blocks(
+def _sliding_mask(
     device: torch.device,
     key: Key | None,
     drop_prob: float,
     lead: Sequence[int],
-    sizes: tuple[int, ...],
-    blocks: tuple[int, ...],
+    where: Blocks,
 ) -> Tensor:
-    law = Sliding(drop_prob, sizes, blocks, uniform=False)
-    starts = keep_mask([*lead, *law.starts], law.seed_prob(), device, key)
-    return cover(starts, blocks, pad=True)
-
-
-def _scale(
-    drop_prob: float,
-    sizes: tuple[int, ...],
-    blocks: tuple[int, ...],
-    double: bool,
-    device: torch.device,
-) -> Tensor:
-    dtype = torch.float64 if double else torch.float32
-    return torch.tensor(
-        _inverse_keep(drop_prob, sizes, blocks), dtype=dtype, device=device
-    )
-
-
-# Stored as an array: a tensor that is made inside a transformation of torch.func belongs to it.
-@lru_cache(maxsize=64)
-def _inverse_keep(
-    drop_prob: float, sizes: tuple[int, ...], blocks: tuple[int, ...]
-) -> Floats:
-    survives = Sliding(drop_prob, sizes, blocks, uniform=False).keep_prob()
+    law = Sliding(drop_prob, *where)
+    survives = law.keep_prob()
     if survives.size and not survives.min() > 1e-30:
         raise InputError(
             f"drop_prob must let units survive, {drop_prob!r} in blocks does not"
         )
-    return 1 / survives
+    keep = keep_mask([*lead, *law.starts], law.seed_prob(), device, key)
+    for axis in range(len(where.blocks), 0, -1):
+        width = where.blocks[axis - 1]
+        if not where.uniform and width > 1:  # starts of blocks inside the map
+            widths = [0, 0] * (len(where.blocks) - axis) + [width - 1, width - 1]
+            keep = functional.pad(keep, widths, value=True)
+        keep = running_minimum(keep, keep.ndim - 1 - len(where.blocks) + axis, width)
+    return keep * torch.from_numpy(1 / survives).to(device)
 
 
-# To a compiler these are opaque functions of their arguments: it neither traces the generator, nor
-# the root search for the probability of blocks, nor samples a second mask when it recomputes
-# activations in the backward pass.
+# To a compiler these are opaque functions of their arguments: it traces neither the generator nor
+# the root search for the probability of blocks.
 
 
-@torch.library.custom_op("overt::keep_mask", mutates_args=())
-def _keep_mask_op(
-    draws: torch.Tensor, seed: int, drop_prob: torch.Tensor, shape: Sequence[int]
+@torch.library.custom_op("overt::sample", mutates_args=())
+def _sample_op(
+    draws: torch.Tensor, seed: int, shape: Sequence[int], normal: bool
 ) -> torch.Tensor:
-    return _uniform(Key(seed, draws), shape) >= float(drop_prob)
+    return _sample_by_key(draws, seed, shape, normal)
 
 
-@_keep_mask_op.register_fake
-def _(draws: Tensor, seed: int, drop_prob: Tensor, shape: Sequence[int]) -> Tensor:
-    return torch.empty(shape, dtype=torch.bool, device=draws.device)
-
-
-@torch.library.custom_op("overt::normal", mutates_args=())
-def _normal_op(draws: torch.Tensor, seed: int, shape: Sequence[int]) -> torch.Tensor:
-    return _normal(Key(seed, draws), shape)
-
-
-@_normal_op.register_fake
-def _(draws: Tensor, seed: int, shape: Sequence[int]) -> Tensor:
+@_sample_op.register_fake
+def _(draws: Tensor, seed: int, shape: Sequence[int], normal: bool) -> Tensor:
     return torch.empty(shape, dtype=torch.float32, device=draws.device)
 
 
-@torch.library.custom_op("overt::block_mask", mutates_args=())
-def _block_mask_op(
+@torch.library.custom_op("overt::sliding_mask", mutates_args=())
+def _sliding_mask_op(
     draws: torch.Tensor,
     seed: int,
     drop_prob: torch.Tensor,
     lead: Sequence[int],
     sizes: Sequence[int],
     blocks: Sequence[int],
+    uniform: bool,
 ) -> torch.Tensor:
-    key = Key(seed, draws)
-    p = float(drop_prob)
-    return _sample_blocks(
-        draws.device, key, p, lead, tuple(sizes), tuple(blocks)
-    ).contiguous()
+    where = Blocks(tuple(sizes), tuple(blocks), uniform)
+    key = Key(draws, seed)
+    return _sliding_mask(draws.device, key, float(drop_prob), lead, where)
 
 
-@_block_mask_op.register_fake
+@_sliding_mask_op.register_fake
 def _(
     draws: Tensor,
     seed: int,
@@ -219,31 +169,9 @@ def _(
     lead: Sequence[int],
     sizes: Sequence[int],
     blocks: Sequence[int],
+    uniform: bool,
 ) -> Tensor:
-    return torch.empty([*lead, *sizes], dtype=torch.bool, device=draws.device)
-
-
-@torch.library.custom_op("overt::block_scale", mutates_args=())
-def _block_scale_op(
-    draws: torch.Tensor,
-    drop_prob: torch.Tensor,
-    sizes: Sequence[int],
-    blocks: Sequence[int],
-    double: bool,
-) -> torch.Tensor:
-    return _scale(float(drop_prob), tuple(sizes), tuple(blocks), double, draws.device)
-
-
-@_block_scale_op.register_fake
-def _(
-    draws: Tensor,
-    drop_prob: Tensor,
-    sizes: Sequence[int],
-    blocks: Sequence[int],
-    double: bool,
-) -> Tensor:
-    dtype = torch.float64 if double else torch.float32
-    return torch.empty(list(sizes), dtype=dtype, device=draws.device)
+    return drop_prob.new_empty([*lead, *sizes])
 
 
 @dataclass(frozen=True, eq=False)
@@ -310,20 +238,9 @@ class MaskCovariance:
             return self.strength * (
                 (rows * rows).sum(0) @ (values * values).mean(0).flatten()
             )
-        r = rows.unflatten(1, self.shape)
-        if not self.shared:  # groups of units that may vary together
-            r, h = self._grouped(r), self._grouped(values)
-            gram = (r.mT @ r) * (h.mT @ h)
-            return (gram.sum(0) * self._matrix(h)).sum() / len(values)
-        flows = (r * h for h in values)
-        return torch.stack([(flow * self.apply(flow)).sum() for flow in flows]).mean()
-
-    def _grouped(self, x: Tensor) -> Tensor:
-        """Bring x (n, *s) into groups of units along the matrix's axes: (groups, n, group)."""
-        last = list(range(x.ndim - len(self.axes), x.ndim))
-        moved = x.movedim([1 + axis for axis in self.axes], last)
-        size = math.prod(moved.shape[last[0] :])
-        return moved.reshape(len(x), -1, size).transpose(0, 1)
+        flows = (values * row for row in rows.unflatten(1, self.shape))
+        total = torch.stack([(flow * self.apply(flow)).sum() for flow in flows]).sum()
+        return total / len(values)
 
     def _matrix(self, like: Tensor) -> Tensor:
         assert self.matrix is not None  # noqa: S101 (for the type checker)

@@ -5,9 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from overt._check import InputError
-from overt.nn.layers.base import NoiseLayer, UnitNoise
-from overt.nn.layers.dropconnect import DropConnectConv2d, DropConnectLinear
-from overt.nn.layers.dropout import Dropout
+from overt.nn.layers.base import NoiseLayer, RatedNoise, UnitNoise
 from overt.nn.layers.masks import MaskCovariance
 
 _CHANNEL_DROPOUT = {nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}
@@ -47,11 +45,15 @@ def mask_covariance_of(module: nn.Module, shape: tuple[int, ...]) -> MaskCovaria
 
 def plain_dropout(module: nn.Module) -> float | None:
     """Return the drop probability if the module drops units independently, else None."""
-    if isinstance(module, Dropout) and not module.shared_axes:
-        return module.drop_prob
-    return float(module.p) if type(module) is nn.Dropout else None
+    plain = type(module) is nn.Dropout or getattr(module, "plain", False) is True
+    return float(module.p) if plain else None
+
+
+def is_unit_noise(module: nn.Module) -> bool:
+    """Whether a module multiplies units by noise whose moments are known."""
+    return known_noise(module) and not is_weight_noise(module)
 
 
 def is_weight_noise(module: nn.Module) -> bool:
     """Whether the noise is on weights, and not a multiplier of units."""
-    return isinstance(module, (DropConnectLinear, DropConnectConv2d))
+    return isinstance(module, RatedNoise) and not isinstance(module, UnitNoise)

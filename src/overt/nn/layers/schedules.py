@@ -6,18 +6,12 @@ with the schedule's `steps` counted in epochs).
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from overt import _check
+from overt.nn.layers.base import DropSchedule
 
-
-class DropSchedule(ABC):
-    """A drop probability for each step."""
-
-    @abstractmethod
-    def __call__(self, step: int) -> float:
-        """Return the drop probability at `step`, counted from 0."""
+__all__ = ["DropSchedule", "Linear"]
 
 
 @dataclass(frozen=True)

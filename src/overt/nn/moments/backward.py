@@ -8,7 +8,7 @@ pass for all rows then serves, if the row that an entry of a source belongs to i
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,12 +18,8 @@ from overt.nn.moments.values import Source
 MAX_ENTRIES = 2**24
 """Entries of gradients in memory at once: 128 MB in double precision."""
 
-
-class RowLayout(NamedTuple):
-    """The axis of a source that rows lie along (None: one row), and if they change fastest."""
-
-    axis: int | None
-    fastest: bool
+SHARED = -1
+"""In place of an axis: entries of the source belong to several rows."""
 
 
 def output_variances(
@@ -35,8 +31,27 @@ def output_variances(
     normalization are left out. All are in the shape of the deviation; with `graph` they can be
     differentiated.
     """
-    found = _second_moments(_by_rows(dev), sources, graph=graph)
-    total, rest, doubt = (part.T.reshape(dev.shape) for part in found)
+    y = _by_rows(dev)
+    rows, outputs = y.shape
+    located = _locate_rows(y, sources)
+    size = sum(
+        source.step.numel() * (rows if axis == SHARED else 1)
+        for source, axis in located
+    )
+    parts = []
+    for k in torch.arange(outputs).split(max(1, MAX_ENTRIES // max(size, 1))):
+        total = rest = doubt = y.new_zeros(len(k), rows)
+        for source, g, scaled in _gradient_pairs(y, located, k, graph):
+            square = (g * scaled).sum(2)
+            if source.doubt:
+                doubt = doubt + square
+                continue
+            total = total + square
+            if source.rest:
+                rest = rest + square
+        parts.append((total, rest, doubt))
+    found = (torch.cat(kind).T.reshape(dev.shape) for kind in zip(*parts, strict=True))
+    total, rest, doubt = found
     return total, rest, doubt
 
 
@@ -47,9 +62,8 @@ def output_covariances(
     y = _by_rows(dev)
     rows, outputs = y.shape
     total = y.new_zeros((rows, outputs, outputs))
-    own, shared = _split_by_rows(y, [source for source in sources if not source.doubt])
-    weights = torch.eye(outputs, dtype=y.dtype, device=y.device)
-    for _, g, scaled in _pairs(y, own, shared, weights, graph):
+    located = _locate_rows(y, [source for source in sources if not source.doubt])
+    for _, g, scaled in _gradient_pairs(y, located, torch.arange(outputs), graph):
         total = total + torch.einsum("kri,lri->rkl", g, scaled)
     return total
 
@@ -60,8 +74,7 @@ def variance_along(
     """Return Var(sum_k w_k output_k) over the classes k, axis 1; `direction` holds the weights."""
     with torch.enable_grad():
         y = (dev * direction).sum(1)
-    total, _, _ = _second_moments(_by_rows(y), sources, graph=graph)
-    return total.T.reshape(y.shape)
+    return output_variances(y, sources, graph=graph)[0]
 
 
 def _by_rows(dev: Tensor) -> Tensor:
@@ -69,121 +82,77 @@ def _by_rows(dev: Tensor) -> Tensor:
         return dev.reshape(len(dev), -1) if dev.ndim else dev.reshape(1, 1)
 
 
-def _second_moments(y: Tensor, sources: list[Source], *, graph: bool) -> list[Tensor]:
-    """Return variances (outputs, rows) from all sources, from rests alone, and from doubts."""
-    rows, outputs = y.shape
-    own, shared = _split_by_rows(y, sources)
-    size = sum(s.step.numel() for s, _ in own) + rows * sum(
-        s.step.numel() for s, _ in shared
-    )
-    weights = torch.eye(outputs, dtype=y.dtype, device=y.device)
-    parts = []
-    for part in weights.split(max(1, MAX_ENTRIES // max(size, 1))):
-        total = rest = doubt = y.new_zeros(len(part), rows)
-        for source, g, scaled in _pairs(y, own, shared, part, graph):
-            square = (g * scaled).sum(2)
-            if source.doubt:
-                doubt = doubt + square
-                continue
-            total = total + square
-            if source.rest:
-                rest = rest + square
-        parts.append((total, rest, doubt))
-    return [torch.cat(kind) for kind in zip(*parts, strict=True)]
+Located = list[tuple[Source, int]]
+"""Sources, each with the axis that rows lie along, or SHARED."""
 
 
-Located = list[tuple[Source, RowLayout | None]]
-
-
-def _pairs(
-    y: Tensor, own: Located, shared: Located, weights: Tensor, graph: bool
+def _gradient_pairs(
+    y: Tensor, located: Located, k: Tensor, graph: bool
 ) -> Iterator[Any]:
-    """Yield each source with g and Cov g, both of shape (outputs asked for, rows, entries)."""
-    rows = len(y)
-    count = len(weights)
-    if own:
-        each = weights[:, None].expand(count, rows, -1)
-        for (source, layout), g in zip(
-            own, _gradients(y, own, each, graph=graph), strict=True
-        ):
-            if g is not None and layout is not None:
-                pair = (_entries_by_row(t, layout, rows) for t in (g, source.times(g)))
-                yield source, *pair
-    if shared:
-        eye = torch.eye(rows, dtype=y.dtype, device=y.device)
-        each = (eye[None, :, :, None] * weights[:, None, None]).flatten(0, 1)
-        for (source, _), g in zip(
-            shared, _gradients(y, shared, each, graph=graph), strict=True
-        ):
-            if g is not None:
-                pair = (t.reshape(count, rows, -1) for t in (g, source.times(g)))
-                yield source, *pair
+    """Yield each source with g and Cov g, both of shape (outputs k, rows, entries)."""
+    rows, outputs = y.shape
+    weights = torch.eye(outputs, dtype=y.dtype, device=y.device)[k.to(y.device)]
+    own = [(source, axis) for source, axis in located if axis != SHARED]
+    for (source, axis), g in zip(
+        own,
+        _gradients(y, own, weights[:, None].expand(-1, rows, -1), graph),
+        strict=True,
+    ):
+        for_rows = [t.movedim(1 + axis, 1) for t in (g, source.times(g))]
+        yield source, *(t.reshape(len(k), rows, -1) for t in for_rows)
+    shared = [(source, axis) for source, axis in located if axis == SHARED]
+    eye = torch.eye(rows, dtype=y.dtype, device=y.device)
+    each = (eye[None, :, :, None] * weights[:, None, None]).flatten(0, 1)
+    for (source, _), g in zip(shared, _gradients(y, shared, each, graph), strict=True):
+        yield source, *(t.reshape(len(k), rows, -1) for t in (g, source.times(g)))
 
 
 def _gradients(
-    y: Tensor, sources: Located, weights: Tensor, *, graph: bool = False
-) -> list[Tensor | None]:
-    """Return gradients of shape (weights, *step) for each source, None if y does not use it."""
-    steps = [source.step for source, _ in sources]
-    options: Any = {"retain_graph": True, "allow_unused": True, "create_graph": graph}
+    y: Tensor, located: Located, weights: Tensor, graph: bool = False
+) -> list[Tensor]:
+    """Return gradients of shape (weights, *step) for each source."""
+    if not located:
+        return []
+    steps = [source.step for source, _ in located]
+    options: Any = {"retain_graph": True, "create_graph": graph}
+    options |= {"allow_unused": True, "materialize_grads": True}
     try:
         return list(
             torch.autograd.grad(y, steps, weights, is_grads_batched=True, **options)
         )
     except RuntimeError:  # an operation that cannot be batched
         found = [torch.autograd.grad(y, steps, one, **options) for one in weights]
-        return [
-            None if g[0] is None else torch.stack(g) for g in zip(*found, strict=True)
-        ]
+        return [torch.stack(g) for g in zip(*found, strict=True)]
 
 
-def _split_by_rows(y: Tensor, sources: list[Source]) -> tuple[Located, Located]:
-    """Return sources whose entries belong to one row each, and those that rows share.
+def _locate_rows(y: Tensor, sources: list[Source]) -> Located:
+    """Return the sources that y depends on, with the axis of each that belongs to y's rows.
 
     One pass with weights and one with weights times the row's number show whose an entry is.
     """
     if not y.requires_grad or not sources:
-        return [], []
+        return []
     rows, outputs = y.shape
     seeded = torch.Generator().manual_seed(0)
     weight = 1 + torch.rand(outputs, generator=seeded).to(y)
     number = torch.arange(1, rows + 1).to(y)[:, None]
     weights = torch.stack([weight.expand(rows, outputs), weight * number])
-    everything: Located = [(source, None) for source in sources]
-    own: Located = []
-    shared: Located = []
-    for (source, _), g in zip(
-        everything, _gradients(y, everything, weights), strict=True
-    ):
-        if g is None or not bool(g.any()):
-            continue
-        layout = _row_layout(g[0], g[1], rows)
-        (shared if layout is None else own).append((source, layout))
-    return own, shared
+    everything = [(source, SHARED) for source in sources]
+    located = []
+    for source, g in zip(sources, _gradients(y, everything, weights), strict=True):
+        if bool(g.any()):
+            located.append((source, _row_axis(g[0], g[1], rows)))
+    return located
 
 
-def _row_layout(g: Tensor, numbered: Tensor, rows: int) -> RowLayout | None:
-    """Return where the rows lie, None if an entry belongs to several rows."""
-    if rows == 1:
-        return RowLayout(None, fastest=False)
+def _row_axis(g: Tensor, numbered: Tensor, rows: int) -> int:
+    """Return the axis along which an entry's row changes, SHARED if it belongs to several."""
     bound = 1e-3 * float(g.abs().amax())
-    for axis, n in sorted(enumerate(g.shape), key=lambda pair: pair[1]):
+    for axis, n in enumerate(g.shape):
         if n < rows or n % rows:
             continue
-        places = torch.arange(n, device=g.device)
-        for fastest in (False, True) if n > rows else (False,):
-            row = places % rows if fastest else places // (n // rows)
-            number = (1 + row).to(g).reshape(-1, *[1] * (g.ndim - 1 - axis))
-            if float((numbered - number * g).abs().amax()) <= bound:
-                return RowLayout(axis, fastest)
-    return None
-
-
-def _entries_by_row(g: Tensor, layout: RowLayout, rows: int) -> Tensor:
-    """Return gradients as (outputs asked for, rows, entries)."""
-    axis, fastest = layout
-    if axis is not None:
-        g = g.movedim(1 + axis, 1)
-        if fastest:
-            g = g.unflatten(1, (-1, rows)).transpose(1, 2)
-    return g.reshape(len(g), rows, -1)
+        row = torch.arange(n, device=g.device) // (n // rows)
+        number = (1 + row).to(g).reshape(-1, *[1] * (g.ndim - 1 - axis))
+        if float((numbered - number * g).abs().amax()) <= bound:
+            return axis
+    return SHARED

@@ -5,25 +5,14 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from overt import _check
-from overt._check import InputError
-from overt._io import as_numpy
-from overt._progress import meter
-from overt.nn.graph.record import (
-    Recording,
-    UnsupportedError,
-    check_for_hidden_noise,
-    record,
-)
-from overt.nn.graph.replay import sample
+from overt._check import InputError, whole
+from overt.nn.graph.record import Recording, UnsupportedError, record_noise, sample
 from overt.nn.graph.state import (
     Output,
     SavedState,
@@ -38,13 +27,10 @@ from overt.results import Result
 LEVEL = 2.0
 """Standard errors in an error estimate, which should hold for about 95 of 100 outputs."""
 
-SHOW_PROGRESS_FROM = 256
-"""Samples from which on progress is shown."""
-
 ENOUGH_TO_SEE_NOISE = 64
 """Passes of which one shows noise if there is any; fewer may agree by chance."""
 
-MAX_GROUPS = 64
+GROUPS = 16
 """Groups of samples whose sums are stored: they show how far results are off by chance."""
 
 NEVER_SEEN = 3.0
@@ -109,15 +95,11 @@ class Moments(Result):
         """The error estimates over the standard deviation: at most this in 90 of 100 outputs."""
         if self.mean_error is None:
             return None
-        sd, *errors = (
-            np.asarray(
-                as_numpy(value.double() if hasattr(value, "double") else value)
-            ).ravel()
-            for value in (self.std, self.mean_error, self.std_error)
-        )
-        varies = sd > 0
-        relative = np.maximum(*errors)[varies] / sd[varies]
-        return float(np.quantile(relative, 0.9)) if relative.size else 0.0
+        # A result that was loaded has arrays.
+        parts = (self.std, self.mean_error, self.std_error)
+        sd, *errors = (torch.as_tensor(part).detach().double() for part in parts)
+        relative = (torch.maximum(*errors) / sd)[sd > 0].sort().values
+        return float(relative[int(0.9 * len(relative))]) if len(relative) else 0.0
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.mean, self.variance))
@@ -126,138 +108,125 @@ class Moments(Result):
 class SampleSums:
     """Sums over samples in double precision, from which all moments and their errors come.
 
-    The sums of first and second powers are stored by group, about a common shift.
+    Sums of y and y^2 are about a common shift, and by group; `low` and `high` are the extremes of
+    all outputs.
     """
 
     def __init__(
         self, *, covariance: bool = False, shift: Tensor | None = None
     ) -> None:
         self.count = 0
-        self.shift = None if shift is None else shift.detach().double()
-        self.groups: list[tuple[int, Tensor, Tensor]] = []
-        self.group_size = 1
-        self._third = self._fourth = self._products = torch.zeros(())
-        self._covariance = covariance
+        self.shift = shift
+        self.dtype = torch.float32
         self.low = math.inf
         self.high = -math.inf
+        self._covariance = covariance
+        self._products: Any = 0.0
+        self._sums: list[Any] = [0.0, 0.0]
 
     def add(self, y: Tensor) -> None:
         """Add samples of shape (samples, *output)."""
+        self.dtype = y.dtype
+        y = y.double()
         if self.shift is None:
             self.shift = y[0]
-        z = y - self.shift
+        z = y - self.shift.detach().double()
+        group = (self.count + torch.arange(len(z), device=z.device)) % GROUPS
+        empty = z.new_zeros(GROUPS, *z.shape[1:])
+        self._sums[0] = self._sums[0] + empty.index_add(0, group, z)
+        self._sums[1] = self._sums[1] + empty.index_add(0, group, z * z)
         self.count += len(z)
         self.low = min(self.low, float(y.amin()))
         self.high = max(self.high, float(y.amax()))
-        self._add_to_groups(z)
-        self._third = self._third + (z**3).sum(0)
-        self._fourth = self._fourth + (z**4).sum(0)
         if self._covariance:
             flat = z.reshape(len(z), len(z[0]) if z[0].ndim else 1, -1)
             self._products = self._products + torch.einsum("nrk,nrl->rkl", flat, flat)
 
-    def _add_to_groups(self, z: Tensor) -> None:
-        """Fill groups up; only the last one may be incomplete."""
-        while len(z):
-            if not self.groups or self.groups[-1][0] >= self.group_size:
-                self.groups.append((0, torch.zeros_like(z[0]), torch.zeros_like(z[0])))
-            count, first, second = self.groups[-1]
-            part = z[: self.group_size - count]
-            z = z[len(part) :]
-            sums = (first + part.sum(0), second + (part * part).sum(0))
-            self.groups[-1] = (count + len(part), *sums)
-            if len(self.groups) > MAX_GROUPS:
-                self._merge_groups()
+    def group_deviations(self, mean: Tensor, sd: Tensor) -> tuple[Tensor, Tensor]:
+        """Return how far each group is from other moments, in standard deviations.
 
-    def _merge_groups(self) -> None:
-        self.group_size *= 2
-        pairs = zip(self.groups[::2], self.groups[1::2], strict=False)
-        rest = self.groups[len(self.groups) // 2 * 2 :]
-        self.groups = [
-            tuple(a + b for a, b in zip(*pair, strict=True)) for pair in pairs
-        ] + rest
+        Both are of shape (groups, *output): of means, and of squared distances over 2.
+        """
+        counts = (torch.arange(self.count) % GROUPS).bincount().to(sd)
+        counts = counts.reshape(-1, *[1] * sd.ndim)
+        first, second = (sums[: len(counts)] / counts for sums in self._sums)
+        center = self._move
+        about_mean = second - 2 * center * first + center**2
+        ratio = about_mean * self.count / (self.count - 1) / sd**2
+        return (self.shift + first - mean) / sd, (ratio - 1) / 2
 
-    def _power(self, k: int) -> Tensor:
-        """Return the mean k-th power about the shift."""
-        if k <= 2:
-            return torch.stack([group[k] for group in self.groups]).sum(0) / self.count
-        return (self._third if k == 3 else self._fourth) / self.count
+    @property
+    def _move(self) -> Tensor:
+        """The mean about the shift."""
+        move: Tensor = self._sums[0].sum(0) / self.count
+        return move
 
     @property
     def mean(self) -> Tensor:
         """The mean of all samples."""
-        assert self.shift is not None  # noqa: S101 (for the type checker)
-        return self.shift + self._power(1)
+        return self.shift + self._move
 
     @property
     def variance(self) -> Tensor:
         """The unbiased variance."""
-        square = self._power(2)
-        centered = square - self._power(1) ** 2
+        square = self._sums[1].sum(0) / self.count
+        centered = square - self._move**2
         # The difference of equal numbers is rounding, not variance.
         centered = torch.where(centered > 1e-13 * square, centered, 0.0)
-        return centered * self.count / max(self.count - 1, 1)
+        return centered * self.count / (self.count - 1)
 
     @property
     def covariance(self) -> Tensor:
         """The unbiased covariances of each row's outputs, (rows, outputs, outputs)."""
-        away = self._power(1)
-        away = away.reshape(len(away) if away.ndim else 1, -1)
-        outer = away[:, :, None] * away[:, None, :]
-        return (
-            (self._products / self.count - outer) * self.count / max(self.count - 1, 1)
-        )
+        away = self._move.reshape(len(self._products), -1)
+        outer = self.count * away[:, :, None] * away[:, None, :]
+        return (self._products - outer) / (self.count - 1)
 
     @property
-    def kurtosis(self) -> Tensor:
-        """E (y - m)^4 / Var(y)^2 of each output, at least that of a typical one."""
-        d = self._power(1)
-        fourth = (
-            self._power(4)
-            - 4 * d * self._power(3)
-            + 6 * d**2 * self._power(2)
-            - 3 * d**4
-        )
-        variance = self.variance
-        varies = variance > 0
-        if not bool(varies.any()):
-            return torch.full_like(variance, 3.0)
-        found = torch.where(varies, fourth / variance.clamp(min=1e-300) ** 2, 0.0)
-        typical = float(found[varies].mean())
-        return found.clamp(min=max(typical, 1.5))
+    def relative_errors(self) -> tuple[Tensor, Tensor]:
+        """Standard errors of mean and standard deviation, over the standard deviation.
 
-    @property
-    def relative_errors(self) -> tuple[float, Tensor]:
-        """Standard errors of mean and standard deviation, over the standard deviation."""
-        free = max(self.count - 1, 1)
-        return 1 / math.sqrt(self.count), ((self.kurtosis - 1) / 4 / free).sqrt()
+        The latter is seen between groups, and is at least that of a typical output; outputs that
+        never varied have none.
+        """
+        sd = self.variance.sqrt()
+        varies = sd > 0
+        _, squares = self.group_deviations(self.mean, sd.where(varies, 1.0))
+        of_std = squares.std(0) / math.sqrt(len(squares))
+        typical = float((of_std[varies] ** 2).mean().sqrt()) if varies.any() else 0.0
+        of_mean = torch.full_like(sd, 1 / math.sqrt(self.count))
+        unseen = torch.full_like(sd, math.inf)
+        return of_mean.where(varies, unseen), of_std.clamp(min=typical).where(
+            varies, unseen
+        )
 
     @property
     def errors(self) -> tuple[Tensor, Tensor]:
         """How far mean and standard deviation may be off, in about 95 of 100 outputs."""
-        of_mean, of_std = self.relative_errors
-        free = max(self.count - 1, 1)
+        free = self.count - 1
         # Few samples do not know their standard deviation: Student's quantiles.
         sd = (1 + 1.24 / free + 4 / free**3) * LEVEL * self.variance.sqrt()
         # What was always the same may still be random, by the range of what was seen.
         rare = min(NEVER_SEEN / self.count, 1.0)
         scale = self.high - self.low
-        constant = self.variance == 0
-        mean_error = torch.where(constant, rare * scale, sd * of_mean)
-        return mean_error, torch.where(constant, math.sqrt(rare) * scale, sd * of_std)
+        of_mean, of_std = self.relative_errors
+        mean_error = torch.where(sd == 0, rare * scale, sd * of_mean)
+        return mean_error, torch.where(sd == 0, math.sqrt(rare) * scale, sd * of_std)
 
-    def moments(self, like: Tensor, **how: Any) -> Moments:
-        """Return the result, in the number format of `like`."""
-        mean_error, std_error = (error.to(like) for error in self.errors)
+    def moments(self, reason: str = "") -> Moments:
+        """Return the result, in the number format of the samples."""
         variance = self.covariance if self._covariance else self.variance
+        found = (self.mean, variance, *self.errors)
+        mean, variance, mean_error, std_error = (t.to(self.dtype) for t in found)
         return Moments(
-            self.mean.to(like),
-            variance.to(like),
+            mean,
+            variance,
             exact=False,
+            drawn=("all",),
             draws=self.count,
             mean_error=mean_error,
             std_error=std_error,
-            **how,
+            reason=reason,
         )
 
 
@@ -299,57 +268,39 @@ def mc_moments(
     True
     """
     model = check_call(model, x, output)
-    n = _check.whole("n", n, minimum=2)
-    seed = None if seed is None else _check.whole("seed", seed, minimum=0)
+    n = whole("n", n, minimum=2)
+    seed = None if seed is None else whole("seed", seed, minimum=0)
     sums = SampleSums(covariance=covariance)
-    shown = (
-        meter("Monte Carlo dropout", n) if n >= SHOW_PROGRESS_FROM else nullcontext()
-    )
-    with untouched(model) as saved, torch.inference_mode(False), shown as bar:
+    seen = sums
+    with untouched(model) as saved, torch.inference_mode(False):
         seed_all(secrets.randbits(62) if seed is None else seed)
-        like = take_samples(saved, x, output, n, sums, bar)
+        try:
+            recording = record_noise(saved, x, output)
+        except UnsupportedError:
+            recording = None
+        add_samples(sums, saved, recording, x, output, n)
         if not bool(sums.variance.any()) and n < ENOUGH_TO_SEE_NOISE:
-            more = SampleSums()
-            take_samples(saved, x, output, ENOUGH_TO_SEE_NOISE, more)
-            _check_noise(more)
-        else:
-            _check_noise(sums)
-    return sums.moments(like, drawn=("all",))
-
-
-def _check_noise(sums: SampleSums) -> None:
-    if not bool(sums.variance.any()):
+            seen = SampleSums()
+            add_samples(seen, saved, recording, x, output, ENOUGH_TO_SEE_NOISE)
+    if not bool(seen.variance.any()):
         raise InputError(
             "model has no noise that any of the passes has shown: nothing to sample"
         )
+    return sums.moments()
 
 
-def record_to_sample(saved: SavedState, x: Any, output: Output) -> Recording | None:
-    """Return a recording that can be sampled from, None if the model must be called."""
-    try:
-        recording = record(saved, x, output)
-        check_for_hidden_noise(recording, saved, x, output, "running")
-    except UnsupportedError:
-        return None
-    return recording
-
-
-def take_samples(
+def add_samples(
+    sums: SampleSums,
     saved: SavedState,
+    recording: Recording | None,
     x: Any,
     output: Output,
     count: int,
-    sums: SampleSums,
-    progress: Any = None,
-) -> Tensor:
-    """Add samples to the sums; return an empty tensor in the number format of the output."""
-    recording = record_to_sample(saved, x, output)
+) -> None:
+    """Add samples over a recording, or of passes of the model if there is none, to the sums."""
     try:
-        like = saved.plain_pass(x, output) if recording is None else recording.output
         for part in sample(saved, recording, x, output, count):
             sums.add(part)
-            if progress is not None:
-                progress.advance(len(part))
     except InputError:
         raise
     except UnsupportedError as error:
@@ -359,4 +310,3 @@ def take_samples(
         raise
     if saved.interrupts.pending:
         raise KeyboardInterrupt
-    return like.detach()

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from overt.nn.graph.record import (
+    RERUN_AS,
     Call,
     LayerNoise,
     Recording,
@@ -18,17 +20,17 @@ from overt.nn.graph.record import (
     aten,
     core_decomposition,
     decompose_draw,
+    map_tree,
     op_info,
+    store_results,
     tensors,
 )
-from overt.nn.graph.replay import RERUN_AS, map_tree, store_results
 from overt.nn.moments import linear_rules, norm_rules  # noqa: F401 (they register their rules)
 from overt.nn.moments.backward import (
     output_covariances,
     output_variances,
     variance_along,
 )
-from overt.nn.moments.noise_rules import draw
 from overt.nn.moments.pointwise_rules import is_pointwise, pointwise
 from overt.nn.moments.registry import (
     EXACT_OPERATIONS,
@@ -36,21 +38,21 @@ from overt.nn.moments.registry import (
     find_values,
     unknown_operation,
 )
-from overt.nn.moments.values import SETTINGS, Propagation, RandomTensor, Value
+from overt.nn.moments.values import (
+    SETTINGS,
+    Law,
+    Propagation,
+    RandomTensor,
+    Value,
+    hermite,
+)
 
 HALF_PRECISION = (torch.float16, torch.bfloat16)
-
-
-def _glu(x: Tensor, dim: int = -1) -> Tensor:
-    a, b = x.chunk(2, dim)
-    return a * torch.sigmoid(b)
 
 
 @cache
 def decompose(func: Any) -> Callable[..., Any] | None:
     """Return an operation's parts, None where there is a rule for the whole."""
-    if func is aten.glu.default:
-        return _glu
     parts = decompose_draw(func)
     if parts is not None:
         return parts
@@ -84,6 +86,101 @@ def apply_rule(run: Propagation, call: Call, args: Any, kwargs: Any) -> Any:
     return out
 
 
+# -- random calls ---------------------------------------------------------------------------------
+
+
+def _uniform_law(n: int = 64) -> Law:
+    nodes, weights = np.polynomial.legendre.leggauss(n)
+    return Law(
+        torch.as_tensor((nodes + 1) / 2), torch.as_tensor(weights / 2), lambda u: u
+    )
+
+
+UNIFORM = _uniform_law()
+NORMAL = Law(*hermite(32), torch.special.ndtri)
+
+_DRAWS = {
+    "rand": (0.5, 1 / 12, UNIFORM),
+    "rand_like": (0.5, 1 / 12, UNIFORM),
+    "randn": (0.0, 1.0, NORMAL),
+    "randn_like": (0.0, 1.0, NORMAL),
+}
+"""Mean, variance and law of the entries."""
+
+
+def draw(run: Propagation, call: Call, args: Any) -> Any:
+    """Return the moments of a random call; at its mean if it is off."""
+    off = call.noise in run.off
+    if isinstance(call.func, LayerNoise):
+        return args[0] if off else masked_by_layer(run, call.func.layer, args[0])
+    name = op_info(call.func).name
+    out = call.out
+    if name != "bernoulli" and name not in _DRAWS:
+        raise UnsupportedError(f"{name} returns random numbers of a law without a rule")
+    out = out.to(torch.promote_types(torch.float32, run.dtype))
+    if out.numel() <= (len(out) if out.ndim else 1):  # one number for a row
+        run.coarse.add(run.draws + 1)
+    if name == "bernoulli":
+        p = args[1] if len(args) > 1 else args[0]
+        if isinstance(p, Value):
+            raise UnsupportedError("a probability is random itself")
+        law = None
+        if not isinstance(p, Tensor):
+            weights = torch.tensor([1 - p, p], dtype=torch.float64)
+            law = Law(torch.tensor([0.0, 1.0]), weights)
+        mean = torch.as_tensor(p, dtype=out.dtype, device=out.device).expand(out.shape)
+        var = mean * (1 - mean)
+    else:
+        center, size, law = _DRAWS[name]
+        mean = torch.full_like(out, center)
+        var = torch.full_like(out, size)
+    if not off:
+        return run.draw(mean, var, law)
+    if law is not UNIFORM:
+        return mean
+    # A comparison may still make a coin of it, whose mean counts then.
+    zero = torch.zeros_like(mean)
+    return Value(RandomTensor(mean, zero, zero, frozenset(), law))
+
+
+def masked_by_layer(run: Propagation, layer: Any, given: Any) -> Value:
+    """x o m with a mask m of mean 1 and covariance Gamma: Cov = S + Gamma o (S + E[x] E[x]')."""
+    x = given.moments(run) if isinstance(given, Value) else None
+    mean = given if x is None else x.mean
+    covariance = layer.mask_covariance(tuple(mean.shape))
+    strength = covariance.relative_variance(mean).expand(mean.shape)
+    run.draws += 1
+    noises = frozenset({run.draws})
+    if run.sampled:
+        away = layer(torch.ones_like(mean)) - 1
+    else:
+        away = run.source(strength, covariance=covariance)
+    own = run.fixed(mean) * away
+    var = strength * mean * mean
+    if x is None:
+        return Value(RandomTensor(mean, var, own, noises, independent=False))
+    both = strength * x.var
+    exact = x.exact and x.known and x.independent
+    extra = x.dev * away if run.sampled else run.source(both, rest=not exact)
+    dev = x.dev + own + extra
+    if not exact:  # the last part counts as independent entries, which it is not
+        dev = run.doubt(dev, both)
+    return Value(
+        x.changed(
+            var=x.var + var + both,
+            dev=dev,
+            noises=x.noises | noises,
+            exact=exact,
+            known=exact,
+            derived=max(1, x.derived),
+            independent=False,
+        )
+    )
+
+
+# -- a whole recording -----------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, eq=False)
 class PropagatedOutput:
     """A model's output as a random tensor, and the pass that it comes from."""
@@ -99,13 +196,14 @@ class PropagatedOutput:
     @property
     def mean(self) -> Tensor:
         """The mean, without gradients unless the pass has them."""
-        return self.output.mean if self.run.grad else self.output.mean.detach()
+        mean: Tensor = self.run.fixed(self.output.mean)
+        return mean
 
     @cached_property
     def variances(self) -> tuple[Tensor, Tensor, Tensor]:
         """The variance of each output, the part of it that is rests, and what is left out."""
         if self.output.known:
-            var = self.output.var if self.run.grad else self.output.var.detach()
+            var = self.run.fixed(self.output.var)
             return var, torch.zeros_like(var), torch.zeros_like(var)
         return self._differentiated(output_variances)
 
@@ -155,19 +253,15 @@ def propagate_with_corrections(
     """
     found = propagate(recording, Propagation(grad=grad))
     calls = sum(call.noisy for call in recording.calls)
-    if not found.run.shared_count or calls > SETTINGS.max_direction_calls:
+    if not found.run.shared or calls > SETTINGS.max_direction_calls:
         return found
     count = SETTINGS.directions
-    passes = []
+    passes: list[list[Tensor]] = [[] for _ in range(count)]
     with torch.no_grad():
-        for _ in range(count):
-            run = Propagation(sampled=True, cross=[])
-            interpret(recording, run)
-            passes.append(run.cross)
-    corrections = []
-    for values in zip(*passes, strict=True):
-        samples = torch.stack(values)
-        corrections.append((samples.mean(0), samples.std(0) / count**0.5))
+        for cross in passes:
+            interpret(recording, Propagation(sampled=True, cross=cross))
+    samples = (torch.stack(values) for values in zip(*passes, strict=True))
+    corrections = ((t.mean(0), t.std(0) / count**0.5) for t in samples)
     return propagate(recording, Propagation(grad=grad, corrections=corrections))
 
 
@@ -176,7 +270,7 @@ def interpret(recording: Recording, run: Propagation) -> RandomTensor | Tensor:
 
     What is certain is as recorded, or with `run.grad` worked out again with gradients.
     """
-    run.dtype = _working_dtype(recording)
+    run.dtype = recording.output.dtype
     made: dict[int, Any] = {}
     if run.grad:
         made = {id(inner): given for inner, given in recording.inputs}
@@ -195,9 +289,12 @@ def interpret(recording: Recording, run: Propagation) -> RandomTensor | Tensor:
         return found
 
     def at_mean(leaf: Any) -> Any:
-        """Return the mean of what is made of noises that are off only, anything else as it is."""
-        is_off = isinstance(leaf, Value) and not leaf.root.noises
-        return leaf.moments(run).mean if is_off else leaf
+        """Return the mean of a noise that is off, anything else as it is."""
+        if not isinstance(leaf, Value) or leaf.root.noises:
+            return leaf
+        if leaf.found is not None or _is_coin(leaf):
+            return leaf.moments(run).mean
+        return leaf.at({leaf.root: leaf.root.mean}, {})
 
     with torch.set_grad_enabled(run.grad or not run.sampled):
         for call in recording.calls:
@@ -205,47 +302,32 @@ def interpret(recording: Recording, run: Propagation) -> RandomTensor | Tensor:
                 continue
             args = map_tree(tuple(call.args), now)
             kwargs = map_tree(call.kwargs, now)
-            if run.off and not (call.noise or is_pointwise(call.func)):
+            given = find_values((args, kwargs))
+            if run.off and not (call.noise or _still_off(call, given)):
                 args = map_tree(args, at_mean)
                 kwargs = map_tree(kwargs, at_mean)
-            if not call.noisy and (
-                find_values((args, kwargs)) or not needs_grad(args, kwargs)
-            ):
+                given = find_values((args, kwargs))
+            if not call.noisy and (given or not needs_grad(args, kwargs)):
                 continue  # only a shape is used, or there is nothing to differentiate
-            if not (call.noise or find_values((args, kwargs))):
-                out = RERUN_AS.get(call.func, call.func)(*args, **kwargs)
-            else:
+            if call.noise or given:
                 out = apply_rule(run, call, args, kwargs)
-                if run.off and _is_mean_of_coin(out, call):
-                    out = out.moments(run).mean
+            else:
+                out = RERUN_AS.get(call.func, call.func)(*args, **kwargs)
+            if run.off and _is_coin(out) and call.out.is_floating_point():
+                out = at_mean(out)
             store_results(made, call.out, out)
-        found = now(recording.output)
+        found = at_mean(now(recording.output))
         return found.moments(run) if isinstance(found, Value) else found
 
 
-def _is_mean_of_coin(out: Any, call: Any) -> bool:
-    """Whether a coin that is off becomes a number here, so that its mean stands for it."""
-    if not isinstance(out, Value) or out.root.noises or out.root.law is None:
-        return False
-    return bool(out.root.law.is_coin and call.out.is_floating_point())
+def _still_off(call: Call, given: list[Value]) -> bool:
+    """Whether an entrywise function of noises that are off alone may become a coin."""
+    return is_pointwise(call.func) and not any(value.root.noises for value in given)
 
 
-def _working_dtype(recording: Recording) -> torch.dtype:
-    """Return the number format of noise: torch's is single precision in a double model, too."""
-    random = {
-        id(t) for call in recording.calls if call.noisy for t in tensors((call.out,))
-    }
-    for call in recording.calls:
-        for tensor in (
-            tensors((*call.args, *call.kwargs.values())) if call.noisy else ()
-        ):
-            if (
-                id(tensor) not in random
-                and tensor.dtype == torch.float32
-                and tensor.ndim
-            ):
-                return torch.float32
-    return recording.output.dtype
+def _is_coin(out: Any) -> bool:
+    law = out.root.law if isinstance(out, Value) else None
+    return law is not None and law.is_coin
 
 
 def needs_grad(args: Any, kwargs: Any) -> bool:

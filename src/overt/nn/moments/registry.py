@@ -5,7 +5,6 @@ An operation without a rule is tested for linearity numerically; others have a f
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -13,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from overt.nn.graph.record import UnsupportedError, op_info, op_schema
-from overt.nn.graph.replay import map_tree
+from overt.nn.graph.record import UnsupportedError, aten, map_tree, op_info
 from overt.nn.moments.values import (
     SETTINGS,
     Propagation,
@@ -23,7 +21,6 @@ from overt.nn.moments.values import (
     random_signs,
 )
 
-aten = torch.ops.aten
 Rule = Callable[[Propagation, Any, Any, Any], Any]
 
 RULES: dict[Any, Rule] = {}
@@ -33,7 +30,7 @@ _EXACT = """
     celu clamp clone col2im constant_pad_nd convolution copy cos cumsum detach diag_embed diagonal
     div dot elu embedding erf exp expand fill flip gather ge gelu gt hardsigmoid hardswish hardtanh
     im2col index index_add index_copy index_put index_select le leaky_relu log1p lt mask masked_fill
-    masked_scatter max_pool2d_with_indices mean mish mm mul mv native_batch_norm neg permute
+    masked_scatter mean mish mm mul mv native_batch_norm neg permute
     pixel_shuffle pixel_unshuffle pow rand rand_like randn randn_like reflection_pad1d
     reflection_pad2d relu repeat replication_pad2d roll rsub scatter scatter_add select
     select_scatter sigmoid silu sin slice slice_scatter softplus split split_with_sizes sqrt squeeze
@@ -47,17 +44,25 @@ The test of this table enumerates all masks for each of them, and fails for a na
 """
 
 
-def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Use a function as the rule of these operations."""
+def register(names: str, function: Rule) -> None:
+    """Use a function as the rule of these operations; not every version of torch has all."""
+    for name in names.split():
+        if hasattr(aten, name):
+            RULES[getattr(aten, name)] = function
 
-    def register(function: Rule) -> Rule:
-        for name in names:
-            packet = getattr(aten, name, None)
-            if packet is not None:  # not every version of torch has all of them
-                RULES[packet] = function
+
+def rule(names: str) -> Callable[[Rule], Rule]:
+    """Use a function as the rule of these operations where their first argument is random."""
+
+    def decorate(function: Rule) -> Rule:
+        def guarded(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
+            chosen = function if isinstance(args[0], Value) else unknown_operation
+            return chosen(run, func, args, kwargs)
+
+        register(names, guarded)
         return function
 
-    return register
+    return decorate
 
 
 def find_values(tree: Any) -> list[Value]:
@@ -73,189 +78,156 @@ def find_values(tree: Any) -> list[Value]:
 
 def broadcast_shape(args: Any, kwargs: Any) -> Any:
     """Return the shape of an entrywise function of flat arguments."""
-    shapes = [
-        t.shape for t in (*args, *kwargs.values()) if isinstance(t, (Tensor, Value))
-    ]
-    if all(shape == shapes[0] for shape in shapes):  # which torch is slow to find out
-        return shapes[0]
-    return torch.broadcast_shapes(*shapes)
+    flat = (*args, *kwargs.values())
+    return torch.broadcast_shapes(
+        *(t.shape for t in flat if isinstance(t, (Tensor, Value)))
+    )
 
 
 def combined_flags(given: list[RandomTensor]) -> dict[str, Any]:
-    """Return the flags of an affine function of several random tensors."""
+    """Return the flags of an affine function of several random tensors.
+
+    Sources that are functions of the same noise count as uncorrelated, which they need not be; a
+    product of independent deviations is uncorrelated with whatever is affine in the noise.
+    """
     noises = frozenset().union(*(one.noises for one in given))
-    exact = all(one.exact for one in given)
     disjoint = len(noises) == sum(len(one.noises) for one in given)
+    derived = max(one.derived for one in given)
+    simple = derived < 2 and sum(one.derived for one in given) < 2
     return {
         "noises": noises,
-        "exact": exact and (disjoint or not _correlated_sources(given)),
+        "exact": all(one.exact for one in given) and (disjoint or simple),
         "known": all(one.known for one in given) and disjoint,
         "independent": all(one.independent for one in given) and disjoint,
-        "derived": frozenset().union(*(one.derived for one in given)),
+        "derived": derived,
     }
-
-
-def _correlated_sources(given: list[RandomTensor]) -> bool:
-    """Whether sources that count as uncorrelated may be correlated, as made of the same noise."""
-    for one, other in itertools.permutations(given, 2):
-        for a in one.derived:
-            if not a.factors and a.noises & other.noises and a not in other.derived:
-                return True
-            if any(a is not b and a.may_correlate_with(b) for b in other.derived):
-                return True
-    return False
 
 
 # -- operations without a rule -------------------------------------------------------------------
 
+Function = Callable[[list[Tensor]], Tensor]
+
 
 def unknown_operation(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
-    """Moments and mean slope of any differentiable operation from local samples.
+    """Return the moments of any differentiable operation: linear numerically, or by samples."""
+    given = list(dict.fromkeys(find_values((args, kwargs))))
 
-    What the mean slope leaves depends on itself across entries: it is a sum of the samples'
-    residuals times independent numbers, one for each index of the first axis.
-    """
-    given = find_values((args, kwargs))
-    moments = [value.moments(run) for value in given]
-
-    def function(*points: Tensor) -> tuple[Tensor, ...]:
-        at = dict(zip(map(id, given), points, strict=True))
+    def call(points: list[Tensor]) -> Any:
+        at = dict(zip(given, points, strict=True))
 
         def pick(leaf: Any) -> Any:
-            return at.get(id(leaf), leaf)
+            return at[leaf] if isinstance(leaf, Value) else leaf
 
-        out = func(*map_tree(tuple(args), pick), **map_tree(kwargs, pick))
-        return tuple(out) if isinstance(out, (tuple, list)) else (out,)
+        return func(*map_tree(tuple(args), pick), **map_tree(kwargs, pick))
 
-    at_means = function(*(one.mean for one in moments))
-    returns = op_schema(func).returns
-    several = len(returns) > 1 or "[]" in str(returns)
-    if any(t.is_complex() for t in at_means):
-        raise UnsupportedError(f"{op_info(func).name} is complex")
-    places = [i for i, t in enumerate(at_means) if t.is_floating_point()]
-    if not places:  # only indices or comparisons: refused where they are used
-        return [None] * len(at_means) if several else None
-    results = _if_linear(run, function, moments)
-    if results is None:
-        run.unknown[op_info(func).name] = None
-        results = _by_samples(run, function, given, moments, at_means, places)
-    return results if several else results[0]
+    name = op_info(func).name
+    out = call([value.moments(run).mean for value in given])
+    if isinstance(out, Tensor):
+        return _moments_of(run, name, call, given, out)
+
+    def result(i: int) -> Function:
+        return lambda points: call(points)[i]
+
+    return [_moments_of(run, name, result(i), given, t) for i, t in enumerate(out)]
+
+
+def _moments_of(
+    run: Propagation, name: str, function: Function, given: list[Value], start: Tensor
+) -> Value | None:
+    """Return the moments of one result, `start` at the means; None if it holds no numbers."""
+    if start.is_complex():
+        raise UnsupportedError(f"{name} is complex")
+    if not start.is_floating_point():  # indices: refused where they are used
+        return None
+    moments = [value.moments(run) for value in given]
+    flags = combined_flags(moments) | {"known": False, "independent": False}
+    try:
+        found = _if_linear(function, moments, start)
+        if found is None:
+            run.unknown[name] = None
+            flags["exact"] = False
+            found = _by_samples(run, function, given, moments)
+    except RuntimeError as error:
+        raise UnsupportedError(f"no derivative: {str(error)[:60]}") from error
+    return Value(RandomTensor(*found, **flags))
 
 
 def _if_linear(
-    run: Propagation, function: Callable[..., Any], moments: list[RandomTensor]
-) -> list[Any] | None:
+    function: Function, moments: list[RandomTensor], start: Tensor
+) -> tuple[Tensor, Tensor, Tensor] | None:
     """Return the image under an operation that is affine numerically, None if it is not."""
-    means = [one.mean.detach() for one in moments]
-    a = [torch.randn_like(m) * (1 + m.abs()) for m in means]
-    b = [torch.randn_like(m) * (1 + m.abs()) for m in means]
 
-    def at(s: float, t: float) -> Any:
-        points = [m + s * x + t * y for m, x, y in zip(means, a, b, strict=True)]
-        return function(*points)
+    def moved(steps: list[Tensor]) -> Tensor:
+        pairs = zip(moments, steps, strict=True)
+        return function([x.mean + step for x, step in pairs]) - start
 
-    zeros = at(0, 0)
-    for zero, x, y, both, back in zip(
-        zeros, at(1, 0), at(0, 1), at(1, 1), at(-2, 0), strict=True
-    ):
-        if not zero.is_floating_point():
+    for scale in (1.0, 4.0):
+        one, other = (
+            [scale * torch.randn_like(x.mean) * (1 + x.mean.abs()) for x in moments]
+            for _ in range(2)
+        )
+        both = moved([s - 2 * t for s, t in zip(one, other, strict=True)])
+        a, b = moved(one), moved(other)
+        if not bool(
+            (a - 2 * b - both).abs().amax() <= 1e-5 * (a.abs() + b.abs()).amax()
+        ):
             return None
-        size = 1e-5 * float((x.abs() + y.abs() + zero.abs()).max())
-        if not float((both - x - y + zero).abs().max()) <= size:
-            return None
-        if not float((back - zero + 2 * (x - zero)).abs().max()) <= 3 * size:
-            return None
-    flags = combined_flags(moments)
-    flags["known"] = False
-    flags["independent"] = False
-    try:
-        devs = _jvp(function, means, [one.dev for one in moments])
-    except RuntimeError:  # no forward derivative
-        return None
-    images = []
-    for _ in range(SETTINGS.signs):
-        points = [m + _random_step(one) for m, one in zip(means, moments, strict=True)]
-        images.append(function(*points))
-    results = []
-    for i, (zero, dev) in enumerate(zip(zeros, devs, strict=True)):
-        var = torch.stack([(image[i] - zero) ** 2 for image in images]).mean(0)
-        results.append(Value(RandomTensor(zero, var, dev, **flags)))
-    return results
-
-
-def _jvp(
-    function: Callable[..., Any], points: list[Tensor], tangents: list[Tensor]
-) -> Any:
-    """Return the derivative in a direction."""
-    with warnings.catch_warnings():  # torch scripts internal functions at the first use
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return torch.func.jvp(function, tuple(points), tuple(tangents))[1]
-
-
-def _random_step(x: RandomTensor) -> Tensor:
-    return x.var.clamp(min=0).sqrt() * random_signs(x.var)
+    squares = [
+        moved([x.var.clamp(min=0).sqrt() * random_signs(x.var) for x in moments]) ** 2
+        for _ in range(SETTINGS.signs)
+    ]
+    return start, torch.stack(squares).mean(0), moved([x.dev for x in moments])
 
 
 def _by_samples(
     run: Propagation,
-    function: Callable[..., Any],
+    function: Function,
     given: list[Value],
     moments: list[RandomTensor],
-    at_means: tuple[Tensor, ...],
-    places: list[int],
-) -> list[Any]:
-    """Return the share of the mean slope that fits samples best, and a source for the rest."""
-    means = [one.mean for one in moments]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the share of the mean slope that fits local samples best, and a source for the rest.
+
+    What the slope leaves depends on itself across entries: it is a sum of the samples' residuals
+    times independent numbers, one for each index of the first axis.
+    """
     count = SETTINGS.local_samples
-    steps = [
-        [_local_step(v, m) for v, m in zip(given, moments, strict=True)]
-        for _ in range(count)
-    ]
-    points = [[m + s for m, s in zip(means, step, strict=True)] for step in steps]
+    points = []
+    for _ in range(count):
+        roots = {value.root: _sample_root(value.root) for value in given}
+        at = [value.at(roots, {}) for value in given]
+        pairs = zip(at, moments, strict=True)
+        points.append([t.to(x.mean).expand(x.mean.shape) for t, x in pairs])
 
-    def floats(*xs: Tensor) -> tuple[Tensor, ...]:
-        found = function(*xs)
-        return tuple(found[i] for i in places)
+    def mean_slope(tangents: list[Tensor]) -> Tensor:
+        with warnings.catch_warnings():  # torch scripts functions at the first use
+            warnings.simplefilter("ignore", DeprecationWarning)
+            slopes = [
+                torch.func.jvp(function, (at,), (tangents,))[1]
+                for at in points[: SETTINGS.local_slopes]
+            ]
+        return torch.stack(slopes).mean(0)
 
-    def mean_slope(tangents: list[Tensor]) -> list[Tensor]:
-        found = [_jvp(floats, x, tangents) for x in points[: SETTINGS.local_slopes]]
-        return [torch.stack(parts).mean(0) for parts in zip(*found, strict=True)]
-
-    try:
-        sampled = [
-            torch.stack(parts)
-            for parts in zip(*(floats(*x) for x in points), strict=True)
-        ]
-        lines = [
-            torch.stack(parts) for parts in zip(*map(mean_slope, steps), strict=True)
-        ]
-        devs = mean_slope([one.dev for one in moments])
-    except RuntimeError as error:
-        raise UnsupportedError(f"no derivative: {str(error)[:60]}") from error
-    flags = combined_flags(moments)
-    flags |= {"exact": False, "known": False, "independent": False}
-    results: list[Any] = [None] * len(at_means)
-    for i, y, line, dev in zip(places, sampled, lines, devs, strict=True):
-        mean = y.mean(0)
-        squares = (line * line).sum(0).clamp(min=torch.finfo(y.dtype).tiny)
-        share = (line * (y - mean)).sum(0) / squares
-        rest = (y - mean - share * line).detach()
-        own = run.source(
-            torch.full((count, *rest.shape[1:2]), 1 / count).to(rest), rest=True
-        )
-        pad = [1] * (rest.ndim - own.ndim)
-        dev = share.detach() * dev + (rest * own.reshape(*own.shape, *pad)).sum(0)
-        results[i] = Value(RandomTensor(mean, y.var(0), dev, **flags))
-    return results
-
-
-def _local_step(value: Value, found: RandomTensor) -> Tensor:
-    """Sample a deviation, from the law of the root if there is one."""
-    law = value.root.law
-    if law is None or value.shape != value.root.mean.shape:
-        return found.var.clamp(min=0).sqrt() * torch.randn_like(found.var)
-    picked = torch.multinomial(
-        law.weights.float(), value.root.mean.numel(), replacement=True
+    y = torch.stack([function(at) for at in points])
+    lines = []
+    for at in points:
+        pairs = zip(at, moments, strict=True)
+        lines.append(mean_slope([t - x.mean for t, x in pairs]))
+    line = torch.stack(lines)
+    mean = y.mean(0)
+    squares = (line * line).sum(0).clamp(min=torch.finfo(y.dtype).tiny)
+    share = ((line * (y - mean)).sum(0) / squares).detach()
+    rest = (y - mean - share * line).detach()
+    own = run.source(
+        torch.full((count, *rest.shape[1:2]), 1 / count).to(rest), rest=True
     )
-    nodes = law.nodes.to(found.mean)[picked.to(law.nodes.device)]
-    return value.at(nodes.reshape(value.shape), {}) - found.mean
+    own = own.reshape(*own.shape, *[1] * (rest.ndim - own.ndim))
+    dev = share * mean_slope([x.dev for x in moments]) + (rest * own).sum(0)
+    return mean, y.var(0), dev
+
+
+def _sample_root(root: RandomTensor) -> Tensor:
+    if root.law is None:
+        return root.mean + root.var.clamp(min=0).sqrt() * torch.randn_like(root.mean)
+    picked = torch.multinomial(root.law.weights.float(), root.mean.numel(), True)
+    nodes = root.law.nodes.to(root.mean)
+    return nodes[picked.to(nodes.device)].reshape(root.mean.shape)

@@ -13,8 +13,7 @@ sample, whose squares have the right expectation; then one pass is enough for tr
 from __future__ import annotations
 
 import contextlib
-import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,18 +28,14 @@ from overt.nn.graph.record import UnsupportedError
 class Settings:
     """Numbers that the rules were tuned with, on the zoo of benchmarks/zoo.py."""
 
-    normal_nodes: int = 10
-    """Gauss-Hermite nodes of a function of one normal root; 10 integrate GELU to 1e-4."""
+    nodes: tuple[int, ...] = (10, 5, 3)
+    """Gauss-Hermite nodes for each of one, two or three roots; 10 integrate GELU to 1e-4."""
     training_nodes: int = 5
-    """The same in a training step, where each node costs time and 1e-2 is enough."""
-    grid_nodes: tuple[int, ...] = (10, 5, 3)
-    """Nodes per root of a function of one, two or three roots."""
-    small_deviation: float = 1e-3
-    """Relative standard deviation below which the slope at the mean is the mean slope."""
+    """Those of one root in a training step, where each node costs time and 1e-2 is enough."""
+    least_step: float = 1e-4
+    """Standard deviations of nodes, relative to the mean: slopes of less would be rounding."""
     max_chain: int = 24
     """Entrywise functions in one chain; longer ones cost more to repeat than they gain."""
-    max_roots: int = 3
-    """Roots of one function; a grid over four would have 81 points or more."""
     signs: int = 16
     """Random signs that estimate the variances of a linear map that has no rule."""
     directions: int = 16
@@ -66,7 +61,7 @@ def hermite(n: int) -> tuple[Tensor, Tensor]:
     return torch.as_tensor(nodes), torch.as_tensor(weights / weights.sum())
 
 
-_HERMITE = {n: hermite(n) for n in (3, 5, 10)}
+HERMITE = {n: hermite(n) for n in (3, 5, 10)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,26 +82,6 @@ class Law:
 
 
 @dataclass(frozen=True, eq=False)
-class Derived:
-    """A source that is a function of noises, not a random call itself.
-
-    It is the product of deviations of `factors`, which are independent of each other; without
-    factors it may be any function of its noises.
-    """
-
-    noises: frozenset[int]
-    factors: tuple[frozenset[int], ...] = ()
-
-    def may_correlate_with(self, other: Derived) -> bool:
-        """Whether the two may be correlated: not if one has a factor that the other is free of."""
-        if not self.noises & other.noises:
-            return False
-        if any(not factor & other.noises for factor in self.factors):
-            return False
-        return all(factor & self.noises for factor in other.factors)
-
-
-@dataclass(frozen=True, eq=False)
 class RandomTensor:
     """Mean, variance per entry and deviation of a tensor.
 
@@ -123,10 +98,13 @@ class RandomTensor:
     independent
         Whether its entries are independent of each other.
     derived
-        Sources of the deviation that are no random calls.
+        0 if all sources of the deviation are random calls, 1 if some are products of independent
+        deviations, 2 if some are other functions of random calls.
     product
         Variances v of independent entries and a matrix W, if it is their product x @ W and a
         constant: its covariance is W' diag(v) W then.
+    roots, function
+        Sets of few roots that it is an entrywise function of, and that function.
     """
 
     mean: Tensor
@@ -137,14 +115,26 @@ class RandomTensor:
     exact: bool = True
     known: bool = True
     independent: bool = True
-    derived: frozenset[Derived] = frozenset()
+    derived: int = 0
     product: tuple[Tensor, Tensor] | None = None
+    roots: tuple[tuple[RandomTensor, ...], ...] = ()
+    function: Function | None = None
+
+    def changed(self, **changes: Any) -> RandomTensor:
+        """Return another tensor made of it, with the same flags but for the changes."""
+        defaults = {"law": None, "product": None, "roots": (), "function": None}
+        return replace(self, **(defaults | changes))
 
     def approximated(self, **changes: Any) -> RandomTensor:
         """Return it with changes that are approximations."""
-        return replace(
-            self, exact=False, known=False, law=None, product=None, **changes
-        )
+        return self.changed(exact=False, known=False, **changes)
+
+
+Points = dict[RandomTensor, Tensor]
+"""Values of roots."""
+
+Function = Callable[[Points, dict["Value", Tensor]], Tensor]
+"""A function of the values of roots; the dictionary stores intermediate results."""
 
 
 @dataclass(eq=False)
@@ -177,84 +167,55 @@ class Propagation:
 
     A product f(x, y) of factors that share noise leaves E f(t_x, t_y) out of its mean: a sampled
     pass appends f(t_x, t_y) to `cross`, and their means with standard errors are the `corrections`
-    of another pass.
+    of another pass. `shared` is how much the products may miss, in standard deviations. Noise of
+    random calls in `coarse` is one number for a row; noise has at least the precision of `dtype`.
     """
 
     sampled: bool = False
     grad: bool = False
     off: Collection[str] = ()
+    cross: list[Tensor] | None = None
+    corrections: Iterator[tuple[Tensor, Tensor]] | None = None
     sources: list[Source] = field(default_factory=list)
     unknown: dict[str, None] = field(default_factory=dict)
-    cross: list[Tensor] | None = None
-    corrections: list[tuple[Tensor, Tensor]] | None = None
-    shared_count: int = 0
-    shared_products: float = 0.0
+    shared: float = 0.0
     draws: int = 0
     coarse: set[int] = field(default_factory=set)
     dtype: torch.dtype = torch.float32
 
-    def source(
-        self, var: Tensor, *, covariance: Any = None, rest: bool = False
-    ) -> Tensor:
-        """Return the deviation of new entries with these variances, or with a covariance."""
+    def source(self, var: Tensor, **kind: Any) -> Tensor:
+        """Return the deviation of new entries with these variances."""
         if self.sampled:
             tiny = torch.finfo(var.dtype).tiny ** 0.5
             return var.clamp(min=tiny).sqrt() * random_signs(var)
-        step = torch.zeros(
-            var.shape, dtype=var.dtype, device=var.device, requires_grad=True
-        )
-        self.sources.append(
-            Source(step, var.detach() if not self.grad else var, covariance, rest)
-        )
+        step = torch.zeros_like(var, requires_grad=True)
+        self.sources.append(Source(step, self.fixed(var), **kind))
         return step
 
     def doubt(self, dev: Tensor, var: Tensor) -> Tensor:
         """Return a deviation in which a second-order effect of this variance is left out."""
         if self.sampled:
             return dev
-        step = torch.zeros(
-            var.shape, dtype=var.dtype, device=var.device, requires_grad=True
-        )
-        self.sources.append(Source(step, var.detach(), doubt=True))
-        return dev + step
+        return dev + self.source(var.detach().expand(dev.shape), doubt=True)
 
     def variance_mode(self) -> Any:
         """In a training step, variances inside the network have no gradients."""
         return torch.no_grad() if self.sampled else contextlib.nullcontext()
 
-    def draw(
-        self, mean: Tensor, var: Tensor, law: Law | None, *, off: bool = False
-    ) -> Value:
-        """Return new independent entries; `off`: of the same law, but without deviations."""
+    def draw(self, mean: Tensor, var: Tensor, law: Law | None) -> Value:
+        """Return new independent entries."""
         self.draws += 1
-        if off:
-            zero = torch.zeros_like(mean)
-            return Value(RandomTensor(mean, zero, zero, frozenset(), law))
-        return Value(
-            RandomTensor(mean, var, self.source(var), frozenset({self.draws}), law)
-        )
+        noises = frozenset({self.draws})
+        return Value(RandomTensor(mean, var, self.source(var), noises, law))
 
     def fixed(self, value: Any) -> Any:
         """Return a factor of a deviation, without gradients unless the pass has them."""
         return value.detach() if isinstance(value, Tensor) and not self.grad else value
 
-    def note_shared_product(self, share: Tensor) -> None:
-        """Remember how much a product of factors that share noise may miss, at most."""
-        if not self.sampled and share.numel():
-            largest = float(share.detach().nan_to_num(9.9).amax())
-            self.shared_products = max(self.shared_products, largest)
-
 
 def random_signs(like: Tensor) -> Tensor:
     """Return independent entries that are 1 or -1."""
     return torch.randint(0, 2, like.shape, dtype=like.dtype, device=like.device) * 2 - 1
-
-
-Points = dict[int, Tensor]
-"""Values of roots, by the id of the root's value."""
-
-Expression = tuple[tuple["Value", ...], Callable[[Points, dict[int, Tensor]], Tensor]]
-"""Some roots, and a function of their values; the dictionary caches intermediate results."""
 
 
 class Value:
@@ -263,231 +224,127 @@ class Value:
     def __init__(
         self,
         root: RandomTensor,
-        function: Callable[[Tensor, dict[int, Tensor]], Tensor] | None = None,
+        function: Function | None = None,
         *,
         moments: RandomTensor | None = None,
         length: int = 0,
         positive: bool = False,
         shape: Any = None,
-        affine: bool = True,
     ) -> None:
         self.root = root
         self.function = function
+        self.found = root if function is None else moments
         self.length = length
         self.positive = positive
-        self.affine = affine
         self.shape = root.mean.shape if shape is None else shape
-        self.found = root if function is None else moments
+        self.affine = function is None
         self.enumerated = True
         """Whether all operations that it came from are in the table of exact ones."""
-        self.home: Value | None = None
-        """The value that is the root, if it is another."""
-        self.expressions: list[Expression] = []
-        """The root as a function of other roots, if it was integrated over several."""
 
-    def at(self, x: Tensor, cache: dict[int, Tensor]) -> Tensor:
-        """Return the value where the root is x."""
-        if self.function is None:
-            return x
-        if id(self) not in cache:
-            cache[id(self)] = self.function(x, cache)
-        return cache[id(self)]
-
-    def as_expressions(self) -> list[Expression]:
-        """Return the value as a function of its root, and of what the root is made of."""
-        home = self.home or self
-
-        def of_root(points: Points, cache: dict[int, Tensor]) -> Tensor:
-            return self.at(points[id(home)], cache)
-
-        found: list[Expression] = [((home,), of_root)]
-        for roots, inner in home.expressions:
-
-            def of_roots(
-                points: Points, cache: dict[int, Tensor], inner: Any = inner
-            ) -> Tensor:
-                return self.at(inner(points, cache), cache)
-
-            found.append((roots, of_roots))
-        return found
+    def at(self, points: Points, cache: dict[Value, Tensor]) -> Tensor:
+        """Return the value where its root, or what that is made of, has the given values."""
+        if self not in cache:
+            function = self.function
+            if function is None and self.root in points:
+                return points[self.root]
+            cache[self] = (function or self.root.function)(points, cache)  # type: ignore[misc]
+        return cache[self]
 
     def moments(self, run: Propagation) -> RandomTensor:
         """Return mean, variance and deviation."""
         if self.found is None:
-            self.found = self._integrate(run)
+            self.found = integrate(
+                run, (self.root,), self.at, self.shape, positive=self.positive
+            )
         if not self.enumerated and self.found.exact:
             self.found = replace(self.found, exact=False)
         return self.found
 
-    def _integrate(self, run: Propagation) -> RandomTensor:
-        """Return E f, the mean slope s = Cov(x, f) / Var x, and Var f over the root's law.
 
-        The deviation is s times the root's; what s leaves of Var f is a separate source.
-        """
-        root = self.root
-        x, weights, small = self._nodes(run)
-        y = self.at(x, {})
-        if not y.is_floating_point():
-            if root.law is None:
-                raise UnsupportedError("a comparison of random values decides")
-            y = y.to(root.var.dtype)
-        mean = (weights * y).sum(0)
-        if (
-            not root.noises
-        ):  # a noise that is off: the mean of a coin, else the function at it
-            if root.law is None or not root.law.is_coin:
-                mean = self.at(root.mean, {})
-            mean = mean.expand(self.shape)
-            zero = torch.zeros_like(mean)
-            return RandomTensor(mean, zero, zero, frozenset())
-        away = y - mean
-        with run.variance_mode():
-            var = (weights * away * away).sum(0)
-        tiny = torch.finfo(root.var.dtype).tiny
-        slope = (weights * away * (x - root.mean)).sum(0) / root.var.clamp(min=tiny)
-        if small is not None and bool(small.any()):
-            slope = torch.where(small, self._slope_at_mean(), slope)
-        mean, var, slope = (t.expand(self.shape) for t in (mean, var, slope))
-        dev = run.fixed(slope) * root.dev
-        same_shape = root.mean.shape == mean.shape
-        if root.law is not None and root.law.is_coin:
-            # A function of a coin is affine in it: the slope leaves nothing.
-            return replace(
-                root,
-                mean=mean,
-                var=var,
-                dev=dev,
-                law=None,
-                independent=root.independent and same_shape,
-            )
-        rest = (var - slope * slope * root.var).clamp(min=0)
-        dev = dev + run.source(rest, rest=True)
-        return root.approximated(mean=mean, var=var, dev=dev)
-
-    def _nodes(self, run: Propagation) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return points of the root, their weights, and where its deviation is small."""
-        root = self.root
-        pad = [1] * len(self.shape)
-        mean, var = root.mean, root.var
-        if root.law is not None:
-            nodes = root.law.nodes.to(var).reshape(-1, *pad)
-            return nodes, root.law.weights.to(var).reshape(-1, *pad), None
-        count = SETTINGS.training_nodes if run.sampled else SETTINGS.normal_nodes
-        z, weights = (t.to(var).reshape(-1, *pad) for t in _HERMITE[count])
-        tiny = torch.finfo(var.dtype).tiny
-        small = var.sqrt() <= SETTINGS.small_deviation * mean.abs() + tiny**0.5
-        sd = torch.where(var <= tiny, 0.0, var).clamp(min=tiny).sqrt()
-        if self.positive and bool((mean > 0).all()):
-            # A root, logarithm or quotient of a positive tensor: log-normal, so as to stay there.
-            sd = torch.log1p(var / (mean * mean)).clamp(min=tiny).sqrt()
-            return mean * torch.exp(sd * z - sd * sd / 2), weights, small
-        return mean + sd * z, weights, small
-
-    def _slope_at_mean(self) -> Tensor:
-        keep_graph = torch.is_grad_enabled()
-        with torch.enable_grad():
-            mean = self.root.mean
-            x = (
-                mean
-                if keep_graph and mean.requires_grad
-                else mean.detach().requires_grad_()
-            )
-            x = x.expand(self.shape)
-            y = self.at(x, {})
-            if not y.requires_grad:
-                return torch.zeros_like(x)
-            (slope,) = torch.autograd.grad(y.sum(), x, create_graph=keep_graph)
-        return slope
-
-
-def integrate_roots(
-    run: Propagation, expression: Expression, shape: Any
+def integrate(
+    run: Propagation,
+    roots: tuple[RandomTensor, ...],
+    function: Function,
+    shape: Any,
+    *,
+    positive: bool = False,
 ) -> RandomTensor:
-    """Return the moments of a function of two or three roots that count as independent."""
-    homes, function = expression
-    roots = [home.root for home in homes]
-    nodes, weights = _grid(roots)
+    """Return the moments of a function f of one to three roots that count as independent.
+
+    E f and Var f are sums over nodes of the roots' laws. The deviation is that of the roots times
+    the mean slopes s = Cov(x, f) / Var x; what they leave of Var f is a separate source.
+    """
+    single = len(roots) == 1
+    count = SETTINGS.nodes[len(roots) - 1]
+    if run.sampled and single:
+        count = SETTINGS.training_nodes
+    by_law = [r.law is not None and (single or r.law.is_coin) for r in roots]
+    rules = [
+        (root.law.nodes, root.law.weights) if known and root.law else HERMITE[count]
+        for root, known in zip(roots, by_law, strict=True)
+    ]
+    like = roots[0].var
     pad = [1] * len(shape)
-    nodes = nodes.to(roots[0].mean)
-    weights = weights.to(nodes).reshape(-1, *pad)
-    tiny = torch.finfo(roots[0].var.dtype).tiny
+    grid = torch.cartesian_prod(*(nodes.to(like) for nodes, _ in rules))
+    grid = grid.reshape(-1, len(roots), *pad)
+    weights = torch.cartesian_prod(*(w.to(like) for _, w in rules))
+    weights = weights.reshape(-1, len(roots), *pad).prod(1)
     points: Points = {}
-    scaled = []
-    for i, home in enumerate(homes):
-        z = nodes[:, i].reshape(-1, *pad)
-        sd = home.root.var.clamp(min=tiny).sqrt()
-        points[id(home)] = home.root.mean + sd * z
-        scaled.append((home.root, sd, z))
+    widths = []
+    for i, root in enumerate(roots):
+        points[root], width = _places(root, grid[:, i], by_law[i], positive)
+        widths.append(width)
     y = function(points, {})
+    if not y.is_floating_point():
+        if not by_law[0]:
+            raise UnsupportedError("a comparison of random values decides")
+        y = y.to(like.dtype)
     mean = (weights * y).sum(0)
     away = y - mean
-    var = (weights * away * away).sum(0)
-    dev = torch.zeros_like(mean)
-    rest = var
-    for root, sd, z in scaled:
-        slope = (weights * away * z).sum(0) / sd
-        dev = dev + run.fixed(slope) * root.dev
-        rest = rest - slope * slope * root.var
-    dev = dev + run.source(rest.clamp(min=0).expand(shape), rest=True)
-    return RandomTensor(
-        mean.expand(shape),
-        var.expand(shape),
-        dev,
-        frozenset().union(*(root.noises for root in roots)),
-        exact=False,
-        known=False,
-        independent=False,
+    slopes = [
+        (weights * away * (points[root] - root.mean)).sum(0) / width
+        for root, width in zip(roots, widths, strict=True)
+    ]
+    with run.variance_mode():
+        rest = (weights * away * away).sum(0)
+        var = torch.zeros_like(rest)
+        shrink = torch.zeros_like(rest)
+        for root, slope, width in zip(roots, slopes, widths, strict=True):
+            rest = rest - slope * slope * width
+            var = var + slope * slope * root.var
+            shrink = torch.maximum(shrink, root.var / width)
+        rest = (rest.clamp(min=0) * shrink * shrink).expand(shape)
+        var = var + rest
+    pairs = zip(roots, slopes, strict=True)
+    dev = sum(run.fixed(slope) * root.dev for root, slope in pairs)
+    mean, var, dev = (t.expand(shape) for t in (mean, var, dev))
+    first = roots[0]
+    same = single and first.mean.shape == mean.shape
+    if single and first.law is not None and first.law.is_coin:
+        # A function of a coin is affine in it: the slope leaves nothing.
+        alone = first.independent and same
+        return first.changed(mean=mean, var=var, dev=dev, independent=alone)
+    return first.approximated(
+        mean=mean,
+        var=var,
+        dev=dev + run.source(rest, rest=True),
+        noises=frozenset().union(*(root.noises for root in roots)),
+        independent=single and first.independent,
     )
 
 
-def _grid(roots: list[RandomTensor]) -> tuple[Tensor, Tensor]:
-    """Return standardized nodes (points, roots) and weights of the product of the roots' laws."""
-    normal = _HERMITE[SETTINGS.grid_nodes[len(roots) - 1]]
-    axes = []
-    for root in roots:
-        if root.law is not None and root.law.is_coin:
-            center = root.mean.flatten()[0].double()
-            sd = root.var.flatten()[0].double().sqrt()
-            axes.append(
-                ((root.law.nodes.double() - center) / sd, root.law.weights.double())
-            )
-        else:
-            axes.append(normal)
-    nodes = torch.cartesian_prod(*(z for z, _ in axes))
-    weights = torch.cartesian_prod(*(w for _, w in axes)).prod(1)
-    return nodes, weights
-
-
-def relu_moments(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return E, mean slope and variance of max(x, 0) for normal x."""
-    sd = var.clamp(min=torch.finfo(var.dtype).tiny).sqrt()
-    a = mean / sd
-    phi = torch.exp(a * a * -0.5) * (2 * math.pi) ** -0.5
-    Phi = torch.special.ndtr(a)
-    u = torch.addcmul(phi, a, Phi)
-    # Var = v (Phi + u (a (1 - Phi) - phi)): no difference of large numbers.
-    return sd * u, Phi, var * torch.addcmul(Phi, u, a * (1 - Phi) - phi).clamp(min=0)
-
-
-def gelu_moments(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return E, mean slope and variance of x Phi(x) for normal x.
-
-    With s^2 = 1 + v and a = m / s: E f = m Phi(a) + v phi(a) / s. Its derivatives in m are the
-    mean derivatives f_k of f, and Var f = v f_1^2 + v^2 f_2^2 / 2 + v^3 f_3^2 / 6 + ...; the first
-    four terms are taken, which is 1e-3 for v = 1.
-    """
-    c = 1 / (1 + var)
-    r = c.sqrt()
-    a = mean * r
-    aa = a * a
-    Phi = torch.special.ndtr(a)
-    phi = torch.exp(aa * -0.5) * (2 * math.pi) ** -0.5
-    slope = Phi + a * phi * c
-    h2 = 1 + c * (1 - aa)
-    h3 = a * (h2 + 2 * c)
-    h4 = aa - 1 + c * ((6 - aa) * aa - 3)
-    cv = c * var
-    rest = (
-        var * cv * phi * phi / 6 * (3 * h2 * h2 + cv * h3 * h3 + cv * cv / 4 * h4 * h4)
-    )
-    return mean * Phi + phi * var * r, slope, slope * slope * var + rest
+def _places(
+    root: RandomTensor, nodes: Tensor, by_law: bool, positive: bool
+) -> tuple[Tensor, Tensor]:
+    """Return where a root is at the nodes, and its variance there."""
+    tiny = torch.finfo(root.var.dtype).tiny
+    mean = root.mean
+    if by_law:
+        return nodes, root.var.clamp(min=tiny)
+    least = SETTINGS.least_step * mean.detach().abs()
+    sd = torch.maximum(root.var.clamp(min=tiny).sqrt(), least)
+    if positive and bool((mean > 0).all()):
+        # A root, logarithm or quotient of a positive tensor: log-normal, so as to stay there.
+        log_sd = torch.log1p((sd / mean) ** 2).sqrt()
+        return mean * torch.exp(log_sd * nodes - log_sd * log_sd / 2), sd * sd
+    return mean + sd * nodes, sd * sd

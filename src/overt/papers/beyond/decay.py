@@ -3,36 +3,19 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy.optimize import minimize
 
 from overt import Entries, relu
 from overt._types import Floats
-from overt.decay import Schedule, layers, minima, simulate, two_by_two
+from overt.decay import Schedule, minima, simulate, two_by_two
+from overt.papers import descent
 from overt.papers.evidence import DESCENT, Evidence, relative
+from overt.papers.one_way_jumps.networks import network
 from overt.papers.oracles import multipliers
-from overt.papers.records import statement
-
-
-def _descend(
-    problem: Entries, weight_decay: float, depth: int, rng: np.random.Generator
-) -> float:
-    """Return the loss at which a descent from random weights ends."""
-    shapes = layers.shapes(problem.shape, depth, min(problem.shape))
-
-    def value(theta: Floats) -> tuple[float, Floats]:
-        weights = layers.unflatten(theta, shapes)
-        slope = layers.gradient(problem, weights, weight_decay)
-        return layers.loss(problem, weights, weight_decay), layers.flatten(slope)
-
-    start = rng.standard_normal(sum(m * n for m, n in shapes))
-    options = {"maxiter": 20_000, "maxfun": 100_000, "gtol": 1e-12, "ftol": 1e-16}
-    return float(
-        minimize(value, start, jac=True, method="L-BFGS-B", options=options).fun
-    )
+from overt.papers.records import Rng, statement
 
 
 @statement(how="sampled")
-def observed_minima(scale: int, rng: np.random.Generator) -> Evidence:
+def observed_minima(scale: int, rng: Rng) -> Evidence:
     r"""Minima under weight decay, every entry observed.
 
     With L >= 3 layers the local minima are A_q = sum_(p <= q) a_+(s_p) u_p v_p', one per rank,
@@ -45,20 +28,20 @@ def observed_minima(scale: int, rng: np.random.Generator) -> Evidence:
     """
     problem = Entries.from_matrix(rng.normal(size=(3, 4)))
     decay = 0.004
-    ladder = np.array([m.loss for m in minima(problem, 3, decay)])
-    shallow = np.array([m.loss for m in minima(problem, 2, decay)])
-    ends = np.array([_descend(problem, decay, 3, rng) for _ in range(10 * scale)])
+    objective, _, size = network(problem, 3, 3, decay)
+    starts = rng.normal(size=(10 * scale, size))
+    ends = np.array([descent.descend(objective, start)[0] for start in starts])
 
-    def distance(losses: Floats) -> float:
-        nearest = np.abs(ends[:, None] / losses - 1).min(axis=1)
-        return float(nearest.max())
+    def distance(depth: int) -> float:
+        losses = np.array([m.loss for m in minima(problem, depth, decay)])
+        return float(np.abs(ends[:, None] / losses - 1).min(axis=1).max())
 
     detail = f"{len(ends)} descents end on the list; null: the minimum of two layers"
-    return Evidence(distance(ladder), DESCENT, detail, null=distance(shallow))
+    return Evidence(distance(3), DESCENT, detail, null=distance(2))
 
 
 @statement(how="sampled")
-def shuffled_passes(scale: int, rng: np.random.Generator) -> Evidence:
+def shuffled_passes(scale: int, rng: Rng) -> Evidence:
     r"""Shuffled SGD does not jump.
 
     At small learning rates eta, passes that use every entry once, in any order, never leave a
@@ -72,8 +55,8 @@ def shuffled_passes(scale: int, rng: np.random.Generator) -> Evidence:
     """
     schedule = Schedule.of([(500, 0.03, 0.1), (15_000, 0.2, 0.1)], convention="pytorch")
     seed = int(rng.integers(2**31))
-    jumped = {}
-    for sampling in ("shuffled", "replacement"):
+
+    def jumped(sampling: str) -> float:
         runs = simulate(
             two_by_two(0.25),
             3,
@@ -86,13 +69,14 @@ def shuffled_passes(scale: int, rng: np.random.Generator) -> Evidence:
             balance=False,
             progress=False,
         )
-        jumped[sampling] = float(np.count_nonzero(runs.jump_step >= 0))
+        return float(np.count_nonzero(runs.jump_step >= 0))
+
     detail = f"jumps among {20 * scale} runs; null: samples with replacement"
-    return Evidence(jumped["shuffled"], 0.0, detail, null=jumped["replacement"])
+    return Evidence(jumped("shuffled"), 0.0, detail, null=jumped("replacement"))
 
 
 @statement(how="sampled")
-def relu_one_output(scale: int, rng: np.random.Generator) -> Evidence:
+def relu_one_output(scale: int, rng: Rng) -> Evidence:
     r"""Dropout after a ReLU, one output.
 
     The least objective over all features q >= 0 and weights of d units is lam min_k (|y_+|^2 /
@@ -119,19 +103,13 @@ def relu_one_output(scale: int, rng: np.random.Generator) -> Evidence:
         loss = np.sum(off**2) + lam * np.sum(u**2 * sizes)
         return float(loss), np.concatenate([by_u, (2 * z * by_q).ravel()])
 
-    ends = []
-    for _ in range(40 * scale):
-        start = rng.standard_normal(width + len(y) * width)
-        options = {"maxiter": 20_000, "maxfun": 100_000, "gtol": 1e-12, "ftol": 1e-16}
-        ends.append(
-            minimize(value, start, jac=True, method="L-BFGS-B", options=options).fun
-        )
+    starts = 40 * scale
+    lowest, _ = descent.best_descent(value, width * (1 + len(y)), starts, rng)
     z, p = multipliers(width, lam / (1 + lam))
     outputs = best.activations @ (z * best.U).T
     attained = float(p @ np.mean((y[:, None] - outputs) ** 2, axis=0))
-    below = max(1 - min(ends) / len(y) / best.objective, 0.0)
-    detail = f"all masks at the optimum, {len(ends)} descents above it; null: features of any sign"
+    below = max(1 - lowest / len(y) / best.objective, 0.0)
+    detail = f"all masks at the optimum, {starts} descents above it; null: features of any sign"
     residual = max(relative(attained, best.objective), below)
-    return Evidence(
-        residual, DESCENT, detail, null=relative(attained, best.unsigned_objective)
-    )
+    null = relative(attained, best.unsigned_objective)
+    return Evidence(residual, DESCENT, detail, null=null)

@@ -1,149 +1,137 @@
-"""What sliding blocks do, and what layers really drop."""
+"""What sliding blocks do, what noise costs a classifier, and what layers really drop."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from importlib import import_module
-from importlib.util import find_spec
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 
-from overt import noise
+from overt import noise, penalty
 from overt._figures import canvas
+from overt.linear import last_layer
 from overt.papers import oracles
-from overt.papers.evidence import EXACT, MONTE_CARLO, relative, standard_errors
+from overt.papers.evidence import DESCENT, EXACT, relative
 from overt.papers.figures import Finding, Findings, Params, Row, rows_with, values_of
-from overt.papers.records import Residuals, figure, statement
+from overt.papers.records import Residuals, Rng, figure, statement
 
 
 @statement(how="symbolic", identity="sliding")
-def sliding_coverage(scale: int, rng: np.random.Generator) -> Residuals:
-    r"""How many sliding blocks cover a unit.
-
-    Of the sliding blocks of size b that fit into 1..d, exactly min(i, b, d-b+1, d-i+1) cover
-    unit i, so units near the border survive more often.
-
-    TeX: Of the sliding blocks of size $b$ that fit into $1,\ldots,d$, exactly $\min(i, b,
-    d-b+1, d-i+1)$ cover unit $i$, so units near the border survive more often.
-    """
-    for d in range(2, 8 * scale + 2):
-        b = int(rng.integers(1, d + 1))
-        block = noise.DropBlock(0.4, block_size=b, placement="sliding")
-        brute = [
-            sum(first <= i < first + b for first in range(d - b + 1)) for i in range(d)
-        ]
-        i = np.arange(1, d + 1)
-        formula = np.minimum.reduce(
-            [i, np.full(d, b), np.full(d, d - b + 1), d - i + 1]
-        )
-        stated = np.log(block.mean(d)) / math.log1p(-block.seed_probability(d))
-        yield relative(stated, brute)
-        yield relative(formula, brute)
-    return EXACT, "the survival exponents against a count of all positions"
-
-
-@statement(how="symbolic", identity="sliding")
-def sliding_characteristic(scale: int, rng: np.random.Generator) -> Residuals:
+def sliding_characteristic(scale: int, rng: Rng) -> Residuals:
     r"""The characteristic matrix of sliding blocks.
 
     Sliding blocks have Gamma_ij = (1-g)^(-o_ij) - 1, with o_ij the number of block positions
-    that cover both units, on a line and on a plane.
+    that cover both units, on a line and on a plane. On a line of d units min(i, b, d-b+1, d-i+1)
+    blocks cover unit i, so units near the border survive more often.
 
     TeX: Sliding blocks have $\Gamma_{ij} = (1-g)^{-o_{ij}} - 1$, with $o_{ij}$ the number of
-    block positions that cover both units, on a line and on a plane.
+    block positions that cover both units, on a line and on a plane. On a line of $d$ units
+    $\min(i, b, d-b+1, d-i+1)$ blocks cover unit $i$, so units near the border survive more often.
     """
-    shapes: list[tuple[tuple[int, ...], int]] = [
-        ((6,), 2),
-        ((8,), 3),
-        ((3, 4), 2),
-        ((4, 4), 3),
-    ]
-    for shape, b in [*shapes, ((4, 4), 2)] if scale > 1 else shapes:
+    for shape, b in ((6,), 2), ((8,), 3), ((3, 4), 2), ((4, 4), 3):
         prob = float(rng.uniform(0.1, 0.7))
         block = noise.DropBlock(prob, block_size=b, placement="sliding")
-        mu, Gamma = oracles.moments(
-            *oracles.sliding_masks(shape, b, block.seed_probability(shape))
-        )
+        g = block.seed_probability(shape)
+        mu, Gamma = oracles.moments(*oracles.sliding_masks(shape, b, g))
         yield relative(block.mean(shape), mu)
         yield relative(block.characteristic(shape), Gamma)
+        if len(shape) == 1:
+            d = shape[0]
+            covering = [min(i, b, d - b + 1, d - i + 1) for i in range(1, d + 1)]
+            yield relative((1 - g) ** np.array(covering), mu)
     return EXACT, "mean and Gamma over all sets of seeds, 1-D and 2-D"
 
 
-@statement(how="sampled")
-def nn_sliding_blocks(scale: int, rng: np.random.Generator) -> Residuals:
-    r"""Units that the sliding layer drops.
+@statement(how="symbolic", identity="algebra")
+def compress_expected_loss(scale: int, rng: Rng) -> Residuals:
+    r"""Random sub-networks of a fixed width.
 
-    With the seed probability g of mean_i (1-g)^(c_i) = keep, sliding DropBlock drops what it
-    says, and its expected output is its input everywhere.
+    A random sub-network of k of d units, survivors scaled by d/k, has the expected squared loss
+    |y - f|^2 + (d - k) / (k (d - 1)) (d sum_i |u_i|^2 a_i^2 - |sum_i u_i a_i|^2).
 
-    Printed: section 5.3 prints the keep probability 1 - (1 - keep)^(1 / (2k - 1)) of a start,
-    its k undefined and here taken to be the block size.
+    Assumes: units are removed before the last layer.
 
-    TeX: With the seed probability $g$ of $\operatorname{mean}_i (1-g)^{c_i} = \text{ keep }$,
-    sliding DropBlock drops what it says, and its expected output is its input everywhere.
+    TeX: A random sub-network of $k$ of $d$ units, survivors scaled by $d/k$, has the expected
+    squared loss $|y - f|^2 + (d - k) / (k (d - 1)) (d \sum_i |u_i|^2 a_i^2 - |\sum_i u_i
+    a_i|^2)$.
     """
-    from overt import nn as onn
-
-    torch, _ = oracles.seeded_torch(rng)
-    drop_prob, block, size, n = 0.5, 3, (6, 7), 4000 * scale
-    layer = onn.DropBlock2d(drop_prob, block, seed=int(rng.integers(2**31)))
-    y = layer(torch.ones(n, 1, *size, dtype=torch.float64))[:, 0]
-    dropped = (y == 0).double().mean((1, 2)).numpy()
-    yield standard_errors(dropped, drop_prob)
-    error = y.std(0) / np.sqrt(n)
-    yield float(((y.mean(0) - 1).abs() / error).max())
-    start_kept = 1 - drop_prob ** (1 / (2 * block - 1))
-    line = rng.random((n, 30)) < start_kept
-    kept = np.lib.stride_tricks.sliding_window_view(line, block, axis=1).all(2)
-    printed = standard_errors((~kept).mean(1), drop_prob)
-    detail = (
-        f"{n} masks of {size[0]} x {size[1]}, in standard errors; printed: {kept.mean():.4f} kept "
-        "instead of 0.5 on a line"
-    )
-    return MONTE_CARLO, detail, printed
+    d, k = 6 + scale, 3
+    U = rng.normal(size=(3, d))
+    A = oracles.relu_layer(rng, d)
+    Y = rng.normal(size=(12, 3))
+    kept = np.array([np.isin(range(d), c) for c in combinations(range(d), k)])
+    equally = np.full(len(kept), 1 / len(kept))
+    exact = oracles.added_loss(Y, U, A, kept * d / k, equally)
+    flows = np.sum(U**2, axis=0) @ np.mean(A**2, axis=0)
+    total = np.mean(np.sum((A @ U.T) ** 2, axis=1))
+    yield relative((d - k) / (k * (d - 1)) * (d * flows - total), exact)
+    yield relative(penalty.hidden(U, A, noise.KeepExactly(k)), exact)
+    return EXACT, f"all {len(kept)} sub-networks of {k} of {d} units"
 
 
-Layer = Callable[[Any], Any]
+@statement(how="enumerated")
+def audit_class_floor(scale: int, rng: Rng) -> Residuals:
+    r"""Cross-entropy cannot vanish under dropout.
+
+    Cross-entropy under dropout before the last layer (d units) is at least drop_prob^d times
+    the entropy of the classes, and for two classes no larger bound holds.
+
+    TeX: Cross-entropy under dropout before the last layer ($d$ units) is at least
+    $\mathtt{drop\_prob}^d$ times the entropy of the classes, and for two classes no larger
+    bound holds.
+    """
+    d = 2 + scale
+    p = float(rng.uniform(0.3, 0.7))
+    signs = np.array([-1.0, -1, -1, 1, 1])
+    frequencies = np.array([0.6, 0.4])
+    floor = p**d * last_layer.class_entropy(frequencies)
+    z, chances = oracles.masks(np.full(d, 1 - p))
+    active = z.sum(axis=1)[:, None]
+    bias = np.log(frequencies[1] / frequencies[0])
+    for sure in (0.1, 1.0, 10.0, 100.0):
+        logits = active * sure * signs + bias
+        loss = float(chances @ np.logaddexp(0, -signs * logits).mean(axis=1))
+        yield (floor - loss) / floor
+    yield relative(loss, floor)
+    return DESCENT, f"all masks of {d} units, drop_prob {p:.2f}"
 
 
 SIZES = {3: (14, 14), 4: (9, 13), 7: (14, 14)}
 """Height and width of the map for each block size."""
 
 
-def seed_mask(x: Any, drop_prob: float, block: int) -> Any:
+def seed_inside(x: Any, drop_prob: float, block: int) -> Any:
     """Return torchvision's algorithm: seeds inside the map, max-pooled; batch rescaling."""
     import torch
-    from torch.nn import functional
+    from torch.nn.functional import pad
 
     n, c, h, w = x.shape
-    valid = (h - block + 1) * (w - block + 1)
-    gamma = drop_prob * h * w / (block**2 * valid)
-    noise = torch.empty(n, c, h - block + 1, w - block + 1).bernoulli_(min(gamma, 1.0))
-    keep = 1 - _grown(functional.pad(noise, [block // 2] * 4), block)
-    return x * keep * (keep.numel() / (1e-6 + keep.sum()))
+    h, w = h - block + 1, w - block + 1
+    seeds = torch.empty(n, c, h, w).bernoulli_(_gamma(x, drop_prob, block))
+    return _masked(x, _grown(pad(seeds, [block // 2] * 4), block))
 
 
 def seed_everywhere(x: Any, drop_prob: float, block: int) -> Any:
     """Return timm's fast algorithm: the same gamma, seeds anywhere; batch rescaling."""
     import torch
 
-    h, w = x.shape[2:]
-    gamma = drop_prob * h * w / block**2 / ((w - block + 1) * (h - block + 1))
-    noise = torch.empty_like(x).bernoulli_(min(gamma, 1.0))
-    keep = 1 - _grown(noise, block)[..., :h, :w]
-    return x * keep * (keep.numel() / (keep.sum() + 1e-7))
+    seeds = torch.empty_like(x).bernoulli_(_gamma(x, drop_prob, block))
+    return _masked(x, _grown(seeds, block))
 
 
 def seed_shared(x: Any, drop_prob: float, block: int) -> Any:
     """Return the dropblock package's algorithm: gamma = p / b^2, one mask for all channels."""
     import torch
 
-    gamma = drop_prob / block**2
-    noise = _grown((torch.rand(len(x), 1, *x.shape[2:]) < gamma).to(x.dtype), block)
-    keep = 1 - (noise[..., :-1, :-1] if block % 2 == 0 else noise)
-    return x * keep * (keep.numel() / keep.sum())
+    seeds = torch.rand(len(x), 1, *x.shape[2:]) < drop_prob / block**2
+    return _masked(x, _grown(seeds.to(x.dtype), block))
+
+
+def _gamma(x: Any, drop_prob: float, block: int) -> float:
+    h, w = x.shape[2:]
+    fitting = (h - block + 1) * (w - block + 1)
+    return min(drop_prob * h * w / (block**2 * fitting), 1.0)
 
 
 def _grown(seeds: Any, block: int) -> Any:
@@ -153,11 +141,19 @@ def _grown(seeds: Any, block: int) -> Any:
     return max_pool2d(seeds, block, stride=1, padding=block // 2)
 
 
-def implementations(block: int, drop_prob: float, seed: int) -> dict[str, Layer]:
+def _masked(x: Any, dropped: Any) -> Any:
+    h, w = x.shape[2:]
+    keep = 1 - dropped[..., :h, :w]
+    return x * keep * (keep.numel() / (keep.sum() + 1e-7))
+
+
+def implementations(
+    block: int, drop_prob: float, seed: int
+) -> dict[str, Callable[[Any], Any]]:
     """Return every implementation that takes this block size, by name."""
     from overt.nn import DropBlock2d
 
-    found: dict[str, Layer] = {
+    found: dict[str, Callable[[Any], Any]] = {
         "overt": DropBlock2d(drop_prob, block, seed=seed),
         "overt, uniform": DropBlock2d(drop_prob, block, uniform=True, seed=seed),
         "overt, grid": DropBlock2d(drop_prob, block, placement="grid", seed=seed),
@@ -165,12 +161,8 @@ def implementations(block: int, drop_prob: float, seed: int) -> dict[str, Layer]
         "max-pooled seeds (dropblock)": lambda x: seed_shared(x, drop_prob, block),
     }
     if block % 2:
-        found["max-pooled seeds (torchvision)"] = lambda x: seed_mask(
-            x, drop_prob, block
-        )
-        if find_spec("torchvision") is not None:
-            ops = import_module("torchvision.ops")
-            found["torchvision itself"] = ops.DropBlock2d(drop_prob, block)
+        name = "max-pooled seeds (torchvision)"
+        found[name] = lambda x: seed_inside(x, drop_prob, block)
     return found
 
 
@@ -178,26 +170,26 @@ def run_realized(params: Params, seed: int) -> dict[str, Any]:
     """Measure one block size and nominal value in every implementation."""
     import torch
 
-    block, drop_prob = params["block_size"], params["drop_prob"]
-    size = SIZES[block]
+    block = params["block_size"]
     torch.manual_seed(seed)
     rows: dict[str, Any] = {}
-    for name, layer in implementations(block, drop_prob, seed % 2**31).items():
-        fractions, total = [], torch.zeros(size, dtype=torch.float64)
-        square = torch.zeros(size, dtype=torch.float64)
-        for _ in range(params["batches"]):
-            y = layer(torch.ones(64, 4, *size)).double()
-            fractions += (y == 0).double().mean((1, 2, 3)).tolist()
-            total, square = total + y.mean((0, 1)), square + (y * y).mean((0, 1))
-        mean = total / params["batches"]
-        spread = (square / params["batches"] - mean**2).clamp(min=0)
+    for name, layer in implementations(
+        block, params["drop_prob"], seed % 2**31
+    ).items():
+        ones = torch.ones(64, 4, *SIZES[block])
+        y = torch.cat([layer(ones).double() for _ in range(params["batches"])])
+        fractions = (y == 0).double().mean((1, 2, 3))
+        mean = y.mean((0, 1))
+        # Channels may share a mask: only the points of a batch count as samples.
+        error = y.mean(1).std(0) / len(y) ** 0.5
+        middle = tuple(size // 2 for size in SIZES[block])
         rows[name] = {
-            "realized": float(np.mean(fractions)),
-            "error": float(np.std(fractions) / np.sqrt(len(fractions))),
-            "center": float(mean[size[0] // 2, size[1] // 2]),
+            "realized": float(fractions.mean()),
+            "error": float(fractions.std() / len(fractions) ** 0.5),
+            "center": float(mean[middle]),
             "corner": float(mean[0, 0]),
             "worst_mean": float((mean - 1).abs().max()),
-            "mean_error": float((spread / (params["batches"] * 64)).sqrt().max()),
+            "mean_error": float(error.max()),
         }
     return {"implementations": rows}
 
@@ -205,52 +197,40 @@ def run_realized(params: Params, seed: int) -> dict[str, Any]:
 def check_realized(rows: list[Row]) -> Findings:
     """Check that overt's layers realize the nominal value, and say what the others do."""
     for row in rows:
-        nominal, found = row["drop_prob"], row["implementations"]
-        ours = {name: f for name, f in found.items() if name.startswith("overt")}
-        others = {name: f for name, f in found.items() if name not in ours}
-        off = max(abs(f["realized"] - nominal) / f["error"] for f in ours.values())
-        mean = max(f["worst_mean"] / f["mean_error"] for f in ours.values())
-        realized = ", ".join(
-            f"{name} {f['realized']:.3f}" for name, f in others.items()
-        )
+        nominal = row["drop_prob"]
+        found = row["implementations"]
+        ours = [found[name] for name in found if name.startswith("overt")]
+        off = max(abs(f["realized"] - nominal) / f["error"] for f in ours)
+        mean = max(f["worst_mean"] / f["mean_error"] for f in ours)
+        others = [name for name in found if not name.startswith("overt")]
+        realized = [f"{name} {found[name]['realized']:.3f}" for name in others]
         yield Finding(
             f"block {row['block_size']}, nominal {nominal:g}: overt drops what it says, and "
             "its expected output is the input everywhere",
             off <= 5 and mean <= 5,
             f"within {off:.1f} s.e.; mean within {mean:.1f} s.e.",
-            realized,
+            ", ".join(realized),
         )
 
 
 def plot_realized(rows: list[Row]) -> Any:
     """Plot realized against nominal, one panel for each block size."""
     blocks = values_of(rows, "block_size")
-    figure, line = canvas(3.6 * len(blocks), 3.6, 1, len(blocks), squeeze=False)
+    picture, line = canvas(3.6 * len(blocks), 3.6, 1, len(blocks), squeeze=False)
     for axes, block in zip(line[0], blocks, strict=True):
         chosen = rows_with(rows, block_size=block)
+        x = [row["drop_prob"] for row in chosen]
         axes.plot([0, 0.6], [0, 0.6], color="0.75", lw=1)
         for name in chosen[0]["implementations"]:
-            x = [row["drop_prob"] for row in chosen]
             y = [row["implementations"][name]["realized"] for row in chosen]
-            ours = name.startswith("overt")
-            axes.plot(
-                x,
-                y,
-                marker="o" if ours else "x",
-                ms=7 if ours else 5,
-                lw=1,
-                label=name,
-                mfc="none",
-            )
+            style = "o-" if name.startswith("overt") else "x-"
+            axes.plot(x, y, style, lw=1, label=name, mfc="none")
         height, width = SIZES[block]
-        axes.set(
-            title=f"block {block} on {height} x {width}",
-            xlabel="nominal drop probability",
-        )
-    figure.axes[0].set_ylabel("realized drop fraction")
-    lines, names = figure.axes[-1].get_legend_handles_labels()
-    figure.legend(lines, names, loc="outside lower center", ncols=3, fontsize=8)
-    return figure
+        axes.set_title(f"block {block} on {height} x {width}")
+        axes.set_xlabel("nominal drop probability")
+        axes.legend()
+    line[0, 0].set_ylabel("realized drop fraction")
+    return picture
 
 
 figure(
@@ -266,11 +246,7 @@ figure(
     plot=plot_realized,
     hours={"paper": 0.01},
     sizes={
-        "toy": {
-            "block_size": [4, 7],
-            "drop_prob": [0.1, 0.5],
-            "batches": 6,
-        },
+        "toy": {"block_size": [4, 7], "drop_prob": [0.1, 0.5], "batches": 6},
         "paper": {
             "block_size": [3, 4, 7],
             "drop_prob": [0.1, 0.2, 0.25, 0.5],

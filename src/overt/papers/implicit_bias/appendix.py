@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from overt import noise, penalty, spectral
+from overt._types import Floats
 from overt.papers import oracles
 from overt.papers.evidence import EXACT, relative
-from overt.papers.records import Residuals, statement
+from overt.papers.records import Residuals, Rng, statement
 
 
 @statement("Lemma A.1", "A", how="symbolic", identity="units")
-def shallow_penalty(scale: int, rng: np.random.Generator) -> Residuals:
+def shallow_penalty(scale: int, rng: Rng) -> Residuals:
     r"""The explicit penalty.
 
     Dropout on the hidden layer of x -> U V'x adds exactly lam sum_i |u_i|^2 v_i'C v_i to the
@@ -26,14 +27,13 @@ def shallow_penalty(scale: int, rng: np.random.Generator) -> Residuals:
         probs = rng.uniform(0.1, 0.8, d)
         z, p = oracles.masks(1 - probs)
         exact = oracles.added_loss(Y, U, X @ V, z / (1 - probs), p)
-        yield relative(
-            penalty.shallow(U, V, noise.Dropout(probs), X.T @ X / len(X)), exact
-        )
+        stated = penalty.shallow(U, V, noise.Dropout(probs), X.T @ X / len(X))
+        yield relative(stated, exact)
     return EXACT, f"the loss over all {2**d} masks, one probability per unit"
 
 
 @statement("Lemma A.2", "A", how="sampled")
-def shrinkage_inverse(scale: int, rng: np.random.Generator) -> Residuals:
+def shrinkage_inverse(scale: int, rng: Rng) -> Residuals:
     r"""An inverse.
 
     The equations of the best nonzero values, (I + (lam/r) 11') a = s, have the solution a = s -
@@ -51,7 +51,7 @@ def shrinkage_inverse(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("Lemma A.3", "A", how="symbolic", identity="algebra")
-def shrinkage_monotone(scale: int, rng: np.random.Generator) -> Residuals:
+def shrinkage_monotone(scale: int, rng: Rng) -> Residuals:
     r"""The objective falls with the rank.
 
     The objective g(rho) with the top rho values shrunk by lam h_rho/(r + lam rho) is lam
@@ -63,20 +63,20 @@ def shrinkage_monotone(scale: int, rng: np.random.Generator) -> Residuals:
     grows, and at the optimal $\rho$ is the optimum.
     """
     for _ in range(20 * scale):
-        r, lam = int(rng.integers(1, 8)), float(rng.exponential() + 0.05)
+        r = int(rng.integers(1, 8))
+        lam = float(rng.exponential() + 0.05)
         a = np.sort(rng.exponential(size=r + 2))[::-1]
+
+        def value(shrunk: Floats, a: Floats = a, r: int = r, lam: float = lam) -> float:
+            return float(np.sum((a - shrunk) ** 2) + lam / r * shrunk.sum() ** 2)
+
         g = []
         for rho in range(1, r + 1):
-            shrunk = np.where(
-                np.arange(r + 2) < rho, a - lam * a[:rho].sum() / (r + lam * rho), 0
-            )
-            g.append(np.sum((a - shrunk) ** 2) + lam / r * shrunk.sum() ** 2)
-        h, t = np.cumsum(a)[:r], np.cumsum((a**2)[::-1])[::-1][1 : r + 1]
-        yield relative(lam * h**2 / (r + lam * np.arange(1, r + 1)) + t, g)
+            h = a[:rho].sum()
+            shrunk = np.where(np.arange(r + 2) < rho, a - lam * h / (r + lam * rho), 0)
+            g.append(value(shrunk))
+            yield relative(lam * h**2 / (r + lam * rho) + np.sum(a[rho:] ** 2), g[-1])
         yield float(np.max(np.diff(g), initial=0.0)) / g[0]
-        best = spectral.SquaredNuclear().prox(a[:r], lam / r)
-        reached = (
-            np.sum((a[:r] - best) ** 2) + np.sum(a[r:] ** 2) + lam / r * best.sum() ** 2
-        )
-        yield relative(reached, g[max(int(np.count_nonzero(best)), 1) - 1])
+        best = np.append(spectral.SquaredNuclear().prox(a[:r], lam / r), [0, 0])
+        yield relative(value(best), g[max(int(np.count_nonzero(best)), 1) - 1])
     return EXACT, f"{20 * scale} spectra, written out"

@@ -7,13 +7,13 @@ from itertools import product
 import numpy as np
 
 from overt import noise, penalty
-from overt.papers import oracles
+from overt.papers import descent, oracles
 from overt.papers.evidence import EXACT, relative
-from overt.papers.records import Residuals, item, statement
+from overt.papers.records import Residuals, Rng, item, statement
 
 
 @statement("Algorithm 1", "1", how="enumerated")
-def dropout_step(scale: int, rng: np.random.Generator) -> Residuals:
+def dropout_step(scale: int, rng: Rng) -> Residuals:
     r"""Training with dropout.
 
     The mean step of the second paper's algorithm is minus the gradient of half the objective;
@@ -22,42 +22,29 @@ def dropout_step(scale: int, rng: np.random.Generator) -> Residuals:
     TeX: The mean step of the second paper's algorithm is minus the gradient of half the
     objective; the first paper's is $\theta$ times that, a matter of the learning rate's unit.
     """
-    from overt.linear import kernels
+    from overt.linear import kernels  # it compiles
 
     m, n, d, keep = 3, 2, 3, 0.6
     M, U, V = (rng.standard_normal(shape) for shape in ((m, n), (m, d), (n, d)))
     # x takes the values +-sqrt(n) e_i, whose second moment is the identity; masks are enumerated.
-    inputs = [sign * np.sqrt(n) * e for e in np.eye(n) for sign in (1.0, -1.0)]
-    mean, total = np.zeros((d, m)), 0.0
-    for x, (z, p) in product(
-        inputs, zip(*oracles.masks(np.full(d, keep)), strict=True)
-    ):
-        Ut, Vt = U.T.copy(), V.T.copy()
+    inputs = np.sqrt(n) * np.concatenate([np.eye(n), -np.eye(n)])
+    mean = np.zeros((d, m))
+    masks, chances = oracles.masks(np.full(d, keep))
+    for x, (z, p) in product(inputs, zip(masks, chances, strict=True)):
+        Ut = U.T.copy()
         drawn = (a[None, None] for a in (x, M @ x, z / keep))
-        kernels.unit_steps(Ut, Vt, *drawn, np.ones(1), np.zeros(2))
+        kernels.unit_steps(Ut, V.T.copy(), *drawn, np.ones(1), np.zeros(2))
         mean += p / len(inputs) * (U.T - Ut)
-        total += p / len(inputs)
-    step, half = np.zeros_like(U), 1e-5
-    for index in np.ndindex(U.shape):
-        values = []
-        for sign in (1, -1):
-            moved = U.copy()
-            moved[index] += sign * half
-            drop = noise.Dropout(1 - keep)
-            values.append(
-                np.sum((M - moved @ V.T) ** 2) + penalty.shallow(moved, V, drop)
-            )
-        step[index] = (values[0] - values[1]) / (4 * half)
-    yield relative(mean.T, step)
-    yield abs(total - 1)
-    return (
-        1e-8,
-        "all masks and inputs through the compiled step against finite differences",
-    )
+    drop = noise.Dropout(1 - keep)
+    objective = descent.factor_objective(M, drop.strength * np.eye(d))
+    value, gradient = objective(np.concatenate([U.ravel(), V.ravel()]))
+    yield relative(mean.T.ravel(), gradient[: U.size] / 2)
+    yield relative(np.sum((M - U @ V.T) ** 2) + penalty.shallow(U, V, drop), value)
+    return EXACT, "all masks and inputs through the compiled step against the gradient"
 
 
 @statement("Equation 3", "1", how="symbolic", identity="units")
-def path_norm(scale: int, rng: np.random.Generator) -> Residuals:
+def path_norm(scale: int, rng: Rng) -> Residuals:
     r"""The penalty is a squared path norm.
 
     For uncorrelated inputs of unit variance, dropout's penalty is lam times the squared l2 path
@@ -71,13 +58,13 @@ def path_norm(scale: int, rng: np.random.Generator) -> Residuals:
     """
     for _ in range(2 * scale):
         U, V, _, _ = oracles.two_layers(rng, 3 + scale)
-        paths, prob = oracles.path_sum([V.T, U]), float(rng.uniform(0.1, 0.9))
-        lam = prob / (1 - prob)
-        yield relative(penalty.path_norm([V.T, U]) ** 2, paths)
-        yield relative(
-            penalty.path_norm([V.T, U], order=1), oracles.path_sum([V.T, U], order=1)
-        )
-        yield relative(penalty.shallow(U, V, noise.Dropout(prob)), lam * paths)
+        weights = [V.T, U]
+        prob = float(rng.uniform(0.1, 0.9))
+        paths = oracles.path_sum(weights)
+        yield relative(penalty.path_norm(weights) ** 2, paths)
+        yield relative(penalty.path_norm(weights, 1), oracles.path_sum(weights, 1))
+        stated = penalty.shallow(U, V, noise.Dropout(prob))
+        yield relative(stated, prob / (1 - prob) * paths)
     return EXACT, "every path written out"
 
 

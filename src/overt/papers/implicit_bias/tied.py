@@ -7,15 +7,17 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+from scipy.ndimage import minimum_filter
 
-from overt import equalize, penalty, spectral
+from overt import equalize, penalty
 from overt._figures import canvas
 from overt._types import Floats
+from overt.linear import TiedAutoencoder
 from overt.noise import Dropout
 from overt.papers import descent, oracles
 from overt.papers.evidence import DESCENT, EXACT, relative, worst
 from overt.papers.figures import Finding, Findings, Params, Row
-from overt.papers.records import Residuals, figure, item, statement
+from overt.papers.records import Residuals, Rng, figure, item, statement
 
 
 def inequality(U: Floats, Q: Floats) -> float:
@@ -26,7 +28,7 @@ def inequality(U: Floats, Q: Floats) -> float:
 
 
 @statement("Theorem 2.2", "2", how="sampled")
-def equalizer(scale: int, rng: np.random.Generator) -> Residuals:
+def equalizer(scale: int, rng: Rng) -> Residuals:
     r"""Every weight matrix can be equalized.
 
     Every weight matrix has a rotation of its hidden units after which all columns have the same
@@ -43,23 +45,14 @@ def equalizer(scale: int, rng: np.random.Generator) -> Residuals:
     return EXACT, "orthogonality and differences of the norms, wide, tall, low rank"
 
 
-def tied_map(M: Floats, lam: float, width: int) -> tuple[Floats, float]:
-    """Return the optimal UU' for the target M, and its objective."""
-    values, vectors = np.linalg.eigh(M)
-    top = np.maximum(values[::-1][:width], 0)
-    a = spectral.SquaredNuclear().prox(top, lam / width)
-    A = np.asarray(vectors[:, ::-1][:, :width] * a @ vectors[:, ::-1][:, :width].T)
-    return A, float(np.sum((M - A) ** 2) + lam / width * np.sum(a) ** 2)
-
-
-def symmetric(rng: np.random.Generator, eigenvalues: Sequence[float]) -> Floats:
+def symmetric(rng: Rng, eigenvalues: Sequence[float] | Floats) -> Floats:
     """Return a symmetric matrix with these eigenvalues and random eigenvectors."""
     Q = np.linalg.qr(rng.standard_normal((len(eigenvalues), len(eigenvalues))))[0]
     return np.asarray(Q * np.asarray(eigenvalues) @ Q.T)
 
 
 @statement("Theorem 2.4", "2", how="sampled")
-def tied_optimum(scale: int, rng: np.random.Generator) -> Residuals:
+def tied_optimum(scale: int, rng: Rng) -> Residuals:
     r"""The tied optimum in closed form.
 
     With tied weights the global optimum shrinks the r largest eigenvalues by one common amount
@@ -76,13 +69,14 @@ def tied_optimum(scale: int, rng: np.random.Generator) -> Residuals:
     r),\qquad \mu_i^\star=0\quad(i>r)\]
     """
     for width in (4, 2, 1):
-        M, lam = symmetric(rng, [3.0, 2.0, 0.4, -1.0]), float(rng.uniform(0.2, 1.5))
+        M = symmetric(rng, [3.0, 2.0, 0.4, -1.0])
+        lam = float(rng.uniform(0.2, 1.5))
         objective = descent.tied_objective(M, lam, width)
-        best, theta = descent.best_descent(objective, 4 * width, 4 * scale, rng)
+        lowest, theta = descent.best_descent(objective, 4 * width, 4 * scale, rng)
         U = theta.reshape(4, width)
-        A, value = tied_map(M, lam, width)
-        yield relative(value, best)
-        yield relative(A, U @ U.T) ** 2
+        best = TiedAutoencoder(M, width, Dropout(lam / (1 + lam))).solve()
+        yield relative(best.objective, lowest)
+        yield relative(best.U @ best.U.T, U @ U.T) ** 2
     # The printed map, at the last width: one.
     values, vectors = np.linalg.eigh(M)
     printed = vectors * np.maximum(values - lam * values[-1] / (1 + lam), 0) @ vectors.T
@@ -95,43 +89,46 @@ TARGET, WIDTH, EXTENT = 2.0, 2, 2.0
 
 def run_landscape(params: Params, seed: int) -> dict[str, Any]:
     """Evaluate the objective on a grid and find its lowest points."""
-    lam, points = params["strength"], params["points"]
-    thin = (points - 1) // 60  # of the surface a row keeps what the picture needs
-    axis = np.linspace(-EXTENT, EXTENT, points)
+    lam = params["strength"]
+    axis = np.linspace(-EXTENT, EXTENT, params["points"])
     objective = surface(axis, lam)
-    kept = spectral.SquaredNuclear().prox([TARGET], lam / WIDTH)[0]
-    corner = np.sqrt(kept / WIDTH)
-    optimum = (TARGET - kept) ** 2 + lam / WIDTH * kept**2
+    spacing = float(axis[1] - axis[0])
+    best = TiedAutoencoder([[TARGET]], WIDTH, Dropout(lam / (1 + lam))).solve()
+    low = np.argwhere(objective <= (3 * spacing) ** 2)
+    off = np.linalg.norm(axis[low], axis=1) - np.sqrt(TARGET)
+    lowest_near = objective == minimum_filter(objective, 3)
+    thin = (len(axis) - 1) // 60  # of the surface a row keeps what the picture needs
     return {
-        "spacing": float(axis[1] - axis[0]),
+        "spacing": spacing,
         "lowest": float(objective.min()),
-        "circle": lam == 0 and _on_circle(axis, objective),
+        "circle": bool(lam == 0 and np.abs(off).max() <= 2 * spacing),
         "axis": axis[::thin].tolist(),
         "objective": np.round(objective[::thin, ::thin], 4).tolist(),
-        "minima": [list(point) for point in _strict_minima(axis, objective)],
-        "predicted_corner": float(corner),
-        "predicted_objective": float(optimum),
+        "minima": axis[np.argwhere(lowest_near)].tolist() if lam else [],
+        "predicted_corner": float(np.abs(best.U).mean()),
+        "predicted_objective": best.objective,
     }
 
 
 def check_landscape(rows: list[Row]) -> Findings:
     """Check that the only minima are the four equalized points that Theorem 2.4 predicts."""
     for row in rows:
-        lam, spacing, lowest = row["strength"], row["spacing"], row["lowest"]
-        excess = lowest - row["predicted_objective"]
+        lam = row["strength"]
         if lam == 0:
             yield Finding(
                 "without dropout the minima form a circle of radius sqrt(2)",
                 row["circle"],
-                f"lowest grid value {lowest:.2g}",
+                f"lowest grid value {row['lowest']:.2g}",
             )
             continue
-        corner, minima = row["predicted_corner"], np.array(row["minima"])
+        corner = row["predicted_corner"]
+        minima = np.array(row["minima"])
         expected = corners(corner).T
-        near = len(minima) == 4 and np.abs(minima - expected).max() <= spacing
+        near = len(minima) == 4 and np.abs(minima - expected).max() <= row["spacing"]
+        excess = row["lowest"] - row["predicted_objective"]
         yield Finding(
             f"lam = {lam:g}: four minima, all equalized, where Theorem 2.4 puts them",
-            near and 0 <= excess <= 20 * spacing**2,
+            near and 0 <= excess <= 20 * row["spacing"] ** 2,
             f"{len(minima)} minima at |u_i| = {np.abs(minima).mean():.4f}, predicted {corner:.4f}",
             "parallel to (+-1, +-1)",
         )
@@ -139,39 +136,37 @@ def check_landscape(rows: list[Row]) -> Findings:
 
 def plot_landscape(rows: list[Row]) -> Any:
     """Plot the surface above its contours for each strength."""
-    figure, levels = canvas(3.6 * len(rows), 6.4, 2, len(rows), squeeze=False)
+    picture, levels = canvas(3.6 * len(rows), 6.4, 2, len(rows), squeeze=False)
     for column, row in enumerate(rows):
         x, y = np.meshgrid(row["axis"], row["axis"], indexing="ij")
         height = np.minimum(row["objective"], 8.0)
         levels[0, column].remove()
-        surface: Any = figure.add_subplot(2, len(rows), column + 1, projection="3d")
-        surface.plot_surface(
-            x, y, height, cmap="cividis", linewidth=0, rcount=80, ccount=80
-        )
-        surface.set(
-            title=f"$\\lambda$ = {row['strength']:g}", xlabel="$u_1$", ylabel="$u_2$"
-        )
+        relief: Any = picture.add_subplot(2, len(rows), column + 1, projection="3d")
+        relief.plot_surface(x, y, height, cmap="cividis", lw=0, rcount=80, ccount=80)
+        relief.set_title(f"$\\lambda$ = {row['strength']:g}")
         level = levels[1, column]
-        level.contourf(x, y, np.sqrt(height), levels=24)
-        if row["strength"] == 0:
-            angle, radius = np.linspace(0, 2 * np.pi, 200), np.sqrt(TARGET)
-            level.plot(radius * np.cos(angle), radius * np.sin(angle), "w--", lw=1.2)
+        draw_levels(level, row["axis"], row["objective"])
+        if row["strength"]:
+            ends = corners(row["predicted_corner"])
+            level.scatter(*ends, c="white", edgecolors="black", zorder=3)
         else:
-            level.scatter(
-                *corners(row["predicted_corner"]),
-                c="white",
-                edgecolors="black",
-                zorder=3,
-            )
-        level.set(aspect="equal", xlabel="$u_1$", ylabel="$u_2$")
-    return figure
+            angle = np.linspace(0, 2 * np.pi, 200)
+            circle = np.sqrt(TARGET) * np.array([np.cos(angle), np.sin(angle)])
+            level.plot(*circle, "w--", lw=1.2)
+    return picture
+
+
+def draw_levels(axes: Any, axis: list[float], objective: Any) -> None:
+    """Draw contours of the objective on a square of weights."""
+    height = np.sqrt(np.minimum(objective, 8.0))
+    axes.contourf(axis, axis, np.transpose(height), levels=24)
+    axes.set(aspect="equal", xlabel="$u_1$", ylabel="$u_2$")
 
 
 def surface(axis: Floats, lam: float) -> Floats:
     """(m - a^2 - b^2)^2 + the penalty of (a, b), which is that of (a, 0) plus that of (0, b)."""
-    single = [
-        penalty.tied(np.array([[a, 0.0]]), Dropout(lam / (1 + lam))) for a in axis
-    ]
+    drop = Dropout(lam / (1 + lam))
+    single = [penalty.tied(np.array([[a, 0.0]]), drop) for a in axis]
     loss = (TARGET - axis[:, None] ** 2 - axis[None, :] ** 2) ** 2
     return np.asarray(loss + np.add.outer(single, single))
 
@@ -179,28 +174,6 @@ def surface(axis: Floats, lam: float) -> Floats:
 def corners(corner: float) -> Any:
     """Return the four equalized points, coordinates x points, in lexicographic order."""
     return np.array(list(product((-corner, corner), repeat=2))).T
-
-
-def _strict_minima(axis: Any, f: Any) -> list[tuple[float, float]]:
-    """Return grid points strictly below their eight neighbors, in lexicographic order."""
-    inner = f[1:-1, 1:-1]
-    below = np.ones_like(inner, dtype=bool)
-    for i, j in product((-1, 0, 1), repeat=2):
-        if (i, j) != (0, 0):
-            n, m = f.shape
-            below &= inner < f[1 + i : n - 1 + i, 1 + j : m - 1 + j]
-    return [(float(axis[i + 1]), float(axis[j + 1])) for i, j in np.argwhere(below)]
-
-
-def _on_circle(axis: Any, f: Any) -> bool:
-    """Return whether every low grid point lies near the circle, and all directions are met."""
-    spacing = axis[1] - axis[0]
-    i, j = np.nonzero(f <= (3 * spacing) ** 2)
-    radius, angle = np.hypot(axis[i], axis[j]), np.arctan2(axis[j], axis[i])
-    directions = np.unique(np.floor((angle + np.pi) / (np.pi / 8)))
-    return bool(
-        np.abs(radius - np.sqrt(TARGET)).max() <= 2 * spacing and len(directions) >= 16
-    )
 
 
 figure(
@@ -216,14 +189,8 @@ figure(
     plot=plot_landscape,
     hours={"paper": 0.01},
     sizes={
-        "toy": {
-            "strength": [0.0, 0.6, 2.0],
-            "points": 161,
-        },
-        "paper": {
-            "strength": [0.0, 0.6, 2.0],
-            "points": 601,
-        },
+        "toy": {"strength": [0.0, 0.6, 2.0], "points": 161},
+        "paper": {"strength": [0.0, 0.6, 2.0], "points": 601},
     },
     differs={"toy": "a coarser grid"},
     revision=2,

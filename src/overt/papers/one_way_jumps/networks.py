@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from overt._types import Floats
 from overt.entries import Entries
 from overt.papers.descent import Objective, count, split
+from overt.papers.records import Rng
 
 
 def network(
@@ -31,16 +33,20 @@ def network(
         back, slopes = np.zeros(problem.shape), []
         np.add.at(back, (problem.rows, problem.cols), E / len(E))
         for w, x in zip(reversed(W), reversed(inputs), strict=True):
-            slopes.append((back @ x.T + 2 * lam * w).ravel())
+            slopes.append(back @ x.T + 2 * lam * w)
             back = w.T @ back
-        return float(E @ E / (2 * len(E)) + lam * theta @ theta), np.concatenate(
-            slopes[::-1]
-        )
+        value = E @ E / (2 * len(E)) + lam * theta @ theta
+        return float(value), flat(slopes[::-1])
 
     return objective, weights, count(sizes)
 
 
-def random_problem(n: int, rng: np.random.Generator) -> Entries:
+def flat(W: list[Floats]) -> Floats:
+    """Return the layers as one vector."""
+    return np.concatenate([w.ravel() for w in W])
+
+
+def random_problem(n: int, rng: Rng) -> Entries:
     """Return a rank-1 matrix with some noise, of which two thirds are seen."""
     truth = np.outer(rng.standard_normal(n), rng.standard_normal(n))
     truth += 0.1 * rng.standard_normal((n, n))
@@ -49,10 +55,11 @@ def random_problem(n: int, rng: np.random.Generator) -> Entries:
 
 def soft_rank(weights: list[Floats], alpha: float) -> float:
     """Return the largest sum_i f_alpha(s_i(W'W)) over the layers."""
-    x = [
-        np.minimum(np.linalg.svd(W, compute_uv=False) ** 2 / alpha, 1) for W in weights
-    ]
-    return max(float(np.sum(v * (2 - v))) for v in x)
+    found = []
+    for W in weights:
+        x = np.minimum(np.linalg.svd(W, compute_uv=False) ** 2 / alpha, 1)
+        found.append(float(np.sum(x * (2 - x))))
+    return max(found)
 
 
 def sgd_step(
@@ -69,3 +76,14 @@ def sgd_step(
 def largest_norm(W: list[Floats]) -> float:
     """max_l |W_l|^2."""
     return max(float(np.sum(w * w)) for w in W)
+
+
+def random_layers(width: int, rng: Rng, C: float) -> list[Floats]:
+    """Return three random layers between two inputs and two outputs, each of squared norm C."""
+    W = [rng.normal(size=shape) for shape in ((width, 2), (width, width), (2, width))]
+    return [math.sqrt(C) * w / np.linalg.norm(w) for w in W]
+
+
+def second_order(C: float, lam: float, depth: int = 3) -> float:
+    """Return 2 (C_1 + C^L) C^(L-1) + lam^2 C, C_1 = 1: what bounds the square of a step."""
+    return 2 * (1 + C**depth) * C ** (depth - 1) + lam**2 * C

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from overt import spectral
 from overt.papers import descent, oracles
 from overt.papers.evidence import DESCENT, relative
-from overt.papers.records import Residuals, item, statement
+from overt.papers.records import Residuals, Rng, item, statement
 
 
 @statement("Section 2.2", "2.2", how="sampled")
-def representation_cost(scale: int, rng: np.random.Generator) -> Residuals:
+def representation_cost(scale: int, rng: Rng) -> Residuals:
     r"""The representation cost.
 
     The least sum of squared weights of an L-layer linear network with a given map is L sum_i
@@ -40,5 +38,5 @@ item(
     "Section 2.2, origin",
     "2.2",
     "The origin is always a local minimum for L > 2",
-    by="decay-minima",
+    by="decay-saddles",
 )

@@ -1,10 +1,4 @@
-"""The shallow experiments of structured dropout (section 5.1): x in R^100, y = M x in R^80.
-
-Figure 4 compares blocks anywhere, as the original DropBlock has them, with the theory's blocks on a
-grid, at the same drop probability. At equal probability of keeping a start the original drops far
-more. Section 5.3 prints a correction that makes it worse; the one that works solves
-mean_i (1 - g)^(c_i) = keep for the probability g of a start.
-"""
+"""The shallow experiments of structured dropout (section 5.1): x in R^100, y = M x in R^80."""
 
 from __future__ import annotations
 
@@ -17,6 +11,7 @@ from overt._types import Floats
 from overt.linear import LinearNetwork, inverse_decay
 from overt.noise import DropBlock, DropConnect, Dropout, Noise
 from overt.papers.figures import Finding, Findings, Params, Row
+from overt.papers.records import Rng
 from overt.papers.trajectories import log_steps, trajectory
 
 MASKS = 200
@@ -48,36 +43,27 @@ def follow(
     rng = np.random.default_rng(seed)
     scale = (1 / (m * n * net.width)) ** 0.25
     start = [scale * rng.standard_normal((size, net.width)) for size in (m, n)]
-    start_rate = 0.4 * (1 - params["drop_prob"]) / n if rate is None else rate
+    start_rate = rate or 0.4 * (1 - params["drop_prob"]) / n
     schedule = inverse_decay(start_rate, params["steps"] / 8)
-    rows: dict[str, list[float]] = {
-        "steps_seen": [],
-        "exact": [],
-        "sampled": [],
-        "error": [],
-    }
+    records = []
     marks = log_steps(params["steps"], 16)
     for step, (U, V) in trajectory(net.train, start, marks, schedule, seed):
         losses = sampled_objective(net, U, V, rng)
-        rows["steps_seen"].append(step)
-        rows["exact"].append(net.objective(U, V))
-        rows["sampled"].append(float(losses.mean()))
-        rows["error"].append(float(losses.std(ddof=1) / np.sqrt(len(losses))))
-    return rows, U, V
+        error = losses.std(ddof=1) / np.sqrt(len(losses))
+        records.append((step, net.objective(U, V), losses.mean(), error))
+    names = ("steps_seen", "exact", "sampled", "error")
+    columns = np.transpose(records).tolist()
+    return dict(zip(names, columns, strict=True)), U, V
 
 
-def sampled_objective(
-    net: LinearNetwork, U: Floats, V: Floats, rng: np.random.Generator
-) -> Floats:
+def sampled_objective(net: LinearNetwork, U: Floats, V: Floats, rng: Rng) -> Floats:
     """Return the mean squared error over all data under each of many masks."""
     loss = net.effect.regression.loss
     if isinstance(net.noise, DropConnect):
-        return np.array(
-            [loss(U, z * V) for z in net.noise.multipliers(V.shape, MASKS, rng)]
-        )
-    return np.array(
-        [loss(U * z, V) for z in net.noise.multipliers(net.width, MASKS, rng)]
-    )
+        masks = net.noise.multipliers(V.shape, MASKS, rng)
+        return np.array([loss(U, z * V) for z in masks])
+    masks = net.noise.multipliers(net.width, MASKS, rng)
+    return np.array([loss(U * z, V) for z in masks])
 
 
 def network(params: Params, noise: Noise) -> LinearNetwork:
@@ -122,13 +108,11 @@ def run_dropconnect(params: Params, seed: int) -> dict[str, Any]:
 
 def sampled_equals_exact(row: Row) -> Finding:
     """Check that masks average to the closed form at every record."""
-    deviation = np.abs(np.subtract(row["sampled"], row["exact"])) / np.array(
-        row["error"]
-    )
+    off = np.abs(np.subtract(row["sampled"], row["exact"])) / row["error"]
     return Finding(
         f"drop probability {row['drop_prob']:g}: the stochastic objective equals the exact one",
-        deviation.max() <= 5,
-        f"largest deviation over {len(deviation)} records: {deviation.max():.1f} s.e.",
+        off.max() <= 5,
+        f"largest deviation over {len(off)} records: {off.max():.1f} s.e.",
         "curves coincide",
     )
 
@@ -179,49 +163,78 @@ def check_dropconnect(rows: list[Row]) -> Findings:
 
 def draw_run(axes: Any, row: Row, colors: tuple[str, str], name: str) -> None:
     """Plot what masks average to, with five standard errors, on the exact objective."""
-    steps, error = np.maximum(row["steps_seen"], 1), 5 * np.array(row["error"])
+    steps = np.maximum(row["steps_seen"], 1)
+    error = 5 * np.array(row["error"])
     label = f"{name}, sampled (5 s.e.)"
-    axes.errorbar(
-        steps, row["sampled"], yerr=error, fmt="o", ms=3.5, color=colors[0], label=label
-    )
+    style = {"fmt": "o", "ms": 3.5, "color": colors[0], "label": label}
+    axes.errorbar(steps, row["sampled"], yerr=error, **style)
     axes.plot(steps, row["exact"], color=colors[1], label=f"{name}, exact")
     axes.set(xscale="log", yscale="log", xlabel="step")
 
 
 def plot_dropblock(rows: list[Row]) -> Any:
     """Plot sampled and exact objectives, the optimum, and the spectra."""
-    figure, axes = canvas(3.8 * len(rows), 6.4, 2, len(rows), squeeze=False)
+    picture, axes = canvas(3.8 * len(rows), 6.4, 2, len(rows), squeeze=False)
     for row, top, bottom in zip(rows, *axes, strict=True):
         draw_run(top, row, (ORANGE, BLUE), "DropBlock")
         top.axhline(row["optimum"], color="black", ls="--", lw=1, label="Theorem 2.7")
         top.set_title(f"drop probability {row['drop_prob']:g}")
         count = max(row["rank"] + 6, 12)
-        bottom.plot(
-            row["spectrum"][:count], "o", ms=4, color=ORANGE, label="after training"
-        )
+        trained = row["spectrum"][:count]
+        bottom.plot(trained, "o", ms=4, color=ORANGE, label="after training")
         bottom.plot(row["best_spectrum"][:count], color=BLUE, label="exact optimum")
         bottom.set_xlabel("index of singular value")
-    for panel, label in zip(axes[:, 0], ("objective", "singular value"), strict=True):
+    axes[0, 0].set_ylabel("objective")
+    axes[1, 0].set_ylabel("singular value")
+    for panel in axes[:, 0]:
         panel.legend()
-        panel.set_ylabel(label)
-    return figure
+    return picture
 
 
 def plot_dropconnect(rows: list[Row]) -> Any:
     """Plot DropConnect's sampled and exact objective, and Dropout's beside it."""
-    figure, axes = canvas(3.8 * len(rows), 3.6, 1, len(rows), squeeze=False)
+    picture, axes = canvas(3.8 * len(rows), 3.6, 1, len(rows), squeeze=False)
     for row, panel in zip(rows, axes[0], strict=True):
         draw_run(panel, row, (ORANGE, BLUE), "DropConnect")
         steps = np.maximum(row["steps_seen"], 1)
-        panel.plot(
-            steps, row["dropout_exact"], color=GRAY, ls="--", label="Dropout, exact"
+        dropout = row["dropout_exact"]
+        panel.plot(steps, dropout, color=GRAY, ls="--", label="Dropout, exact")
+        panel.set_title(
+            f"drop {row['drop_prob']:g}, correlation {row['correlation']:g}"
         )
-        kind = (
-            "uncorrelated"
-            if row["correlation"] == 0
-            else f"correlation {row['correlation']:g}"
-        )
-        panel.set_title(f"drop {row['drop_prob']:g}, {kind}")
-    axes[0][0].legend()
-    axes[0][0].set_ylabel("objective")
-    return figure
+    axes[0, 0].legend()
+    axes[0, 0].set_ylabel("objective")
+    return picture
+
+
+DIFFERS = {
+    "toy": "20 inputs, 16 outputs, width 10, 200 samples, 40,000 steps",
+    "paper": "learning rates are not printed; 500,000 steps, one run",
+}
+DROPBLOCK: dict[str, Any] = {
+    "run": run_dropblock,
+    "check": check_dropblock,
+    "plot": plot_dropblock,
+    "differs": DIFFERS,
+}
+DROPCONNECT: dict[str, Any] = {
+    "run": run_dropconnect,
+    "check": check_dropconnect,
+    "plot": plot_dropconnect,
+    "differs": DIFFERS,
+}
+
+
+def sizes(**axes: Any) -> dict[str, dict[str, Any]]:
+    """Return the settings at both sizes; a pair has one value for each."""
+    given = {
+        **axes,
+        "samples": (200, 1000),
+        "inputs": (20, 100),
+        "outputs": (16, 80),
+        "width": axes.get("width", (10, 50)),
+        "steps": axes.get("steps", (40000, 500000)),
+    }
+    small = {k: v[0] if isinstance(v, tuple) else v for k, v in given.items()}
+    large = {k: v[1] if isinstance(v, tuple) else v for k, v in given.items()}
+    return {"toy": small, "paper": large}

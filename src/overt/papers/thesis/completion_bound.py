@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from overt._check import InputError, number
+from overt._check import InputError
 from overt._types import Floats
 from overt.completion import DropoutCompletion
 from overt.results import Result
@@ -103,33 +103,23 @@ def generalization_bound(
     by their largest size. d2 is the larger side. The theorem bounds the risk by the smallest
     regularizer of the same product, so the balanced factors' value is used where it is smaller.
     """
-    if constant is None:
-        constant = rademacher_constant(model.entries_.shape)
-    constant = number("constant", constant, exclusive=True)
-    delta = number("delta", delta, exclusive=True)
-    if delta >= 1:
-        raise InputError(f"delta must be below 1, got {delta}")
+    if not 0 < delta < 1:
+        raise InputError(f"delta must be below 1, and above 0, got {delta}")
     entries = model.entries_
-    rows = entries.rows
-    cols = entries.cols
-    n = len(entries)
+    if constant is None:
+        constant = rademacher_constant(entries.shape)
     U, V = _factors(model)
-    product = np.einsum("ei,ei->e", U[rows], V[cols])
-    target = (
-        entries.values - model.mean_ - model.row_bias_[rows] - model.col_bias_[cols]
-    )
+    rows, cols = entries.rows, entries.cols
+    biases = model.mean_ + model.row_bias_[rows] + model.col_bias_[cols]
+    target = entries.values - biases
     scale = float(np.abs(target).max()) or 1.0
-    clipped = np.clip(product, -scale, scale)
-    alpha = min(
-        U.shape[1] * explicit_regularizer(model), weighted_trace_norm(model) ** 2
-    )
-    alpha /= scale**2
-    d = max(entries.shape)
-    inside = (
-        2 * constant**2 * alpha * d * np.log(max(d, 2)) + np.log(2 / delta) / 4
-    ) / n
-    complexity = float(8 * np.sqrt(inside))
-    empirical = float(np.mean((target - clipped) ** 2))
+    product = np.einsum("ei,ei->e", U[rows], V[cols])
+    empirical = float(np.mean((target - np.clip(product, -scale, scale)) ** 2))
+    flat = U.shape[1] * explicit_regularizer(model)
+    alpha = min(flat, weighted_trace_norm(model) ** 2) / scale**2
+    d = max(*entries.shape, 2)
+    inside = 2 * constant**2 * alpha * d * np.log(d) + np.log(2 / delta) / 4
+    complexity = float(8 * np.sqrt(inside / len(entries)))
     risk = empirical + complexity * scale**2
-    baseline = float(np.mean(target**2))
-    return Bound(risk, empirical, complexity, alpha, constant, delta, risk >= baseline)
+    vacuous = risk >= float(np.mean(target**2))
+    return Bound(risk, empirical, complexity, alpha, constant, delta, vacuous)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from functools import reduce
-from itertools import combinations, pairwise
+from itertools import chain, combinations, pairwise
 from typing import Any
 
 import numpy as np
 
 from overt import equalize, penalty, spectral
-from overt._figures import BLUE, GRAY, ORANGE, canvas, draw_band
+from overt._types import Floats
 from overt.linear import DeepLinearNetwork
 from overt.papers import descent, oracles
 from overt.papers.evidence import DESCENT, EXACT, STRICT, relative, worst
@@ -22,16 +22,17 @@ from overt.papers.figures import (
     above,
     below,
     mean_interval,
+    plot_curves,
     rows_with,
     together,
     values_of,
 )
-from overt.papers.records import Residuals, figure, item, statement
+from overt.papers.records import Residuals, Rng, figure, item, statement
 from overt.papers.trajectories import log_steps, trajectory
 
 
 @statement("Proposition 8", "3.1", how="symbolic", identity="deep")
-def deep_penalty(scale: int, rng: np.random.Generator) -> Residuals:
+def deep_penalty(scale: int, rng: Rng) -> Residuals:
     r"""The deep penalty.
 
     Dropout in every hidden layer of a deep linear network adds sum_l lam^l R_l over choices of
@@ -42,19 +43,19 @@ def deep_penalty(scale: int, rng: np.random.Generator) -> Residuals:
     """
     for widths in [(3,), (3, 2), (2, 3, 2), (3, 2, 3, 2)][: 3 + scale // 4]:
         weights, C = oracles.deep_layers(rng, widths), oracles.second_moment(rng, 3)
-        probs = [float(q) for q in rng.uniform(0.1, 0.7, len(widths))]
-        prob = probs[0]
+        probs = rng.uniform(0.1, 0.7, len(widths)).tolist()
         exact = oracles.deep_added_loss(weights, probs, C)
         pivots = oracles.pivot_terms(weights, C)
-        same = sum((prob / (1 - prob)) ** (i + 1) * R for i, R in enumerate(pivots))
+        lam = probs[0] / (1 - probs[0])
+        same = lam ** np.arange(1, len(weights)) @ pivots
         yield relative(penalty.deep(weights, probs, C), exact)
-        yield relative(penalty.deep(weights, prob, C), same)
+        yield relative(penalty.deep(weights, probs[0], C), same)
         yield relative(penalty.deep_terms(weights, C), pivots)
     return EXACT, "all masks, and all of the paper's pivots, up to 3 or 4 layers"
 
 
 @statement("Remark 7", "3.1", how="symbolic", identity="deep")
-def deep_rescaling(scale: int, rng: np.random.Generator) -> Residuals:
+def deep_rescaling(scale: int, rng: Rng) -> Residuals:
     r"""Rescaling invariance.
 
     Moving scale between layers changes no term R_l of the deep penalty, and the last one is the
@@ -65,10 +66,9 @@ def deep_rescaling(scale: int, rng: np.random.Generator) -> Residuals:
     TeX: Moving scale between layers changes no term $R_l$ of the deep penalty, and the last one
     is the squared $\ell_2$ path norm.
     """
-    widths = (2, 3, 2)[: 2 + scale // 2]
-    weights, C = oracles.deep_layers(rng, widths), oracles.second_moment(rng, 3)
-    factors = rng.uniform(0.2, 5, len(weights))
-    factors /= np.prod(factors) ** (1 / len(factors))
+    weights, C = oracles.deep_layers(rng, (2, 3)), oracles.second_moment(rng, 3)
+    factors = rng.uniform(0.2, 5, 3)
+    factors /= np.prod(factors) ** (1 / 3)
     moved = [factor * W for factor, W in zip(factors, weights, strict=True)]
     paths = oracles.path_sum(weights)
     yield relative(penalty.deep_terms(moved, C), oracles.pivot_terms(weights, C))
@@ -78,7 +78,7 @@ def deep_rescaling(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("Definition 4", "3.2", how="symbolic", identity="deep")
-def nu_product(scale: int, rng: np.random.Generator) -> Residuals:
+def nu_product(scale: int, rng: Rng) -> Residuals:
     r"""The effective strength nu.
 
     The effective strength of deep dropout, a sum over all choices of hidden layers, is the
@@ -87,22 +87,18 @@ def nu_product(scale: int, rng: np.random.Generator) -> Residuals:
     TeX: The effective strength of deep dropout, a sum over all choices of hidden layers, is the
     product $\nu = \prod_j (1 + \lambda_j/d_j) - 1$.
     """
-    for _ in range(5 * scale):
-        k = int(rng.integers(1, 7))
-        widths = [int(d) for d in rng.integers(1, 50, size=k)]
-        probs = [float(q) for q in rng.uniform(0, 0.9, size=k)]
-        terms = [q / (1 - q) / d for q, d in zip(probs, widths, strict=True)]
-        exact = sum(
-            math.prod(chosen)
-            for size in range(1, k + 1)
-            for chosen in combinations(terms, size)
-        )
-        yield relative(spectral.nu(widths, probs), exact)
+    for k in range(1, 7):
+        widths = rng.integers(1, 50, k).tolist()
+        probs = rng.uniform(0, 0.9, k)
+        terms = probs / (1 - probs) / widths
+        choices = [combinations(terms, size) for size in range(1, k + 1)]
+        exact = sum(math.prod(chosen) for chosen in chain.from_iterable(choices))
+        yield relative(spectral.nu(widths, probs.tolist()), exact)
     return EXACT, "the sum over all choices of layers, up to six"
 
 
 @statement("Lemma 6", "3.2", how="enumerated")
-def deep_spectral(scale: int, rng: np.random.Generator) -> Residuals:
+def deep_spectral(scale: int, rng: Rng) -> Residuals:
     """Properties of the penalty.
 
     With C = I rotating inputs and outputs of a deep network changes no term of its penalty, so
@@ -112,18 +108,22 @@ def deep_spectral(scale: int, rng: np.random.Generator) -> Residuals:
     penalty, so the least penalty of a map depends on its singular values alone.
     """
     for widths in ((3,), (2, 3)):
-        weights = oracles.deep_layers(rng, widths)
+        first, *others = oracles.deep_layers(rng, widths)
         Q, R = (np.linalg.qr(rng.normal(size=(n, n)))[0] for n in (2, 3))
-        turned = [W.copy() for W in weights]
-        turned[0], turned[-1] = turned[0] @ R, Q @ turned[-1]
+        turned = [first @ R, *others[:-1], Q @ others[-1]]
         probs = [0.3] * len(widths)
-        exact = oracles.deep_added_loss(weights, probs, np.eye(3))
+        exact = oracles.deep_added_loss([first, *others], probs, np.eye(3))
         yield relative(penalty.deep(turned, probs), exact)
     return EXACT, "after rotation, against the loss over all masks before"
 
 
+def envelope(s: Floats, a: Floats, nu: float) -> float:
+    """|s - a|^2 + nu (sum a)^2, the convex problem of deep dropout at the values a."""
+    return float(np.sum((s - a) ** 2) + nu * np.sum(a) ** 2)
+
+
 @statement("Theorem 9", "3.2", how="sampled")
-def deep_without_gap(scale: int, rng: np.random.Generator) -> Residuals:
+def deep_without_gap(scale: int, rng: Rng) -> Residuals:
     r"""The convex envelope, without a gap.
 
     Without a leading singular value, the convex problem of deep dropout is only a lower bound
@@ -137,20 +137,21 @@ def deep_without_gap(scale: int, rng: np.random.Generator) -> Residuals:
     """
     widths, probs, s = (2, 2), (0.5, 0.5), np.array([1.0, 0.95])
     nu = spectral.nu(widths, probs)
-    a = spectral.SquaredNuclear().prox(s, nu)
-    bound = float(np.sum((s - a) ** 2) + nu * np.sum(a) ** 2)
+    bound = envelope(s, spectral.SquaredNuclear().prox(s, nu), nu)
     M = oracles.with_spectrum(rng, 2, 2, s)
     best, _ = descent.deep_descent(M, np.eye(2), widths, probs, 6 * scale, rng)
-    excess = best / bound - 1
-    yield worst(0.0, STRICT - excess)
-    return (
-        DESCENT,
-        f"the best of {6 * scale} descents lies {excess:.1%} above the bound",
-    )
+    yield STRICT - (best / bound - 1)
+    return 0.0, "by how much the best descent is less than 1% above the bound"
+
+
+def nuclear_bound(W: Floats, C: Floats, widths: Any, probs: Any) -> float:
+    """nu |W C^(1/2)|_*^2."""
+    nuclear = np.linalg.norm(W @ oracles.power(C, 0.5), "nuc")
+    return float(spectral.nu(widths, probs) * nuclear**2)
 
 
 @statement("Lemma 7", "3.2", how="bound evaluated")
-def deep_lower_bound(scale: int, rng: np.random.Generator) -> Residuals:
+def deep_lower_bound(scale: int, rng: Rng) -> Residuals:
     r"""The lower bound.
 
     No deep linear network costs less under dropout than nu |W C^(1/2)|_*^2 of its map W.
@@ -158,29 +159,29 @@ def deep_lower_bound(scale: int, rng: np.random.Generator) -> Residuals:
     TeX: No deep linear network costs less under dropout than $\nu |W C^{1/2}|_*^2$ of its map
     $W$.
     """
-    tightest, null = math.inf, -math.inf
+    null = -math.inf
     for trial in range(8 * scale):
-        widths = [int(n) for n in rng.integers(1, 4, size=int(rng.integers(1, 4)))]
-        probs = [float(q) for q in rng.uniform(0.1, 0.7, len(widths))]
+        widths = rng.integers(1, 4, rng.integers(1, 4)).tolist()
+        probs = rng.uniform(0.1, 0.7, len(widths)).tolist()
         C = oracles.second_moment(rng, 3)
         # Near equalized networks the bound is almost attained, so that it cannot hide slack.
         weights = equalize.rank_one_deep(rng.normal(size=2), rng.normal(size=3), widths)
         size = 1.0 if trial % 2 else 1e-3
         weights = [W + size * rng.normal(size=W.shape) for W in weights]
-        nuclear = float(
-            np.linalg.norm(oracles.chain(weights) @ oracles.power(C, 0.5), "nuc")
-        )
-        bound = spectral.nu(widths, probs) * nuclear**2
         exact = oracles.deep_added_loss(weights, probs, C)
-        yield max(bound / exact - 1, 0.0)
-        tightest = min(tightest, exact / bound - 1)
-        null = max(null, 1.1 * bound / exact - 1)
-    detail = f"relative violation; the closest network is {tightest:.1e} above; null: 1.1 times nu"
-    return EXACT, detail, None, null
+        ratio = nuclear_bound(oracles.chain(weights), C, widths, probs) / exact
+        yield ratio - 1
+        null = max(null, 1.1 * ratio - 1)
+    return (
+        EXACT,
+        "relative violation, also near equality; null: 1.1 times nu",
+        None,
+        null,
+    )
 
 
 @statement("Lemma 8", "3.2", how="enumerated")
-def deep_envelope(scale: int, rng: np.random.Generator) -> Residuals:
+def deep_envelope(scale: int, rng: Rng) -> Residuals:
     r"""The upper bound on the envelope.
 
     The convex envelope of the least penalty is at most nu |M|_*^2: M is a mean of maps |M|_*
@@ -196,19 +197,19 @@ def deep_envelope(scale: int, rng: np.random.Generator) -> Residuals:
     for _ in range(2 * scale):
         M = rng.normal(size=(3, 4))
         left, s, right = np.linalg.svd(M, full_matrices=False)
-        costs, mean = [], np.zeros_like(M)
+        mean = np.zeros_like(M)
+        stated = nuclear_bound(M, np.eye(4), widths, probs)
         for u, value, v in zip(left.T, s, right, strict=True):
             weights = equalize.rank_one_deep(s.sum() * u, v, widths)
-            costs.append(oracles.deep_added_loss(weights, probs, np.eye(4)))
             mean += value / s.sum() * oracles.chain(weights)
+            cost = oracles.deep_added_loss(weights, probs, np.eye(4))
+            yield relative(stated, cost)
         yield relative(mean, M)
-        stated = np.full(3, spectral.nu(widths, probs) * s.sum() ** 2)
-        yield relative(stated, costs)
     return EXACT, "the loss over all masks of the networks of every atom"
 
 
 @statement("Theorem 10", "3.3", how="sampled")
-def deep_optimum(scale: int, rng: np.random.Generator) -> Residuals:
+def deep_optimum(scale: int, rng: Rng) -> Residuals:
     r"""The deep optimum.
 
     If the first singular value of Cyx C^(-1/2) leads by enough, the best deep linear network
@@ -224,21 +225,18 @@ def deep_optimum(scale: int, rng: np.random.Generator) -> Residuals:
     networks = [((2, 2), (0.5, 0.5)), ((3, 2), (0.4, 0.6)), ((2, 2, 2), (0.5,) * 3)]
     for widths, probs in networks[: 1 + scale]:
         nu, C = spectral.nu(widths, probs), oracles.second_moment(rng, 3)
+        root = oracles.power(C, -0.5)
         second = 0.9 * nu / (1 + nu)
-        M = oracles.with_spectrum(rng, 2, 3, [1.0, second]) @ oracles.power(C, -0.5)
-        best, W = descent.deep_descent(M, C, widths, probs, 6 * scale, rng)
-        A = spectral.SquaredNuclear().matrix_prox(M @ oracles.power(C, 0.5), nu)
-        value = second**2 + nu / (1 + nu)
-        yield relative(value, best)
-        yield relative(A @ oracles.power(C, -0.5), W) ** 2
-    return (
-        DESCENT,
-        f"objective and map of the best of {6 * scale} descents over all masks",
-    )
+        M = oracles.with_spectrum(rng, 2, 3, [1.0, second])
+        best, W = descent.deep_descent(M @ root, C, widths, probs, 6 * scale, rng)
+        yield relative(second**2 + nu / (1 + nu), best)
+        stated = spectral.SquaredNuclear().matrix_prox(M, nu) @ root
+        yield relative(stated, W) ** 2
+    return DESCENT, "objective and map of the best of descents over all masks"
 
 
 @statement("Proposition 1", "3.3", how="enumerated")
-def rank_one_equalized(scale: int, rng: np.random.Generator) -> Residuals:
+def rank_one_equalized(scale: int, rng: Rng) -> Residuals:
     r"""Rank-one maps can be equalized.
 
     Every map of rank one has an equalized deep network, whose penalty is exactly nu |W
@@ -249,18 +247,18 @@ def rank_one_equalized(scale: int, rng: np.random.Generator) -> Residuals:
     """
     for widths in [(3,), (2, 3), (3, 2, 3)][: 2 + scale // 2]:
         u, v, C = rng.normal(size=2), rng.normal(size=4), oracles.second_moment(rng, 4)
-        probs = [float(q) for q in rng.uniform(0.1, 0.7, len(widths))]
+        probs = rng.uniform(0.1, 0.7, len(widths)).tolist()
         weights = equalize.rank_one_deep(u, v, widths)
-        nuclear = float(np.linalg.norm(np.outer(u, v) @ oracles.power(C, 0.5)))
+        W = np.outer(u, v)
         exact = oracles.deep_added_loss(weights, probs, C)
-        yield relative(oracles.chain(weights), np.outer(u, v))
-        yield relative(spectral.nu(widths, probs) * nuclear**2, exact)
+        yield relative(oracles.chain(weights), W)
+        yield relative(nuclear_bound(W, C, widths, probs), exact)
         yield worst(*map(abs, equalize.equalization_gaps(weights, C)))
     return EXACT, "its loss over all masks, its map and its equalization gaps"
 
 
 @statement("Corollary 1", "3.3", how="sampled")
-def deep_single_output(scale: int, rng: np.random.Generator) -> Residuals:
+def deep_single_output(scale: int, rng: Rng) -> Residuals:
     r"""One output.
 
     A deep linear network with one output learns the least-squares solution divided by 1 + nu.
@@ -273,11 +271,10 @@ def deep_single_output(scale: int, rng: np.random.Generator) -> Residuals:
     widths, probs = (2, 3), (0.4, 0.3)
     C, w = oracles.second_moment(rng, 3), rng.normal(size=(1, 3))
     _, W = descent.deep_descent(w, C, widths, probs, 6 * scale, rng)
-    Cyx, nu = w @ C, spectral.nu(widths, probs)
-    detail = f"squared distance to the best of {6 * scale} descents over all masks"
-    stated, printed = Cyx @ np.linalg.inv(C) / (1 + nu), Cyx / (1 + nu)
-    yield relative(stated, W) ** 2
-    return DESCENT, detail, relative(printed, W) ** 2
+    shrunk = 1 + spectral.nu(widths, probs)
+    yield relative(w / shrunk, W) ** 2
+    detail = "squared distance to the best of descents over all masks"
+    return DESCENT, detail, relative(w @ C / shrunk, W) ** 2
 
 
 def run_spectra(params: Params, seed: int) -> dict[str, Any]:
@@ -288,57 +285,83 @@ def run_spectra(params: Params, seed: int) -> dict[str, Any]:
         N = N / np.sqrt(d)
     N = N + 0.02 * rng.standard_normal((d, d))
     net = DeepLinearNetwork(N, (d,) * params["hidden"], params["drop_prob"])
-    rate = params["rate"]
     seeds, batch = range(seed, seed + params["seeds"]), params["batch"]
-    trace = net.train(params["steps"], rate, seeds, batch_size=batch, records=6)
+    trace = net.train(
+        params["steps"], params["rate"], seeds, batch_size=batch, records=6
+    )
     products = reduce(lambda product, W: W @ product, trace.weights)
     trained = np.full((len(products), d), np.nan)
     finite = np.isfinite(products).all(axis=(1, 2))
     trained[finite] = np.linalg.svd(products[finite], compute_uv=False)
     best = net.solve()
     return {
-        "target": np.linalg.svd(N, compute_uv=False).tolist(),
-        "trained": trained.tolist(),
-        "solved": best.spectrum.tolist(),
-        "objective": trace.objective[:, -1].tolist(),
+        "target": np.linalg.svd(N, compute_uv=False),
+        "trained": trained,
+        "solved": best.spectrum,
+        "objective": trace.objective[:, -1],
         "best": best.objective,
         "bound": best.certificate.lower_bound,
     }
 
 
+def _final(row: Row) -> Any:
+    """Return the last objectives: of all seeds (Figure 3-2), or of the one run (Figure 3-3)."""
+    return row["objective"] if "seeds" in row else row["objective"][-1:]
+
+
+def _at_best_rate(rows: list[Row]) -> list[Row]:
+    """Return the rows at the learning rate with the least mean objective; none may diverge."""
+
+    def ended(rate: float) -> float:
+        final = np.mean([_final(row) for row in rows_with(rows, rate=rate)])
+        return float(final) if np.isfinite(final) else math.inf
+
+    return rows_with(rows, rate=min(values_of(rows, "rate"), key=ended))
+
+
+def _check_rates(rows: list[Row], target: str = "") -> Finding:
+    """Check whether some printed learning rate trains every network."""
+    diverged = {}
+    for rate in values_of(rows, "rate"):
+        final = np.concatenate([_final(row) for row in rows_with(rows, rate=rate)])
+        diverged[rate] = np.sum(~np.isfinite(final))
+    shown = [f"rate {rate:g}: {n} of {len(final)}" for rate, n in diverged.items()]
+    return Finding(
+        f"at one learning rate no run diverges{target}",
+        min(diverged.values()) == 0,
+        ", ".join(shown),
+        "tuned over {1, .1, .01}",
+    )
+
+
 def check_spectra(rows: list[Row]) -> Findings:
     """Check that spectra shrink and lose rank as dropout grows, unevenly, above the bound."""
-    yield from _check_rates(rows)
-    rows = tuned(rows_with(rows, target_scale="normalized"))
+    for scale in values_of(rows, "target_scale"):
+        yield _check_rates(rows_with(rows, target_scale=scale), f", target {scale}")
+    rows = _tuned(rows)
     target = np.array(rows[0]["target"])
-    trained = np.array([np.mean(row["trained"], axis=0) for row in rows])
-    rank = np.sum(trained > 0.02 * target[0], axis=1)
-    several = [i for i, row in enumerate(rows) if row["drop_prob"] > 0 and rank[i] >= 2]
-    # First less last shrinkage of the nonzero values, run by run, at each strength.
-    grown = [
-        (np.array(rows[i]["trained"]) - target) @ _ends(len(target), rank[i])
-        for i in several
-    ]
-    uneven = [mean_interval(change, 1 - 0.05 / len(several)) for change in grown]
-    low = min(min(row["objective"]) / row["bound"] for row in rows if row["bound"] > 0)
-    close = max(
-        np.mean(row["objective"]) / row["best"] - 1 for row in rows if row["drop_prob"]
-    )
-    sizes = np.array(
-        [np.sum(row["trained"], axis=1) for row in rows]
-    )  # (drop_prob, runs)
+    trained = [np.array(row["trained"]) for row in rows]
+    ranks = [np.sum(s.mean(axis=0) > 0.02 * target[0]) for s in trained]
+    sizes = [s.sum(axis=1) for s in trained]
     yield Finding(
         "a higher drop probability shrinks the spectrum",
         together(*(above(mean_interval(a - b), 0) for a, b in pairwise(sizes))),
-        "nuclear norms " + ", ".join(f"{value:.2f}" for value in trained.sum(axis=1)),
+        "nuclear norms " + ", ".join(f"{size.mean():.2f}" for size in sizes),
         "shrinks",
     )
     yield Finding(
         "a higher drop probability thresholds the rank",
-        np.all(np.diff(rank) <= 0) and rank[-1] < rank[0],
-        "ranks " + ", ".join(map(str, rank)),
+        np.all(np.diff(ranks) <= 0) and ranks[-1] < ranks[0],
+        "ranks " + ", ".join(map(str, ranks)),
         "smaller rank",
     )
+    # Shrinkage of the largest value less that of the smallest nonzero one, run by run.
+    changes = [
+        (s - target)[:, rank - 1] - (s - target)[:, 0]
+        for s, rank, row in zip(trained, ranks, rows, strict=True)
+        if row["drop_prob"] > 0 and rank >= 2
+    ]
+    uneven = [mean_interval(change, 1 - 0.05 / len(changes)) for change in changes]
     yield Finding(
         "the shrinkage is not uniform over the nonzero values",
         above((max(max(low, -high) for low, high in uneven), np.inf), 0),
@@ -346,6 +369,9 @@ def check_spectra(rows: list[Row]) -> Findings:
         + ", ".join(f"{low:+.3f} to {high:+.3f}" for low, high in uneven),
         "more sophisticated than nuclear-norm shrinkage",
     )
+    dropped = [row for row in rows if row["drop_prob"]]
+    low = min(min(row["objective"]) / row["bound"] for row in dropped)
+    close = max(np.mean(row["objective"]) / row["best"] - 1 for row in dropped)
     yield Finding(
         "training stays above the proved bound and ends within 5% of the best known",
         low >= 1 - 1e-8 and close <= 0.05,
@@ -353,74 +379,34 @@ def check_spectra(rows: list[Row]) -> Findings:
     )
 
 
-def tuned(rows: list[Row]) -> list[Row]:
-    """Return for each drop probability the row of the learning rate with the least objective."""
-
-    def ended(row: Row) -> float:
-        final = np.mean(row["objective"])
-        return float(final) if np.isfinite(final) else np.inf
-
+def _tuned(rows: list[Row]) -> list[Row]:
+    """Return the row of the best learning rate for each drop probability."""
+    rows = rows_with(rows, target_scale="normalized")
     groups = [rows_with(rows, drop_prob=prob) for prob in values_of(rows, "drop_prob")]
-    return [min(group, key=ended) for group in groups]
-
-
-def _check_rates(rows: list[Row]) -> Findings:
-    """Check whether some printed learning rate trains every network, target by target."""
-    for scale in values_of(rows, "target_scale"):
-        chosen = rows_with(rows, target_scale=scale)
-        diverged = {
-            rate: sum(
-                int(np.sum(~np.isfinite(row["objective"])))
-                for row in rows_with(chosen, rate=rate)
-            )
-            for rate in values_of(chosen, "rate")
-        }
-        count = sum(
-            len(row["objective"]) for row in rows_with(chosen, rate=min(diverged))
-        )
-        yield Finding(
-            f"one learning rate trains every network, target {scale}",
-            min(diverged.values()) == 0,
-            ", ".join(
-                f"rate {rate:g}: {n} of {count} diverge" for rate, n in diverged.items()
-            ),
-            "tuned over {1, .1, .01}",
-        )
-
-
-def _ends(count: int, rank: int) -> Any:
-    """Return the weights of the last nonzero value less the first."""
-    return np.eye(count)[rank - 1] - np.eye(count)[0]
+    return [_at_best_rate(group)[0] for group in groups]
 
 
 def plot_spectra(rows: list[Row]) -> Any:
     """Plot target, trained, best known and envelope spectra."""
-    from overt import spectral
-
-    rows = tuned(rows_with(rows, target_scale="normalized"))
-    lines = math.ceil(len(rows) / 3)
-    shape = (lines, math.ceil(len(rows) / lines))
-    figure, axes = canvas(
-        3.3 * shape[1], 2.9 * lines, *shape, squeeze=False, sharey=True
-    )
-    for row, panel in zip(rows, axes.flat, strict=False):
-        count = min(2 * row["rank"] + 2, len(row["target"]))
+    panels = {}
+    for row in _tuned(rows):
         nu = spectral.nu((row["size"],) * row["hidden"], row["drop_prob"])
-        envelope = spectral.SquaredNuclear().prox(row["target"], nu)
-        panel.plot(row["target"][:count], color="black", lw=1, label="target")
-        panel.plot(envelope[:count], color=GRAY, ls="--", label="convex envelope")
-        panel.plot(row["solved"][:count], color=BLUE, label="best known")
-        for i, s in enumerate(row["trained"]):
-            label = "trained" if i == 0 else None
-            panel.plot(s[:count], "o", ms=4, color=ORANGE, alpha=0.6, label=label)
-        panel.set(
-            title=f"drop probability {row['drop_prob']:g}",
-            xlabel="index of singular value",
-        )
-    for panel in axes[:, 0]:
-        panel.set_ylabel("singular value")
-    axes[0][0].legend()
-    return figure
+        convex = spectral.SquaredNuclear().prox(np.array(row["target"]), nu)
+        spectra = {
+            "target": row["target"],
+            "convex envelope": convex,
+            "best known": row["solved"],
+            "trained": row["trained"],
+        }
+        index = np.arange(2 * row["rank"] + 2)
+        panels[f"drop probability {row['drop_prob']:g}"] = [
+            (label, index, np.array(s)[..., : len(index)])
+            for label, s in spectra.items()
+        ]
+    styles = {"convex envelope": "--", "trained": "o"}
+    return plot_curves(
+        panels, columns=3, styles=styles, xlabel="index of singular value"
+    )
 
 
 DIVERGED = 1e6
@@ -452,31 +438,26 @@ def run_gaps(params: Params, seed: int) -> dict[str, Any]:
     best = net.solve()
     return {
         "steps_seen": grid,
-        "gaps": gaps.tolist(),
-        "objective": objective.tolist(),
+        "gaps": gaps,
+        "objective": objective,
         "optimum": best.objective,
         "map_error": best.certificate.distance,
-        "solution_gaps": [float(g) for g in equalize.equalization_gaps(best.weights)],
+        "solution_gaps": equalize.equalization_gaps(best.weights),
     }
 
 
 def check_gaps(rows: list[Row]) -> Findings:
     """Check that the gaps of all orders go to zero and the objective to its optimum."""
-    yield _check_divergence(rows)
-    rows = _tuned_runs(rows)
+    yield _check_rates(rows)
+    rows = _at_best_rate(rows)
     gaps = np.array([row["gaps"] for row in rows])  # (runs, records, orders)
     excess = np.array([row["objective"][-1] / row["optimum"] - 1 for row in rows])
     first, last = gaps[:, 0].mean(axis=0), gaps[:, -1].mean(axis=0)
+    limits = 0.05 * np.maximum(first, 0.1)
     yield Finding(
         "the equalization gap of every order falls to a twentieth",
-        together(
-            *(
-                below(mean_interval(g), 0.05 * max(f, 0.1))
-                for g, f in zip(gaps[:, -1].T, first, strict=True)
-            )
-        ),
-        f"orders 1..{len(last)}: "
-        + ", ".join(f"{a:.2g} -> {b:.1e}" for a, b in zip(first, last, strict=True)),
+        together(*map(below, map(mean_interval, gaps[:, -1].T), limits)),
+        ", ".join(f"{a:.2g} -> {b:.1e}" for a, b in zip(first, last, strict=True)),
         "goes to 0",
     )
     yield Finding(
@@ -492,57 +473,17 @@ def check_gaps(rows: list[Row]) -> Findings:
     )
 
 
-def _finals(rows: list[Row]) -> dict[float, Any]:
-    """Return the last objectives by learning rate; NaN where a run diverged."""
-    return {
-        rate: np.array([row["objective"][-1] for row in rows_with(rows, rate=rate)])
-        for rate in values_of(rows, "rate")
-    }
-
-
-def _tuned_runs(rows: list[Row]) -> list[Row]:
-    """Return the runs at the learning rate with the least mean objective; none may diverge."""
-    mean = {rate: float(np.mean(final)) for rate, final in _finals(rows).items()}
-    best = min(mean, key=lambda rate: mean[rate] if np.isfinite(mean[rate]) else np.inf)
-    return rows_with(rows, rate=best)
-
-
-def _check_divergence(rows: list[Row]) -> Finding:
-    diverged = {rate: int(np.sum(~np.isfinite(f))) for rate, f in _finals(rows).items()}
-    count = len(rows) // len(diverged)
-    return Finding(
-        "at one learning rate no run diverges",
-        min(diverged.values()) == 0,
-        ", ".join(
-            f"rate {rate:g}: {n} of {count} diverge" for rate, n in diverged.items()
-        ),
-        "tuned over {1, .1, .01}",
-    )
-
-
 def plot_gaps(rows: list[Row]) -> Any:
     """Plot the gap of every order with its band over runs."""
-    rows = _tuned_runs(rows)
-    figure, axes = canvas(6, 4)
-    gaps = np.array([row["gaps"] for row in rows])
-    shades = ("#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#08306b")
-    for order in range(gaps.shape[2]):
-        curves, color = (
-            np.maximum(gaps[:, :, order], 1e-12),
-            shades[order % len(shades)],
-        )
-        draw_band(
-            axes, rows[0]["steps_seen"], curves, color, label=f"order {order + 1}"
-        )
-    bottom = max(1e-8, float(np.abs(gaps[:, -1]).min()) / 10)
-    axes.set(
-        yscale="log",
-        ylim=(bottom, None),
-        xlabel="step",
-        ylabel="equalization gap $R_l / LB_l - 1$",
-    )
-    axes.legend()
-    return figure
+    rows = _at_best_rate(rows)
+    gaps = np.maximum([row["gaps"] for row in rows], 1e-8)
+    steps = rows[0]["steps_seen"]
+    curves = [
+        (f"order {order + 1}", steps, gaps[:, :, order])
+        for order in range(gaps.shape[2])
+    ]
+    title = "equalization gap $R_l / LB_l - 1$"
+    return plot_curves({title: curves}, xscale="symlog", yscale="log", xlabel="step")
 
 
 figure(
@@ -557,6 +498,7 @@ figure(
     check=check_spectra,
     plot=plot_spectra,
     hours={"paper": 0.8},
+    common={"hidden": 2},
     sizes={
         "toy": {
             "drop_prob": [0.0, 0.2, 0.4, 0.6],
@@ -564,7 +506,6 @@ figure(
             "rate": [0.1, 0.01],
             "size": 8,
             "rank": 3,
-            "hidden": 2,
             "steps": 4000,
             "batch": 100,
             "seeds": 4,
@@ -575,7 +516,6 @@ figure(
             "rate": [1, 0.1, 0.01],
             "size": 30,
             "rank": 10,
-            "hidden": 2,
             "steps": 2000,
             "batch": 1000,
             "seeds": 50,
@@ -634,7 +574,7 @@ figure(
 
 
 @statement("Section 3.3, narrowing", "3.3", how="bound evaluated")
-def narrowing(scale: int, rng: np.random.Generator) -> Residuals:
+def narrowing(scale: int, rng: Rng) -> Residuals:
     r"""Narrowing a network.
 
     The effective strength nu is at most (1 + lam)^k - 1 at any widths, so that decreasing the width
@@ -650,17 +590,17 @@ def narrowing(scale: int, rng: np.random.Generator) -> Residuals:
     for _ in range(20 * scale):
         k, prob = int(rng.integers(1, 5)), float(rng.uniform(0.05, 0.9))
         bound = (1 + prob / (1 - prob)) ** k - 1
-        widths = [int(w) for w in rng.integers(1, 4, k)]
-        narrowest = spectral.nu([1] * k, [prob] * k)
-        yield spectral.nu(widths, [prob] * k) / bound - 1
+        widths = rng.integers(1, 4, k).tolist()
+        narrowest = spectral.nu([1] * k, prob)
+        yield spectral.nu(widths, prob) / bound - 1
         yield abs(narrowest / bound - 1)  # reached by one unit in each layer
         null = max(null, 10 * narrowest / bound - 1)
-    gaps = [0.95 / spectral.nu([width], [1 / 3]) - 0.05 for width in range(1, 30)]
+    gaps = [0.95 / spectral.nu([width], 1 / 3) - 0.05 for width in range(1, 30)]
     return EXACT, "random widths; null: a tenth of the bound", min(gaps), null
 
 
 @statement("Lemma 9", "3.3", how="sampled")
-def narrow_optimum(scale: int, rng: np.random.Generator) -> Residuals:
+def narrow_optimum(scale: int, rng: Rng) -> Residuals:
     r"""The convex problem solved.
 
     A hidden layer of width d leaves at most d values: only the top d are shrunk, the others 0.
@@ -672,22 +612,18 @@ def narrow_optimum(scale: int, rng: np.random.Generator) -> Residuals:
     the others 0.
     """
     s, nu = np.array([2.0, 1.9]), 0.1
-    prob = nu / (1 + nu)  # one hidden unit: nu = lam
-    lowest, W = descent.deep_descent(
-        np.diag(s), np.eye(2), (1,), (prob,), 4 * scale, rng
-    )
-    kept = spectral.SquaredNuclear().prox(s[:1], nu)
-    stated = float((s[0] - kept[0]) ** 2 + nu * kept[0] ** 2 + s[1] ** 2)
-    shrunk = spectral.SquaredNuclear().prox(s, nu)
-    printed = float(np.sum((s - shrunk) ** 2) + nu * shrunk.sum() ** 2)
+    drop_prob = nu / (1 + nu)  # one hidden unit: nu = lam
+    M, C = np.diag(s), np.eye(2)
+    lowest, W = descent.deep_descent(M, C, (1,), (drop_prob,), 4 * scale, rng)
+    stated = envelope(s, s * [1 / (1 + nu), 0], nu)
+    printed = envelope(s, spectral.SquaredNuclear().prox(s, nu), nu)
     yield relative(stated, lowest)
     yield float(np.linalg.svd(W, compute_uv=False)[1])
-    detail = f"the best of {4 * scale} descents, {lowest:.5f}, of rank one"
-    return DESCENT, detail, relative(printed, lowest)
+    return DESCENT, "the best of descents, of rank one", relative(printed, lowest)
 
 
 @statement("Remark 6", "3.1", how="enumerated")
-def one_hidden_layer(scale: int, rng: np.random.Generator) -> Residuals:
+def one_hidden_layer(scale: int, rng: Rng) -> Residuals:
     r"""One hidden layer.
 
     With one hidden layer the penalty is lam sum_i |W_1(i, :)|^2 |W_2(:, i)|^2 for isotropic inputs.
@@ -702,9 +638,8 @@ def one_hidden_layer(scale: int, rng: np.random.Generator) -> Residuals:
         W1, W2 = rng.normal(size=(2, 3, 3))
         exact = oracles.deep_added_loss([W1, W2], [prob], np.eye(3))
         lam = prob / (1 - prob)
-        right = lam * float(np.sum(W1**2, axis=1) @ np.sum(W2**2, axis=0))
-        exchanged = lam * float(np.sum(W1**2, axis=0) @ np.sum(W2**2, axis=1))
-        yield relative(right, exact)
+        yield relative(lam * np.sum(W1**2, axis=1) @ np.sum(W2**2, axis=0), exact)
+        exchanged = lam * np.sum(W1**2, axis=0) @ np.sum(W2**2, axis=1)
         printed = min(printed, relative(exchanged, exact))
     return EXACT, "the loss over all masks of three units", printed
 

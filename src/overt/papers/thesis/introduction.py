@@ -8,11 +8,11 @@ import numpy as np
 
 from overt._types import Floats
 from overt.papers import descent, oracles
-from overt.papers.records import Residuals, item, statement
+from overt.papers.records import Residuals, Rng, item, statement
 
 
 @statement("Section 1.1.1", "1.1.1", how="bound evaluated")
-def audit_norm_measures(scale: int, rng: np.random.Generator) -> Residuals:
+def audit_norm_measures(scale: int, rng: Rng) -> Residuals:
     """Norm measures compared.
 
     The spectral measure (1.2) is never worse than the PAC-Bayes measure (1.3) up to a constant,
@@ -60,7 +60,7 @@ def pac_bayes_measure(weights: list[Floats]) -> float:
 
 
 @statement("Section 1.3.1, gap condition", "1.3.1", how="sampled")
-def gap_condition(scale: int, rng: np.random.Generator) -> Residuals:
+def gap_condition(scale: int, rng: Rng) -> Residuals:
     r"""The gap condition of two-layer networks.
 
     A two-layer network need not satisfy s_1 - s_2 >= s_2/nu: with six units at lam = 1 and the
@@ -89,7 +89,7 @@ def gap_condition(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("Section 1.1.3, FGSM", "1.1.3", how="sampled")
-def fgsm_is_one_step(scale: int, rng: np.random.Generator) -> Residuals:
+def fgsm_is_one_step(scale: int, rng: Rng) -> Residuals:
     r"""FGSM is one step of PGD of infinite size.
 
     One step of projected gradient ascent with a large step, in the Linf ball, is the fast gradient

@@ -7,11 +7,11 @@ import numpy as np
 from overt import noise, penalty, spectral
 from overt.papers import descent, oracles
 from overt.papers.evidence import DESCENT, EXACT, relative
-from overt.papers.records import Residuals, item, statement
+from overt.papers.records import Residuals, Rng, item, statement
 
 
 @statement("Section 4.4, no factors", "4.4", how="symbolic", identity="units")
-def sensing_without_factors(scale: int, rng: np.random.Generator) -> Residuals:
+def sensing_without_factors(scale: int, rng: Rng) -> Residuals:
     r"""Dropout on the measurements is a ridge.
 
     Dropout on the measurements themselves, with M not factored, adds the ridge penalty lam
@@ -35,7 +35,7 @@ def sensing_without_factors(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("Section 4.4, convolution", "4.4", how="symbolic", identity="sensing")
-def sensing_convolution(scale: int, rng: np.random.Generator) -> Residuals:
+def sensing_convolution(scale: int, rng: Rng) -> Residuals:
     r"""Sensing is a convolution.
 
     <UV', A> = <vec(U'), (I kron V') vec(A')>: sensing is regression by a network whose first
@@ -55,7 +55,7 @@ def sensing_convolution(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @statement("Section 4.4, depth", "4.4", how="sampled")
-def deep_scaling(scale: int, rng: np.random.Generator) -> Residuals:
+def deep_scaling(scale: int, rng: Rng) -> Residuals:
     r"""Depth only scales.
 
     A deep linear network with one output and dropout solves (1 + nu) XX'u = Xy: it scales the

@@ -7,7 +7,7 @@ import numpy as np
 from overt import spectral
 from overt.papers import descent, oracles
 from overt.papers.evidence import DESCENT, relative
-from overt.papers.records import Residuals, item, statement
+from overt.papers.records import Residuals, Rng, item, statement
 
 
 def _shrunk(s: np.ndarray, lam: float, r: int, offset: int) -> float:
@@ -19,7 +19,7 @@ def _shrunk(s: np.ndarray, lam: float, r: int, offset: int) -> float:
 
 
 @statement("Algorithm 3", "2.4", how="sampled")
-def solver_shrinkage(scale: int, rng: np.random.Generator) -> Residuals:
+def solver_shrinkage(scale: int, rng: Rng) -> Residuals:
     r"""The polynomial-time solver.
 
     The solver keeps rho = max{j : s_j > lam j kappa_j/(r + lam j)} values and shrinks them by

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from overt._figures import BLUE, ORANGE, canvas
 from overt.papers.figures import (
     Finding,
     Findings,
@@ -25,12 +24,21 @@ from overt.papers.figures import (
     Row,
     above,
     mean_interval,
+    plot_curves,
     rows_with,
     values_of,
 )
 from overt.papers.records import figure
 
 BATCH, VISITED, DROP_PROB = 64, 10, 0.8
+
+AXES: dict[str, Any] = {"xscale": "log", "xlabel": "step", "ylabel": "test accuracy"}
+
+DIFFERS = {
+    "toy": "scikit-learn's digits, widths up to 300, a larger rate, 3 runs",
+    "reduced": "widths up to 4,000, 2 epochs, 3 runs",
+    "paper": "channels and the other layers' widths are not printed: 10, 20 and 128",
+}
 
 
 def network(image: Any, width: int) -> tuple[Any, Any]:
@@ -60,37 +68,6 @@ def network(image: Any, width: int) -> tuple[Any, Any]:
     return trunk, nn.Linear(width, 10)
 
 
-def descend(
-    trunk: Any,
-    top: Any,
-    x: Any,
-    y: Any,
-    drop_prob: float,
-    steps: int,
-    learning_rate: float,
-) -> Iterator[tuple[int, Any]]:
-    """Train with SGD; yield (steps taken, masks of the last step (examples x width))."""
-    import torch
-    from torch.nn.functional import cross_entropy
-
-    optimizer = torch.optim.SGD(
-        [*trunk.parameters(), *top.parameters()], lr=learning_rate
-    )
-    step = 0
-    while True:
-        for rows in torch.randperm(len(x)).split(BATCH):
-            if step == steps:
-                return
-            masks = (torch.rand(len(rows), top.in_features) >= drop_prob).float() / (
-                1 - drop_prob
-            )
-            optimizer.zero_grad()
-            cross_entropy(top(trunk(x[rows]) * masks), y[rows]).backward()
-            optimizer.step()
-            step += 1
-            yield step, masks
-
-
 def accuracies(trunk: Any, top: Any, masks: Any, x: Any, y: Any) -> tuple[float, Any]:
     """Return the accuracy of the full network, and of the sub-network of each mask.
 
@@ -99,9 +76,7 @@ def accuracies(trunk: Any, top: Any, masks: Any, x: Any, y: Any) -> tuple[float,
     import torch
 
     with torch.no_grad():
-        stacked = (masks[:, None, :] * top.weight).flatten(
-            0, 1
-        )  # (masks * classes, width)
+        stacked = (masks[:, None, :] * top.weight).flatten(0, 1)
         full, parts = 0, torch.zeros(len(masks), dtype=torch.int64)
         for rows in torch.arange(len(x)).split(1000):
             h, labels = trunk(x[rows]), y[rows]
@@ -111,174 +86,159 @@ def accuracies(trunk: Any, top: Any, masks: Any, x: Any, y: Any) -> tuple[float,
     return full / len(x), parts.double().numpy() / len(x)
 
 
-def record_steps(steps: int, count: int) -> list[int]:
-    """Return about `count` step numbers, evenly spaced in their logarithm, up to `steps`."""
-    return sorted({int(s) for s in np.geomspace(min(10, steps), steps, count).round()})
-
-
-def fixed_masks(count: int, width: int, drop_prob: float, seed: int) -> Any:
-    """Return masks that training does not see: they come from a separate generator."""
+def sample_masks(
+    count: int, width: int, drop_prob: float, generator: Any = None
+) -> Any:
+    """Return masks of units, scaled as dropout does."""
     import torch
 
-    generator = torch.Generator().manual_seed(seed)
-    return (torch.rand(count, width, generator=generator) >= drop_prob).float() / (
-        1 - drop_prob
-    )
+    kept = torch.rand(count, width, generator=generator) >= drop_prob
+    return kept.float() / (1 - drop_prob)
 
 
-def recorded(
-    params: Params, width: int, drop_prob: float, unseen: Any, visited: int = 0
+def train(
+    params: Params, width: int, drop_prob: float, count: int, seed: int
 ) -> Iterator[tuple[int, float, Any]]:
-    """Train one network; yield steps, its accuracy and that of sub-networks, the unseen last."""
+    """Train with SGD; yield steps, the accuracy of the network, and those of sub-networks.
+
+    The last `count` sub-networks are never seen in training: they come from another generator. The
+    others are those of the first examples of the last step.
+    """
     import torch
+    from torch.nn.functional import cross_entropy
 
     from overt.papers import models
 
     data = models.load(params["data"])
+    unseen = sample_masks(count, width, drop_prob, torch.Generator().manual_seed(seed))
     steps = params["epochs"] * -(-len(data.x) // BATCH)
-    wanted = record_steps(steps, params["records"])
+    wanted = np.geomspace(min(10, steps), steps, params["records"]).round()
     with torch.random.fork_rng():
         torch.manual_seed(params["run"])
         trunk, top = network(data.x[0], width)
-        given = (data.x, data.y, drop_prob, steps, params["learning_rate"])
-        for step, masks in descend(trunk, top, *given):
-            if step in wanted:
-                both = torch.cat([masks[:visited], unseen])
-                yield step, *accuracies(trunk, top, both, data.x_test, data.y_test)
+        weights = [*trunk.parameters(), *top.parameters()]
+        optimizer = torch.optim.SGD(weights, lr=params["learning_rate"])
+        step = 0
+        for _ in range(params["epochs"]):
+            for rows in torch.randperm(len(data.x)).split(BATCH):
+                masks = sample_masks(len(rows), width, drop_prob)
+                outputs = top(trunk(data.x[rows]) * masks)
+                optimizer.zero_grad()
+                cross_entropy(outputs, data.y[rows]).backward()
+                optimizer.step()
+                step += 1
+                if step in wanted:
+                    both = torch.cat([masks[:VISITED], unseen])
+                    test = (data.x_test, data.y_test)
+                    yield step, *accuracies(trunk, top, both, *test)
 
 
 def run_visited(params: Params, seed: int) -> dict[str, Any]:
     """Train one network; follow it, the sub-networks it visits, and others."""
     width, drop_prob = params["network"]
-    unseen = fixed_masks(VISITED, width, drop_prob, seed)
-    steps, full, parts = zip(
-        *recorded(params, width, drop_prob, unseen, VISITED), strict=True
-    )
-    visited = [float(p[:-VISITED].mean()) for p in parts]
-    others = [float(p[-VISITED:].mean()) for p in parts]
+    found = train(params, width, drop_prob, VISITED, seed)
+    steps, full, parts = zip(*found, strict=True)
     return {
         "width": width,
         "drop_prob": drop_prob,
         "steps": steps,
         "full": full,
-        "visited": visited,
-        "unseen": others,
+        "visited": [part[:-VISITED].mean() for part in parts],
+        "unseen": [part[-VISITED:].mean() for part in parts],
     }
 
 
 def run_unseen(params: Params, seed: int) -> dict[str, Any]:
     """Train one network and follow the accuracy of every sub-network."""
-    masks = fixed_masks(params["masks"], params["width"], DROP_PROB, seed)
-    steps, full, parts = zip(
-        *recorded(params, params["width"], DROP_PROB, masks), strict=True
-    )
-    kept = [int(m) for m in (masks > 0).sum(1)]
-    return {
-        "steps": steps,
-        "full": full,
-        "parts": [p.tolist() for p in parts],
-        "kept": kept,
-    }
+    count = params["masks"]
+    found = train(params, params["width"], DROP_PROB, count, seed)
+    steps, full, parts = zip(*found, strict=True)
+    return {"steps": steps, "full": full, "parts": [part[-count:] for part in parts]}
 
 
-def final_gaps(rows: list[Row], width: int, drop_prob: float, part: str) -> Any:
-    """Return full - sub-network accuracy of each run, over the last three records."""
-    chosen = rows_with(rows, width=width, drop_prob=drop_prob)
-    return np.array(
-        [np.mean(np.subtract(row["full"][-3:], row[part][-3:])) for row in chosen]
-    )
+def _gap_finding(claim: str, larger: Any, smaller: Any, reported: str) -> Finding:
+    """Compare (label, values by run) of what should be larger with what should be smaller."""
+    shown = [f"{label}: {100 * np.mean(gap):.2f} %" for label, gap in (larger, smaller)]
+    difference = mean_interval(larger[1] - smaller[1])
+    return Finding(claim, above(difference, 0), ", ".join(shown), reported)
 
 
 def check_visited(rows: list[Row]) -> Findings:
     """Check that the gap shrinks with the width and grows with the drop probability."""
+
+    def gap(width: int, drop_prob: float, part: str) -> tuple[str, Any]:
+        """Return full - sub-network accuracy of each run, over the last three records."""
+        chosen = rows_with(rows, width=width, drop_prob=drop_prob)
+        gaps = [np.subtract(row["full"], row[part])[-3:].mean() for row in chosen]
+        return f"width {width}, drop {drop_prob:g}", np.array(gaps)
+
     widths = values_of(rows, "width")
+    narrow, wide = widths[0], widths[-1]
     for part in ("visited", "unseen"):
-        gaps = {w: final_gaps(rows, w, 0.5, part) for w in widths}
-        yield Finding(
+        yield _gap_finding(
             f"drop .5: the widest has a smaller gap to {part} sub-networks than the narrowest",
-            above(mean_interval(gaps[widths[0]] - gaps[widths[-1]]), 0),
-            ", ".join(
-                f"width {w}: {100 * g.mean():.2f} points" for w, g in gaps.items()
-            ),
+            gap(narrow, 0.5, part),
+            gap(wide, 0.5, part),
             "the gap is higher for narrower networks",
         )
-    wide = widths[-1]
     probs = values_of(rows_with(rows, width=wide), "drop_prob")
-    gaps = {p: final_gaps(rows, wide, p, "visited") for p in probs}
-    yield Finding(
+    yield _gap_finding(
         f"width {wide}: the gap is larger at the highest drop probability than at the lowest",
-        above(mean_interval(gaps[probs[-1]] - gaps[probs[0]]), 0),
-        ", ".join(f"drop {p:g}: {100 * g.mean():.2f} points" for p, g in gaps.items()),
+        gap(wide, probs[-1], "visited"),
+        gap(wide, probs[0], "visited"),
         "the gap is higher for higher drop probabilities",
     )
 
 
 def plot_visited(rows: list[Row]) -> Any:
     """Plot accuracies against steps: by drop probability above, by width below."""
-    widths = values_of(rows, "width")
-    wide = widths[-1]
-    probs = values_of(rows_with(rows, width=wide), "drop_prob")
-    figure, panels = canvas(
-        10, 5.6, 2, max(len(probs), len(widths)), sharey=True, squeeze=False
-    )
-    cells = [[(wide, p) for p in probs], [(w, 0.5) for w in widths]]
-    for line, settings in zip(panels, cells, strict=True):
-        for axes, (width, prob) in zip(line, settings, strict=False):
-            chosen = rows_with(rows, width=width, drop_prob=prob)
-            for part, style in (("full", "-"), ("visited", "--"), ("unseen", ":")):
-                curves = 100 * np.array([row[part] for row in chosen])
-                axes.plot(chosen[0]["steps"], curves.mean(0), style, label=part)
-            axes.set(xscale="log", title=f"width {width}, drop {prob:g}", xlabel="step")
-        for axes in line[len(settings) :]:
-            axes.set_axis_off()
-        line[0].set_ylabel("test accuracy, %")
-    panels[0, 0].legend()
-    return figure
+    panels = {}
+    for width, drop_prob in sorted({(row["width"], row["drop_prob"]) for row in rows}):
+        chosen = rows_with(rows, width=width, drop_prob=drop_prob)
+        panels[f"width {width}, drop {drop_prob:g}"] = [
+            (part, chosen[0]["steps"], [row[part] for row in chosen])
+            for part in ("full", "visited", "unseen")
+        ]
+    styles = {"visited": "--", "unseen": ":"}
+    return plot_curves(panels, columns=3, styles=styles, **AXES)
 
 
 def check_unseen(rows: list[Row]) -> Findings:
     """Check that random sub-networks approach the full network as the width grows."""
     widths = values_of(rows, "width")
-    gaps, worst = {}, {}
+    gaps, lowest = {}, {}
     for w in widths:
         chosen = rows_with(rows, width=w)
         parts = np.array([row["parts"][-1] for row in chosen])  # (runs, sub-networks)
-        gaps[w] = np.array([row["full"][-1] for row in chosen]) - parts.mean(axis=1)
-        worst[w] = parts.min(axis=1)
+        full = np.array([row["full"][-1] for row in chosen])
+        gaps[w] = (f"width {w}", full - parts.mean(axis=1))
+        lowest[w] = (f"width {w}", parts.min(axis=1))
     narrow, wide = widths[0], widths[-1]
-    yield Finding(
+    yield _gap_finding(
         "the widest network has a smaller gap to random sub-networks than the narrowest",
-        above(mean_interval(gaps[narrow] - gaps[wide]), 0),
-        ", ".join(f"width {w}: {100 * g.mean():.2f} points" for w, g in gaps.items()),
+        gaps[narrow],
+        gaps[wide],
         "as the width increases, the sub-networks become more competitive",
     )
-    yield Finding(
+    yield _gap_finding(
         "so has its worst sub-network a higher accuracy",
-        above(mean_interval(worst[wide] - worst[narrow]), 0),
-        ", ".join(f"width {w}: {100 * a.mean():.2f} %" for w, a in worst.items()),
+        lowest[wide],
+        lowest[narrow],
         "",
     )
 
 
 def plot_unseen(rows: list[Row]) -> Any:
     """Plot all sub-networks and the full network against steps, one panel per width."""
-    widths = values_of(rows, "width")
-    figure, panels = canvas(
-        3.4 * len(widths), 3.2, 1, len(widths), sharey=True, squeeze=False
-    )
-    for axes, width in zip(panels[0], widths, strict=True):
-        row = rows_with(rows, width=width)[0]
-        lines = axes.plot(
-            row["steps"], 100 * np.array(row["parts"]), color=ORANGE, lw=0.5
-        )
-        lines[0].set_label("sub-networks")
-        axes.plot(
-            row["steps"], 100 * np.array(row["full"]), color=BLUE, label="full network"
-        )
-        axes.set(xscale="log", title=f"width {width}", xlabel="step")
-    panels[0, 0].set_ylabel("test accuracy, %")
-    panels[0, 0].legend()
-    return figure
+    panels = {}
+    for row in rows:
+        if row["run"] == 0:
+            parts = np.array(row["parts"]).T  # (sub-networks, records)
+            panels[f"width {row['width']}"] = [
+                ("full network", row["steps"], row["full"]),
+                ("sub-networks (mean and range)", row["steps"], parts),
+            ]
+    return plot_curves(panels, **AXES)
 
 
 figure(
@@ -325,11 +285,7 @@ figure(
             "learning_rate": 0.01,
         },
     },
-    differs={
-        "toy": "scikit-learn's digits, widths up to 300, a larger rate, 3 runs",
-        "reduced": "widths up to 4,000, 2 epochs, 3 runs",
-        "paper": "channels and the other layers' widths are not printed: 10, 20 and 128",
-    },
+    differs=DIFFERS,
     needs={"torch": "torch"},
 )
 
@@ -373,10 +329,6 @@ figure(
             "learning_rate": 0.01,
         },
     },
-    differs={
-        "toy": "scikit-learn's digits, widths up to 300, a larger rate, 3 runs",
-        "reduced": "widths up to 4,000, 2 epochs, 3 runs",
-        "paper": "channels and the other layers' widths are not printed: 10, 20 and 128",
-    },
+    differs=DIFFERS,
     needs={"torch": "torch"},
 )

@@ -149,12 +149,8 @@ def test_train_reports_and_draws(tmp_path, target):
         2000,
         "--learning-rate",
         0.005,
-        "--halving",
-        500,
         "--seeds",
         2,
-        "--records",
-        5,
         "--n-jobs",
         1,
         "--gradient",
@@ -169,7 +165,7 @@ def test_train_reports_and_draws(tmp_path, target):
     assert "above the bound" in shown.stdout
     assert (tmp_path / "runs.png").stat().st_size > 10_000
     with np.load(tmp_path / "runs.npz", allow_pickle=False) as saved:
-        assert saved["objective"].shape == (2, 5)
+        assert saved["objective"].shape[0] == 2
         assert np.all(np.diff(saved["objective"], axis=1) <= 1e-12)
 
 

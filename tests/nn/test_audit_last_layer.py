@@ -1,10 +1,10 @@
-"""The lower bounds of an audit: never above an objective, and reached where they can be."""
+"""The last layer in an audit: bounds that no objective is below, its spectra and its noise."""
 
 import cvxpy
 import numpy as np
 import pytest
 import torch
-from audit_models import mlp
+from audit_models import X, Y, batches, mlp, numbers, small
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nn_oracles import outputs_under_masks
@@ -15,6 +15,7 @@ import overt
 from overt import nn as onn
 from overt.linear import last_layer as lower
 from overt.nn import audit, explicit_penalty
+from overt.relu.bounds import flows
 
 K, D = 3, 6
 
@@ -369,3 +370,144 @@ def test_cross_entropy_when_all_units_are_dropped():
         assert report.head.lower_bound == pytest.approx(floor, rel=1e-12)
         assert floor <= objective <= floor * (1 + slack)
         assert report.head.lower_bounds[1].value <= objective
+
+
+def test_flows_are_those_of_the_last_layer_for_every_loss():
+    model, (x, y) = small(), numbers(400)
+    squared = audit(model, batches(x, y), "squared").noises[0]
+    classes = audit(model, batches(x, y.argmax(1)), "cross_entropy").noises[0]
+    with torch.no_grad():
+        h = torch.relu(model[0](x))
+    expected = flows(model[3].weight.detach(), h).numpy()
+    np.testing.assert_allclose(squared.flows, expected, rtol=1e-5)
+    np.testing.assert_allclose(classes.flows, expected, rtol=1e-5)
+
+
+def test_units_that_reach_nothing():
+    model = small()
+    nn.init.zeros_(model[3].weight)
+    (noise,) = audit(model, numbers(), "squared").noises
+    assert noise.coadaptation is None
+    assert not noise.flows.any()
+
+
+def test_noise_behind_the_last_layer_leaves_no_bound():
+    model = nn.Sequential(nn.Linear(5, 3), nn.RReLU())
+    assert audit(model, [(X, Y)], "squared").head is None
+    model = nn.Sequential(nn.Linear(5, 8), nn.RReLU(), nn.Linear(8, 3))
+    assert audit(model, [(X, Y)], "squared").head is not None
+
+
+def test_held_out_rows_do_not_enter_the_bounds():
+    model, (x, y) = nn.Sequential(nn.Dropout(0.3), nn.Linear(5, 3)), numbers()
+    alone = audit(model, batches(x, y), "squared")
+    beside = audit(model, batches(x, y), "squared", holdout=batches(3 * x, y))
+    assert [b.value for b in beside.head.lower_bounds] == pytest.approx(
+        [b.value for b in alone.head.lower_bounds]
+    )
+    assert beside.objective == pytest.approx(alone.objective)
+    assert beside.suggestion.holdout[0] != pytest.approx(alone.suggestion.holdout[0])
+
+
+def test_a_final_log_softmax_makes_no_difference():
+    model, (x, y) = small(), numbers()
+    normalized = nn.Sequential(*model, nn.LogSoftmax(1))
+    one = audit(model, batches(x, y.argmax(1)), "cross_entropy")
+    other = audit(normalized, batches(x, y.argmax(1)), "cross_entropy")
+    assert other.plain_loss == pytest.approx(one.plain_loss)
+    assert other.head.coadaptation == pytest.approx(one.head.coadaptation)
+    assert other.head.lower_bound == pytest.approx(one.head.lower_bound)
+
+
+def test_one_module_used_twice_in_the_tail():
+    drop = nn.Dropout(0.4)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 8), drop, nn.Linear(8, 6), drop, nn.Linear(6, 3))
+    x, y = numbers()
+    report = audit(model, batches(x, y), "squared")
+    assert report.head.width == 6
+    assert 0 < report.head.lower_bound < report.objective - 5 * report.objective_error
+
+
+def test_suggestion_is_the_best_ridge_on_rows_held_out():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(6, 40), nn.ReLU(), nn.Dropout(0.5), nn.Linear(40, 2)
+    ).double()
+    x = torch.randn(120, 6).double()
+    y = x[:, :2] + 1.5 * torch.randn(120, 2).double()
+    report = audit(model, [(x[:50], y[:50]), (x[50:], y[50:])], "squared")
+    h = torch.relu(model[0](x)).detach().numpy()
+    held = np.arange(120) % 5 == 4
+    train, truth = h[~held], y.numpy()[~held]
+    errors = []
+    for p in report.suggestion.drop_probs:
+        # Rows of sqrt(lam mean(h^2)) are the penalty; the bias is an unpenalized column.
+        extra = np.diag(np.sqrt(p / (1 - p) * (train**2).sum(0)))
+        A = np.block([[train, np.ones((len(train), 1))], [extra, np.zeros((40, 1))]])
+        B = np.vstack([truth, np.zeros((40, 2))])
+        W = np.linalg.lstsq(A, B, rcond=None)[0]
+        groups = np.arange(120)[held] // 5 % 5
+        left = np.hstack([h[held], np.ones((held.sum(), 1))]) @ W - y.numpy()[held]
+        errors.append(
+            np.mean([np.sum(left[groups == g] ** 2, 1).mean() for g in range(5)])
+        )
+    np.testing.assert_allclose(report.suggestion.holdout, errors, rtol=1e-6)
+    best = report.suggestion.drop_probs[np.argmin(errors)]
+    assert report.suggestion.drop_prob == best > 0
+    low, high = report.suggestion.plausible
+    assert low <= best <= high
+    assert list(report.suggestion.predicted_rank) == sorted(
+        report.suggestion.predicted_rank, reverse=True
+    )
+
+
+def test_best_last_layer_is_a_minimum():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(4, 6), nn.ReLU(), onn.Dropout(0.3), nn.Linear(6, 2)
+    ).double()
+    x = torch.randn(50, 4).double()
+    y = torch.randn(50, 2).double()
+    h = torch.relu(model[0](x)).detach().numpy()
+    extra = np.diag(np.sqrt(3 / 7 * (h**2).sum(0)))
+    A = np.block([[h, np.ones((50, 1))], [extra, np.zeros((6, 1))]])
+    B = np.vstack([y.numpy(), np.zeros((6, 2))])
+    expected = np.linalg.lstsq(A, B, rcond=None)[1].sum() / 50
+    report = audit(model, [(x, y)], "squared")
+    assert report.head.lower_bounds[1].value == pytest.approx(expected)
+
+
+def test_without_dropout_there_is_still_a_head():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 12), nn.Tanh(), nn.Linear(12, 3))
+    x, y = numbers()
+    report = audit(model, batches(x, y), "squared")
+    assert report.noises == ()
+    assert report.objective == report.plain_loss
+    assert report.head.lower_bound == 0
+    assert report.suggestion.current == 0
+    assert "no noise layer" in str(report)
+
+
+def test_without_a_linear_head_the_gap_is_stated():
+    model = nn.Sequential(nn.Linear(5, 3), nn.Dropout(0.2), nn.Tanh())
+    report = audit(model, [(X, Y)], "squared")
+    assert report.head is None
+    assert ("the last layer", "tanh") in [
+        (who, why.split()[4].strip(",")) for who, why in report.skipped
+    ]
+    assert "tanh" in str(report)
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "squared"])
+def test_a_single_row(loss):
+    report = audit(small(), [(X[:1], torch.tensor([2]))], loss)
+    assert report.samples == 1
+    assert report.head.lower_bound == pytest.approx(0, abs=1e-4)  # a bias fits it
+
+
+def test_a_model_that_is_a_noise():
+    report = audit(nn.Dropout(0.5), [(X, X)], "squared")
+    assert report.head.lower_bound <= report.objective
+    assert report.objective == pytest.approx(float((X**2).sum(1).mean()), rel=1e-5)

@@ -1,15 +1,111 @@
-"""Thesis, Theorems 14 and 15: the width and the number of steps that dropout provably needs."""
+"""Thesis, chapter 5: the margin of Assumption 2, and what Theorems 14 and 15 prove from it."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
-from overt._check import InputError, number, whole
+import numpy as np
+
+from overt import _check
+from overt._check import InputError, doubles, generator, number, whole
+from overt._types import Floats, Seed
+from overt.relu.training import labels
 from overt.results import Result
+
+FRESH = 20
+"""Features on which a margin is measured, as a multiple of those that chose the map."""
 
 SMALLEST = 1e-30
 """Margins below this need widths beyond the range of floating-point numbers."""
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Margin(Result):
+    """The margin gamma of Assumption 2 between two estimates.
+
+    Attributes
+    ----------
+    lower
+        The margin of an explicit map psi, on features z that did not choose it, three standard
+        errors off: what Theorems 14 and 15 may be used with. Not above 0 if none was found.
+    upper
+        The value of a dual point on the same features, three standard errors added.
+    weights
+        The dual point: how much each example matters, (samples,).
+    """
+
+    lower: float
+    upper: float
+    weights: Floats
+
+
+def margin(
+    X: Floats,
+    y: Any,
+    *,
+    drop_prob: float = 0.0,
+    features: int = 1000,
+    seed: Seed = 0,
+) -> Margin:
+    """gamma = max over psi, |psi(z)| <= 1, of min_i q E_z y_i <psi(z), x_i> 1[z.x_i >= 0].
+
+    q = 1 - drop_prob and z ~ N(0, I). (Assumption 2 calls psi linear; a bounded linear map is 0,
+    any map is meant.) By duality gamma / q = min over probabilities p of E_z |s_p(z)|,
+    s_p(z) = sum_i p_i y_i x_i 1[z.x_i >= 0], and psi = s_p / |s_p| is the best answer to p: its
+    margins are the gradient in p. The dual is minimized on `features` samples of z; both sides are
+    then measured on new ones, and hold for whatever p was found. It is the margin of these rows: a
+    law from which they are a sample has a smaller one.
+
+    Parameters
+    ----------
+    X, y
+        Inputs of norm 1, samples x features, and their labels, -1 or 1.
+    """
+    from scipy.optimize import minimize
+
+    X = doubles("X", X, ndim=2)
+    norms = np.linalg.norm(X, axis=1)
+    if not np.abs(norms - 1).max() <= 1e-6:
+        raise InputError(
+            f"rows of X must have norm 1, got norms from {norms.min():.4g} to {norms.max():.4g}; "
+            "divide each row by its norm"
+        )
+    q = 1 - _check.drop_prob(drop_prob)
+    rng, count = generator(seed), whole("features", features, 2)
+    signed = labels(y, len(X))[:, None] * X
+
+    def answer(gates: Floats, p: Floats) -> tuple[Floats, Floats]:
+        """Return |s_p(z)|, and y_i <psi(z), x_i> 1[z.x_i >= 0] for psi = s_p / |s_p|."""
+        s = gates @ (p[:, None] * signed)
+        lengths = np.linalg.norm(s, axis=1)
+        psi = s / np.where(lengths > 0, lengths, 1)[:, None]
+        return lengths, gates * (psi @ signed.T)
+
+    def dual(p: Floats, gates: Floats) -> tuple[float, Floats]:
+        lengths, margins = answer(gates, p)
+        return float(lengths.mean()), margins.mean(axis=0)
+
+    n = len(X)
+    simplex = {"type": "eq", "fun": lambda p: p.sum() - 1, "jac": np.ones_like}
+    found = minimize(
+        dual,
+        np.full(n, 1 / n),
+        args=(np.where(rng.normal(size=(count, X.shape[1])) @ X.T >= 0, 1.0, 0.0),),
+        jac=True,
+        method="SLSQP",
+        bounds=[(0, 1)] * n,
+        constraints=[simplex],
+    )
+    p = np.maximum(found.x, 0) / np.maximum(found.x, 0).sum()
+    total = FRESH * count
+    fresh = np.where(rng.normal(size=(total, X.shape[1])) @ X.T >= 0, 1.0, 0.0)
+    lengths, margins = answer(fresh, p)
+    error = 3 / np.sqrt(total)
+    lower = (margins.mean(axis=0) - error * margins.std(axis=0)).min()
+    upper = lengths.mean() + error * lengths.std()
+    return Margin(q * float(lower), q * float(upper), p)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -62,7 +158,7 @@ def guarantee(
 ) -> Guarantee:
     """Return the bounds of Theorems 14 and 15 for `steps` steps at this width.
 
-    Assumes inputs of norm 1, the (q, gamma)-margin assumption (see `overt.relu.margin`), a learning
+    Assumes inputs of norm 1, the (q, gamma)-margin assumption (see `margin`), a learning
     rate of at most ln 2, and first weights no longer than c - 1. Theorem 15 prints 6 ln(1/delta)/T
     where its proof gives 2/(3 - e) = 7.1 times it; and it spends delta twice, on Lemma 13 and on a
     martingale, so that each has half of it here.

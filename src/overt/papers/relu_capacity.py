@@ -1,0 +1,239 @@
+"""Thesis, section 4.3: retentive inputs, and the Rademacher complexity of ReLU networks.
+
+The law of the inputs is that of the rows of X, in coordinates z where its second moment is I. In
+the plane both quantities are exact: the inputs with v.z > 0 change only at the angles perpendicular
+to one of them, and between two such angles everything is a linear or quadratic form of v.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from overt._check import InputError, doubles, generator, number, whole
+from overt._types import Floats, Seed
+from overt.relu.bounds import rademacher_lower, rademacher_upper
+from overt.results import Result
+
+MAX_PAIRED = 2000
+"""Rows up to which inputs are paired with reflected ones, which takes a cubic time."""
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Retentivity(Result):
+    """lower <= beta <= upper for the law of the given points.
+
+    Attributes
+    ----------
+    lower
+        Proved: Theorem 12 and Corollary 2 are valid with it (up to rounding).
+    upper
+        Attained by `direction`. It errs on the large side, so a bound computed from it is at
+        most too small: use it to refute a claimed retentivity, not to prove one.
+    direction
+        The v with the smallest share found, in the coordinates of X.
+    """
+
+    lower: float
+    upper: float
+    direction: Floats
+
+
+def retentivity(X: Floats, *, starts: int = 32, seed: Seed = 0) -> Retentivity:
+    """beta = min over v of E sigma(v.x)^2 / E(v.x)^2, at most 1/2 (thesis, Assumption 1).
+
+    The expectation is over the rows of X; directions in which they have no second moment are left
+    out. It is the beta of these points: that of a law from which they are a sample can only be
+    guessed from it.
+
+    One and two dimensions are exact. Beyond, `upper` comes from descent from `starts` directions
+    and `lower` from pairing x with -x: in whitened coordinates
+    beta >= (1 - sqrt(top eigenvalue of E (z - z')(z - z')'))/2 for any joint law of z and z' ~ -z.
+    That is 1/2 for symmetric data, and 0, which says nothing, for most data in many dimensions.
+    """
+    X, Z = _whiten(X)
+    whole("starts", starts)
+    if Z.shape[1] == 2:
+        upper, v = _smallest_in_plane(Z)
+        lower = upper
+    else:
+        upper, v = _descend(Z, _starts(X, Z, starts, generator(seed)))
+        lower = upper if Z.shape[1] == 1 else _coupling(Z)
+    upper = min(upper, 0.5)
+    w = np.linalg.lstsq(X, Z @ v, rcond=None)[0]
+    return Retentivity(min(lower, upper), upper, w / np.linalg.norm(w))
+
+
+def _whiten(X: Floats) -> tuple[Floats, Floats]:
+    """Return X with a largest entry of 1, and Z = X C^(+/2) on the range of C = E x x'."""
+    X = doubles("X", X, ndim=2)
+    X = X / (np.abs(X).max() or 1.0)
+    _, s, Vt = np.linalg.svd(X, full_matrices=False)
+    rank = int(np.sum(s > s[0] * max(X.shape) * np.finfo(float).eps))
+    if rank == 0:
+        raise InputError("X must have a row that is not zero")
+    return X, np.asarray(X @ (Vt[:rank].T / s[:rank]) * np.sqrt(len(X)))
+
+
+def _shares(Z: Floats, V: Floats) -> Floats:
+    """E sigma(v.z)^2 for the rows v of V."""
+    return np.asarray(np.mean(np.maximum(V @ Z.T, 0) ** 2, axis=1))
+
+
+def _starts(X: Floats, Z: Floats, count: int, rng: np.random.Generator) -> Floats:
+    """Return directions: against the mean of X, along and against points, at random.
+
+    Non-negative inputs never meet w = -E x; as E zz' = I, v = E[(w.x) z] has v.z = w.x.
+    """
+    against = -(X @ X.mean(axis=0)) @ Z
+    chosen = Z[rng.choice(len(Z), min(len(Z), count), replace=False)]
+    V = np.concatenate([against[None], chosen, -chosen, rng.normal(size=chosen.shape)])
+    length = np.linalg.norm(V, axis=1, keepdims=True)
+    return np.asarray(V / np.where(length > 0, length, 1))
+
+
+def _descend(Z: Floats, V: Floats, steps: int = 1000) -> tuple[float, Floats]:
+    """Minimize f(v) = E sigma(v.z)^2 over the sphere: v <- (v - f'(v)/2) / |.| never ascends.
+
+    f is convex and |f'(v) - f'(w)| <= 2 |v - w| in whitened coordinates, so the step minimizes a
+    function that lies above f and touches it at v.
+    """
+    best = np.inf
+    for _ in range(steps):
+        f = _shares(Z, V)
+        if not f.min() < best - 1e-13:
+            break
+        best, where = float(f.min()), V[np.argmin(f)]
+        V = V - np.maximum(V @ Z.T, 0) @ Z / len(Z)
+        length = np.linalg.norm(V, axis=1, keepdims=True)
+        V = V / np.where(length > 1e-12, length, 1)
+    return best, where
+
+
+def _coupling(Z: Floats) -> float:
+    """Return the lower bound from pairing each point with the reflection of another.
+
+    With s = v.z, E s|s| = E(s|s| - s'|s'|)/2 >= -E(|s| + |s'|)|s - s'|/2 >= -sqrt(E (s - s')^2),
+    and beta = (1 + min_v E s|s|)/2.
+    """
+    if len(Z) > MAX_PAIRED:
+        return 0.0
+    from scipy.optimize import linear_sum_assignment
+
+    rows, cols = linear_sum_assignment(Z @ Z.T)  # with which sum |z - z'|^2 is least
+    D = Z[rows] + Z[cols]
+    return max(0.0, (1 - float(np.linalg.norm(D, 2) / np.sqrt(len(Z)))) / 2)
+
+
+@dataclass(frozen=True)
+class _Arcs:
+    """Neighboring critical angles of the plane, and which points are active between them."""
+
+    start: Floats
+    width: Floats
+    active: Floats  # (arcs, points)
+    M: Floats  # E z z' over the active points, (arcs, 2, 2)
+
+    def candidates(self, v: Any) -> Floats:
+        """Return where a form with its extremum at v or -v can be extreme on its arc.
+
+        That is v or -v where one lies inside, and always the ends, where the next arc starts.
+        """
+        angle = np.arctan2(v[:, 1], v[:, 0])[:, None] + [0, np.pi]
+        ahead = np.mod(angle - self.start[:, None], 2 * np.pi)
+        inside = np.where(ahead <= self.width[:, None], ahead, 0)
+        return np.asarray(_unit((self.start[:, None] + inside).ravel()))
+
+
+def _unit(angle: Floats) -> Floats:
+    return np.stack([np.cos(angle), np.sin(angle)], axis=-1)
+
+
+def _arcs(Z: Floats) -> _Arcs:
+    nonzero = Z[np.any(Z != 0, axis=1)]
+    angle = np.arctan2(nonzero[:, 1], nonzero[:, 0])
+    both = np.concatenate([angle + np.pi / 2, angle - np.pi / 2])
+    start = np.unique(np.mod(both, 2 * np.pi))
+    width = np.diff(start, append=start[0] + 2 * np.pi)
+    active = (_unit(start + width / 2) @ Z.T > 0).astype(float)
+    M = np.einsum("an,ni,nj->aij", active / len(Z), Z, Z, optimize=True)
+    return _Arcs(start, width, active, M)
+
+
+def _smallest_in_plane(Z: Floats) -> tuple[float, Floats]:
+    """Return min_v E sigma(v.z)^2, and v; on an arc it is v'Mv."""
+    arcs = _arcs(Z)
+    V = arcs.candidates(np.linalg.eigh(arcs.M)[1][:, :, 0])
+    f = _shares(Z, V)
+    k = int(np.argmin(f))
+    return float(f[k]), V[k]
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Complexity(Result):
+    """R_S(F_alpha) = E sup_f (1/n) sum_i zeta_i f(x_i), estimated and bounded.
+
+    Attributes
+    ----------
+    value, standard_error
+        Mean over sampled signs zeta of the largest correlation, which is exact, and its error.
+    lower, upper
+        Theorem 13 and Theorem 12, the latter with the retentivity; infinite where that is 0.
+    """
+
+    value: float
+    standard_error: float
+    lower: float
+    upper: float
+
+
+def rademacher(
+    X: Floats,
+    alpha: float = 1.0,
+    *,
+    sample: Any = None,
+    draws: int = 200,
+    seed: Seed = 0,
+) -> Complexity:
+    """R_S(F_alpha) = (alpha/n) E max_v |sum_i zeta_i sigma(v.x_i)| / sqrt(E sigma(v.x)^2).
+
+    The supremum over networks of any width is attained by a single unit, since a network is a
+    combination of units whose flows sum to at most alpha. Inputs must lie in a plane.
+
+    Parameters
+    ----------
+    X
+        Points of the inputs' law.
+    sample
+        Which rows of X the sample S holds; each once if None.
+    draws
+        Number of sign vectors zeta.
+    """
+    alpha, rng = number("alpha", alpha), generator(seed)
+    X, Z = _whiten(X)
+    if Z.shape[1] != 2:
+        raise InputError(f"X must be of rank 2, got rank {Z.shape[1]}")
+    chosen = np.arange(len(X)) if sample is None else np.asarray(sample)
+    arcs, n, suprema = _arcs(Z), len(chosen), []
+    for _ in range(whole("draws", draws, 2)):
+        signs = rng.choice((-1.0, 1.0), n)
+        counts = np.bincount(chosen, signs, minlength=len(X))
+        # On an arc the ratio is b.v / sqrt(v'Mv), largest at M^-1 b.
+        b = (arcs.active * counts) @ Z
+        V = arcs.candidates(
+            np.linalg.solve(arcs.M + 1e-12 * np.eye(2), b[..., None])[..., 0]
+        )
+        shares = _shares(Z, V)
+        along = np.abs(np.maximum(V @ Z.T, 0) @ counts)
+        suprema.append(
+            np.max(along / np.sqrt(np.where(shares > 1e-12, shares, np.inf)))
+        )
+    norm = float(np.linalg.norm(Z[chosen]))
+    return Complexity(
+        alpha / n * float(np.mean(suprema)),
+        alpha / n * float(np.std(suprema, ddof=1) / np.sqrt(draws)),
+        rademacher_lower(alpha, norm, n),
+        rademacher_upper(alpha, norm, n, retentivity(X).lower),
+    )

@@ -1,0 +1,314 @@
+"""The noise that an audit finds, and what it adds to the loss, against brute force."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from audit_models import (
+    Transformer,
+    X,
+    Y,
+    batches,
+    numbers,
+)
+from sklearn.datasets import load_digits
+from torch import nn
+
+from overt.nn import audit
+
+
+@pytest.fixture(scope="module")
+def digits():
+    found = load_digits()
+    x = torch.tensor(found.images[:400, None] / 16, dtype=torch.float32)
+    return x, torch.tensor(found.target[:400])
+
+
+class Gaussian(nn.Module):
+    def forward(self, x):
+        return x + 0.1 * torch.randn_like(x) if self.training else x
+
+
+class Coin(nn.Module):
+    """Stochastic depth as people write it."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(5, 5)
+
+    def forward(self, x):
+        if self.training and torch.rand(()) < 0.5:
+            return x
+        return x + self.inner(x)
+
+
+class Attends(nn.Module):
+    def forward(self, x):
+        h = x[:, None, :, None]
+        p = 0.1 * self.training
+        return nn.functional.scaled_dot_product_attention(h, h, h, dropout_p=p)[
+            :, 0, :, 0
+        ]
+
+
+class Foreign(nn.Module):
+    """Skips a layer by a coin that is not torch's."""
+
+    def __init__(self, coin):
+        super().__init__()
+        self.coin, self.inner = coin, nn.Linear(5, 5)
+
+    def forward(self, x):
+        return x if self.training and self.coin() < 0.5 else x + self.inner(x)
+
+
+class Uses(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.odd, self.last = layer, nn.Linear(5, 3)
+
+    def forward(self, x):
+        x = self.odd(x)
+        return self.last(x[0] if isinstance(x, tuple) else x)
+
+
+class Always(nn.Dropout):
+    def forward(self, x):
+        return nn.functional.dropout(x, self.p)
+
+
+SOURCES = {
+    "Always": lambda: Always(0.3),
+    "Scripted": lambda: torch.jit.script(
+        nn.Sequential(nn.Linear(5, 5), nn.Dropout(0.3))
+    ),
+    "AlphaDropout": lambda: nn.AlphaDropout(0.3),
+    "GRU": lambda: nn.GRU(5, 5, 2, dropout=0.4),
+    "RReLU": nn.RReLU,
+    "Gaussian": Gaussian,
+    "Coin": Coin,
+    "Attends": Attends,
+    "Python": lambda: Foreign(random.random),
+    "NumPy": lambda: Foreign(np.random.rand),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("name", SOURCES)
+def test_whatever_draws_in_training_mode_is_found_and_sampled(name):
+    """The oracle runs the whole model in training mode, and knows nothing of sources."""
+    torch.manual_seed(0)
+    model, x, y = Uses(SOURCES[name]()), 2 * X[:20], Y[:20]
+    draws = 400
+    report = audit(model, [(x, y)] * 10, "squared", passes=400)
+    (noise,) = report.noises
+    assert noise.name == "odd"
+    assert (noise.realized, noise.flows, noise.exact) == (None, None, False)
+    with torch.no_grad():
+        model.train()
+        losses = np.array(
+            [float((model(x) - y).square().sum(1).mean()) for _ in range(draws)]
+        )
+    error = np.hypot(losses.std() / np.sqrt(draws), report.objective_error)
+    assert abs(losses.mean() - report.objective) <= 5 * error
+    assert report.objective_error > 0
+
+
+def test_draws_in_hooks_of_known_layers_are_found():
+    model = nn.Sequential(nn.Linear(5, 4), nn.Dropout(0.5), nn.Linear(4, 3))
+    model[0].register_forward_hook(
+        lambda layer, _, y: y + torch.randn_like(y) if layer.training else y
+    )
+    assert [noise.name for noise in audit(model, (X, Y), "squared").noises] == [
+        "0",
+        "1",
+    ]
+
+
+def test_a_generator_of_its_own_is_named():
+    model = Uses(Foreign(np.random.default_rng(0).random))
+    assert (
+        "private generator"
+        in dict(audit(model, [(X, Y)], "squared").skipped)["training mode"]
+    )
+
+
+def test_forward_passes_of_ones_own_are_given_back():
+    model = Uses(Always(0.3))
+    audit(model, [(X, Y)], "squared")
+    assert "forward" not in vars(model.odd)
+    model.odd.forward = own = lambda x: nn.functional.dropout(x)
+    assert audit(model, [(X, Y)], "squared").noises
+    assert model.odd.forward is own
+
+
+def test_noise_that_stays_on_has_an_error():
+    torch.manual_seed(0)
+    model = Uses(nn.Identity())
+    model.last.forward = lambda x: nn.functional.linear(
+        nn.functional.dropout(x), model.last.weight
+    )
+    found = [audit(model, [(X, Y)], "squared", seed=seed) for seed in range(12)]
+    spread = np.std([report.objective for report in found], ddof=1)
+    assert (
+        spread / 2 < np.mean([report.objective_error for report in found]) < 2 * spread
+    )
+
+
+class Learned(Uses):
+    """Noise on parameters, and attributes that only look like drop probabilities."""
+
+    def __init__(self):
+        super().__init__(nn.Dropout(0.3))
+        self.p = nn.Parameter(torch.randn(4, 5))
+
+    def forward(self, x):
+        x = x + self.odd(self.p).mean(0)
+        return self.last(nn.functional.dropout(x, 0.1, self.training))
+
+
+def test_noise_on_parameters():
+    report = audit(Learned(), (X, Y), "squared")
+    assert [(n.name, n.drop_prob) for n in report.noises] == [("odd", 0.3), ("", None)]
+
+
+def test_what_only_looks_like_noise_is_not_named():
+    class Off(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.last, self.drop_path = nn.Linear(5, 3), nn.Identity()
+
+        def forward(self, x):
+            return self.last(
+                nn.functional.dropout(self.drop_path(x), 0.5, training=False)
+            )
+
+    assert "forward" not in dict(audit(Off(), [(X, Y)], "squared").skipped)
+
+
+def test_noise_inside_torch_transformers_is_on(digits):
+    """torch's fast path in evaluation mode would skip the dropout layers."""
+    x, y = digits
+    torch.manual_seed(0)
+    model = Transformer()
+    report = audit(model, batches(x, y), "cross_entropy", passes=200)
+    with torch.no_grad():
+        model.train()
+        losses = [float(nn.functional.nll_loss(model(x), y)) for _ in range(100)]
+    error = np.hypot(np.std(losses) / 10, report.objective_error)
+    assert abs(report.objective - np.mean(losses)) <= 5 * error
+    assert min(noise.penalty_error for noise in report.noises) > 0
+
+
+def test_sampled_terms_within_their_error():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(5, 16),
+        nn.ReLU(),
+        nn.Dropout(0.3),
+        nn.Linear(16, 16),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(16, 3),
+    )
+    x, y = numbers(400)
+    report = audit(model, batches(x, y), "squared", seed=1)
+    with torch.no_grad():
+        values = [
+            float(((model.train()(x) - y) ** 2).sum(1).mean()) for _ in range(300)
+        ]
+    truth, error = np.mean(values), np.std(values) / np.sqrt(len(values))
+    assert abs(report.objective - truth) <= 5 * np.hypot(error, report.objective_error)
+    assert not report.noises[0].exact
+    assert report.noises[1].exact
+
+
+def test_layers_that_drop_nothing_add_nothing():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(5, 8),
+        nn.Dropout(0.0),
+        nn.Tanh(),
+        nn.Dropout(0.4),
+        nn.Linear(8, 3),
+        nn.Tanh(),
+    )
+    x, y = numbers()
+    silent, loud = audit(model, (x, y), "squared").noises
+    assert (silent.penalty, silent.penalty_error) == (0, 0)
+    assert loud.penalty > 0
+
+
+def test_sampled_rows_are_spread_over_the_data():
+    """Sorted data: the rows at the end have a penalty a hundred times that of those before."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(2, 1), nn.Tanh())
+    x = torch.cat([torch.full((9000, 2), 0.1), torch.ones(9000, 2)])
+    data = batches(x, torch.zeros(18000, 1), size=300)
+    known = audit(model, data, "squared")
+    first = audit(model, (pair for pair in data), "squared")
+    assert known.noises[0].penalty > 5 * abs(first.noises[0].penalty)
+
+
+@pytest.mark.parametrize(
+    "coin", [random.random, np.random.rand, lambda: torch.rand(())]
+)
+def test_a_seed_decides_what_is_sampled_from_any_global_generator(coin):
+    torch.manual_seed(0)
+    model = Uses(Foreign(coin))
+    first, again = (
+        [audit(model, [(X, Y)] * 9, "squared", seed=i).objective for i in range(4)]
+        for _ in range(2)
+    )
+    assert first == again
+    assert len(set(first)) > 1
+
+
+def test_the_price_is_bounded_and_errors_stand_beside_sampled_numbers():
+    calls = []
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *(
+            layer
+            for _ in range(40)
+            for layer in (nn.Linear(8, 8), nn.Tanh(), nn.Dropout(0.2))
+        ),
+        nn.Linear(8, 3),
+    )
+    model.register_forward_hook(lambda module, args, output: calls.append(len(output)))
+    x, y = torch.randn(4000, 8), torch.randint(3, (4000,))
+    report = audit(model, batches(x, y, size=500), "cross_entropy")
+    assert sum(calls) <= 30 * len(x)
+    assert len(report.noises) == 40
+    assert all(n.penalty_error > 0 for n in report.noises)
+    del calls[:]
+    audit(model, batches(x, y, size=500), "cross_entropy", passes=10)
+    assert sum(calls) <= 10 * len(x)
+
+
+def test_shared_dropout_modules_are_sampled_not_taken_for_exact():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.drop = (
+                nn.Linear(5, 8),
+                nn.Linear(8, 3),
+                nn.Dropout(0.4),
+            )
+
+        def forward(self, x):
+            return self.b(self.drop(torch.relu(self.a(self.drop(x)))))
+
+    torch.manual_seed(0)
+    model, (x, y) = Twice(), numbers(400)
+    report = audit(model, batches(x, y), "squared")
+    (noise,) = report.noises
+    assert not noise.exact
+    with torch.no_grad():
+        values = [
+            float(((model.train()(x) - y) ** 2).sum(1).mean()) for _ in range(200)
+        ]
+    error = np.hypot(np.std(values) / np.sqrt(200), report.objective_error)
+    assert abs(np.mean(values) - report.objective) <= 5 * error
+    assert report.head.lower_bound < report.objective

@@ -1,0 +1,509 @@
+"""compress as a whole: options, data and targets, recovery, the report, and mistakes."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from compress_zoo import Heads, build, mlp
+from torch import nn
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from overt import InputError
+from overt.nn import compress
+
+
+def batches(inputs, classes=3, count=2, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        (*inputs, torch.randint(classes, (len(inputs[0]),), generator=generator))
+        for _ in range(count)
+    ]
+
+
+class Interrupting:
+    """Cross-entropy during whose n-th call Ctrl-C is pressed."""
+
+    def __init__(self, n):
+        self.left = n
+
+    def __call__(self, output, y):
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+        return functional.cross_entropy(output, y)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"keep": 0}, r"keep must be a finite number above 0"),
+        ({"keep": 1.5}, r"keep must be a number in \(0, 1\]"),
+        ({"keep": True}, r"keep must be a number in \(0, 1\]"),
+        ({"keep": {"nine": 0.5}}, "got nine; there are 0, 4, 7"),
+        ({"keep": {"0": 2}}, r"keep\['0'\] must be"),
+        ({"keep": {"2": 0.5}}, "that have units, got 2; there are 0, 4, 7"),
+        (
+            {"data": [(torch.randn(3, 5), torch.ones(3), torch.ones(3))]},
+            "a tuple of Tensor, Tensor, Tensor",
+        ),
+        ({"data": [(torch.randn(3, 5), torch.full((3,), 9))]}, "does not fit outputs"),
+        (
+            {"data": [(torch.randn(3, 2), torch.ones(3).long())]},
+            r"batch 1 of data.*\(3, 2\)",
+        ),
+        ({"data": [torch.randn(3, 2)], "by": "flow"}, r"batch 1 of data.*\(3, 2\)"),
+        ({"data": [torch.full((3, 5), torch.nan)], "by": "flow"}, "must be finite"),
+        ({"by": "magic"}, "by must be one of"),
+        ({"data": None}, "pass data"),
+        ({"data": iter([])}, "must not be an iterator"),
+        ({"data": []}, "at least one batch"),
+        ({"data": [(torch.randn(3, 5),)]}, "pairs"),
+        ({"data": torch.randn(3, 5)}, "data must be a pair of arrays or give batches"),
+        ({"data": [("a", "b")]}, "targets must be a tensor, got str"),
+        ({"example": torch.randn(2, 7)}, r"example: the model cannot be run.*\(2, 7\)"),
+        ({"example": [1.0]}, "example must be a tensor"),
+        ({"example": torch.zeros(0, 5)}, "at least one"),
+        ({"model": torch.relu}, "torch.nn.Module"),
+        ({"draws": 0}, "draws must be at least 1"),
+        ({"loss": "hinge"}, "loss must be one of"),
+        ({"recover": 3, "data": None, "by": "flow"}, "recover needs data"),
+        ({"of": "size"}, "of must be one of"),
+        ({"of": "units", "by": "spectrum"}, "removes no units"),
+        ({"keep": float("nan")}, "keep must be"),
+        ({"data": (torch.eye(5).to_sparse(), torch.zeros(5).long())}, "must be dense"),
+        ({"model": nn.LazyLinear(3)}, "weight has no values"),
+        ({"model": nn.Linear(5, 3, device="meta")}, "weight has no values"),
+        ({"example": torch.full((2, 5), torch.nan)}, "returns NaN"),
+        (
+            {"data": (torch.full((4, 5), torch.nan), torch.zeros(4).long())},
+            "must be finite",
+        ),
+        ({"data": (torch.randn(4, 5), torch.zeros(3).long())}, "a target for each row"),
+        (
+            {"data": (torch.randn(4, 5), torch.zeros(4, 7))},
+            "does not fit outputs|shape",
+        ),
+    ],
+)
+def test_mistakes_are_named(change, message):
+    x = torch.randn(6, 5)
+    given = {
+        "model": mlp(),
+        "keep": 0.5,
+        "example": x,
+        "data": batches((x,)),
+        "by": "mask",
+    }
+    with pytest.raises(InputError, match=message):
+        compress(**{**given, **change})
+
+
+def test_one_hot_targets_of_cross_entropy():
+    x, y = torch.randn(60, 5), torch.arange(60) % 3
+    rows = nn.functional.one_hot(y)
+    model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
+    found = [
+        compress(model, 0.5, x[:2], [(x, target)], "mask", loss="cross_entropy")[1]
+        for target in (y, rows, rows.float())
+    ]
+    assert len({report.after.accuracy for report in found}) == 1
+    assert (
+        found[1].after.loss == found[2].after.loss == pytest.approx(found[0].after.loss)
+    )
+
+
+def test_two_shares_for_tied_layers_are_refused():
+    model, inputs = build("residual")
+    with pytest.raises(InputError, match="added"):
+        compress(model, {"stem": 0.5, "blocks.0.conv2": 0.25}, *inputs, by="flow")
+
+
+def test_modes_randomness_and_seeds():
+    model, inputs = build("mlp")
+    model.train()
+    model[1].eval()
+    state = torch.random.get_rng_state()
+
+    def draw(seed):
+        return compress(
+            model, 0.5, *inputs, batches(inputs), "mask", draws=3, seed=seed
+        )
+
+    small, report = draw(0)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert [m.training for m in small.modules()] == [
+        m.training for m in model.modules()
+    ]
+    again, other = draw(0)[0], draw(1)[1]
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(small.parameters(), again.parameters(), strict=True)
+    )
+    assert not np.array_equal(report.losses, other.losses)
+
+
+def test_recovery_keeps_the_best_state_and_interruptions_keep_what_there_is():
+    torch.manual_seed(0)
+    x = torch.randn(300, 5)
+    y = (x @ torch.randn(5, 3)).argmax(1)
+    model, loader = mlp(), [(x, y)]
+    plain = compress(model, 0.5, x, loader, "flow")[1]
+    recovered = compress(model, 0.5, x, loader, "flow", recover=40, learning_rate=0.01)[
+        1
+    ]
+    assert recovered.after.loss < plain.after.loss
+    assert recovered.after.loss == pytest.approx(recovered.recovery.min(), rel=1e-5)
+    wild = compress(model, 0.5, x, loader, "flow", recover=4, learning_rate=1e4)[1]
+    assert wild.after.loss <= plain.after.loss * (1 + 1e-6)
+    for calls, judged in ((5, 3), (2, 0)):  # the first call judges the whole network
+        loss = Interrupting(calls)
+        if not judged:
+            with pytest.raises(KeyboardInterrupt):
+                compress(model, 0.5, x, loader, "mask", draws=20, loss=loss)
+            continue
+        small, report = compress(model, 0.5, x, loader, "mask", draws=20, loss=loss)
+        assert report.status == "interrupted"
+        assert len(report.losses) == judged
+        assert small(x).shape == (300, 3)
+
+
+def test_regression_and_other_losses():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(5, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1)
+    )
+    x = torch.randn(60, 5)
+    _, report = compress(model, 0.5, x, [(x, torch.randn(60))], "mask", draws=2)
+    assert report.after.accuracy is None
+    _, report = compress(model, 0.5, x, [(x, torch.randint(2, (60,)))], "mask", draws=2)
+    assert report.after.accuracy is not None
+    absolute = lambda output, y: (output[:, 0] - y).abs().mean()  # noqa: E731
+    _, report = compress(
+        model, 0.5, x, [(x, torch.randn(60))], "mask", draws=2, loss=absolute
+    )
+    assert report.after.loss == pytest.approx(float(report.losses.min()), rel=1e-5)
+
+
+def test_auto_takes_what_measures_best_of_what_is_small_enough():
+    torch.manual_seed(0)
+    x = torch.randn(400, 5)
+    y = (x @ torch.randn(5, 3)).argmax(1)
+    model = mlp()
+    found = {
+        by: compress(model, 0.5, x, (x, y), by, draws=4)[1] for by in ("flow", "auto")
+    }
+    auto = found["auto"]
+    tried = dict(auto.tried)
+    assert set(tried) == {"flow", "spectrum"}
+    assert tried["flow"] == pytest.approx(found["flow"].after.loss, rel=1e-6)
+    assert auto.by == min(tried, key=tried.get)
+    assert auto.after.loss == pytest.approx(min(tried.values()), rel=1e-6)
+    assert auto.reached <= 1.05 * 0.5
+    assert found["flow"].tried == ()
+
+
+def test_auto_recovers_one_way_and_that_is_narrowing():
+    torch.manual_seed(0)
+    x = torch.randn(400, 5)
+    y = (x @ torch.randn(5, 3)).argmax(1)
+    model, steps = mlp(), {"recover": 30, "learning_rate": 0.01}
+    before = [p.clone() for p in model.parameters()]
+    report, flow = (
+        compress(model, 0.5, x, (x, y), by, **steps)[1] for by in ("auto", "flow")
+    )
+    tried = dict(report.tried)
+    for by in ("flow", "spectrum"):
+        assert tried[by] == compress(model, 0.5, x, (x, y), by)[1].after.loss
+    assert report.by == "flow"
+    assert report.after.loss == flow.after.loss < tried["flow"]
+    assert len(report.recovery)
+    assert all(map(torch.equal, before, model.parameters()))
+
+
+@pytest.mark.parametrize("by", ["flow", "spectrum"])
+def test_normalizations_take_the_statistics_of_the_smaller_network(by):
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(5, 64),
+        nn.BatchNorm1d(64),
+        nn.ReLU(),
+        nn.Linear(64, 32),
+        nn.BatchNorm1d(32, momentum=0.3),
+        nn.ReLU(),
+        nn.Linear(32, 3),
+    )
+    x = torch.randn(200, 5)
+    for _ in range(20):
+        model(x)
+    y = model.eval()(x).argmax(1)
+    small, report = compress(model, 0.25, x, (x, y), by)
+    norm = small[4]
+    given = small[:4](x)
+    torch.testing.assert_close(norm.running_mean, given.mean(0), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(norm.running_var, given.var(0), rtol=1e-2, atol=1e-2)
+    assert norm.momentum == 0.3
+    few = compress(model, 0.25, x, (x[:20], y[:20]), by)[0][4]  # too few rows to tell
+    assert float((few.running_mean - small[4].running_mean).norm()) > 1e-3
+    assert report.output_change == pytest.approx(
+        ((small(x) - model(x)).norm() / model(x).norm()).item(), rel=1e-4
+    )
+
+
+def test_an_example_that_requires_gradients_warns_of_nothing():
+    x = torch.randn(3, 4, requires_grad=True)
+    assert compress(nn.Identity(), 0.5, x)[1].output_change == 0
+
+
+def test_auto_does_without_targets_and_without_data():
+    """A layer of rank 2 loses nothing as a product; its units are all needed."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(40, 40), nn.Tanh(), nn.Linear(40, 40), nn.Tanh())
+    with torch.no_grad():
+        for layer in (model[0], model[2]):
+            layer.weight.copy_(torch.randn(40, 2) @ torch.randn(2, 40))
+    x = torch.randn(100, 40)
+    for data in (None, [x]):
+        _, report = compress(model, 0.5, x, data)
+        assert report.by == "spectrum"
+        assert dict(report.tried)["spectrum"] < 1e-3 < dict(report.tried)["flow"]
+        assert "mask" not in dict(report.tried)
+    noisy = model(x).detach() + torch.randn(
+        100, 40
+    )  # what has lost nothing is recovered as it is
+    assert compress(model, 0.5, x, (x, noisy), recover=1)[1].by == "spectrum"
+    _, named = compress(model, {"0": 0.5}, x)
+    assert (named.by, [c.layers for c in named.changes]) == ("flow", [("0",)])
+    assert (
+        compress(nn.Sequential(nn.Linear(2, 2)), 0.5, torch.randn(3, 2))[1].changes
+        == ()
+    )
+
+
+def test_inputs_by_name_and_arrays():
+    model, inputs = build("two-inputs")
+    named = dict(zip("xy", inputs, strict=True))
+    y = np.arange(6) % 3
+    by_place = compress(model, 0.5, inputs, (inputs, y), "flow")
+    by_name = compress(model, 0.5, named, [(named, y)], "flow")
+    torch.testing.assert_close(by_place[0](*inputs), by_name[0](**named))
+    assert by_place[1].after.loss == by_name[1].after.loss
+    array = np.random.default_rng(0).random((6, 5))
+    assert compress(mlp(), 0.5, array, (array, y), "flow")[1].after.loss is not None
+
+
+def test_the_report_speaks():
+    model, inputs = build("mlp")
+    _, report = compress(
+        model, 0.5, *inputs, batches(inputs), "mask", of="units", draws=2
+    )
+    text = str(report)
+    for word in (
+        "parameters",
+        "multiply-adds",
+        "latency",
+        "accuracy",
+        "0: units 16 -> 8",
+        "7: the",
+    ):
+        assert word in text
+    plain = report.to_dict()
+    assert plain["before"]["parameters"] == 5 * 16 + 16 + 32 + 16 * 12 + 12 + 12 * 3 + 3
+    assert plain["after"]["parameters"] == 5 * 8 + 8 + 16 + 8 * 6 + 6 + 6 * 3 + 3
+    assert plain["before"]["multiply_adds"] == 5 * 16 + 16 * 12 + 12 * 3
+    assert plain["changes"][0]["layers"] == ["0"]
+    assert report.speedup > 0
+
+
+def cnn():
+    return nn.Sequential(
+        nn.Conv2d(1, 24, 3),
+        nn.BatchNorm2d(24),
+        nn.ReLU(),
+        nn.Conv2d(24, 32, 3, groups=4),
+        nn.ReLU(),
+        nn.Conv2d(32, 32, 3),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(128, 30),
+        nn.ReLU(),
+        nn.Linear(30, 3),
+    )
+
+
+@pytest.mark.parametrize("with_data", [False, True])
+@pytest.mark.parametrize("by", ["flow", "spectrum", "auto"])
+@pytest.mark.parametrize("of", ["parameters", "multiply_adds"])
+def test_keep_is_met_whatever_data_is_given(of, by, with_data):
+    torch.manual_seed(0)
+    x, y = torch.randn(40, 1, 8, 8), torch.randint(3, (40,))
+    for model, given in ((cnn(), x), (Heads("fused", 32, 8), torch.randn(40, 6, 32))):
+        small, report = compress(
+            model, 0.37, given[:2], (given, y) if with_data else None, by, of=of
+        )
+        if by == "spectrum" and isinstance(
+            model, nn.Sequential
+        ):  # its groups stay whole
+            assert report.met or "layers are left whole" in report.shortfall
+        else:
+            assert 0.95 * 0.37 <= report.reached <= 1.05 * 0.37
+            assert report.met
+        counted = []
+        for net in (model.eval(), small.eval()):
+            math = sdpa_kernel(SDPBackend.MATH)
+            with FlopCounterMode(display=False) as counter, torch.no_grad(), math:
+                net(given[:2])
+            sizes = (
+                sum(p.numel() for p in net.parameters()),
+                counter.get_total_flops() / 4,
+            )
+            counted.append(sizes[of == "multiply_adds"])
+        assert counted[1] / counted[0] == pytest.approx(report.reached)
+        assert getattr(report.before, of) == counted[0]
+
+
+def test_what_is_not_met_is_said():
+    _, report = compress(
+        nn.Sequential(nn.Linear(9, 9)), 0.01, torch.randn(2, 9), by="flow"
+    )
+    assert (report.met, report.reached) == (False, 1.0)
+    assert "keep=0.01 of the parameters is not reached, 1 is left" in report.shortfall
+    assert report.shortfall in str(report)
+    _, report = compress(cnn(), 0.001, torch.randn(2, 1, 8, 8), by="flow")
+    assert not report.met
+
+
+def test_a_silent_head_has_a_change_that_is_a_number():
+    model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
+    for parameter in model[2].parameters():
+        nn.init.zeros_(parameter)
+    _, report = compress(model, 0.5, torch.randn(4, 5))
+    assert report.output_change == 0
+
+
+@dataclass
+class Answer:
+    logits: torch.Tensor
+
+
+class Answers(nn.Module):
+    def __init__(self, wrap):
+        super().__init__()
+        self.wrap, self.inner = (
+            wrap,
+            nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 3)),
+        )
+
+    def forward(self, x):
+        return self.wrap(self.inner(x))
+
+
+@pytest.mark.parametrize(
+    ("wrap", "pick"),
+    [
+        (lambda o: {"logits": o, "other": o}, lambda o: o["logits"]),
+        (lambda o: (o, o), lambda o: o[0]),
+        (Answer, lambda o: o.logits),
+    ],
+    ids=["dict", "tuple", "dataclass"],
+)
+def test_outputs_that_are_no_tensor(wrap, pick):
+    torch.manual_seed(0)
+    model, x, y = Answers(wrap), torch.randn(30, 5), torch.randint(3, (30,))
+    _, report = compress(model, 0.5, x, (x, y), output=pick)
+    _, plain = compress(model.inner, 0.5, x, (x, y))
+    assert report.after.loss == pytest.approx(plain.after.loss, rel=1e-5)
+    assert compress(model, 0.5, x, by="flow")[1].met  # nothing is judged
+    with pytest.raises(InputError, match="say which output counts"):
+        compress(model, 0.5, x, (x, y))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_scripted_models_are_refused():
+    with pytest.raises(InputError, match="scripted"):
+        compress(torch.jit.script(nn.Linear(5, 3)), 0.5, torch.randn(2, 5))
+
+
+def test_sizes_are_torchs_count_and_measuring_changes_nothing():
+    model = nn.Sequential(
+        nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)
+    ).train()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    small, report = compress(model, 0.5, x := torch.randn(4, 6), by="flow")
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+    assert small.training
+    for net, size in ((model, report.before), (small, report.after)):
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            net.eval()(x)
+        assert size.multiply_adds == counter.get_total_flops() // 8
+        assert size.latency > 0
+
+
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.up = nn.Linear(8, 32)
+        self.down = nn.Linear(32, 8)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        h = x + self.attention(x, x, x, need_weights=False)[0]
+        return self.head((h + self.down(torch.relu(self.up(h)))).mean(1))
+
+
+def test_recovery_trains_the_attention_that_is_returned():
+    torch.manual_seed(0)
+    model = Encoder()
+    x, y = torch.randn(64, 5, 8), torch.randint(3, (64,))
+    small, report = compress(
+        model, {"up": 0.5}, x[:4], (x, y), by="flow", recover=30, learning_rate=1e-2
+    )
+    before = model.attention.out_proj.weight
+    assert not torch.equal(small.attention.out_proj.weight, before)
+    with torch.no_grad():
+        loss = float(functional.cross_entropy(small.eval()(x), y))
+    assert report.after.loss == pytest.approx(loss, rel=1e-5)
+    assert report.after.loss == pytest.approx(report.recovery.min(), rel=1e-5)
+
+
+def bits(dtype):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 1))
+    x = torch.randn(300, 4)
+    return net, x, (x[:, :1] > 0).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
+def test_the_loss_that_was_guessed_is_named_and_bits_are_not_numbers(dtype):
+    net, x, y = bits(dtype)
+    _, report = compress(
+        net, 0.5, x[:4], (x, y if dtype.is_floating_point else y[:, 0])
+    )
+    with torch.no_grad():
+        expected = functional.binary_cross_entropy_with_logits(net(x), y.float())
+    assert report.loss == "logistic"
+    assert report.loss_guessed
+    assert report.before.loss == pytest.approx(float(expected), rel=1e-5)
+    assert "logistic, guessed from the targets" in str(report)
+
+
+def test_a_loss_that_was_given_is_named_and_not_guessed():
+    net, x, y = bits(torch.float32)
+    _, report = compress(net, 0.5, x[:4], (x, y), loss="mse")
+    assert (report.loss, report.loss_guessed) == ("mse", False)
+    assert "guessed" not in str(report)
+
+
+def test_labels_of_a_dict_loader_judge_the_network():
+    net, x, y = bits(torch.int64)
+    batches = [
+        {"input": x[i : i + 50], "labels": y[i : i + 50, 0]} for i in range(0, 300, 50)
+    ]
+    _, report = compress(net, 0.5, {"input": x[:4]}, batches, by="flow")
+    with torch.no_grad():
+        right = ((net(x) > 0) == (y == 1)).double().mean()
+    assert report.before.accuracy == pytest.approx(float(right))
+    assert report.before.loss is not None
