@@ -70,7 +70,7 @@ _HOME = {
     "mc_moments": "overt.nn.moments.monte_carlo",
     "predictive_moments": "overt.nn.moments.predictive",
     "save_compressed": "overt.nn.compression",
-    "schedules": "overt.nn.layers",
+    "schedules": "overt.nn.layers.schedules",
     "without_noise": "overt.nn.training",
 }
 
@@ -108,7 +108,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'overt.nn' has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+    home = import_module(_HOME[name])
+    return home if home.__name__.endswith(f".{name}") else getattr(home, name)
 
 
 def __dir__() -> list[str]:
