@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 
 from benchmarks import attack_networks, attack_training
 from benchmarks.harness import Table, verdict
-from overt.robust import L1, L2, PGD, Effective, Linf, Threat, strongest
+from overt.robust import L1, L2, PGD, Linf, Threat, strongest
 
 STEPS, POINTS, ROUNDS, BOUNDS = 50, 1000, 15, (0.0, 1.0)
 THREATS = (L2(2.0, BOUNDS), L2(1.0, BOUNDS), Linf(0.1, BOUNDS), Linf(0.05, BOUNDS))
@@ -273,25 +273,13 @@ def _speed() -> Table:
     x, y = _points()
     model = _scaled(_trained(5), 1)
     threat = L2(2.0, BOUNDS)
-    never = Effective(1e9)  # nobody leaves: every step takes all points
     bars = {
         "overt PGD": 1.0,
         "overt PGD, nobody leaves": 1.05,
-        "overt PGD, greedy, nobody leaves": 1.05,
     }
     mine = {
         "overt PGD": PGD(threat, steps=STEPS),
-        "overt PGD, nobody leaves": PGD(threat, steps=STEPS, criterion=never),
-        "overt PGD, greedy, nobody leaves": PGD(
-            threat, steps=STEPS, criterion=never, loss="reflected_greedy"
-        ),
-        "overt PGD, greedy, halving, nobody leaves": PGD(
-            threat,
-            steps=STEPS,
-            criterion=never,
-            loss="reflected_greedy",
-            schedule="halving",
-        ),
+        "overt PGD, nobody leaves": PGD(threat, steps=STEPS, early_exit=False),
     }
     calls: dict[str, Callable[[], object]] = {
         name: lambda attack=attack: attack(model, x, y, warn=False)

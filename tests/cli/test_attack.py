@@ -60,12 +60,12 @@ def test_the_command_measures_plots_and_saves(given):
     printed = json.loads(result.stdout)
     stored = json.loads((out / "attack.json").read_text())
     assert stored.pop("checksum")
-    assert "smallest" not in printed  # lists of single points only if asked for
+    assert "success" not in printed  # lists of single points only if asked for
     assert printed == {
-        k: v for k, v in stored.items() if k not in ("smallest", "proved")
+        k: v for k, v in stored.items() if k not in ("success", "proved")
     }
     again = CliRunner().invoke(app, [*arguments, "--per-point"])
-    assert len(json.loads(again.stdout)["smallest"]) == 60
+    assert len(json.loads(again.stdout)["success"]) == 60
     assert RobustError.load(out / "attack.json").value == printed["value"]
     run = printed["run"]
     assert (run["norm"], run["radius"], run["budget"], run["seed"]) == (
@@ -190,7 +190,7 @@ def test_the_command_takes_what_training_saves(tmp_path, form):
     found = json.loads((tmp_path / "out" / "attack.json").read_text())
     assert found["clean"] == 0
     assert 0 < found["value"] <= 1 - np.mean(found["proved"]) + 1e-9
-    assert (tmp_path / "out" / "examples.png").stat().st_size > 1000
+    assert (tmp_path / "out" / "attack.png").stat().st_size > 1000
     targeted = CliRunner().invoke(app, [*words, "--target", "1", "--restarts", "2"])
     assert isinstance(targeted.exception, InputError)  # nothing certifies targets
 

@@ -1007,7 +1007,7 @@ ROBUST = {
             ),
             {"radius": (n, 0.5)},
         )
-        for kind in ("L1", "L2", "Linf", "L0")
+        for kind in ("L1", "L2", "Linf")
     },
     "robust.bounds": Row(
         lambda bounds: robust.L2(0.5, bounds).radius, {"bounds": (t, (-1.0, 1.0))}
@@ -1064,12 +1064,10 @@ ROBUST = {
         unique=False,
     ),
     "robust.minimum_distance": Row(
-        lambda model, x, y, steps, rivals: (
-            robust.minimum_distance(
-                model, x, y, BALL, steps=steps, rivals=rivals
-            ).distance
+        lambda model, x, y, steps: (
+            robust.minimum_distance(model, x, y, BALL, steps=steps).distance
         ),
-        GOOD | {"steps": (c, 3), "rivals": (c, 1)},
+        GOOD | {"steps": (c, 3)},
         warns=".",
         unique=False,
         infinite=True,
@@ -1108,39 +1106,17 @@ ROBUST = {
         unique=False,
         infinite=True,
     ),
-    "robust.Targeted": Row(
-        lambda target: (
-            robust.FGSM(BALL, criterion=robust.Targeted(target))(NET, BATCH, LABELS).x
-        ),
+    "robust.PGD of a target": Row(
+        lambda target: robust.FGSM(BALL, target=target)(NET, BATCH, LABELS).x,
         {"target": (t, 1)},
         warns=".",
         unique=False,
     ),
-    "robust.Effective": Row(
-        lambda beta: (
-            robust.FGSM(BALL, criterion=robust.Effective(beta))(NET, BATCH, LABELS).x
-        ),
-        {"beta": (n, 0.5)},
-        warns=".",
-        unique=False,
-    ),
-    "robust.Deviates": Row(
-        lambda by: (
-            robust.FGSM(BALL, criterion=robust.Deviates(by))(
-                NET, BATCH, torch.zeros(6, 2)
-            ).x
-        ),
-        {"by": (n, 0.5)},
-        warns=".",
-        unique=False,
-    ),
     "robust.ReflectedAll": Row(
-        lambda top, among: (
-            robust.FGSM(BALL, loss=robust.ReflectedAll(top, among))(
-                NET, BATCH, LABELS
-            ).x
+        lambda top: (
+            robust.FGSM(BALL, loss=robust.ReflectedAll(top=top))(NET, BATCH, LABELS).x
         ),
-        {"top": (c, 1), "among": (c, 1)},
+        {"top": (c, 1)},
         warns=".",
         unique=False,
     ),
@@ -1193,12 +1169,10 @@ EXCLUDED = {
     "noise.Noise": "abstract",
     "spectral.SpectralNorm": "abstract",
     "robust.Attack": "abstract",
-    "robust.Criterion": "abstract",
     "robust.Loss": "abstract",
     "robust.Threat": "abstract",
     "robust.LOSSES": "a table",
     "robust.RobustnessWarning": "a warning",
-    "robust.Misclassified": "takes no argument",
     "papers.PAPERS": "a table",
     "papers.Evidence": "made by checks",
     "papers.Item": "made by statement",

@@ -474,7 +474,7 @@ MORE = {
                 radius=0.5,
                 bounds=(-3.0, 3.0),
             )
-            for kind in ("L0", "L1", "L2", "Linf")
+            for kind in ("L1", "L2", "Linf")
         },
         **{
             f"robust.{kind} whole": whole(
@@ -556,17 +556,11 @@ MORE = {
             robust.TrainingConfig,
             shown=lambda c: c.beta,
             beta=6.0,
-            clean_fraction=0.0,
             step_scheduler_each="epoch",
-            autocast=None,
-            scaler=None,
-            checkpoint_every=0,
-            on_epoch=None,
         ),
         "robust.smoothed whole": whole(
             robust.smoothed, model=MODEL, x=X, noise=0.25, draws=10, guesses=5
         ),
-        "robust.MinimumDistance.errors": whole(NEAR.errors, radii=[0.1, 0.5]),
         "robust.Smoothed.errors": whole(SMOOTH.errors, y=Y.numpy(), radii=[0.1, 0.5]),
         "robust.exact.two_layer": whole(
             exact.two_layer,

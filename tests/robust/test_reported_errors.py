@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import itertools
 
 import numpy as np
 import pytest
@@ -21,7 +20,6 @@ from overt.robust import (  # noqa: E402
     PGD,
     Linf,
     Square,
-    Targeted,
     adversarial_train,
     exact,
     minimum_distance,
@@ -207,23 +205,18 @@ def test_hard_labels_were_called_probabilities():
     assert not any("probabilities" in text for text in found.warnings)
 
 
-@pytest.mark.parametrize("noise", [0.02, 0.1])
-def test_the_nearest_failure_of_a_random_model_was_never_found(noise):
-    """The majority of samples flips where the mean does: at the distance without noise."""
+def test_the_nearest_failure_of_a_random_model_was_that_of_a_lucky_sample():
+    """What a single sample finds nearest means nothing: random models are refused."""
     torch.manual_seed(0)
     weight = torch.randn(2, 6)
-
-    def model(v):
-        return (v + noise * torch.randn_like(v)) @ weight.T
-
     x = torch.randn(40, 6)
     y = (x @ weight.T).argmax(1)
-    found = minimum_distance(model, x, y, L2(10.0), steps=30)
-    plain = minimum_distance(lambda v: v @ weight.T, x, y, L2(10.0), steps=30)
-    assert found.success.float().mean() > 0.9
-    both = found.success & (plain.distance > 0.3)
-    ratio = (found.distance / plain.distance)[both]
-    assert 0.8 < float(ratio.median()) < 1.5  # a random boundary is not sharp
+
+    def model(v):
+        return (v + 0.1 * torch.randn_like(v)) @ weight.T
+
+    with pytest.raises(InputError, match="must not be random"):
+        minimum_distance(model, x, y, L2(10.0), steps=30)
 
 
 @pytest.mark.parametrize(("amplitude", "frequency"), [(0.02, 200), (0.02, 300)])
@@ -325,29 +318,6 @@ def test_a_proved_bound_on_the_lead_was_exceeded():
         assert lead <= found.bound[i] + 1e-9
 
 
-def test_halved_steps_stayed_long_in_training():
-    """With steps that never shorten the last iterate overshoots the maximum for ever."""
-    lengths = []
-
-    class Bowl(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.scale = nn.Parameter(torch.ones(1))
-
-        def forward(self, v):
-            if v.requires_grad:
-                lengths.append(v.detach().clone())
-            height = -((v - 0.05) ** 2).sum(1, keepdim=True) * self.scale
-            return torch.cat([torch.zeros_like(height), height], 1)
-
-    x, y = torch.zeros(4, 2), torch.zeros(4, dtype=torch.long)
-    attack = PGD(Linf(0.3), steps=40, schedule="halving", loss="margin")
-    adversarial_train(Bowl(), (x, y), attack, epochs=1, batch_size=4)
-    moves = [float((b - a).abs().max()) for a, b in itertools.pairwise(lengths)]
-    assert moves[0] > 0.05
-    assert max(moves[-8:]) < 0.05
-
-
 def test_a_target_was_ignored_in_training():
     seen = []
 
@@ -361,7 +331,7 @@ def test_a_target_was_ignored_in_training():
             seen.append(v.detach().clone())
             return self.layer(v)
 
-    attack = PGD(L2(0.5), steps=3, criterion=Targeted(2), loss="margin")
+    attack = PGD(L2(0.5), steps=3, target=2, loss="margin")
     adversarial_train(
         Watched(), (torch.zeros(4, 2), torch.zeros(4).long()), attack, epochs=1
     )

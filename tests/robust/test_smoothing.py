@@ -110,31 +110,21 @@ def test_the_limit_covers_as_often_as_it_says():
     found = smoothed(halfspace([1.0]), x, 1.0, draws=50, guesses=5, confidence=0.8)
     wrong = float(np.mean(found.lower > p))
     assert wrong <= 0.2 + 5 * (0.2 * 0.8 / 200) ** 0.5
-    together = smoothed(
-        halfspace([1.0]), x, 1.0, draws=50, guesses=5, confidence=0.8, jointly=True
-    )
-    assert (together.lower < found.lower).all()
-    assert float(np.mean(together.lower > p)) <= 0.02
 
 
 @pytest.mark.parametrize("confidence", [0.9, 0.999])
 def test_the_limit_of_a_class_that_is_always_seen_is_exact(confidence):
-    """All of n draws: p^n >= 1 - confidence bounds p from one side, for each or for all points."""
+    """All of n samples: p^n >= 1 - confidence bounds p from one side."""
     x = torch.ones(4, 2, dtype=torch.float64)
-    for jointly, parts in ((False, 1), (True, 4)):
-        found = smoothed(
-            lambda v: torch.stack([0 * v[:, 0], 0 * v[:, 0] + 1], 1),
-            x,
-            0.5,
-            draws=60,
-            confidence=confidence,
-            jointly=jointly,
-        )
-        limit = ((1 - confidence) / parts) ** (1 / 60)
-        np.testing.assert_allclose(found.lower, limit, rtol=1e-9)
-        np.testing.assert_allclose(
-            found.radius, 0.5 * NormalDist().inv_cdf(limit), rtol=1e-9
-        )
+
+    def second(v):
+        return torch.stack([0 * v[:, 0], 0 * v[:, 0] + 1], 1)
+
+    found = smoothed(second, x, 0.5, draws=60, confidence=confidence)
+    limit = (1 - confidence) ** (1 / 60)
+    np.testing.assert_allclose(found.lower, limit, rtol=1e-9)
+    radius = 0.5 * NormalDist().inv_cdf(limit)
+    np.testing.assert_allclose(found.radius, radius, rtol=1e-9)
 
 
 def test_results_are_kept_and_shares_follow_the_classes(tmp_path):

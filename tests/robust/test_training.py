@@ -1,15 +1,23 @@
-import shutil
-
 import numpy as np
 import pytest
 import torch
 from robust_cases import blobs
 from torch import nn
+from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from overt import InputError
 from overt.results import Status
-from overt.robust import L2, PGD, Linf, TrainingConfig, adversarial_train, strongest
+from overt.robust import (
+    FGSM,
+    L2,
+    PGD,
+    Linf,
+    Square,
+    TrainingConfig,
+    adversarial_train,
+    strongest,
+)
 
 ATTACK = PGD(L2(0.2, (0.0, 1.0)), steps=5)
 
@@ -53,14 +61,12 @@ def test_adversarial_training_makes_the_network_more_robust():
     assert accuracy["robust"] > accuracy["standard"] + 0.1
 
 
-@pytest.mark.parametrize("every", [0, 2])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_interrupted_training_resumes_to_the_same_weights(tmp_path, every, momentum):
+def test_interrupted_training_resumes_to_the_same_weights(tmp_path, momentum):
     def start(model, path, **more):
         optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=momentum)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
         attack = PGD(L2(0.1), steps=3, random_start=True)
-        config = TrainingConfig(clean_fraction=0.3, checkpoint_every=every)
         return adversarial_train(
             model,
             loader(),
@@ -70,7 +76,6 @@ def test_interrupted_training_resumes_to_the_same_weights(tmp_path, every, momen
             scheduler=scheduler,
             checkpoint=path,
             seed=3,
-            config=config,
             **more,
         )
 
@@ -81,7 +86,7 @@ def test_interrupted_training_resumes_to_the_same_weights(tmp_path, every, momen
 
     def impatient(v):
         calls.append(1)
-        if len(calls) == 90:
+        if len(calls) == 60:
             raise KeyboardInterrupt
         return forward(v)
 
@@ -98,30 +103,16 @@ def test_interrupted_training_resumes_to_the_same_weights(tmp_path, every, momen
     assert np.array_equal(second.robust_accuracy, full.robust_accuracy)
 
 
-def test_killed_training_resumes_to_the_same_weights(tmp_path):
-    path, left = tmp_path / "state.safetensors", tmp_path / "left.safetensors"
-
-    def run(model, checkpoint, **more):
-        more = {"epochs": 3, "optimizer": adam(model), "checkpoint": checkpoint} | more
-        return adversarial_train(model, loader(), ATTACK, **more)
-
-    def keep(row):  # what a process leaves that is killed after the first epoch
-        if not left.exists():
-            shutil.copy(path, left)
-
-    whole, model, rows = network(), network(seed=5), []
-    run(whole, path, config=TrainingConfig(on_epoch=keep))
-    assert run(model, left, config=TrainingConfig(on_epoch=rows.append)).epochs == 3
-    assert len(rows) == 2
-    assert same(model, whole)
-
-
-def test_one_logit_and_data_bounds():
+def test_one_logit_is_trained_as_two_classes():
     x, y = blobs()
     data = DataLoader(TensorDataset(x, (y > 0).long()), batch_size=60)
     model = network(classes=1)
     run = adversarial_train(
-        model, data, PGD(Linf(0.05, "data"), steps=3), epochs=30, optimizer=adam(model)
+        model,
+        data,
+        PGD(Linf(0.05, (0.0, 1.0)), steps=3),
+        epochs=30,
+        optimizer=adam(model),
     )
     assert run.robust_accuracy[-1] > 0.9
 
@@ -183,7 +174,6 @@ class Stopping:
 S = torch.optim.lr_scheduler
 OPTIMIZERS = {
     "tensor rate": lambda p: torch.optim.Adam(p, torch.tensor(0.01)),
-    "lbfgs": lambda p: torch.optim.LBFGS(p, lr=0.05, max_iter=3, history_size=4),
     "rprop": lambda p: torch.optim.Rprop(p),
 }
 SCHEDULERS = {
@@ -219,7 +209,7 @@ def test_every_optimizer_and_scheduler_resumes_to_the_same(
             optimizer=steps,
             scheduler=rates,
             checkpoint=path,
-            config=TrainingConfig(step_scheduler_each=each, checkpoint_every=2),
+            config=TrainingConfig(step_scheduler_each=each),
         )
         return model, float(steps.param_groups[0]["lr"])
 
@@ -240,34 +230,23 @@ def test_reporting_leaves_no_trace_in_batch_normalization():
     assert int(model[1].num_batches_tracked) == len(loader())
 
 
-def test_bounds_from_the_data_hold_the_holdout_too():
-    x, y = blobs(seed=1)
-    attack = PGD(Linf(0.1, "data"), steps=1)
-    run = adversarial_train(network(), loader(), attack, epochs=1, holdout=(3 * x, y))
-    assert 0 <= run.holdout_robust_accuracy[0] <= run.holdout_clean_accuracy[0]
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"attack": "pgd"}, "attack must be"),
         ({"epochs": 0}, "epochs"),
-        ({"data": [(torch.zeros(2, 2),)]}, "batches"),
-        ({"data": []}, "empty"),
-        ({"data": (np.zeros((3, 2)), np.zeros(4))}, "same length, got lengths 3, 4"),
-        (
-            {"data": (np.zeros((3, 2)), np.zeros(3), np.zeros(3))},
-            "one array of inputs and one of",
-        ),
+        ({"data": [(torch.zeros(2, 2),)]}, "must be a pair"),
+        ({"data": []}, "at least one batch"),
+        ({"data": (np.zeros((3, 2)), np.zeros(4))}, "3 inputs and 4 classes"),
         ({"batch_size": 0}, "batch_size"),
-        ({"data": iter([])}, "a generator is used up"),
-        ({"data": 3}, "data must give batches"),
+        ({"data": iter([])}, "must not be an iterator"),
+        ({"data": 3}, "data must be a pair of arrays or give batches"),
+        ({"loss": "madry"}, "loss must be one of"),
         ({"optimizer": torch.optim.Adam}, "optimizer must be a torch optimizer"),
         ({"optimizer": adam(nn.Linear(2, 3))}, "none of them"),
         ({"scheduler": "cosine"}, "scheduler must be"),
-        ({"holdout": (torch.zeros(3, 2), [0])}, "one class for each of the 3 points"),
+        ({"holdout": (torch.zeros(3, 2), torch.zeros(2))}, "3 inputs but 2 targets"),
         ({"holdout": torch.zeros(3, 2)}, "holdout must be a pair"),
-        ({"holdout": {}}, "holdout must be a pair"),
         ({"config": {"beta": 1.0}}, "config must be a TrainingConfig"),
         ({"seed": "a"}, "seed"),
     ],
@@ -278,28 +257,18 @@ def test_mistakes_are_named_before_training(change, message):
         adversarial_train(network(), given.pop("data"), given.pop("attack"), **given)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"beta": -1.0}, "beta"),
-        ({"clean_fraction": 2.0}, "clean_fraction"),
-        ({"step_scheduler_each": "step"}, "step_scheduler_each"),
-        ({"autocast": "bfloat16"}, "autocast must be a torch.dtype"),
-        ({"scaler": 3}, "scaler must be a torch.amp.GradScaler"),
-        ({"checkpoint_every": -1}, "checkpoint_every"),
-        ({"on_epoch": "print"}, "on_epoch must be a function"),
-    ],
-)
-def test_mistakes_of_the_config_are_named(change, message):
-    with pytest.raises(InputError, match=message):
-        TrainingConfig(**change)
+def test_mistakes_of_the_config_are_named():
+    with pytest.raises(InputError, match="beta"):
+        TrainingConfig(beta=-1.0)
+    with pytest.raises(InputError, match="step_scheduler_each"):
+        TrainingConfig(step_scheduler_each="step")
 
 
 def test_checkpoints_that_do_not_fit_are_refused(tmp_path):
     path = tmp_path / "state.safetensors"
     adversarial_train(network(), loader(), None, epochs=1, checkpoint=path)
     model = network()
-    with pytest.raises(InputError, match=r"another model, optimizer.*SGD.*Adam"):
+    with pytest.raises(InputError, match="another model, optimizer"):
         adversarial_train(model, loader(), None, optimizer=adam(model), checkpoint=path)
     with pytest.raises(InputError, match="another model"):
         adversarial_train(nn.Linear(2, 3), loader(), None, checkpoint=path)
@@ -308,3 +277,105 @@ def test_checkpoints_that_do_not_fit_are_refused(tmp_path):
     path.write_bytes(b"junk")
     with pytest.raises(InputError, match="that training wrote"):
         adversarial_train(network(), loader(), None, checkpoint=path)
+
+
+LOSSES = ["cross_entropy", "trades", cross_entropy]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize(
+    "attack",
+    [
+        PGD(Linf(0.05, (0.0, 1.0)), steps=2),
+        FGSM(Linf(0.05), random_start=True),
+        PGD(Linf(0.05), steps=2, restarts=2),
+        PGD(Linf(0.05), steps=2, target=1),
+    ],
+    ids=str,
+)
+def test_every_loss_trains(loss, attack):
+    x, y = blobs(120)
+    model = network()
+    run = adversarial_train(
+        model,
+        (x, y),
+        attack,
+        epochs=8,
+        optimizer=torch.optim.Adam(model.parameters(), 0.02),
+        loss=loss,
+        batch_size=30,
+        config=TrainingConfig(beta=2.0),
+    )
+    assert run.robust_accuracy[-1] > 0.8
+
+
+def test_trades_descends_on_its_formula():
+    """One step of SGD from known weights is that of the formula, with the attack's own point."""
+    x, y = blobs(30)
+    model = nn.Linear(2, 3)
+    twin = nn.Linear(2, 3)
+    twin.load_state_dict(model.state_dict())
+    attack = Still(Linf(0.1))
+    adversarial_train(
+        model,
+        [(x, y)],
+        attack,
+        epochs=1,
+        loss="trades",
+        optimizer=torch.optim.SGD(model.parameters(), 0.5),
+        config=TrainingConfig(beta=3.0),
+    )
+    p, q = twin(x).softmax(1), twin(x + 0.1).softmax(1)
+    kl = (p * (p.log() - q.log())).sum(1).mean()
+    (cross_entropy(twin(x), y) + 3.0 * kl).backward()
+    for own, wanted in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(own, wanted - 0.5 * wanted.grad)
+
+
+class Still(Square):
+    """An attack that moves every point by the radius in every coordinate."""
+
+    def perturb(self, batch, start, draw):
+        return torch.full_like(start, self.threat.radius)
+
+
+def test_batches_of_dicts_and_the_best_weights(tmp_path):
+    x, y = blobs(120)
+    rows = [
+        {"labels": t, "x": v} for v, t in zip(x.split(30), y.split(30), strict=True)
+    ]
+    model = network()
+    path = tmp_path / "run.safetensors"
+    held = DataLoader(TensorDataset(*blobs(40, seed=1)), batch_size=16)
+    attack = PGD(Linf(0.03, (0.0, 1.0)), steps=2)
+    run = adversarial_train(
+        model,
+        rows,
+        attack,
+        epochs=4,
+        optimizer=torch.optim.Adam(model.parameters(), 0.03),
+        holdout=held,
+        checkpoint=path,
+    )
+    assert run.clean_accuracy[-1] > 0.8
+    both = (run.holdout_robust_accuracy, run.holdout_clean_accuracy)
+    score = list(zip(*both, strict=True))
+    assert run.best_epoch == score.index(max(score)) + 1
+    from safetensors.torch import load_file
+
+    again = network(seed=3)
+    again.load_state_dict(load_file(tmp_path / "run.best.safetensors"))
+    kept = attack(again.eval(), *blobs(40, seed=1), warn=False).robust_accuracy
+    assert kept == pytest.approx(max(run.holdout_robust_accuracy))
+
+
+def test_another_seed_or_attack_is_refused(tmp_path):
+    path, data = tmp_path / "run.safetensors", blobs(60)
+    given = {"epochs": 1, "checkpoint": path, "batch_size": 30}
+    adversarial_train(network(), data, FGSM(Linf(0.1)), **given)
+    with pytest.raises(InputError, match="written with seed 0, got 1"):
+        adversarial_train(network(), data, FGSM(Linf(0.1)), seed=1, **given)
+    with pytest.raises(InputError, match="written with attack FGSM"):
+        adversarial_train(network(), data, FGSM(Linf(0.2)), **given)
+    with pytest.raises(InputError, match="written with loss cross_entropy"):
+        adversarial_train(network(), data, FGSM(Linf(0.1)), loss="trades", **given)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +12,7 @@ from typer import Argument, Option
 
 import overt
 from overt._check import InputError, choice
+from overt._figures import write_figure
 from overt._io import digest, ready, write_whole
 from overt.cli.base import AsJson, Seed, app, console, ended, show_path, show_table
 from overt.cli.models import Points, Weights, load_model, read_examples
@@ -31,9 +31,7 @@ def attack(
         Path,
         Option(help="npz file with inputs and classes: x and y, or x_test and y_test."),
     ],
-    norm: Annotated[
-        str, Option(help="Norm of perturbations: l0, l1, l2 or linf.")
-    ] = "l2",
+    norm: Annotated[str, Option(help="Norm of perturbations: l1, l2 or linf.")] = "l2",
     radius: Annotated[
         str, Option(help="Largest size of a perturbation: 0.5, 8/255.")
     ] = "1",
@@ -102,10 +100,7 @@ def attack(
     ] = 1024,
     device: Annotated[str, Option(help="Where the model runs: cpu, cuda.")] = "cpu",
     points: Points = 0,
-    plot: Annotated[
-        bool,
-        Option("--plot", help="Plot the curve, and examples if inputs are images."),
-    ] = False,
+    plot: Annotated[bool, Option("--plot", help="Plot the curve.")] = False,
     out: Annotated[Path, Option(help="Folder for what is written.")] = Path(
         "overt-results"
     ),
@@ -118,7 +113,7 @@ def attack(
     ] = False,
     seed: Seed = 0,
 ) -> None:
-    """Measure a model's robust error under L0, L1, L2 or Linf perturbations.
+    """Measure a model's robust error under L1, L2 or Linf perturbations.
 
     Writes attack.json, with all that is needed to repeat the run, and adversarial.npz.
 
@@ -130,29 +125,23 @@ def attack(
         for name, value in locals().items()
     }
     from overt.robust import (
-        L0,
         L1,
         L2,
         LOSSES,
         PGD,
         Linf,
-        Misclassified,
-        RobustnessWarning,
-        Targeted,
+        robust_error,
     )
-    from overt.robust.attack.base import AttackState
-    from overt.robust.evaluate import Evaluation
 
-    kinds: dict[str, Any] = {"l0": L0, "l1": L1, "l2": L2, "linf": Linf}
+    kinds: dict[str, Any] = {"l1": L1, "l2": L2, "linf": Linf}
     kind = kinds[choice("norm", norm.lower(), tuple(kinds))]
-    threat = kind(_number("radius", radius), _bounds(bounds))
     choice("loss", loss, ("strongest", *LOSSES))
     net = _on(load_model(model, weights, trust_pickle=trust_pickle), device)
     x, y = _scaled(*read_examples(data, points), scale)
+    threat = kind(_number("radius", radius), _bounds(bounds, x))
     curve = [_number("radii", part) for part in radii.split(",") if part.strip()]
-    if plot and not curve and kind is not L0:
+    if plot and not curve:
         curve = [threat.radius * k / 8 for k in range(1, 8)]
-    criterion = Misclassified() if target is None else Targeted(target)
     chosen = None
     if loss != "strongest":
         steps = max(budget // restarts, 1)
@@ -161,7 +150,7 @@ def attack(
             steps=steps,
             loss=loss,
             restarts=restarts,
-            criterion=criterion,
+            target=target,
             batch_size=batch_size,
             seed=seed,
         )
@@ -172,23 +161,23 @@ def attack(
         "outputs": outputs,
     }
     ready(out)
-    with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", RobustnessWarning
-        )  # shown below and stored in the file
-        state = AttackState(
-            net,
-            x,
-            y,
-            threat,
-            criterion=criterion,
-            batch_size=batch_size,
-            options=options,
-        )
-        evaluation = Evaluation(
-            budget, queries, attack=chosen, certify=certify, seed=seed
-        )
-        found, moved = evaluation.measure(state, curve)
+    found = robust_error(
+        net,
+        x,
+        y,
+        threat,
+        radii=curve,
+        attack=chosen,
+        budget=budget,
+        queries=queries,
+        target=target,
+        certify=certify,
+        batch_size=batch_size,
+        seed=seed,
+        warn=False,
+        **options,
+    )
+    moved = found.x
     after = _save_examples(out / "adversarial.npz", net, options, x, y, moved)
     notes = [*found.warnings, *_untrained(found.clean, after, weights)]
     facts = {
@@ -197,21 +186,21 @@ def attack(
         "model_sha256": _state_digest(net),
     }
     stored = found.to_dict() | {"warnings": notes, "run": run | facts}
+    stored.pop("x")  # adversarial.npz has it
     write_whole(out / "attack.json", json.dumps({**stored, "checksum": digest(stored)}))
-    pictures = _draw(out, found, x, y, moved, after) if plot else []
+    if plot:
+        write_figure(found.plot(), out / "attack.png")
     if as_json:
-        lists = () if per_point else ("smallest", "proved")
+        lists = () if per_point else ("success", "proved")
         typer.echo(
             json.dumps({name: v for name, v in stored.items() if name not in lists})
         )
     else:
         _show(found, notes, certify)
-        for what, path in (
-            ("result", "attack.json"),
-            ("examples", "adversarial.npz"),
-            *pictures,
-        ):
-            show_path(what, out / path)
+        show_path("result", out / "attack.json")
+        show_path("examples", out / "adversarial.npz")
+        if plot:
+            show_path("picture", out / "attack.png")
     ended(
         found.status,
         f"{out} holds what was found until then: more points may be fooled",
@@ -281,9 +270,9 @@ def _untrained(clean: float, logits: Any, weights: Path | None) -> list[str]:
     ]
 
 
-def _bounds(text: str) -> Any:
+def _bounds(text: str, x: Any) -> Any:
     if text in ("none", "data"):
-        return None if text == "none" else text
+        return None if text == "none" else (float(x.min()), float(x.max()))
     parts = text.split(",")
     if len(parts) != 2:
         raise InputError(f"bounds must be LOW,HIGH or data or none, got {text!r}")
@@ -323,28 +312,6 @@ def _save_examples(
     }
     write_whole(path, lambda file: np.savez_compressed(file, **arrays))
     return after
-
-
-def _draw(
-    out: Path, found: Any, x: Any, y: Any, moved: Any, after: Any
-) -> list[tuple[str, str]]:
-    """Plot the curve and, where inputs are images, some examples; return what was written."""
-    import numpy as np
-
-    from overt._figures import write_figure
-    from overt.robust.pictures import draw_examples
-
-    write_figure(found.plot(), out / "attack.png")
-    written = [("picture", "attack.png")]
-    changed = (moved.cpu().numpy() != x).reshape(len(x), -1).any(1)
-    shown = np.flatnonzero(changed & (np.asarray(after.argmax(1)) != np.ravel(y)))[:8]
-    if x.ndim in (3, 4) and len(shown):
-        parts = (x, moved.cpu().numpy(), np.ravel(y), after.argmax(1).numpy())
-        write_figure(
-            draw_examples(*(part[shown] for part in parts)), out / "examples.png"
-        )
-        written.append(("pictures", "examples.png"))
-    return written
 
 
 def _state_digest(net: Any) -> str | None:

@@ -10,6 +10,9 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from overt._check import MissingExtraError
 
 try:
@@ -19,20 +22,57 @@ except ModuleNotFoundError as error:
         raise
     raise MissingExtraError("torch", "torch") from None
 
-from overt.nn.auditing import AuditReport, audit
-from overt.nn.compression import Compression, compress, load_compressed, save_compressed
-from overt.nn.coverage import Calibration, calibration
-from overt.nn.layers import schedules
-from overt.nn.layers.base import advance
-from overt.nn.layers.covariance import CovarianceDropout
-from overt.nn.layers.dropblock import DropBlock1d, DropBlock2d, DropBlock3d
-from overt.nn.layers.dropconnect import DropConnectConv2d, DropConnectLinear
-from overt.nn.layers.dropout import Dropout
-from overt.nn.moments.monte_carlo import Moments, mc_moments
-from overt.nn.moments.predictive import predictive_moments
-from overt.nn.penalties import Penalty, Term, explicit_penalty
-from overt.nn.predictor import Predictive
-from overt.nn.training import GradientBias, WithoutNoise, without_noise
+if TYPE_CHECKING:
+    from overt.nn.auditing import AuditReport, audit
+    from overt.nn.compression import (
+        Compression,
+        compress,
+        load_compressed,
+        save_compressed,
+    )
+    from overt.nn.coverage import Calibration, calibration
+    from overt.nn.layers import schedules
+    from overt.nn.layers.base import advance
+    from overt.nn.layers.covariance import CovarianceDropout
+    from overt.nn.layers.dropblock import DropBlock1d, DropBlock2d, DropBlock3d
+    from overt.nn.layers.dropconnect import DropConnectConv2d, DropConnectLinear
+    from overt.nn.layers.dropout import Dropout
+    from overt.nn.moments.monte_carlo import Moments, mc_moments
+    from overt.nn.moments.predictive import predictive_moments
+    from overt.nn.penalties import Penalty, Term, explicit_penalty
+    from overt.nn.predictor import Predictive
+    from overt.nn.training import GradientBias, WithoutNoise, without_noise
+
+# Imported on first use: overt.robust shares overt.nn.data, and needs nothing else of this package.
+_HOME = {
+    "AuditReport": "overt.nn.auditing",
+    "Calibration": "overt.nn.coverage",
+    "Compression": "overt.nn.compression",
+    "CovarianceDropout": "overt.nn.layers.covariance",
+    "DropBlock1d": "overt.nn.layers.dropblock",
+    "DropBlock2d": "overt.nn.layers.dropblock",
+    "DropBlock3d": "overt.nn.layers.dropblock",
+    "DropConnectConv2d": "overt.nn.layers.dropconnect",
+    "DropConnectLinear": "overt.nn.layers.dropconnect",
+    "Dropout": "overt.nn.layers.dropout",
+    "GradientBias": "overt.nn.training",
+    "Moments": "overt.nn.moments.monte_carlo",
+    "Penalty": "overt.nn.penalties",
+    "Predictive": "overt.nn.predictor",
+    "Term": "overt.nn.penalties",
+    "WithoutNoise": "overt.nn.training",
+    "advance": "overt.nn.layers.base",
+    "audit": "overt.nn.auditing",
+    "calibration": "overt.nn.coverage",
+    "compress": "overt.nn.compression",
+    "explicit_penalty": "overt.nn.penalties",
+    "load_compressed": "overt.nn.compression",
+    "mc_moments": "overt.nn.moments.monte_carlo",
+    "predictive_moments": "overt.nn.moments.predictive",
+    "save_compressed": "overt.nn.compression",
+    "schedules": "overt.nn.layers.schedules",
+    "without_noise": "overt.nn.training",
+}
 
 __all__ = [
     "AuditReport",
@@ -63,3 +103,14 @@ __all__ = [
     "schedules",
     "without_noise",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'overt.nn' has no attribute {name!r}")
+    home = import_module(_HOME[name])
+    return home if home.__name__.endswith(f".{name}") else getattr(home, name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,7 +1,6 @@
 """Robustness: attacks that do not go blind, robust error, adversarial training, exact answers.
 
-Four nouns: a threat (what is allowed), a loss (what is ascended), an attack (how), a criterion
-(when it has succeeded).
+Three nouns: a threat (what is allowed), a loss (what is ascended), an attack (how).
 
 >>> import torch
 >>> from overt.robust import L2, PGD, robust_error
@@ -31,44 +30,29 @@ from overt.robust.attack.square import Square
 from overt.robust.certify import exact
 from overt.robust.certify.smoothing import Smoothed, smoothed
 from overt.robust.evaluate import RobustError, robust_error
-from overt.robust.losses import (
-    LOSSES,
-    Criterion,
-    Deviates,
-    Effective,
-    Loss,
-    Misclassified,
-    ReflectedAll,
-    Targeted,
-)
-from overt.robust.threats import L0, L1, L2, Linf, Threat
+from overt.robust.losses import LOSSES, Loss, ReflectedAll
+from overt.robust.threats import L1, L2, Linf, Threat
 from overt.robust.training import Training, TrainingConfig, adversarial_train
 
 __all__ = [
     "BIM",
     "FGSM",
-    "L0",
     "L1",
     "L2",
     "LOSSES",
     "PGD",
     "Attack",
     "AttackResult",
-    "Criterion",
-    "Deviates",
-    "Effective",
     "HopSkipJump",
     "Linf",
     "Loss",
     "MinimumDistance",
-    "Misclassified",
     "ReflectedAll",
     "RobustError",
     "RobustnessWarning",
     "Smoothed",
     "Square",
     "Stage",
-    "Targeted",
     "Threat",
     "Training",
     "TrainingConfig",

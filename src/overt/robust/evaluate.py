@@ -10,18 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from overt._check import InputError, InputTypeError, number, whole
+from overt._check import InputError, instance, number
 from overt._figures import subplots
 from overt._intervals import clopper_pearson
 from overt._progress import meter
 from overt._types import Bools, Floats
 from overt.results import Result, Status
 from overt.robust.attack.base import Attack, AttackState
-from overt.robust.attack.ensemble import MIN_BUDGET, run_ensemble
+from overt.robust.attack.ensemble import run_ensemble
 from overt.robust.attack.results import Stage, report, stage_table
 from overt.robust.certify.bounds import compare, decide, read_network
 from overt.robust.certify.network import ReluNetwork
-from overt.robust.losses import Criterion, Misclassified
 from overt.robust.models import BATCH_SIZE, Model, ModelOptions
 from overt.robust.threats import Threat
 
@@ -44,9 +43,8 @@ class RobustError(Result):
         What was measured.
     radii, errors, intervals
         The curve: ascending radii (k,), errors (k,), intervals (k, 2).
-    smallest
-        For each point the smallest of the radii at which it was fooled, 0 if it was misclassified
-        to begin with, infinity if it never was ("never" in JSON), (points,).
+    success
+        Which points are fooled at the threat's radius, (points,).
     proved
         Which points no allowed perturbation fools, by a certificate for the network in exact
         arithmetic; none without certify=True, (points,).
@@ -58,6 +56,8 @@ class RobustError(Result):
         What makes the result doubtful, in words, whether it was warned of or not.
     status
         "finished" or "interrupted".
+    x
+        The perturbed inputs at the threat's radius, shaped like the given ones.
     """
 
     value: float
@@ -70,20 +70,14 @@ class RobustError(Result):
     radii: Floats
     errors: Floats
     intervals: Floats
-    smallest: Floats
+    success: Bools
     proved: Bools
     gradients: int
     queries: int
     stages: tuple[Stage, ...]
     warnings: tuple[str, ...]
     status: Status
-
-    def __post_init__(self) -> None:
-        if (
-            np.asarray(self.smallest).dtype.kind == "U"
-        ):  # from JSON, which has no infinity
-            words = np.where(self.smallest == "never", "inf", self.smallest)
-            object.__setattr__(self, "smallest", words.astype(float))
+    x: Tensor | None = None
 
     @property
     def upper(self) -> float:
@@ -94,34 +88,20 @@ class RobustError(Result):
         """Return what each stage of the attack found and cost, as lines of text."""
         return stage_table(self.stages)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the result as plain values, "never" where no radius was large enough."""
-        stored = super().to_dict()
-        return stored | {
-            "smallest": ["never" if r is None else r for r in stored["smallest"]]
-        }
-
     def plot(self) -> Any:
         """Plot the curve with its intervals."""
-        figure, axes = subplots(1, 1, (5.6, 3.8))
-        self.draw(axes[0][0])
-        axes[0][0].set_title(
-            f"{self.points} points, {self.confidence:.0%} intervals", fontsize=10
-        )
-        return figure
-
-    def draw(self, axes: Any, label: str | None = None) -> None:
-        """Plot the curve with its intervals into axes of matplotlib."""
+        figure, ((axes,),) = subplots(1, 1, (5.6, 3.8))
         radii, errors = np.r_[0.0, self.radii], np.r_[self.clean, self.errors]
-        clean = clopper_pearson(
-            round(self.clean * self.points), self.points, self.confidence
-        )
-        axes.fill_between(
-            radii, *np.vstack([clean, self.intervals]).T, alpha=0.25, lw=0
-        )
-        axes.plot(radii, errors, marker="o", ms=4, label=label)
+        failed = round(self.clean * self.points)
+        clean = clopper_pearson(failed, self.points, self.confidence)
+        band = np.vstack([clean, self.intervals]).T
+        axes.fill_between(radii, *band, alpha=0.25, lw=0)
+        axes.plot(radii, errors, marker="o", ms=4)
         axes.set(xlabel=f"radius ({self.norm})", ylabel="robust error found")
         axes.set(ylim=(0, 1), xlim=(0, None))
+        title = f"{self.points} points, {self.confidence:.0%} intervals"
+        axes.set_title(title, fontsize=10)
+        return figure
 
 
 def robust_error(
@@ -135,7 +115,7 @@ def robust_error(
     budget: int = 1000,
     queries: int = 1500,
     surrogate: Model | None = None,
-    criterion: Criterion = Misclassified(),  # noqa: B008  (immutable)
+    target: Any = None,
     confidence: float = 0.95,
     certify: bool = False,
     seconds: float = 10.0,
@@ -155,15 +135,15 @@ def robust_error(
     model, x, y
         As for any attack; a DataLoader may stand for x and y.
     threat
-        L0, L1, L2 or Linf with the radius of interest.
+        L1, L2 or Linf with the radius of interest.
     radii
         Further radii of the curve.
     attack
         Attack to use instead of `strongest`; its own threat is not used.
     budget, queries, surrogate
         As for `strongest`, at each radius.
-    criterion
-        When a point counts as fooled; an attack has its own.
+    target
+        The class that predictions are to reach; None: any wrong one. An attack has its own.
     confidence
         Confidence of the intervals.
     certify, seconds
@@ -173,155 +153,103 @@ def robust_error(
     batch_size, seed, warn, output, outputs, mean, std, samples
         As for any attack.
     """
-    evaluation = Evaluation(
-        budget=budget,
-        queries=queries,
-        surrogate=surrogate,
-        attack=attack,
-        confidence=confidence,
-        certify=certify,
-        seconds=seconds,
-        seed=seed,
-        warn=warn,
-    )
+    if attack is not None:
+        instance("attack", attack, Attack, "FGSM, BIM, PGD, Square or None")
+    if not 0 < number("confidence", confidence) < 1:
+        raise InputError(f"confidence must lie between 0 and 1, got {confidence!r}")
+    number("seconds", seconds)
     state = AttackState(
         model,
         x,
         y,
         threat,
-        criterion=criterion if attack is None else attack.criterion,
+        target=target if attack is None else attack.target,
         batch_size=batch_size,
         options=options,
     )
-    return evaluation.measure(state, radii)[0]
-
-
-@dataclass(frozen=True, eq=False)
-class Evaluation:
-    """How a robust error is measured; the fields are arguments of `robust_error`."""
-
-    budget: int = 1000
-    queries: int = 1500
-    surrogate: Model | None = None
-    attack: Attack | None = None
-    confidence: float = 0.95
-    certify: bool = False
-    seconds: float = 10.0
-    seed: int = 0
-    warn: bool = True
-
-    def __post_init__(self) -> None:
-        if self.attack is not None and not isinstance(self.attack, Attack):
-            raise InputTypeError(
-                f"attack must be FGSM, BIM, PGD, Square or None, got {self.attack!r}"
-            )
-        if not 0 < number("confidence", self.confidence) < 1:
-            raise InputError(
-                f"confidence must lie between 0 and 1, got {self.confidence!r}"
-            )
-        number("seconds", self.seconds)
-        whole("budget", self.budget, minimum=MIN_BUDGET)
-
-    def measure(
-        self, state: AttackState, radii: Any = None
-    ) -> tuple[RobustError, Tensor]:
-        """Return the robust error and the perturbed inputs at the threat's radius."""
-        threat = state.threat
-        further = () if radii is None else np.ravel(radii)
-        curve = np.unique([number("radii", r) for r in (*further, threat.radius)])
-        network = _network(state) if self.certify else None
-        proved = np.zeros(len(state.x), bool)
-        # A point of the target class is right, and not an error, when it is predicted.
-        counts = (state.y != state.target).cpu().numpy() if state.targeted else True
-        with state:
-            clean = _numbers(state.success_rate(state.x)[1]) * counts
-        rates = [clean for radius in curve if radius == 0]
-        smallest = np.where(clean > 0.5, 0.0, np.inf)
-        positive = curve[curve > 0]
-        perturbed = state.x
-        with state, meter("radii", len(positive), show=len(positive) > 1) as bar:
-            for radius in positive:
-                state.set_radius(float(radius))
-                self._attack(state)
-                if network is not None and radius == threat.radius:
-                    proved = _decide(state, network, float(self.seconds))
-                moved = state.stored()
-                rate = state.success_rate(moved)[1]
-                if radius == threat.radius:
-                    perturbed = moved
-                state.add_doubts(rate > 0.5)
-                rates.append(_numbers(rate) * counts)
-                smallest[(rates[-1] > 0.5) & (smallest > radius)] = radius
-                bar.advance(note=f"error {float(rates[-1].mean()):.3f}")
-        n = len(smallest)
-        fooled = np.array(rates).sum(1)
-        errors = fooled / n
-        intervals = np.stack(clopper_pearson(fooled, n, self.confidence), axis=1)
-        at = int(np.searchsorted(curve, threat.radius))
-        low, high = intervals[at].tolist()
-        result = RobustError(
-            value=float(errors[at]),
-            interval=(low, high),
-            clean=float(clean.mean()),
-            norm=threat.name,
-            radius=float(threat.radius),
-            points=n,
-            confidence=float(self.confidence),
-            radii=curve,
-            errors=errors,
-            intervals=intervals,
-            smallest=smallest,
-            proved=proved,
-            gradients=state.best.gradients,
-            queries=state.best.queries,
-            stages=tuple(state.stages),
-            warnings=report(state.flags, warn=self.warn),
-            status=state.status,
-        )
-        return result, perturbed
-
-    def _attack(self, state: AttackState) -> None:
-        """Attack the points that are left at the state's radius."""
-        start = state.x + state.best.delta.view_as(state.x)
-        if self.attack is None:
-            run_ensemble(
-                state, self.budget, self.queries, 9, self.surrogate, self.seed, start
-            )
-        else:
-            state.flag_saturation(self.attack)
-            state.run(self.attack, start=start)
+    threat = state.threat
+    further = () if radii is None else np.ravel(radii)
+    curve = np.unique([number("radii", r) for r in (*further, threat.radius)])
+    # A point of the target class is right, and not an error, when it is predicted.
+    counts = (state.y != state.target).cpu().numpy() if state.targeted else True
+    proved = np.zeros(len(state.x), bool)
+    perturbed = state.x
+    with state, meter("radii", len(curve), show=len(curve) > 1) as bar:
+        network = _network(state) if certify else None
+        clean = _numbers(state.success_rate(state.x)[1]) * counts
+        rates = []
+        for radius in curve:
+            state.set_radius(threat.with_radius(float(radius)))
+            state.start = state.region.project(state.best.delta)
+            if attack is None:
+                run_ensemble(state, budget, queries, 9, surrogate, seed)
+            else:
+                state.flag_saturation(attack)
+                state.run(attack)
+            if network is not None and radius == threat.radius:
+                proved = _decide(state, network, float(seconds))
+            moved = state.stored()
+            rate = state.success_rate(moved)[1]
+            if radius == threat.radius:
+                perturbed = moved
+            state.add_doubts(rate > 0.5)
+            rates.append(_numbers(rate) * counts if radius > 0 else clean)
+            bar.advance(note=f"error {float(rates[-1].mean()):.3f}")
+    n = len(clean)
+    fooled = np.array(rates).sum(1)
+    intervals = np.stack(clopper_pearson(fooled, n, confidence), axis=1)
+    at = int(np.searchsorted(curve, threat.radius))
+    low, high = intervals[at].tolist()
+    return RobustError(
+        value=float(fooled[at] / n),
+        interval=(low, high),
+        clean=float(clean.mean()),
+        norm=threat.name,
+        radius=float(threat.radius),
+        points=n,
+        confidence=float(confidence),
+        radii=curve,
+        errors=fooled / n,
+        intervals=intervals,
+        success=rates[at] > 0.5,
+        proved=proved,
+        gradients=state.best.gradients,
+        queries=state.best.queries,
+        stages=tuple(state.stages),
+        warnings=report(state.flags, warn=warn),
+        status=state.status,
+        x=perturbed,
+    )
 
 
 def _network(state: AttackState) -> ReluNetwork:
     """Return the state's model as a network to certify, or say why there is none."""
-    if state.targeted or state.criterion.regression or state.random:
+    if state.targeted or state.random:
         raise InputError(
             "certify needs a model that is not random, and any wrong class to count"
         )
-    with state:
-        return read_network(state.adapter, state.region, state.batch_size)
+    return read_network(state.adapter, state.region, state.batch_size)
 
 
 def _decide(state: AttackState, network: ReluNetwork, seconds: float) -> Bools:
     """Decide the points that are left; enter perturbations that fool the model itself."""
     compare(network, state.adapter, state.stored().to(state.x), state.batch_size)
     left = state.left
-    before = int(state.best.fooled.sum())
-    region = state.region.take(left).to(torch.device("cpu")).double()
-    decision = decide(network, region, state.y[left].cpu(), seconds)
-    for i, delta in decision.witnesses.items():
-        row = left[i : i + 1]
-        batch = state.batch(row)
-        found = batch.region.project(delta[None].to(batch.region.x))
-        _, fooled = batch.evaluate(batch.region.store_exactly(found).to(found))
-        if bool(fooled):
-            state.best.delta[row] = found.to(state.best.delta)
-            state.best.fooled[row] = True
-    if decision.status is Status.INTERRUPTED:
-        state.status = decision.status
-    state.record("certificate", before, state.best.gradients, state.best.queries)
     proved = np.zeros(len(state.x), bool)
-    proved[left.cpu().numpy()] = decision.proved
+    with state.stage("certificate"):
+        region = state.region.take(left).to(torch.device("cpu")).to(torch.float64)
+        decision = decide(network, region, state.y[left].cpu(), seconds)
+        proved[left.cpu().numpy()] = decision.proved
+        for i in np.flatnonzero(decision.lead >= 0).tolist():
+            row = left[i : i + 1]
+            batch = state.batch(row)
+            delta = torch.from_numpy(decision.x[i]) - region.x[i]
+            found = batch.region.project(delta[None].to(batch.region.x))
+            value, fooled = batch.evaluate(batch.region.store_exactly(found).to(found))
+            if bool(fooled):
+                state.best.enter(row, found, value, fooled)
+        if decision.status is Status.INTERRUPTED:
+            state.status = decision.status
     return proved
 
 

@@ -12,17 +12,16 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, softplus
 
-from overt._check import InputError, InputTypeError, choice, number, whole
-from overt.results import Result
-from overt.robust.models import class_numbers, classes
-from overt.robust.threats import tensor
+from overt._check import InputError, InputTypeError, choice, optional_whole
+from overt.robust.models import class_numbers
+from overt.robust.threats import broadcast
 
 Objective = Callable[[Tensor, Tensor, Tensor], Tensor]
 """objective(logits, y, target) -> (points,), to be made large."""
@@ -79,11 +78,8 @@ class Plan:
     """How a loss spends the gradients of one run on a point that is not fooled."""
 
     steps: int  # on the loss itself; 0 if there are only runs against single classes
-    rivals: int = 0  # wrong classes that then get a separate run, nearest first
+    rivals: int = 0  # wrong classes that then get a separate run, likeliest first
     each: int = 0  # steps of each of these runs
-    measured: int = (
-        0  # likeliest wrong classes whose distance is measured, at a gradient each
-    )
 
 
 class Loss(ABC):
@@ -119,13 +115,14 @@ class CrossEntropy(Loss):
         return margin_of_sum(logits, y) > -math.log(lost)
 
 
+@dataclass(frozen=True)
 class MarginLoss(Loss):
     """h(z) of a margin z, h falling: h(z_y) drives away from y, h(-z_target) toward a target."""
 
-    margin: ClassVar[staticmethod[[Tensor, Tensor], Tensor]] = staticmethod(
-        margin_of_best
+    margin: Callable[[Tensor, Tensor], Tensor] = field(
+        default=margin_of_best, repr=False
     )
-    h: ClassVar[staticmethod[[Tensor], Tensor]] = staticmethod(reflect)
+    h: Callable[[Tensor], Tensor] = field(default=reflect, repr=False)
 
     def away(self, logits: Tensor, y: Tensor) -> Tensor:
         """Return h(z_y)."""
@@ -136,76 +133,43 @@ class MarginLoss(Loss):
         return self.h(-self.margin(logits, target))
 
 
-class Margin(MarginLoss):
-    """max f_j - f_y over the wrong classes, without any squashing."""
-
-    h = staticmethod(torch.neg)
-
-
-class Dlr(MarginLoss):
-    """(max f_j - f_y) / (f_(1) - f_(3)), the ratio of logits (Croce and Hein 2020)."""
-
-    margin = staticmethod(margin_over_range)
-    h = staticmethod(torch.neg)
-
-
-class ReflectedLse(MarginLoss):
-    """l_-(f_y - log sum_j e^(f_j)) over the wrong classes, which is log(1 - p_y)."""
-
-    margin = staticmethod(margin_of_sum)
-
-
-class ReflectedGreedy(MarginLoss):
-    """l_-(f_y - max f_j): the most likely wrong class, and no other (thesis, section 6.5.3)."""
-
-
+@dataclass(frozen=True)
 class Reflected(MarginLoss):
-    """l_-(f_y - max f_j), then l_-(f_y - f_j) for the nearest classes j in turn.
+    """l_-(f_y - max f_j), then l_-(f_y - f_j) for the likeliest classes j in turn.
 
     The most likely wrong class need not be the nearest. Points that the greedy choice has not
-    fooled within a third of the steps spend the rest on the three nearest of the nine likeliest
-    classes, by linearized distance. Short runs stay greedy.
+    fooled within a third of the steps spend the rest on the three likeliest classes. Short runs
+    stay greedy.
     """
 
     def plan(self, steps: int, classes: int) -> Plan:
         """Return a third of the steps for the greedy choice, and runs of at least 5 steps."""
-        measured = min(classes - 1, steps // 5, 9)
-        rest = steps - steps // 3 - measured
-        rivals = min(measured, rest // 5, 3)
+        rest = steps - steps // 3
+        rivals = min(classes - 1, rest // 5, 3)
         if rivals < 2:
             return Plan(steps)
         each = rest // rivals
-        return Plan(steps - measured - rivals * each, rivals, each, measured)
+        return Plan(steps - rivals * each, rivals, each)
 
 
 @dataclass(frozen=True)
 class ReflectedAll(MarginLoss):
     """l_-(f_y - f_j) in a separate run for each wrong class j, which greedy can miss.
 
-    With `top` only that many classes are tried, nearest first by linearized distance, out of the
-    `among` likeliest ones. Runs are compared by l_-(f_y - max f_j).
+    With `top` only that many classes are tried, likeliest first. Runs are compared by
+    l_-(f_y - max f_j).
     """
 
+    _: KW_ONLY
     top: int | None = None
-    among: int | None = None
+
+    def __post_init__(self) -> None:
+        optional_whole("top", self.top)
 
     def plan(self, steps: int, classes: int) -> Plan:
         """Return all the steps for each class."""
-        rivals = (
-            classes - 1
-            if self.top is None
-            else min(whole("top", self.top), classes - 1)
-        )
-        among = classes - 1 if self.among is None else whole("among", self.among)
-        return Plan(0, rivals, steps, max(min(among, classes - 1), rivals))
-
-
-class Deviation(Loss):
-    """|f - y|^2, for regression."""
-
-    def away(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Return the squared distance of the outputs from y."""
-        return (logits - y).square().sum(1)
+        rivals = min(self.top or classes - 1, classes - 1)
+        return Plan(0, rivals, steps)
 
 
 @dataclass(frozen=True)
@@ -227,24 +191,24 @@ class CustomLoss(Loss):
 
 LOSSES: dict[str, Loss] = {
     "cross_entropy": CrossEntropy(),
-    "dlr": Dlr(),
-    "margin": Margin(),
+    "dlr": MarginLoss(margin_over_range, torch.neg),
+    "margin": MarginLoss(h=torch.neg),
     "reflected": Reflected(),
     "reflected_all": ReflectedAll(),
-    "reflected_greedy": ReflectedGreedy(),
-    "reflected_lse": ReflectedLse(),
+    "reflected_greedy": MarginLoss(),
+    "reflected_lse": MarginLoss(margin_of_sum),
 }
-DEVIATION = Deviation()
+"""Losses by name.
+
+"dlr" is the ratio of logits (Croce and Hein 2020), "reflected_lse" is log(1 - p_y), and
+"reflected_greedy" the most likely wrong class and no other (thesis, section 6.5.3).
+"""
 
 
-def find_loss(loss: Any, *, regression: bool = False) -> Loss:
-    """Return the loss of this name, the loss itself, or a function (logits, y) as a loss.
-
-    Regression has one named loss only, the squared deviation.
-    """
+def find_loss(loss: Any) -> Loss:
+    """Return the loss of this name, the loss itself, or a function (logits, y) as a loss."""
     if isinstance(loss, str):
-        found = LOSSES[choice("loss", loss, tuple(LOSSES))]
-        return DEVIATION if regression else found
+        return LOSSES[choice("loss", loss, tuple(LOSSES))]
     if isinstance(loss, Loss):
         return loss
     if callable(loss) and not isinstance(loss, type):
@@ -261,106 +225,19 @@ def objective_of(loss: Loss, *, targeted: bool) -> Objective:
     return lambda logits, y, target: loss.away(logits, y)
 
 
-class Criterion(ABC):
-    """Decides from logits (points, classes) and true classes (points,) which points are fooled."""
-
-    regression: ClassVar[bool] = (
-        False  # whether outputs are numbers and not logits of classes
-    )
-
-    def truth(self, y: Any, x: Tensor, count: int) -> Tensor:
-        """Return the true class of each point among `count`, checked."""
-        return classes(y, x, count)
-
-    def targets(self, y: Tensor, classes: int) -> Tensor | None:
-        """Return the class to reach for each point, or None if any wrong one will do."""
-        return None
-
-    @abstractmethod
-    def met(self, logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
-        """Return which points are fooled, (points,)."""
+def find_targets(target: Any, y: Tensor, classes: int) -> Tensor:
+    """Return the class to reach for each point, from one for all or one for each."""
+    given = class_numbers("target", target).to(y.device)
+    found = broadcast("target", given, y.shape)
+    if bool(((found < 0) | (found >= classes)).any()):
+        raise InputError(
+            f"target must lie in 0..{classes - 1}, got values between {int(found.min())} and "
+            f"{int(found.max())}"
+        )
+    return found
 
 
-@dataclass(frozen=True)
-class Misclassified(Criterion):
-    """The predicted class is not the true one."""
-
-    def met(self, logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
-        """Return argmax f != y."""
-        return logits.argmax(1) != y
-
-
-@dataclass(frozen=True, eq=False)
-class Targeted(Criterion):
-    """The predicted class is the target: one class for all points, or one for each."""
-
-    target: Any
-    __eq__ = Result.__eq__  # by value, arrays included
-
-    def __hash__(self) -> int:
-        return hash(type(self))
-
-    def targets(self, y: Tensor, classes: int) -> Tensor:
-        """Return the target of each point."""
-        target = class_numbers("target", self.target).to(y.device)
-        if target.ndim == 0:
-            target = target.expand_as(y)
-        if target.shape != y.shape:
-            raise InputError(
-                f"target must be one class or {len(y)} (one per point), got shape "
-                f"{tuple(target.shape)}"
-            )
-        if bool(((target < 0) | (target >= classes)).any()):
-            raise InputError(
-                f"target must lie in 0..{classes - 1}, got values between {int(target.min())} "
-                f"and {int(target.max())}"
-            )
-        return target
-
-    def met(self, logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
-        """Return argmax f == target."""
-        return logits.argmax(1) == target
-
-
-@dataclass(frozen=True)
-class Effective(Criterion):
-    """A wrong class leads by at least beta (thesis, Definition 7: y f(x) <= -beta).
-
-    The thesis measures f with its hidden weights scaled to Frobenius norm 1; give beta times that
-    norm for weights as they are.
-    """
-
-    beta: float
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "beta", number("beta", self.beta))
-
-    def met(self, logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
-        """Return f_y - max f_j <= -beta."""
-        return margin_of_best(logits, y) <= -self.beta
-
-
-@dataclass(frozen=True)
-class Deviates(Criterion):
-    """For regression: some output is off from y (points, outputs) by more than `by`."""
-
-    by: float
-    regression: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "by", number("by", self.by))
-
-    def truth(self, y: Any, x: Tensor, count: int) -> Tensor:
-        """Return the true numbers, (points, outputs)."""
-        given = tensor("y", y).to(x)
-        given = given[:, None] if given.ndim == 1 else given
-        if given.shape != (len(x), count):
-            raise InputError(
-                f"y must hold {count} number(s) for each of the {len(x)} points, got shape "
-                f"{tuple(given.shape)}"
-            )
-        return given
-
-    def met(self, logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
-        """Return max_k |f_k - y_k| > by."""
-        return (logits - y).abs().amax(1) > self.by
+def is_fooled(logits: Tensor, y: Tensor, target: Tensor, targeted: bool) -> Tensor:
+    """Return which points are fooled: argmax f is the target, or is not y."""
+    predicted = logits.argmax(1)
+    return predicted == target if targeted else predicted != y

@@ -1,29 +1,31 @@
 """The model adapter: logits for inputs of any shape, whatever a model takes and returns.
 
-Also the checks of what users pass to attacks, certificates and training: inputs, classes, batches.
+Batches are read, models called and put into modes by `overt.nn.data`.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from overt._check import InputError, InputTypeError, choice, whole
-from overt.robust.threats import Threat, fits, tensor
+from overt.nn.data.batches import Batches, Inputs, as_tensor, call_model, first_weight
+from overt.nn.data.models import is_normalization, modes
+from overt.robust.threats import Threat, broadcast
 
 Model = Any
-"""A torch module, any differentiable function from inputs to logits, or a list of them."""
+"""A torch module, or any differentiable function from inputs to logits."""
 
 BATCH_SIZE = 1024
 """Points that go through a model together by default."""
+
+FORMATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+"""Number formats of inputs."""
 
 RANDOM_SAMPLES = 8
 """Samples of a random model that logits are averaged over by default.
@@ -37,6 +39,9 @@ CHECKED_POINTS = 64
 
 RANDOM_DIFFERENCE = 1e-3
 """Difference of two evaluations, relative to the largest logit, that counts as randomness."""
+
+ROUNDING = 32
+"""Machine epsilons by which probabilities may be off."""
 
 
 class ModelOptions(TypedDict, total=False):
@@ -63,26 +68,21 @@ class ModelOptions(TypedDict, total=False):
 class ModelAdapter:
     """A model and the inputs that it is attacked at.
 
-    `x` has the number format that attacks compute in, at least single precision; the model is
-    given its own. `storage` is the format in which perturbed inputs are returned. `context` holds
-    the model's further inputs, one row for each point.
+    `x` lies on the model's device, in the number format that attacks compute in, at least single
+    precision; the model is given its own. `storage` is the format in which perturbed inputs are
+    returned.
     """
 
-    def __init__(
-        self, model: Model, x: Any, options: Any, *, regression: bool = False
-    ) -> None:
-        several = isinstance(model, (list, tuple, nn.ModuleList))
-        self.models: tuple[Any, ...] = tuple(model) if several else (model,)
-        if not self.models or any(
-            not callable(m) or isinstance(m, type) for m in self.models
-        ):
+    def __init__(self, model: Model, x: Any, options: Any) -> None:
+        if not callable(model) or isinstance(model, type):
             raise InputTypeError(
-                "model must be a torch module or a function from inputs to logits, or a list of "
-                f"them, got {model!r}"
+                "model must be a torch module or a function from inputs to logits, got "
+                f"{model!r:.80}"
             )
         unknown = set(options) - set(ModelOptions.__annotations__)
         if unknown:
             raise InputTypeError(f"unexpected argument {', '.join(sorted(unknown))}")
+        self.model = model
         self.output = options.get("output")
         if self.output is not None and not callable(self.output):
             raise InputTypeError(
@@ -90,23 +90,22 @@ class ModelAdapter:
                 f"lambda o: o.logits, got {self.output!r}"
             )
         names = ("logits", "probabilities")
-        self._outputs = choice("outputs", options.get("outputs", "logits"), names)
+        self.outputs = choice("outputs", options.get("outputs", "logits"), names)
         samples = options.get("samples")
         self.samples = 1 if samples is None else whole("samples", samples)
         self.chooses_samples = samples is None
-        self._regression = regression
-        self._names = tuple(x) if isinstance(x, Mapping) else None
-        parts = _input_parts(x)
-        weight = _first_weight(self.models)
-        given = floating("x", parts[0])
+        self.inputs = _read_inputs(x)
+        parts = self.inputs.given
+        first = next(iter(parts.values())) if isinstance(parts, dict) else parts[0]
+        given = floating("x", first)
+        weight = first_weight(model)
         self._format = given.dtype if weight is None else weight.dtype
+        self.device = given.device if weight is None else weight.device
         compute = torch.float32 if torch.finfo(self._format).bits < 32 else self._format
-        self.x = given.detach().to(dtype=compute)
+        self.x = given.to(self.device, compute)
         narrower = torch.finfo(given.dtype).bits < torch.finfo(compute).bits
         self.storage = given.dtype if narrower else compute
-        self.device = self.x.device if weight is None else weight.device
-        self.context = tuple(tensor("x", part) for part in parts[1:])
-        if any(part.ndim == 0 or len(part) != len(self.x) for part in self.context):
+        if any(len(part) != len(given) for part in self.inputs.tensors):
             raise InputError("x must hold inputs with one row for each point each")
         self.scale = _scale(options.get("mean"), options.get("std"), self.x)
         self.hard_labels = False
@@ -116,42 +115,35 @@ class ModelAdapter:
     def logits(self, x: Tensor, rows: Tensor) -> Tensor:
         """Return logits (points, classes) of perturbed points x, flat or not; f stands for (0, f).
 
-        They are averaged over models and samples. `rows` say which points these are.
+        They are averaged over samples. `rows` say which points these are.
         """
         x = x.view(len(x), *self.x.shape[1:])
         if self.scale is not None:
             x = (x - self.scale[0]) / self.scale[1]
-        x = x.to(self._format)
-        context = [part[rows.to(part.device)].to(self.device) for part in self.context]
-        outputs = [
-            self._call(model, x, context).to(self.x.dtype)
-            for model in self.models
+        arguments = self._arguments(x.to(self._format), rows)
+        samples = [
+            self._columns_of(call_model(self.model, arguments, self.output), len(x))
             for _ in range(self.samples)
         ]
-        result = outputs[0] if len(outputs) == 1 else torch.stack(outputs).mean(0)
-        if self._outputs == "probabilities":  # their logarithms are logits
+        result = samples[0] if len(samples) == 1 else torch.stack(samples).mean(0)
+        result = result.to(self.x.dtype)
+        if self.outputs == "probabilities":  # their logarithms are logits
             result = result.clamp(min=torch.finfo(result.dtype).tiny).log()
         return result
 
     def all_logits(self, x: Tensor, batch_size: int) -> Tensor:
         """Return the logits of all points, moved to x, in batches and without a gradient."""
-        rows = torch.arange(len(x), device=x.device)
+        rows = torch.arange(len(x), device=self.device).split(batch_size)
         with torch.no_grad():
-            parts = [
-                self.logits(x[part].to(self.x).to(self.device), part)
-                .detach()
-                .to(x.device)
-                for part in rows.split(batch_size)
-            ]
-        return torch.cat(parts)
+            return torch.cat([self.logits(x[part].to(self.x), part) for part in rows])
 
     def clean_logits(self, batch_size: int, y: Any = None) -> Tensor:
         """Return the logits of the inputs, which must be finite."""
-        if y is not None and not self._regression:
+        if y is not None:
             self._label_count = max(int(class_numbers("y", y).max()) + 1, 2)
         try:
             result = self.all_logits(self.x, batch_size)
-        except (InputError, InputTypeError):
+        except InputError:
             raise
         except Exception as error:
             raise InputError(
@@ -164,20 +156,18 @@ class ModelAdapter:
                 f"model must return finite logits, got NaN or infinity for {int(bad.sum())} of "
                 f"{len(result)} points"
             )
-        if not self._regression and self._columns > 1:
-            binary = ((result == 0) | (result == 1)).all() & (result.sum(1) == 1).all()
-            self.hard_labels = self.hard_labels or (
-                self._outputs == "logits" and bool(binary)
-            )
+        if self._columns > 1 and self.outputs == "logits":
+            binary = bool(((result == 0) | (result == 1)).all())
+            one_each = bool((result.sum(1) == 1).all())
+            self.hard_labels = self.hard_labels or (binary and one_each)
         return result
 
     def looks_like_probabilities(self, logits: Tensor, y: Tensor) -> bool:
         """Return whether outputs that were called logits look like probabilities."""
-        declared = self._outputs != "logits" or self._regression or self.hard_labels
-        if declared or bool((logits < 0).any()):
+        if self.outputs != "logits" or self.hard_labels or bool((logits < 0).any()):
             return False
         if self._columns > 1:
-            rounding = 32 * torch.finfo(self._format).eps
+            rounding = ROUNDING * torch.finfo(self._format).eps
             return bool(((logits.sum(1) - 1).abs() <= rounding).all())
         single = logits[:, 1]
         # One output in [0, 1]: believe the threshold that fits the classes better.
@@ -187,8 +177,8 @@ class ModelAdapter:
     def find_randomness(self) -> Tensor:
         """Return at which of the first inputs two evaluations differ; choose `samples` by it."""
         count = min(CHECKED_POINTS, len(self.x))
-        x = self.x[:count].to(self.device)
-        rows = torch.arange(count)
+        x = self.x[:count]
+        rows = torch.arange(count, device=self.device)
         with torch.no_grad():
             # A few points need more evaluations to show a difference.
             values = torch.stack([self.logits(x, rows) for _ in range(2 + 8 // count)])
@@ -203,44 +193,38 @@ class ModelAdapter:
         """Relative spacing of the numbers that the model computes in."""
         return torch.finfo(self._format).eps
 
-    @property
-    def probabilities(self) -> bool:
-        """Whether the model returns probabilities."""
-        return self._outputs == "probabilities"
+    def _arguments(self, x: Tensor, rows: Tensor) -> Any:
+        """Return the model's arguments, the first of them x."""
+        given = self.inputs.given
+        if len(given) == 1 and not isinstance(given, dict):
+            return x
+        part = self.inputs.map(lambda v: v[rows.to(v.device)].to(self.device)).given
+        if isinstance(part, dict):
+            return part | {next(iter(part)): x}
+        return (x, *part[1:])
 
-    def _call(self, model: Any, x: Tensor, context: list[Tensor]) -> Tensor:
-        """Return what one model gives for a batch, as (points, columns)."""
-        if self._names is None:
-            output = model(x, *context)
-        else:
-            output = model(**dict(zip(self._names, (x, *context), strict=True)))
-        if self.output is not None:
-            output = self.output(output)
+    def _columns_of(self, output: Any, points: int) -> Tensor:
+        """Return what the model gives for a batch as (points, classes)."""
         if not isinstance(output, Tensor):
-            pick = '["logits"]' if isinstance(output, Mapping) else "[0]"
             raise InputTypeError(
                 f"model must return a tensor of logits, got {type(output).__name__}; "
-                f"output=lambda o: o{pick}, say, picks it"
+                'output=lambda o: o["logits"] or lambda o: o[0], say, picks it'
             )
-        if (
-            output.ndim < 2
-        ):  # a model that squeezes also drops the axis of a single point
-            output = output.reshape(1, -1) if len(x) == 1 else output[..., None]
-        if output.ndim != 2 or len(output) != len(x):
+        if output.ndim < 2:  # a model that squeezes drops the axis of a single point
+            output = output.reshape(1, -1) if points == 1 else output[..., None]
+        if output.ndim != 2 or len(output) != points:
             raise InputError(
                 f"model must return logits (points, classes), got {tuple(output.shape)} for "
-                f"{len(x)} points"
+                f"{points} points"
             )
         self._columns = output.shape[1]
-        if self._regression:
-            return output
-        if not output.is_floating_point() and output.shape[1] == 1:
+        if not output.is_floating_point() and self._columns == 1:
             return self._one_hot(output.squeeze(1))
-        if self._outputs == "probabilities":
-            _check_probabilities(output)
-        if output.shape[1] == 1:
-            single = self._outputs == "probabilities"
-            other = 1 - output if single else torch.zeros_like(output)
+        probabilities = self.outputs == "probabilities"
+        if probabilities:
+            _check_probabilities(output.detach())
+        if self._columns == 1:
+            other = 1 - output if probabilities else torch.zeros_like(output)
             output = torch.cat([other, output], 1)
         return output
 
@@ -254,60 +238,42 @@ class ModelAdapter:
 
 
 @contextmanager
-def evaluation_mode(*models: Model, hidden: bool = True) -> Iterator[None]:
-    """Put models in training mode into evaluation mode, and restore every mode afterwards.
+def evaluation_mode(model: Model) -> Iterator[None]:
+    """Put a model in training mode into evaluation mode, and restore every mode afterwards.
 
     Parts of a model in evaluation mode keep their modes: dropout that is on stays on. Only
-    batch normalization always uses its running statistics. With `hidden`, modules inside a function
-    are switched when they are called.
+    batch normalization always uses its running statistics. Modules inside a function are switched
+    when they are called.
     """
-    switched: list[nn.Module] = []
-    known: set[int] = set()
+    known: set[nn.Module] = set()
+    with ExitStack() as stack:
 
-    def switch(root: nn.Module, *_: Any) -> None:
-        if id(root) in known:
-            return
-        modules = list(root.modules())
-        known.update(map(id, modules))
-        whole_model = root.training
-        for module in modules:
-            if module.training and (whole_model or isinstance(module, _BatchNorm)):
-                switched.append(module)
-                module.training = False
+        def switch(module: nn.Module, *_: Any) -> None:
+            if module not in known:
+                known.update(module.modules())
+                noise = False if module.training else None
+                stack.enter_context(modes(module, noise=noise))
 
-    hook = register_module_forward_pre_hook(switch) if hidden else None
-    try:
-        for model in models:
-            if isinstance(model, nn.Module):
-                switch(model)
+        if isinstance(model, nn.Module):
+            switch(model)
+        stack.callback(register_module_forward_pre_hook(switch).remove)
         yield
-    finally:
-        if hook is not None:
-            hook.remove()
-        for module in switched:
-            module.training = True
 
 
 def mode_changes_outputs(model: Model) -> bool:
     """Return whether `evaluation_mode` switches layers whose outputs depend on the mode."""
     if not isinstance(model, nn.Module):
         return False
-    layers = [module for module in model.modules() if module.training]
-    if not model.training:
-        return any(isinstance(layer, _BatchNorm) for layer in layers)
-    return any(
-        isinstance(layer, (_BatchNorm, _DropoutNd)) or "Drop" in type(layer).__name__
-        for layer in layers
-    )
+    layers = [layer for layer in model.modules() if layer.training]
+    if any(is_normalization(layer) for layer in layers):
+        return True
+    return model.training and any("Drop" in type(layer).__name__ for layer in layers)
 
 
 def floating(name: str, value: Any) -> Tensor:
     """Return finite inputs (points, ...) as a tensor of floating-point numbers."""
-    listed = isinstance(value, (list, tuple))
-    x = tensor(name, value)
-    if listed and not x.is_complex():
-        x = x.double()
-    if not x.is_floating_point():
+    x = as_tensor(name, value).detach()
+    if x.dtype not in FORMATS:
         raise InputTypeError(
             f"{name} must hold floating-point numbers, got {x.dtype}; convert it first, and give "
             "the radius in the same units"
@@ -316,54 +282,27 @@ def floating(name: str, value: Any) -> Tensor:
         raise InputError(
             f"{name} must be (points, ...) and not empty, got shape {tuple(x.shape)}"
         )
-    low, high = torch.aminmax(x)  # NaN if there is any
-    if not (math.isfinite(low) and math.isfinite(high)):
-        bad = int((~torch.isfinite(x)).sum())
+    bad = int((~torch.isfinite(x)).sum())
+    if bad:
         raise InputError(f"{name} must be finite, got {bad} NaN or infinite value(s)")
     return x
 
 
-def examples(x: Any, y: Any, threat: Any = None) -> tuple[Any, Any, Any]:
+def examples(
+    x: Any, y: Any, threat: Any = None, *, name: str = "x"
+) -> tuple[Any, Any, Any]:
     """Return inputs, classes and threat, from a DataLoader or other batches if there is no y."""
     if isinstance(y, Threat) and threat is None:
         y, threat = None, y
-    if y is not None or isinstance(x, (Tensor, Mapping)) or hasattr(x, "__array__"):
+    if y is not None:
         return x, y, threat
-    if not isinstance(x, Iterable):
-        raise InputTypeError(
-            f"without y, x must give batches (inputs, classes), got {x!r}"
-        )
-    pairs = [split_labeled(batch) for batch in x]
-    if not pairs:
-        raise InputError("x must give at least one batch, got none")
-    inputs: Any = [part[0] for part in pairs]
-    if isinstance(inputs[0], Mapping):
-        inputs = {
-            name: _concatenate([part[name] for part in inputs]) for name in inputs[0]
-        }
-    elif isinstance(inputs[0], (tuple, list)):
-        inputs = tuple(_concatenate(list(parts)) for parts in zip(*inputs, strict=True))
-    else:
-        inputs = _concatenate(inputs)
-    return inputs, _concatenate([part[1] for part in pairs]), threat
-
-
-def split_labeled(batch: Any) -> tuple[Any, Any]:
-    """Return inputs and classes of a batch: a pair, or a dict with the classes under a usual name.
-
-    A dict with one more entry gives that entry; several are the model's arguments by name.
-    """
-    # On first use: overt.nn takes longer to load than all of overt.robust.
-    from overt.nn.data.batches import LABELS, split_batch
-
-    pair = batch[:2] if isinstance(batch, (tuple, list)) else batch
-    inputs, y = split_batch(pair, where="batches of data")
-    if y is None:
-        raise InputError(
-            "data must give batches (inputs, classes), or dicts with the classes under one of "
-            + ", ".join(LABELS)
-        )
-    return inputs, y
+    batches = list(Batches(x, None, name=name))
+    parts: list[Any] = [batch.inputs.given for batch in batches]
+    named = isinstance(parts[0], dict)
+    keys = parts[0] if named else range(len(parts[0]))
+    inputs = {key: torch.cat([part[key] for part in parts]) for key in keys}
+    y = torch.cat([batch.y for batch in batches])
+    return (inputs if named else tuple(inputs.values())), y, threat
 
 
 def classes(y: Any, x: Any, count: int) -> Tensor:
@@ -387,48 +326,34 @@ def classes(y: Any, x: Any, count: int) -> Tensor:
 
 def class_numbers(name: str, value: Any) -> Tensor:
     """Return whole numbers, which may be stored as any real type, as a tensor of int64."""
-    given = tensor(name, value)
-    if given.is_complex():
-        raise InputTypeError(f"{name} must hold class numbers, got {given.dtype}")
-    if given.is_floating_point():
-        broken = given[given != given.round()]
-        if len(broken):
-            raise InputTypeError(
-                f"{name} must hold class numbers, got {float(broken[0]):g}"
-            )
-    return given.long()
+    given = as_tensor(name, value)
+    whole = given.long()
+    broken = given[given != whole]
+    if len(broken):
+        raise InputTypeError(
+            f"{name} must hold class numbers, got {float(broken[0]):g}"
+        )
+    return whole
 
 
-def _input_parts(x: Any) -> list[Any]:
-    """Return the model's inputs, the perturbed one first."""
-    if isinstance(x, Mapping):
-        return list(x.values())
-    if isinstance(x, tuple) and all(hasattr(part, "__array__") for part in x):
-        return list(x)
-    return [x]
-
-
-def _first_weight(models: Iterable[Any]) -> Tensor | None:
-    """Return the first floating-point parameter, which tells format and device."""
-    for model in models:
-        for weight in model.parameters() if isinstance(model, nn.Module) else ():
-            if weight.is_floating_point():
-                return weight
-    return None
+def _read_inputs(x: Any) -> Inputs:
+    """Return the model's inputs; a list, or a tuple of numbers, is one array."""
+    if isinstance(x, Inputs):
+        return x
+    several = isinstance(x, tuple) and all(hasattr(part, "__array__") for part in x)
+    if isinstance(x, (list, tuple)) and not several:
+        x = as_tensor("x", x)
+    return Inputs.of(x, "x")
 
 
 def _check_probabilities(output: Tensor) -> None:
-    values = output.detach()
-    rounding = 32 * torch.finfo(values.dtype).eps
-    if bool((values < -rounding).any()) or bool((values > 1 + rounding).any()):
+    rounding = ROUNDING * torch.finfo(output.dtype).eps
+    low, high = float(output.min()), float(output.max())
+    if low < -rounding or high > 1 + rounding:
         raise InputError(
             'outputs="probabilities" needs values in [0, 1], the model returns values between '
-            f'{float(values.min()):.4g} and {float(values.max()):.4g}: pass outputs="logits"'
+            f'{low:.4g} and {high:.4g}: pass outputs="logits"'
         )
-
-
-def _concatenate(parts: list[Any]) -> Tensor:
-    return torch.cat([tensor("x", part).detach().cpu() for part in parts])
 
 
 def _scale(mean: Any, std: Any, x: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -436,16 +361,14 @@ def _scale(mean: Any, std: Any, x: Tensor) -> tuple[Tensor, Tensor] | None:
     if mean is None and std is None:
         return None
     found = []
-    for name, value, default in (("mean", mean, 0.0), ("std", std, 1.0)):
-        part = tensor(name, default if value is None else value).to(x)
-        if (
-            part.ndim == 1 and x.ndim > 2 and len(part) == x.shape[1]
-        ):  # one for each channel
+    for name, value in (
+        ("mean", 0.0 if mean is None else mean),
+        ("std", 1.0 if std is None else std),
+    ):
+        part = as_tensor(name, value).to(x)
+        if part.ndim == 1 and x.ndim > 2 and len(part) == x.shape[1]:  # by channel
             part = part.view(-1, *[1] * (x.ndim - 2))
-        if not fits(part, x[0]) or (name == "std" and not bool((part > 0).all())):
-            raise InputError(
-                f"{name} must be a number or fit one input, {tuple(x.shape[1:])}, std positive, "
-                f"got shape {tuple(part.shape)}"
-            )
-        found.append(part)
+        found.append(broadcast(name, part, x.shape[1:]))
+    if not bool((found[1] > 0).all()):
+        raise InputError("std must be positive")
     return found[0], found[1]

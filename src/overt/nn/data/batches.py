@@ -99,7 +99,7 @@ class Inputs:
         given: Any
         if isinstance(value, Mapping):
             given = {
-                k: _as_tensor(v, name) if is_array(v) else v for k, v in value.items()
+                k: as_tensor(name, v) if is_array(v) else v for k, v in value.items()
             }
         else:
             parts = tuple(value) if isinstance(value, (tuple, list)) else (value,)
@@ -108,7 +108,7 @@ class Inputs:
                 raise InputTypeError(
                     f"{name} must be a tensor, a tuple of tensors or a dict of them, got {kinds}"
                 )
-            given = tuple(_as_tensor(part, name) for part in parts)
+            given = tuple(as_tensor(name, part) for part in parts)
         inputs = cls(given, output)
         if not inputs.tensors or any(
             x.ndim == 0 or len(x) == 0 for x in inputs.tensors
@@ -152,7 +152,7 @@ class Inputs:
 
     def like(self, model: nn.Module) -> Inputs:
         """Return the arguments on the model's device, floating-point ones in its format."""
-        weight = next((t for t in _tensors_of(model) if t.is_floating_point()), None)
+        weight = first_weight(model)
         if weight is None:
             return self
         return self.map(
@@ -196,7 +196,7 @@ class Batches:
         self._unlabeled = unlabeled
         self._output = output
         whole = split_batch(data, model) if isinstance(data, Mapping) else data
-        self._data = _split_rows(whole, name) if _is_pair(whole) else data
+        self._data = _split_rows(whole, name) if is_pair(whole) else data
         bad = is_array(data) or isinstance(self._data, (str, Mapping))
         if bad or not isinstance(self._data, Iterable):
             raise InputTypeError(
@@ -211,7 +211,7 @@ class Batches:
 
     def __iter__(self) -> Iterator[Batch]:
         number = 0
-        device = next((t.device for t in _tensors_of(self._model)), None)
+        weight = first_weight(self._model)
         for number, given in enumerate(self._data, 1):
             where = f"batch {number} of {self.name}"
             inputs, y = self._parts(given, where)
@@ -220,16 +220,22 @@ class Batches:
             ):
                 raise InputError(f"{where}: inputs must be finite, got NaN or infinity")
             if y is not None:
-                y = _as_tensor(y, where).detach()
+                y = as_tensor(where, y).detach()
                 if y.ndim == 0 or len(y) != len(inputs):
                     count = len(y) if y.ndim else "single"
                     raise InputError(
                         f"{where} has {len(inputs)} inputs but {count} targets"
                     )
-                y = y if device is None else y.to(device)
+                y = y if weight is None else y.to(weight.device)
             yield Batch(where, inputs.like(self._model), y)
         if not number:
             raise InputError(f"{self.name} must give at least one batch, got none")
+
+    def seed(self, seed: int) -> None:
+        """Seed a DataLoader's own generator, if it has one."""
+        generator = getattr(self._data, "generator", None)
+        if isinstance(generator, torch.Generator):
+            generator.manual_seed(seed)
 
     @property
     def count(self) -> int:
@@ -293,33 +299,37 @@ def _has_rows(value: Any) -> bool:
     return is_array(value) and len(getattr(value, "shape", (0,))) > 0
 
 
-def _as_tensor(value: Any, name: str) -> Tensor:
-    """Return a tensor; whole numbers of an array become int64, as torch wants them."""
+def as_tensor(name: str, value: Any) -> Tensor:
+    """Return a tensor, an array, a data frame or a list of numbers as a dense tensor.
+
+    Whole numbers of an array become int64, as torch wants them.
+    """
     if isinstance(value, Tensor):
         _check_dense(value, name)
         return value
     array = plain_array(name, value)
     if array.dtype.kind not in "biuf":
         raise InputTypeError(f"{name} must hold numbers, got an array of {array.dtype}")
-    dtype = array.dtype if array.dtype.kind == "f" else np.int64
-    return torch.tensor(np.array(array, dtype))
+    if array.dtype.kind == "u" and array.size and int(array.max()) >= 2**63:
+        raise InputError(f"{name} must hold numbers below 2^63, got {int(array.max())}")
+    dtype = np.dtype(np.int64)
+    if array.dtype.kind == "f":  # torch has neither foreign byte orders nor 16 bytes
+        dtype = np.dtype(f"f{min(array.dtype.itemsize, 8)}")
+    with np.errstate(over="ignore"):
+        return torch.tensor(array.astype(dtype))
 
 
 def _check_dense(value: Any, name: str) -> None:
     """Refuse a tensor without numbers, or with numbers that are not real."""
     if not isinstance(value, Tensor):
         return
-    if (
-        value.layout != torch.strided
-        or value.is_meta
-        or value.is_nested
-        or value.is_complex()
-    ):
+    hollow = value.layout != torch.strided or value.is_meta or value.is_nested
+    if hollow or value.is_complex():
         kind = f"{value.dtype} in layout {value.layout} on {value.device}"
         raise InputTypeError(f"{name} must be dense, of real numbers, got {kind}")
 
 
-def _is_pair(data: Any) -> bool:
+def is_pair(data: Any) -> bool:
     """Return whether data is (inputs, targets) as a whole: a tuple, where a list is of batches."""
     if not isinstance(data, tuple) or len(data) != 2 or not _has_rows(data[1]):
         return False
@@ -367,7 +377,9 @@ def _describe(batch: Any) -> str:
     return f"a {kind}"
 
 
-def _tensors_of(model: Any) -> Iterator[Tensor]:
-    if isinstance(model, nn.Module):
-        yield from model.parameters()
-        yield from model.buffers()
+def first_weight(model: Any) -> Tensor | None:
+    """Return a model's first floating-point parameter or buffer: its format and device."""
+    if not isinstance(model, nn.Module):
+        return None
+    weights = (*model.parameters(), *model.buffers())
+    return next((weight for weight in weights if weight.is_floating_point()), None)

@@ -49,12 +49,13 @@ def unwrap_model(model: nn.Module) -> nn.Module:
 def modes(
     model: nn.Module,
     *,
-    noise: bool,
+    noise: bool | None,
     statistics: Statistics = "running",
     update: bool = False,
 ) -> Iterator[None]:
     """Put a model into training mode (`noise`) or evaluation mode, normalization separately.
 
+    With noise=None every layer but normalization stays as it is.
     Normalization uses its running statistics, the batch's, or what its mode says ("as set").
     Afterwards all modes are restored, and all buffers that a pass in training mode changes, unless
     `update` lets them change.
@@ -82,7 +83,7 @@ def modes(
                 module._buffers.update(copies)
             for module, _ in before:
                 if module not in norms:
-                    module.training = noise
+                    module.training = module.training if noise is None else noise
                 elif statistics != "as set":
                     module.training = statistics == "batch"
             with disable_fast_attention():

@@ -403,7 +403,6 @@ def run_cifar(params: Params, seed: int) -> dict[str, Any]:
         steps=params["steps"],
         loss=LOSSES[params["method"]],
         schedule="constant",
-        momentum=0.0,
         random_start=True,
     )
 

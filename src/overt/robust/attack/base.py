@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any, Protocol, Self, Unpack, final
+from typing import Any, ClassVar, Self, Unpack, final
 
 import torch
 from torch import Tensor
 
-from overt._check import InputError, InputTypeError, instance, whole
+from overt._check import whole
 from overt._progress import meter
-from overt.results import Status
+from overt.results import Result, Status
 from overt.robust.attack.results import AttackResult, Stage, report
 from overt.robust.losses import (
-    Criterion,
+    LOSSES,
     Loss,
-    Misclassified,
     Objective,
     Plan,
     find_loss,
+    find_targets,
+    is_fooled,
     objective_of,
     reflected_pair,
 )
@@ -31,18 +32,15 @@ from overt.robust.models import (
     Model,
     ModelAdapter,
     ModelOptions,
+    classes,
     evaluation_mode,
     examples,
-    floating,
     mode_changes_outputs,
 )
 from overt.robust.threats import Region, Threat, check_threat
 
 Draw = Callable[[], Tensor]
 """Samples random allowed perturbations of the points of a batch."""
-
-MIN_SLOPE = 1e-30
-"""Steepness below which a class is too far away to tell how far."""
 
 SCORING_SAMPLES = 100
 """Fresh samples of a random model over which success is scored."""
@@ -54,22 +52,12 @@ A point that leaves with its first lucky sample is fooled in little more than ha
 """
 
 
-class GradientSource(Protocol):
-    """Whose gradients are followed instead of the model's own."""
-
-    @property
-    def evaluations(self) -> int:
-        """Gradients of the source per gradient returned."""
-        ...
-
-    def gradient(self, moved: Tensor, batch: Batch) -> Tensor:
-        """Return the gradient of the batch's objective at the moved points."""
-        ...
-
-
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Points that go through the model together, and their allowed perturbations."""
+    """Points that go through the model together, and their allowed perturbations.
+
+    `source` gives gradients to follow instead of the model's own.
+    """
 
     adapter: ModelAdapter
     rows: Tensor
@@ -77,8 +65,8 @@ class Batch:
     target: Tensor
     region: Region
     objective: Objective
-    criterion: Criterion
-    source: GradientSource | None = None
+    targeted: bool
+    source: Any = None
 
     def evaluate(self, moved: Tensor) -> tuple[Tensor, Tensor]:
         """Return the objective at the moved points and which of them are fooled."""
@@ -86,28 +74,24 @@ class Batch:
             logits = self.adapter.logits(moved, self.rows)
             return self._judge(logits, self.objective(logits, self.y, self.target))
 
-    def differentiate(self, moved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def differentiate(
+        self, moved: Tensor, step: int = 0
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the objective at the moved points, which of them are fooled, the gradient."""
         if self.source is not None:
-            value, fooled = self.evaluate(moved)
-            return value, fooled, self.source.gradient(moved, self)
-        logits, value, gradient = self.value_and_gradient(moved)
-        value, fooled = self._judge(logits.detach(), value.detach())
-        return value, fooled, gradient
-
-    def value_and_gradient(self, moved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return logits, objective and gradient without judging success."""
+            return *self.evaluate(moved), self.source.gradient(moved, self, step)
         moved = moved.detach().requires_grad_()
         with torch.enable_grad():
             logits = self.adapter.logits(moved, self.rows)
             value = self.objective(logits, self.y, self.target)
-            return logits, value, slope(value, moved)
+            gradient = slope(value, moved)
+        return *self._judge(logits.detach(), value.detach()), gradient
 
     @property
     def gradient_cost(self) -> int:
         """Gradients of the model, or of the source, behind one gradient of a point."""
         evaluations = 1 if self.source is None else self.source.evaluations
-        return evaluations * self.adapter.samples
+        return int(evaluations * self.adapter.samples)
 
     def take(self, rows: Tensor) -> Batch:
         """Return some of the points."""
@@ -122,7 +106,7 @@ class Batch:
     def _judge(self, logits: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Return the value, NaN where logits are not finite, and who is fooled by finite ones."""
         broken = ~torch.isfinite(logits).all(1)
-        fooled = self.criterion.met(logits, self.y, self.target)
+        fooled = is_fooled(logits, self.y, self.target, self.targeted)
         return value.masked_fill(broken, torch.nan), fooled & ~broken
 
 
@@ -144,51 +128,38 @@ class BestIterates:
     @classmethod
     def start(cls, delta: Tensor) -> BestIterates:
         """Return the state before the first evaluation."""
-        lowest = torch.full(
-            (len(delta),), -torch.inf, dtype=delta.dtype, device=delta.device
-        )
-        none = torch.zeros(len(delta), dtype=torch.bool, device=delta.device)
+        lowest = torch.full_like(delta[:, 0], -torch.inf)
+        none = torch.zeros_like(lowest, dtype=torch.bool)
         return cls(delta.clone(), lowest, none, none.clone(), none.clone())
 
-    def each(self, change: Callable[[Tensor], Tensor]) -> BestIterates:
-        """Return the same with all tensors changed in one way."""
-        names = ("delta", "value", "fooled", "flat", "broken")
-        return replace(self, **{name: change(getattr(self, name)) for name in names})
-
     def enter(
-        self, delta: Tensor, value: Tensor, fooled: Tensor, live: Tensor
-    ) -> Tensor:
-        """Compare iterates with the best so far, success first; return where they are better."""
-        better = torch.where(fooled == self.fooled, value > self.value, fooled) & live
-        self.value = torch.where(better, value, self.value)
-        self.fooled = self.fooled | (fooled & live)
-        self.broken = self.broken | (value.isnan() & live)
-        replace_rows(self.delta, delta, better)
-        return better
+        self,
+        rows: Tensor,
+        delta: Tensor,
+        value: Tensor,
+        fooled: Tensor,
+        *,
+        by_value: bool = False,
+    ) -> None:
+        """Take over what is better at some of the points: success first, unless `by_value`."""
+        higher = value > self.value[rows]
+        better = torch.where(fooled == self.fooled[rows], higher, fooled)
+        if by_value:
+            better = higher
+        self.delta[rows[better]] = delta[better]
+        self.value[rows[better]] = value[better]
+        self.fooled[rows] |= fooled
+        self.broken[rows] |= value.isnan()
 
     def merge(
         self, rows: Tensor, other: BestIterates, *, by_value: bool = False
     ) -> None:
-        """Take over what is better at some of the points: success first, unless `by_value`."""
-        higher = other.value > self.value[rows]
-        better = torch.where(other.fooled == self.fooled[rows], higher, other.fooled)
-        chosen = rows[higher if by_value else better]
-        improved = higher if by_value else better
-        self.delta[chosen] = other.delta[improved]
-        self.value[chosen] = other.value[improved]
-        self.fooled[rows] |= other.fooled
+        """Take over what another search found, and its cost."""
+        self.enter(rows, other.delta, other.value, other.fooled, by_value=by_value)
         self.flat[rows] |= other.flat
         self.broken[rows] |= other.broken
         self.gradients += other.gradients
         self.queries += other.queries
-
-
-def replace_rows(old: Tensor, new: Tensor, rows: Tensor) -> None:
-    """Put some rows of `new`, which is finite, in the place of the old.
-
-    Interpolation is exact for the weights 0 and 1, and several times faster than torch.where.
-    """
-    old.lerp_(new, rows[:, None].to(old.dtype))
 
 
 def slope(value: Tensor, x: Tensor, *, retain: bool = False) -> Tensor:
@@ -199,6 +170,12 @@ def slope(value: Tensor, x: Tensor, *, retain: bool = False) -> Tensor:
         value.sum(), x, retain_graph=retain, allow_unused=True
     )
     return torch.zeros_like(x) if gradient is None else gradient
+
+
+def likely_rivals(logits: Tensor, y: Tensor, count: int) -> Tensor:
+    """Return the likeliest wrong classes (points, count), likeliest first."""
+    others = logits.detach().scatter(1, y[:, None], -math.inf)
+    return others.argsort(1, descending=True)[:, :count]
 
 
 class AttackState:
@@ -214,189 +191,127 @@ class AttackState:
         y: Any,
         threat: Any,
         *,
-        criterion: Criterion,
+        target: Any = None,
         loss: Loss | None = None,
         batch_size: int = BATCH_SIZE,
         options: Any,
     ) -> None:
-        instance("criterion", criterion, Criterion, "a Criterion")
         x, y, threat = examples(x, y, threat)
-        if y is None:
-            raise InputTypeError("y must hold the classes of x, got None")
         self.options = options
-        self.criterion = criterion
         self.batch_size = whole("batch_size", batch_size)
-        self.adapter = ModelAdapter(model, x, options, regression=criterion.regression)
+        self.adapter = ModelAdapter(model, x, options)
         self.x = self.adapter.x
-        self.loss = loss or find_loss(
-            "reflected_greedy", regression=criterion.regression
-        )
+        self.loss = loss or LOSSES["reflected_greedy"]
         self.status = Status.FINISHED
         self.stages: list[Stage] = []
         self._contexts = ExitStack()
         self._several_losses = False
-        self.threat = check_threat(threat)
-        self.set_radius(self.threat.radius)
-        modes_change = any(mode_changes_outputs(part) for part in self.adapter.models)
+        self.set_radius(check_threat(threat))
+        modes_change = mode_changes_outputs(model)
         with self:
-            self._first_evaluation(y, modes_change)
+            self._first_evaluation(y, target)
+        self.flags["modes"] = modes_change
 
-    def _first_evaluation(self, y: Any, modes_change: bool) -> None:
+    def _first_evaluation(self, y: Any, target: Any) -> None:
         adapter = self.adapter
         clean = adapter.clean_logits(self.batch_size, y)
-        self.y = self.criterion.truth(y, self.x, clean.shape[1])
+        self.y = classes(y, self.x, clean.shape[1])
         differs = adapter.find_randomness()
         self.random = bool(differs.any())
         if self.random and adapter.samples > 1:
             clean = adapter.all_logits(self.x, self.batch_size)
         self.clean = clean
-        target = self.criterion.targets(self.y, clean.shape[1])
         self.targeted = target is not None
-        self.target = self.y if target is None else target
+        self.target = self.y
+        if self.targeted:
+            self.target = find_targets(target, self.y, clean.shape[1])
         self._objective = objective_of(self.loss, targeted=self.targeted)
         self.best = BestIterates.start(torch.zeros_like(self.x).flatten(1))
         self.best.value = self._objective(clean, self.y, self.target)
-        self.best.fooled = self.criterion.met(clean, self.y, self.target)
-        everyone = torch.ones_like(self.best.fooled)
-        self.flags = {
+        self.best.fooled = is_fooled(clean, self.y, self.target, self.targeted)
+        self.flags: dict[str, Any] = {
             "random": differs & adapter.chooses_samples,
-            "probabilities": everyone & adapter.looks_like_probabilities(clean, self.y),
-            "labels": everyone & adapter.hard_labels,
-            "modes": everyone & modes_change,
+            "probabilities": adapter.looks_like_probabilities(clean, self.y),
+            "labels": adapter.hard_labels,
         }
 
     def __enter__(self) -> Self:
         self._contexts.enter_context(torch.inference_mode(False))
-        self._contexts.enter_context(evaluation_mode(*self.adapter.models))
+        self._contexts.enter_context(evaluation_mode(self.adapter.model))
         return self
 
     def __exit__(self, *_: object) -> None:
         self._contexts.close()
 
-    def set_radius(self, radius: float) -> None:
-        """Attack the same points with another radius from now on."""
-        self.threat = self.threat.with_radius(radius)
-        self._limits = self.threat.input_bounds(self.x)
-        self.region = Region.of(self.threat, self.x, self._limits, self.adapter.storage)
+    def set_radius(self, threat: Threat) -> None:
+        """Attack the same points with this threat from now on."""
+        self.threat = threat
+        self.region = threat.region(self.x, self.adapter.storage)
+        self.start = torch.zeros_like(self.region.x)
 
     @property
     def left(self) -> Tensor:
         """The points that are not fooled."""
         return (~self.best.fooled).nonzero().squeeze(1)
 
-    @property
-    def progress(self) -> str:
-        """The robust accuracy so far, for a progress bar."""
-        return f"robust {1 - float(self.best.fooled.double().mean()):.3f}"
-
     def flag(self, name: str, points: Tensor) -> None:
         """Add points (a mask over all) to those with a warning flag."""
-        self.flags[name] = self.flags.get(name, torch.zeros_like(points)) | points
+        self.flags[name] = self.flags.get(name, False) | points
 
     def batch(self, rows: Tensor, **changes: Any) -> Batch:
         """Return some points, ready to be attacked by the state's own loss."""
-        device = self.adapter.device
-        region = self.region.take(rows).to(device)
-        y = self.y[rows].to(device)
-        target = self.target[rows].to(device)
-        given = {"objective": self._objective, "target": target} | changes
-        return Batch(
-            self.adapter, rows, y=y, region=region, criterion=self.criterion, **given
+        own = Batch(
+            adapter=self.adapter,
+            rows=rows,
+            y=self.y[rows],
+            target=self.target[rows],
+            region=self.region.take(rows),
+            objective=self._objective,
+            targeted=self.targeted,
         )
+        return replace(own, **changes)
 
-    def run(
-        self,
-        attack: Attack,
-        *,
-        start: Any = None,
-        source: GradientSource | None = None,
-        name: str = "",
-    ) -> None:
-        """Run an attack on the points left; an interruption keeps what was found."""
+    def run(self, attack: Attack, *, source: Any = None, name: str = "") -> None:
+        """Run an attack on the points left, from `start`; an interruption keeps what was found."""
         if self.threat.radius == 0 or self.status is Status.INTERRUPTED:
             return
-        run = _AttackRun(self, attack, self._start(start), source)
+        run = _AttackRun(self, attack, source)
         self._several_losses = self._several_losses or run.loss is not self.loss
+        # The last attack that followed the model's own gradients says where there are none.
+        if attack.follows_gradients and source is None:
+            self.best.flat &= self.best.fooled
         rows = torch.arange(len(self.x), device=self.x.device).split(self.batch_size)
-        parts = [left for part in rows if len(left := run.left(part))]
-        best = self.best
-        flat, gradients, queries = best.flat.clone(), best.gradients, best.queries
-        found = int(best.fooled.sum())
-        best.flat &= best.fooled
-        try:
-            with meter("attack", sum(map(len, parts)), show=len(rows) > 1) as bar:
-                for part in parts:
+        with self.stage(name or type(attack).__name__):
+            with meter("attack", len(rows), show=len(rows) > 1) as bar:
+                for part in rows:
                     run(part)
-                    bar.advance(len(part), self.progress)
-                if self.random:
-                    self._recheck()
+                    bar.advance()
+            if self.random:
+                self._recheck()
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Add what is found and spent inside to the table; Ctrl-C ends the work, not the call."""
+        best = self.best
+        found, gradients, queries = int(best.fooled.sum()), best.gradients, best.queries
+        try:
+            yield
         except KeyboardInterrupt:
             self.status = Status.INTERRUPTED
-        # The last attack that followed the model's own gradients says where there are none.
-        if source is not None or best.gradients == gradients:
-            best.flat = flat
-        self.record(name or type(attack).__name__, found, gradients, queries)
+        new = int(best.fooled.sum()) - found
+        spent = best.gradients - gradients, best.queries - queries
+        self.stages.append(Stage(name, new, *spent))
 
     def flag_saturation(self, attack: Attack) -> None:
         """Flag where the loss of an attack that runs alone is blind; an ensemble has others."""
-        if (
-            not self.targeted
-            and not self.criterion.regression
-            and self.threat.radius > 0
-        ):
+        if not self.targeted and self.threat.radius > 0:
             self.flag("saturated", find_loss(attack.loss).saturated(self.clean, self.y))
-
-    def record(self, name: str, found: int, gradients: int, queries: int) -> None:
-        """Add a stage to the table, with its points and its cost since these counts."""
-        best = self.best
-        new = int(best.fooled.sum()) - found
-        self.stages.append(
-            Stage(name, new, best.gradients - gradients, best.queries - queries)
-        )
-
-    def _start(self, start: Any) -> Tensor | None:
-        """Return the perturbations to start from, or None."""
-        if start is None:
-            return None
-        start = floating("start", start).to(self.x)
-        if start.shape != self.x.shape:
-            raise InputError(
-                f"start must be shaped like x, {tuple(self.x.shape)}, got {tuple(start.shape)}"
-            )
-        return start
 
     def _recheck(self) -> None:
         """Keep attacking points of a random model that are not fooled nearly always."""
-        fooled = self.best.fooled.nonzero().squeeze(1)
-        if not len(fooled):
-            return
         rate = self.success_rate(self.stored(), RECHECK_SAMPLES)[1]
         self.best.queries += RECHECK_SAMPLES * len(self.x)
         self.best.fooled &= rate >= MIN_RATE
-
-    def rivals(self, rows: Tensor, measured: int) -> Tensor:
-        """Return the likeliest wrong classes of points by linearized distance, nearest first.
-
-        The distance to class j is (f_y - f_j) / |grad (f_y - f_j)|, in the dual norm.
-        """
-        batch = self.batch(rows)
-        x, y = batch.region.x, batch.y
-        others = self.clean[rows].to(y.device).scatter(1, y[:, None], -math.inf)
-        likely = others.argsort(1, descending=True)[:, :measured]
-        distance = torch.empty_like(likely, dtype=x.dtype)
-        with torch.enable_grad():
-            x = x.clone().requires_grad_()
-            f = self.adapter.logits(x, rows)
-            own = f.gather(1, y[:, None])
-            for k in range(likely.shape[1]):
-                margin = (own - f.gather(1, likely[:, k : k + 1])).squeeze(1)
-                steepness = self.threat.dual(slope(margin, x, retain=True)).clamp(
-                    min=MIN_SLOPE
-                )
-                distance[:, k] = margin.detach() / steepness
-        self.best.gradients += likely.numel() * self.adapter.samples
-        order = distance.nan_to_num_(nan=math.inf).argsort(1)
-        return likely.gather(1, order).to(self.x.device)
 
     def stored(self) -> Tensor:
         """Return the perturbed inputs as stored, inside the threat in exact arithmetic."""
@@ -413,7 +328,7 @@ class AttackState:
             for _ in range(total):
                 after = self.adapter.all_logits(x, self.batch_size)
                 finite = torch.isfinite(after).all(1)
-                hits += self.criterion.met(after, self.y, self.target) & finite
+                hits += finite & is_fooled(after, self.y, self.target, self.targeted)
         finally:
             self.adapter.samples = averaged
         return after, hits / total
@@ -435,46 +350,34 @@ class AttackState:
             flat=best.flat,
             broken=best.broken,
             stages=tuple(self.stages),
-            warnings=report(self.flags, warn=warn),
+            warnings=report(self.flags, warn=warn, stacklevel=4),
             status=self.status,
         )
 
     def add_doubts(self, success: Tensor) -> None:
         """Flag what cannot be trusted, given which points are certainly fooled."""
         best = self.best
-        random = torch.full_like(success, self.random)
-        spacing = torch.finfo(self.adapter.storage).eps * self.x.flatten(1).abs().amax(
-            1
-        )
-        positive = self.threat.radius > 0 and self.threat.order > 0
-        coarse = (spacing / 2 > self.threat.radius) & positive
-        explained = random | best.broken | coarse | self.flags["probabilities"]
-        explained = (
-            explained | self.flags.get("saturated", random) | self.flags["labels"]
-        )
-        # The best iterate is the input itself where no step raised the loss, which means nothing
-        # where a step of the whole radius drowns in rounding.
-        same = (best.delta == 0).all(1) & (self.threat.radius > 100 * spacing)
-        masked = self.flags.get("masked", explained)
+        flags = self.flags
+        explained = best.broken | self.random | flags["probabilities"]
+        explained = explained | flags.get("saturated", False) | flags["labels"]
+        # The best iterate is the input itself where no step raised the loss.
+        same = (best.delta == 0).all(1) & (self.threat.radius > 0)
+        masked = flags.get("masked", False)
         self.flag("flat", best.flat & ~explained & ~(success & self._several_losses))
         self.flag("broken", best.broken & ~success)
         self.flag("stuck", same & ~(explained | success | best.flat | masked))
-        self.flag("coarse", coarse & ~success)
-        self.flag("lost", best.fooled & ~success & ~random)
+        self.flag("lost", best.fooled & ~success & (not self.random))
 
 
 class _AttackRun:
     """One attack on the points of a state that are not fooled yet."""
 
-    def __init__(
-        self, state: AttackState, attack: Attack, start: Tensor | None, source: Any
-    ) -> None:
+    def __init__(self, state: AttackState, attack: Attack, source: Any) -> None:
         self._state = state
         self._attack = attack
-        self._start = start
-        self._source = source
-        self.loss = find_loss(attack.loss, regression=state.criterion.regression)
-        self._objective = objective_of(self.loss, targeted=state.targeted)
+        self.loss = find_loss(attack.loss)
+        objective = objective_of(self.loss, targeted=state.targeted)
+        self._changes = {"objective": objective, "source": source}
         # Where the largest loss counts and not success, a loss with separate steps gets all
         # of them.
         plan = self.loss.plan(attack.length, state.clean.shape[1])
@@ -483,79 +386,66 @@ class _AttackRun:
         self._plan = plan if split else Plan(attack.length)
 
     def __call__(self, rows: Tensor) -> None:
-        """Attack a batch, against its nearest rivals in turn if the loss asks for it."""
+        """Attack a batch, against its likeliest rivals in turn if the loss asks for it."""
         plan = self._plan
-        nearest = None
+        state = self._state
+        rivals = likely_rivals(state.clean, state.y, plan.rivals)
         for restart in range(self._attack.restarts):
             if plan.steps:
-                self._run(self.left(rows), None, plan.steps, restart)
+                self._run(self._left(rows), plan.steps, restart)
             for rank in range(plan.rivals):
-                left = self.left(rows)
-                if nearest is None and len(left):
-                    nearest = torch.zeros(len(self._state.x), plan.rivals).to(
-                        self._state.y
-                    )
-                    measured = self._state.rivals(left, plan.measured)
-                    nearest[left] = measured[:, : plan.rivals]
-                if nearest is not None:
-                    self._run(left, nearest[left, rank], plan.each, restart)
+                left = self._left(rows)
+                self._run(left, plan.each, restart, rivals[left, rank])
 
-    def left(self, rows: Tensor) -> Tensor:
+    def _left(self, rows: Tensor) -> Tensor:
         """Return the rows that are to be attacked."""
         return rows[~self._state.best.fooled[rows]] if self._attack.early_exit else rows
 
     def _run(
-        self, rows: Tensor, rival: Tensor | None, steps: int, restart: int
+        self, rows: Tensor, steps: int, restart: int, rival: Tensor | None = None
     ) -> None:
         if len(rows) == 0:
             return
         state, attack = self._state, self._attack
         own = state.batch(rows)
         region = own.region
-        batch = replace(own, objective=self._objective, source=self._source)
+        batch = replace(own, **self._changes)
         if rival is not None:
-            batch = replace(
-                batch, objective=reflected_pair, target=rival.to(own.y.device)
-            )
+            batch = replace(batch, objective=reflected_pair, target=rival)
 
         def draw() -> Tensor:
-            return region.draw((attack.seed or 0) + restart, extreme=restart % 2 == 1)
+            return region.draw(attack.seed + restart, extreme=restart % 2 == 1)
 
-        if restart == 0 and self._start is not None:
-            start = self._start[rows].to(region.x.device).flatten(1)
-            delta = region.project(start - region.x)
-        elif restart > 0 or attack.random_start:
+        delta = state.start[rows]
+        if restart > 0 or attack.random_start:
             delta = draw()
-        else:
-            delta = torch.zeros_like(region.x)
         found = attack.run(batch, delta, steps, draw)
-        if (
-            rival is not None or self.loss is not state.loss
-        ):  # compare by the common loss
-            found.value = own.evaluate(region.perturbed(found.delta))[0].nan_to_num_(
-                -math.inf
-            )
+        if batch.source is not None:
+            found.flat.zero_()
+        if rival is not None or self.loss is not state.loss:
+            # Runs are compared by the state's loss.
+            value, _ = own.evaluate(region.perturbed(found.delta))
+            found.value = value.nan_to_num_(-math.inf)
             found.queries += len(rows)
-        home = state.x.device
-        moved = found.each(lambda part: part.to(home))
-        state.best.merge(rows, moved, by_value=state.random)
+        state.best.merge(rows, found, by_value=state.random)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Attack(ABC):
     """A search for perturbations that change a model's predictions.
 
     Parameters
     ----------
     threat
-        What is allowed: L0, L1, L2 or Linf with a radius and, if wanted, bounds.
+        What is allowed: L1, L2 or Linf with a radius and, if wanted, bounds.
     loss
         What is ascended: "cross_entropy", "dlr", "margin", "reflected" (against the most likely
-        wrong class, then the nearest ones in turn), "reflected_greedy" (the most likely only),
+        wrong class, then the likeliest ones in turn), "reflected_greedy" (the most likely only),
         "reflected_all" (one run for each wrong class), "reflected_lse", or a function
         (logits, y) -> (points,).
-    criterion
-        When a point counts as fooled; by default when it is misclassified.
+    target
+        The class that predictions are to reach: one for all points, or one for each. None: any
+        wrong class.
     restarts
         Number of runs. Those after the first start at random, alternating between extreme points
         of the ball and its inside, on the points not fooled yet.
@@ -568,32 +458,28 @@ class Attack(ABC):
     batch_size
         Points that go through the model together. The result does not depend on it.
     seed
-        Seed for random starts. Starts depend on the seed and on the input's values, not on its
-        position in the batch. None takes a new seed from torch's generator on every call.
+        Seed for random starts, which are the same perturbation for every point.
     """
 
     threat: Threat
     _: KW_ONLY
     loss: str | Loss | Any = "reflected"
-    criterion: Criterion = Misclassified()  # noqa: RUF009  (immutable)
+    target: Any = None
     restarts: int = 1
-    random_start: bool | None = False
+    random_start: bool = False
     early_exit: bool = True
     batch_size: int = BATCH_SIZE
-    seed: int | None = 0
+    seed: int = 0
+    follows_gradients: ClassVar[bool] = False
+    __eq__ = Result.__eq__  # by value, arrays included
+    __hash__ = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         check_threat(self.threat)
-        if not isinstance(self.criterion, Criterion):
-            raise InputTypeError(
-                "criterion must be Misclassified(), Targeted(class), Effective(beta) or "
-                f"Deviates(by), got {self.criterion!r}"
-            )
         find_loss(self.loss)
         whole("restarts", self.restarts)
         object.__setattr__(self, "batch_size", whole("batch_size", self.batch_size))
-        if self.seed is not None:
-            whole("seed", self.seed, minimum=0)
+        whole("seed", self.seed, minimum=0)
 
     @property
     @abstractmethod
@@ -607,8 +493,13 @@ class Attack(ABC):
         """Attack one batch with `steps` steps from `start`; `escape` samples other starts."""
 
     def perturb(self, batch: Batch, start: Tensor, draw: Draw) -> Tensor:
-        """Return the perturbations that a whole run finds, for adversarial training."""
-        return self.run(batch, start, self.length, draw).delta
+        """Return the perturbations of the largest loss of all runs, for adversarial training."""
+        best = self.run(batch, start, self.length, draw)
+        everyone = torch.arange(len(start), device=start.device)
+        for _ in range(1, self.restarts):
+            other = self.run(batch, draw(), self.length, draw)
+            best.merge(everyone, other, by_value=True)
+        return best.delta
 
     @final
     def __call__(
@@ -617,7 +508,6 @@ class Attack(ABC):
         x: Any,
         y: Any = None,
         *,
-        start: Any = None,
         warn: bool = True,
         **options: Unpack[ModelOptions],
     ) -> AttackResult:
@@ -627,15 +517,13 @@ class Attack(ABC):
         ----------
         model
             A torch module or any function from inputs to logits: (points, classes), or one logit
-            for two classes, (points, 1) or (points,), positive for class 1. A list of models
-            counts as one with the mean of their logits. A module in training mode is evaluated in
-            evaluation mode; modules inside one in evaluation mode keep their modes.
+            for two classes, (points, 1) or (points,), positive for class 1. A
+            module in training mode is evaluated in evaluation mode; modules inside one in
+            evaluation mode keep their modes.
         x, y
             Tensors or arrays; y holds class numbers, or -1 and 1 for two classes. x may be a tuple
             or a dict of a model's inputs, the first of which is perturbed, or, without y, a
             DataLoader.
-        start
-            Perturbed inputs to start from, shaped like x.
         warn
             Whether to warn of gradients that cannot be trusted.
         output
@@ -654,13 +542,12 @@ class Attack(ABC):
             x,
             y,
             self.threat,
-            criterion=self.criterion,
-            loss=find_loss(self.loss, regression=self.criterion.regression),
+            target=self.target,
+            loss=find_loss(self.loss),
             batch_size=self.batch_size,
             options=options,
         )
-        seed = int(torch.randint(1 << 31, ())) if self.seed is None else self.seed
         with state:
             state.flag_saturation(self)
-            state.run(replace(self, seed=seed), start=start)
+            state.run(self)
             return state.result(warn=warn)

@@ -5,30 +5,25 @@ walks along the decision boundary: where a point is fooled its radius shrinks, w
 grows, and steps are projected on the ball of that radius. The second (in the manner of FAB, Croce
 and Hein 2020) linearizes the boundary at the current point and jumps to the smallest perturbation
 that crosses it, which is found by bisection over the radius of the exact linear maximizer in ball
-and box; a linear model is solved by its first step. L0 allows more and more coordinates.
+and box; a linear model is solved by its first step.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Unpack
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from overt._check import InputError, doubles, instance, number, plain_array, whole
-from overt._intervals import clopper_pearson
-from overt._types import Floats
+from overt._check import InputError, whole
 from overt.results import Result, Status
-from overt.robust.attack.base import AttackState, Batch, slope
-from overt.robust.attack.pgd import PGD
+from overt.robust.attack.base import AttackState, Batch, likely_rivals, slope
 from overt.robust.attack.results import Stage, report
-from overt.robust.losses import LOSSES, Criterion, Misclassified, lead_of_rival
+from overt.robust.losses import LOSSES, lead_of_rival
 from overt.robust.models import BATCH_SIZE, Model, ModelOptions
-from overt.robust.threats import Threat
+from overt.robust.threats import Region, Threat
 
 BISECTIONS = 12
 """Halvings of the segment from an input to what fools it: a relative error of 1/4000."""
@@ -45,11 +40,8 @@ MAX_RIVALS = 9
 OVERSHOOT = 1.01
 """How far beyond the linearized boundary a step goes, so that it crosses a curved one."""
 
-GROWTH = 1.1
-"""Factor by which perturbations of a random model grow until most samples are fooled."""
-
-MAX_GROWTHS = 16
-"""Times that they grow: up to 4.6 times in all."""
+MIN_SLOPE = 1e-30
+"""Steepness below which the boundary is too far away to tell how far."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -64,10 +56,9 @@ class MinimumDistance(Result):
         Their distance from the inputs as stored, an upper bound on that to the decision boundary: 0
         for points that are wrong to begin with, infinity where nothing was found, (points,).
     success
-        Which points are fooled, recomputed at x, (points,). For a random model: in most of 100
-        fresh samples.
+        Which points are fooled, recomputed at x, (points,).
     norm
-        "l0", "l1", "l2" or "linf".
+        "l1", "l2" or "linf".
     gradients, queries, stages, warnings, status
         As for any attack.
     """
@@ -82,17 +73,6 @@ class MinimumDistance(Result):
     warnings: tuple[str, ...]
     status: Status
 
-    def errors(self, radii: Any, confidence: float = 0.95) -> tuple[Floats, Floats]:
-        """Return the robust error found at any radii (k,), and its intervals (k, 2)."""
-        distance = np.asarray(torch.as_tensor(self.distance).cpu())
-        radii = doubles("radii", np.atleast_1d(plain_array("radii", radii)), ndim=1)
-        confidence = number("confidence", confidence)
-        if not 0 < confidence < 1:
-            raise InputError(f"confidence must lie between 0 and 1, got {confidence}")
-        counts = (distance <= radii[:, None]).sum(1)
-        low, high = clopper_pearson(counts, len(distance), confidence)
-        return counts / len(distance), np.stack([low, high], axis=1)
-
 
 def minimum_distance(
     model: Model,
@@ -101,16 +81,12 @@ def minimum_distance(
     threat: Threat | None = None,
     *,
     steps: int = 100,
-    rivals: int = 2,
-    criterion: Criterion = Misclassified(),  # noqa: B008  (immutable)
+    target: Any = None,
     batch_size: int = BATCH_SIZE,
-    seed: int = 0,
     warn: bool = True,
     **options: Unpack[ModelOptions],
 ) -> MinimumDistance:
     """Look for the nearest perturbation that fools the model at each point.
-
-    The distance of a random model is that at which most of its samples are fooled.
 
     Parameters
     ----------
@@ -118,47 +94,39 @@ def minimum_distance(
         As for any attack; a DataLoader may stand for x and y.
     threat
         The norm, the bounds, and a radius beyond which nothing is of interest.
-    steps, rivals
-        Gradients of each run, and runs against single classes, by linearized distance, that follow
-        the one against the likeliest.
-    criterion, batch_size, seed, warn, output, outputs, mean, std, samples
+    steps
+        Gradients of the walk along the boundary.
+    target, batch_size, warn, output, outputs, mean, std, samples
         As for any attack.
     """
     whole("steps", steps)
-    whole("rivals", rivals, minimum=0)
-    if instance("criterion", criterion, Criterion, "a Criterion").regression:
-        raise InputError(
-            "criterion must be of classes for minimum_distance, got Deviates; use PGD"
-        )
     state = AttackState(
         model,
         x,
         y,
         threat,
-        criterion=criterion,
+        target=target,
         loss=LOSSES["margin"],
         batch_size=batch_size,
         options=options,
     )
+    if state.random:
+        raise InputError(
+            "model must not be random for minimum_distance; measure robust_error at several radii"
+        )
     with state:
-        if (
-            state.random
-        ):  # the majority of samples decides which points are wrong to begin with
-            state.best.fooled = state.success_rate(state.x)[1] > 0.5
-        wrong = state.best.fooled.clone()
-        if state.threat.order == 0:
-            _count(state, steps, seed)
-        elif state.threat.radius > 0:
-            _search(state, (~wrong).nonzero().squeeze(1), steps, rivals)
-        if state.random:
-            _settle_random(state, wrong)
+        with state.stage("boundary"):
+            for rows in state.left.split(state.batch_size):
+                if len(rows) and state.threat.radius > 0:
+                    batch = state.batch(rows)
+                    follow_boundary(state, batch, steps)
+                    cross_boundaries(state, batch)
         result = state.result(warn=False)
-    state.flags.pop(
-        "stuck", None
-    )  # where nothing was found the input itself is returned
+    # Where nothing was found the input itself is returned.
+    state.flags.pop("stuck", None)
     moved = state.x.to(result.x.dtype, copy=True)
     moved[result.success] = result.x[result.success]
-    size = state.threat.size((moved.double() - state.x.double()).flatten(1)).double()
+    size = state.threat.size((moved.double() - state.x.double()).flatten(1))
     return MinimumDistance(
         x=moved,
         distance=torch.where(result.success, size, math.inf),
@@ -172,179 +140,127 @@ def minimum_distance(
     )
 
 
-def _search(state: AttackState, left: Tensor, steps: int, rivals: int) -> None:
-    """Search in all batches; an interruption keeps what was found."""
-    classes = state.clean.shape[1]
-    count = 0 if state.targeted or classes < 3 else min(rivals, classes - 1)
-    best = state.best
-    gradients, queries = best.gradients, best.queries
-    found = int(best.fooled.sum())
-    try:
-        for rows in left.split(state.batch_size) if len(left) else ():
-            batch = state.batch(rows)
-            follow_boundary(state, batch, steps)
-            cross_boundaries(state, batch)
-            if count:
-                nearest = state.rivals(rows, min(classes - 1, MAX_RIVALS))
-                for k in range(count):
-                    rival = nearest[:, k].to(state.adapter.device)
-                    single = state.batch(rows, objective=lead_of_rival, target=rival)
-                    follow_boundary(state, single, steps)
-    except KeyboardInterrupt:
-        state.status = Status.INTERRUPTED
-    state.record("boundary", found, gradients, queries)
+@dataclass(eq=False)
+class _Nearest:
+    """The nearest perturbations of a batch that fool the model, and their sizes, (points,)."""
+
+    state: AttackState
+    batch: Batch
+    delta: Tensor
+    size: Tensor
+
+    @classmethod
+    def of(cls, state: AttackState, batch: Batch) -> _Nearest:
+        """Return what the state knows of a batch; sizes are infinite where it knows nothing."""
+        delta = state.best.delta[batch.rows]
+        fooled = state.best.fooled[batch.rows]
+        size = torch.where(fooled, batch.region.threat.size(delta), math.inf)
+        return cls(state, batch, delta, size)
+
+    def enter(self, delta: Tensor, fooled: Tensor) -> None:
+        """Keep perturbations that fool the model and are nearer."""
+        size = self.batch.region.threat.size(delta)
+        nearer = fooled & (size < self.size)
+        self.size = torch.where(nearer, size, self.size)
+        self.delta = torch.where(nearer[:, None], delta, self.delta)
+
+    def store(self) -> None:
+        """Bisect the segments to the perturbations, and store the nearest in the state."""
+        batch, best = self.batch, self.state.best
+        low = torch.zeros_like(self.size)
+        high = torch.ones_like(self.size)
+        for _ in range(BISECTIONS):
+            middle = (low + high) / 2
+            fooled = batch.evaluate(_seen(batch, self.delta * middle[:, None]))[1]
+            low = torch.where(fooled, low, middle)
+            high = torch.where(fooled, middle, high)
+        best.queries += BISECTIONS * len(low) * batch.adapter.samples
+        found = torch.isfinite(self.size)
+        rows = batch.rows[found]
+        shortest = self.delta * high[:, None].to(self.delta)
+        best.delta[rows] = shortest[found]
+        best.fooled[rows] = True
 
 
-def _nearest(state: AttackState, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return the nearest perturbations of a batch so far, and their sizes (infinite if none)."""
-    delta = state.best.delta[batch.rows].to(batch.region.x)
-    fooled = state.best.fooled[batch.rows].to(delta.device)
-    size = batch.region.threat.size(delta).double()
-    return delta, torch.where(fooled, size, math.inf)
-
-
-def _keep(state: AttackState, batch: Batch, delta: Tensor, near: Tensor) -> None:
-    """Bisect the segments to the perturbations that fool the model, and store the nearest."""
-    low = torch.zeros_like(near)
-    high = torch.ones_like(near)
-    for _ in range(BISECTIONS):
-        middle = (low + high) / 2
-        fooled = batch.evaluate(batch.region.seen(delta * middle[:, None].to(delta)))[1]
-        low = torch.where(fooled, low, middle)
-        high = torch.where(fooled, middle, high)
-    state.best.queries += BISECTIONS * len(near) * batch.adapter.samples
-    found = torch.isfinite(near)
-    rows = batch.rows[found]
-    shortest = delta * high[:, None].to(delta)
-    state.best.delta[rows] = shortest[found].to(state.best.delta)
-    state.best.fooled[rows] = True
+def _seen(batch: Batch, delta: Tensor) -> Tensor:
+    """Return x + delta exactly as it will be stored: at the boundary the last digit decides."""
+    x = batch.region.x
+    return batch.region.store(delta.to(x)).to(x)
 
 
 @torch.no_grad()
 def follow_boundary(state: AttackState, batch: Batch, steps: int) -> None:
     """Walk along the decision boundary from the inputs."""
-    region = batch.region
-    threat = region.threat
-    nearest, near = _nearest(state, batch)
-    delta = torch.zeros_like(region.x)
-    reach = torch.full_like(near, threat.radius)
-    crossed = torch.zeros_like(near, dtype=torch.bool)
-    one = threat.with_radius(1.0)
+    threat = batch.region.threat
+    nearest = _Nearest.of(state, batch)
+    delta = torch.zeros_like(batch.region.x)
+    reach = torch.full_like(nearest.size, threat.radius)
+    crossed = torch.zeros_like(nearest.size, dtype=torch.bool)
     for step in range(steps):
         falling = (1 + math.cos(math.pi * step / steps)) / 2
-        value, fooled, gradient = batch.differentiate(region.seen(delta))
+        value, fooled, gradient = batch.differentiate(_seen(batch, delta))
         gradient = gradient.nan_to_num(0, 0, 0)
         if step == 0:
             flat = ~(gradient.abs().amax(1) > 0)
-            state.best.flat[batch.rows] |= flat.to(state.best.flat.device)
-        size = threat.size(delta).double()
-        closer = fooled & (size < near)
-        near = torch.where(closer, size, near)
-        nearest = torch.where(closer[:, None], delta, nearest)
+            state.best.flat[batch.rows] |= flat
+        nearest.enter(delta, fooled)
         crossed |= fooled
         # The radius shrinks or grows by 5 percent at first and by a thousandth at the end.
         rate = 0.001 + 0.049 * falling
-        steepness = threat.dual(gradient).double().clamp(min=1e-30)
+        size = threat.size(delta)
+        steepness = threat.dual(gradient).double().clamp(min=MIN_SLOPE)
         linearized = size - value.double().nan_to_num(0).clamp(max=0) / steepness
         grown = torch.where(crossed, reach, linearized) * (1 + rate)
         reach = torch.where(fooled, torch.minimum(reach, size) * (1 - rate), grown)
-        reach = torch.minimum(reach, near.clamp(max=threat.radius)).clamp(min=1e-30)
-        unit = reach[:, None].to(delta)
-        box = region.delta_bounds
-        scaled = None if box is None else (box[0] / unit, box[1] / unit)
-        length = (0.01 + 0.99 * falling) * unit
-        delta = region.project_each(
-            delta + length * one.ascent(gradient, scaled), reach
-        )
-    state.best.gradients += steps * len(near) * batch.gradient_cost
-    _keep(state, batch, nearest, near)
+        reach = torch.minimum(reach, nearest.size.clamp(max=threat.radius))
+        radius = reach.clamp(min=MIN_SLOPE)[:, None].to(delta)
+        ball = batch.region.with_radius(radius)
+        length = (0.01 + 0.99 * falling) * radius
+        delta = ball.project(delta + length * ball.ascent(gradient))
+    state.best.gradients += steps * len(reach) * batch.gradient_cost
+    nearest.store()
 
 
 @torch.no_grad()
 def cross_boundaries(state: AttackState, batch: Batch) -> None:
     """Jump to the nearest linearized boundary of each of the likeliest classes, again and again."""
-    region = batch.region
-    nearest, near = _nearest(state, batch)
-    delta = torch.zeros_like(region.x)
+    nearest = _Nearest.of(state, batch)
+    delta = torch.zeros_like(batch.region.x)
+    rivals = batch.target[:, None]
     for _ in range(JUMPS):
-        for value, gradient in _boundaries(batch, region.seen(delta)):
-            # A perturbation e crosses the boundary linearized at x + delta where <g, e> is this.
-            needed = ((gradient * delta).sum(1) - value).double()
-            jump = _smallest_crossing(batch, gradient, needed)
-            fooled = batch.evaluate(region.seen(jump))[1]
-            size = region.threat.size(jump).double()
-            closer = fooled & (size < near)
-            near = torch.where(closer, size, near)
-            nearest = torch.where(closer[:, None], jump, nearest)
-            state.best.gradients += len(near) * batch.gradient_cost
-            state.best.queries += len(near) * batch.adapter.samples
-        delta = torch.where(torch.isfinite(near)[:, None], nearest, delta)
-    _keep(state, batch, nearest, near)
-
-
-def _boundaries(batch: Batch, moved: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the lead and its gradient of the likeliest wrong classes, or of the target class."""
-    with torch.enable_grad():
-        x = moved.detach().requires_grad_()
-        logits = batch.adapter.logits(x, batch.rows)
-    others = logits.detach().scatter(1, batch.y[:, None], -math.inf)
-    likely = others.argsort(1, descending=True)[
-        :, : min(logits.shape[1] - 1, MAX_RIVALS)
-    ]
-    if not torch.equal(batch.target, batch.y):
-        likely = batch.target[:, None]
-    for k in range(likely.shape[1]):
         with torch.enable_grad():
-            lead = lead_of_rival(logits, batch.y, likely[:, k])
-            gradient = slope(lead, x, retain=True).nan_to_num(0, 0, 0)
-        yield lead.detach(), gradient
+            moved = _seen(batch, delta).requires_grad_()
+            logits = batch.adapter.logits(moved, batch.rows)
+        if not state.targeted:
+            count = min(logits.shape[1] - 1, MAX_RIVALS)
+            rivals = likely_rivals(logits, batch.y, count)
+        for rival in rivals.unbind(1):
+            with torch.enable_grad():
+                lead = lead_of_rival(logits, batch.y, rival)
+                gradient = slope(lead, moved, retain=True).nan_to_num(0, 0, 0)
+            # A perturbation e crosses the boundary linearized at x + delta where <g, e> is this.
+            needed = ((gradient * delta).sum(1) - lead.detach()).double()
+            jump = _smallest_crossing(batch.region, gradient, needed)
+            nearest.enter(jump, batch.evaluate(_seen(batch, jump))[1])
+            state.best.gradients += len(jump) * batch.gradient_cost
+            state.best.queries += len(jump) * batch.adapter.samples
+        found = torch.isfinite(nearest.size)[:, None]
+        delta = torch.where(found, nearest.delta, delta)
+    nearest.store()
 
 
-def _smallest_crossing(batch: Batch, gradient: Tensor, needed: Tensor) -> Tensor:
+def _smallest_crossing(region: Region, gradient: Tensor, needed: Tensor) -> Tensor:
     """Return the smallest e in the box with <gradient, e> >= needed, a little beyond it.
 
     The most that a ball of radius r allows is reached by its linear maximizer and grows with r.
     """
-    region = batch.region
-    high = torch.full_like(needed, region.threat.radius).double()
-    low = torch.zeros_like(high)
-    goal = needed.double()
+    low = torch.zeros_like(needed)
+    high = torch.full_like(needed, region.threat.radius)
     for _ in range(LINEAR_BISECTIONS):
         middle = (low + high) / 2
-        reached = (gradient * region.argmax_each(gradient, middle)).sum(1).double()
-        enough = reached >= goal
+        ball = region.with_radius(middle[:, None].to(gradient))
+        enough = (gradient * ball.linear_argmax(gradient)).sum(1) >= needed
         high = torch.where(enough, middle, high)
         low = torch.where(enough, low, middle)
     beyond = (high * OVERSHOOT).clamp(max=region.threat.radius)
-    return region.argmax_each(gradient, beyond)
-
-
-def _count(state: AttackState, steps: int, seed: int) -> None:
-    """Allow more and more coordinates, each time on the points not fooled yet."""
-    largest = min(state.threat.radius, state.best.delta.shape[1])
-    count = 1
-    while count <= largest and len(state.left):
-        state.set_radius(count)
-        attack = PGD(
-            state.threat,
-            loss="margin",
-            batch_size=state.batch_size,
-            steps=max(steps // 4, 1),
-            restarts=2,
-            seed=seed,
-        )
-        state.run(attack, name=f"{count} coordinates")
-        count = max(count + 1, round(1.3 * count))
-    state.set_radius(largest)
-
-
-def _settle_random(state: AttackState, wrong: Tensor) -> None:
-    """Enlarge perturbations of a random model until most of its samples are fooled."""
-    for _ in range(MAX_GROWTHS):
-        short = (
-            state.best.fooled & ~wrong & (state.success_rate(state.stored())[1] <= 0.6)
-        )
-        if not bool(short.any()) or state.status is Status.INTERRUPTED:
-            return
-        larger = state.region.project(state.best.delta * GROWTH)
-        state.best.delta = torch.where(short[:, None], larger, state.best.delta)
+    return region.with_radius(beyond[:, None].to(gradient)).linear_argmax(gradient)

@@ -12,8 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from overt._check import InputError
 from overt.robust.attack.base import AttackState, Batch, slope
-from overt.robust.keyed_random import keys_of, normal
-from overt.robust.losses import find_loss, objective_of
+from overt.robust.losses import LOSSES, objective_of
 from overt.robust.models import ModelAdapter
 
 
@@ -28,13 +27,9 @@ class GradientTestConfig:
 
     step_lengths: tuple[float, ...] = (0.01, 0.1, 1.0)  # in radii
     min_kept: float = 0.4  # share of its promise that a step must gain
-    min_kept_toward: float = (
-        0.2  # the same toward a target, where the best other class may change
-    )
+    min_kept_toward: float = 0.2  # toward a target, where the best other class changes
     max_doubtful: float = 0.1  # share of the points from which no gradient is believed
-    rounding: float = (
-        64  # machine epsilons of the largest logit that a loss may be off by
-    )
+    rounding: float = 64  # machine epsilons of the largest logit that a loss is off by
 
 
 CONFIG = GradientTestConfig()
@@ -50,18 +45,14 @@ def find_doubtful_gradients(state: AttackState) -> tuple[Tensor, bool]:
     """
     left = state.left
     doubtful = torch.zeros_like(state.best.fooled)
-    flat = state.best.flat.clone()
-    margin = find_loss("margin", regression=state.criterion.regression)
-    objective = objective_of(margin, targeted=state.targeted)
-    min_kept = CONFIG.min_kept_toward if state.targeted else CONFIG.min_kept
+    flat = doubtful.clone()
+    objective = objective_of(LOSSES["margin"], targeted=state.targeted)
     for rows in left.split(state.batch_size):
         batch = state.batch(rows, objective=objective)
-        value, _, gradient = batch.differentiate(batch.region.x.clone())
-        rounding = _rounding(state, rows, gradient)
-        for length in CONFIG.step_lengths:
-            breaks = _breaks_promise(batch, value, gradient, length, rounding, min_kept)
-            doubtful[rows] |= breaks.to(doubtful.device)
-        flat[rows] = (~(gradient.abs().amax(1) > 0)).to(flat.device)
+        value, _, gradient = batch.differentiate(batch.region.x)
+        breaks = _breaks_promise(state, batch, value, gradient)
+        doubtful[rows] = breaks
+        flat[rows] = ~(gradient.abs().amax(1) > 0)
         cost = state.adapter.samples * len(rows)
         state.best.gradients += cost
         state.best.queries += len(CONFIG.step_lengths) * cost
@@ -70,39 +61,31 @@ def find_doubtful_gradients(state: AttackState) -> tuple[Tensor, bool]:
 
 
 def _breaks_promise(
-    batch: Batch,
-    value: Tensor,
-    gradient: Tensor,
-    length: float,
-    rounding: Tensor,
-    min_kept: float,
+    state: AttackState, batch: Batch, value: Tensor, gradient: Tensor
 ) -> Tensor:
-    """Return which points gain less than a fair share of what a step of this length promises."""
-    threat = batch.region.threat
-    smallest = (
-        0.0 if threat.order else 1.0
-    )  # a step in L0 changes at least one coordinate
-    region = batch.region.with_radius(max(length * threat.radius, smallest))
-    delta = torch.zeros_like(region.x)
-    moved = region.x.clone()
-    region.steepest_step(delta, gradient.clone(), region.threat.radius, moved)
-    promised = (gradient.double() * (moved - region.x).double()).sum(1)
-    gained = batch.evaluate(moved)[0].double() - value.double()
-    # A model that returns no number there has another warning.
-    known = gained.isfinite() & (promised > rounding)
-    return known & ~(gained > min_kept * promised)
-
-
-def _rounding(state: AttackState, rows: Tensor, gradient: Tensor) -> Tensor:
-    """Return by how much rounding in the model's number format may change the loss, (points,)."""
-    x = state.x[rows].flatten(1).to(gradient.device)
-    inputs = (gradient.abs().double() * x.abs().double()).sum(1)
-    logits = state.clean[rows].abs().amax(1).double().to(gradient.device)
-    return state.adapter.precision * (CONFIG.rounding * logits + inputs)
+    """Return which points gain less than a fair share of what some step promises, (points,)."""
+    x = batch.region.x
+    exact = gradient.double()
+    # By how much rounding in the model's number format may change the loss.
+    logits = state.clean[batch.rows].abs().amax(1).double()
+    inputs = (exact.abs() * x.abs()).sum(1)
+    rounding = state.adapter.precision * (CONFIG.rounding * logits + inputs)
+    min_kept = CONFIG.min_kept_toward if state.targeted else CONFIG.min_kept
+    broken = torch.zeros_like(batch.y, dtype=torch.bool)
+    for length in CONFIG.step_lengths:
+        radius = length * state.threat.radius
+        region = batch.region.with_radius(radius)
+        moved = region.perturbed(region.project(radius * region.ascent(gradient)))
+        promised = (exact * (moved - x).double()).sum(1)
+        gained = batch.evaluate(moved)[0].double() - value.double()
+        # A model that returns no number there has another warning.
+        known = gained.isfinite() & (promised > rounding)
+        broken |= known & ~(gained > min_kept * promised)
+    return broken
 
 
 @dataclass(frozen=True, eq=False)
-class OtherGradients:
+class GradientSource:
     """Gradients of another model, or of the model itself made smooth.
 
     They are averaged over `evaluations` normal perturbations of size `sigma` and, if `straight`,
@@ -114,16 +97,14 @@ class OtherGradients:
     evaluations: int = 1
     straight: bool = False
 
-    def gradient(self, moved: Tensor, batch: Batch) -> Tensor:
-        """Return the gradient of the batch's objective at the moved points."""
+    def gradient(self, moved: Tensor, batch: Batch, step: int) -> Tensor:
+        """Return the gradient of the batch's objective at the moved points of a step."""
         total = torch.zeros_like(moved)
-        for k in range(self.evaluations):
-            there = moved
-            if self.sigma > 0:
-                there = moved + self.sigma * normal(
-                    keys_of(moved, k), moved.shape[1], moved
-                )
-            there = there.detach().requires_grad_()
+        generator = torch.Generator().manual_seed(step)
+        for _ in range(self.evaluations):
+            # The same for every point: results do not depend on the batch.
+            noise = torch.randn(moved.shape[1], generator=generator).to(moved)
+            there = (moved + self.sigma * noise).detach().requires_grad_()
             mode = StraightThrough() if self.straight else nullcontext()
             with torch.enable_grad():
                 with mode:
@@ -139,15 +120,8 @@ class StraightThrough(TorchFunctionMode):  # type: ignore[misc]
     Conversions to whole numbers keep their values and become numbers with a fraction.
     """
 
-    ROUNDING: ClassVar[frozenset[Any]] = frozenset(
-        getattr(place, name)
-        for name in ("round", "floor", "ceil", "trunc", "sign", "int", "long", "byte")
-        for place in (torch, Tensor)
-        if callable(getattr(place, name, None))
-        and not isinstance(getattr(place, name), type)
-    )
-    DETACHING: ClassVar[frozenset[Any]] = frozenset(
-        {torch.detach, Tensor.detach, Tensor.data.__get__}
+    HIDING: ClassVar[frozenset[str]] = frozenset(
+        ("round", "floor", "ceil", "trunc", "sign", "int", "long", "byte", "detach")
     )
 
     def __init__(self) -> None:
@@ -158,19 +132,18 @@ class StraightThrough(TorchFunctionMode):  # type: ignore[misc]
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         x = args[0] if args else None
-        hides = func in self.ROUNDING or func in self.DETACHING
+        hides = getattr(func, "__name__", "") in self.HIDING
+        hides = hides or func == Tensor.data.__get__
         if not hides or not isinstance(x, Tensor) or not x.requires_grad:
             return func(*args, **(kwargs or {}))
         self.seen = True
-        if func in self.DETACHING:
-            return x
         return func(*args, **(kwargs or {})).detach().to(x.dtype) + (x - x.detach())
 
 
 def hides_gradients(state: AttackState) -> bool:
     """Return whether the model rounds or detaches."""
     rows = state.left[: state.batch_size]
-    x = state.x[rows].to(state.adapter.device).requires_grad_()
+    x = state.x[rows].requires_grad_()
     try:
         with torch.enable_grad(), StraightThrough() as mode:
             state.adapter.logits(x, rows)
@@ -179,15 +152,13 @@ def hides_gradients(state: AttackState) -> bool:
     return mode.seen
 
 
-def surrogate_gradients(state: AttackState, surrogate: Any) -> OtherGradients:
+def surrogate_gradients(state: AttackState, surrogate: Any) -> GradientSource:
     """Return the gradients of a surrogate, which must have the model's classes."""
-    inputs = (state.x, *state.adapter.context)
-    given = inputs if len(inputs) > 1 else inputs[0]
-    other = ModelAdapter(surrogate, given, state.options)
-    classes = other.clean_logits(state.batch_size).shape[1]
-    if classes != state.clean.shape[1]:
+    other = ModelAdapter(surrogate, state.adapter.inputs, state.options)
+    found = other.clean_logits(state.batch_size).shape[1]
+    if found != state.clean.shape[1]:
         raise InputError(
             f"surrogate must return as many logits as the model, {state.clean.shape[1]}, got "
-            f"{classes}"
+            f"{found}"
         )
-    return OtherGradients(other)
+    return GradientSource(other)

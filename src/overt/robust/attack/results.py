@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from overt.results import Result, Status
@@ -119,14 +119,13 @@ MESSAGES = {
     "broken": "the model returns NaN or infinity at perturbations of {} of the points, which is "
     f"not counted as success: {LIKELY}.",
     "stuck": "no step raised the loss at {} of the points although there is a gradient: it does "
-    f"not point uphill, which masking or random layers cause; {LIKELY}.",
+    "not point uphill, which masking or random layers cause, or the radius is below the spacing of "
+    f"the inputs' number format; {LIKELY}.",
     "masked": "steps along the gradient gain far less than it promises at {} of the points: the "
     "model masks its gradients. Smoothed gradients and a full search without gradients were used; "
     f"robustness may still be overestimated. {SURROGATE}",
     "unaided": "search without gradients fooled {} of the points that gradients had not: they are "
     f"masked, and {LIKELY}. {SURROGATE}",
-    "coarse": "the radius is less than the spacing of the numbers that {} of the points are stored "
-    "in: nothing can be found there. Pass inputs and model in a wider format, or nearer to 0.",
     "lost": "{} of the points were fooled only by perturbations that rounding takes out of the "
     "allowed set; they count as robust. Pass inputs and model in double precision.",
 }
@@ -135,23 +134,15 @@ MESSAGES = {
 ALWAYS_REPORTED = ("random", "probabilities", "labels", "modes", "lost")
 
 
-def report(flags: dict[str, Any], *, warn: bool) -> tuple[str, ...]:
-    """Return the messages of flagged points, each with its share, and warn of them.
-
-    Warnings point at the caller's line, outside this package.
-    """
+def report(
+    flags: dict[str, Any], *, warn: bool, stacklevel: int = 3
+) -> tuple[str, ...]:
+    """Return the messages of flagged points, each with its share, and warn of them."""
     messages = []
     for name, message in MESSAGES.items():
-        share = float(flags[name].double().mean()) if name in flags else 0.0
+        share = float(torch.as_tensor(flags.get(name, False)).double().mean())
         if share > 0 and (share >= MIN_REPORTED_SHARE or name in ALWAYS_REPORTED):
             messages.append(message.format(f"{share:.1%}"))
-    frame = sys._getframe(1)
-    level = 2
-    while frame.f_back is not None and frame.f_globals["__name__"].startswith(
-        "overt.robust."
-    ):
-        frame = frame.f_back
-        level += 1
     for message in messages if warn else ():
-        warnings.warn(message, RobustnessWarning, stacklevel=level)
+        warnings.warn(message, RobustnessWarning, stacklevel=stacklevel)
     return tuple(messages)

@@ -1,8 +1,8 @@
 """Search without gradients: random windows, accepted where they raise the loss.
 
 After the Square attack (Andriushchenko et al. 2020), with the threat's own projection: a window is
-given one random sign for each channel and, but in Linf, what a second window has of the norm.
-Windows shrink as queries go by; they depend on a point's values, the seed and the step.
+given one random sign for each channel and, in L1 and L2, what a second window has of the norm.
+Windows shrink as queries go by; they are the same for every point.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from torch import Tensor
 
 from overt._check import whole
 from overt.robust.attack.base import Attack, Batch, BestIterates, Draw
-from overt.robust.attack.pgd import LiveBatch
-from overt.robust.keyed_random import keys_of, uniform
 from overt.robust.losses import Loss
 from overt.robust.threats import Region
 
@@ -31,7 +29,7 @@ Planes = tuple[int, int, int]
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Square(Attack):
     """Random search over windows of the input: it needs no gradient, so nothing can mask it.
 
@@ -57,22 +55,23 @@ class Square(Attack):
     ) -> BestIterates:
         """Search on one batch."""
         shape = _planes(batch.adapter.x.shape[1:])
-        keys = keys_of(batch.region.x, self.seed or 0)
-        stripes = _stripes(batch.region, keys, shape)
+        generator = torch.Generator().manual_seed(self.seed)
+        stripes = _stripes(batch.region, shape, generator)
         trial = torch.where(start.any(1, keepdim=True), start, stripes)
-        live = LiveBatch(trial)
+        best = BestIterates.start(trial)
+        rows = torch.arange(len(trial), device=trial.device)
         for step in range(1, steps + 1):
-            live.enter(trial, *batch.evaluate(batch.region.perturbed(trial)))
-            live.all.queries += len(keys) * batch.adapter.samples
-            stay = live.leave(0.0) if self.early_exit else None
-            if stay is not None:
-                batch = batch.take(stay)
-                keys = keys[stay]
-            if step == steps or len(keys) == 0:
+            value, fooled = batch.evaluate(batch.region.perturbed(trial))
+            best.enter(rows, trial, value, fooled)
+            best.queries += len(rows) * batch.adapter.samples
+            if self.early_exit and bool(fooled.any()):
+                stay = (~fooled).nonzero().squeeze(1)
+                batch, rows = batch.take(stay), rows[stay]
+            if step == steps or len(rows) == 0:
                 break
             area = FIRST_AREA / 2 ** sum(step > share * steps for share in HALVING_AT)
-            trial = _window(batch.region, live.best.delta, keys, step, area, shape)
-        return live.close()
+            trial = _window(batch.region, best.delta[rows], area, shape, generator)
+        return best
 
 
 def _planes(shape: torch.Size) -> Planes:
@@ -82,73 +81,52 @@ def _planes(shape: torch.Size) -> Planes:
     return shape[0], shape[1], shape[2:].numel()
 
 
-def _stripes(region: Region, keys: Tensor, shape: Planes) -> Tensor:
+def _signs(shape: Planes, generator: torch.Generator, like: Tensor) -> Tensor:
+    return torch.randn(shape, generator=generator).sign().to(like)
+
+
+def _stripes(region: Region, shape: Planes, generator: torch.Generator) -> Tensor:
     """Return a first perturbation: columns of random signs, as large as is allowed."""
-    c, h, w = shape
-    sign = (uniform(keys, c * w, region.x) - 0.5).sign().view(-1, c, 1, w)
-    wide = sign.expand(-1, c, h, w).flatten(1)
-    if not region.threat.order:
-        return region.project(wide)
-    size = region.threat.size(wide)[:, None].to(wide)
-    return region.project(wide * region.threat.radius / size)
+    channels, height, width = shape
+    sign = _signs((channels, 1, width), generator, region.x)
+    wide = sign.expand(-1, height, -1).flatten().expand_as(region.x)
+    return region.project(_unit(region, wide) * region.threat.radius)
 
 
 def _window(
-    region: Region, delta: Tensor, keys: Tensor, step: int, area: float, shape: Planes
+    region: Region,
+    delta: Tensor,
+    area: float,
+    shape: Planes,
+    generator: torch.Generator,
 ) -> Tensor:
     """Return perturbations with one window changed, projected on the region."""
-    c, h, w = shape
-    tall = min(max(round((area * h * w) ** 0.5), 1), h)
-    broad = min(max(round(area * h * w / tall), 1), w)
-    random = uniform(keys, 4 + c, delta, stream=step + 8)
-    here = _mask(random[:, 0], random[:, 1], tall, broad, shape)
-    there = _mask(random[:, 2], random[:, 3], tall, broad, shape)
-    sign = (random[:, 4:] - 0.5).sign().repeat_interleave(h * w, 1)
+    here = _mask(area, shape, generator).to(delta.device)
+    there = _mask(area, shape, generator).to(delta.device)
+    sign = _signs((shape[0], 1, 1), generator, delta).expand(shape).flatten()
     threat = region.threat
     if threat.order == torch.inf:
         return region.project(torch.where(here, sign * threat.radius, delta))
-    if threat.order == 0:
-        rest = torch.where(there, 0, delta)
-        low, high = region.delta_bounds or (-1.0, 1.0)
-        ends = torch.where(sign > 0, high, low)
-        return region.project(torch.where(here, ends * 1.5, rest))
-    # What both windows have of the norm goes into the first, half of it as it was there.
+    # What both windows have of the norm goes into the first.
     rest = torch.where(here | there, 0, delta)
     order = float(threat.order)
-    powers = threat.radius**order - threat.size(rest).double() ** order
-    available = powers.clamp(min=0) ** (1 / order)
-    new = _unit(region, sign * _bump(tall, broad, c, here, delta))
-    mixed = _unit(region, new + _unit(region, torch.where(here, delta, 0)))
-    return region.project(rest + mixed * available[:, None].to(delta))
+    powers = threat.radius**order - threat.size(rest) ** order
+    available = (powers.clamp(min=0) ** (1 / order))[:, None].to(delta)
+    new = _unit(region, torch.where(here, sign, 0)[None])
+    return region.project(rest + new * available)
 
 
-def _mask(top: Tensor, left: Tensor, tall: int, broad: int, shape: Planes) -> Tensor:
-    """Return where the windows are whose corners lie at these shares of the free range."""
-    c, h, w = shape
-    rows = _inside(top, h, tall)
-    columns = _inside(left, w, broad)
-    both = rows[:, :, None] & columns[:, None]
-    return both[:, None].expand(-1, c, h, w).flatten(1)
-
-
-def _inside(share: Tensor, n: int, k: int) -> Tensor:
-    """Return which of n places lie in a window of k, one row for each share."""
-    first = (share * (n - k + 1)).floor()
-    at = torch.arange(n, device=share.device).to(share) - first[:, None]
-    return (at >= 0) & (at < k)
+def _mask(area: float, shape: Planes, generator: torch.Generator) -> Tensor:
+    """Return where a random window of about this share of the input is, (features,)."""
+    _, height, width = shape
+    tall = min(max(round((area * height * width) ** 0.5), 1), height)
+    broad = min(max(round(area * height * width / tall), 1), width)
+    top = int(torch.randint(height - tall + 1, (), generator=generator))
+    left = int(torch.randint(width - broad + 1, (), generator=generator))
+    mask = torch.zeros(shape, dtype=torch.bool)
+    mask[:, top : top + tall, left : left + broad] = True
+    return mask.flatten()
 
 
 def _unit(region: Region, v: Tensor) -> Tensor:
     return v / region.threat.size(v)[:, None].clamp(min=1e-12).to(v)
-
-
-def _bump(tall: int, broad: int, channels: int, here: Tensor, like: Tensor) -> Tensor:
-    """Return a bump over each window, highest in its middle."""
-    down = 1 - (2 * (torch.arange(tall).to(like) + 0.5) / tall - 1).abs()
-    across = 1 - (2 * (torch.arange(broad).to(like) + 0.5) / broad - 1).abs()
-    bump = (
-        (torch.minimum(down[:, None], across[None]) + 0.05).flatten().repeat(channels)
-    )
-    out = torch.zeros_like(like)
-    out[here] = bump.repeat(len(like))
-    return out

@@ -10,7 +10,7 @@ come from the same pass, layer by layer. In double precision; rounding is not bo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -20,13 +20,13 @@ from overt._check import InputError
 from overt._progress import meter
 from overt._types import Bools, Floats
 from overt.results import Status
-from overt.robust.certify.milp import Network, best_lead
+from overt.robust.certify.milp import DenseNetwork, best_lead
 from overt.robust.certify.network import ReluNetwork
 from overt.robust.models import ModelAdapter
 from overt.robust.threats import Region
 
-MAX_ENTRIES = 2_000_000
-"""Entries of a network's matrices above which the mixed-integer program is not tried."""
+MAX_UNITS = 1500
+"""Inputs and hidden units above which the mixed-integer program is not tried."""
 
 ROUNDING = 1e-9
 """Share of the largest logit that rounding in double precision may add to a lead."""
@@ -40,11 +40,21 @@ RANDOM_POINTS = 4
 
 @dataclass(frozen=True, eq=False)
 class Decision:
-    """Which points are proved robust, and perturbations of others that fool the network."""
+    """What a wrong class leads by at `x`, a proved bound on any lead, per point.
 
-    proved: Bools
-    witnesses: dict[int, Tensor]  # perturbations by point
+    The lead is -inf where nothing was searched.
+    """
+
+    lead: Floats
+    bound: Floats
+    x: Floats
+    scale: Floats  # the largest logits at the inputs
     status: Status
+
+    @property
+    def proved(self) -> Bools:
+        """Which points are robust, rounding allowed for."""
+        return np.asarray(self.bound < -ROUNDING * self.scale)
 
 
 def read_network(adapter: ModelAdapter, region: Region, batch_size: int) -> ReluNetwork:
@@ -53,24 +63,22 @@ def read_network(adapter: ModelAdapter, region: Region, batch_size: int) -> Relu
     The modelled logits are compared with the model's at the inputs and at random points of each
     ball, by turns inside and at its extreme points.
     """
-    single = len(adapter.models) == 1 and isinstance(adapter.models[0], nn.Module)
-    if not single or adapter.context:
+    single = isinstance(adapter.model, nn.Module)
+    if not single or len(adapter.inputs.given) > 1:
         raise InputError("certify needs one torch module with one input")
-    if region.threat.order == 0:
-        raise InputError("certify must be given L1, L2 or Linf, got L0")
     if adapter.output is not None:
         raise InputError(
             "certify does not model output=: pass a model that returns logits"
         )
     mean, std = adapter.scale or (None, None)
-    network = ReluNetwork.trace(adapter.models[0], adapter.x, mean, std)
-    if adapter.probabilities != network.probabilities:
+    network = ReluNetwork.trace(adapter.model, adapter.x, mean, std)
+    if (adapter.outputs == "probabilities") != network.probabilities:
         raise InputError(
             'certify models outputs="probabilities" of models that end in a softmax, and no others'
         )
     compare(network, adapter, adapter.x, batch_size)
     for seed in range(RANDOM_POINTS):
-        moved = region.seen(region.draw(seed, extreme=seed % 2 == 1))
+        moved = region.perturbed(region.draw(seed, extreme=seed % 2 == 1))
         compare(network, adapter, moved.view_as(adapter.x), batch_size)
     return network
 
@@ -81,11 +89,6 @@ def compare(
     """Compare the modelled logits with the model's at some inputs; refuse any difference."""
     modelled = network.outputs(x.cpu().double())
     given = adapter.all_logits(x, batch_size).cpu().double()
-    if modelled.shape != given.shape:
-        raise InputError(
-            f"certify models a network with outputs of shape {tuple(modelled.shape)}, the model "
-            f"returns {tuple(given.shape)}"
-        )
     lowest = float(np.log(torch.finfo(adapter.x.dtype).tiny))
     if network.normalized:  # probabilities may round to 0
         modelled, given = modelled.clamp(min=lowest), given.clamp(min=lowest)
@@ -98,52 +101,48 @@ def compare(
         )
 
 
-def decide(network: ReluNetwork, region: Region, y: Tensor, seconds: float) -> Decision:
+def decide(
+    network: ReluNetwork,
+    region: Region,
+    y: Tensor,
+    seconds: float,
+    *,
+    level: float | None = None,
+) -> Decision:
     """Decide the points of a region in double precision, with classes y (points,).
 
-    The mixed-integer program gets at most `seconds` a point, and none for large networks. Ctrl-C
-    keeps what was decided.
+    The mixed-integer program gets at most `seconds` a point, and none for large networks or where
+    linear bounds prove the point robust. With a `level` every point gets it, until it is known
+    whether a wrong class can lead by that much. Ctrl-C keeps what was decided.
     """
     n = len(y)
-    leads = np.full(n, np.inf)
-    proved = np.zeros(n, bool)
-    witnesses: dict[int, Tensor] = {}
-    hidden: dict[int, list[tuple[Floats, Floats]]] = {}
     x = region.x.view(n, *network.shape)
     scale = network.logits(x).abs().amax(1).numpy() if n else np.zeros(0)
+    lead, bound = np.full(n, -np.inf), np.full(n, np.inf)
+    found = Decision(lead, bound, region.x.numpy().copy(), scale, Status.FINISHED)
+    hidden_units = sum(shape.numel() for shape, _ in network.units)
+    small = 0 < hidden_units <= MAX_UNITS - region.x.shape[1]
+    program = None
+    if level is not None or (seconds > 0 and small):
+        program = DenseNetwork(*network.dense(), network.slopes)
     try:
-        for i in range(n):
-            bounds = LinearBounds(network, region.take(torch.tensor([i])))
-            leads[i] = bounds.best_lead(int(y[i]))
-            hidden[i] = [(low.numpy(), high.numpy()) for low, high in bounds.hidden]
-        proved = leads < -ROUNDING * scale
-        exact = not network.slopes  # linear bounds are, then
-        if seconds == 0 or exact or network.entries() > MAX_ENTRIES or proved.all():
-            return Decision(proved, witnesses, Status.FINISHED)
-        program = Network(*network.dense(), network.slopes)
-        open_points = np.flatnonzero(~proved).tolist()
-        with meter("certify", len(open_points)) as bar:
-            for i in open_points:
+        with meter("certify", n) as bar:
+            for i in range(n):
                 around = region.take(torch.tensor([i]))
-                point = region.x[i].numpy()
-                reached, bound, moved = best_lead(
-                    program,
-                    point,
-                    int(y[i]),
-                    around,
-                    0.0,
-                    hidden=hidden[i],
-                    seconds=seconds,
-                )
-                if bound < -ROUNDING * scale[i]:
-                    proved[i] = True
-                elif reached >= 0:
-                    witnesses[i] = torch.from_numpy(moved - point)
+                bounds = LinearBounds(network, around)
+                bound[i] = bounds.best_lead(int(y[i]))
+                if program is not None and (level is not None or not found.proved[i]):
+                    hidden = [
+                        (low.numpy(), high.numpy()) for low, high in bounds.hidden
+                    ]
+                    lead[i], upper, found.x[i] = best_lead(
+                        program, int(y[i]), around, hidden, level or 0.0, seconds
+                    )
+                    bound[i] = max(min(bound[i], upper), lead[i])
                 bar.advance()
     except KeyboardInterrupt:
-        proved = proved | (leads < -ROUNDING * scale)
-        return Decision(proved, witnesses, Status.INTERRUPTED)
-    return Decision(proved, witnesses, Status.FINISHED)
+        return replace(found, status=Status.INTERRUPTED)
+    return found
 
 
 class LinearBounds:
@@ -179,14 +178,9 @@ class LinearBounds:
                 known = rest[j]
                 if more is not None:
                     rest[j] = more if known is None else known + more
-        box = self._region.delta_bounds
-        if box is not None:
-            box = (
-                box[0].expand_as(first).contiguous(),
-                box[1].expand_as(first).contiguous(),
-            )
-        worst = self._region.threat.linear_argmax(-first, box)
-        return total + (first * (self._region.x + worst)).sum(1)
+        everywhere = self._region.take(torch.zeros(len(first), dtype=torch.long))
+        worst = everywhere.linear_argmax(-first)
+        return total + (first * (everywhere.x + worst)).sum(1)
 
     def _relax(self, k: int, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Return weights of z_k below those of h_k, and what must be added."""

@@ -12,13 +12,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from overt._check import InputError, doubles, matrix, number
-from overt._progress import meter
 from overt._types import Bools, Floats
 from overt.results import Result, Status
+from overt.robust.certify.bounds import decide
+from overt.robust.certify.network import ReluNetwork
 from overt.robust.models import classes
-from overt.robust.threats import Threat, check_threat, tensor
+from overt.robust.threats import Threat, check_threat
 
 ROUNDING = 1e-9
 """Relative size of the leads of linear models that rounding leaves undecided."""
@@ -73,7 +75,7 @@ def linear(weight: Any, bias: Any, x: Any, y: Any, threat: Threat) -> ExactError
         )
     W, b = _two_classes(W, _bias("bias", bias, len(W)))
     check_threat(threat)
-    inputs = tensor("x", X)
+    inputs = torch.from_numpy(X)
     y = classes(y, inputs, len(W)).numpy()
     region = threat.region(inputs)
     f = X @ W.T + b
@@ -128,8 +130,6 @@ def two_layer(
     level
         Lead of a wrong class that counts as success: beta for beta-effective attacks.
     """
-    from overt.robust.certify.milp import Network, best_lead
-
     W, X = (doubles(name, a, ndim=2) for name, a in (("hidden", hidden), ("x", x)))
     A = matrix("top", np.atleast_2d(doubles("top", top)))
     if A.shape[1] != len(W) or W.shape[1] != X.shape[1]:
@@ -137,37 +137,39 @@ def two_layer(
             "hidden (width, inputs), top (classes, width) and x (points, inputs) must fit, got "
             f"{W.shape}, {A.shape} and {X.shape}"
         )
+    check_threat(threat)
     slope, level = check_slope(slope), number("level", level)
     A, c = _two_classes(A, _bias("top_bias", top_bias, len(A)))
-    inputs = tensor("x", X)
-    y = classes(y, inputs, len(A)).numpy()
-    net = Network.chain(
-        (W, A), (_bias("hidden_bias", hidden_bias, len(W)), c), (slope,)
-    )
-    lead, bound, moved = np.full(len(X), -np.inf), np.full(len(X), np.inf), X.copy()
-    if check_threat(threat).order == 0:
-        raise InputError("threat must be L1, L2 or Linf for two layers, got L0")
-    region, status = threat.region(inputs), Status.OPTIMAL
-    try:
-        with meter("exact", len(X)) as bar:
-            for i, (point, own) in enumerate(zip(X, y, strict=True)):
-                one = torch.tensor([i])
-                lead[i], bound[i], moved[i] = best_lead(
-                    net, point, int(own), region.take(one), level
-                )
-                bar.advance()
-    except KeyboardInterrupt:
-        status = Status.INTERRUPTED
+    inputs = torch.from_numpy(X)
+    y = classes(y, inputs, len(A))
+    first = _layer(W, _bias("hidden_bias", hidden_bias, len(W)))
+    model = nn.Sequential(first, nn.LeakyReLU(slope), _layer(A, c))
+    network = ReluNetwork.trace(model, inputs)
+    found = decide(network, threat.region(inputs), y, np.inf, level=level)
     # Recomputed at the witness. Without a level the prediction decides, as it does for attacks: in
     # an exact tie, which dead units cause, the class of the smaller number wins.
-    predicted = np.array([int(np.argmax(net.logits(point))) for point in moved])
-    fooled = lead >= level if level > 0 else predicted != y
-    undecided = ~fooled & (bound >= level)
-    if status is not Status.INTERRUPTED:
-        status = _status(undecided)
+    predicted = network.logits(torch.from_numpy(found.x)).argmax(1)
+    fooled = found.lead >= level if level > 0 else (predicted != y).numpy()
+    undecided = ~fooled & (found.bound >= level)
+    status = _status(undecided)
+    if found.status is Status.INTERRUPTED:
+        status = found.status
     return ExactError(
-        float(fooled.mean()), fooled, lead, bound, undecided, moved, status
+        float(fooled.mean()),
+        fooled,
+        found.lead,
+        found.bound,
+        undecided,
+        found.x,
+        status,
     )
+
+
+def _layer(weight: Floats, bias: Floats) -> nn.Linear:
+    """Return a layer with these weights."""
+    layer = nn.Linear(weight.shape[1], len(weight), dtype=torch.float64)
+    layer.load_state_dict({"weight": torch.tensor(weight), "bias": torch.tensor(bias)})
+    return layer
 
 
 def check_slope(value: Any) -> float:

@@ -14,13 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from overt._types import Floats
 from overt.robust.threats import L1, L2, Region
-
-Hidden = Sequence[tuple[Floats, Floats]] | None
-"""Proved bounds (low, high) of the units of each hidden layer, before the rectifier."""
 
 TIGHT = 1e-7
 """How far, relative to the radius, tangent planes may leave a Euclidean ball."""
@@ -33,7 +29,7 @@ SLACK = 1e-7
 
 
 @dataclass(frozen=True, eq=False)
-class Network:
+class DenseNetwork:
     """z_i = sum_k W[i][k] h_k + b_i, h_i = max(slope_i z_i, z_i), h_0 = x; the last z are logits.
 
     W[i] maps what feeds layer i (0: inputs, k: hidden layer k) to a matrix.
@@ -43,103 +39,58 @@ class Network:
     b: Sequence[Floats]
     slopes: Sequence[float]
 
-    @classmethod
-    def chain(
-        cls, W: Sequence[Floats], b: Sequence[Floats], slopes: Sequence[float]
-    ) -> Network:
-        """Return a network in which each layer feeds the next one only."""
-        return cls([{k: matrix} for k, matrix in enumerate(W)], b, slopes)
-
-    @property
-    def classes(self) -> int:
-        """The number of logits."""
-        return len(self.b[-1])
-
     def logits(self, x: Floats) -> Floats:
         """Return the logits of one input."""
         h = [x]
-        for i, b in enumerate(self.b):
-            z = sum((matrix @ h[k] for k, matrix in self.W[i].items()), b)
-            if i == len(self.slopes):
-                return z
-            h.append(np.maximum(self.slopes[i] * z, z))
-        raise AssertionError("a network has one map more than slopes")
+        for W, b, slope in zip(self.W, self.b, (*self.slopes, 1.0), strict=True):
+            z = sum((matrix @ h[k] for k, matrix in W.items()), b)
+            h.append(np.maximum(slope * z, z))
+        return h[-1]
 
 
 def best_lead(
-    net: Network,
-    x: Floats,
+    net: DenseNetwork,
     own: int,
     region: Region,
+    hidden: Sequence[tuple[Floats, Floats]],
     level: float,
-    *,
-    hidden: Hidden = None,
-    seconds: float = np.inf,
+    seconds: float,
 ) -> tuple[float, float, Floats]:
     """Return (lead reached, proved upper bound, the input that reaches it) over wrong classes.
 
-    Classes and tangent planes are gone through only until the level is decided, or time is over.
-    `hidden` are bounds of the hidden units that are known already, a pair for each layer.
+    `region` is that of one point; `hidden` are proved bounds (low, high) of the units of each
+    hidden layer, before the rectifier. Classes and tangent planes are gone through only until the
+    level is decided, or time is over; the bound is infinite where classes were not searched.
     """
+    x = region.x[0].numpy()
     best, bound, where = -np.inf, -np.inf, x
     end = time.monotonic() + seconds
-    last = max(j for j in range(net.classes) if j != own)
-    for j in range(net.classes):
-        if j == own:
-            continue
-        reached, upper, moved = _against(net, x, own, j, region, level, hidden, end)
-        if reached > best:
-            best, where = reached, moved
-        bound = max(bound, upper)
-        if best > max(level, 0.0):
-            # The remaining classes are not searched: nothing is proved of their leads.
-            bound = bound if j == last else np.inf
-            break
+    rivals = [j for j in range(len(net.b[-1])) if j != own]
+    for j in rivals:
+        program = _Program(net, x, own, j, region, hidden)
+        upper = np.inf
+        for _ in range(MOST_PLANES):
+            proved, delta = program.solve(end - time.monotonic())
+            upper = min(upper, proved)
+            if delta is None:  # time was over before any solution was found
+                break
+            radius = region.threat.radius
+            length = float(np.linalg.norm(delta))
+            outside = isinstance(region.threat, L2) and length > radius
+            inside = delta * (radius / length) if outside else delta
+            f = net.logits(x + inside)
+            if f[j] - f[own] > best:
+                best, where = float(f[j] - f[own]), x + inside
+            decided = upper < level or best > max(level, 0.0)
+            # In a tie more planes cannot decide.
+            tie = upper - float(f[j] - f[own]) <= 2 * SLACK * program.scale
+            if length <= radius * (1 + TIGHT) or not outside or decided or tie:
+                break
+            program.cut(delta / length)
+        bound = max(bound, upper, best)
+        if best > max(level, 0.0) and j != rivals[-1]:
+            return best, np.inf, where
     return best, bound, where
-
-
-def _against(
-    net: Network,
-    x: Floats,
-    own: int,
-    j: int,
-    region: Region,
-    level: float,
-    hidden: Hidden,
-    end: float,
-) -> tuple[float, float, Floats]:
-    threat, program = region.threat, _Program(net, x, own, j, region, hidden)
-    best, upper, where = -np.inf, np.inf, x
-    for _ in range(MOST_PLANES):
-        proved, delta = program.solve(end - time.monotonic())
-        upper = min(upper, proved)
-        if delta is None:  # time was over before any solution was found
-            break
-        length = float(threat.size(torch.from_numpy(delta)[None]))
-        outside = isinstance(threat, L2) and length > threat.radius * (1 + TIGHT)
-        inside = delta * (threat.radius / length) if length > threat.radius else delta
-        f = net.logits(x + inside)
-        if f[j] - f[own] > best:
-            best, where = float(f[j] - f[own]), x + inside
-        if not outside or upper < level or best > max(level, 0.0):
-            break
-        if (
-            upper - best <= 2 * SLACK * program.scale
-        ):  # a tie: more planes cannot decide it
-            break
-        program.cut(delta / length)
-    return best, max(upper, best), where
-
-
-@dataclass(frozen=True, eq=False)
-class _Source:
-    """Variables that feed layers: `base` + `unit` * variable lies between base + low and + high."""
-
-    first: int
-    unit: Floats
-    base: Floats
-    low: Floats
-    high: Floats
 
 
 class _Program:
@@ -152,111 +103,106 @@ class _Program:
     """
 
     def __init__(
-        self, net: Network, x: Floats, own: int, j: int, region: Region, hidden: Hidden
-    ) -> None:
-        threat = region.threat
-        low, high = _box(x, region)
-        d, extra = len(x), len(x) if isinstance(threat, L1) else 0
-        self.radius, self.inputs = threat.radius or 1.0, d
-        self.total = d + extra + 2 * sum(len(b) for b in net.b[:-1])
-        self.rows: list[Floats] = []  # row . variables <= limit
-        self.limits: list[float] = []
-        self.cost, self.kinds = np.zeros(self.total), np.zeros(self.total)
-        least, most = (
-            [low / self.radius, np.zeros(extra)],
-            [high / self.radius, np.ones(extra)],
-        )
-        # What may feed a layer: where its variables begin, their units, their values where all
-        # variables are 0, and the limits of their values from there.
-        sources = [_Source(0, np.full(d, self.radius), x, low, high)]
-        at = d + extra
-        for k, a in enumerate(net.slopes):
-            fed = [(sources[i], W) for i, W in net.W[k].items()]
-            z0 = sum((W @ source.base for source, W in fed), net.b[k])
-            up, down = z0.copy(), z0.copy()
-            for source, W in fed:
-                up = up + np.where(W > 0, W * source.high, W * source.low).sum(1)
-                down = down + np.where(W > 0, W * source.low, W * source.high).sum(1)
-            if list(net.W[k]) == [0]:
-                reach = (
-                    threat.radius * threat.dual(torch.from_numpy(net.W[k][0])).numpy()
-                )
-                up, down = np.minimum(up, z0 + reach), np.maximum(down, z0 - reach)
-            if hidden is not None:
-                down, up = np.maximum(down, hidden[k][0]), np.minimum(up, hidden[k][1])
-            size = np.maximum(np.abs(up), np.abs(down))
-            size[size == 0] = 1.0
-            scaled = [
-                (source.first, W * source.unit / size[:, None]) for source, W in fed
-            ]
-            limits = self._layer(scaled, at, a, z0 / size, up / size, down / size)
-            self.kinds[at + len(z0) : at + 2 * len(z0)] = 1
-            least, most = [*least, *limits[0]], [*most, *limits[1]]
-            rest = np.maximum(a * down, down), np.maximum(a * up, up)
-            sources.append(_Source(at, size, np.zeros(len(z0)), *rest))
-            at += 2 * len(z0)
-        gains = [
-            (sources[i], (W[j] - W[own]) * sources[i].unit)
-            for i, W in net.W[-1].items()
-        ]
-        self.scale = float(sum(np.abs(gain).sum() for _, gain in gains)) or 1.0
-        offset = net.b[-1] + sum(
-            (W @ sources[i].base for i, W in net.W[-1].items()), 0.0
-        )
-        self.offset = float(offset[j] - offset[own])
-        for source, gain in gains:
-            self.cost[source.first : source.first + len(gain)] = -gain / self.scale
-        for i in range(extra):
-            self._row(0.0, (i, 1.0), (d + i, -1.0))
-            self._row(0.0, (i, -1.0), (d + i, -1.0))
-        if extra:
-            self._row(threat.radius / self.radius, (slice(d, 2 * d), 1.0))
-        self.least = np.concatenate(least)
-        self.most = np.concatenate(most)
-
-    def _layer(
         self,
-        fed: list[tuple[int, Floats]],
-        at: int,
+        net: DenseNetwork,
+        x: Floats,
+        own: int,
+        j: int,
+        region: Region,
+        hidden: Sequence[tuple[Floats, Floats]],
+    ) -> None:
+        self.inputs = len(x)
+        self.radius = region.threat.radius or 1.0
+        absolute = isinstance(region.threat, L1)
+        first = (1 + absolute) * self.inputs
+        self.total = first + 2 * sum(len(low) for low, _ in hidden)
+        self._rows: list[Floats] = []  # rows . variables <= limits
+        self._limits: list[Floats] = []
+        self._integral = np.zeros(self.total)
+        self._least = np.zeros(self.total)
+        self._most = np.ones(self.total)
+        self._bound_inputs(x, region)
+        if absolute:
+            eye = np.eye(self.inputs)
+            none = np.zeros(self.inputs)
+            self._add(none, (0, eye), (self.inputs, -eye))
+            self._add(none, (0, -eye), (self.inputs, -eye))
+            reach = np.array([region.threat.radius / self.radius])
+            self._add(reach, (self.inputs, np.ones((1, self.inputs))))
+        # What feeds layers: where its variables begin, their unit, their value where they are 0.
+        sources = [(0, np.full(self.inputs, self.radius), x)]
+        for W, b, slope, (low, high) in zip(
+            net.W[:-1], net.b[:-1], net.slopes, hidden, strict=True
+        ):
+            size = np.maximum(np.abs(low), np.abs(high))
+            size[size == 0] = 1.0
+            fed = [(sources[k], matrix / size[:, None]) for k, matrix in W.items()]
+            z0 = sum((matrix @ base for (_, _, base), matrix in fed), b / size)
+            parts = [(start, matrix * unit) for (start, unit, _), matrix in fed]
+            self._rectify(first, parts, slope, z0, low / size, high / size)
+            sources.append((first, size, np.zeros(len(size))))
+            first += 2 * len(size)
+        self._cost = np.zeros(self.total)
+        self.offset = float(net.b[-1][j] - net.b[-1][own])
+        for k, matrix in net.W[-1].items():
+            start, unit, base = sources[k]
+            lead = matrix[j] - matrix[own]
+            self.offset += float(lead @ base)
+            self._cost[start : start + len(unit)] = -lead * unit
+        self.scale = float(np.abs(self._cost).sum()) or 1.0
+        self._cost /= self.scale
+
+    def _bound_inputs(self, x: Floats, region: Region) -> None:
+        radius = region.threat.radius
+        low, high = np.full(len(x), -radius), np.full(len(x), radius)
+        if region.delta_bounds is not None:
+            low = np.maximum(low, region.delta_bounds[0][0].numpy())
+            high = np.minimum(high, region.delta_bounds[1][0].numpy())
+        self._least[: len(x)] = low / self.radius
+        self._most[: len(x)] = high / self.radius
+
+    def _rectify(
+        self,
+        first: int,
+        parts: list[tuple[int, Floats]],
         a: float,
         z0: Floats,
-        up: Floats,
-        down: Floats,
-    ) -> tuple[list[Floats], list[Floats]]:
-        """Add the rows of a layer whose h begin at `at`; return the limits of its h and s."""
-        m = len(z0)
-        for i in range(m):
-            h, s = at + i, at + m + i
+        low: Floats,
+        high: Floats,
+    ) -> None:
+        """Add h = max(a z, z), h from `first` on and s after it, z = z0 + sum of the parts."""
+        width = len(z0)
+        eye = np.eye(width)
+        switch = first + width
 
-            def z(
-                factor: float, i: int = i
-            ) -> list[tuple[slice | int, Floats | float]]:
-                return [(slice(k, k + W.shape[1]), factor * W[i]) for k, W in fed]
+        def z(factor: float) -> list[tuple[int, Floats]]:
+            return [(start, factor * matrix) for start, matrix in parts]
 
-            # h >= z and h >= a z
-            self._row(-z0[i], *z(1.0), (h, -1.0))
-            self._row(-a * z0[i], *z(a), (h, -1.0))
-            # h <= z - (1 - a) down (1 - s) and h <= a z + (1 - a) up s
-            room = (1 - a) * max(-down[i], 0.0)
-            self._row(z0[i] + room, *z(-1.0), (h, 1.0), (s, room))
-            room = (1 - a) * max(up[i], 0.0)
-            self._row(a * z0[i], *z(-a), (h, 1.0), (s, -room))
-        s_low, s_high = (down >= 0).astype(float), (up > 0).astype(float)
-        return (
-            [np.maximum(a * down, down), s_low],
-            [np.maximum(a * up, up), np.maximum(s_high, s_low)],
-        )
+        # h >= z and h >= a z
+        self._add(-z0, *z(1.0), (first, -eye))
+        self._add(-a * z0, *z(a), (first, -eye))
+        # h <= z - (1 - a) low (1 - s) and h <= a z + (1 - a) high s
+        below = (1 - a) * np.maximum(-low, 0.0)
+        above = (1 - a) * np.maximum(high, 0.0)
+        self._add(z0 + below, *z(-1.0), (first, eye), (switch, np.diag(below)))
+        self._add(a * z0, *z(-a), (first, eye), (switch, -np.diag(above)))
+        self._integral[switch : switch + width] = 1
+        self._least[first:switch] = np.maximum(a * low, low)
+        self._most[first:switch] = np.maximum(a * high, high)
+        self._least[switch : switch + width] = low >= 0
+        self._most[switch : switch + width] = (high > 0) | (low >= 0)
 
-    def _row(self, limit: float, *parts: tuple[slice | int, Floats | float]) -> None:
-        values = np.zeros(self.total)
-        for where, value in parts:
-            values[where] += value
-        self.rows.append(values)
-        self.limits.append(limit)
+    def _add(self, limits: Floats, *parts: tuple[int, Floats]) -> None:
+        """Add rows: each part is a matrix for the variables from its start on."""
+        rows = np.zeros((len(limits), self.total))
+        for start, matrix in parts:
+            rows[:, start : start + matrix.shape[1]] += matrix
+        self._rows.append(rows)
+        self._limits.append(limits)
 
     def cut(self, direction: Floats) -> None:
         """Add the ball's tangent plane with this unit normal."""
-        self._row(1.0, (slice(0, self.inputs), direction))
+        self._add(np.ones(1), (0, direction[None]))
 
     def solve(self, seconds: float) -> tuple[float, Floats | None]:
         """Return a proved upper bound on the lead, and the best perturbation, if one was found."""
@@ -265,14 +211,15 @@ class _Program:
         from scipy.sparse import csr_array
 
         limit = {} if np.isinf(seconds) else {"time_limit": max(seconds, 1e-3)}
+        rows = csr_array(np.vstack(self._rows))
         with _silence():
             answer = milp(
-                self.cost,
+                self._cost,
                 constraints=LinearConstraint(
-                    csr_array(np.array(self.rows)), -np.inf, self.limits
+                    rows, -np.inf, np.concatenate(self._limits)
                 ),
-                bounds=Bounds(self.least, self.most),
-                integrality=self.kinds,
+                bounds=Bounds(self._least, self._most),
+                integrality=self._integral,
                 options={"mip_rel_gap": 0.0, "disp": False} | limit,
             )
         if answer.x is None and not limit:
@@ -282,7 +229,7 @@ class _Program:
         proved = self.scale * (SLACK - float(dual)) + self.offset if known else np.inf
         if answer.x is None:
             return proved, None
-        delta = np.clip(answer.x, self.least, self.most)[: self.inputs]
+        delta = np.clip(answer.x, self._least, self._most)[: self.inputs]
         return proved, delta * self.radius
 
 
@@ -303,13 +250,3 @@ def _silence() -> Iterator[None]:
         os.dup2(before, 1)
         os.close(before)
         os.close(nowhere)
-
-
-def _box(x: Floats, region: Region) -> tuple[Floats, Floats]:
-    """Return the coordinates' limits of a perturbation."""
-    radius = region.threat.radius
-    low, high = np.full(len(x), -radius), np.full(len(x), radius)
-    if region.limits is not None:
-        limits = [part[0].double().cpu().numpy() - x for part in region.limits]
-        low, high = np.maximum(low, limits[0]), np.minimum(high, limits[1])
-    return low, high

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -23,66 +23,101 @@ from torch.nn import functional
 
 from overt._check import InputError
 from overt._types import Floats
+from overt.nn.data.batches import first_line
 
-AFFINE_MODULES = frozenset(
-    {
-        nn.Linear,
-        nn.Conv1d,
-        nn.Conv2d,
-        nn.Conv3d,
-        nn.ConvTranspose1d,
-        nn.ConvTranspose2d,
-        nn.BatchNorm1d,
-        nn.BatchNorm2d,
-        nn.BatchNorm3d,
-        nn.AvgPool1d,
-        nn.AvgPool2d,
-        nn.AdaptiveAvgPool1d,
-        nn.AdaptiveAvgPool2d,
-        nn.ConstantPad2d,
-        nn.ZeroPad2d,
-        nn.Upsample,
-    }
-)
-"""Exact types whose output is a new tensor, affine in the input in evaluation mode."""
-
-ALIAS_MODULES = frozenset(
-    {nn.Flatten, nn.Unflatten, nn.Identity, nn.Dropout, nn.Dropout2d}
-)
-"""Exact types whose output may be the input itself, or a view of it."""
-
-MAXIMUM_MODULES = frozenset({nn.MaxPool1d, nn.MaxPool2d})
-FINAL_MODULES = frozenset({nn.LogSoftmax, nn.Softmax})
-
+# What a node computes is named by a module's exact type, by a function, or by a method's name.
 SUMS = frozenset(
-    {operator.add, operator.sub, operator.iadd, operator.isub, torch.add, torch.sub}
-)
-PRODUCTS = frozenset({operator.mul, operator.truediv, torch.mul, torch.div})
-AFFINE_FUNCTIONS = frozenset(
     {
-        operator.neg,
+        operator.add,
+        operator.sub,
+        operator.iadd,
+        operator.isub,
+        torch.add,
+        torch.sub,
         torch.cat,
-        torch.mean,
-        torch.sum,
-        functional.linear,
-        functional.conv1d,
-        functional.conv2d,
-        functional.avg_pool2d,
-        functional.adaptive_avg_pool2d,
-        functional.pad,
+        "add",
+        "sub",
+        "add_",
+        "sub_",
     }
 )
-ALIAS_FUNCTIONS = frozenset({operator.getitem, torch.flatten, functional.dropout})
-RECTIFIERS = frozenset({torch.relu, functional.relu, functional.leaky_relu})
-FINAL_FUNCTIONS = frozenset(
-    {functional.log_softmax, torch.log_softmax, functional.softmax}
+"""Affine in several values that depend on the inputs."""
+
+FRESH = SUMS | {
+    nn.Linear,
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.AvgPool1d,
+    nn.AvgPool2d,
+    nn.AdaptiveAvgPool1d,
+    nn.AdaptiveAvgPool2d,
+    nn.ZeroPad2d,
+    operator.neg,
+    operator.mul,
+    operator.truediv,
+    torch.mul,
+    torch.div,
+    torch.mean,
+    torch.sum,
+    functional.linear,
+    functional.conv2d,
+    functional.avg_pool2d,
+    functional.adaptive_avg_pool2d,
+    functional.pad,
+    "mean",
+    "sum",
+}
+"""Affine in one value in evaluation mode; the result is a new tensor."""
+
+ALIASES = frozenset(
+    {
+        nn.Flatten,
+        nn.Unflatten,
+        nn.Identity,
+        nn.Dropout,
+        nn.Dropout2d,
+        operator.getitem,
+        torch.flatten,
+        functional.dropout,
+        "view",
+        "reshape",
+        "flatten",
+        "permute",
+        "transpose",
+        "squeeze",
+        "contiguous",
+    }
 )
-SUM_METHODS = frozenset({"add", "sub", "add_", "sub_"})
-AFFINE_METHODS = frozenset({"mean", "sum", "neg", "contiguous"})
-ALIAS_METHODS = frozenset(
-    {"view", "reshape", "flatten", "permute", "transpose", "squeeze"}
+"""The result may be the value itself, or a view of it."""
+
+RECTIFIERS = frozenset(
+    {
+        nn.ReLU,
+        nn.LeakyReLU,
+        torch.relu,
+        functional.relu,
+        functional.leaky_relu,
+        "relu",
+        "relu_",
+    }
 )
-SHAPE_METHODS = frozenset({"size", "dim"})
+MAXIMA = frozenset({nn.MaxPool1d, nn.MaxPool2d})
+SOFTMAXES = frozenset({nn.Softmax, functional.softmax, "softmax"})
+FINAL = SOFTMAXES | {
+    nn.LogSoftmax,
+    functional.log_softmax,
+    torch.log_softmax,
+    "log_softmax",
+}
+IN_PLACE: dict[Any, Callable[..., Tensor]] = {
+    operator.iadd: operator.add,
+    operator.isub: operator.sub,
+    "add_": torch.add,
+    "sub_": torch.sub,
+}
+"""What is computed, on new tensors, in the place of operations that change a tensor."""
 
 Activation = Callable[[Tensor, float], Tensor]
 """Takes the inputs of rectifiers and their slope, and returns what stands for the outputs."""
@@ -116,23 +151,15 @@ class ReluNetwork:
         except InputError:
             raise
         except Exception as error:
-            reason = " ".join(str(error).split())[:200]
             raise InputError(
-                f"certify reads models with torch.fx, which cannot read this one: {reason}"
+                "certify reads models with torch.fx, which cannot read this one: "
+                + first_line(error)
             ) from None
         final = _check_nodes(traced)
-        softmax = final is not None and _is_softmax(final, traced)
         if mean is not None:
             mean, std = mean.double().cpu(), std.double().cpu()
-        found = cls(traced, tuple(x.shape[1:]), mean, std, final is not None, softmax)
-        try:
-            found.logits(x[:1].cpu().double())
-        except InputError:
-            raise
-        except Exception as error:
-            reason = " ".join(str(error).split())[:200]
-            raise InputError(f"certify cannot evaluate this model: {reason}") from None
-        return found
+        normalized, softmax = final is not None, final in SOFTMAXES
+        return cls(traced, tuple(x.shape[1:]), mean, std, normalized, softmax)
 
     def run(self, x: Tensor, activation: Activation) -> Tensor:
         """Return the logits of inputs (points, ...), with `activation` in place of rectifiers."""
@@ -175,61 +202,36 @@ class ReluNetwork:
         """The number of logits."""
         return self.logits(torch.zeros(1, *self.shape).double()).shape[1]
 
-    def entries(self) -> int:
-        """Return an upper bound on the number of entries of all matrices."""
-        sizes = [
-            torch.Size(self.shape).numel(),
-            *(shape.numel() for shape, _ in self.units),
-        ]
-        total = 0
-        for k, size in enumerate([*sizes[1:], self.classes]):
-            total += size * sum(sizes[: k + 1])
-        return total
-
-    def affine(self, depth: int, x: Tensor, hidden: Sequence[Tensor]) -> Tensor:
-        """Return z of layer `depth`, or the logits after the last, as a map of x and hidden units.
-
-        Nothing is rectified: hidden units are the given ones.
-        """
-        count = 0
-
-        def given(z: Tensor, slope: float) -> Tensor:
-            nonlocal count
-            if count == depth:
-                raise _Reached(z)
-            count += 1
-            return hidden[count - 1]
-
-        try:
-            return self.run(x, given)
-        except _Reached as reached:
-            return reached.z.flatten(1)
-
-    def zeros(self, rows: int, depth: int) -> tuple[Tensor, list[Tensor]]:
-        """Return inputs and hidden units that are 0, with gradients, for the layers before one."""
-        x = torch.zeros(rows, *self.shape).double().requires_grad_()
-        hidden = [
-            torch.zeros(rows, *shape).double().requires_grad_()
-            for shape, _ in self.units[:depth]
-        ]
-        return x, hidden
-
     def transposed(
         self, depth: int, weights: Tensor
     ) -> tuple[Tensor, Tensor, list[Tensor | None]]:
         """Return weights . z of layer `depth` as a function of what feeds it.
 
+        Nothing is rectified: hidden units are variables.
         That is a constant, weights of the inputs, and weights of the hidden units of each earlier
         layer (None for layers that do not feed it), one row for each row of weights.
         """
-        x, hidden = self.zeros(len(weights), depth)
+        rows = len(weights)
+        x = torch.zeros(rows, *self.shape).double().requires_grad_()
+        hidden = [
+            torch.zeros(rows, *shape).double().requires_grad_()
+            for shape, _ in self.units
+        ]
+        layers: list[Tensor] = []
+
+        def replace(z: Tensor, slope: float) -> Tensor:
+            layers.append(z.flatten(1))
+            return hidden[len(layers) - 1]
+
         with torch.enable_grad():
-            z = self.affine(depth, x, hidden)
+            layers.append(self.run(x, replace))
+            z = layers[depth]
             value = (z * weights).sum()
         constant = (z.detach() * weights).sum(1)
         if not value.requires_grad:
             return constant, torch.zeros_like(x).flatten(1), [None] * depth
-        found = torch.autograd.grad(value, [x, *hidden], allow_unused=True)
+        fed = [x, *hidden[:depth]]
+        found = torch.autograd.grad(value, fed, allow_unused=True)
         first = torch.zeros_like(x) if found[0] is None else found[0]
         rest = [None if part is None else part.flatten(1) for part in found[1:]]
         return constant, first.flatten(1), rest
@@ -240,22 +242,12 @@ class ReluNetwork:
         offsets: list[Floats] = []
         sizes = [*(shape.numel() for shape, _ in self.units), self.classes]
         for depth, size in enumerate(sizes):
-            constant, first, rest = self.transposed(depth, torch.eye(size).double())
-            offsets.append(constant.numpy().copy())
-            found = {0: first.numpy().copy()}
-            found |= {
-                k + 1: part.numpy().copy()
-                for k, part in enumerate(rest)
-                if part is not None and bool(part.any())
-            }
-            maps.append({k: part for k, part in found.items() if part.any() or k == 0})
+            constant, *parts = self.transposed(depth, torch.eye(size).double())
+            fed = [parts[0], *parts[1]]
+            offsets.append(constant.numpy())
+            known = {k: part.numpy() for k, part in enumerate(fed) if part is not None}
+            maps.append({k: part for k, part in known.items() if part.any()})
         return maps, offsets
-
-
-class _Reached(Exception):  # noqa: N818  (ends an evaluation, and is no error)
-    def __init__(self, z: Tensor) -> None:
-        super().__init__()
-        self.z = z
 
 
 class _Tracer(fx.Tracer):  # type: ignore[misc]
@@ -276,45 +268,22 @@ class _Interpreter(fx.Interpreter):  # type: ignore[misc]
         super().__init__(graph)
         self._activation = activation
 
-    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """Run a module."""
-        module = self.fetch_attr(target)
-        kind = type(module)
-        if kind in FINAL_MODULES:
+    def run_node(self, n: fx.Node) -> Any:
+        """Run one node; what changes a tensor in place returns a new one."""
+        kind = _kind(n)
+        args, _ = self.fetch_args_kwargs_from_env(n)
+        if kind in FINAL:
             return args[0]
-        if kind in (nn.ReLU, nn.LeakyReLU):
-            return self._activation(
-                args[0], float(getattr(module, "negative_slope", 0.0))
-            )
-        if kind in MAXIMUM_MODULES:
+        if kind in RECTIFIERS:
+            return self._activation(args[0], _slope(n))
+        if kind in MAXIMA:
+            pool = _module(n)
             return self._pool(
-                args[0], module.kernel_size, module.stride, kind is nn.MaxPool2d
+                args[0], pool.kernel_size, pool.stride, kind is nn.MaxPool2d
             )
-        return super().call_module(target, args, kwargs)
-
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """Run a function; what changes a tensor in place returns a new one."""
-        if target in FINAL_FUNCTIONS:
-            return args[0]
-        if target in RECTIFIERS:
-            slope = 0.0
-            if target is functional.leaky_relu:
-                slope = float(
-                    args[1] if len(args) > 1 else kwargs.get("negative_slope", 0.01)
-                )
-            return self._activation(args[0], slope)
-        target = {operator.iadd: operator.add, operator.isub: operator.sub}.get(
-            target, target
-        )
-        return super().call_function(target, args, kwargs)
-
-    def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """Run a method; what changes a tensor in place returns a new one."""
-        if target in ("relu", "relu_"):
-            return self._activation(args[0], 0.0)
-        if target in ("softmax", "log_softmax"):
-            return args[0]
-        return super().call_method(target.rstrip("_"), args, kwargs)
+        if kind in IN_PLACE:
+            return IN_PLACE[kind](*args)
+        return super().run_node(n)
 
     def _pool(self, z: Tensor, kernel: Any, stride: Any, plane: bool) -> Tensor:
         """Return maxima over windows, by a tournament of pairs."""
@@ -354,159 +323,97 @@ def _refuse_hidden_code(module: nn.Module) -> None:
         raise InputError(f"certify needs plain tensors as weights of {kind.__name__}")
 
 
-def _check_nodes(traced: fx.GraphModule) -> fx.Node | None:
+def _module(node: fx.Node) -> nn.Module:
+    """Return the module that a node calls."""
+    return node.graph.owning_module.get_submodule(str(node.target))
+
+
+def _kind(node: fx.Node) -> Any:
+    """Return what a node computes, as the tables above name it."""
+    return type(_module(node)) if node.op == "call_module" else node.target
+
+
+def _argument(node: fx.Node, name: str, default: Any) -> Any:
+    """Return a setting of a module, or the second or a named argument of a function."""
+    if node.op == "call_module":
+        return getattr(_module(node), name, default)
+    given = node.kwargs.get(name, default)
+    return node.args[1] if len(node.args) > 1 else given
+
+
+def _slope(node: fx.Node) -> float:
+    """Return the slope of a rectifier for negative inputs."""
+    if _kind(node) not in (nn.LeakyReLU, functional.leaky_relu):
+        return 0.0
+    slope = _argument(node, "negative_slope", 0.01)
+    if not isinstance(slope, (int, float)) or slope > 1:
+        raise InputError(f"certify needs slopes of at most 1, got {slope}")
+    return float(slope)
+
+
+def _check_nodes(traced: fx.GraphModule) -> Any:
     """Refuse what is not modelled, by name; return the softmax that the graph ends in, if any."""
-    depends: dict[
-        fx.Node, bool
-    ] = {}  # whether a node's value is a tensor that varies with x
-    final: fx.Node | None = None
+    varying: set[fx.Node] = set()  # whose values are tensors that depend on x
+    final = None
     for node in traced.graph.nodes:
-        given = [depends[arg] for arg in node.all_input_nodes]
+        inputs = varying.intersection(node.all_input_nodes)
         if node.op == "placeholder":
-            if any(depends.values()):
+            if varying:
                 raise InputError("certify needs a model with one input")
-            depends[node] = True
-        elif node.op == "get_attr":
-            depends[node] = False
+            varying.add(node)
         elif node.op == "output":
             if not isinstance(node.args[0], fx.Node):
                 raise InputError(
                     "certify needs a model that returns one tensor of logits"
                 )
-            if final is not None and node.args[0] is not final:
-                raise InputError(
-                    "certify models a softmax only where the model ends in it"
-                )
-        elif not any(given):  # shapes and constants
-            depends[node] = False
-        elif final is not None:
+        elif inputs and final is not None:
             raise InputError("certify models a softmax only where the model ends in it")
-        else:
-            depends[node] = _check_node(node, traced, depends)
-            if _is_final(node, traced):
-                final = node
+        elif inputs and not _is_shape(node):
+            _check_node(node, varying)
+            varying.add(node)
+            final = _kind(node) if _kind(node) in FINAL else None
     return final
 
 
-def _check_node(
-    node: fx.Node, traced: fx.GraphModule, depends: dict[fx.Node, bool]
-) -> bool:
-    """Refuse an operation that is not modelled; return whether its value varies with x."""
-    if node.op == "call_module":
-        _check_module(node, traced.get_submodule(str(node.target)))
-        return True
-    target = node.target
-    name = (
-        target if isinstance(target, str) else getattr(target, "__name__", str(target))
-    )
-    if node.op == "call_method":
-        if target in SHAPE_METHODS:
-            return False
-        in_place = target in ("add_", "sub_", "relu_")
-        known = (
-            SUM_METHODS | AFFINE_METHODS | ALIAS_METHODS | {"relu", "relu_", "softmax"}
-        )
-        if target not in known | {"log_softmax"}:
-            raise _not_modelled(name)
-    else:
-        if target is getattr and node.args[1] in ("shape", "ndim"):
-            return False
-        in_place = target in (operator.iadd, operator.isub) or bool(
-            node.kwargs.get("inplace")
-        )
-        known_functions = (
-            SUMS | AFFINE_FUNCTIONS | ALIAS_FUNCTIONS | RECTIFIERS | FINAL_FUNCTIONS
-        )
-        if target in PRODUCTS:
-            divides = target in (operator.truediv, torch.div)
-            varying = [
-                arg for arg in node.args if isinstance(arg, fx.Node) and depends[arg]
-            ]
-            if len(varying) > 1 or node.kwargs or (divides and node.args[1] in varying):
-                raise _not_modelled(f"{name} of two values that depend on the inputs")
-        elif target not in known_functions:
-            raise _not_modelled(name)
-        if target is functional.dropout and node.kwargs.get("training", True):
-            raise _not_modelled("dropout that is switched on")
-        others = (*node.args[1:], *node.kwargs.values())
-        weights = [arg for arg in others if isinstance(arg, fx.Node)]
-        weighted = (functional.linear, functional.conv1d, functional.conv2d)
-        if target in weighted and any(depends[arg] for arg in weights):
-            raise _not_modelled(f"{name} with weights that depend on the inputs")
-        if target is functional.leaky_relu:
-            slope = (
-                node.args[1]
-                if len(node.args) > 1
-                else node.kwargs.get("negative_slope", 0.01)
-            )
-            _check_slope(slope)
-    if in_place and not _owned(node.args[0], traced):
-        raise _not_modelled(f"{name} in place, on a value that is used elsewhere")
-    return True
+def _is_shape(node: fx.Node) -> bool:
+    shapes = node.target is getattr and node.args[1] in ("shape", "ndim")
+    return shapes or node.target in ("size", "dim")
 
 
-def _check_module(node: fx.Node, module: nn.Module) -> None:
-    kind = type(module)
-    if kind in MAXIMUM_MODULES:
-        plain = module.padding in (0, (0, 0)) and module.dilation in (1, (1, 1))
-        if not plain or module.ceil_mode or module.return_indices:
-            raise _not_modelled(
-                f"{kind.__name__} with padding, dilation, ceil_mode or indices"
-            )
-    elif kind in (nn.ReLU, nn.LeakyReLU):
-        _check_slope(getattr(module, "negative_slope", 0.0))
-        if module.inplace and not _owned(node.args[0], node.graph.owning_module):
-            raise _not_modelled(
-                f"{kind.__name__} in place, on a value that is used elsewhere"
-            )
-    elif kind not in AFFINE_MODULES | ALIAS_MODULES | FINAL_MODULES:
-        raise _not_modelled(kind.__name__)
-
-
-def _check_slope(slope: Any) -> None:
-    if not isinstance(slope, (int, float)) or slope > 1:
-        raise InputError(f"certify needs slopes of at most 1, got {slope}")
-
-
-def _owned(node: Any, traced: fx.GraphModule) -> bool:
-    """Return whether changing a node's value in place changes nothing else that is used."""
-    if not isinstance(node, fx.Node) or len(node.users) > 1:
-        return False
-    if node.op == "call_module":
-        kind = type(traced.get_submodule(str(node.target)))
-        if kind in ALIAS_MODULES:
-            return _owned(node.args[0], traced)
-        return kind in AFFINE_MODULES | MAXIMUM_MODULES
-    if node.op == "call_method" and node.target in ALIAS_METHODS:
-        return _owned(node.args[0], traced)
-    if node.op == "call_function" and node.target in ALIAS_FUNCTIONS:
-        return _owned(node.args[0], traced)
-    fresh = node.op == "call_function" and node.target in SUMS | AFFINE_FUNCTIONS
-    return fresh or (
-        node.op == "call_method" and node.target in ("add", "sub", "mean", "sum")
-    )
-
-
-def _is_final(node: fx.Node, traced: fx.GraphModule) -> bool:
-    """Return whether a node is a softmax over the classes."""
-    if node.op == "call_module":
-        module = traced.get_submodule(str(node.target))
-        if type(module) not in FINAL_MODULES:
-            return False
-        axis = module.dim
-    elif node.target in FINAL_FUNCTIONS or node.target in ("softmax", "log_softmax"):
-        axis = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
-    else:
-        return False
-    if axis not in (1, -1):
+def _check_node(node: fx.Node, varying: set[fx.Node]) -> None:
+    """Refuse an operation that is not modelled."""
+    kind = _kind(node)
+    name = kind if isinstance(kind, str) else getattr(kind, "__name__", str(kind))
+    if kind not in FRESH | ALIASES | RECTIFIERS | MAXIMA | FINAL:
+        raise _not_modelled(name)
+    arguments = (*node.args, *node.kwargs.values())
+    given = [arg for arg in arguments if isinstance(arg, fx.Node) and arg in varying]
+    of_one = len(given) == 1 and varying.intersection(node.all_input_nodes) == {*given}
+    first = kind in (operator.mul, torch.mul) or given[:1] == [*node.args[:1]]
+    if kind not in SUMS and not (of_one and first):
+        raise _not_modelled(f"{name} of two values that depend on the inputs")
+    if kind is functional.dropout and node.kwargs.get("training", True):
+        raise _not_modelled("dropout that is switched on")
+    if kind in RECTIFIERS:
+        _slope(node)
+    if kind in FINAL and _argument(node, "dim", None) not in (1, -1):
         raise _not_modelled("a softmax that is not over the classes")
-    return True
+    if kind in MAXIMA:
+        pool = _module(node)
+        plain = pool.padding in (0, (0, 0)) and pool.dilation in (1, (1, 1))
+        if not plain or pool.ceil_mode or pool.return_indices:
+            raise _not_modelled(f"{name} with padding, dilation, ceil_mode or indices")
+    in_place = kind in IN_PLACE or kind == "relu_"
+    in_place = in_place or (kind in RECTIFIERS and _inplace(node))
+    value = node.args[0]
+    # Nothing else may see the change: the value is a new tensor, and used once.
+    if in_place and not (_kind(value) in FRESH | MAXIMA and len(value.users) == 1):
+        raise _not_modelled(f"{name} in place, on a value that is used elsewhere")
 
 
-def _is_softmax(node: fx.Node, traced: fx.GraphModule) -> bool:
-    if node.op == "call_module":
-        return type(traced.get_submodule(str(node.target))) is nn.Softmax
-    return node.target in (functional.softmax, "softmax")
+def _inplace(node: fx.Node) -> bool:
+    module = _module(node) if node.op == "call_module" else None
+    return bool(getattr(module, "inplace", node.kwargs.get("inplace")))
 
 
 def _not_modelled(what: str) -> InputError:

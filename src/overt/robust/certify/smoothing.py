@@ -52,7 +52,7 @@ class Smoothed(Result):
     `predicted` are classes (points,), -1 where the samples do not decide and the model abstains. No
     perturbation below `radius` (points,) in L2, or of at most that many features in L0, changes
     them; it is 0 where the model abstains. `lower` are the lower limits of p, from `draws` samples.
-    `confidence` is the probability that a certificate holds or, if `jointly`, that all of them do.
+    `confidence` is the probability that a certificate holds.
     `classes` is the model's number of classes. `status` is "finished" or "interrupted": the model
     abstains at points that were not reached.
     """
@@ -63,7 +63,6 @@ class Smoothed(Result):
     norm: str
     draws: int
     confidence: float
-    jointly: bool
     classes: int
     status: Status
 
@@ -84,7 +83,6 @@ def smoothed(
     draws: int = 1000,
     guesses: int = 100,
     confidence: float = 0.999,
-    jointly: bool = False,
     batch_size: int = BATCH_SIZE,
     seed: int = 0,
     **options: Unpack[ModelOptions],
@@ -101,9 +99,10 @@ def smoothed(
     draws, guesses
         Samples that bound the probability of a class (exactly, by Clopper and Pearson), and samples
         before them that choose the class. Rounding of the noisy inputs is not bounded.
-    confidence, jointly
-        Probability that a certificate holds, at least, or that all of them hold at once. By
-        default it is that of each: of 1,000 certificates at .999 one may be expected to fail.
+    confidence
+        Probability that a certificate holds, at least. It is that of each: of 1,000 certificates
+        at .999 one may be expected to fail. With 1 - .001 / n all n of them hold at once with
+        probability .999.
     batch_size, seed, output, mean, std, samples
         As for any attack.
     """
@@ -114,12 +113,10 @@ def smoothed(
     adapter = ModelAdapter(model, x, options)
     n, parts = len(adapter.x), (whole("guesses", guesses), whole("draws", draws))
     reach = _reach(noise, tuple(adapter.x.shape[1:]))
-    level = 1 - 2 * (1 - confidence) / (
-        n if jointly else 1
-    )  # of the two-sided interval
+    level = 1 - 2 * (1 - confidence)  # of the two-sided interval
     predicted, radius, lower = np.full(n, -1), np.zeros(n), np.zeros(n)
     status = Status.FINISHED
-    with evaluation_mode(*adapter.models):
+    with evaluation_mode(adapter.model):
         classes = adapter.clean_logits(whole("batch_size", batch_size)).shape[1]
         try:
             with meter("smoothing", n) as bar:
@@ -144,7 +141,6 @@ def smoothed(
         norm,
         draws,
         float(confidence),
-        bool(jointly),
         classes,
         status,
     )

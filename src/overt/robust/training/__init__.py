@@ -1,44 +1,51 @@
 """Adversarial training: descend on what the attack makes of each batch.
 
-    min over weights of  mean_i  (1 - c) l(f(x_i + delta_i), y_i) + c l(f(x_i), y_i)
+    min over weights of  mean_i  l(f(x_i + delta_i), y_i)
 
-with l the cross-entropy or another loss, delta_i the attack's perturbation of x_i and c the clean
-fraction. With an attack that ascends the reflected loss this is the thesis's Algorithm 6 for any
-network.
+with l the cross-entropy or another loss and delta_i the attack's perturbation of x_i. With an
+attack that ascends the reflected loss this is the thesis's Algorithm 6 for any network.
+
+The loss "trades" is l(f(x_i), y_i) + beta KL(p(x_i) | p(x_i + delta_i)) instead, and the attack
+climbs its divergence (Zhang et al. 2019).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import count
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, kl_div
 
 from overt._check import InputError, InputTypeError, choice, instance, number, whole
 from overt._progress import meter
 from overt._types import Floats
+from overt.nn.data.batches import Batches, Inputs, as_tensor, is_pair
+from overt.nn.data.models import restore_training
+from overt.nn.data.rng import preserve_rng
 from overt.results import Result, Status
-from overt.robust.attack.base import Attack
-from overt.robust.losses import Deviates
+from overt.robust.attack.base import Attack, Batch
+from overt.robust.losses import Objective, find_loss, find_targets, objective_of
 from overt.robust.models import (
     BATCH_SIZE,
     ModelAdapter,
     classes,
     evaluation_mode,
     examples,
-    split_labeled,
 )
-from overt.robust.threats import tensor
 from overt.robust.training.checkpoints import TrainingCheckpoint
-from overt.robust.training.epoch import Epoch, Recipe, count_hits
-from overt.robust.training.losses import TrainingLoss
 
 MAX_LOSS = 100.0
 """Mean training loss of an epoch from which training has diverged: beyond any guessing."""
+
+CLEAN_PERIOD = 10
+"""One batch in 10 has its clean accuracy measured where clean inputs are not trained on."""
 
 COLUMNS = (
     "loss",
@@ -57,52 +64,17 @@ class TrainingConfig:
     Parameters
     ----------
     beta
-        Weight of the second term of the losses "trades" and "mart".
-    clean_fraction
-        Weight of the clean loss, 0 to 1.
+        Weight of the second term of the loss "trades".
     step_scheduler_each
         Whether the scheduler is stepped after each "epoch" or each "batch".
-    autocast, scaler
-        The number format that the model is run in, such as torch.bfloat16, and a torch GradScaler.
-    checkpoint_every
-        Also save the checkpoint after every this many batches; 0: after epochs only.
-    on_epoch
-        Called with each epoch's numbers.
     """
 
     beta: float = 6.0
-    clean_fraction: float = 0.0
     step_scheduler_each: str = "epoch"
-    autocast: torch.dtype | None = None
-    scaler: Any = None
-    checkpoint_every: int = 0
-    on_epoch: Callable[[dict[str, float]], None] | None = None
 
     def __post_init__(self) -> None:
         number("beta", self.beta)
-        if number("clean_fraction", self.clean_fraction) > 1:
-            raise InputError(
-                f"clean_fraction must lie in [0, 1], got {self.clean_fraction!r}"
-            )
         choice("step_scheduler_each", self.step_scheduler_each, ("epoch", "batch"))
-        if self.autocast is not None:
-            instance(
-                "autocast",
-                self.autocast,
-                torch.dtype,
-                "a torch.dtype such as torch.bfloat16",
-            )
-        if self.scaler is not None and not callable(
-            getattr(self.scaler, "scale", None)
-        ):
-            raise InputTypeError(
-                f"scaler must be a torch.amp.GradScaler, got {self.scaler!r:.60}"
-            )
-        whole("checkpoint_every", self.checkpoint_every, minimum=0)
-        if self.on_epoch is not None and not callable(self.on_epoch):
-            raise InputTypeError(
-                f"on_epoch must be a function of a row, got {self.on_epoch!r:.60}"
-            )
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -124,7 +96,8 @@ class Training(Result):
     best_epoch
         The epoch, counted from 1, of the best robust accuracy on the holdout; 0 without one.
     status
-        "finished", "interrupted", or "diverged": the loss of an epoch was beyond 100.
+        "finished", "interrupted", or "diverged": the loss of an epoch was beyond 100, and
+        training stopped.
     """
 
     loss: Floats
@@ -163,11 +136,10 @@ def adversarial_train(
         A pair (inputs, classes) of arrays or tensors, a DataLoader, or any iterable of batches
         (inputs, classes), the same number in each epoch. Its order and whatever else samples from
         torch's generator follow from the seed and the epoch. A batch may be a dict with the
-        classes under "labels", "y" or the like, inputs a dict of the model's arguments, and
-        classes may be rows of probabilities.
+        classes under "labels", "y" or the like, and inputs a dict of the model's arguments.
     attack
         What each batch is attacked with, on all points to the end (early_exit does not apply), its
-        last iterate counting; None for standard training. FGSM starts at random by default.
+        last iterate counting; None for standard training.
     epochs
         Passes over the data in all, resumed ones included.
     batch_size
@@ -179,7 +151,7 @@ def adversarial_train(
         ReduceLROnPlateau goes by the epoch's training loss.
     loss
         What is descended on: "cross_entropy" of the attacked inputs, "trades" (which also climbs
-        its own loss) or "mart", or a function (logits, y) -> mean.
+        its own loss), or a function (logits, y) -> mean.
     holdout
         Inputs and classes, or a DataLoader, not used in training, on which to report clean and
         robust accuracy after each epoch.
@@ -191,268 +163,254 @@ def adversarial_train(
     seed
         Seed of the order, of dropout and of the attack's random starts.
     config
-        Further settings: weights of losses, mixed precision, schedules by batch, callbacks.
+        Further settings: weights of losses, schedules by batch.
     """
     instance("model", model, nn.Module, "a torch module")
-    if attack is not None and not isinstance(attack, Attack):
-        raise InputTypeError(
-            f"attack must be FGSM, BIM, PGD or None, got {type(attack).__name__}"
-        )
-    if attack is not None and isinstance(attack.criterion, Deviates):
-        raise InputError(
-            "attack must have a criterion of classes in training, got Deviates"
-        )
     whole("epochs", epochs)
     whole("seed", seed, minimum=0)
     config = TrainingConfig() if config is None else config
     instance("config", config, TrainingConfig, "a TrainingConfig")
-    _check_scheduler(scheduler, config)
-    batches = _batches(data, batch_size)
-    held = None if holdout is None else _Holdout(model, holdout)
-    attack = _with_data_bounds(attack, batches, held)
-    recipe = Recipe(
-        model=model,
-        optimizer=_optimizer(optimizer, model),
-        attack=attack,
-        loss=TrainingLoss.of(loss, config.beta),
-        clean_fraction=float(config.clean_fraction),
-        scaler=config.scaler,
-        autocast=config.autocast,
-    )
-    parts = {
-        "model": model,
-        "optimizer": recipe.optimizer,
-        "scheduler": scheduler,
-        "scaler": config.scaler,
+    if attack is not None:
+        instance("attack", attack, Attack, "FGSM, BIM, PGD or None")
+    if not callable(loss):
+        choice("loss", loss, ("cross_entropy", "trades"))
+    if scheduler is not None and not callable(getattr(scheduler, "step", None)):
+        raise InputTypeError(f"scheduler must be a torch scheduler, got {scheduler!r}")
+    optimizer = _optimizer(optimizer, model)
+    batches = Batches(_shuffled(data, batch_size), model, repeated=True)
+    held = None if holdout is None else examples(holdout, None, name="holdout")
+    trainer = _Trainer(model, optimizer, attack, loss, config)
+    settings = {
+        "seed": str(seed),
+        "attack": repr(attack),
+        "loss": loss if isinstance(loss, str) else getattr(loss, "__name__", "own"),
+        "config": repr(config),
     }
-    saved = TrainingCheckpoint(checkpoint, parts, _settings(recipe, seed))
-    run = _Run(recipe, batches, scheduler, held, saved, seed, config)
-    modes = {module: module.training for module in model.modules()}
-    if not model.training:
-        model.train()  # what was frozen on purpose is known only inside a model in training mode
+    parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+    saved = TrainingCheckpoint(checkpoint, parts, settings)
+    history: list[dict[str, float]] = saved.load()
+    status = Status.FINISHED
+    # What was frozen on purpose is known only inside a model in training mode.
+    modules = () if model.training else tuple(model.modules())
     try:
-        with torch.random.fork_rng(devices=list(range(torch.cuda.device_count()))):
-            status = run(epochs)
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-    columns = {name: np.array([row[name] for row in run.history]) for name in COLUMNS}
-    best = 0 if held is None else _best(run.history)
-    return Training(**columns, epochs=len(run.history), best_epoch=best, status=status)
+        with (
+            preserve_rng(),
+            restore_training(modules, True),
+            meter("adversarial training", epochs) as bar,
+        ):
+            bar.advance(len(history))
+            while len(history) < epochs and status is Status.FINISHED:
+                row = trainer.epoch(batches, scheduler, seed, len(history))
+                row |= trainer.holdout_accuracy(held)
+                history.append(row)
+                if not row["loss"] <= MAX_LOSS:
+                    status = Status.DIVERGED
+                    break
+                saved.save(history, best=held is not None and _best(history))
+                clean, robust = row["clean_accuracy"], row["robust_accuracy"]
+                bar.advance(note=f"clean {clean:.3f} robust {robust:.3f}")
+    except KeyboardInterrupt:
+        status = Status.INTERRUPTED
+    columns = {name: np.array([row[name] for row in history]) for name in COLUMNS}
+    best = 0 if held is None else _best(history)
+    return Training(**columns, epochs=len(history), best_epoch=best, status=status)
 
 
 @dataclass(eq=False)
-class _Run:
-    """The epochs of one training, and their numbers so far."""
+class _Trainer:
+    """Attacks batches, and steps on what comes out."""
 
-    recipe: Recipe
-    batches: Iterable[Any]
-    scheduler: Any
-    held: _Holdout | None
-    saved: TrainingCheckpoint
-    seed: int
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    attack: Attack | None
+    loss: Any
     config: TrainingConfig
+    columns: int = 0  # of the model's logits, known after the first batch
 
     def __post_init__(self) -> None:
-        self.history: list[dict[str, float]] = []
+        if self.attack is not None:  # every point is attacked to the end
+            self.attack = replace(self.attack, early_exit=False)
 
-    def __call__(self, epochs: int) -> Status:
-        """Train until there are this many epochs; return how it ended."""
-        done, sums = self.saved.load(self.history)
-        try:
-            with meter("adversarial training", epochs) as bar:
-                bar.advance(len(self.history))
-                while len(self.history) < epochs:
-                    row = self._epoch(done, sums)
-                    done, sums = 0, None
-                    clean, robust = row["clean_accuracy"], row["robust_accuracy"]
-                    bar.advance(note=f"clean {clean:.3f} robust {robust:.3f}")
-        except KeyboardInterrupt:
-            return Status.INTERRUPTED
-        diverged = any(not row["loss"] <= MAX_LOSS for row in self.history)
-        return Status.DIVERGED if diverged else Status.FINISHED
+    def epoch(
+        self, batches: Batches, scheduler: Any, seed: int, number: int
+    ) -> dict[str, float]:
+        """Train on all batches; return loss and accuracies, which follow from seed and number."""
+        first = _mix(seed, number)
+        torch.manual_seed(first)
+        batches.seed(first)
+        each = self.config.step_scheduler_each
+        sums = np.zeros(5)  # points, loss, robust hits, clean hits, points of these
+        for k, batch in enumerate(batches, 1):
+            new = self.step(batch.inputs, batch.y, _mix(seed, number, k), k)
+            sums += new
+            if not np.isfinite(new[1]):
+                break
+            if scheduler is not None and each == "batch":
+                scheduler.step()
+        n, loss, robust, clean, measured = sums.tolist()
+        if scheduler is not None and each == "epoch":
+            plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
+            scheduler.step(*([loss / n] if isinstance(scheduler, plateau) else ()))
+        return {
+            "loss": loss / n,
+            "clean_accuracy": clean / max(measured, 1),
+            "robust_accuracy": robust / n,
+        }
 
-    def _epoch(self, done: int, sums: list[float] | None) -> dict[str, float]:
-        number = len(self.history)
-        every = self.config.checkpoint_every
-        epoch = Epoch(self.recipe, sums)
-        for count, batch in self._left(number, done):
-            epoch.step(batch, _mix(self.seed, number, count), count)
-            self._step_scheduler("batch")
-            if every and count % every == 0:
-                self.saved.save(self.history, count, epoch.sums)
-        row = epoch.summary()
-        self._step_scheduler("epoch", row["loss"])
-        row |= _holdout_accuracy(self.recipe, self.held)
-        self.history.append(row)
-        self.saved.save(self.history, 0, None)
-        if self.held is not None and _best(self.history) == len(self.history):
-            self.saved.save_best()
-        if self.config.on_epoch is not None:
-            self.config.on_epoch(row)
-        return row
+    def step(self, inputs: Inputs, y: Any, seed: int, number: int) -> Floats:
+        """Attack a batch and take one step of the optimizer; return what the epoch sums."""
+        adapter = ModelAdapter(self.model, inputs, {})
+        x = adapter.x
+        rows = torch.arange(len(x))
+        if not self.columns:
+            with evaluation_mode(self.model):
+                self.columns = adapter.all_logits(adapter.x[:1], 1).shape[1]
+        y = classes(y, x, self.columns)
+        moved = x
+        if self.attack is not None:
+            moved = self._perturb(self.attack, adapter, x, y, seed)
+        robust = adapter.logits(moved, rows)
+        clean = adapter.logits(x, rows) if self.loss == "trades" else None
+        loss = self._mean_loss(clean, robust, y)
+        if not torch.isfinite(loss):
+            return np.array([len(x), np.inf, 0, 0, 0])
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        if self.attack is None:
+            clean = robust
+        elif clean is None and number % CLEAN_PERIOD == 1:
+            # In evaluation mode: no trace in batch normalization.
+            with evaluation_mode(self.model), torch.no_grad():
+                clean = adapter.logits(x, rows)
+        hits = [] if clean is None else [_hits(clean, y), len(x)]
+        found = [len(x), len(x) * float(loss.detach()), _hits(robust, y), *hits, 0, 0]
+        return np.array(found[:5])
 
-    def _left(self, number: int, done: int) -> Iterator[tuple[int, Any]]:
-        """Yield the epoch's batches after those done, numbered from 1, as if never stopped."""
-        seed = _mix(self.seed, number)
-        torch.manual_seed(seed)
-        generator = getattr(self.batches, "generator", None)
-        if isinstance(generator, torch.Generator):
-            generator.manual_seed(seed)
-        for count, batch in enumerate(self.batches, 1):
-            if count > done:
-                yield count, batch
-            elif count == done:
-                self.saved.restore_random()
+    def holdout_accuracy(self, held: Any) -> dict[str, float]:
+        """Return clean and robust accuracy on the holdout, NaN without one."""
+        clean = robust = float("nan")
+        if held is not None:
+            adapter = ModelAdapter(self.model, held[0], {})
+            with evaluation_mode(self.model):
+                logits = adapter.clean_logits(BATCH_SIZE)
+            y = classes(held[1], adapter.x, logits.shape[1])
+            clean = robust = _hits(logits, y) / len(y)
+            if self.attack is not None:
+                attack = replace(self.attack, early_exit=True)
+                found = attack(self.model, held[0], y, warn=False)
+                if found.status is Status.INTERRUPTED:
+                    raise KeyboardInterrupt
+                robust = found.robust_accuracy
+        return {"holdout_clean_accuracy": clean, "holdout_robust_accuracy": robust}
 
-    def _step_scheduler(self, after: str, *loss: float) -> None:
-        if self.scheduler is None or self.config.step_scheduler_each != after:
-            return
-        by_loss = isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
-        self.scheduler.step(*(loss if by_loss else ()))
+    def _perturb(
+        self, attack: Attack, adapter: ModelAdapter, x: Tensor, y: Tensor, seed: int
+    ) -> Tensor:
+        """Return what the attack makes of x, on all points to the end."""
+        region = attack.threat.region(x)
+        rows = torch.arange(len(x))
+        seeds = count(seed)
+        target = attack.target
+        if target is not None:
+            target = find_targets(target, y, self.columns)
+        objective: Objective = _divergence
+        with evaluation_mode(self.model):
+            start = torch.zeros_like(region.x)
+            if attack.random_start:
+                start = region.draw(next(seeds), shared=False)
+            if self.loss == "trades":
+                with torch.no_grad():
+                    target = adapter.logits(x, rows).log_softmax(1)
+                if not attack.random_start:  # there is no slope at x itself
+                    start = 1e-3 * region.draw(next(seeds), shared=False)
+            else:
+                own = find_loss(attack.loss)
+                objective = objective_of(own, targeted=target is not None)
+            batch = Batch(
+                adapter=adapter,
+                rows=rows,
+                y=y,
+                target=y if target is None else target,
+                region=region,
+                objective=objective,
+                targeted=self.loss != "trades" and attack.target is not None,
+            )
+            delta = attack.perturb(
+                batch, start, lambda: region.draw(next(seeds), shared=False)
+            )
+        return region.perturbed(delta).view_as(x)
+
+    def _mean_loss(self, clean: Tensor | None, robust: Tensor, y: Tensor) -> Tensor:
+        """Return the loss of a batch from the logits of its inputs, attacked and clean."""
+        if clean is not None:
+            divergence = _divergence(robust, y, clean.log_softmax(1)).mean()
+            return cross_entropy(clean, y) + self.config.beta * divergence
+        if isinstance(self.loss, str):
+            return cross_entropy(robust, y)
+        value: Tensor = self.loss(robust, y)
+        if value.ndim:
+            raise InputError(f"loss must return a mean, got shape {tuple(value.shape)}")
+        return value
+
+
+def _divergence(robust: Tensor, y: Tensor, clean: Tensor) -> Tensor:
+    """Return KL(p(x) | p(x')) for each point; `clean` are logarithms of p(x)."""
+    logs = robust.log_softmax(1)
+    return kl_div(logs, clean, log_target=True, reduction="none").sum(1)
+
+
+def _hits(logits: Tensor, y: Tensor) -> int:
+    """Return how many points have their own class as the largest logit."""
+    return int((logits.argmax(1) == y).sum())
 
 
 @dataclass(frozen=True, eq=False)
 class _Shuffled:
     """Arrays as batches, in an order that each pass samples from torch's generator."""
 
-    x: Tensor
+    inputs: Inputs
     y: Tensor
     batch_size: int
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for rows in torch.randperm(len(self.x)).split(self.batch_size):
-            yield self.x[rows], self.y[rows]
+    def __iter__(self) -> Iterator[tuple[Any, Tensor]]:
+        for rows in torch.randperm(len(self.y)).split(self.batch_size):
+            part = self.inputs.map(itemgetter(rows))
+            yield part.given, self.y[rows]
 
 
-def _batches(data: Any, batch_size: int) -> Iterable[Any]:
+def _shuffled(data: Any, batch_size: int) -> Iterable[Any]:
     """Return the data as batches (inputs, classes): a pair of arrays is shuffled and cut."""
     batch_size = whole("batch_size", batch_size)
-    if not isinstance(data, Iterable) or hasattr(data, "__array__"):
-        raise InputTypeError(
-            f"data must give batches (inputs, classes), got {data!r:.60}"
-        )
-    if (
-        not isinstance(data, (tuple, list))
-        or not data
-        or not hasattr(data[0], "__array__")
-    ):
+    if not is_pair(data):
         return data
-    lengths = [part.shape[0] if getattr(part, "shape", ()) else None for part in data]
-    if len(lengths) != 2 or lengths[0] != lengths[1]:
+    inputs, y = Inputs.of(data[0], "data"), as_tensor("data", data[1])
+    if len(inputs) != len(y):
         raise InputError(
-            "data must be one array of inputs and one of classes of the same length, got lengths "
-            + ", ".join(map(str, lengths))
+            f"data must have a class for each input, got {len(inputs)} inputs and {len(y)} classes"
         )
-    return _Shuffled(tensor("data", data[0]), tensor("data", data[1]), batch_size)
+    return _Shuffled(inputs, y, batch_size)
 
 
 def _best(history: list[dict[str, float]]) -> int:
     """Return the epoch, from 1, of the best robust accuracy on the holdout; clean breaks ties."""
-    score = [
-        (row["holdout_robust_accuracy"], row["holdout_clean_accuracy"])
-        for row in history
-    ]
+    names = ("holdout_robust_accuracy", "holdout_clean_accuracy")
+    score = [tuple(row[name] for name in names) for row in history]
     return score.index(max(score)) + 1 if score else 0
-
-
-def _settings(recipe: Recipe, seed: int) -> dict[str, str]:
-    """Return what a checkpoint must agree in with the call that resumes it, in words."""
-    loss = recipe.loss
-    kind = (
-        loss.kind
-        if isinstance(loss.kind, str)
-        else getattr(loss.kind, "__name__", "own")
-    )
-    return {
-        "seed": str(seed),
-        "attack": repr(recipe.attack),
-        "loss": f"{kind}, beta {loss.beta:g}",
-        "clean_fraction": f"{recipe.clean_fraction:g}",
-    }
-
-
-def _check_scheduler(scheduler: Any, config: TrainingConfig) -> None:
-    if scheduler is not None and not callable(getattr(scheduler, "step", None)):
-        raise InputTypeError(f"scheduler must be a torch scheduler, got {scheduler!r}")
-    by_loss = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
-    if by_loss and config.step_scheduler_each == "batch":
-        raise InputError(
-            "step_scheduler_each must be 'epoch' for ReduceLROnPlateau, got 'batch'"
-        )
 
 
 def _optimizer(optimizer: Any, model: nn.Module) -> torch.optim.Optimizer:
     """Return the optimizer, which must be one of this model's parameters, or the default one."""
     if optimizer is None:
         return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise InputTypeError(f"optimizer must be a torch optimizer, got {optimizer!r}")
+    instance("optimizer", optimizer, torch.optim.Optimizer, "a torch optimizer")
     own = {id(weight) for weight in model.parameters()}
-    if not any(
-        id(weight) in own
-        for group in optimizer.param_groups
-        for weight in group["params"]
-    ):
+    held = [weight for group in optimizer.param_groups for weight in group["params"]]
+    if not any(id(weight) in own for weight in held):
         raise InputError(
             "optimizer must hold parameters of the model, it holds none of them"
         )
     return optimizer
-
-
-class _Holdout:
-    """Data not used in training, checked before any time is spent on it."""
-
-    def __init__(self, model: nn.Module, given: Any) -> None:
-        arrays = isinstance(given, (tuple, list)) and len(given) == 2
-        batches = isinstance(given, Iterable) and not isinstance(given, dict)
-        if not arrays and (hasattr(given, "__array__") or not batches):
-            raise InputTypeError(
-                "holdout must be a pair (inputs, classes) or give such batches, got "
-                f"{type(given).__name__}"
-            )
-        self.inputs, y, _ = examples(*given) if arrays else examples(given, None)
-        adapter = ModelAdapter(model, self.inputs, {})
-        with evaluation_mode(model):
-            count = adapter.all_logits(adapter.x[:1], 1).shape[1]
-        self.x = adapter.x
-        self.y = classes(y, adapter.x, count)
-
-
-def _with_data_bounds(
-    attack: Attack | None, batches: Iterable[Any], held: _Holdout | None
-) -> Attack | None:
-    """Return the attack with bounds from all of the data, where they are "data"."""
-    if attack is None or not isinstance(attack.threat.bounds, str):
-        return attack
-    with torch.random.fork_rng():
-        ranges = [
-            tensor("data", split_labeled(batch)[0]).aminmax() for batch in batches
-        ]
-    if held is not None:
-        ranges.append(held.x.aminmax())
-    if not ranges:
-        return attack
-    bounds = min(float(r.min) for r in ranges), max(float(r.max) for r in ranges)
-    return replace(attack, threat=replace(attack.threat, bounds=bounds))
-
-
-def _holdout_accuracy(recipe: Recipe, held: _Holdout | None) -> dict[str, float]:
-    """Return clean and robust accuracy on the holdout, NaN without one."""
-    clean = robust = float("nan")
-    if held is not None:
-        with evaluation_mode(recipe.model):
-            logits = ModelAdapter(recipe.model, held.inputs, {}).clean_logits(
-                BATCH_SIZE
-            )
-        clean = robust = count_hits(logits, held.y) / len(held.y)
-        if recipe.attack is not None:
-            attack = replace(recipe.attack, early_exit=True)
-            found = attack(recipe.model, held.inputs, held.y, warn=False)
-            if found.status is Status.INTERRUPTED:
-                raise KeyboardInterrupt
-            robust = found.robust_accuracy
-    return {"holdout_clean_accuracy": clean, "holdout_robust_accuracy": robust}
 
 
 def _mix(*parts: int) -> int:
