@@ -74,7 +74,7 @@ def test_the_command_measures_plots_and_saves(given):
         60,
         0,
     )
-    assert len(run["data_sha256"]) == len(run["model_sha256"]) == 64
+    assert len(run["data_sha256"]) == 64
     assert any(
         "untrained weights; no weights were given" in text
         for text in printed["warnings"]
@@ -191,7 +191,7 @@ def test_the_command_takes_what_training_saves(tmp_path, form):
     assert found["clean"] == 0
     assert 0 < found["value"] <= 1 - np.mean(found["proved"]) + 1e-9
     assert (tmp_path / "out" / "attack.png").stat().st_size > 1000
-    targeted = CliRunner().invoke(app, [*words, "--target", "1", "--restarts", "2"])
+    targeted = CliRunner().invoke(app, [*words, "--target", "1"])
     assert isinstance(targeted.exception, InputError)  # nothing certifies targets
 
 
@@ -205,7 +205,6 @@ def test_the_command_takes_what_training_saves(tmp_path, form):
         ({"--norm": "l3"}, "norm must be one of"),
         ({"--bounds": "1"}, "LOW,HIGH"),
         ({"--bounds": "a,b"}, "numbers"),
-        ({"--loss": "hinge"}, "loss must be one of"),
     ],
 )
 def test_the_command_names_mistakes(given, monkeypatch, change, message):

@@ -23,7 +23,7 @@ def build():
 """
 LINES = {
     "solve": "solve M.npy --width 2 --drop-prob 0.5 --noise dropout --block-size 1 --out o.npz",
-    "solve of data": "solve --x X.npy --y Y.npy --width 2 --rank 1 --weight-decay 0",
+    "solve of data": "solve --x X.npy --y Y.npy --width 2 --rank 1",
     "train": "train M.npy --width 2 --drop-prob 0.5 --steps 4 --learning-rate 0.01 --seeds 1 "
     "--gradient sampled --n-jobs 1 --out t.npz",
     "certify": "certify M.npy U.npy V.npy --drop-prob 0.5 --out c.json",

@@ -62,9 +62,6 @@ def attack(
         ),
     ] = "",
     std: Annotated[str, Option(help="See --mean.")] = "",
-    loss: Annotated[
-        str, Option(help="strongest (an ensemble), or the name of one loss.")
-    ] = "strongest",
     budget: Annotated[
         int, Option(min=24, help="Largest number of gradients per point.")
     ] = 1000,
@@ -74,9 +71,6 @@ def attack(
             min=0, help="Number of queries per point for the attack without gradients."
         ),
     ] = 1500,
-    restarts: Annotated[
-        int, Option(min=1, help="Number of restarts, with a single loss.")
-    ] = 1,
     target: Annotated[
         int | None,
         Option(help="Count an attack as successful only if it reaches this class."),
@@ -95,9 +89,6 @@ def attack(
             help="Try to prove that points which withstood the attack are robust.",
         ),
     ] = False,
-    batch_size: Annotated[
-        int, Option(min=1, help="Number of points in a batch.")
-    ] = 1024,
     device: Annotated[str, Option(help="Where the model runs: cpu, cuda.")] = "cpu",
     points: Points = 0,
     plot: Annotated[bool, Option("--plot", help="Plot the curve.")] = False,
@@ -124,36 +115,16 @@ def attack(
         name: str(value) if isinstance(value, Path) else value
         for name, value in locals().items()
     }
-    from overt.robust import (
-        L1,
-        L2,
-        LOSSES,
-        PGD,
-        Linf,
-        robust_error,
-    )
+    from overt.robust import L1, L2, Linf, robust_error
 
     kinds: dict[str, Any] = {"l1": L1, "l2": L2, "linf": Linf}
     kind = kinds[choice("norm", norm.lower(), tuple(kinds))]
-    choice("loss", loss, ("strongest", *LOSSES))
     net = _on(load_model(model, weights, trust_pickle=trust_pickle), device)
     x, y = _scaled(*read_examples(data, points), scale)
     threat = kind(_number("radius", radius), _bounds(bounds, x))
     curve = [_number("radii", part) for part in radii.split(",") if part.strip()]
     if plot and not curve:
         curve = [threat.radius * k / 8 for k in range(1, 8)]
-    chosen = None
-    if loss != "strongest":
-        steps = max(budget // restarts, 1)
-        chosen = PGD(
-            threat,
-            steps=steps,
-            loss=loss,
-            restarts=restarts,
-            target=target,
-            batch_size=batch_size,
-            seed=seed,
-        )
     options: Any = {
         "mean": _list("mean", mean),
         "std": _list("std", std),
@@ -167,12 +138,10 @@ def attack(
         y,
         threat,
         radii=curve,
-        attack=chosen,
         budget=budget,
         queries=queries,
         target=target,
         certify=certify,
-        batch_size=batch_size,
         seed=seed,
         warn=False,
         **options,
@@ -183,7 +152,6 @@ def attack(
     facts = {
         "overt": overt.__version__,
         "data_sha256": digest("data", {"x": x, "y": y}),
-        "model_sha256": _state_digest(net),
     }
     stored = found.to_dict() | {"warnings": notes, "run": run | facts}
     stored.pop("x")  # adversarial.npz has it
@@ -312,13 +280,3 @@ def _save_examples(
     }
     write_whole(path, lambda file: np.savez_compressed(file, **arrays))
     return after
-
-
-def _state_digest(net: Any) -> str | None:
-    """Return a fingerprint of a module's weights."""
-    if not hasattr(net, "state_dict"):
-        return None
-    weights = {
-        name: v.detach().cpu().double().numpy() for name, v in net.state_dict().items()
-    }
-    return digest("model", weights)
