@@ -56,7 +56,7 @@ def check_gaps(rows: list[Row]) -> Findings:
     if all(row["solver"] for row in rows):
         gaps = [1 - row["after"] / row["objective"] for row in rows]
         yield Finding(
-            "sets leave a gap of at most 5 per cent",
+            "sets leave a gap of at most 5 %",
             max(gaps) < 0.05,
             f"largest gap {max(gaps):.3f}",
         )
@@ -71,7 +71,7 @@ def plot_gaps(rows: list[Row]) -> Any:
         label = "one unit, all units" if name == "before" else "sets of units"
         axes.bar(places + offset, gaps, 0.4, color=color, label=label)
     axes.set_xticks(places, [f"{row['noise']}\n{row['width']} units" for row in rows])
-    axes.set(ylabel="gap below the best network, per cent")
+    axes.set(ylabel="gap below the best network, %")
     axes.legend()
     return picture
 
@@ -83,7 +83,7 @@ figure(
     """Sets of units close the gap of correlated noise.
 
     For arcs of a ring the bound goes from nothing to the optimum; for sliding blocks and for
-    correlations that decay with distance a few per cent remain open.
+    correlations that decay with distance a few hundredths remain open.
     """,
     run=run_gaps,
     check=check_gaps,
