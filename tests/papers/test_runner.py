@@ -158,13 +158,6 @@ JUMPS = {
 }
 
 
-def test_no_run_thrown_out_does_not_show_that_some_are():
-    *_, last = FIGURES["jumps-fig4"].findings([JUMPS])
-    assert last.verdict == "inconclusive"
-    *_, last = FIGURES["jumps-fig4"].findings([{**JUMPS, "diverged": 3}])
-    assert last.verdict == "holds"
-
-
 @pytest.mark.parametrize(
     ("collapsed", "verdict"), [(8, "fails"), (4, "inconclusive"), (0, "holds")]
 )

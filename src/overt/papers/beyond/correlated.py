@@ -64,7 +64,7 @@ def check_gaps(rows: list[Row]) -> Findings:
 
 def plot_gaps(rows: list[Row]) -> Any:
     """Draw the gap before and after for every noise."""
-    picture, axes = canvas(6, 4)
+    picture, axes = canvas(9, 4)
     places = np.arange(len(rows))
     for offset, name, color in ((-0.2, "before", ORANGE), (0.2, "after", BLUE)):
         gaps = [100 * (1 - max(row[name], 0.0) / row["objective"]) for row in rows]
