@@ -39,7 +39,7 @@ import numpy as np
 from overt._check import bounded
 from overt._types import Bools, Floats
 from overt.noise import DropBlock, DropConnect, Dropout, Noise
-from overt.spectral import Schatten, SpectralNorm, SquaredNuclear, induced
+from overt.spectral import KSupport, Schatten, SpectralNorm, SquaredNuclear, induced
 
 EPS = float(np.finfo(float).eps)
 
@@ -161,20 +161,30 @@ def envelopes(noise: Noise, width: int) -> list[tuple[float, SpectralNorm]]:
     """Return pairs (weight, norm) with penalty(U, V) >= weight * norm.matrix_value(U V'L).
 
     Dropout, DropConnect and DropBlock on a grid have one, the norm they induce. For any other noise
-    over units Gamma >= delta I and Gamma >= gamma 1 1' in the positive semi-definite order, and
-    U'U o V'CV is positive semi-definite: penalty >= (delta/d) |A L|_*^2, and >= gamma |A L|_F^2.
+    over units Gamma >= delta I in the positive semi-definite order, and U'U o V'CV is positive
+    semi-definite, so penalty >= (delta/d) |A L|_*^2. Moreover, if Gamma_ij = 0 for |i - j| >= b, it
+    is a sum of z z' with at most b entries of z not zero; each adds |sum_i z_i u_i p_i'|_F^2, the
+    square of a map of rank at most b, and these maps combine to A L, whence
+
+        penalty >= gamma ksupport_b(A L)^2,  gamma = 1 / (1' Gamma^-1 1),
+
+    which is the Frobenius norm for b = d.
     """
     match noise:
         case Dropout(drop_prob=float()) | DropConnect() | DropBlock(placement="grid"):
             return [induced(noise, width)]
-    values, vectors = np.linalg.eigh(noise.characteristic(width))
+    Gamma = noise.characteristic(width)
+    values, vectors = np.linalg.eigh(Gamma)
     smallest = max(0.0, values[0] - 1e-13 * values[-1])
     live = values > 1e-10 * values[-1]
     ones = np.sum(vectors, axis=0)
     gamma = 0.0
     if np.allclose(ones[~live], 0.0, atol=1e-8):
         gamma = (1 - 1e-9) / float(np.sum(ones[live] ** 2 / values[live]))
-    return [(smallest / width, SquaredNuclear()), (gamma, Schatten(2.0))]
+    i, j = np.nonzero(Gamma)
+    band = int(np.max(np.abs(i - j), initial=0)) + 1
+    narrow = KSupport(band) if band < width else Schatten(2.0)
+    return [(smallest / width, SquaredNuclear()), (gamma, narrow)]
 
 
 def shrink(m: Floats, envelope: Envelope) -> Floats:
