@@ -357,3 +357,21 @@ def test_no_network_of_limited_rank_is_better_than_the_solution(seed):
     net = overt.DeepLinearNetwork(target, (24, 20), noise=noise)
     limited = min(net.solve(rank=q).objective for q in range(1, 21))
     assert net.solve().objective <= limited * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("widths", [(3,), (4, 3)])
+def test_targets_that_noise_costs_nothing_are_solved(widths):
+    """KeepExactly has negative correlations: an optimum of 0 is known up to rounding only."""
+    for seed in range(20):
+        target = np.random.default_rng(seed).standard_normal((3, 1))
+        best = overt.DeepLinearNetwork(
+            target, widths, noise=overt.KeepExactly(2)
+        ).solve()
+        assert best.status == "optimal"
+        assert best.objective == pytest.approx(0.0, abs=1e-9)
+
+
+def test_the_best_map_of_a_limited_rank_says_nothing_of_all_ranks():
+    net = overt.DeepLinearNetwork(np.diag([2, 1.9]), (6, 6), drop_prob=0.3)
+    assert net.solve().rank_certificate.statement == "Every optimum has rank 2."
+    assert net.solve(rank=1).rank_certificate is None

@@ -453,3 +453,13 @@ def test_an_output_without_axes_has_a_penalty():
     penalty = explicit_penalty(Total(), x, torch.tensor(2.0))
     assert penalty.exact
     assert penalty.value.item() == pytest.approx(10.0)  # 3^2 + 1^2, whatever the target
+
+
+def test_a_row_that_is_not_a_number_has_no_standard_deviation():
+    """It had one of 0, which is what a certain answer looks like."""
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 2))
+    x = torch.tensor([[1.0, 2.0, 3.0], [float("nan"), 1.0, 1.0]])
+    found = predictive_moments(model, x)
+    assert torch.isfinite(found.std[0]).all()
+    assert torch.isnan(found.std[1]).all()
+    assert not torch.isinf(found.std_error[1]).any()

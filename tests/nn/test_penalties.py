@@ -706,3 +706,26 @@ def test_noise_that_is_not_seen_has_a_term():
     assert not penalty.exact
     plain = explicit_penalty(nn.Sequential(nn.Dropout(0.3), model[1]), x)
     assert penalty.value.item() == pytest.approx(plain.value.item(), rel=0.3)
+
+
+@pytest.mark.parametrize("kind", ["units", "weights"])
+def test_a_seed_does_not_change_the_penalty(kind):
+    """The noise-free output of a layer with a seed was taken at its mean uniform number."""
+    torch.manual_seed(0)
+    x, y = torch.randn(16, 4), torch.randn(16, 2)
+    penalties = []
+    for seed in (None, 3):
+        torch.manual_seed(1)
+        if kind == "units":
+            model = nn.Sequential(
+                nn.Linear(4, 6), Dropout(0.5, seed=seed), nn.Linear(6, 2)
+            )
+        else:
+            layer = DropConnectLinear(4, 6, drop_prob=0.4, seed=seed)
+            model = nn.Sequential(layer, nn.Linear(6, 2))
+        penalties.append(explicit_penalty(model, x, y, loss="mse"))
+    plain, seeded = penalties
+    assert seeded.exact
+    assert seeded.value.item() == pytest.approx(plain.value.item(), rel=1e-5)
+    assert seeded.terms[-1].name == "mean shift"
+    assert seeded.terms[-1].value.item() == 0

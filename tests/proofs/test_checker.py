@@ -554,3 +554,24 @@ def test_no_file_is_neither_accepted_nor_refused(capsys, tmp_path):
     assert checker.main([]) == 2
     assert checker.main([str(tmp_path / "none.json")]) == 1
     assert capsys.readouterr().out.startswith("refused: ")
+
+
+def test_a_bound_that_trusts_the_noise_says_so_and_a_contradiction_is_refused():
+    """Without a witness for Gamma the checker took any matrix for a covariance."""
+    noise = overt.CovarianceNoise(np.ones(2), np.ones((2, 2)))
+    net = overt.LinearNetwork(np.eye(2), 2, noise)
+    proof = net.certify(2 * np.eye(2), 2 * np.eye(2), rigorous=True)
+    assert "positive semi-definite" in proof.statement
+    file = proof.document
+    assert "the characteristic matrix is positive semi-definite" in checker.check(file)
+    minus = ["-0x1.0p2", "0x0.0p0"]
+    file["noise"]["characteristic"] = [minus, minus[::-1]]
+    value = float(checker.Problem(file).objective())
+    file["claim"] = {
+        "at_most": value.hex(),
+        "at_least": "0x0.0p0",
+        "gap": value.hex(),
+    }
+    file["sha256"] = checker.digest(file)
+    with pytest.raises(checker.RefusedError, match="above an objective"):
+        checker.check(file)

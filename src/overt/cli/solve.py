@@ -7,6 +7,7 @@ from typing import Annotated
 
 from typer import Option
 
+from overt._check import InputError
 from overt.cli import networks
 from overt.cli.base import (
     AsJson,
@@ -26,7 +27,7 @@ def solve(
     drop_prob: networks.DropProb = 0.5,
     rank: Annotated[
         int | None,
-        Option(min=1, help="Choose the drop probability that gives this rank."),
+        Option(min=1, help="Choose the probability of dropout that gives this rank."),
     ] = None,
     noise: networks.NoiseName = "dropout",
     block_size: networks.BlockSize = 2,
@@ -47,6 +48,11 @@ def solve(
     problem = networks.read_problem(target, x, y)
     if rank is not None:
         from overt.linear import drop_prob_for_rank
+
+        if noise != "dropout":
+            raise InputError(
+                f"--rank chooses the probability of dropout, not of {noise}"
+            )
 
         drop_prob = drop_prob_for_rank(width=width, rank=rank, **problem)
     chosen = networks.make_noise(noise, drop_prob, block_size, keep)

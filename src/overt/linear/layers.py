@@ -22,7 +22,14 @@ import numpy as np
 
 from overt import equalize
 from overt._types import Floats
-from overt.linear.bounds import Relaxation, UnitShares, positive, shrink
+from overt.linear.bounds import (
+    EPS,
+    EXACT,
+    Relaxation,
+    UnitShares,
+    positive,
+    shrink,
+)
 from overt.linear.deep_shares import (
     ROUNDING,
     BestShares,
@@ -167,6 +174,9 @@ class DeepNoise(NoiseEffect):
         self.layers = [Layer(noise, d) for noise, d in zip(noises, widths, strict=True)]
         sizes = regression.inputs, *widths, regression.outputs
         self.shapes = [(after, before) for before, after in pairwise(sizes)]
+        if any(layer.R.min() < 1 for layer in self.layers):
+            # Terms of the penalty cancel; the remainder is known up to the rounding of Gamma.
+            self.least = max(32 * EPS / EXACT, self.least)
 
     @cached_property
     def nu(self) -> float:

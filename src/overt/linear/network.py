@@ -52,7 +52,9 @@ def grade(
     if rank is None:
         rank = numerical_rank(found.spectrum)
     status = Status.OPTIMAL if optimal else Status.LOWER_BOUND
-    ranks = _rank_certificate(effect) if optimal else None
+    # Among maps of limited rank the certificate would speak of the limited problem only.
+    unlimited = effect.max_rank is None
+    ranks = _rank_certificate(effect) if optimal and unlimited else None
     return found.objective, rank, status, certified, ranks
 
 

@@ -312,11 +312,17 @@ class Problem:
         square = self.M.dot(self.M if self.C is None else self.M @ self.C)
         return square - self._gain(self.singular_values[: self.width])
 
+    @property
+    def trusts_noise(self) -> bool:
+        """Whether the bound rests on a penalty that is not negative, without a proof of it."""
+        shown = "sets" in self.witness or self.witness.get("gamma") is not None
+        return self.Gamma is not None and not shown
+
     def _gain(self, s: list[Fraction]) -> Fraction:
         """Return at least |M|^2 less any objective, for a map with singular values below s."""
         if self.Gamma is not None and "sets" in self.witness:
             return self._sets_gain(self.Gamma, s)
-        if self.Gamma is not None and self.witness.get("gamma") is None:
+        if self.trusts_noise:
             return sum((x * x for x in s), Fraction(0))
         if "shares" in self.witness:
             return self._deep_gain([x * x for x in s])
@@ -538,6 +544,7 @@ def check(file: dict[str, Any]) -> str:
         require(
             problem.bound() >= below * problem.samples, "a lower bound below the claim"
         )
+        require(above >= below, "a lower bound above an objective")
     except (
         KeyError,
         TypeError,
@@ -549,10 +556,11 @@ def check(file: dict[str, Any]) -> str:
         raise RefusedError(
             f"not a proof file: {type(error).__name__} {error}"
         ) from None
-    unsure = problem.C is not None and problem.witness.get("positive") is None
-    assumed = (
-        ", provided that the second moment is positive semi-definite" if unsure else ""
-    )
+    assumed = ""
+    if problem.C is not None and problem.witness.get("positive") is None:
+        assumed += ", provided that the second moment is positive semi-definite"
+    if problem.trusts_noise:
+        assumed += ", provided that the characteristic matrix is positive semi-definite"
     return (
         f"objective <= {float(above)!r}, every objective >= {float(below)!r}, difference <= "
         f"{float(gap)!r} (rounded here){assumed}"

@@ -265,6 +265,9 @@ def _statement(above: Fraction, below: Fraction, document: dict[str, Any]) -> st
         statement += ", provided that the second moment is positive semi-definite"
     if document["noise"]["kind"] == "matrix":
         statement += ", for the noise whose characteristic matrix is as stored"
+        witness = document["witness"]
+        if "sets" not in witness and witness.get("gamma") is None:
+            statement += " and positive semi-definite"
     return f"{statement}."
 
 

@@ -340,7 +340,11 @@ def _report(
 def _shortfall(problem: Problem, done: Outcome, reached: float | None) -> str | None:
     """Return why the share is not reached, None if the network is small enough."""
     keep = problem.keep
-    if reached is None or isinstance(keep, Mapping) or reached <= TOLERANCE * keep:
+    if isinstance(keep, Mapping):
+        return None
+    if problem.of_units and keep < 1 and not done.changes:
+        return "no layer lost units (report.skipped has the reasons)"
+    if reached is None or reached <= TOLERANCE * keep:
         return None
     what = problem.of.replace("_", "-")
     return (

@@ -171,8 +171,8 @@ class SampleSums:
         """The unbiased variance."""
         square = self._sums[1].sum(0) / self.count
         centered = square - self._move**2
-        # The difference of equal numbers is rounding, not variance.
-        centered = torch.where(centered > 1e-13 * square, centered, 0.0)
+        # The difference of equal numbers is rounding, not variance; NaN stays NaN.
+        centered = torch.where(centered <= 1e-13 * square, 0.0, centered)
         return centered * self.count / (self.count - 1)
 
     @property

@@ -345,7 +345,8 @@ def interpret(recording: Recording, run: Propagation) -> RandomTensor | Tensor:
 
 def _still_off(call: Call, given: list[Value]) -> bool:
     """Whether an entrywise function of noises that are off alone may become a coin."""
-    return is_pointwise(call.func) and not any(value.root.noises for value in given)
+    same = is_pointwise(call.func) or call.func.overloadpacket in IDENTITY
+    return same and not any(value.root.noises for value in given)
 
 
 def _is_coin(out: Any) -> bool:
