@@ -152,3 +152,21 @@ def test_features_in_the_wrong_place_are_said():
 def test_values_too_close_to_each_other_are_said(unit):
     with pytest.raises(overt.InputError, match="multiply them by a constant"):
         DropoutCompletion(2).fit(unit * np.eye(4))
+
+
+def test_a_new_row_without_features_is_warned_of():
+    """The average row's features are taken as if they were known: intervals are too narrow."""
+    rng = np.random.default_rng(0)
+    features = rng.standard_normal((60, 2))
+    table = features @ rng.standard_normal((2, 20)) + 0.1 * rng.standard_normal(
+        (60, 20)
+    )
+    rows, cols = np.nonzero(rng.random(table.shape) < 0.4)
+    entries = Entries(rows, cols, table[rows, cols], table.shape)
+    model = DropoutCompletion(average=0).fit(entries, row_features=features)
+    with pytest.warns(UserWarning, match="features of rows and none are given"):
+        model.fold_in({0: 1.0})
+    model.fold_in({0: 1.0}, features=features[:1])
+    more = Entries([60], [0], [1.0], (61, 20))
+    with pytest.warns(UserWarning, match="rows are new whose features are not known"):
+        model.partial_fit(more)

@@ -531,6 +531,15 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
                 ranking_model = fitting.fit_ranking(settings, entries)
             fit = replace(fit, path=self.path_, fitted=len(entries))
             return self._adopt(entries, fit, ranking_model)
+        sizes = zip(self.entries_.shape, entries.shape, strict=True)
+        for side, (before, now) in enumerate(sizes):
+            if now > before and self.model_.base.encoders[side] is not None:
+                warnings.warn(
+                    f"{'rows' if side == 0 else 'columns'} are new whose features are not known: "
+                    "the average is taken as if it were known, so that intervals may be too "
+                    "narrow; fit anew with their features",
+                    stacklevel=2,
+                )
         model = fitting.extend_model(self.model_, entries, new, sweeps)
         if ranking_model is not None:
             ranking_model = fitting.extend_model(ranking_model, entries, new, sweeps)

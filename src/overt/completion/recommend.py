@@ -354,6 +354,13 @@ def new_row(
             raise InputError(
                 f"features must belong to one row, got {features.shape[0]}"
             )
+    elif encoder is not None:
+        warnings.warn(
+            "the model was fitted with features of rows and none are given: those of the average "
+            "row are taken as if they were known, so that predictions may be far off and "
+            "intervals too narrow",
+            stacklevel=3,
+        )
     row = model.fold(cols[known], numbers[known], features)
     one = model.of_row(row)
     return NewRow(row, one, index, cols[known], numbers[known], ranking)
