@@ -8,6 +8,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from overt._check import InputError
+from overt._io import ready
 from overt.cli import ratings as shared
 from overt.cli.base import AsJson, app, console, errors, show_json, show_path
 
@@ -39,13 +40,13 @@ def update(
     )
     if read.clicks and fitted.missing == "unknown":
         raise InputError(f"{ratings} has no values, and the model is one of values")
-    shared.report_lines(
-        "ratings", read, None, duplicates, errors if as_json else console
-    )
+    folder = model if out is None else out
+    ready(folder)
+    screen = errors if as_json else console
+    shared.report_lines("ratings", read, folder / "rejected.csv", duplicates, screen)
     rows, columns = fitted.entries_.shape
     fitted.partial_fit(read.entries)
     fitted.prepare_ranking()
-    folder = model if out is None else out
     fitted.save(folder)
     found = {
         "entries": len(fitted.entries_),

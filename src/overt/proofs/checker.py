@@ -569,13 +569,16 @@ def check(file: dict[str, Any]) -> str:
 
 def main(paths: list[str]) -> int:
     """Check each file and print the verdict."""
+    if not paths or paths[0].startswith("-"):
+        print("usage: checker.py FILE [FILE ...]; prints accepted (0) or refused (1)")
+        return 2
     for path in paths:
         try:
             print(f"accepted: {path}: {check(json.loads(Path(path).read_text()))}")
         except (RefusedError, OSError, ValueError, RecursionError) as error:
             print(f"refused: {path}: {error}")
             return 1
-    return 0 if paths else 2
+    return 0
 
 
 if __name__ == "__main__":
