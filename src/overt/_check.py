@@ -60,17 +60,22 @@ class MissingExtraError(ImportError):
         )
 
 
+FEW_NAMES = 12
+"""Names that are listed where none is near what was typed; more would fill the screen."""
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
-    """Return the error for an unknown name: it says the nearest ones, or all where none is near."""
+    """Return the error for an unknown name: it says the nearest ones, or all if they are few."""
     from difflib import get_close_matches
 
     known = list(known)
     near = get_close_matches(name, known, 3, 0.6)
-    rest = (
-        f"did you mean {' or '.join(near)}?"
-        if near
-        else f"known are {', '.join(known)}"
-    )
+    if near:
+        rest = f"did you mean {' or '.join(near)}?"
+    elif len(known) <= FEW_NAMES:
+        rest = f"known are {', '.join(known)}"
+    else:
+        rest = f"{len(known)} are known, such as {', '.join(known[:3])}"
     return InputError(f"unknown {kind} {name}; {rest}")
 
 

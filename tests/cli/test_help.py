@@ -81,3 +81,10 @@ def test_a_typo_is_answered_with_what_was_meant(typed, meant):
     answer = result.output + str(result.exception)
     assert meant in answer
     assert len(answer) < 1000
+
+
+@pytest.mark.parametrize("command", ["cite", "verify", "reproduce"])
+def test_a_name_that_is_near_none_is_not_answered_with_all(command):
+    result = CliRunner().invoke(app, [command, "zzzzzz"])
+    assert "are known, such as" in str(result.exception)
+    assert len(str(result.exception)) < 200

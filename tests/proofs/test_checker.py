@@ -550,10 +550,12 @@ def test_costs_of_layers_multiply():
     assert [float(x) for x in found.strengths] == pytest.approx([float(x) for x in lam])
 
 
-def test_no_file_is_neither_accepted_nor_refused(capsys):
+def test_no_file_is_neither_accepted_nor_refused(capsys, tmp_path):
     for words in ([], ["--help"]):
         assert checker.main(words) == 2
         assert capsys.readouterr().out.startswith("usage: ")
+    assert checker.main([str(tmp_path / "none.json")]) == 1
+    assert capsys.readouterr().out.startswith("refused: ")
 
 
 def test_a_bound_that_trusts_the_noise_says_so_and_a_contradiction_is_refused():
