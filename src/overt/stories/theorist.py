@@ -84,7 +84,7 @@ CORRECTED = [
     "dropblock-optimum",
     "deep-scaling",
     "solver-shrinkage",
-    "completion-bound",
+    "attack-steps-for-beta",
 ]
 for verdict in papers.verify(CORRECTED):
     print(f"{verdict.id} ({verdict.source})\n  {verdict.claim}")
@@ -94,6 +94,4 @@ for verdict in papers.verify(CORRECTED):
     )
     assert verdict.verdict == "holds"
 
-headline = (
-    f"SGD with dropout ends {above:.1%} above the minimum, which a proof file certifies"
-)
+headline = f"SGD with dropout ends {above:.1%} above the minimum; a proof file certifies the minimum"
