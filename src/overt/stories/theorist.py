@@ -94,4 +94,4 @@ for verdict in papers.verify(CORRECTED):
     )
     assert verdict.verdict == "holds"
 
-headline = f"SGD with dropout ends {above:.1%} above the minimum; a proof file certifies the minimum"
+headline = f"SGD with dropout ends {above:.1%} above the minimum, and a file proves that minimum"
