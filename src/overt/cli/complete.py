@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 HOLDOUT = "holdout.csv"
 
 MOST_HELD_OUT = 1_000_000
-"""Ratings held out at most: enough to measure errors to a thousandth."""
+"""Most ratings to measure errors on: enough for a thousandth."""
 
 LEVEL = 0.9
 """Of the intervals whose coverage is reported."""

@@ -91,7 +91,7 @@ def verify(
     ended(status, f"{len(verdicts)} of {len(chosen) * seeds} were checked")
     if out is not None:
         _store(verdicts, size, out)
-    # What was named must be confirmed; of all statements those of missing extras may be absent.
+    # What was named must be confirmed; else statements that need a missing extra may be absent.
     passing = ("holds",) if ids else ("holds", "not run")
     failed = dict.fromkeys(v.id for v in verdicts if v.verdict not in passing)
     if failed:
@@ -150,8 +150,8 @@ def _show_verdicts(verdicts: list[Verdict]) -> None:
             console.print(
                 f"{v.id}: {escape(v.detail)}", soft_wrap=True, highlight=False
             )
-    held = sum(v.verdict == "holds" for v in verdicts)
-    console.print(f"{held} of {len(verdicts)} statements hold.")
+    count = sum(v.verdict == "holds" for v in verdicts)
+    console.print(f"{count} of {len(verdicts)} statements hold.")
     absent = [v for v in verdicts if v.verdict == "not run"]
     if absent:
         console.print(
