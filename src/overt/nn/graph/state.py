@@ -110,8 +110,10 @@ def check_call(model: Any, x: Any, output: Any = None) -> nn.Module:
         raise InputTypeError(
             f"output must be a function of the model's result, got {output!r:.60}"
         )
-    model = check_model(model)
-    for name, weight in model.named_parameters():
+    with MODEL_LOCK:  # another thread may be putting the model back
+        model = check_model(model)
+        weights = dict(model.named_parameters())
+    for name, weight in weights.items():
         if weight.is_complex():
             raise InputTypeError(
                 f"model must have real weights, {name} is {weight.dtype}"
