@@ -375,3 +375,17 @@ def test_the_best_map_of_a_limited_rank_says_nothing_of_all_ranks():
     net = overt.DeepLinearNetwork(np.diag([2, 1.9]), (6, 6), drop_prob=0.3)
     assert net.solve().rank_certificate.statement == "Every optimum has rank 2."
     assert net.solve(rank=1).rank_certificate is None
+
+
+def test_correlated_noise_is_solved_as_well_as_descent_does():
+    """The two-layer search left units of 1e-10 and 1e9, and the deep solver lost them."""
+    sliding = overt.DropBlock(0.5, 3, placement="sliding")
+    shallow = overt.LinearNetwork(np.eye(1), 4, sliding).solve()
+    assert max(np.abs(shallow.U).max(), np.abs(shallow.V).max()) < 10
+    deep = overt.DeepLinearNetwork(np.eye(1), (4,), noise=sliding).solve()
+    assert deep.objective == pytest.approx(shallow.objective, rel=1e-9)
+    net = overt.DeepLinearNetwork(
+        np.eye(1), (2, 4), noise=[overt.Dropout(0.5), sliding]
+    )
+    run = net.train(8000, 0.05, 6, gradient="expected")
+    assert net.solve().objective <= run.objective[:, -1].min() * (1 + 1e-9)

@@ -86,7 +86,7 @@ class UnitNoise(NoiseEffect):
         d = self.directions
         rest = task.residual + float(np.sum(s[d:] ** 2))
         enough = attains(self.relaxation.bound) - rest
-        U, P = self._best_factors(s[:d], self.relaxation.spectrum, enough)
+        U, P = _balanced(*self._best_factors(s[:d], self.relaxation.spectrum, enough))
         return left[:, :d] @ U, task.unwhiten(right[:, :d] @ P)
 
     def best_root(self, m: Floats, a: Floats, enough: float) -> Floats:
@@ -202,3 +202,15 @@ class UnitNoise(NoiseEffect):
     @cached_property
     def _characteristic(self) -> Floats:
         return self.noise.characteristic(self.width)
+
+
+def _balanced(U: Floats, P: Floats) -> Pair:
+    """Return factors whose units have u_i and p_i of one length: the objective is the same.
+
+    Searches may end with units of 1e-10 and 1e9, which lose digits wherever they are used.
+    """
+    lengths = np.linalg.norm(U, axis=0), np.linalg.norm(P, axis=0)
+    used = (lengths[0] > 0) & (lengths[1] > 0)
+    scale = np.ones(U.shape[1])
+    scale[used] = np.sqrt(lengths[1][used] / lengths[0][used])
+    return U * scale, P / scale
