@@ -36,7 +36,6 @@ from overt.entries.identifiers import (
 
 MISSINGNESS = "signals"
 GIVEN = "features"
-BLOCKS = (MISSINGNESS, GIVEN)
 """Names of the blocks, in the order of their scores."""
 
 MAX_DIRECTIONS = 100
