@@ -261,20 +261,6 @@ def test_width_is_at_most_that_of_the_matrix():
         ]
 
 
-BAD = {
-    "depth 2": {"depth": 2},
-    "nothing held out": {"holdout": 0.0},
-    "no width": {"width": 0},
-    "a negative tol": {"tol": -1.0},
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_bad_parameters(name):
-    with pytest.raises(InputError):
-        fit(matrix(10, 1, 0.5, seed=0), **BAD[name])
-
-
 def test_bad_entries():
     model = DeepLinearCompletion()
     with pytest.raises(InputError, match="all be 0"):
