@@ -103,8 +103,8 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
     row_ids_, col_ids_
         The identifiers of rows and columns, where the entries came with them.
     rank_, weights_, path_, weight_decay_
-        The rank, the layers [W_1, ..., W_L], the candidates met, and the decay of the last noisy
-        phase.
+        The rank, the layers [W_1, ..., W_L], the candidates met, and the decay at which the noise
+        left the chosen one.
     status_
         "finished", or "interrupted" by Ctrl-C, which keeps the best candidate.
     n_steps_
@@ -242,9 +242,11 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         best, A = self._find_rank(scale, train, judge, start)
         found.append((best, scale * A))  # in case of Ctrl-C
         entries = replace(entries, values=entries.values / scale)
-        path, lam = _shed_to(best, start(entries))
-        path.settle(lam)
-        found.append((path.candidate(lam, entries, entries), scale * path.matrix()))
+        path = start(entries)
+        path.restart(A, best.rank)
+        path.settle(best.weight_decay)
+        last = path.candidate(best.weight_decay, entries, entries)
+        found.append((last, scale * path.matrix()))
 
     def _anneal_beside(
         self,
@@ -369,14 +371,14 @@ class AnnealedPath:
         )
         self.descend(int(steps), self._rate, lam, f"decay {lam:.2g}")
 
-    def truncate(self, rank: int) -> None:
-        """Keep the product's largest `rank` singular values, in balanced layers."""
+    def restart(self, A: Floats, rank: int) -> None:
+        """Continue from balanced layers of the `rank` largest singular values of A."""
         width = self._state.F.shape[1]
-        self._state = Weights(layers.balanced(self.matrix(), self._depth, width, rank))
+        self._state = Weights(layers.balanced(A, self._depth, width, rank))
 
     def settle(self, lam: float) -> None:
         """Drop what is all but shed, then run the quiet phases that follow a noisy one."""
-        self.truncate(self.rank())
+        self.restart(self.matrix(), self.rank())
         for share in OPTIONS.quiet_shares:
             steps = OPTIONS.quiet_passes * len(self._problem)
             self.descend(steps, self._rate / 3, lam * share, f"rank {self.rank()}")
@@ -420,21 +422,6 @@ def decay_ladder(shape: tuple[int, int], depth: int) -> list[float]:
     m, n = shape
     top = 0.5 / (depth * (m * n) ** (1 / depth))
     return [float(top * 2.0**-k) for k in range(OPTIONS.doublings, -1, -1)]
-
-
-def _shed_to(best: Candidate, path: AnnealedPath) -> tuple[AnnealedPath, float]:
-    """Shed rank on all entries, at least up to the chosen decay and down to the chosen rank."""
-    for lam in path.decays:
-        before = path.branch()
-        path.shed(lam)
-        if path.rank() < best.rank:
-            # The noise shed too much at once: go back and drop only what is too much.
-            before.truncate(best.rank)
-            return before, lam
-        if path.rank() == best.rank and lam >= best.weight_decay:
-            return path, lam
-    path.truncate(best.rank)
-    return path, best.weight_decay
 
 
 def _minus(entries: Entries, A: Floats) -> Entries:
