@@ -316,6 +316,8 @@ def _checked_sparse(path: Path, found: Any) -> Any:
 def _from_text(path: Path, delimiter: str | None) -> Any:
     with path.open(encoding="utf-8-sig") as file:
         first = next(bounded_lines(path, file), "")
+        if not first:
+            raise InputError(f"{path} is empty")
         words = [word for word in first.replace(delimiter or " ", " ").split() if word]
         header = not all(is_number(word) for word in words)
         file.seek(0)

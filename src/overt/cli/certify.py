@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
@@ -25,7 +25,9 @@ def certify(
     files: Annotated[
         list[Path],
         Argument(
-            metavar="M U V", help="Target, U and V; U and V alone with --x and --y."
+            metavar="M U V",
+            help="Target, U and V, or target and a file that solve or train wrote; "
+            "without the target where --x and --y are given.",
         ),
     ],
     drop_prob: networks.DropProb = 0.5,
@@ -50,15 +52,21 @@ def certify(
 ) -> None:
     """Say how far the weights of a two-layer linear network are from the global optimum.
 
+    Of a file with several runs, the one of the lowest objective is taken.
     Try: [bold]overt certify M.npy U.npy V.npy --rigorous --out proof.json[/bold]
     """
     from overt._io import read_matrix
 
-    if len(files) != (3 if x is None and y is None else 2):
-        raise InputError("give M, U and V, or U and V with --x and --y")
+    has_target = x is None and y is None
+    weights = files[1:] if has_target else files
+    if len(weights) not in (1, 2):
+        raise InputError(
+            "give M and the weights, or the weights with --x and --y; the weights are U and V, "
+            "or one file that `overt solve` or `overt train` wrote"
+        )
     awaited(out)
-    U, V = (read_matrix(path) for path in files[-2:])
-    problem = networks.read_problem(files[0] if len(files) == 3 else None, x, y)
+    U, V = _read_weights(weights)
+    problem = networks.read_problem(files[0] if has_target else None, x, y)
     if second_moment is not None:
         problem["second_moment"] = read_matrix(second_moment)
     chosen = networks.make_noise(noise, drop_prob, block_size, keep)
@@ -86,3 +94,18 @@ def certify(
     show_table(("result", "value"), certificate.to_dict().items())
     if saved is not None:
         show_path("saved", saved)
+
+
+def _read_weights(paths: list[Path]) -> tuple[Any, Any]:
+    """Return U and V from two files, or from a result that a command wrote."""
+    from overt._io import open_npz, read_matrix
+
+    if len(paths) == 2:
+        return read_matrix(paths[0]), read_matrix(paths[1])
+    with open_npz(paths[0]) as stored:
+        if {"U", "V"} <= set(stored.files):
+            return stored["U"], stored["V"]
+        if {"weights_1", "weights_2", "objective"} <= set(stored.files):
+            best = stored["objective"][:, -1].argmin()
+            return stored["weights_1"][best], stored["weights_2"][best]
+    raise InputError(f"{paths[0]} must hold U and V of a two-layer network")

@@ -10,6 +10,7 @@ from rich.markup import escape
 from typer import Option
 
 from overt._check import InputError
+from overt._progress import working
 from overt.cli.base import (
     AsJson,
     Seed,
@@ -89,7 +90,8 @@ def jumps(
     )
     found = decay.find_jumps(runs)
     lam = decay.effective(*noisy, "pytorch")[1]
-    lowest = decay.minima(problem, depth, lam, starts=2) if lam > 0 else []
+    with working("searching minima; the first time, code is compiled for it"):
+        lowest = decay.minima(problem, depth, lam, starts=2) if lam > 0 else []
     limits = {rank: decay.existence(problem, depth, rank) for rank in (1, 2)}
     if out is not None:
         runs.save(out)
