@@ -16,6 +16,7 @@ from overt.decay import (
     two_by_two,
 )
 from overt.decay.simulation import last_crossing
+from overt.results import Status
 
 FIGURE_2 = Schedule.of([(500, 0.03, 0.1), (4500, 0.25, 0.1)], convention="pytorch")
 
@@ -156,3 +157,23 @@ def test_runs_that_return_or_never_jump():
     assert (found.below, found.returned) == (4, 1)
     assert found.surviving.tolist() == [0.75, 0.5, 0.5, 0.5]
     assert np.all((found.lower < found.surviving) & (found.surviving < found.upper))
+
+
+def test_interrupted_runs_are_judged_by_the_records_that_all_reached():
+    """`overt jumps` promised results so far after Ctrl-C, and showed nan."""
+    made = simulate(
+        two_by_two(0.5), 3, 2, Schedule.constant(30, 0.01, 0.1), seeds=2, records=4
+    )
+    ratio = np.array([[0.5, 0.01, 0.01, np.nan], [0.5, 0.4, 0.4, 0.4]])
+    error = np.where(np.isnan(ratio), np.nan, 1.0)
+    runs = replace(
+        made,
+        singular_values=np.stack([error, ratio], axis=-1),
+        train_error=error,
+        status=Status.INTERRUPTED,
+    )
+    found = find_jumps(runs)
+    assert found.steps.tolist() == [0, 10, 20]
+    assert found.surviving.tolist() == [0.5, 0.5, 0.5]
+    assert found.jump_step.tolist() == [0, -1]
+    assert found.status == Status.INTERRUPTED

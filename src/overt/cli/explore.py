@@ -23,7 +23,8 @@ def explore(
         ),
     ] = "127.0.0.1",
     browser: Annotated[
-        bool, Option(" /--no-browser", help="Do not open a browser.")
+        bool,
+        Option(" /--no-browser", show_default=False, help="Do not open a browser."),
     ] = True,
     out: Annotated[
         Path | None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -52,7 +52,8 @@ class Jumps(Result):
     runs
         The runs behind it.
     status
-        Of the runs; runs that diverged are left out of the shares.
+        Of the runs; runs that diverged are left out of the shares. Of interrupted ones, `steps` and
+        `runs` end at the last record that all reached.
     """
 
     jump_step: Ints
@@ -160,6 +161,8 @@ def find_jumps(
         raise InputError(
             f"floor must be in (0, threshold = {threshold:g}], got {floor!r}"
         )
+    if runs.status == Status.INTERRUPTED:
+        runs = _until_all_reached(runs)
     jump_step = runs.jumps_to(rank, threshold)
     finished = np.isfinite(runs.train_error[:, -1])
     surviving, lower, upper = survival(jump_step[finished], runs.steps, confidence)
@@ -221,6 +224,21 @@ def _share(name: str, value: Any) -> float:
     if not 0 < number(name, value) < 1:
         raise InputError(f"{name} must be between 0 and 1, got {value!r}")
     return float(value)
+
+
+def _until_all_reached(runs: Runs) -> Runs:
+    """Return the records that every run reached before it was interrupted or diverged."""
+    reached = np.isfinite(runs.train_error[~runs.diverged]).all(axis=0)
+    count = int(reached.sum()) or len(reached)
+    return replace(
+        runs,
+        steps=runs.steps[:count],
+        singular_values=runs.singular_values[:, :count],
+        missing=runs.missing[:, :count],
+        train_error=runs.train_error[:, :count],
+        test_error=runs.test_error[:, :count],
+        imbalance=runs.imbalance[:, :count],
+    )
 
 
 def _visits(ratio: Floats, threshold: float, floor: float) -> tuple[bool, bool]:

@@ -29,7 +29,7 @@ const panels = (() => {
     const top = 1.08 * Math.max(...s);
     return {
       name: "spectrum",
-      caption: `Singular values of the target and of ${name}.`,
+      caption: `Singular values of the target and of the ${name}.`,
       drag: "spectrum",
       x: { label: "index", range: [0.4, s.length + 0.6], ticks: s.length <= 20 ? indices(s) : undefined },
       y: { label: "singular value", range: [0, top] },
