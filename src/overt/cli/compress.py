@@ -36,12 +36,9 @@ def compress(
     by: Annotated[
         str,
         Option(
-            help="Method: mask (best sub-network), flow (path norms), spectrum (low rank), auto."
+            help="Method: flow (units with the least flow go), spectrum (low rank), auto."
         ),
     ] = "auto",
-    draws: Annotated[
-        int, Option(min=1, help="Number of sub-networks that the method mask tries.")
-    ] = 32,
     loss: Annotated[
         str,
         Option(
@@ -91,7 +88,6 @@ def compress(
         choosing,
         by,
         of=of,
-        draws=draws,
         loss=loss,
         holdout=testing,
         recover=recover,
