@@ -112,24 +112,24 @@ def _counts(
     The cost that is then left goes to single units of the groups that rounding has cut most.
     """
 
-    def at(share: Callable[[Group], float]) -> dict[Group, int]:
-        return {g: max(1, round(share(g) * len(g.units))) for g in groups}
+    def at(share: float) -> dict[Group, int]:
+        return {g: max(1, round(share * len(g.units))) for g in groups}
 
     if problem.of_units:
-        counts = at(lambda group: _share(problem, group))
+        counts = {g: max(1, round(_share(problem, g) * len(g.units))) for g in groups}
         return {g: n for g, n in counts.items() if n < len(g.units)}, None
     cost = _cost_function(problem)
-    least = cost(at(lambda group: 0.0))
+    least = cost(at(0.0))
     keep = problem.aim(least)
     low = 0.0
     high = 1.0
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
-        if cost(at(lambda group: middle)) <= keep:
+        if cost(at(middle)) <= keep:
             low = middle
         else:
             high = middle
-    counts = at(lambda group: low)
+    counts = at(low)
     present = cost(counts)
     cut_most_first = sorted(groups, key=lambda g: counts[g] - low * len(g.units))
     # The last unit may be the one that comes nearer.
