@@ -173,7 +173,7 @@ def group_units(model: nn.Module, found: DependencyGraph) -> None:
             units.keep(ids, reason)
 
     def each(ids: Ids) -> list[int]:
-        return np.unique(units.classes(ids)).tolist()
+        return np.unique(found.classes[ids]).tolist()
 
     makers: dict[int, dict[str, None]] = {}
     for ids, name in units.makers:
@@ -181,8 +181,7 @@ def group_units(model: nn.Module, found: DependencyGraph) -> None:
             makers.setdefault(unit, {})[name] = None
     reasons: dict[int, str] = {}
     for ids, reason in units.reasons:
-        for unit in each(ids):
-            reasons.setdefault(unit, reason)
+        reasons = dict.fromkeys(each(ids), reason) | reasons
     copies = holders(model)
     seen: set[int] = set()
     tied: set[int] = set()

@@ -355,13 +355,14 @@ def tensors(value: Any) -> Iterator[Tensor]:
     """Yield the tensors in a tree of tuples, lists, dictionaries and dataclasses."""
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, (tuple, list, set)):
+        return
+    if is_dataclass(value) and not isinstance(value, type):
+        value = vars(value)
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (tuple, list, set)):
         for part in value:
             yield from tensors(part)
-    elif isinstance(value, dict):
-        yield from tensors(list(value.values()))
-    elif is_dataclass(value) and not isinstance(value, type):
-        yield from tensors(list(vars(value).values()))
 
 
 def _shorten(ids: Ids) -> Ids:

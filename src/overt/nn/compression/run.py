@@ -214,29 +214,23 @@ def _batches(name: str, data: Any, base: nn.Module, inputs: Inputs) -> Batches |
 def _first_rows(batches: Batches) -> list[Batch]:
     """Return at most MAX_ROWS rows, from all batches where their number is known."""
     per_batch = max(1, MAX_ROWS // (batches.count or 1))
-    left = MAX_ROWS
-    found = []
+    found: list[Batch] = []
     for where, inputs, y in batches:
-        n = min(per_batch, left, len(inputs))
-        found.append(Batch(where, inputs.first(n), None if y is None else y[:n]))
-        left -= n
-        if not left:
+        n = min(per_batch, MAX_ROWS - sum(len(batch.inputs) for batch in found))
+        if n == 0:
             break
+        found.append(Batch(where, inputs.first(n), None if y is None else y[:n]))
     return found
 
 
 def _guess_loss(base: nn.Module, batches: Iterable[Batch] | None) -> Loss:
     """Return the loss that the targets look made for; "auto" where there are none to judge by."""
-    labeled = [batch for batch in batches or () if batch.y is not None]
-    if not labeled:
-        return "auto"
-    y = torch.cat([batch.y for batch in labeled])
-    where, inputs, _ = labeled[0]
-    with name_failing_inputs(inputs, where):
-        output = run_plain(base, inputs)
-    if not isinstance(output, Tensor):
-        return "auto"
-    return guess_loss(y, output.new_empty(len(y), *output.shape[1:]))
+    for where, inputs, y in batches or ():
+        if y is not None:
+            with name_failing_inputs(inputs, where):
+                output = run_plain(base, inputs)
+            return guess_loss(y, output) if isinstance(output, Tensor) else "auto"
+    return "auto"
 
 
 def _run(problem: Problem, by: str) -> Outcome:
