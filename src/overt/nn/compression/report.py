@@ -144,6 +144,8 @@ class Compression(Result):
             if change.relative_error is not None:
                 line += f", relative error {change.relative_error:.3g}"
             lines.append(f"  {line}")
+        if not self.changes:
+            lines.append("  nothing could be made smaller")
         if self.tried:
             lines.append(
                 "  compared: " + ", ".join(f"{way} {v:.4g}" for way, v in self.tried)

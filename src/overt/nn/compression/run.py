@@ -244,7 +244,7 @@ def _run(problem: Problem, by: str) -> Outcome:
 
 
 def _best(problem: Problem, recovers: bool) -> Outcome:
-    """Try both methods; take the best of those that are small enough, or else the smallest."""
+    """Try both methods; take the better of those that are small enough, or nearly the smallest."""
     flow = _run(problem, "flow")
     if problem.of_units or isinstance(problem.keep, Mapping):
         return flow
@@ -252,7 +252,7 @@ def _best(problem: Problem, recovers: bool) -> Outcome:
     sizes = {by: problem.size_of(outcome.model) for by, outcome in found.items()}
     limit = TOLERANCE * problem.keep * problem.total
     if min(sizes.values()) > limit:
-        limit = min(sizes.values())
+        limit = TOLERANCE * min(sizes.values())
     small = [by for by in found if sizes[by] <= limit]
     values = {by: _value(problem, found[by].model) for by in small}
     best = min(values, key=values.__getitem__)
