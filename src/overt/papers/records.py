@@ -15,6 +15,8 @@ A statement is a function with a docstring, which is its page::
         Open: what nobody has proved or run.
 
         TeX: the claim, with formulas between dollars.
+
+        Proof: in TeX, where the result is in no paper.
         '''
 
 Its id is the function's name with hyphens. `figure` and `item` record figures, tables and what has
@@ -74,6 +76,8 @@ class Item:
         Its name here, the folder of its paper, and where it stands there.
     title, claim, tex
         What it says: in a few words, in full, and in TeX.
+    proof
+        Its proof in TeX, if it is in no paper.
     assumes, printed, open
         Assumptions; the paper's own form where it is corrected; what is not known.
     how
@@ -98,6 +102,7 @@ class Item:
     claim: str
     how: str
     tex: str = ""
+    proof: str = ""
     assumes: str = ""
     printed: str = ""
     open: str = ""
@@ -117,7 +122,7 @@ class Item:
         return f"{name}, {self.label}" if self.label else name
 
     def to_latex(self) -> str:
-        """Return the item as a theorem environment, with its assumption and correction."""
+        """Return the item as a theorem environment, with assumption, correction and proof."""
         lines = [rf"\begin{{theorem}}[{escape_tex(self.source)}]\label{{{self.id}}}"]
         if self.assumes:
             lines.append(f"Assume: {escape_tex(self.assumes)}.")
@@ -127,6 +132,8 @@ class Item:
             lines.append(
                 rf"\begin{{remark}}In the paper: {escape_tex(self.printed)}.\end{{remark}}"
             )
+        if self.proof:
+            lines.append(rf"\begin{{proof}}{self.proof}\end{{proof}}")
         return "\n".join(lines)
 
 
@@ -273,6 +280,10 @@ def question(
     )
 
 
+PARTS = ("Assumes", "Printed", "Open", "TeX", "Proof")
+"""What the parts of a page begin with."""
+
+
 def parse_page(text: str, name: str) -> dict[str, Any]:
     """Return title, claim and the parts that begin with their name from a docstring."""
     parts = [" ".join(part.split()) for part in inspect.cleandoc(text).split("\n\n")]
@@ -284,11 +295,11 @@ def parse_page(text: str, name: str) -> dict[str, Any]:
     found = {"title": parts[0].rstrip("."), "claim": parts[1].rstrip(".")}
     for part in parts[2:]:
         key, _, rest = part.partition(": ")
-        if key not in ("Assumes", "Printed", "Open", "TeX"):
+        if key not in PARTS:
             raise InputError(
-                f"{name}: a part must begin with Assumes, Printed, Open or TeX: {key}"
+                f"{name}: a part must begin with one of {', '.join(PARTS)}: {key}"
             )
-        found[key.lower()] = rest.rstrip(".") if key != "TeX" else rest
+        found[key.lower()] = rest if key in ("TeX", "Proof") else rest.rstrip(".")
     return found
 
 
