@@ -212,9 +212,10 @@ def shallow_landscape(scale: int, rng: Rng) -> Evidence:
         objective = descent.factor_objective(M, np.diag(strengths))
         slope, curvature = descent.slope_and_curvature(objective, weights)
         drop = noise.Dropout(strengths / (1 + strengths))
-        best = LinearNetwork(M, len(strengths), drop).solve().objective
-        above = objective(weights)[0] / best - 1
+        best = LinearNetwork(M, len(strengths), drop).solve()
+        above = objective(weights)[0] / best.objective - 1
         wrong += slope > CURVED or above < -EXACT
+        wrong += best.certificate.relative_gap > DESCENT
         if above > DESCENT:
             saddles += 1
             wrong += curvature > -CURVED
