@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
-from scipy.optimize import minimize
+from scipy.optimize import minimize, minimize_scalar
 
 from overt import Entries, relu
 from overt._types import Floats
-from overt.decay import Schedule, minima, simulate, two_by_two
+from overt.decay import Schedule, minima, rank_thresholds, simulate, two_by_two
 from overt.papers import descent
 from overt.papers.evidence import DESCENT, Evidence, relative
 from overt.papers.one_way_jumps.networks import network
 from overt.papers.oracles import multipliers
-from overt.papers.records import Rng, statement
+from overt.papers.records import Residuals, Rng, statement
 
 
 @statement(how="sampled")
-def observed_minima(scale: int, rng: Rng) -> Evidence:
+def observed_minima(scale: int, rng: Rng) -> Residuals:
     r"""Minima under weight decay, every entry observed.
 
     With L >= 3 layers the local minima are A_q = sum_(p <= q) a_+(s_p) u_p v_p', one per rank,
@@ -51,8 +53,32 @@ def observed_minima(scale: int, rng: Rng) -> Evidence:
         losses = np.array([m.loss for m in minima(problem, depth, decay)])
         return float(np.abs(ends[:, None] / losses - 1).min(axis=1).max())
 
-    detail = f"{len(ends)} descents end on the list; null: the minimum of two layers"
-    return Evidence(distance(3), DESCENT, detail, null=distance(2))
+    yield distance(3)
+    thresholds = rank_thresholds(problem, 3)
+    parts = (thresholds.singular_values, thresholds.exists, thresholds.optimal)
+    for s, exists, optimal in zip(*parts, strict=True):
+        # A rank exists if some a solves the equation, and is optimal if it is better than 0.
+        mu = 12 * np.array([exists, optimal])
+        least = _least(lambda a: a + 2 * mu[0] * a ** (-1 / 3), s)  # noqa: B023
+        yield relative(least, s)
+        best = _least(lambda a: (s - a) ** 2 / 2 + 3 * mu[1] * a ** (2 / 3), s)  # noqa: B023
+        yield relative(best, s**2 / 2)
+        below, above = (minima(problem, 3, exists * f) for f in (0.999, 1.001))
+        yield abs(len(below) - len(above) - 1)
+        lists = (minima(problem, 3, optimal * f) for f in (0.999, 1.001))
+        ranks = [min(found, key=lambda m: m.loss).rank for found in lists]
+        yield abs(ranks[0] - ranks[1] - 1)
+    detail = f"{len(ends)} descents end on the list; thresholds by minimization; null: two layers"
+    return DESCENT, detail, None, distance(2)
+
+
+def _least(value: Any, s: float) -> float:
+    """Return the least value at a in (s / 10, s), where the larger root is."""
+    options = {"xatol": 1e-12}
+    found = minimize_scalar(
+        value, bounds=(s / 10, s), method="bounded", options=options
+    )
+    return float(found.fun)
 
 
 @statement(how="sampled")

@@ -21,7 +21,7 @@ from overt.papers.one_way_jumps.networks import (
     random_problem,
 )
 from overt.papers.oracles import chain
-from overt.papers.records import Residuals, Rng, item, statement
+from overt.papers.records import Residuals, Rng, statement
 
 
 @statement("Section 2.2", "2.2", how="sampled")
@@ -297,43 +297,3 @@ def shallow_decay(scale: int, rng: Rng) -> Residuals:
         null = max(null, spread[1])
     detail = "largest less smallest loss of several descents; null: three layers"
     return DESCENT, detail, None, null
-
-
-item(
-    "Proposition A.2",
-    "A",
-    "Correspondence of minima and saddles",
-    by="decay-correspondence",
-)
-item(
-    "Proposition A.4",
-    "A",
-    "As Proposition 3.1",
-    by="decay-vanishing",
-)
-item(
-    "Proposition A.5",
-    "A.1",
-    "As Proposition 3.2",
-    by="decay-no-underestimate",
-)
-item(
-    "Proposition A.6",
-    "A.1",
-    "The same where the infimum is not attained",
-    by=("decay-no-underestimate", "decay-polyak"),
-    open="through its two steps",
-)
-item(
-    "Remark 2.1",
-    "2.3",
-    "SGD is not Gaussian noise",
-    how="not checked",
-    open="a remark on other models of SGD in the literature; it states nothing to compute",
-)
-item(
-    "Section 2.2, origin",
-    "2.2",
-    "The origin is always a local minimum for L > 2",
-    by="decay-saddles",
-)

@@ -24,7 +24,7 @@ from overt.papers.figures import (
     together,
     values_of,
 )
-from overt.papers.records import Residuals, Rng, figure, item, statement
+from overt.papers.records import Residuals, Rng, figure, statement
 
 
 @statement("Section 6.5.3", "6.5.3", how="enumerated")
@@ -619,11 +619,4 @@ figure(
     sizes={"toy": {"points": 8}, "paper": {"points": 191}},
     differs={"toy": "8 radii", "paper": "191 radii up to .4; the thesis states one"},
     needs={"torch": "torch"},
-)
-
-item(
-    "Section 6.5.2, claims",
-    "6.5.2",
-    "PGD-inf against R-PGD-inf for standard training; plain attacks still train well",
-    by="thesis-table6-1",
 )

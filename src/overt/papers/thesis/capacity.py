@@ -26,7 +26,7 @@ from overt.papers.figures import (
     together,
     values_of,
 )
-from overt.papers.records import Residuals, Rng, figure, item, statement
+from overt.papers.records import Residuals, Rng, figure, statement
 from overt.papers.relu_capacity import rademacher, retentivity
 
 
@@ -494,32 +494,3 @@ def flows_and_penalty(scale: int, rng: Rng) -> Residuals:
     four = penalty.hidden(np.ones((1, 4)), np.ones((1, 4)), Dropout(0.2))
     printed = 4 / math.sqrt(4 * four) - 1
     return 1e-12, "random layers; null: a tenth of the bound", printed, null
-
-
-item("Assumption 1", "4.3", "Retentive inputs", by="relu-symmetrized", how="definition")
-item("Proposition 5", "4.5.2", "Deep regression", by="last-layer-dropout")
-item(
-    "Definition 6", "4.5.2", "Clipped classes", by="loss-contraction", how="definition"
-)
-item("Theorem 19", "4.3", "The same for the squared loss", how="cited")
-item(
-    "Section 4.3, expected complexity",
-    "4.3",
-    "The expected complexity is at most 2 alpha sqrt(rank C/(beta n))",
-    by="relu-rademacher",
-    open="through Theorem 12",
-)
-item(
-    "Section 4.6, claims",
-    "4.6",
-    "Symmetrization does not hurt, training accuracy is 100 %, wider networks co-adapt more, the "
-    "gap grows with the width",
-    by="thesis-fig4-2",
-    open="plain inputs were not run on MNIST; recorded training errors reach 1.4 %",
-)
-item(
-    "Section 4.6, best iterate",
-    "4.6",
-    "Dropout beats the best SGD iterate by more than .01",
-    by="thesis-table4-1",
-)
