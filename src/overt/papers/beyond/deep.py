@@ -211,7 +211,10 @@ def plot_jump(rows: list[Row]) -> Any:
     ratios = [row["ratio"] for row in rows]
     second = [row["second"] for row in rows]
     found = [row["descent_second"] for row in rows]
-    axes.plot(ratios, second, color=BLUE, label="exact optimum")
+    jump = int(np.searchsorted(ratios, rows[0]["jump"]))
+    # No line across the jump.
+    label = {"color": BLUE, "label": "exact optimum"}
+    axes.plot(np.insert(ratios, jump, np.nan), np.insert(second, jump, np.nan), **label)
     axes.plot(ratios, found, "o", color=ORANGE, label="best descent")
     axes.axvline(rows[0]["jump"], color=GRAY, ls="--", label="jump, closed form")
     axes.set_xlabel("$s_2 / s_1$ of the target")
@@ -289,11 +292,14 @@ def plot_phase(rows: list[Row]) -> Any:
     shape = (len(probs), len(depths))
     ranks = np.reshape([row["rank"] for row in rows], shape).T
     drawn = axes.pcolormesh(probs, depths, ranks, shading="nearest")
-    picture.colorbar(drawn, ax=axes, label="rank of the optimum")
+    ticks = [1, 5, 10, 15, 20]
+    picture.colorbar(drawn, ax=axes, label="rank of the optimum", ticks=ticks)
     # Infinite where rank one is optimal for every target; rows store that as missing.
     jumps = np.nan_to_num([row["jump"] for row in rows], nan=2.0, posinf=2.0)
     if jumps.min() < 0.8 < jumps.max():
         axes.contour(probs, depths, jumps.reshape(shape).T, [0.8], colors=ORANGE)
+        axes.plot([], [], color=ORANGE, label="jump from rank one, closed form")
+        axes.legend()
     axes.set(
         xlabel="drop probability",
         ylabel="hidden layers",

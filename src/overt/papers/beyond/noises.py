@@ -198,8 +198,8 @@ def plot_realized(rows: list[Row]) -> Any:
 
 figure(
     "nn-realized",
-    "",
-    "",
+    "Realized drop fractions",
+    "DropBlock",
     """What DropBlock really drops.
 
     Overt's DropBlock realizes its nominal drop probability; the popular algorithms do not.

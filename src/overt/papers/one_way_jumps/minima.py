@@ -55,7 +55,7 @@ def decay_correspondence(scale: int, rng: Rng) -> Residuals:
 
     Minima of the loss in the weights are minima of C(A) + lam L sum_i s_i^(2/L), and back.
 
-    Assumes: here 3 x 3 with six entries seen, L = 3.
+    Assumes: here 3 x 3 with six entries seen and [[1, *], [1/4, 1]], L = 3.
 
     TeX: Minima of the loss in the weights are minima of $C(A) + \lambda L \sum_i s_i^{2/L}$,
     and back.
@@ -75,10 +75,12 @@ def decay_correspondence(scale: int, rng: Rng) -> Residuals:
     for length in (1e-4, 1e-3):
         moves = length * rng.normal(size=(50 * scale, 3, 3))
         yield cost(A) - min(cost(A + move) for move in moves)
-    for found in minima(problem, depth, lam, starts=2, seed=rng):
-        at = flat(balanced(found.matrix, depth, 3, found.rank))
-        slope, lowest = slope_and_curvature(objective, at)
-        yield max(slope, -lowest)
+    for given in (problem, two_by_two(0.25)):
+        objective, _, _ = network(given, depth, 3, lam)
+        for found in minima(given, depth, lam, starts=2, seed=rng):
+            at = flat(balanced(found.matrix, depth, 3, found.rank))
+            slope, lowest = slope_and_curvature(objective, at)
+            yield max(slope, -lowest)
     detail = "a descent's end against 100 moves of A; gradients and Hessians at listed minima"
     return 1e-5, detail
 

@@ -199,6 +199,7 @@ def plot(rows: list[Row]) -> Any:
         )
         left.set_title(row["data"])
         left.set_xscale("symlog", linthresh=10)
+        left.set_xlim(left=0)
         left.legend()
         places = np.arange(1, len(row["spectrum"]) + 1)
         target = row["target_spectrum"]

@@ -135,6 +135,7 @@ def plot_search(rows: list[Row]) -> Any:
     for i, panel in enumerate(panels):
         bars = panel.bar(names, [row["hits"][i] for row in rows], color=COLORS[:3])
         panel.bar_label(bars)
+        panel.margins(y=0.12)
         panel.tick_params(axis="x", labelsize=7)
         panel.set_title(f"flips among the top {TOP[i]}")
     return figure
@@ -463,7 +464,8 @@ def table_cifar(rows: list[Row]) -> Table:
                 for name in ("clean", "robust")
             ]
             printed = printed_accuracy(radius, steps, method)
-            line += [f"{means[0]:.1f}", f"{means[1]:.1f} ({printed})"]
+            beside = f" ({printed})" if cell[0]["data"] == "cifar10" else ""
+            line += [f"{means[0]:.1f}", f"{means[1]:.1f}{beside}"]
         lines.append(line)
     columns = [f"{method}, {name}" for method in LOSSES for name in ("clean", "robust")]
     return ("radius", "steps", *columns), lines
