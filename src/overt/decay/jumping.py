@@ -229,7 +229,7 @@ def _share(name: str, value: Any) -> float:
 def _until_all_reached(runs: Runs) -> Runs:
     """Return the records that every run reached before it was interrupted or diverged."""
     reached = np.isfinite(runs.train_error[~runs.diverged]).all(axis=0)
-    count = int(reached.sum()) or len(reached)
+    count = int(np.count_nonzero(reached)) or len(runs.steps)
     return replace(
         runs,
         steps=runs.steps[:count],
