@@ -1,6 +1,5 @@
 """compress by units: what shrinks together, which units stay, and how readers are refitted."""
 
-
 import numpy as np
 import pytest
 import torch

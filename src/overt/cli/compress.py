@@ -104,8 +104,9 @@ def compress(
     else:
         console.print(escape(str(report)), highlight=False, soft_wrap=True)
         show_path("weights", out / "compressed.safetensors")
+        program = escape(str(out / "load.py"))
         console.print(
-            f"load them with [bold]{escape(str(out / 'load.py'))}[/]: from load import load; load()",
+            f"load them with [bold]{program}[/]: from load import load; load()",
             soft_wrap=True,
         )
     ended(report.status, f"{out} holds the best network found until then")
