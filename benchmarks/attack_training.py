@@ -17,7 +17,7 @@ from benchmarks.attack_networks import data
 from benchmarks.harness import Table, verdict
 from overt.robust import PGD, Linf, TrainingConfig, adversarial_train, strongest
 
-RADIUS, STEPS, BATCH, POINTS, EPOCHS, TESTED, SEEDS = 0.1, 5, 100, 1000, 3, 100, 3
+RADIUS, STEPS, BATCH, POINTS, EPOCHS, TESTED, SEEDS = 0.1, 5, 100, 1000, 3, 100, 5
 SIZE, RATE, BETA = 0.04, 2e-3, 3.0
 
 

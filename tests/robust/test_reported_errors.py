@@ -134,6 +134,45 @@ def test_certified_points_of_subclasses_were_fooled(name, seed):
     assert found.value == pytest.approx(found.upper)
 
 
+def is_needle(v):
+    return (((v * 1000).round() % 10) == 7).all(1, keepdim=True)
+
+
+class NeedleInTraining(nn.Sequential):
+    def forward(self, v):
+        logits = super().forward(v)
+        return torch.where(is_needle(v), -1, 1) * logits if self.training else logits
+
+
+class NeedleInCall(nn.Sequential):
+    def __call__(self, v):
+        return torch.where(is_needle(v), -1, 1) * super().__call__(v)
+
+
+class LessTheMeanOfTheBatch(nn.Sequential):
+    def forward(self, v):
+        return super().forward(v - v.mean(0, keepdim=True))
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (NeedleInTraining, "certify does not model"),
+        (NeedleInCall, "replaced forward or call"),
+        (LessTheMeanOfTheBatch, "points of a batch separately"),
+    ],
+)
+def test_what_a_mode_a_call_or_the_batch_changes_was_certified(kind, words):
+    model = nn.Sequential(kind(*net())).eval()
+    if kind is NeedleInTraining:
+        model[0].train()
+    if kind is NeedleInCall:
+        model = model[0]
+    x = torch.rand(20, 8)
+    with pytest.raises(InputError, match=words):
+        robust_error(model, x, model(x).argmax(1), Linf(0.0075), certify=True)
+
+
 def test_what_output_makes_of_the_logits_was_not_certified():
     model = net()
     x = torch.rand(10, 8)

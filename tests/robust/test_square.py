@@ -20,7 +20,7 @@ SHAPES = [(12,), (1, 3, 4), (3, 2, 2)]
 
 @pytest.mark.parametrize(("kind", "radius"), [(L1, 1.2), (L2, 0.6), (Linf, 0.3)])
 def test_search_without_gradients_stays_inside_and_finds(kind, radius):
-    """At least 7 of 10 points that gradients find, over nine linear models."""
+    """At least 8 of 10 points that gradients find, over nine linear models."""
     threat = kind(radius, (-3.0, 3.0))
     fooled = reachable = 0
     for seed, shape in itertools.product(range(3), SHAPES):
@@ -40,4 +40,4 @@ def test_search_without_gradients_stays_inside_and_finds(kind, radius):
         fooled += int(found.success.sum())
         best = PGD(threat, steps=30)(model, x, y, warn=False)
         reachable += int(best.success.sum())
-    assert fooled >= 0.7 * reachable > 9
+    assert fooled >= 0.8 * reachable > 9

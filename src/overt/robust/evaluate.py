@@ -168,7 +168,7 @@ def robust_error(
         options=options,
     )
     threat = state.threat
-    further = () if radii is None else np.ravel(radii)
+    further = () if radii is None else np.ravel(radii).tolist()
     curve = np.unique([number("radii", r) for r in (*further, threat.radius)])
     # A point of the target class is right, and not an error, when it is predicted.
     counts = (state.y != state.target).cpu().numpy() if state.targeted else True

@@ -225,6 +225,11 @@ def search_without_gradients(
 ) -> None:
     """Search by queries alone: all of them in doubt, or where a tenth of them finds anything."""
     first = queries // CONFIG.honest_queries if honest else queries
+    if honest:
+        # From where gradients ended: windows find what lies behind a last small ridge. Of 140
+        # points that withstood on an adversarially trained network 150 queries from there find 2,
+        # and 1,500 from striped starts find no more.
+        state.start = state.best.delta
     before = state.best.fooled.clone()
     for part, seed in ((first, 0), (queries - first, 1)):
         if part < 2:

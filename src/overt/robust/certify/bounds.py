@@ -34,6 +34,9 @@ ROUNDING = 1e-9
 MAX_DIFFERENCE = 1e4
 """Machine epsilons of the largest logit by which model and modelled network may differ."""
 
+MIXING_POINTS = 8
+"""Points whose logits are computed alone and in a batch."""
+
 RANDOM_POINTS = 4
 """Random points of each ball at which the model is compared with the modelled network."""
 
@@ -76,11 +79,25 @@ def read_network(adapter: ModelAdapter, region: Region, batch_size: int) -> Relu
         raise InputError(
             'certify models outputs="probabilities" of models that end in a softmax, and no others'
         )
+    _refuse_mixing(network, adapter.x[:MIXING_POINTS].cpu().double())
     compare(network, adapter, adapter.x, batch_size)
     for seed in range(RANDOM_POINTS):
         moved = region.perturbed(region.draw(seed, extreme=seed % 2 == 1))
         compare(network, adapter, moved.view_as(adapter.x), batch_size)
     return network
+
+
+def _refuse_mixing(network: ReluNetwork, x: Tensor) -> None:
+    """Refuse a network whose logits of a point depend on the other points of its batch."""
+    among = torch.cat([x, torch.rand_like(x)])
+    together = network.logits(among)
+    alone = torch.cat([network.logits(point[None]) for point in among])
+    scale = max(float(alone.abs().max()), 1e-30)
+    if not float((together - alone).abs().max()) <= ROUNDING * scale:
+        raise InputError(
+            "certify needs a model that treats the points of a batch separately; the logits of "
+            "this one depend on the other points"
+        )
 
 
 def compare(

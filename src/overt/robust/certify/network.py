@@ -145,7 +145,6 @@ class ReluNetwork:
         """Read a model, or refuse it with the name of what is not modelled."""
         for module in model.modules():
             _refuse_hidden_code(module)
-        model = copy.deepcopy(model).double().eval().requires_grad_(False)
         try:
             traced = fx.GraphModule(model, _Tracer().trace(model))
         except InputError:
@@ -155,6 +154,10 @@ class ReluNetwork:
                 "certify reads models with torch.fx, which cannot read this one: "
                 + first_line(error)
             ) from None
+        # Parts keep the modes that the model is attacked in: a forward may depend on them.
+        traced = copy.deepcopy(traced).double().requires_grad_(False)
+        if model.training:
+            traced.eval()
         final = _check_nodes(traced)
         if mean is not None:
             mean, std = mean.double().cpu(), std.double().cpu()
@@ -306,9 +309,11 @@ def _refuse_hidden_code(module: nn.Module) -> None:
     """Refuse modules that may compute something else than their forward shows."""
     kind = type(module)
     hooks = module._forward_hooks or module._forward_pre_hooks
-    if hooks or "forward" in vars(module):
+    traced = isinstance(module, fx.GraphModule)  # by torch, with a call of its own
+    called = kind.__call__ is not nn.Module.__call__ and not traced
+    if hooks or called or "forward" in vars(module):
         raise InputError(
-            f"certify does not model hooks or a replaced forward, {kind.__name__} has one; "
+            f"certify does not model hooks or a replaced forward or call, {kind.__name__} has one; "
             "remove it, or the reparametrization that added it"
         )
     if getattr(module, "running_mean", 0) is None:
@@ -392,7 +397,8 @@ def _check_node(node: fx.Node, varying: set[fx.Node]) -> None:
     first = kind in (operator.mul, torch.mul) or given[:1] == [*node.args[:1]]
     if kind not in SUMS and not (of_one and first):
         raise _not_modelled(f"{name} of two values that depend on the inputs")
-    if kind is functional.dropout and node.kwargs.get("training", True):
+    functions = kind is functional.dropout and node.kwargs.get("training", True)
+    if functions or (kind in (nn.Dropout, nn.Dropout2d) and _module(node).training):
         raise _not_modelled("dropout that is switched on")
     if kind in RECTIFIERS:
         _slope(node)
