@@ -184,7 +184,8 @@ def entry_columns(
     row, col, value = names
     first = [columns[row], columns[col]]
     is_value = role_of(value) == "value"
-    if any(map(_lacks_identifiers, first)) and not _has_missing(columns[value]):
+    gaps = any(map(_lacks_identifiers, first)) and not _has_missing(columns[value])
+    if gaps and not is_value:
         raise InputError(
             f"the columns {row}, {col}, {value} look like row, column and value of entries, and "
             "identifiers are missing: leave these lines out (or, if this is a table, pass an array)"
