@@ -110,7 +110,7 @@ def test_identifiers_as_data_frames_hold_them():
     assert model.score(TEXT) == model.score(pairs, TEXT["value"])
     model = DropoutCompletion(1, max_sweeps=3).fit(NUMBERS)
     assert model.row_ids_.tolist() == [5, 70]
-    unknown = model.predict([-1], [9])
+    unknown, _ = model.predict([1], [9], return_known=True)
     found, known = model.predict(["70", "abc", "070"], [9] * 3, return_known=True)
     assert known.tolist() == [True, False, False]
     assert np.array_equal(found[1:], [*unknown, *unknown])
@@ -260,7 +260,8 @@ def test_fold_in_agrees_with_a_converged_row(ratings):
         )
         cols = np.arange(50)
         expected = model.predict(np.full(50, 4), cols)
-        np.testing.assert_allclose(row.predict(cols), expected, atol=2e-3)
+        # A new row's prior is wider, by the number of rows that taught it.
+        np.testing.assert_allclose(row.predict(cols), expected, atol=4e-3)
         if not kwargs:
             std = row.predict(cols, return_std=True)[1]
             expected_std = model.predict(np.full(50, 4), cols, return_std=True)[1]
@@ -333,7 +334,7 @@ def test_damaged_models_and_other_formats_are_refused(ratings, tmp_path):
     model.save(tmp_path)
     path = tmp_path / "model.safetensors"
     content = path.read_bytes()
-    path.write_bytes(content.replace(b", format 7", b", format 1"))
+    path.write_bytes(content.replace(b", format 8", b", format 1"))
     with pytest.raises(overt.InputError, match="another format"):
         DropoutCompletion.load(tmp_path)
     for damaged, match in ((b"damaged", "cannot be read"), (content[:-9], "read")):
@@ -368,8 +369,8 @@ def test_score_and_grid_search(ratings):
 
 
 def test_unseen_rows_get_the_column_biases(fitted):
-    with pytest.warns(UserWarning, match=r"2 of 3 rows were never seen \(80, 5000\)"):
-        found = fitted.predict([-1, 80, 5000], [3, 3, 3])
+    with pytest.warns(UserWarning, match=r"2 of 2 rows were never seen \(80, 5000\)"):
+        found = fitted.predict([80, 5000], [3, 3])
     assert np.isfinite(found).all()
     assert np.ptp(found) == 0
 

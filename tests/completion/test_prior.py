@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import multivariate_normal
 
-from overt.completion.features import MISSINGNESS, Features
+from overt.completion.features import MISSINGNESS, Features, GivenFeatures
 from overt.completion.prior import (
     SCALES,
     Prior,
@@ -17,8 +17,12 @@ from overt.completion.prior import (
 def two_blocks(N=12, n=3):
     """Features of two blocks, rows' means, and one covariance S for all rows."""
     rng = np.random.default_rng(0)
-    blocks = {MISSINGNESS: rng.normal(size=(N, 4)), "features": rng.normal(size=(N, 2))}
-    features = Features.build(blocks, np.ones(N, bool), float, 0)
+    everyone = np.ones(N, bool)
+    blocks = {
+        MISSINGNESS: GivenFeatures(rng.normal(size=(N, 4)), everyone),
+        "features": GivenFeatures(rng.normal(size=(N, 2)), everyone),
+    }
+    features = Features.build(blocks, everyone, float, 0)
     W, root = rng.normal(size=(N, n)), rng.normal(size=(n, n))
     S = 0.1 * root @ root.T
     A = features.scores

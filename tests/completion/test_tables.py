@@ -64,3 +64,16 @@ def test_evaluate_grades_what_fit_fits():
     with pytest.warns(UserWarning, match="DropoutImputer"):
         dense = evaluate(DropoutCompletion(3, average=0), X, seed=0)
     assert found.figures["model"]["rmse"] == dense.figures["model"]["rmse"]
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_a_matrix_of_one_quantity_and_low_rank_is_no_table(rank):
+    """Its columns differ as those of a table do, and it was refused."""
+    rng = np.random.default_rng(0)
+    Y = rng.standard_normal((60, rank)) @ rng.standard_normal((rank, 30))
+    Y += 0.05 * rng.standard_normal(Y.shape)
+    Y[rng.random(Y.shape) < 0.3] = np.nan
+    DropoutCompletion(2, max_sweeps=2, average=0).fit(Y)
+    Y[:, ::3] *= 1000
+    with pytest.raises(overt.InputError, match="different units"):
+        DropoutCompletion(2, max_sweeps=2, average=0).fit(Y)

@@ -1,8 +1,11 @@
 """Standard deviations are those of the predictor; a status is judged by the reported objective."""
 
+import warnings
+
 import numpy as np
 import pytest
 
+from overt import Entries
 from overt.completion import DropoutCompletion
 from overt.entries import observed
 
@@ -67,3 +70,45 @@ def test_a_new_row_has_the_standard_deviation_of_a_known_one():
     new = model.fold_in((known, table[7, known])).predict(mine, return_std=True)[1]
     old = model.predict(np.full(len(mine), 7), mine, return_std=True)[1]
     assert 0.5 < np.mean(new) / np.mean(old) < 2  # 40 samples, and the row's own noise
+
+
+def test_intervals_hold_for_new_rows_and_new_columns():
+    """Between 30 and 87 of 100 values were inside of 90 % intervals; both new: 54."""
+    inside = {"row": [], "column": [], "both": []}
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        Y = rng.standard_normal((150, 3)) @ rng.standard_normal((3, 70))
+        Y += rng.standard_normal((150, 1)) + rng.standard_normal((1, 70))
+        Y += 0.5 * rng.standard_normal(Y.shape)
+        rows, cols = np.nonzero(rng.random((120, 50)) < 0.3)
+        entries = Entries(rows, cols, Y[rows, cols], (120, 50))
+        model = DropoutCompletion(average=0).fit(entries)
+        a, b = (x.ravel() for x in np.indices(Y.shape))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            mean, std = model.predict(a, b, return_std=True)
+        held = (np.abs(Y.ravel() - mean) < 1.645 * std).reshape(Y.shape)
+        inside["row"] += held[120:, :50].mean(axis=1).tolist()
+        inside["column"] += held[:120, 50:].mean(axis=0).tolist()
+        inside["both"] += held[120:, 50:].mean(axis=1).tolist()
+    for found in inside.values():
+        standard_error = np.std(found) / np.sqrt(len(found))
+        assert abs(np.mean(found) - 0.9) < max(5 * standard_error, 0.05)
+
+
+def test_a_new_row_of_a_matrix_with_few_rows_is_not_far_off():
+    """Which entries are observed explained any of 50 rows: a new one was off by 2.6 times sd."""
+    rng = np.random.default_rng(0)
+    Y = rng.standard_normal((60, 4)) @ rng.standard_normal((4, 300))
+    Y += 0.5 * rng.standard_normal(Y.shape)
+    seen = rng.random(Y.shape) < 0.3
+    rows, cols = np.nonzero(seen[:50])
+    model = DropoutCompletion(average=0).fit(
+        Entries(rows, cols, Y[rows, cols], (50, 300))
+    )
+    errors = []
+    for row in range(50, 60):
+        at = np.flatnonzero(seen[row])
+        rest = np.flatnonzero(~seen[row])
+        errors.append(model.fold_in((at, Y[row, at])).predict(rest) - Y[row, rest])
+    assert np.sqrt(np.mean(np.concatenate(errors) ** 2)) < 1

@@ -299,3 +299,25 @@ def test_predictions_for_entries_are_found_by_their_own_identifiers():
     model = DropoutCompletion(1, max_sweeps=3).fit(fitted)
     with pytest.warns(UserWarning, match="never seen"):
         assert np.array_equal(model.predict(asked), model.predict(["c", "a"], [3, 9]))
+
+
+def test_frames_whose_columns_have_unknown_names_are_not_taken_for_tables():
+    """Entries with gaps in their identifiers, or a fourth column, became wide tables silently."""
+    rng = np.random.default_rng(0)
+    frame = pandas.DataFrame(
+        {
+            "who": np.arange(40) % 4,
+            "what": np.arange(40),
+            "mark": rng.integers(1, 6, 40),
+        }
+    )
+    gaps = frame.assign(who=frame["who"].where(frame["who"] != 2))
+    with pytest.raises(InputError, match="identifiers are missing"):
+        Entries.from_frame(gaps)
+    with pytest.raises(InputError, match="no name says which"):
+        Entries.from_frame(frame.assign(when=np.arange(40)))
+    named = frame.assign(when=np.arange(40))
+    found = Entries.from_frame(named, row="who", col="what", value="mark", time="when")
+    assert found.shape == (4, 40)
+    survey = pandas.DataFrame(rng.integers(1, 6, (60, 5)), columns=list("abcde"))
+    assert Entries.from_frame(survey).shape == (60, 5)

@@ -214,7 +214,15 @@ def test_unknown_identifiers_are_named(by_id):
         )
         assert known.tolist() == [True, False]
         assert len(predicted) == len(std) == 2
-        model.predict([-1], [0], keys="index")  # the caller says that it is unknown
+
+
+def test_negative_indices_are_refused(by_id):
+    """-1 was an unknown row without a word, where NumPy would take the last one."""
+    model, _ = by_id
+    with pytest.raises(overt.InputError, match="rows must be indices from 0, got -1"):
+        model.predict([-1], [0], keys="index")
+    with pytest.raises(overt.InputError, match="cols must be indices from 0"):
+        model.complete([0], [-2], keys="index")
 
 
 def test_a_column_never_seen_is_not_the_last_one(by_id):

@@ -170,11 +170,15 @@ class AveragedModel:
         second = weighted.transpose(0, 2, 1) @ W
         if columns.biases:
             right -= second[:, :, columns.pinned(0)]
-        prior = self.precision[:, :, None] * np.eye(len(free))
+        scores, unknown = base.scores(partners, features)
+        expected = self.mean
+        covariance = np.eye(len(free)) / self.precision[:, None]
+        if self.H.shape[1]:
+            expected = expected + scores @ self.H
+            covariance = covariance + self.H.transpose(0, 2, 1) @ unknown @ self.H
+        prior = np.linalg.inv(covariance)
         P = precision[..., None] * second[:, free[:, None], free] + prior
-        scores = base.scores(partners, features)[0]
-        expected = self.mean + (scores @ self.H if self.H.shape[1] else 0.0)
-        right = precision * right[:, free] + self.precision * expected
+        right = precision * right[:, free] + (prior @ expected[..., None])[..., 0]
         means = np.ones((len(W), columns.width))
         means[:, free] = np.linalg.solve(P, right[..., None])[..., 0]
         rows = means.copy()

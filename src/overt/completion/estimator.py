@@ -56,6 +56,18 @@ MAX_UNIT_RATIO = 3.0
 first and last tenth left out), or their centers by its square times a typical one. Hours of a day
 and questions of a survey stay below it; the columns of wine and penguins are far above it."""
 
+UNIT_FACTORS = 4
+"""Factors that explain a matrix of one quantity: two products, and biases."""
+
+UNIT_STEPS = 30
+"""Times that they are fitted to the matrix with its missing entries filled."""
+
+UNIT_SAMPLE_ROWS = 500
+"""Rows that are looked at."""
+
+UNIT_ROUNDING = 0.05
+"""Errors below this part of a column's standard deviation are as good as none."""
+
 MAX_TABLE_COLUMNS = 10
 """Columns up to which real values are a table rather than a matrix. The real tables on which
 completion was no better than the column mean (iris, penguins, wages of males) have at most 5."""
@@ -362,8 +374,8 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         with identifiers is queried by identifiers, any other by indices from 0; keys="id" and
         keys="index" say which explicitly. Entries mean what they say, identifiers or indices.
 
-        A row or column that was never seen (an unknown identifier, an index of -1 or beyond the
-        fitted shape) gets what is known of the other side, with a warning. `return_known` returns
+        A row or column that was never seen (an unknown identifier, an index beyond the fitted
+        shape) gets what is known of the other side, with a warning. `return_known` returns
         a mask of entries whose row and column are both known instead of the warning. `return_std`
         returns the standard deviation of a new observation: residual noise and uncertainty of the
         factors. Results come in the order (predictions, std, known).
@@ -531,15 +543,6 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
                 ranking_model = fitting.fit_ranking(settings, entries)
             fit = replace(fit, path=self.path_, fitted=len(entries))
             return self._adopt(entries, fit, ranking_model)
-        sizes = zip(self.entries_.shape, entries.shape, strict=True)
-        for side, (before, now) in enumerate(sizes):
-            if now > before and self.model_.base.encoders[side] is not None:
-                warnings.warn(
-                    f"{'rows' if side == 0 else 'columns'} are new whose features are not known: "
-                    "the average is taken as if it were known, so that intervals may be too "
-                    "narrow; fit anew with their features",
-                    stacklevel=2,
-                )
         model = fitting.extend_model(self.model_, entries, new, sweeps)
         if ranking_model is not None:
             ranking_model = fitting.extend_model(ranking_model, entries, new, sweeps)
@@ -663,7 +666,33 @@ def different_units(entries: Entries) -> bool:
     center, scale = moments.T
     low, high = np.quantile(scale, [0.1, 0.9])
     apart = np.ptp(center) > MAX_UNIT_RATIO**2 * np.median(scale)
-    return bool(high > MAX_UNIT_RATIO * low or apart)
+    if high <= MAX_UNIT_RATIO * low and not apart:
+        return False
+    return not _few_factors_explain(entries, float(np.median(scale)))
+
+
+def _few_factors_explain(entries: Entries, scale: float) -> bool:
+    """Return whether a few factors leave errors of the same size in all columns.
+
+    So they do in a matrix of one quantity and low rank, whose columns may differ as much as those
+    of a table: there the largest columns would be explained first, and the others not at all.
+    """
+    shown = entries.rows < UNIT_SAMPLE_ROWS
+    shape = (min(entries.shape[0], UNIT_SAMPLE_ROWS), entries.shape[1])
+    if shape[1] <= 2 * UNIT_FACTORS or not shown.any():
+        return False
+    Y = np.zeros(shape)
+    seen = np.zeros(shape, dtype=bool)
+    Y[entries.rows[shown], entries.cols[shown]] = entries.values[shown]
+    seen[entries.rows[shown], entries.cols[shown]] = True
+    counts = np.maximum(seen.sum(axis=0), 1)
+    fitted = np.tile(Y.sum(axis=0) / counts, (shape[0], 1))
+    for _ in range(UNIT_STEPS):
+        U, s, V = np.linalg.svd(np.where(seen, Y, fitted), full_matrices=False)
+        fitted = (U[:, :UNIT_FACTORS] * s[:UNIT_FACTORS]) @ V[:UNIT_FACTORS]
+    left = np.sqrt(np.sum(np.where(seen, Y - fitted, 0) ** 2, axis=0) / counts)
+    low, high = np.quantile(left, [0.1, 0.9])
+    return bool(high <= MAX_UNIT_RATIO * max(low, UNIT_ROUNDING * scale))
 
 
 def _robust(y: Floats) -> tuple[float, float]:

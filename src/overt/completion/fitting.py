@@ -23,11 +23,11 @@ from overt import _check
 from overt._check import InputError, InputTypeError
 from overt._parallel import ClusterLostError, checked_engine
 from overt._progress import Meter, meter
-from overt._types import Array, Floats
+from overt._types import Array, Floats, Ints
 from overt.completion import averaged, fixed, implicit, learned
 from overt.completion.averaged import AveragedModel, SampledFit
 from overt.completion.engines import Engine, make_engine
-from overt.completion.features import both_features
+from overt.completion.features import GivenFeatures, both_features
 from overt.completion.fixed import FixedFit
 from overt.completion.implicit import (
     ImplicitFit,
@@ -37,10 +37,11 @@ from overt.completion.implicit import (
     hide_entries,
     observed_pairs,
 )
+from overt.completion.kernels.rows import FixedSide, Rows
 from overt.completion.learned import LearnedFit, equivalent_drop_prob
 from overt.completion.memory import n_bytes
 from overt.completion.model import MAX_FULL_BYTES, FactorModel, Fit
-from overt.completion.problem import Columns, CompletionProblem
+from overt.completion.problem import Columns, CompletionProblem, Grouped
 from overt.completion.storage import SweepCheckpoint
 from overt.entries import Entries
 from overt.results import Status
@@ -368,6 +369,11 @@ def _fit_learned(
         if run.descend(chain, steps, 0.0) is Status.INTERRUPTED:
             status = Status.INTERRUPTED
     base = fit.model(settings.limits(entries.values))
+    for side, group in enumerate(problem.sides):
+        # Sweeps take the mean for features that rows do not have; here they are unknown.
+        rows = np.flatnonzero((group.counts > 0) & ~base.has_given(side))
+        if len(rows):
+            solve_rows(base, entries, side, rows, run.engine)
     drop_probs = equivalent_drop_prob(base, fit)
     if np.ptp(entries.values) == 0:
         base = _of_equal_values(base, entries)
@@ -497,7 +503,10 @@ def fit_ranking(settings: Settings, entries: Entries) -> ImplicitModel:
 def refit(settings: Settings, last: Model, entries: Entries) -> Fit:
     """Fit again, with more entries than the last model had; features are those it knows."""
     scores = last.base.resized(entries.shape).given
-    left, right = (known if known.shape[1] else None for known in scores)
+    left, right = (
+        GivenFeatures.of(known, np.arange(len(known))) if known.shape[1] else None
+        for known in scores
+    )
     fit = fit_entries(settings, entries, given=(left, right))
     if fit.status is Status.INTERRUPTED:
         raise KeyboardInterrupt
@@ -542,40 +551,68 @@ def merge_entries(old: Entries, new: Entries) -> Entries:
 def extend_model(model: Any, entries: Entries, new: Entries, sweeps: int) -> Any:
     """Return the model of all `entries`, of which `new` are those that it does not know yet.
 
-    The rows and columns with new entries are folded into a copy; everything else is fixed, priors
-    and noise included. No array of the given model is changed, so an error or Ctrl-C leaves it as
-    it was.
+    The rows and columns with new entries are solved again in a copy; everything else is fixed,
+    priors and noise included. No array of the given model is changed, so an error or Ctrl-C
+    leaves it as it was.
     """
     base = model.base.resized(entries.shape)
-    if isinstance(model, ImplicitModel):
-        entries = observed_pairs(entries)
-        strengths = model.strengths.enter(entries)
-        model = replace(model, base=base).with_entries(strengths)
+    is_implicit = isinstance(model, ImplicitModel)
+    if is_implicit:
+        entries = model.strengths.enter(observed_pairs(entries))
+        model = replace(model, base=base).with_entries(entries)
     elif np.isfinite(base.low):
         low = min(base.low, float(new.values.min()))
         high = max(base.high, float(new.values.max()))
         base = replace(base, low=low, high=high)
+    with make_engine("local", 1) as engine:
+        for half in range(2 * sweeps):
+            side = half % 2
+            touched = np.unique((new.rows, new.cols)[side])
+            entered = np.isin(touched, (entries.rows, entries.cols)[side])
+            base.forget(side, touched[~entered])
+            rows = touched[entered]
+            has_given = base.has_given(side)[rows]
+            # A copy: sums over all pairs change with the rows.
+            last = replace(model, base=base) if is_implicit else base
+            for some in (rows[has_given], rows[~has_given]):
+                if len(some):
+                    solve_rows(last, entries, side, some, engine)
+    return replace(model, base=base).with_entries(entries) if is_implicit else base
+
+
+def solve_rows(
+    model: Any, entries: Entries, side: int, rows: Ints, engine: Engine
+) -> None:
+    """Solve some rows of a side again, in place, all else fixed.
+
+    Either all of them have features or none has; those without have a wider prior.
+    """
+    base: FactorModel = model.base
     keys = (entries.rows, entries.cols)
-    orders = [np.argsort(side, kind="stable") for side in keys]
-    for half in range(2 * sweeps):
-        side = half % 2
-        order = orders[side]
-        touched = np.unique((new.rows, new.cols)[side])
-        starts = np.searchsorted(keys[side], touched, sorter=order)
-        ends = np.searchsorted(keys[side], touched, side="right", sorter=order)
-        if isinstance(model, ImplicitModel):
-            model = replace(
-                model, base=base
-            )  # sums over all pairs change with the rows
-        for row, start, end in zip(touched, starts, ends, strict=True):
-            some = order[start:end]
-            partners = keys[1 - side][some]
-            values = entries.values[some]
-            if isinstance(model, ImplicitModel):
-                found = model.fold(partners, values, side=side)
-            else:
-                found = base.fold(partners, values, side=side, row=row)
-            base.write(side, row, found)
-    if isinstance(model, ImplicitModel):
-        return replace(model, base=base).with_entries(strengths)
-    return base
+    chosen = np.flatnonzero(np.isin(keys[side], rows))
+    partners, others = np.unique(keys[1 - side][chosen], return_inverse=True)
+    places = np.searchsorted(rows, keys[side][chosen])
+    dtype = base.means[side].dtype
+    values = (entries.values[chosen] - base.center).astype(dtype)
+    counts = np.bincount(places, minlength=len(rows))
+    width = base.columns.width
+    group = Grouped(places, others, values, counts, len(partners), width)
+    weights, partner_weights, prior = model.equations(side)
+    fixed = FixedSide(
+        base.means[1 - side][partners],
+        base.covariance.second_moments(base.means, 1 - side, partners),
+        partner_weights[partners],
+        base.covariance.strengths(base.columns),
+    )
+    centers, P = base.priors_of(side, rows, group, partners)
+    n = len(prior.free)
+    means = base.means[side][rows]
+    out = Rows(
+        means,
+        means.copy(),
+        np.zeros((len(rows), fixed.tables.shape[1]), dtype),
+        np.zeros((len(rows), 2)),
+    )
+    by_row = (centers @ P, weights[rows], np.zeros((len(rows), n)))
+    engine.run(group.layout, (fixed, prior._replace(precision=P)), by_row, out)
+    base.write(side, rows, out, counts)

@@ -50,13 +50,20 @@ from overt.completion.engines import Engine
 from overt.completion.features import NO_FEATURES
 from overt.completion.kernels.rows import (
     FixedSide,
+    RowPrior,
     Rows,
     pack,
     unpack,
     weighted_sum,
 )
 from overt.completion.learned import check_memory
-from overt.completion.model import FactorModel, FullCovariance, Row, RowSums
+from overt.completion.model import (
+    FactorModel,
+    FullCovariance,
+    Row,
+    RowSums,
+    add_squares,
+)
 from overt.completion.prior import Prior, RowNoise, Sums
 from overt.completion.problem import CompletionProblem
 from overt.entries import Entries
@@ -248,6 +255,17 @@ class ImplicitModel:
         sums = self.row_sums(partners, values, side)
         return self.base.fold(partners, values, features, side, sums)
 
+    def equations(self, side: int) -> tuple[Floats, Floats, RowPrior]:
+        """Return precisions of a side's rows, weights of their partners, and what rows share."""
+        base = self.base
+        prior = base.priors[side].for_rows(base.columns, side)
+        prior = prior._replace(
+            background=pack(self._all_pairs[1 - side]),
+            table_weight=OPTIONS.weight - 1,
+            value_weight=OPTIONS.weight,
+        )
+        return self.precisions[side] / base.noise, self.precisions[1 - side], prior
+
     def of_row(self, row: Row) -> ImplicitModel:
         """Return the model of a row that was not fitted alone, at position 0."""
         return replace(self, base=self.base.of_row(row), recent=np.zeros((0, 0)))
@@ -324,7 +342,7 @@ class ImplicitFit:
         V[:] = rng.normal(0, 0.1 * self.noise**0.25, V.shape)
         leading = self._leading_vectors(seed)
         V[:, : leading.shape[1]] = leading
-        self.covariance.add_means(1, V)
+        add_squares(self.covariance.tables[1], V)
 
     def take_problem(self, problem: CompletionProblem) -> None:
         """Continue with other entries, from which precisions follow."""
@@ -439,7 +457,7 @@ class ImplicitFit:
         mean = S @ right.precision @ right.mean
         empty = ((left.mean, left.covariance), (mean, S))
         for side, w in enumerate(self.means):
-            self.covariance.add_means(side, w, -1)
+            add_squares(self.covariance.tables[side], w, -1)
             without = self.problem.sides[side].counts == 0
             w[without] = empty[side][0]
             self.covariance.tables[side][without] = pack(empty[side][1])

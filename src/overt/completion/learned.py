@@ -24,12 +24,18 @@ import numpy as np
 from overt._check import InputError
 from overt._types import Floats
 from overt.completion.engines import Engine
-from overt.completion.features import NO_FEATURES, Features
+from overt.completion.features import (
+    GIVEN,
+    MISSINGNESS,
+    NO_FEATURES,
+    Features,
+)
 from overt.completion.kernels.rows import FixedSide, Rows, pack, unpack
 from overt.completion.model import (
     MAX_FULL_BYTES,
     FactorModel,
     FullCovariance,
+    add_squares,
     full_bytes,
 )
 from overt.completion.prior import Prior, RowNoise, Sums
@@ -124,7 +130,7 @@ class LearnedFit:
         rng = np.random.default_rng([seed, 0])
         self.means = problem.start(rng, OPTIONS.start_std)
         self.covariance = FullCovariance.start(problem)
-        self.covariance.add_means(1, self.means[1])
+        add_squares(self.covariance.tables[1], self.means[1])
         n = len(problem.columns.free(0))
         row_precision = np.eye(n)
         col_precision = np.eye(n) / OPTIONS.start_std**2
@@ -219,17 +225,22 @@ class LearnedFit:
         """Turn second moments into covariances; give rows without entries their prior."""
         for side, w in enumerate(self.means):
             table = self.covariance.tables[side]
-            self.covariance.add_means(side, w, -1)
+            add_squares(self.covariance.tables[side], w, -1)
             prior = self.priors[side]
-            empty = np.flatnonzero(self.problem.sides[side].counts == 0)
-            for start in range(0, len(empty), EMPTY_ROWS_AT_ONCE):
-                some = empty[start : start + EMPTY_ROWS_AT_ONCE]
-                scores = self.features[side].scores[some]
-                means = prior.means(scores)
-                covariances = prior.covariances(scores)
-                for row, mean, S in zip(some, means, covariances, strict=True):
-                    w[row], filled = self.problem.columns.fill(side, mean, S)
-                    table[row] = pack(filled)
+            features = self.features[side]
+            empty = self.problem.sides[side].counts == 0
+            for known in (True, False):
+                names = (MISSINGNESS,) if known else (MISSINGNESS, GIVEN)
+                unknown = features.directions.unknown(names)
+                rows = np.flatnonzero(empty & (features.has_given == known))
+                for start in range(0, len(rows), EMPTY_ROWS_AT_ONCE):
+                    some = rows[start : start + EMPTY_ROWS_AT_ONCE]
+                    scores = features.scores[some]
+                    means = prior.means(scores)
+                    covariances = prior.covariances(scores, unknown)
+                    for row, mean, S in zip(some, means, covariances, strict=True):
+                        w[row], filled = self.problem.columns.fill(side, mean, S)
+                        table[row] = pack(filled)
 
 
 def balanced_bases(fit: Any) -> tuple[Floats, Floats]:

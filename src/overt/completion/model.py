@@ -17,11 +17,24 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from overt._check import InputError
-from overt._types import Array, Floats, Ints
-from overt.completion.features import GIVEN, MISSINGNESS, Directions, Encoder
-from overt.completion.kernels.rows import dot_variances, dots, pack, unpack
+from overt._types import Array, Bools, Floats, Ints
+from overt.completion.features import (
+    GIVEN,
+    MISSINGNESS,
+    Directions,
+    Encoder,
+    observed_matrix,
+)
+from overt.completion.kernels.rows import (
+    RowPrior,
+    Rows,
+    dot_variances,
+    dots,
+    pack,
+    unpack,
+)
 from overt.completion.prior import Prior, RowNoise, noise_shares
-from overt.completion.problem import Columns, CompletionProblem
+from overt.completion.problem import Columns, CompletionProblem, Grouped
 from overt.entries.identifiers import UNKNOWN
 from overt.results import Status
 
@@ -48,6 +61,14 @@ class DropoutCovariance:
         strength[: columns.n_factors] = probs / (1 - probs)
         return cls(strength)
 
+    def strengths(self, columns: Columns) -> Floats:
+        """Return lam of each column."""
+        return self.strength
+
+    def second_moments(self, means: Means, side: int, rows: Array) -> Array:
+        """Return no tables: the kernels make them of the means."""
+        return means[side][rows, :0]
+
     def total(self, means: Means, side: int, rows: Array, weights: Floats) -> Floats:
         """Return the weighted sum of S over some rows of a side."""
         return np.diag(
@@ -70,6 +91,14 @@ class FullCovariance:
         """Return covariances of zero."""
         size = problem.columns.packed_size
         return cls([np.zeros((count, size), problem.dtype) for count in problem.shape])
+
+    def strengths(self, columns: Columns) -> Floats:
+        """Return 0 for each column: the covariances stand in tables."""
+        return np.zeros(columns.width)
+
+    def second_moments(self, means: Means, side: int, rows: Array) -> Array:
+        """Return w w' + S of some rows, packed."""
+        return add_squares(self.tables[side][rows], means[side][rows])
 
     def total(self, means: Means, side: int, rows: Array, weights: Floats) -> Floats:
         """Return the weighted sum of S over some rows of a side."""
@@ -103,11 +132,12 @@ class FullCovariance:
         """tr(S M) for some rows; the packed half counts twice off the diagonal."""
         return self.tables[side][rows] @ pack(2 * M - np.diag(np.diag(M)))
 
-    def add_means(self, side: int, W: Array, sign: int = 1) -> None:
-        """Add sign w w' in place, column by column, which needs little memory."""
-        table = self.tables[side]
-        for t, (i, j) in enumerate(zip(*np.tril_indices(W.shape[1]), strict=True)):
-            table[:, t] += sign * (W[:, i] * W[:, j])
+
+def add_squares(table: Array, W: Array, sign: int = 1) -> Array:
+    """Add sign w w' in place, column by column, which needs little memory."""
+    for t, (i, j) in enumerate(zip(*np.tril_indices(W.shape[1]), strict=True)):
+        table[:, t] += sign * (W[:, i] * W[:, j])
+    return table
 
 
 RowCovariance = DropoutCovariance | FullCovariance
@@ -155,7 +185,7 @@ class FactorModel:
     priors: tuple[Prior, Prior]  # of both sides, over the unknown columns of a row
     noises: tuple[RowNoise, RowNoise]  # of both sides, each with count + 1 rows
     directions: tuple[Directions, Directions]
-    given: tuple[Array, Array]  # scores of the given features of known rows
+    given: tuple[Array, Array]  # scores of rows' given features, NaN for rows without
     low: float = -np.inf
     high: float = np.inf
     encoders: tuple[Encoder | None, Encoder | None] = (
@@ -173,10 +203,11 @@ class FactorModel:
         unseen = []
         for side, units in enumerate(columns.units(problem.scale)):
             prior = fit.priors[side].scaled(units[columns.free(side)])
-            scores = fit.features[side].directions.scores({})
+            directions = fit.features[side].directions
+            scores = directions.mean[None]
             S = 0.0
             if isinstance(fit.covariance, FullCovariance):
-                S = prior.covariances(scores)[0]
+                S = prior.covariances(scores, directions.covariance)[0]
             w, S = columns.fill(side, prior.means(scores)[0], S)
             known = fit.means[side] * units.astype(problem.dtype)
             means.append(np.concatenate([known, w[None].astype(problem.dtype)]))
@@ -251,19 +282,46 @@ class FactorModel:
 
     def scores(
         self, partners: Array, features: Any = None, side: int = 0, row: int = UNKNOWN
-    ) -> Array:
-        """Return the scores of a row with entries at `partners`, known or with these features."""
+    ) -> tuple[Floats, Floats]:
+        """Return mean and covariance of the scores of a row with entries at `partners`.
+
+        Its given features are those that a known row has, or `features`, NaN where not known. With
+        F = A R', scores have the error G e where only features u are unknown: G = R_u'R_u, and e
+        has the covariance of scores.
+        """
         directions = self.directions[side]
-        known = {}
+        mean = directions.mean.copy()
+        unknown = np.eye(len(mean))
         if len(partners) and MISSINGNESS in directions.parts:
             R = directions.parts[MISSINGNESS]
+            at = directions.block(MISSINGNESS)
             seen = partners[partners < len(R)]  # later partners have no direction
-            known[MISSINGNESS] = R[seen].sum(axis=0)[None] / len(partners) ** 0.5
-        if GIVEN in directions.parts and features is not None:
-            known[GIVEN] = features @ directions.parts[GIVEN]
-        elif GIVEN in directions.parts and row != UNKNOWN:
-            known[GIVEN] = self.given[side][[row]]
-        return directions.scores(known)
+            mean[at] = R[seen].sum(axis=0) / len(partners) ** 0.5
+            unknown[at] = 0
+        if GIVEN in directions.parts:
+            R = directions.parts[GIVEN]
+            at = directions.block(GIVEN)
+            if features is not None:
+                f = np.asarray(features)[0]
+                missing = np.isnan(f)
+                mean[at] = np.where(missing, 0.0, f) @ R
+                unknown[at, at] = R[missing].T @ R[missing]
+            elif row != UNKNOWN and not np.isnan(self.given[side][row]).any():
+                mean[at] = self.given[side][row]
+                unknown[at] = 0
+        return mean, unknown @ directions.covariance @ unknown.T
+
+    def row_prior(
+        self, partners: Array, features: Any, side: int
+    ) -> tuple[Floats, Any, Floats]:
+        """Return mean, covariance and precision of a new row before its values are seen."""
+        prior = self.priors[side]
+        scores, unknown = self.scores(partners, features, side)
+        center = prior.means(scores[None])[0]
+        if not self.learned:
+            return center, 0.0, prior.precision
+        S = prior.covariances(scores[None], unknown)[0]
+        return center, S, np.asarray(np.linalg.inv(S))
 
     def row_sums(self, partners: Array, values: Array, side: int = 0) -> RowSums:
         """Return the sums of a row's entries that determine its mean."""
@@ -290,29 +348,23 @@ class FactorModel:
         features: Any = None,
         side: int = 0,
         sums: RowSums | None = None,
-        row: int = UNKNOWN,
     ) -> Row:
-        """Return a row (or column) with these entries and features, everything else fixed.
+        """Return a new row (or column) with these entries and features, everything else fixed.
 
-        The row and its share in the noise are solved for in turn. `row` is its number, if known.
+        The row and its share in the noise are solved for in turn.
         """
-        prior = self.priors[side]
         nu = self.noises[side].nu
-        scores = self.scores(partners, features, side, row)
-        center = prior.means(scores)[0]
-        S = prior.covariances(scores)[0] if self.learned else 0.0
+        center, S, prior_precision = self.row_prior(partners, features, side)
         mean, S = self.columns.fill(side, center, S)
-        weight = 1.0 if row == UNKNOWN else float(self.noises[side].weights[row])
-        found = Row(mean, S, self.noises[side].unseen, weight)
+        found = Row(mean, S, self.noises[side].unseen)
         if not len(partners):
             return found
         if sums is None:
             sums = self.row_sums(partners, values, side)
         W, y, c, second = sums
-        # The share of a known row starts near its end.
-        for _ in range(FOLD_STEPS if np.isfinite(nu) and row == UNKNOWN else 1):
+        for _ in range(FOLD_STEPS if np.isfinite(nu) else 1):
             precision = found.weight / self.noise if self.learned else 1.0
-            w, S = self._solve(sums, precision, prior.precision @ center, side)
+            w, S = self._solve(sums, precision, center, prior_precision, side)
             mean, S = self.columns.fill(side, w, S)
             error = c @ y**2 - 2 * mean @ (W.T @ (c * y))
             error += np.sum((np.outer(mean, mean) + S) * second)
@@ -321,24 +373,78 @@ class FactorModel:
             found = Row(mean, S, noise, weight)
         return found
 
-    def write(self, side: int, row: int, found: Row) -> None:
-        """Replace a row in place; only for a copy that nobody else has."""
-        self.means[side][row] = found.mean
-        self.noises[side].weights[row] = found.weight
-        self.noises[side].variances[row] = found.noise
+    def equations(self, side: int) -> tuple[Floats, Floats, RowPrior]:
+        """Return precisions of a side's rows, weights of their partners, and what rows share."""
+        weights = self.noises[side].weights / (self.noise if self.learned else 1.0)
+        prior = self.priors[side].for_rows(self.columns, side)
+        return weights, self.noises[1 - side].weights, prior
+
+    def has_given(self, side: int) -> Bools:
+        """Return which rows have the features that were given, all where none were given."""
+        return ~np.isnan(self.given[side]).any(axis=1)
+
+    def priors_of(
+        self, side: int, rows: Ints, group: Grouped, partners: Ints
+    ) -> tuple[Floats, Floats]:
+        """Return the prior means of rows, and the precision that they share.
+
+        `group` has their entries, with numbers of `partners`. Either all of the rows have features
+        or none has.
+        """
+        directions = self.directions[side]
+        prior = self.priors[side]
+        scores = np.tile(directions.mean, (len(rows), 1))
+        if MISSINGNESS in directions.parts:
+            R = directions.parts[MISSINGNESS]
+            known = np.zeros((len(partners), R.shape[1]))
+            old = partners < len(R)  # later partners have no direction
+            known[old] = R[partners[old]]
+            F = observed_matrix(group, np.float64)
+            scores[:, directions.block(MISSINGNESS)] = F @ known
+        at = directions.block(GIVEN)
+        if self.has_given(side)[rows].all():
+            scores[:, at] = self.given[side][rows]
+            return prior.means(scores), prior.precision
+        unknown = directions.unknown((GIVEN,))
+        H = (
+            prior.effects.H
+            if prior.effects is not None
+            else np.zeros((len(unknown), 1))
+        )
+        wider = prior.covariance + H.T @ unknown @ H
+        return prior.means(scores), np.asarray(np.linalg.inv(wider))
+
+    def forget(self, side: int, rows: Ints) -> None:
+        """Make rows those of a row never seen, in place; only for a copy that nobody else has."""
+        self.means[side][rows] = self.means[side][-1]
+        self.noises[side].weights[rows] = self.noises[side].weights[-1]
+        self.noises[side].variances[rows] = self.noises[side].variances[-1]
         if isinstance(self.covariance, FullCovariance):
-            self.covariance.tables[side][row] = pack(found.covariance)
+            tables = self.covariance.tables[side]
+            tables[rows] = tables[-1]
+
+    def write(self, side: int, rows: Ints, found: Rows, counts: Ints) -> None:
+        """Replace rows in place; only for a copy that nobody else has."""
+        self.means[side][rows] = found.means
+        if isinstance(self.covariance, FullCovariance):
+            add_squares(found.tables, found.means, -1)
+            self.covariance.tables[side][rows] = found.tables
+        noise = self.noises[side]
+        misfits = np.maximum(found.stats[:, 0], 0) / (self.noise or 1.0)
+        weights, variances = noise_shares(noise.nu, counts.astype(float), misfits)
+        noise.weights[rows] = weights
+        noise.variances[rows] = variances
 
     def _solve(
-        self, sums: RowSums, precision: float, shift: Floats, side: int
+        self, sums: RowSums, precision: float, center: Floats, P: Floats, side: int
     ) -> tuple[Floats, Any]:
-        """S = (precision sum T_b + P)^-1, w = S (precision sum (y_b v_b - pinned) + shift)."""
+        """S = (precision sum T_b + P)^-1, w = S (precision sum (y_b v_b - pinned) + P center)."""
         free = self.columns.free(side)
         right = sums.W.T @ (sums.weights * sums.values)
         if self.columns.biases:
             right = right - sums.second[:, self.columns.pinned(side)]
-        P = self.priors[side].precision + precision * sums.second[np.ix_(free, free)]
-        right = precision * right[free] + shift
+        right = precision * right[free] + P @ center
+        P = P + precision * sums.second[np.ix_(free, free)]
         if not self.learned:  # P may be singular
             return np.asarray(np.linalg.lstsq(P, right)[0]), 0.0
         S = np.asarray(np.linalg.inv(P))
@@ -391,7 +497,7 @@ class FactorModel:
         entries = precision * sums.weights * (sums.W[:, free] @ target) * residual
         added = {"entries": entries, MISSINGNESS: 0.0, GIVEN: 0.0}
         if prior.effects is not None:
-            scores = self.scores(partners, row=row)[0]
+            scores, _ = self.scores(partners, row=row)
             effect = prior.effects.H @ (prior.precision @ target)
             directions = self.directions[0]
             for member, name in zip(directions.members, directions.parts, strict=True):
@@ -402,13 +508,11 @@ class FactorModel:
         """Return a copy with rows and columns added, which start as one that was never seen."""
         picks = []
         given = []
-        for side, (known, count) in enumerate(zip(self.shape, shape, strict=True)):
+        for known, count, scores in zip(self.shape, shape, self.given, strict=True):
             new = np.full(count - known, UNKNOWN)
             picks.append(np.concatenate([np.arange(known), new, [UNKNOWN]]))
-            mean = self.directions[side].mean_scores.get(GIVEN, np.zeros(0))
-            scores = self.given[side]
-            more = np.tile(mean, (count - len(scores), 1)).astype(scores.dtype)
-            given.append(np.concatenate([scores, more]))
+            more = np.full((count - len(scores), scores.shape[1]), np.nan)
+            given.append(np.concatenate([scores, more.astype(scores.dtype)]))
         return replace(
             self,
             means=(self.means[0][picks[0]], self.means[1][picks[1]]),

@@ -102,6 +102,8 @@ class Prior:
     mean: Floats
     precision: Floats
     effects: Effects | None = None
+    # By which the covariance of a new row is larger: see `learn`.
+    widening: float = 1.0
 
     @property
     def covariance(self) -> Floats:
@@ -115,9 +117,8 @@ class Prior:
             effects = replace(
                 effects, X=units[:, None] * effects.X, H=effects.H * units
             )
-        return Prior(
-            self.mean * units, self.precision / np.outer(units, units), effects
-        )
+        precision = self.precision / np.outer(units, units)
+        return Prior(self.mean * units, precision, effects, self.widening)
 
     def for_rows(self, columns: Columns, side: int) -> RowPrior:
         """Return the part that the kernels share among all rows."""
@@ -132,14 +133,20 @@ class Prior:
             return np.tile(self.mean, (len(scores), 1))
         return self.mean + scores @ self.effects.H.astype(scores.dtype)
 
-    def covariances(self, scores: Array) -> Floats:
-        """P^-1 + Cov(H'a) for rows with these scores: X diag(1 + a'C_c a) X'."""
+    def covariances(self, scores: Array, unknown: Floats) -> Floats:
+        """Return covariances of new rows with these mean scores and a covariance of scores.
+
+        P^-1 (for all that is known of it, `widening` times as large) and the variance of h'a:
+        X diag(widening + a'C_c a + tr(C_c Cov(a))) X' + H' Cov(a) H.
+        """
         if self.effects is None:
-            return np.tile(self.covariance, (len(scores), 1, 1))
-        X = self.effects.X
+            return np.tile(self.widening * self.covariance, (len(scores), 1, 1))
+        X, H, C = self.effects.X, self.effects.H, self.effects.C
         a = scores.astype(np.float64)
-        variances = np.einsum("ri,cij,rj->rc", a, self.effects.C, a, optimize=True)
-        return np.asarray(np.einsum("ic,rc,jc->rij", X, 1 + variances, X))
+        variances = np.einsum("ri,cij,rj->rc", a, C, a, optimize=True)
+        variances += np.einsum("cij,ij->c", C, unknown)
+        own = np.einsum("ic,rc,jc->rij", X, self.widening + variances, X)
+        return np.asarray(own + H.T @ unknown @ H)
 
     def learn(self, sums: Sums, features: Features, certain: bool = True) -> Prior:
         """Make the EM step for m and P, then choose the scales of the features.
@@ -148,7 +155,8 @@ class Prior:
         the evidence by a nat.
 
         P^-1 = sum of second moments about m + g, and the variance of h, over N + n: the n
-        pseudo-rows keep priors from fitting noise where there are few rows.
+        pseudo-rows keep priors from fitting noise where there are few rows. The rows themselves
+        scatter (N + n) / N times as much, and the mean of N rows has a variance of its own.
         """
         N = sums.N
         n = len(self.mean)
@@ -162,7 +170,9 @@ class Prior:
             about = sums.about(mean) - cross - cross.T + H.T @ features.K @ H
             about += self.effects.residual_moment(sums, features)
         covariance = (about + sums.S + n * MIN_VARIANCE * np.eye(n)) / (N + n)
-        prior = Prior(mean, np.asarray(np.linalg.inv(covariance), dtype=np.float64))
+        precision = np.asarray(np.linalg.inv(covariance), dtype=np.float64)
+        widening = (N + n) / N * (1 + 1 / N)
+        prior = Prior(mean, precision, widening=widening)
         if not len(features.K):
             return prior
         blocks = len(features.directions.parts)

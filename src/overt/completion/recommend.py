@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.sparse import issparse
 
 from overt._check import InputError, doubles, whole
 from overt._io import as_path, ready, replacing, write_csv
@@ -350,17 +351,12 @@ def new_row(
         if encoder is None:
             raise InputError("features need a model that was fitted with row_features")
         features = encoder.encode(features)
+        if issparse(features):
+            features = features.toarray()
         if features.shape[0] != 1:
             raise InputError(
                 f"features must belong to one row, got {features.shape[0]}"
             )
-    elif encoder is not None:
-        warnings.warn(
-            "the model was fitted with features of rows and none are given: those of the average "
-            "row are taken as if they were known, so that predictions may be far off and "
-            "intervals too narrow",
-            stacklevel=3,
-        )
     row = model.fold(cols[known], numbers[known], features)
     one = model.of_row(row)
     return NewRow(row, one, index, cols[known], numbers[known], ranking)

@@ -42,7 +42,7 @@ from overt.entries import Entries
 from overt.entries.identifiers import as_identifiers
 from overt.results import Status
 
-FORMAT = 7
+FORMAT = 8
 """Raised whenever the classes below change: a model of another format is refused."""
 
 KIND = f"overt completion model, format {FORMAT}"
@@ -209,7 +209,7 @@ class SweepCheckpoint:
         if not resume:
             self.clear()
         for path in self._folder.glob("*.safetensors"):
-            if not path.stem.startswith("sample-"):
+            if not _is_sample(path):
                 self._read(path.stem)
 
     def write(self, fit: Any) -> None:
@@ -229,8 +229,10 @@ class SweepCheckpoint:
 
     def clear(self) -> None:
         """Remove everything that was stored."""
-        for path in self._folder.glob("*.safetensors*"):
-            path.unlink()
+        # Samples last: a state is only read with all of its samples, also after a kill meanwhile.
+        paths = sorted(self._folder.glob("*.safetensors*"), key=_is_sample)
+        for path in paths:
+            path.unlink(missing_ok=True)
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}.safetensors"
@@ -248,6 +250,10 @@ class SweepCheckpoint:
                 f"{self._folder} holds a run with other data or settings; give the same ones, or "
                 "start anew without resuming"
             ) from None
+
+
+def _is_sample(path: Path) -> bool:
+    return path.name.startswith("sample-")
 
 
 def _sample_name(number: int) -> str:
@@ -268,7 +274,9 @@ def _fingerprint(
     arrays = {"rows": entries.rows, "cols": entries.cols, "values": entries.values}
     for side, table in enumerate(given):
         if table is not None:
-            dense = table.toarray() if hasattr(table, "toarray") else table
+            numbers = table.numbers
+            dense = numbers.toarray() if hasattr(numbers, "toarray") else numbers
             arrays[f"features {side}"] = np.asarray(dense)
+            arrays[f"known {side}"] = np.asarray(table.known)
     settings = {k: v for k, v in parameters.items() if k not in WITHOUT_EFFECT}
     return digest([FORMAT, list(entries.shape), plain(settings)], arrays)

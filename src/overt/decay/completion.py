@@ -457,5 +457,5 @@ def _split(
 
 def _refuse_unknown(name: str, labels: Any, positions: Ints) -> None:
     if np.any(positions == UNKNOWN):
-        unknown = describe_unknown(name, labels, positions) or "got -1"
+        unknown = describe_unknown(name, labels, positions)
         raise InputError(f"{name} must be among those fitted: {unknown}")

@@ -11,7 +11,7 @@ import numpy as np
 
 from overt._check import InputError, plain_array
 from overt._types import Array
-from overt.entries.identifiers import as_identifiers, holds_whole
+from overt.entries.identifiers import as_identifiers, holds_whole, is_missing
 
 ROLES: dict[str, tuple[str, ...]] = {
     "row": (
@@ -53,6 +53,9 @@ ROLES: dict[str, tuple[str, ...]] = {
     "time": ("time", "timestamp", "date", "datetime", "at", "ts", "created_at"),
 }
 """Names by which columns are known for what they are."""
+
+MIN_PAIRS = 20
+"""Lines from which different pairs in two columns are no accident."""
 
 
 @dataclass(frozen=True)
@@ -172,6 +175,8 @@ def entry_columns(
         if "value" in guessed and len(names) != 3:
             del found["value"]  # another column need not hold values
         return found
+    if len(names) > 3 and not found.keys() & {"row", "col", "value"} - set(guessed):
+        _refuse_nameless_entries(columns)
     if len(names) != 3 or any(
         given.get(role) is not None for role in ("row", "col", "value")
     ):
@@ -179,6 +184,12 @@ def entry_columns(
     row, col, value = names
     first = [columns[row], columns[col]]
     is_value = role_of(value) == "value"
+    gaps = any(map(_lacks_identifiers, first)) and not _has_missing(columns[value])
+    if gaps and not is_value:
+        raise InputError(
+            f"the columns {row}, {col}, {value} look like row, column and value of entries, and "
+            "identifiers are missing: leave these lines out (or, if this is a table, pass an array)"
+        )
     if not is_value and not all(_may_identify(column) for column in first):
         return None
     if not is_value and not any(_is_text(column) for column in first):
@@ -189,6 +200,25 @@ def entry_columns(
             stacklevel=5,
         )
     return {"row": row, "col": col, "value": value}
+
+
+def _refuse_nameless_entries(columns: Mapping[Any, Array]) -> None:
+    """Refuse a frame whose first two columns are different pairs of whole numbers, none missing.
+
+    Lines of a table repeat such pairs; entries, of which each is given once, do not.
+    """
+    row, col, *_ = columns
+    pairs = [columns[row], columns[col]]
+    if any(map(_has_missing, columns.values())) or not all(map(holds_numbers, pairs)):
+        return
+    different = len(set(zip(*(column.tolist() for column in pairs), strict=True)))
+    if different == len(pairs[0]) >= MIN_PAIRS:
+        raise InputError(
+            f"no name says which of the columns {', '.join(map(str, columns))} are row, column "
+            f"and value, and no cell is missing as in a table, but {row} and {col} look like "
+            "entries: use overt.Entries.from_frame(frame, row=..., col=..., value=...), or pass "
+            "a table as an array"
+        )
 
 
 def is_table(X: Any) -> bool:
@@ -276,3 +306,19 @@ def _is_text(ids: Array) -> bool:
 def _may_identify(ids: Array) -> bool:
     """Return whether a column may hold identifiers: strings, dates or whole numbers."""
     return ids.dtype.kind in "iuUTOM" or holds_whole(ids)
+
+
+def holds_numbers(ids: Array) -> bool:
+    """Return whether a column holds whole numbers."""
+    return ids.dtype.kind in "iu" or holds_whole(ids)
+
+
+def _has_missing(column: Array) -> bool:
+    return column.dtype.kind in "fOM" and any(map(is_missing, column.tolist()))
+
+
+def _lacks_identifiers(column: Array) -> bool:
+    """Return whether a column of whole numbers has gaps."""
+    if column.dtype.kind != "f" or not _has_missing(column):
+        return False
+    return holds_whole(column[~np.isnan(column)])

@@ -245,7 +245,7 @@ class IdentifierIndex:
         return found
 
     def _check_positions(self, name: str, given: Any) -> Ints:
-        """Return indices; UNKNOWN for -1 and for those beyond the matrix."""
+        """Return indices; UNKNOWN for those beyond the matrix."""
         given = np.atleast_1d(plain_array(name, given))
         if given.ndim != 1:
             raise InputError(f"{name} must be one-dimensional, got shape {given.shape}")
@@ -262,9 +262,10 @@ class IdentifierIndex:
                 f"{name} must be whole numbers: indices, as there are no identifiers or "
                 f"keys='index' is given; got {given.dtype}"
             )
-        if int(given.min()) < UNKNOWN:
+        if int(given.min()) < 0:
             raise InputError(
-                f"{name} must be indices (or -1 for unknown), got {int(given.min())}"
+                f"{name} must be indices from 0, got {int(given.min())}; an index beyond the "
+                "matrix stands for what was never seen"
             )
         # Converted first: in an array of unsigned numbers UNKNOWN would wrap around.
         return np.where(given < self.count, given.astype(np.int64), UNKNOWN)
@@ -282,18 +283,10 @@ def as_text(ids: Array) -> Array:
 
 def describe_unknown(name: str, given: Any, positions: Ints) -> str:
     """Return a sentence on what was never seen, empty if everything is known."""
-    given = _listed(given)
-    if not np.any(positions == UNKNOWN):
+    unknown = np.flatnonzero(positions == UNKNOWN)
+    if not len(unknown):
         return ""
-    values = np.atleast_1d(np.asarray(given, dtype=object)).tolist()
-    # -1 is how callers say "unknown" themselves.
-    unknown = [
-        place
-        for place in np.flatnonzero(positions == UNKNOWN)
-        if values[place] != UNKNOWN
-    ]
-    if not unknown:
-        return ""
+    values = np.atleast_1d(np.asarray(_listed(given), dtype=object)).tolist()
     different = list(dict.fromkeys(str(values[place]) for place in unknown))
     shown = ", ".join(f"{word:.40}" for word in different[:SHOWN_UNKNOWN])
     more = ", ..." if len(different) > SHOWN_UNKNOWN else ""
