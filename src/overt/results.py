@@ -55,8 +55,8 @@ class Status(StrEnum):
 
 _EXPLANATIONS = {
     Status.OPTIMAL: (
-        "This is a global optimum (after solve(rank=r), among maps of rank at most r): the objective "
-        "equals its proved lower bound."
+        "This is a global optimum (after solve(rank=r), among maps of rank at most r): the "
+        "objective equals its proved lower bound."
     ),
     Status.LOWER_BOUND: (
         "Theory gives only a lower bound here; the factors come from descent started at the "

@@ -32,6 +32,9 @@ from overt._types import Floats
 
 ROOT2 = float(np.sqrt(2.0))
 
+UNCORRELATED = 1e-9
+"""Correlation below which two units count as independent."""
+
 Units = tuple[int, ...]
 
 SHRUNK = (1.0, *(1 - 10.0**-k for k in range(11, 0, -1)), 0.0)
@@ -46,10 +49,12 @@ class ProgramOptions:
     """Above it a program takes minutes."""
     knots: int = 8
     """Singular values at which c is proposed; it is interpolated between them."""
-    max_band: int = 4
-    """Width of a band of Gamma up to which windows of units are used as sets."""
+    max_clique: int = 4
+    """Units in sets of correlated units."""
+    max_neighbors: int = 9
+    """Units, itself included, that a unit may be correlated with for its pairs to be starts."""
     max_rays: int = 200
-    """Sets on which Z has rank one: what one or two windows leave."""
+    """Sets on which Z has rank one: what one or two cliques leave."""
     max_priced_width: int = 12
     """Above it further sets are looked for once, as each round repeats the program."""
     max_twice_width: int = 16
@@ -169,8 +174,10 @@ def proposals(Gamma: Floats, s: Floats) -> Iterable[list[Piece]]:
     if is_circulant(Gamma):
         yield _cyclic_pieces(Gamma, s)
         return
-    bases = [(units, np.eye(len(units))) for units in _windows(Gamma)]
-    bases += [(units, 1 + np.diag(Gamma)[list(units), None]) for units in _rays(Gamma)]
+    cliques, complete = _cliques(Gamma)
+    inverse_mean = 1 + np.diag(Gamma)  # of 0/1 masks
+    bases = [(units, np.eye(len(units))) for units in cliques]
+    bases += [(units, inverse_mean[list(units), None]) for units in _rays(complete, d)]
     rounds = 1
     if d <= OPTIONS.max_twice_width:
         rounds = OPTIONS.max_rounds if d <= OPTIONS.max_priced_width else 2
@@ -258,33 +265,43 @@ def _kernel(F: Any) -> Floats:
     return np.asarray(np.linalg.svd(rows)[2][rank:].T)
 
 
-def _band(Gamma: Floats) -> int:
-    i, j = np.nonzero(np.abs(Gamma) > 1e-14 * np.abs(Gamma).max())
-    return int(np.max(np.abs(i - j), initial=0)) + 1
+def _cliques(Gamma: Floats) -> tuple[list[Units], list[Units]]:
+    """Return sets of correlated units, grown from every unit, and those that no unit can join.
 
-
-def _windows(Gamma: Floats) -> list[Units]:
-    """Return windows of neighboring units, as wide as the band of Gamma or the limit."""
+    Where a unit has few neighbors, sets that no unit can join are grown from all pairs: these are
+    the blocks that are dropped together.
+    """
     d = len(Gamma)
-    band = _band(Gamma)
-    largest = min(band, OPTIONS.max_band if d <= OPTIONS.max_priced_width else 1)
-    if band <= OPTIONS.max_band:
-        largest = band
-    largest = min(largest, d - 1)
-    return [
-        tuple(range(i, i + k)) for k in range(1, largest + 1) for i in range(d - k + 1)
+    size = np.sqrt(np.maximum(np.diag(Gamma), 1e-300))
+    strength = np.abs(Gamma / np.outer(size, size))
+    strength[strength < UNCORRELATED] = 0.0
+    starts = [[first] for first in range(d)]
+    for first in range(d):
+        neighbors = np.flatnonzero(strength[first]).tolist()
+        if len(neighbors) <= OPTIONS.max_neighbors:
+            starts += [[first, other] for other in neighbors if other > first]
+    found: dict[Units, bool] = {}
+    for start in starts:
+        units = start.copy()
+        complete = False
+        while not complete and len(units) <= min(OPTIONS.max_clique, d - 1):
+            joining = strength[units].sum(axis=0)
+            joining[strength[units].min(axis=0) == 0] = 0.0
+            joining[units] = 0.0
+            complete = not joining.any()
+            if complete or len(start) == 1:
+                found[tuple(sorted(units))] = complete
+            units.append(int(np.argmax(joining)))
+    return list(found), [units for units, complete in found.items() if complete]
+
+
+def _rays(complete: list[Units], d: int) -> list[Units]:
+    """Return what one or two of the sets leave, as blocks that are dropped do."""
+    everything = set(range(d))
+    one = [tuple(sorted(everything.difference(a))) for a in complete]
+    two = [
+        tuple(sorted(everything.difference(a, b))) for a, b in combinations(complete, 2)
     ]
-
-
-def _rays(Gamma: Floats) -> list[Units]:
-    """Return what one or two windows as wide as the band leave, as with sliding blocks."""
-    d = len(Gamma)
-    band = _band(Gamma)
-    if band > OPTIONS.max_band or band >= d:
-        return []
-    windows = [set(range(i, i + band)) for i in range(d - band + 1)]
-    one = [tuple(sorted(set(range(d)) - window)) for window in windows]
-    two = [tuple(sorted(set(range(d)) - a - b)) for a, b in combinations(windows, 2)]
     return [units for units in dict.fromkeys(one + two) if units][: OPTIONS.max_rays]
 
 
