@@ -55,10 +55,8 @@ class ProgramOptions:
     """Units, itself included, that a unit may be correlated with for its pairs to be starts."""
     max_rays: int = 200
     """Sets on which Z has rank one: what one or two cliques leave."""
-    max_priced_width: int = 12
-    """Above it further sets are looked for once, as each round repeats the program."""
-    max_twice_width: int = 16
-    """Above it no further sets are looked for."""
+    max_priced_width: int = 16
+    """Above it no further sets are looked for, as each round repeats the program."""
     max_rounds: int = 3
     """Programs solved, each with the sets that the one before asks for."""
     max_arc: int = 16
@@ -178,10 +176,7 @@ def proposals(Gamma: Floats, s: Floats) -> Iterable[list[Piece]]:
     inverse_mean = 1 + np.diag(Gamma)  # of 0/1 masks
     bases = [(units, np.eye(len(units))) for units in cliques]
     bases += [(units, inverse_mean[list(units), None]) for units in _rays(complete, d)]
-    rounds = 1
-    if d <= OPTIONS.max_twice_width:
-        rounds = OPTIONS.max_rounds if d <= OPTIONS.max_priced_width else 2
-    for _ in range(rounds):
+    for _ in range(OPTIONS.max_rounds if d <= OPTIONS.max_priced_width else 1):
         pieces, duals = _solve(Gamma + 1, s, bases)
         yield pieces
         found = _priced(*duals, {units for units, _ in bases}, limit=2 * d)
