@@ -14,7 +14,7 @@ import time
 import numpy as np
 
 import overt
-from overt.linear import unit_sets
+from overt.linear.bounds import pairs_below
 
 
 def ring(d: int, b: int, arcs: int = 1) -> np.ndarray:
@@ -27,14 +27,27 @@ def ring(d: int, b: int, arcs: int = 1) -> np.ndarray:
     return np.array(kept)[shift] / kept[0] ** 2 - 1
 
 
-def sliding(d: int, b: int, p: float) -> np.ndarray:
+def sliding(d: int | tuple[int, int], b: int, p: float) -> np.ndarray:
     return overt.DropBlock(p, b, "sliding").characteristic(d)
 
 
 def groups(*sizes: int) -> np.ndarray:
-    """Return Gamma of units that are exchangeable in groups."""
+    """Return Gamma of units that are exchangeable in groups; strengths are not printed."""
     names = np.repeat(np.arange(len(sizes)), sizes)
     return np.eye(len(names)) * 0.5 + 0.5 * (names[:, None] == names)
+
+
+def nested(d: int) -> np.ndarray:
+    """Return Gamma of noise shared by units alone, in pairs and in fours."""
+    place = np.arange(d)
+    shared = [place[:, None] // size == place // size for size in (1, 2, 4)]
+    return 0.5 * np.sum(shared, axis=0)
+
+
+def random(d: int) -> np.ndarray:
+    """Return a random Gamma of full rank; which ones were used is not printed."""
+    A = np.random.default_rng(0).standard_normal((d, d + 1))
+    return A @ A.T / d
 
 
 def decaying(d: int, ratio: float) -> np.ndarray:
@@ -56,6 +69,13 @@ CASES = {  # name: Gamma, printed gaps (flat, linear, geometric)
     "sliding 16, blocks of 3": (sliding(16, 3, 0.3), (0, 0.107, 0.111)),
     "sliding 25, blocks of 3": (sliding(25, 3, 0.3), (0.0003, 0.093, 0.092)),
     "sliding 32, blocks of 4": (sliding(32, 4, 0.3), (0.0013, 0.132, 0.114)),
+    "sliding 3 x 3, blocks of 2": (sliding((3, 3), 2, 0.3), (0, 0.35, 0.49)),
+    "sliding 4 x 4, blocks of 2": (sliding((4, 4), 2, 0.3), (0, 0.171, 0.267)),
+    "sliding 5 x 5, blocks of 2": (sliding((5, 5), 2, 0.3), (0.0032, 0.456, 0.665)),
+    "groups of 4, 4, 4": (groups(4, 4, 4), (0, 0.0004, 0.0005)),
+    "groups of 2, 4, 6": (groups(2, 4, 6), (0, 0.0006, 0.002)),
+    "nested groups, 8 units": (nested(8), (0, 0.0002, 0.0008)),
+    "random, 8 units": (random(8), (0.003, 0.025, 0.034)),
     "autoregressive .6, 12 units": (decaying(12, 0.6), (0.007, 0.013, 0.011)),
 }
 SLACK = 1e-4
@@ -80,7 +100,7 @@ def main(names: list[str]) -> None:
             bound = network.bound()
             took = time.process_time() - start
             least = network.solve().objective
-            simple = max(costs.bound(s) for costs in unit_sets.pairs_below(Gamma))
+            simple = max(costs.bound(s) for costs in pairs_below(Gamma))
             before = least / simple - 1 if simple > 0 else np.inf
             after = least / bound - 1 if bound > 0 else np.inf
             holds = "yes" if after <= 1.1 * bar + SLACK and took < 20 else "no"

@@ -28,7 +28,7 @@ TORCH = {"nn", "relu", "robust"}  # may share what they need of PyTorch
 
 # Modules that each main use imports. Lower a limit when a redesign reaches it; never raise one.
 CLOSURES = {
-    "LinearNetwork": 37,
+    "LinearNetwork": 33,
     "DropoutCompletion": 28,
     "DropoutImputer": 8,
     "predictive_moments": 18,

@@ -54,7 +54,10 @@ class Status(StrEnum):
 
 
 _EXPLANATIONS = {
-    Status.OPTIMAL: "This is a global optimum: the objective equals its proved lower bound.",
+    Status.OPTIMAL: (
+        "This is a global optimum (after solve(rank=r), among maps of rank at most r): the "
+        "objective equals its proved lower bound."
+    ),
     Status.LOWER_BOUND: (
         "Theory gives only a lower bound here; the factors come from descent started at the "
         "bound's solution, and the certificate's gap says how much might still be gained. More "
@@ -180,7 +183,8 @@ class Certificate(Result):
     objective
         The dropout objective at the given weights.
     lower_bound
-        A proved lower bound on the objective over all weights.
+        A proved lower bound on the objective over all weights; from `solve(rank=)` over those whose
+        map has at most that rank.
     gap
         objective - lower_bound, which includes what rounding may have added to the bound.
     relative_gap

@@ -389,3 +389,17 @@ def test_correlated_noise_is_solved_as_well_as_descent_does():
     )
     run = net.train(8000, 0.05, 6, gradient="expected")
     assert net.solve().objective <= run.objective[:, -1].min() * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("p", [1e-6, 8.7e-10, 1e-13])
+@pytest.mark.parametrize("widths", [(4,), (3, 5)])
+def test_weak_noise_keeps_its_digits(p, widths):
+    """The penalty was taken from 1 + lam, and came out below the bound."""
+    net = overt.DeepLinearNetwork(14.8 * np.eye(2, 6), widths, drop_prob=p)
+    best = net.solve()
+    assert best.status == "optimal"
+    assert best.certificate.relative_gap < 1e-9
+    assert np.sum(best.shares, axis=1) == pytest.approx(1)
+    added = sum(p / (1 - p) / d for d in widths)  # to first order in p
+    assert net.nu == pytest.approx(added, rel=1e-5)
+    assert best.objective == pytest.approx(2 * 14.8**2 * 2 * added, rel=1e-5)

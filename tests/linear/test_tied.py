@@ -215,3 +215,14 @@ def test_a_small_input_that_matters_is_not_left_out():
     M = np.array([[3.3393, -9.3085e-5], [-0.33125, 9.2959e-6]])
     net = overt.TiedAutoencoder(M, 6, overt.Dropout(0.1875), second_moment=C)
     assert net.solve().objective < 4.85e-8
+
+
+def test_without_noise_an_autoencoder_finds_the_principal_components():
+    """Inputs of very different sizes led the search astray by a factor of a million."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((15, 5)) * [1e4, 1.0, 1e-3, 3e2, 1e-4]
+    X = X @ np.linalg.qr(rng.standard_normal((5, 5)))[0]
+    none = overt.CovarianceNoise(np.ones(2), np.zeros((2, 2)))
+    s = np.linalg.svd(X / np.sqrt(15), compute_uv=False)
+    best = overt.TiedAutoencoder(X=X, width=2, noise=none).solve()
+    assert best.objective == pytest.approx(np.sum(s[2:] ** 2), rel=1e-3)

@@ -58,14 +58,14 @@ class UnitShares:
         """Return the spectrum a of the best map, for the leading values s of the target."""
         if self.one_direction:
             a = np.zeros(len(s))
-            a[0] = s[0] / (1 + max(self.gamma + self._together, 0.0))
+            a[0] = s[0] / (1 + max(self.gamma + self.together, 0.0))
             return a
         return np.maximum(s - self.multipliers(s)[: len(s)], 0.0) / (1 + self.gamma)
 
     def bound(self, s: Floats) -> float:
         """Return the dual's value; where it cancels, less what rounding may have added."""
         if self.one_direction:
-            cost = self.gamma + self._together * (1 - 8 * EPS)
+            cost = self.gamma + self.together * (1 - 8 * EPS)
             first = s[0] ** 2 * cost / (1 + cost) if cost > -1 else -np.inf
             return float(first + np.sum(s[1:] ** 2))
         delta, s, y = np.sort(self.delta), self._padded(s), self.multipliers(s)
@@ -96,8 +96,10 @@ class UnitShares:
         return self.gamma <= -1 + 1e-12
 
     @property
-    def _together(self) -> float:
+    def together(self) -> float:
         """w, what a map costs whose units share it as they like."""
+        if self.delta.min() == 0:
+            return 0.0
         return 1 / float(np.sum(1 / self.delta))
 
     def _padded(self, s: Floats) -> Floats:
@@ -150,6 +152,10 @@ NOTHING = 1e-14
 """Share of the largest singular value below which one is zero up to rounding."""
 
 
+PAIRS = 32
+"""Pairs (delta, gamma) that are tried on either side of the least eigenvalue of Gamma."""
+
+
 @dataclass(frozen=True, eq=False)
 class Leading:
     """Leading singular triplets of a target, and the sum of the other squared values."""
@@ -188,6 +194,30 @@ def envelopes(noise: Noise, width: int) -> list[tuple[float, SpectralNorm]]:
     band = int(np.max(np.abs(i - j), initial=0)) + 1
     narrow = KSupport(band) if band < width else Schatten(2.0)
     return [(smallest / width, SquaredNuclear()), (gamma, narrow)]
+
+
+def pairs_below(Gamma: Floats) -> list[UnitShares]:
+    """Return costs of units with Gamma >= delta I + gamma 1 1': for each delta the largest gamma.
+
+    With Gamma = Q diag(c) Q' and q = Q'1 that is gamma = 1 / sum_i q_i^2 / (c_i - delta), where
+    delta < c_1, or delta < c_2 and the sum is negative: 1 1' lifts one direction at most.
+    """
+    values, Q = np.linalg.eigh(Gamma)
+    ones = np.sum(Q, axis=0) ** 2
+    slack = 1e-12 * values[-1]
+    least = max(values[0] - 1e-13 * values[-1], 0.0)
+    found = [UnitShares(np.full(len(Gamma), least))]
+    for low, high in pairwise(np.maximum([0.0, *values[:2]], 0.0)):
+        for delta in low + (high - low) * (np.arange(PAIRS) + 0.5) / PAIRS:
+            away = values - delta
+            if np.abs(away).min() <= slack:
+                continue
+            gamma = 1 / np.sum(ones / away)
+            if away[0] > 0 or gamma < 0:
+                # A little less of each makes up for rounding in the eigenvalues.
+                lowered = np.full(len(Gamma), max(delta - slack, 0.0))
+                found.append(UnitShares(lowered, float(gamma - 1e-9 * abs(gamma))))
+    return found
 
 
 def shrink(m: Floats, envelope: Envelope) -> Floats:

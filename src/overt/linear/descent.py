@@ -19,6 +19,9 @@ SAME = 1e-8
 NUDGE = 0.03
 """Size of what is added to structured starts, which may be saddles, relative to their own."""
 
+SPREADS = (1.0, 0.1, 3.0)
+"""Sizes of random weights, relative to those of the first start."""
+
 Value = Callable[..., tuple[float, Sequence[Floats]]]
 """value(*arrays) -> (objective, gradients), one gradient per array."""
 
@@ -65,29 +68,32 @@ def attains(bound: float) -> float:
 
 
 def refine(
-    value: Value, start: Sequence[Floats], enough: float, tries: int = STARTS
+    value: Value,
+    starts: Sequence[Sequence[Floats]],
+    enough: float,
+    tries: int = STARTS,
 ) -> Sequence[Floats]:
-    """Return the lowest point of descents from the start, near it, and from random weights.
+    """Return the lowest point of descents from near each start, and from random weights.
 
     Stops as soon as a value is low `enough`, or a random start ends at the lowest value again.
+    Starts are moved a little, as they may be saddles.
     """
     rng = np.random.default_rng(0)
-    sizes = [np.sqrt(np.mean(W**2)) for W in start]
-    best = start
-    lowest = value(*start)[0]
-    for number in range(tries):
+    best = min(starts, key=lambda start: value(*start)[0])
+    lowest = value(*best)[0]
+    for number in range(len(starts) + tries):
         if lowest <= enough:
             break
-        random = [
-            size * rng.standard_normal(W.shape)
-            for size, W in zip(sizes, start, strict=True)
-        ]
-        if number < 2:  # as given, and with a little noise, which leaves a saddle
-            pairs = zip(start, random, strict=True)
-            random = [W + number * NUDGE * noise for W, noise in pairs]
-        found = descend(value, random)
+        given = number < len(starts)
+        start = starts[number] if given else starts[0]
+        factor = NUDGE if given else SPREADS[number % len(SPREADS)]
+        near = []
+        for W in start:
+            noise = np.sqrt(np.mean(W**2)) * rng.standard_normal(W.shape)
+            near.append(given * W + factor * noise)
+        found = descend(value, near)
         reached = value(*found)[0]
-        again = number > 1 and abs(reached - lowest) <= SAME * lowest
+        again = not given and abs(reached - lowest) <= SAME * lowest
         if reached < lowest:
             best = found
             lowest = reached
@@ -122,6 +128,6 @@ def least_penalty(
         outside = (turned - inner @ Y) / sigma[:, None]
         return float(np.sum(Gamma * G * G)), [X @ (inside @ Y + outside)]
 
-    (M,) = refine(value, (start,), attains(bound), tries)
+    (M,) = refine(value, [(start,)], attains(bound), tries)
     X, _, Y = np.linalg.svd(M, full_matrices=False)
     return X @ Y

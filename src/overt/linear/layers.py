@@ -54,6 +54,9 @@ MAX_STARTS = 64
 ended above the best descent."""
 
 
+SAME_MAP = 1e-11
+"""Distance of two maps, relative to the largest singular value, at which they count as one."""
+
 RANK_TOL = 1e-10
 """Relative difference from the optimum within which a rank's bound does not exclude it."""
 
@@ -65,7 +68,8 @@ class Layer:
         self.noise = noise
         self.width = width
         self.sharing = sharing(noise, width)
-        self.R = 1 + np.asarray(noise.characteristic(width), dtype=float)
+        self.Gamma = np.asarray(noise.characteristic(width), dtype=float)
+        self.R = 1 + self.Gamma  # which has lost the last digits of weak noise
 
     @cached_property
     def costs(self) -> UnitShares | None:
@@ -99,16 +103,23 @@ class Layer:
             if self.costs.delta.min() <= 0:
                 return 0.0, factor
             return factor / float(np.sum(1 / self.costs.delta)), factor
-        eigenvalues = np.linalg.eigvalsh(self.R - 1)
+        eigenvalues = np.linalg.eigvalsh(self.Gamma)
         return max(0.0, eigenvalues[0] - 1e-13 * eigenvalues[-1]) / self.width, 1.0
 
     @cached_property
-    def capacity(self) -> float:
-        """1'R^+ 1, the largest entry of an attainable spectrum."""
+    def excess(self) -> float:
+        """1 / (1'R^+ 1) - 1: what the noise adds to a map of rank one, relative to it."""
+        if self.costs is not None:
+            return max(0.0, self.costs.gamma + self.costs.together)
         eigenvalues, vectors = np.linalg.eigh(self.R)
         kept = eigenvalues > 1e-12 * eigenvalues[-1]
         ones = np.sum(vectors[:, kept], axis=0) ** 2
-        return min(1.0, float(np.sum(ones / eigenvalues[kept])))
+        return max(0.0, 1 / float(np.sum(ones / eigenvalues[kept])) - 1)
+
+    @property
+    def capacity(self) -> float:
+        """1'R^+ 1, the largest entry of an attainable spectrum."""
+        return 1 / (1 + self.excess)
 
     def passed(self, values: Floats) -> Floats:
         """Return lambda, the best spectrum for a target with these decreasing singular values.
@@ -178,14 +189,14 @@ class DeepNoise(NoiseEffect):
         self.layers = [Layer(noise, d) for noise, d in zip(noises, widths, strict=True)]
         sizes = regression.inputs, *widths, regression.outputs
         self.shapes = [(after, before) for before, after in pairwise(sizes)]
-        if any(layer.R.min() < 1 for layer in self.layers):
+        if any(layer.Gamma.min() < 0 for layer in self.layers):
             # Terms of the penalty cancel; the remainder is known up to the rounding of Gamma.
             self.least = max(32 * EPS / EXACT, self.least)
 
     @cached_property
     def nu(self) -> float:
         """prod_l 1 / (1'R_l^+ 1) - 1: what noise adds to a map of rank one, relative to it."""
-        return float(np.expm1(-sum(np.log(layer.capacity) for layer in self.layers)))
+        return float(np.expm1(sum(np.log1p(layer.excess) for layer in self.layers)))
 
     @property
     def exchangeable(self) -> bool:
@@ -277,7 +288,7 @@ class DeepNoise(NoiseEffect):
     def spectra(self) -> Floats:
         """The layers' best spectra that are known, layers x directions."""
         if not self.exchangeable:
-            return self._in_turn()
+            return self._in_turn[0]
         found = np.zeros((len(self.layers), len(self.values)))
         for row, layer, pi in zip(found, self.layers, self.layer_shares(), strict=True):
             active = pi > 0
@@ -294,11 +305,12 @@ class DeepNoise(NoiseEffect):
             found[self.noisy] = shares
         return found
 
-    def _in_turn(self) -> Floats:
-        """Optimize the layers' spectra in turn, from several numbers of directions."""
+    @cached_property
+    def _in_turn(self) -> list[Floats]:
+        """Layers' spectra, optimized in turn from several numbers of directions; the best first."""
         s = self.values
         count = len(s)
-        best = np.zeros((len(self.layers), count))
+        ends: dict[int, tuple[float, Floats]] = {}  # by number of directions
         for rank in np.unique(np.geomspace(1, count, MAX_STARTS).astype(int))[::-1]:
             active = np.arange(count) < rank
             found = np.tile(active.astype(float), (len(self.layers), 1))
@@ -307,16 +319,16 @@ class DeepNoise(NoiseEffect):
                 for i, layer in enumerate(self.layers):
                     others = np.prod(np.delete(found, i, axis=0), axis=0)
                     found[i] = layer.passed(s * np.sqrt(others))
-                gain = self._gain(found)
+                carried = np.prod(found, axis=0)
+                gain = float(np.sum(s**2 * carried))
                 if gain <= reached * (1 + 1e-15):
                     break
                 reached = gain
-            if self._gain(found) > self._gain(best):
-                best = found
-        return best
-
-    def _gain(self, spectra: Floats) -> float:
-        return float(np.sum(self.values**2 * np.prod(spectra, axis=0)))
+            directions = int(np.sum(carried > 0))
+            if reached > ends.get(directions, (0.0, found))[0]:
+                ends[directions] = reached, found
+        ordered = sorted(ends.values(), key=lambda end: -end[0])
+        return [spectra for _, spectra in ordered] or [np.zeros_like(found)]
 
     def best_weights(self) -> Sequence[Floats]:
         """Return the best weights that are known.
@@ -324,34 +336,39 @@ class DeepNoise(NoiseEffect):
         Without closed forms they come from descent on all weights, started at those of the layers'
         envelopes; networks with one hidden layer have a search of their own.
         """
-        carried = np.prod(self.spectra, axis=0) if len(self.values) else np.zeros(0)
-        count = int(np.sum(carried > 0))
-        if count == 0:
+        if len(self.values) == 0:
             return [np.zeros(shape) for shape in self.shapes]
         if self.exchangeable:
             return self.weights_of(self.layer_shares())
         if len(self.layers) == 1:
             U, V = self._two_layer.best_weights()
             return V.T, U
+        if all(layer.sharing.exact for layer in self.layers):
+            return self._weights_with(self.spectra)
+        return self._refined([self._weights_with(found) for found in self._in_turn])
+
+    def _weights_with(self, spectra: Floats) -> Sequence[Floats]:
+        """Return weights whose layers come near these spectra."""
+        carried = np.prod(spectra, axis=0)
+        count = int(np.sum(carried > 0))
         parts = []
         for i, layer in enumerate(self.layers):
-            others = np.prod(np.delete(self.spectra, i, axis=0), axis=0)[:count]
+            others = np.prod(np.delete(spectra, i, axis=0), axis=0)[:count]
             parts.append(layer.factor(self.values[:count] * np.sqrt(others)))
-        weights = self._joined(parts)
-        if all(layer.sharing.exact for layer in self.layers):
-            return weights
-        return self._refined(weights)
+        return self._joined(parts)
 
-    def _refined(self, weights: Sequence[Floats]) -> Sequence[Floats]:
+    def _refined(self, starts: Sequence[Sequence[Floats]]) -> Sequence[Floats]:
         """Return where descent on the whitened weights ends, in the target's leading directions."""
         left, s, right = self.regression.svd
         d = len(self.values)
-        first, *middle, last = self._whitened(weights)
-        T = np.diag(self.values)
+        inner = []
+        for weights in starts:
+            first, *middle, last = self._whitened(weights)
+            inner.append((first @ right[:, :d], *middle, left[:, :d].T @ last))
         rest = self.regression.residual + float(np.sum(s[d:] ** 2))
         first, *middle, last = refine(
-            partial(self.whitened_value, T),
-            (first @ right[:, :d], *middle, left[:, :d].T @ last),
+            partial(self.whitened_value, np.diag(self.values)),
+            inner,
             attains(self.relaxation.bound) - rest,
         )
         found = first @ right[:, :d].T, *middle, left[:, :d] @ last
@@ -409,17 +426,20 @@ class DeepNoise(NoiseEffect):
         total = 0.0
         for i, (layer, B) in enumerate(zip(self.layers, tails[::-1], strict=True)):
             if layer.noise.independent:  # Gamma is diagonal
-                variances = np.diag(layer.R) - 1
+                variances = np.diag(layer.Gamma)
                 total += float(np.sum(variances * np.diag(S) * np.sum(B**2, axis=0)))
             else:
-                total += float(np.sum((layer.R - 1) * S * (B.T @ B)))
+                total += float(np.sum(layer.Gamma * S * (B.T @ B)))
             if i + 1 < len(self.layers):
                 S = weights[i + 1] @ (layer.R * S) @ weights[i + 1].T
         return tails[-1], weights[0].T, total
 
     def imbalance(self, found: Evaluation) -> float:
         """Return the equalization gap R / (nu |W C^(1/2)|_*^2) - 1; 0 for a map that is zero."""
-        least = self.nu * float(np.sum(found.spectrum) ** 2)
+        best = self.relaxation.spectrum
+        # Singular values differ by no more than the distance of the maps.
+        near = found.distance <= SAME_MAP * best[0]
+        least = self.nu * float(np.sum(best if near else found.spectrum) ** 2)
         return found.penalty / least - 1 if least > 0 else 0.0
 
     def value(self, *weights: Floats) -> tuple[float, Sequence[Floats]]:

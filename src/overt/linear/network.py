@@ -125,12 +125,12 @@ class Evaluation:
         """How unevenly the map is distributed over what is masked; 0 at the optimum."""
         return self.effect.imbalance(self)
 
-    @property
+    @cached_property
     def distance(self) -> float:
-        """|U P' - A|_F to the map A that attains the bound."""
-        best = self.effect.relaxation
-        left = np.hstack([self.U, best.left * best.spectrum])
-        right = np.hstack([self.P, -best.right])
+        """|U P' - A|_F to the map A that attains the bound, up to rounding."""
+        left, a, right = self.effect.relaxation.kept
+        left = np.hstack([self.U, left * a])
+        right = np.hstack([self.P, -right])
         return float(np.linalg.norm(_triangle(left) @ _triangle(right).T))
 
 

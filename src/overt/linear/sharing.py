@@ -10,9 +10,9 @@ import numpy as np
 
 from overt import equalize
 from overt._types import Array, Bools, Floats
-from overt.linear.bounds import Envelope, UnitShares
+from overt.linear.bounds import Envelope, UnitShares, pairs_below
 from overt.linear.descent import least_penalty
-from overt.linear.unit_sets import any_noise_bound, pairs_below
+from overt.linear.unit_sets import any_noise_bound
 from overt.noise import DropBlock, Dropout, Noise
 from overt.spectral import KSupport, induced
 

@@ -161,11 +161,9 @@ class TiedUnitNoise(NoiseEffect):
         values, vectors = np.linalg.eigh(self.symmetric)
         values, W = values[::-1], vectors[:, ::-1][:, :width]
         m = np.maximum(values[:width], 0.0)
-        rest = np.sum(np.minimum(values[:width], 0.0) ** 2) + np.sum(
-            values[width:] ** 2
-        )
-        if self.regression.L is None:
-            rest += np.sum((self.regression.T - self.symmetric) ** 2)
+        rest = np.sum(np.minimum(values[:width], 0.0) ** 2)
+        rest += np.sum(values[width:] ** 2)
+        rest += np.sum((self.regression.T - self.symmetric) ** 2)
         return Leading(W, m, W, float(rest))
 
     @cached_property
@@ -186,25 +184,42 @@ class TiedUnitNoise(NoiseEffect):
 
     def best_weights(self) -> Sequence[Floats]:
         """Return a root of the eigenvalues' map, refined by descent if it is not exact."""
-        best = self._by_eigenvalues
         if self.regression.L is not None:
-            U, _ = self.untied.sharing.factors(*best.kept)
-            # Coordinates between U and C^(1/2) U: inputs may have very different units.
-            variances = self.regression.input_variances
-            size = np.where(variances > 0, variances, 1.0)[:, None] ** 0.25
-
-            def value(Z: Floats) -> tuple[float, Sequence[Floats]]:
-                objective, (gradient,) = self.value(Z / size)
-                return objective, (gradient / size,)
-
-            enough = attains(self.relaxation.bound)
-            (Z,) = refine(value, (U * size,), enough, TRIES)
-            return (Z / size,)
+            return self._searched()
+        best = self._by_eigenvalues
         if self.untied.sharing.exact:
             return self.untied.sharing.factors(*best.kept)[:1]
         top = self._leading
         enough = attains(best.bound) - top.rest
         return (best.left @ self.untied.best_root(top.s, best.spectrum, enough),)
+
+    def _searched(self) -> Sequence[Floats]:
+        """Return where descents from the best symmetric map and from the best untied map end."""
+        task = self.regression
+        d = self.untied.width
+        values, vectors = np.linalg.eigh(self.symmetric)
+        left, a, right = self.untied.relaxation.kept
+        # The untied map, a left right' L^+, along its outputs' directions.
+        inward = np.sum(task.unwhiten(right) * left, axis=0)
+        starts = []
+        for W, m in (
+            (vectors[:, ::-1][:, :d], values[::-1][:d]),
+            (left, a * inward),
+        ):
+            order = np.argsort(-m)[: int(np.sum(m > 0))]
+            U, _ = self.untied.sharing.factors(W[:, order], m[order], W[:, order])
+            starts.append(U)
+        # Coordinates between U and C^(1/2) U: inputs may have very different units.
+        variances = task.input_variances
+        size = np.where(variances > 0, variances, 1.0)[:, None] ** 0.25
+
+        def value(Z: Floats) -> tuple[float, Sequence[Floats]]:
+            objective, (gradient,) = self.value(Z / size)
+            return objective, (gradient / size,)
+
+        enough = attains(self.relaxation.bound)
+        (Z,) = refine(value, [(U * size,) for U in starts], enough, TRIES)
+        return (Z / size,)
 
     def evaluate(self, *weights: Floats) -> tuple[Floats, Floats, float]:
         """(U, U) and <Gamma, U'U o U'CU>."""

@@ -14,24 +14,26 @@ Ky Fan. It is Eckart and Young's theorem with multipliers.
 Circulant Gamma, with eigenvalues lam_w: averaging over rotations leaves one Z_j for each arc S_j,
 sum_j f_w* Z_j f_w <= lam_w for the Fourier vectors f_w, w != 0, and c = sigma_jp Z_j 1 / (1'Z_j 1).
 
-A conic program proposes (Z, c), solved by Clarabel; `certified_gain` evaluates the inequality in
-plain linear algebra, so a bad proposal is loose, never wrong. Without a program `pairs_below` has
-the sets of one unit and the set of all units, in closed form.
+A conic program proposes (Z, c), solved by Clarabel; `completed` evaluates the inequality in
+plain linear algebra, so a bad proposal is loose, never wrong. Without a program `pairs_below` in
+`bounds` has the sets of one unit and the set of all units, in closed form.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import combinations, pairwise
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 
 from overt._types import Floats
-from overt.linear.bounds import UnitShares
 
 ROOT2 = float(np.sqrt(2.0))
+
+UNCORRELATED = 1e-9
+"""Correlation below which two units count as independent."""
 
 Units = tuple[int, ...]
 
@@ -47,22 +49,20 @@ class ProgramOptions:
     """Above it a program takes minutes."""
     knots: int = 8
     """Singular values at which c is proposed; it is interpolated between them."""
-    max_band: int = 4
-    """Width of a band of Gamma up to which windows of units are used as sets."""
+    max_clique: int = 4
+    """Units in sets of correlated units."""
+    max_neighbors: int = 9
+    """Units, itself included, that a unit may be correlated with for its pairs to be starts."""
     max_rays: int = 200
-    """Sets on which Z has rank one: what one or two windows leave."""
-    max_priced_width: int = 12
-    """Above it further sets are looked for once, as each round repeats the program."""
-    max_twice_width: int = 16
-    """Above it no further sets are looked for."""
+    """Sets on which Z has rank one: what one or two cliques leave."""
+    max_priced_width: int = 16
+    """Above it no further sets are looked for, as each round repeats the program."""
     max_rounds: int = 3
     """Programs solved, each with the sets that the one before asks for."""
     max_arc: int = 16
     """Units in the longest arc of a ring wider than 20, whose programs would be slow."""
     max_set: int = 6
     """Units in sets that are looked for."""
-    pairs: int = 32
-    """Pairs (delta, gamma) on either side of the least eigenvalue of Gamma."""
     rounding: float = 1e-12
     """Relative amount by which a gain is raised for rounding."""
 
@@ -99,9 +99,7 @@ def any_noise_bound(Gamma: Floats, s: Floats) -> float:
     if not _solvable(Gamma, s):
         return 0.0
     scaled = s / s[0]
-    gain = min(
-        certified_gain(Gamma + 1, scaled, pieces) for pieces in proposals(Gamma, scaled)
-    )
+    gain = total_gain(_best_pieces(Gamma, scaled))
     least = float(np.sum(scaled**2)) - gain * (1 + OPTIONS.rounding)
     return float(s[0] ** 2 * max(0.0, least))
 
@@ -109,32 +107,6 @@ def any_noise_bound(Gamma: Floats, s: Floats) -> float:
 def _solvable(Gamma: Floats, s: Floats) -> bool:
     small = 1 < len(Gamma) <= OPTIONS.max_width
     return small and len(s) > 0 and s[0] > 0 and solver_package() is not None
-
-
-def pairs_below(Gamma: Floats) -> list[UnitShares]:
-    """Return costs of units with Gamma >= delta I + gamma 1 1': for each delta the largest gamma.
-
-    With Gamma = Q diag(c) Q' and q = Q'1 that is gamma = 1 / sum_i q_i^2 / (c_i - delta), where
-    delta < c_1, or delta < c_2 and the sum is negative: 1 1' lifts one direction at most.
-    """
-    values, Q = np.linalg.eigh(Gamma)
-    ones = np.sum(Q, axis=0) ** 2
-    slack = 1e-12 * values[-1]
-    least = max(values[0] - 1e-13 * values[-1], 0.0)
-    found = [UnitShares(np.full(len(Gamma), least))]
-    for low, high in pairwise(np.maximum([0.0, *values[:2]], 0.0)):
-        for delta in (
-            low + (high - low) * (np.arange(OPTIONS.pairs) + 0.5) / OPTIONS.pairs
-        ):
-            away = values - delta
-            if np.abs(away).min() <= slack:
-                continue
-            gamma = 1 / np.sum(ones / away)
-            if away[0] > 0 or gamma < 0:
-                # A little less of each makes up for rounding in the eigenvalues.
-                lowered = np.full(len(Gamma), max(delta - slack, 0.0))
-                found.append(UnitShares(lowered, float(gamma - 1e-9 * abs(gamma))))
-    return found
 
 
 def certified_pieces(Gamma: Floats, s: Floats, slack: float) -> list[Piece] | None:
@@ -145,53 +117,51 @@ def certified_pieces(Gamma: Floats, s: Floats, slack: float) -> list[Piece] | No
     R = Gamma + 1
     if not _solvable(Gamma, s) or np.linalg.eigvalsh(R)[0] < 10 * slack:
         return None
-    pieces = min(
-        proposals(Gamma, s / s[0]), key=lambda found: certified_gain(R, s / s[0], found)
-    )
-    for kept in SHRUNK:
-        scaled = [piece.scaled(kept, s[0]) for piece in pieces]
-        left, rest = _left_over(R, s, scaled)
-        eigenvalues, vectors = np.linalg.eigh(left)
-        eigenvalues = eigenvalues - 2 * slack
-        if eigenvalues[0] > slack:
-            root = vectors * np.sqrt(eigenvalues)
-            loads = (vectors.T @ rest) / np.sqrt(eigenvalues)[:, None]
-            return [*scaled, Piece(tuple(range(len(R))), root, loads)]
-    return None
+    pieces = _best_pieces(Gamma, s / s[0], slack)
+    return [piece.scaled(1.0, s[0]) for piece in pieces]
 
 
-def _left_over(R: Floats, s: Floats, pieces: Sequence[Piece]) -> tuple[Floats, Floats]:
-    """Return R - sum Z, and what the pieces leave of s at every unit (units x directions)."""
-    left = R.copy()
-    rest = np.tile(s, (len(R), 1))
-    for piece in pieces:
-        left[np.ix_(piece.units, piece.units)] -= piece.root @ piece.root.T
-        rest[list(piece.units)] -= piece.root @ piece.loads
-    return left, rest
+def _best_pieces(Gamma: Floats, s: Floats, slack: float = 0.0) -> list[Piece]:
+    found = [completed(Gamma + 1, s, pieces, slack) for pieces in proposals(Gamma, s)]
+    return min(found, key=total_gain)
 
 
-def certified_gain(R: Floats, s: Floats, pieces: Sequence[Piece]) -> float:
-    """Return the gain of the theorem: what pieces leave of R and s goes to the set of all units.
+def total_gain(pieces: Sequence[Piece]) -> float:
+    """Return the gain of all pieces, infinity if there are none."""
+    return sum(piece.gain for piece in pieces) if pieces else np.inf
 
-    Pieces are shrunk until what they leave is positive definite, on the range of R.
+
+def completed(
+    R: Floats, s: Floats, pieces: Sequence[Piece], slack: float = 0.0
+) -> list[Piece]:
+    """Return pieces with one on all units, which takes what they leave of R and of s.
+
+    They are shrunk until what they leave is positive definite on the range of R, and larger than
+    the slack. None are returned if they reach outside that range.
     """
+    d = len(R)
     values, Q = np.linalg.eigh(R)
     live = values > 1e-12 * values[-1]
     for piece in pieces:
         outside = Q[list(piece.units)][:, ~live].T @ piece.root
         if np.abs(outside).max(initial=0.0) > 1e-12 * np.abs(piece.root).max():
-            return np.inf
+            return []
     Q = Q[:, live]
-    best = np.inf
+    best: list[Piece] = []
     for kept in SHRUNK:
         scaled = [piece.scaled(kept) for piece in pieces]
-        left, rest = _left_over(R, s, scaled)
+        left = R.copy()
+        rest = np.tile(s, (d, 1))
+        for piece in scaled:
+            left[np.ix_(piece.units, piece.units)] -= piece.root @ piece.root.T
+            rest[list(piece.units)] -= piece.root @ piece.loads
         eigenvalues, vectors = np.linalg.eigh(Q.T @ left @ Q)
-        eigenvalues = eigenvalues - 1e-13 * values[-1]
-        if eigenvalues[0] > 0:
-            loads = (Q @ vectors).T @ rest
-            gain = sum(piece.gain for piece in scaled)
-            best = min(best, gain + float(np.sum(loads**2 / eigenvalues[:, None])))
+        eigenvalues = eigenvalues - max(2 * slack, 1e-13 * values[-1])
+        if eigenvalues[0] > slack:
+            size = np.sqrt(eigenvalues)
+            loads = (Q @ vectors).T @ rest / size[:, None]
+            whole = Piece(tuple(range(d)), Q @ vectors * size, loads)
+            best = min(best, [*scaled, whole], key=total_gain)
     return best
 
 
@@ -202,12 +172,11 @@ def proposals(Gamma: Floats, s: Floats) -> Iterable[list[Piece]]:
     if is_circulant(Gamma):
         yield _cyclic_pieces(Gamma, s)
         return
-    bases = [(units, np.eye(len(units))) for units in _windows(Gamma)]
-    bases += [(units, 1 + np.diag(Gamma)[list(units), None]) for units in _rays(Gamma)]
-    rounds = 1
-    if d <= OPTIONS.max_twice_width:
-        rounds = OPTIONS.max_rounds if d <= OPTIONS.max_priced_width else 2
-    for _ in range(rounds):
+    cliques, complete = _cliques(Gamma)
+    inverse_mean = 1 + np.diag(Gamma)  # of 0/1 masks
+    bases = [(units, np.eye(len(units))) for units in cliques]
+    bases += [(units, inverse_mean[list(units), None]) for units in _rays(complete, d)]
+    for _ in range(OPTIONS.max_rounds if d <= OPTIONS.max_priced_width else 1):
         pieces, duals = _solve(Gamma + 1, s, bases)
         yield pieces
         found = _priced(*duals, {units for units, _ in bases}, limit=2 * d)
@@ -291,33 +260,43 @@ def _kernel(F: Any) -> Floats:
     return np.asarray(np.linalg.svd(rows)[2][rank:].T)
 
 
-def _band(Gamma: Floats) -> int:
-    i, j = np.nonzero(np.abs(Gamma) > 1e-14 * np.abs(Gamma).max())
-    return int(np.max(np.abs(i - j), initial=0)) + 1
+def _cliques(Gamma: Floats) -> tuple[list[Units], list[Units]]:
+    """Return sets of correlated units, grown from every unit, and those that no unit can join.
 
-
-def _windows(Gamma: Floats) -> list[Units]:
-    """Return windows of neighboring units, as wide as the band of Gamma or the limit."""
+    Where a unit has few neighbors, sets that no unit can join are grown from all pairs: these are
+    the blocks that are dropped together.
+    """
     d = len(Gamma)
-    band = _band(Gamma)
-    largest = min(band, OPTIONS.max_band if d <= OPTIONS.max_priced_width else 1)
-    if band <= OPTIONS.max_band:
-        largest = band
-    largest = min(largest, d - 1)
-    return [
-        tuple(range(i, i + k)) for k in range(1, largest + 1) for i in range(d - k + 1)
+    size = np.sqrt(np.maximum(np.diag(Gamma), 1e-300))
+    strength = np.abs(Gamma / np.outer(size, size))
+    strength[strength < UNCORRELATED] = 0.0
+    starts = [[first] for first in range(d)]
+    for first in range(d):
+        neighbors = np.flatnonzero(strength[first]).tolist()
+        if len(neighbors) <= OPTIONS.max_neighbors:
+            starts += [[first, other] for other in neighbors if other > first]
+    found: dict[Units, bool] = {}
+    for start in starts:
+        units = start.copy()
+        complete = False
+        while not complete and len(units) <= min(OPTIONS.max_clique, d - 1):
+            joining = strength[units].sum(axis=0)
+            joining[strength[units].min(axis=0) == 0] = 0.0
+            joining[units] = 0.0
+            complete = not joining.any()
+            if complete or len(start) == 1:
+                found[tuple(sorted(units))] = complete
+            units.append(int(np.argmax(joining)))
+    return list(found), [units for units, complete in found.items() if complete]
+
+
+def _rays(complete: list[Units], d: int) -> list[Units]:
+    """Return what one or two of the sets leave, as blocks that are dropped do."""
+    everything = set(range(d))
+    one = [tuple(sorted(everything.difference(a))) for a in complete]
+    two = [
+        tuple(sorted(everything.difference(a, b))) for a, b in combinations(complete, 2)
     ]
-
-
-def _rays(Gamma: Floats) -> list[Units]:
-    """Return what one or two windows as wide as the band leave, as with sliding blocks."""
-    d = len(Gamma)
-    band = _band(Gamma)
-    if band > OPTIONS.max_band or band >= d:
-        return []
-    windows = [set(range(i, i + band)) for i in range(d - band + 1)]
-    one = [tuple(sorted(set(range(d)) - window)) for window in windows]
-    two = [tuple(sorted(set(range(d)) - a - b)) for a, b in combinations(windows, 2)]
     return [units for units in dict.fromkeys(one + two) if units][: OPTIONS.max_rays]
 
 

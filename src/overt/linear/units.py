@@ -108,7 +108,7 @@ class UnitNoise(NoiseEffect):
             objective, (gradient, other) = self._value(np.diag(m), B, B)
             return objective, (gradient + other,)
 
-        (B,) = refine(value, (self._shared(m, a),), enough)
+        (B,) = refine(value, [(self._shared(m, a),)], enough)
         return B
 
     def _best_factors(self, m: Floats, a: Floats, enough: float) -> Pair:
@@ -126,7 +126,7 @@ class UnitNoise(NoiseEffect):
 
         if self._value(T, start, start)[0] <= enough:
             return start, start
-        (U,) = refine(value, (start,), enough)
+        (U,) = refine(value, [(start,)], enough)
         P = self._partner(T, U)
         if self._value(T, U, P)[0] < self._value(T, start, start)[0]:
             return U, P

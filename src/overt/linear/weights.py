@@ -100,7 +100,7 @@ class WeightNoise(NoiseEffect):
         )
         enough = attains(self.relaxation.bound)
         if rank > self.width:
-            (V,) = refine(self._value_of_inputs, (V,), enough)
+            (V,) = refine(self._value_of_inputs, [(V,)], enough)
             U = self._best_outputs(V)
         return U, V / self._root[:, None]
 

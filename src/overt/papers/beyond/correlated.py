@@ -8,7 +8,8 @@ import numpy as np
 
 from overt._figures import BLUE, ORANGE, canvas
 from overt.linear import LinearNetwork
-from overt.linear.unit_sets import pairs_below, solver_package
+from overt.linear.bounds import pairs_below
+from overt.linear.unit_sets import solver_package
 from overt.noise import CovarianceNoise, DropBlock
 from overt.papers.figures import Finding, Findings, Params, Row
 from overt.papers.records import figure
