@@ -3,8 +3,8 @@
 `statements` lists every executable statement, `corrections` those that correct a paper, with what
 `overt verify` measures while the pages are built; `statement-files` says where each is checked,
 `figures` lists the figures, `papers` all items of the papers with labels computed from docs/record,
-`open-questions` what the papers leave open,
-and `command-line` shows the help of every command.
+`proofs` prints the theorems of our own with their proofs, `open-questions` what the papers leave
+open, and `command-line` shows the help of every command.
 """
 
 from __future__ import annotations
@@ -89,6 +89,27 @@ class Statements(Generated):
             header = ("id", "statement", "where", "residual")
             section += table(header, rows, (18, 52, 15, 15))
             content.append(section)
+        return content
+
+
+class Proofs(Generated):
+    """The theorems that are in no paper, each with its proof."""
+
+    folder = "papers"
+
+    def run(self) -> list[nodes.Node]:
+        self.depend()
+        content: list[nodes.Node] = []
+        for item in items().values():
+            if item.proof:
+                section = nodes.section(ids=[nodes.make_id(f"proof-{item.id}")])
+                section += nodes.title(text=item.title)
+                section += [*_stated(item.tex or item.claim), *_assumption(item)]
+                # Emphasis in TeX is the lead of a step.
+                proof = re.sub(r"\\emph\{([^}]*)\}", r"\1", item.proof)
+                section += _stated(f"Proof. {proof} ∎")
+                section += _checked(self, item)
+                content.append(section)
         return content
 
 
@@ -404,6 +425,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
         "figures": Figures,
         "papers": Papers,
         "open-questions": OpenQuestions,
+        "proofs": Proofs,
         "command-line": CommandLine,
         "public-names": PublicNames,
     }

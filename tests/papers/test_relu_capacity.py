@@ -82,6 +82,24 @@ def test_the_supremum_is_exact(skew):
     assert found.upper == pytest.approx(rademacher_upper(1.0, norm, 8, beta))
 
 
+def test_beyond_the_plane_no_direction_exceeds_the_supremum():
+    rng = np.random.default_rng(4)
+    X = rng.normal(size=(7, 3)) + 0.3
+    found = rademacher(X, draws=30, seed=7)
+    V = rng.normal(size=(3, 200_000))
+    S = np.maximum(X @ V, 0)
+    scaled = S / np.sqrt(np.mean(S**2, axis=0) + 1e-300)
+    again = np.random.default_rng(7)
+    signs = np.array([again.choice((-1.0, 1.0), 7) for _ in range(30)])
+    suprema = np.abs(signs @ scaled).max(axis=1) / 7
+    assert suprema.mean() <= found.value + 1e-12
+    assert found.value == pytest.approx(suprema.mean(), rel=0.02)  # a random search
+    least = retentivity(X)
+    assert least.lower == least.upper <= share(X, V).min() + 1e-12
+    assert share(X, V).min() - least.upper < 0.005
+    assert share(X, least.direction) == pytest.approx(least.upper, abs=1e-9)
+
+
 def test_complexity_of_a_sample_is_proportional_to_alpha():
     rng = np.random.default_rng(8)
     X, sample = rng.normal(size=(20, 2)) + 0.2, rng.integers(0, 20, 12)
@@ -96,7 +114,7 @@ def test_complexity_of_a_sample_is_proportional_to_alpha():
     [
         (lambda: retentivity(np.zeros((3, 2))), "not zero"),
         (lambda: retentivity(np.eye(2), starts=0), "starts must be"),
-        (lambda: rademacher(np.eye(3)), "rank 2"),
+        (lambda: rademacher(np.random.default_rng(0).normal(size=(80, 3))), "faces"),
         (lambda: rademacher(np.eye(2), draws=1), "draws must be"),
     ],
 )

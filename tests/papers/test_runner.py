@@ -33,6 +33,7 @@ FAILS = {
     "structured-fig4": [
         "at the same drop probability the original DropBlock is within 10"
     ],
+    "thesis-fig4-2": ["plain inputs: all networks fit the training labels"],
     "thesis-fig6-2": ["by the reflected log-softmax, the rule of section 6.5.3"],
 }
 """Claims of the papers that the rows contradict at toy size, by how they begin."""
@@ -118,8 +119,6 @@ def test_claims_about_sub_networks_can_fail(sign, verdict):
     gap, *_ = FIGURES["thesis-fig5-3"].findings(rows)
     assert gap.verdict == verdict
     assert FIGURES["thesis-fig5-2"].findings(rows)[0].verdict == verdict
-    alone = FIGURES["thesis-fig5-3"].findings(rows[:2])
-    assert {f.verdict for f in alone} == {"inconclusive"}
 
 
 def test_claims_about_a_trunk_can_fail():

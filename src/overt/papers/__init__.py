@@ -13,7 +13,7 @@ from __future__ import annotations
 from overt.papers.bibliography import PAPERS, bibtex
 from overt.papers.evidence import Evidence
 from overt.papers.figures import Figure, Finding
-from overt.papers.records import Item, figure, find, item, items, statement
+from overt.papers.records import Item, figure, find, items, statement
 from overt.papers.runner import report, run
 from overt.papers.verification import Verdict, verify
 
@@ -27,7 +27,6 @@ __all__ = [
     "bibtex",
     "figure",
     "find",
-    "item",
     "items",
     "report",
     "run",

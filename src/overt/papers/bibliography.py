@@ -74,7 +74,6 @@ PAPERS = {
             "subnetworks",
             "robustness",
             "attacks",
-            "appendix",
         ),
         r"""@phdthesis{mianjy-thesis,
   author = {Mianjy, Poorya},
@@ -92,7 +91,6 @@ PAPERS = {
             "correlated",
             "decay",
             "capacity",
-            "questions",
         ),
     ),
 }

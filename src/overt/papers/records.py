@@ -15,10 +15,12 @@ A statement is a function with a docstring, which is its page::
         Open: what nobody has proved or run.
 
         TeX: the claim, with formulas between dollars.
+
+        Proof: in TeX, where the result is in no paper.
         '''
 
-Its id is the function's name with hyphens. `figure` and `item` record figures, tables and what has
-no check.
+Its id is the function's name with hyphens. `figure` records figures and tables; what has no check
+of its own, open questions included, is in the `items.toml` of its paper.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+import tomllib
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -74,6 +77,8 @@ class Item:
         Its name here, the folder of its paper, and where it stands there.
     title, claim, tex
         What it says: in a few words, in full, and in TeX.
+    proof
+        Its proof in TeX, if it is in no paper.
     assumes, printed, open
         Assumptions; the paper's own form where it is corrected; what is not known.
     how
@@ -98,6 +103,7 @@ class Item:
     claim: str
     how: str
     tex: str = ""
+    proof: str = ""
     assumes: str = ""
     printed: str = ""
     open: str = ""
@@ -117,7 +123,7 @@ class Item:
         return f"{name}, {self.label}" if self.label else name
 
     def to_latex(self) -> str:
-        """Return the item as a theorem environment, with its assumption and correction."""
+        """Return the item as a theorem environment, with assumption, correction and proof."""
         lines = [rf"\begin{{theorem}}[{escape_tex(self.source)}]\label{{{self.id}}}"]
         if self.assumes:
             lines.append(f"Assume: {escape_tex(self.assumes)}.")
@@ -127,6 +133,8 @@ class Item:
             lines.append(
                 rf"\begin{{remark}}In the paper: {escape_tex(self.printed)}.\end{{remark}}"
             )
+        if self.proof:
+            lines.append(rf"\begin{{proof}}{self.proof}\end{{proof}}")
         return "\n".join(lines)
 
 
@@ -148,7 +156,9 @@ def escape_tex(text: str) -> str:
 _registry: dict[str, Item] = {}
 
 
-def _register(module: str, name: str, *, how: str, by: Any = (), **fields: Any) -> Item:
+def _register(
+    module: str, name: str, *, how: str, by: Iterable[str] = (), **fields: Any
+) -> Item:
     """Add an item to the registry and return it."""
     if name in _registry:
         raise InputError(f"there is an item with the id {name!r} already")
@@ -161,16 +171,11 @@ def _register(module: str, name: str, *, how: str, by: Any = (), **fields: Any) 
         id=name,
         paper=parts[2] if ours else "",
         how=how,
-        by=(by,) if isinstance(by, str) else tuple(by),
+        by=tuple(by),
         module=module,
         **fields,
     )
     return _registry[name]
-
-
-def _calling_module() -> str:
-    """Return the name of the module that calls `figure` or `item`."""
-    return str(sys._getframe(2).f_globals["__name__"])
 
 
 def statement(
@@ -218,7 +223,8 @@ def figure(
 ) -> Figure:
     """Record a figure or table: its page in words, and the parts of a `Figure`."""
     given = {"label": label, "section": section, **parse_page(page, name)}
-    found = _register(_calling_module(), name, how="sampled", by=by, **given)
+    module = str(sys._getframe(1).f_globals["__name__"])
+    found = _register(module, name, how="sampled", by=by, **given)
     made = Figure(
         id=name, title=found.title, claim=found.claim, source=found.source, **parts
     )
@@ -226,41 +232,33 @@ def figure(
     return made
 
 
-def item(
-    label: str,
-    section: str,
-    title: str,
-    *,
-    by: str | Sequence[str] = (),
-    how: str = "sampled",
-    printed: str = "",
-    open: str = "",  # noqa: A002
-) -> None:
-    """Record an item that others decide (`by`), or that has nothing to check."""
-    module = _calling_module()
-    slug = re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
-    prefix = PAPERS[module.split(".")[2]].prefix
-    given = {"label": label, "section": section, "title": title, "claim": title}
-    _register(
-        module, f"{prefix}-{slug}", how=how, by=by, printed=printed, open=open, **given
-    )
+def _read_items(paper: str, text: str) -> None:
+    """Record the items of a paper's table: what others decide, or what has nothing to check."""
+    for section, entries in tomllib.loads(text).items():
+        for entry in entries:
+            module = f"overt.papers.{paper}.{section}"
+            if "number" in entry:
+                _register_question(module, **entry)
+            else:
+                slug = re.sub(r"[^a-z0-9]+", "-", entry["label"].lower()).strip("-")
+                name = f"{PAPERS[paper].prefix}-{slug}"
+                given = {"how": "sampled", "claim": entry["title"], **entry}
+                _register(module, name, **given)
 
 
-def question(
+def _register_question(
+    module: str,
     number: int,
     source: str,
     title: str,
     answer: str,
     claim: str = "",
-    *,
-    by: str | Sequence[str] = (),
+    by: Sequence[str] = (),
     remains: str = "",
 ) -> None:
-    """Record an open question of the papers: its source, its answer, and what remains."""
-    if answer not in ANSWERS:
-        raise InputError(f"answer must be one of {', '.join(ANSWERS)}; got {answer!r}")
+    """Add an open question of the papers: its source, its answer, and what remains."""
     _register(
-        _calling_module(),
+        module,
         f"question-{number}",
         label=f"Question {number}",
         section=source,
@@ -271,6 +269,10 @@ def question(
         by=by,
         answer=answer,
     )
+
+
+PARTS = ("Assumes", "Printed", "Open", "TeX", "Proof")
+"""What the parts of a page begin with."""
 
 
 def parse_page(text: str, name: str) -> dict[str, Any]:
@@ -284,11 +286,11 @@ def parse_page(text: str, name: str) -> dict[str, Any]:
     found = {"title": parts[0].rstrip("."), "claim": parts[1].rstrip(".")}
     for part in parts[2:]:
         key, _, rest = part.partition(": ")
-        if key not in ("Assumes", "Printed", "Open", "TeX"):
+        if key not in PARTS:
             raise InputError(
-                f"{name}: a part must begin with Assumes, Printed, Open or TeX: {key}"
+                f"{name}: a part must begin with one of {', '.join(PARTS)}: {key}"
             )
-        found[key.lower()] = rest.rstrip(".") if key != "TeX" else rest
+        found[key.lower()] = rest if key in ("TeX", "Proof") else rest.rstrip(".")
     return found
 
 
@@ -302,10 +304,18 @@ def _modules() -> list[str]:
     ]
 
 
+@cache
+def _read_all_items() -> None:
+    for paper in PAPERS:
+        path = Path(__file__).parent / paper / "items.toml"
+        _read_items(paper, path.read_text(encoding="utf-8"))
+
+
 def items() -> dict[str, Item]:
     """Return all items by id, in the papers' order."""
     for module in _modules():
         import_module(module)
+    _read_all_items()
     place = {module: number for number, module in enumerate(_modules())}
     # `find` imports modules in any order; inside a module the order is that of the file.
     ordered = sorted(

@@ -26,6 +26,12 @@ def retentivity_required(scale: int, rng: Rng) -> Evidence:
     TeX: On the circle $(1, \cos t, \sin t)/\sqrt{2}$ with fair coins for labels, $n$ units
     $(\cos(t - t_j) - \cos h)_+/(1 - \cos h)$ fit $n$ points exactly with $\sum_j |u_j| a_j \le n
     \sqrt{h/\pi}$ and a test loss of at least $1 - n h/\pi$, for every small $h$.
+
+    Proof: Each unit is the ReLU of a linear function of the input. It is positive on an arc of
+    length $2h$, of measure $h/\pi$, and at most 1, so that $a_j \le \sqrt{h/\pi}$. For $h$ below
+    the least gap between the points unit $j$ is 1 at point $j$ and 0 at the others: $\sum_j
+    y_j\,\mathrm{unit}_j$ fits all labels with $\sum_j |u_j| a_j \le n \sqrt{h/\pi}$. Off the
+    arcs, of measure at most $n h/\pi$ together, the network is 0, and the squared loss is 1.
     """
     n = 20 * scale
     angles = 2 * np.pi * (np.arange(n) + rng.uniform(0, 0.5, n)) / n
@@ -89,6 +95,22 @@ def retentivity_hard(scale: int, rng: Rng) -> Evidence:
 
     TeX: A graph has a clique of size $k$ iff the retentivity $\beta$ of an explicit data set in as
     many dimensions as it has vertices is below $1/4$.
+
+    Proof: $\beta < 1/4$ iff $F(v) = \sum_j c(v \cdot x_j) < 0$ for some $v$, with $c(z) = \frac34
+    z_+^2 - \frac14 z_-^2$. Let $Q = (1 - 1/(k - \frac12)) 11^\top - A$ with the adjacency matrix
+    $A$ of a graph on $d \ge k$ vertices. The points are, for $i < j$, $\sqrt{4 Q_{ij}/3}\,(e_i +
+    e_j)$ if $Q_{ij} > 0$ and $-\sqrt{-4 Q_{ij}}\,(e_i + e_j)$ otherwise, and for each $i$ the
+    points $-B e_i$ and $\sqrt{(B^2/4 + 2 Q_{ii} - \sum_j Q_{ij}) \cdot 4/3}\; e_i$, $B^2 = 400
+    d^4$. For $v \ge 0$ they give $\sum_{i<j} Q_{ij} (v_i + v_j)^2 + \sum_i (2 Q_{ii} - \sum_j
+    Q_{ij}) v_i^2 = v^\top Q v$. By Motzkin and Straus the maximum of $v^\top A v$ on the simplex
+    is $1 - 1/\omega$ with $\omega$ the size of the largest clique: $v^\top Q v$ is negative
+    somewhere if $\omega \ge k$, and else at least $(1/(k-1) - 1/(k - \frac12)) |v|_1^2 \ge
+    |v|^2/(2 k^2)$. If $v$ has the negative part $n \ne 0$, the points of single vertices give at
+    least $(\frac23 B^2 - d) |n|^2$ there, and the pairs change by at most $12 d |v| |n|$, since
+    $|c(z) - c(z')| \le \frac34 (|z| + |z'|) |z - z'|$. Without a clique of size $k$, $F(v) \ge
+    |v_+|^2/(2 d^2) + (\frac23 B^2 - 13 d) |n|^2 - 12 d |v_+| |n|$, which is positive as $4 \cdot
+    (\frac23 400 d^4 - 13 d)/(2 d^2) > 144 d^2$. Square roots are rounded to polynomially many
+    digits.
     """
     present = -math.inf
     absent = math.inf
@@ -118,6 +140,15 @@ def polar_complexity(scale: int, rng: Rng) -> Evidence:
     TeX: The Rademacher complexity of the networks with $\sum_i |u_i| a(v_i) \le \alpha$ is at most
     $(2 \alpha/n)\, \mathbb{E} \sup \{v \cdot \sum_j \varepsilon_j x_j : a(v) \le 1\}$, which is at
     most Theorem 12's bound.
+
+    Proof: As units are positively homogeneous, the class is $\alpha$ times the hull of $\pm
+    \sigma(v \cdot x)$ with $a(v) \le 1$. So the complexity is $(\alpha/n)\, \mathbb{E} \sup_v
+    |\sum_j \varepsilon_j \sigma(v \cdot x_j)|$. As $v = 0$ is allowed, $\sup |\cdot| \le \sup
+    (\cdot) + \sup (-\,\cdot)$, and both have the same mean. $\sigma$ is 1-Lipschitz with
+    $\sigma(0) = 0$: by contraction each is at most $\mathbb{E} \sup_v v \cdot \sum_j
+    \varepsilon_j x_j$. For the second bound, $1 \ge a(v)^2 \ge \beta v^\top C v$ gives $v \cdot z
+    \le |z|_{C^+}/\sqrt{\beta}$, and by Jensen $\mathbb{E} |\sum_j \varepsilon_j x_j|_{C^+} \le
+    (\sum_j |x_j|_{C^+}^2)^{1/2}$.
     """
     n = 8
     over = -math.inf
@@ -174,6 +205,13 @@ def typical_subnetworks(scale: int, rng: Rng) -> Evidence:
     TeX: With probability $1 - \delta$ the errors $p_t$ of newly sampled sub-networks obey $\sum_t
     p_t \le 1.43 \sum_t R_t + 2.85 \ln(1/\delta)$, where $R_t$ is the error of the sub-network that
     step $t$ visits.
+
+    Proof: The mask of step $t$ is sampled after the weights, so that given the past $\mathbb{E}
+    R_t = p_t$. Let $X_t = p_t - R_t \le 1$; $\mathbb{E} X_t^2 \le \mathbb{E} R_t^2 \le p_t$. As
+    $(e^y - 1 - y)/y^2$ increases, $e^{X/2} \le 1 + X/2 + (e^{1/2} - 3/2) X^2$ for $X \le 1$, and
+    $\mathbb{E} e^{X_t/2} \le 1 + .1488\, p_t \le e^{.1488 p_t}$. So $\exp \sum_t (X_t/2 - .1488\,
+    p_t)$ is a supermartingale, and by Markov $\sum_t (X_t - .2976\, p_t) \le 2 \ln(1/\delta)$
+    with probability $1 - \delta$: $.7024 \sum_t p_t \le \sum_t R_t + 2 \ln(1/\delta)$.
     """
     steps = 600 * scale
     delta = 1e-6
@@ -197,6 +235,14 @@ def one_sided_drift(scale: int, rng: Rng) -> Evidence:
     TeX: In Lemma 18 the gradient's drift is at most $2 \nu (1 - \alpha) \kappa \sqrt{m_y} |W_y|$,
     where $m_y$ units with weights $W_y$ have $y a_r < 0$; so $\beta \ge 4 \nu (1 - \alpha) \kappa
     \sqrt{m_y} |W_y|/|W|$ suffices, and $0$ where $y f$ is convex.
+
+    Proof: The drift is $\sum_r y a_r (\sigma'(z_r) - \sigma'(z^*_r)) z^*_r$, with $z_r$ and
+    $z_r^*$ the values of unit $r$ at two points of the ball. The unit is convex: $(\sigma'(z) -
+    \sigma'(z^*)) z^* \le 0$, so that units with $y a_r > 0$ only lower it. For the others a term
+    is not 0 only if $z_r$ and $z_r^*$ differ in sign, and then $|z_r^*| \le |z_r - z^*_r| \le 2
+    \nu |w_r|$. So the drift is at most $2 \nu (1 - \alpha) \kappa \sum_{y a_r < 0} |w_r| \le 2
+    \nu (1 - \alpha) \kappa \sqrt{m_y} |W_y|$. Lemma 18 needs $\beta |W|$ to be at least twice the
+    drift. If $y a_r > 0$ for all units, $y f$ is convex and $m_y = 0$.
     """
     over = np.full(2, -math.inf)
     trials = 2000 * scale
@@ -227,6 +273,13 @@ def attack_misses(scale: int, rng: Rng) -> Evidence:
 
     TeX: \[W=\begin{pmatrix}.01&0\\0&.02\\0&-.02\\-.02&1\end{pmatrix},\quad a=(1,1,1,-1),\quad
     x=(1,0),\ \nu=.5:\qquad \min_t y f(d_t)\ge .005,\quad \min_{|d-x|\le\nu}y f(d)<-.46\]
+
+    Proof: In the ball $d_1 \ge .5$. Where $|d_2| < .01$ the last unit is negative, so that $y f =
+    .0102\, d_1 + .0198\, |d_2| - .01\, d_2$. In $d_2$ this has the slopes $.0098$ above 0 and
+    $-.0298$ below: the attack moves $d_2$ towards 0, by at most $.24 \cdot .0298 < .008$, which
+    it may overshoot, but it never leaves $|d_2| < .008$; projection on the ball lowers $|d_2|$.
+    So $y f \ge .0102 \cdot .5 > .005$ for ever. At $d = (1, .5)$, $y f = .01 + .0099 - .48 <
+    -.46$.
     """
     W = np.array([[0.01, 0], [0, 0.02], [0, -0.02], [-0.02, 1]])
     a = np.array([1.0, 1, 1, -1])

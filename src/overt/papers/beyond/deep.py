@@ -27,6 +27,26 @@ def deep_exact_optimum(scale: int, rng: Rng) -> Evidence:
 
     TeX: \[\min_WF(W)=\|s\|^2-\max_{\pi}\sum_ps_p^2\prod_l\frac{\pi_{lp}}{\pi_{lp}+\lambda_l/d_l},
     \qquad \sum_p\pi_{lp}=1\]
+
+    Proof: Let the inputs be whitened, $T$ the target with singular values $s$, $\beta_l =
+    \lambda_l/d_l$, all $\lambda_l > 0$, and $H_k(T) = \sup_W 2 \langle T, W_{k+1} \cdots W_1
+    \rangle - \mathbb{E} \|W_{k+1} D_k W_k \cdots D_1 W_1\|_F^2$; the claim is that $H_k =
+    \max_\pi \sum_p s_p^2 \prod_l \pi_{lp}/(\pi_{lp} + \beta_l)$. $H_0(T) = \|T\|^2$. Let $U =
+    W_{k+1}$. Scaling units makes its columns unit vectors; where one is 0, set what enters the
+    unit to 0. For any $B$, $\mathbb{E} \|U D_k B\|^2 = \langle K B, B \rangle$ with $K = U^\top U
+    + \lambda_k I$, and $\langle T, U W_k \cdots W_1 \rangle = \langle K^{-1/2} U^\top T, (K^{1/2}
+    W_k) W_{k-1} \cdots W_1 \rangle$. As $K^{1/2} W_k$ is any matrix, $H_k(T) = \sup_U
+    H_{k-1}(K^{-1/2} U^\top T)$. The squared singular values $x$ of $K^{-1/2} U^\top T$ are the
+    eigenvalues of $T^\top \Pi T$, $\Pi = F (F + \lambda_k)^{-1}$, $F = U U^\top$, $\mathrm{tr}\,
+    F = d_k$. By induction $H_{k-1}$ is a maximum of functions of $x$ that are linear with weights
+    at least 0, and symmetric: a convex, increasing, symmetric function, which respects weak
+    majorization. By Horn $x$ is weakly majorized by $(\lambda_p(\Pi) s_p^2)_p$, with equality if
+    $F$ is diagonal in the left singular basis of $T$. By Schur and Horn the matrices $F = U
+    U^\top$ with unit columns are those with $\varphi \ge 0$, $\sum_p \varphi_p = d_k$ and at most
+    $d_k$ positive eigenvalues. So $H_k$ is the maximum of $H_{k-1}$ at the values $s_p^2
+    \varphi_p/(\varphi_p + \lambda_k)$, and $\varphi = d_k \pi_k$ gives the formula. Directions
+    without a share in some layer gain nothing, so that the shares of all layers may be taken on
+    the same directions, at most $\min(d_1, \ldots, d_k)$ of them.
     """
     widths = (2, 3)
     probs = (0.3, 0.2)
@@ -64,6 +84,20 @@ def deep_spurious_minimum(scale: int, rng: Rng) -> Residuals:
     TeX: \[W_1=\begin{pmatrix}.8&0\\.8&0\end{pmatrix},\quad W_2=\tfrac14\mathbf{1}\mathbf{1}^\top,
     \quad W_3=\begin{pmatrix}.8&.8\\0&0\end{pmatrix}:\quad \nabla F(W)=0,\quad
     \nabla^2F(W)\succeq 0,\quad F(W)=1.17>\min F\]
+
+    Proof: Here $\lambda = 1/2$, $\beta = \lambda/2 = 1/4$ and $s = (1, .9)$. The objective is
+    $1.81$ less the gain $2 \langle M, W_3 W_2 W_1 \rangle - \mathbb{E} \|W_3 D_2 W_2 D_1
+    W_1\|_F^2$, which is $.64$ at the point. Near it no column of $W_3$ vanishes; scaling the
+    units makes them unit vectors. With $U = W_3$, $K = U^\top U + \lambda I$ and $T_1 = K^{-1/2}
+    U^\top M$, whatever $W_1$ and $W_2$ are, the gain is at most the best of a network with one
+    noisy layer and the target $T_1$ (proof of the optimum of a deep network), which is
+    $\sigma_1^2/(1 + \beta)$ where its singular values have $\sigma_2 \le \sigma_1 \beta/(1 +
+    \beta)$ (Implicit bias of dropout, Theorem 3.6). At the point $T_1$ has rank one, so this
+    holds in a neighborhood. And $\sigma_1^2 \le s_1^2 \lambda_1(\Pi) \le s_1^2/(1 + \beta)$,
+    since the eigenvalues of $U U^\top$ are at most its trace 2. So the gain is at most $s_1^2/(1
+    + \beta)^2 = .64$ in the neighborhood: the point is a local minimum, its gradient is 0 and its
+    Hessian positive semi-definite. Equal shares $1/2$ in both layers gain
+    $1.81\,(\tfrac12/(\tfrac12 + \tfrac14))^2 > .8$: the optimum is below $1.01$.
     """
     M = np.diag([1.0, 0.9])
     probs = (1 / 3, 1 / 3)
@@ -100,6 +134,15 @@ def deep_rank_jump(scale: int, rng: Rng) -> Evidence:
     TeX: \[x^{k-1}\left(x^2+(1-x)^2+\beta\right)(1+\beta)^k=(x+\beta)^{k+1},\qquad
     \frac{s_2}{s_1}=\left(\frac{x}{1-x}\right)^{\frac{k-1}{2}}
     \left(\frac{1-x+\beta}{x+\beta}\right)^{\frac{k+1}{2}}\]
+
+    Proof: Let $g(t) = t/(t + \beta)$; $\log g$ is concave. By Jensen $\prod_l g(\pi_{lp}) \le
+    g(x_p)^k$ with $x_p$ the mean share over the layers, and these means sum to one: the gain is
+    $\max \sum_p s_p^2 g(x_p)^k$ over the simplex. With two directions, $s_1 = 1$ and $\rho =
+    s_2^2$ it is the maximum of $g(x)^k + \rho\, g(1-x)^k$. At a stationary point $x < 1$, as
+    $g'(t) = \beta/(t + \beta)^2$, $\rho = (x/(1-x))^{k-1} ((1-x+\beta)/(x+\beta))^{k+1}$, and the
+    gain is $x^{k-1} (x^2 + (1-x)^2 + \beta)/(x+\beta)^{k+1}$. Rank one gains $(1 + \beta)^{-k}$.
+    The gain of two directions increases with $\rho$ and that of one does not, so the jump is
+    where the two are equal.
     """
     widths = (2, 2)
     prob = 0.4
@@ -168,7 +211,10 @@ def plot_jump(rows: list[Row]) -> Any:
     ratios = [row["ratio"] for row in rows]
     second = [row["second"] for row in rows]
     found = [row["descent_second"] for row in rows]
-    axes.plot(ratios, second, color=BLUE, label="exact optimum")
+    jump = int(np.searchsorted(ratios, rows[0]["jump"]))
+    # No line across the jump.
+    label = {"color": BLUE, "label": "exact optimum"}
+    axes.plot(np.insert(ratios, jump, np.nan), np.insert(second, jump, np.nan), **label)
     axes.plot(ratios, found, "o", color=ORANGE, label="best descent")
     axes.axvline(rows[0]["jump"], color=GRAY, ls="--", label="jump, closed form")
     axes.set_xlabel("$s_2 / s_1$ of the target")
@@ -246,11 +292,14 @@ def plot_phase(rows: list[Row]) -> Any:
     shape = (len(probs), len(depths))
     ranks = np.reshape([row["rank"] for row in rows], shape).T
     drawn = axes.pcolormesh(probs, depths, ranks, shading="nearest")
-    picture.colorbar(drawn, ax=axes, label="rank of the optimum")
+    ticks = [1, 5, 10, 15, 20]
+    picture.colorbar(drawn, ax=axes, label="rank of the optimum", ticks=ticks)
     # Infinite where rank one is optimal for every target; rows store that as missing.
     jumps = np.nan_to_num([row["jump"] for row in rows], nan=2.0, posinf=2.0)
     if jumps.min() < 0.8 < jumps.max():
         axes.contour(probs, depths, jumps.reshape(shape).T, [0.8], colors=ORANGE)
+        axes.plot([], [], color=ORANGE, label="jump from rank one, closed form")
+        axes.legend()
     axes.set(
         xlabel="drop probability",
         ylabel="hidden layers",

@@ -25,6 +25,11 @@ def sliding_characteristic(scale: int, rng: Rng) -> Residuals:
 
     TeX: Sliding blocks have $\Gamma_{ij} = (1-g)^{-o_{ij}} - 1$, with $o_{ij}$ the number of
     block positions that cover both units, on a line and on a plane.
+
+    Proof: Seeds are independent, and a unit is kept iff none of the $c_i$ positions that cover it
+    has one: $P(b_i = 1) = (1-g)^{c_i}$. Two units are kept iff none of the $c_i + c_j - o_{ij}$
+    positions that cover one of them has a seed, so that $\Gamma_{ij} = P(b_i = b_j = 1)/(P(b_i =
+    1) P(b_j = 1)) - 1 = (1-g)^{-o_{ij}} - 1$.
     """
     for shape, b in ((6,), 2), ((8,), 3), ((3, 4), 2), ((4, 4), 3):
         prob = float(rng.uniform(0.1, 0.7))
@@ -46,6 +51,12 @@ def audit_class_floor(scale: int, rng: Rng) -> Residuals:
     TeX: Cross-entropy under dropout before the last layer ($d$ units) is at least
     $\mathtt{drop\_prob}^d$ times the entropy of the classes, and for two classes no larger
     bound holds.
+
+    Proof: With probability $\mathtt{drop\_prob}^d$ all units are dropped. The prediction then is
+    the same distribution $q$ for every point, and the mean of $-\log q_y$ is at least the entropy
+    of the classes (Gibbs). Other masks add at least 0. For two classes let all units be $t y$,
+    and the bias the log-odds of the classes: as $t \to \infty$ the loss under every other mask
+    goes to 0, and under the empty one it is the entropy.
     """
     d = 2 + scale
     p = float(rng.uniform(0.3, 0.7))
@@ -187,8 +198,8 @@ def plot_realized(rows: list[Row]) -> Any:
 
 figure(
     "nn-realized",
-    "",
-    "",
+    "Realized drop fractions",
+    "DropBlock",
     """What DropBlock really drops.
 
     Overt's DropBlock realizes its nominal drop probability; the popular algorithms do not.

@@ -10,7 +10,7 @@ from overt import noise, penalty, spectral
 from overt._types import Floats
 from overt.papers import descent, oracles
 from overt.papers.evidence import EXACT, relative
-from overt.papers.records import Residuals, Rng, item, statement
+from overt.papers.records import Residuals, Rng, statement
 
 
 @statement("Algorithm 1", "1", how="enumerated")
@@ -143,11 +143,3 @@ def shrinkage_monotone(scale: int, rng: Rng) -> Residuals:
         best = np.append(spectral.SquaredNuclear().prox(a[:r], lam / r), [0, 0])
         yield relative(value(best), g[max(int(np.count_nonzero(best)), 1) - 1])
     return EXACT, f"{20 * scale} spectra, written out"
-
-
-item(
-    "Section 1, contribution 1",
-    "1",
-    "Minima have the least path norm of their map",
-    by=("untied-equalized", "equalized-optimum"),
-)

@@ -17,7 +17,7 @@ from overt.noise import Dropout
 from overt.papers import descent, oracles
 from overt.papers.evidence import DESCENT, EXACT, relative, worst
 from overt.papers.figures import Finding, Findings, Params, Row
-from overt.papers.records import Residuals, Rng, figure, item, statement
+from overt.papers.records import Residuals, Rng, figure, statement
 
 
 def inequality(U: Floats, Q: Floats) -> float:
@@ -197,30 +197,4 @@ figure(
         "toy": "a coarser grid",
     },
     revision=2,
-)
-
-item(
-    "Definition 2.1",
-    "2",
-    "Equalized weights",
-    by="equalizer",
-    how="definition",
-)
-item(
-    "Algorithm 2",
-    "2",
-    "The equalizer",
-    by="equalizer",
-)
-item(
-    "Theorem 2.3",
-    "2",
-    "Global optima with tied weights are equalized",
-    by="equalized-optimum",
-)
-item(
-    "Remark 2.5",
-    "2",
-    "The problem that Theorem 2.4 solves",
-    by="tied-optimum",
 )

@@ -37,7 +37,7 @@ from overt.papers.implicit_bias.tied import (
     symmetric,
 )
 from overt.papers.oracles import with_spectrum
-from overt.papers.records import Residuals, Rng, figure, item, statement
+from overt.papers.records import Residuals, Rng, figure, statement
 from overt.papers.trajectories import log_steps, trajectory
 
 
@@ -130,27 +130,6 @@ def critical_below_target(scale: int, rng: Rng) -> Residuals:
             yield -float(np.linalg.eigvalsh(M - point.U @ point.U.T)[0])
             yield float(np.linalg.norm(tied_objective(M, lam, 3)(point.U.ravel())[1]))
     return 1e-8, "all critical points: their gradients, and eigenvalues of M - UU'"
-
-
-item(
-    "Definition 4.2",
-    "4.2",
-    "Strict saddles",
-    by="strict-saddle",
-    how="definition",
-)
-item(
-    "Lemma D.2",
-    "D",
-    "Points that are not equalized are strict saddles",
-    by=("equalized-optimum", "strict-saddle"),
-)
-item(
-    "Lemma D.3",
-    "D",
-    "Equalized points but the optimum are strict saddles",
-    by="strict-saddle",
-)
 
 
 @statement("Remark 5.2", "5", how="sampled")
@@ -256,30 +235,6 @@ figure(
         "paper": "steps and rate not printed: 100,000",
     },
     revision=2,
-)
-
-item(
-    "Remark 5.1",
-    "5",
-    "Cost of Algorithm 3",
-    how="not checked",
-    open=(
-        "an order of growth, each term the textbook cost of the step that it names; no "
-        "run decides an O()"
-    ),
-)
-item(
-    "Algorithm 3",
-    "5",
-    "The polynomial-time solver",
-    by=("shallow-optimum", "solver-shrinkage"),
-)
-item(
-    "Section 5, comparison",
-    "5",
-    "Comparison with Cavazza et al. (I) to (IV)",
-    how="not checked",
-    open="(II) and (III) follow from the solver; no check compares the two papers",
 )
 
 
@@ -436,12 +391,4 @@ figure(
         "paper": "the spectrum's decay and the learning rate are not printed: exp(-i/10)",
     },
     revision=3,
-)
-
-item(
-    "Section 6, variance",
-    "6",
-    "The variance of the importance scores falls monotonically",
-    by="dropout-fig3",
-    printed="false: the mean curves rise first, by factors of 1.7 to 8.8 (a finding of Figure 3)",
 )

@@ -12,7 +12,7 @@ from overt._types import Floats
 from overt.linear import LinearNetwork
 from overt.papers import descent, oracles
 from overt.papers.evidence import DESCENT, EXACT, STRICT, relative
-from overt.papers.records import Residuals, Rng, item, statement
+from overt.papers.records import Residuals, Rng, statement
 
 
 @statement("Remark 3.1", "3", how="symbolic", identity="algebra")
@@ -224,18 +224,3 @@ def pairs_rotate_to_equal(scale: int, rng: Rng) -> Residuals:
         angle = brentq(difference, 0.0, math.pi / 2, xtol=1e-15)
         yield abs(difference(angle) / difference(0.0))
     return EXACT, f"the angle found by bisection for {20 * scale} pairs"
-
-
-item(
-    "Definition 3.2",
-    "3",
-    "Jointly equalized weights",
-    by="equalized-product",
-    how="definition",
-)
-item(
-    "Remark 3.5",
-    "3",
-    "The problem that Theorem 3.6 solves",
-    by="shallow-optimum",
-)

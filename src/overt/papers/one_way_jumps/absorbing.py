@@ -18,7 +18,7 @@ from overt.papers.one_way_jumps.networks import (
 )
 from overt.papers.oracles import chain
 from overt.papers.rank_sets import ApproximateRankSet
-from overt.papers.records import Residuals, Rng, item, statement
+from overt.papers.records import Residuals, Rng, statement
 
 
 @statement("Proposition 3.3", "3.2", how="enumerated")
@@ -324,89 +324,3 @@ def acceptable_rates(scale: int, rng: Rng) -> Residuals:
         printed = min(printed, *abs(exponents - in_print))
     detail = "growth of the theorem's constants between lam = 1e-4 and 1e-5"
     return 1e-3, detail, printed
-
-
-item(
-    "Theorem 3.2",
-    "3.2",
-    "B_r is closed and is reached",
-    by=("decay-closed", "decay-reached", "decay-balance-rate", "jumps-fig1"),
-    printed="closedness is proved at rates below 1e-26 only; balancedness decays at 2 c lam",
-)
-item(
-    "Lemma C.1",
-    "C.2",
-    "Differentiable spectral functions",
-    how="cited",
-)
-item(
-    "Lemma C.2",
-    "C.2",
-    "Twice differentiable spectral functions",
-    how="cited",
-)
-item(
-    "Lemma D.1",
-    "D.1",
-    "The gradient is bounded",
-    by="decay-bounded",
-)
-item(
-    "Proposition D.2",
-    "D.1",
-    "Weights stay bounded",
-    by="decay-bounded",
-    printed="the paper has C^L for C^(L-1)",
-)
-item(
-    "Proposition D.3",
-    "D.1",
-    "Weights stay balanced",
-    by="decay-bounded",
-)
-item(
-    "Theorem D.5",
-    "D.2",
-    "The approximate rank does not rise",
-    by="decay-closed",
-)
-item(
-    "Lemma D.7",
-    "D.3",
-    "A term of that proof",
-    by="decay-rank-step",
-    open="the paper has k for r",
-)
-item(
-    "Lemma D.8",
-    "D.3",
-    "A term of that proof",
-    by="decay-rank-step",
-)
-item(
-    "Theorem E.1",
-    "E",
-    "SGD becomes balanced and bounded",
-    by="decay-reached",
-    printed="the rate lacks 2 lam^2 C",
-)
-item(
-    "Theorem E.2",
-    "E",
-    "B_r is entered with positive probability",
-    by="decay-reached",
-    printed="n must count the width, not min(d_in, d_out)",
-)
-item(
-    "Section 3.2, stationary laws",
-    "3.2",
-    "Stationary laws live in B_1; sampling without replacement",
-    how="not checked",
-    open="no check yet",
-)
-item(
-    "Facts C.1 to C.4",
-    "C.1",
-    "Facts on eigenvalues",
-    how="cited",
-)

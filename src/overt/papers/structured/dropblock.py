@@ -11,7 +11,7 @@ from overt import noise, penalty, spectral
 from overt._types import Floats
 from overt.papers import descent, oracles
 from overt.papers.evidence import DESCENT, EXACT, STRICT, relative
-from overt.papers.records import Residuals, Rng, figure, item, statement
+from overt.papers.records import Residuals, Rng, figure, statement
 from overt.papers.structured.practice import DROPBLOCK, sizes
 
 
@@ -177,29 +177,6 @@ def dropblock_lower_bound(scale: int, rng: Rng) -> Residuals:
     return EXACT, detail, None, null
 
 
-item(
-    "Algorithm 1",
-    "2",
-    "Training with DropBlock",
-    by="dropout-step",
-)
-item(
-    "Section 2.3, convexity",
-    "2.3",
-    "Lambda(A) is not necessarily convex",
-    how="not checked",
-    printed="it is convex: the infimum over the width makes it a squared gauge",
-    open="no check yet",
-)
-item(
-    "Section 2.3, convex hull",
-    "2.3",
-    "conv(S_0,2) lies in S_1,2; the k-support norm is the tightest",
-    how="cited",
-    open="a result on k-support norms",
-)
-
-
 def _block_objective(
     m: Floats, b: int, beta: float, blocks: int
 ) -> tuple[descent.Objective, int]:
@@ -312,25 +289,4 @@ figure(
     """,
     **DROPBLOCK,
     sizes=sizes(drop_prob=0.5, block_size=(2, 5)),
-)
-
-item(
-    "Definition 2.4",
-    "2.4",
-    "Balanced factors",
-    by="dropblock-balanced",
-    how="definition",
-)
-item(
-    "Theorem 2.5",
-    "2.4",
-    "Minimizers are balanced",
-    by="dropblock-balanced",
-)
-item(
-    "Section 2.4, costs",
-    "2.4",
-    "Cost d log d of rho, d^2 of Theorem 2.7",
-    how="not checked",
-    open="an order of growth: no run decides it",
 )

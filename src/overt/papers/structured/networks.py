@@ -14,7 +14,7 @@ from overt.linear.bounds import shrink, spectral_bound
 from overt.papers import descent, oracles
 from overt.papers.evidence import DESCENT, EXACT, relative
 from overt.papers.figures import Finding, Findings, Params, Row
-from overt.papers.records import Residuals, Rng, figure, item, statement
+from overt.papers.records import Residuals, Rng, figure, statement
 from overt.papers.trajectories import log_steps
 
 
@@ -46,14 +46,6 @@ def characteristic_matrix(scale: int, rng: Rng) -> Residuals:
         EXACT,
         f"random laws over all {2**d} masks against Gaussian noise with equal Gamma",
     )
-
-
-item(
-    "Lemma 3.1",
-    "3",
-    "Any noise on the last layer of any network",
-    by="characteristic-matrix",
-)
 
 
 @statement("Corollary 3.2", "3", how="symbolic", identity="units")
@@ -207,6 +199,7 @@ def plot(rows: list[Row]) -> Any:
         )
         left.set_title(row["data"])
         left.set_xscale("symlog", linthresh=10)
+        left.set_xlim(left=0)
         left.legend()
         places = np.arange(1, len(row["spectrum"]) + 1)
         target = row["target_spectrum"]
@@ -267,12 +260,4 @@ figure(
         "paper": "how many images, the optimizer and the steps are not printed: 100, Adam, 1000",
     },
     needs={"torch": "torch"},
-)
-
-item(
-    "Section 3, DropBlock on the last layer",
-    "3",
-    "Proposition 3.3 for DropBlock on the last layer",
-    by="structured-fig2",
-    open="used by Figure 2; it has no check yet",
 )

@@ -16,7 +16,7 @@ from overt.linear import LinearNetwork, inverse_decay
 from overt.papers import oracles
 from overt.papers.evidence import EXACT, relative
 from overt.papers.figures import Finding, Findings, Params, Row
-from overt.papers.records import Residuals, Rng, figure, item, statement
+from overt.papers.records import Residuals, Rng, figure, statement
 from overt.papers.trajectories import log_steps, trajectory
 
 MASKS = 200
@@ -298,13 +298,6 @@ figure(
     """,
     **DROPCONNECT,
     sizes=sizes(drop_prob=0.5, correlation=[0.0, 0.5]),
-)
-
-item(
-    "Corollary 4.2",
-    "4",
-    "DropConnect in linear networks",
-    by=("dropconnect", "dropconnect-optimum"),
 )
 
 

@@ -26,7 +26,7 @@ from overt.papers.figures import (
     rows_with,
     values_of,
 )
-from overt.papers.records import Residuals, Rng, figure, item, statement
+from overt.papers.records import Residuals, Rng, figure, statement
 
 
 @statement("Section 4.2", "4.2", how="sampled")
@@ -445,13 +445,4 @@ figure(
     },
     common={"learning_rate": 1.0},
     differs=DIFFERS,
-)
-
-item(
-    "Section 4.2, optimistic bounds",
-    "4.2",
-    "Optimistic bounds, promised in the appendix",
-    how="not checked",
-    printed="they are not in the thesis",
-    open="nothing to check",
 )

@@ -26,7 +26,7 @@ from overt.papers.figures import (
     together,
     values_of,
 )
-from overt.papers.records import Residuals, Rng, figure, item, statement
+from overt.papers.records import Residuals, Rng, figure, statement
 from overt.papers.trajectories import log_steps, trajectory
 
 
@@ -644,34 +644,3 @@ def one_hidden_layer(scale: int, rng: Rng) -> Residuals:
         exchanged = lam * np.sum(W1**2, axis=0) @ np.sum(W2**2, axis=1)
         printed = min(printed, relative(exchanged, exact))
     return EXACT, "the loss over all masks of three units", printed
-
-
-item(
-    "Lemma 6",
-    "3.2",
-    "The least penalty of a map depends on its singular values alone",
-    by="deep-rescaling",
-)
-
-
-item(
-    "Figure 3-1",
-    "3.1",
-    "Illustration of its terms",
-    how="not checked",
-    open="a picture of the terms of Proposition 8, which deep-penalty checks",
-)
-item(
-    "Definition 5",
-    "3.2",
-    "Equalized deep networks",
-    by="rank-one-equalized",
-    how="definition",
-)
-item(
-    "Section 3.1, head term",
-    "3.1",
-    "The head term alpha as a sum over walks",
-    by="deep-penalty",
-    printed="the paper has alpha for alpha^2",
-)

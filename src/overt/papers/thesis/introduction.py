@@ -6,7 +6,7 @@ import numpy as np
 
 from overt._types import Floats
 from overt.papers import descent, oracles
-from overt.papers.records import Residuals, Rng, item, statement
+from overt.papers.records import Residuals, Rng, statement
 
 
 @statement("Section 1.1.1", "1.1.1", how="bound evaluated")
@@ -98,19 +98,3 @@ def fgsm_is_one_step(scale: int, rng: Rng) -> Residuals:
         other = PGD(Linf(0.1), steps=1, schedule="constant", step_size=1e6)(net, x, y).x
         yield float((one - other).abs().max())
     return 1e-12, "largest difference of the two attacked inputs"
-
-
-item(
-    "Figure 1-1",
-    "1.1.3",
-    "An adversarial image",
-    how="not checked",
-    open="an illustration from another paper, without a number",
-)
-item("Algorithm 1", "1.3.4", "Training with dropout", by="dropout-step")
-item(
-    "Algorithm 5",
-    "1.3.4",
-    "The attack",
-    by=("attack-finds", "linear-attack", "attack-against-exact"),
-)

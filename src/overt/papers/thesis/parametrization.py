@@ -7,7 +7,7 @@ import numpy as np
 from overt import noise, penalty, spectral
 from overt.papers import descent, oracles
 from overt.papers.evidence import DESCENT, EXACT, relative
-from overt.papers.records import Residuals, Rng, item, statement
+from overt.papers.records import Residuals, Rng, statement
 
 
 @statement("Section 4.4, no factors", "4.4", how="symbolic", identity="units")
@@ -78,11 +78,3 @@ def deep_scaling(scale: int, rng: Rng) -> Residuals:
     yield relative(w / (1 + nu), W) ** 2
     detail = "squared distance to the best of descents over all masks"
     return DESCENT, detail, relative(w / (1 + nu / n), W) ** 2
-
-
-item(
-    "Section 4.4",
-    "4.4",
-    "Parametrization",
-    by=("sensing-without-factors", "sensing-convolution", "deep-scaling"),
-)

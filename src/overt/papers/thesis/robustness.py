@@ -10,7 +10,7 @@ from scipy.special import expit
 
 from overt._intervals import clopper_pearson
 from overt.papers.figures import Finding, Findings, Params, Row, plot_curves
-from overt.papers.records import Residuals, Rng, figure, item, statement
+from overt.papers.records import Residuals, Rng, figure, statement
 
 
 @statement("Section 6.1", "6.1", how="sampled")
@@ -471,21 +471,3 @@ def overall_cost(scale: int, rng: Rng) -> Residuals:
     yield np.max(total / (24 * T**2)) - 1
     printed = float(np.min(total / (12 * T**2)) - 1)
     return 1e-12, f"all sums up to T = {T[-1]}", printed
-
-
-item(
-    "Algorithm 6",
-    "6.2",
-    "Adversarial training",
-    by=("adversarial-training-steps", "adversarial-iterates"),
-)
-item(
-    "Assumption 3",
-    "6.3",
-    "Separable inputs",
-    by="adversarial-training-steps",
-    how="definition",
-)
-item("Definition 7", "6.4", "Effective attacks", by="attack-finds", how="definition")
-item("Lemma 19", "6.4", "Training reaches small slopes", by="adversarial-iterates")
-item("Equation 6.7", "6.3", "The norm of the iterates", by="adversarial-iterates")

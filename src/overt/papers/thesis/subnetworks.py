@@ -4,10 +4,10 @@ As in the thesis: two convolutions with max-pooling and three fully connected la
 on the top hidden layer, cross-entropy, plain SGD at rate .01 in batches of 64. The sizes of the
 other layers are not printed: 10 and 20 channels of 5 x 5, 128 units.
 
-A step samples a mask for every example; the sub-networks visited at a step belong to its first ten
-examples. Beside them stand masks that are sampled before training from a separate generator, so
-that training never sees them: ten in Figure 5-2; 100 at drop probability .8 in Figure 5-3, each of
-which keeps about a fifth of the units.
+A step t samples one mask B_t, as in Algorithm 4, and visits the sub-network g(W_t; ., B_t).
+Beside it stand masks that are sampled before training from a separate generator, so that training
+never sees them: ten in Figure 5-2; 100 at drop probability .8 in Figure 5-3, each of which keeps
+about a fifth of the units.
 """
 
 from __future__ import annotations
@@ -31,20 +31,14 @@ from overt.papers.figures import (
 from overt.papers.records import figure
 
 BATCH = 64
-VISITED = 10
+UNSEEN = 10
 DROP_PROB = 0.8
 
 AXES: dict[str, Any] = {"xscale": "log", "xlabel": "step", "ylabel": "test accuracy"}
 
-DIFFERS = {
-    "toy": "scikit-learn's digits, widths up to 300, a larger rate, 3 runs",
-    "reduced": "widths up to 4,000, 2 epochs, 3 runs",
-    "paper": "channels and the other layers' widths are not printed: 10, 20 and 128",
-}
 
-
-def network(image: Any, width: int) -> tuple[Any, Any]:
-    """Return (trunk with `width` outputs, linear top layer) for images like `image`."""
+def network(image: Any) -> Any:
+    """Return all layers below the top hidden one, for images like `image`: 128 features."""
     import torch
     from torch import nn
 
@@ -60,103 +54,109 @@ def network(image: Any, width: int) -> tuple[Any, Any]:
     )
     with torch.no_grad():
         features = convolutions(image[None]).shape[1]
-    trunk = nn.Sequential(
-        convolutions,
-        nn.Linear(features, 128),
-        nn.ReLU(),
-        nn.Linear(128, width),
-        nn.ReLU(),
-    )
-    return trunk, nn.Linear(width, 10)
+    return nn.Sequential(convolutions, nn.Linear(features, 128), nn.ReLU())
 
 
-def accuracies(trunk: Any, top: Any, masks: Any, x: Any, y: Any) -> tuple[float, Any]:
-    """Return the accuracy of the full network, and of the sub-network of each mask."""
+def accuracies(features: Any, layer: Any, bias: Any, masks: Any, y: Any) -> Any:
+    """Return the accuracy of the sub-network of each mask."""
     import torch
 
+    V, b, U = layer
+    tops = (masks[:, :, None] * U).transpose(0, 1).flatten(1)  # width x (masks, 10)
+    hits = torch.zeros(len(masks))
     with torch.no_grad():
-        full = torch.ones_like(masks[:1])
-        hits = torch.zeros(len(masks) + 1, dtype=torch.float64)
-        for rows in torch.arange(len(x)).split(1000):
-            h = trunk(x[rows])
-            for k, mask in enumerate(torch.cat([full, masks])):
-                hits[k] += (top(h * mask).argmax(1) == y[rows]).sum()
-    shares = hits.numpy() / len(x)
-    return float(shares[0]), shares[1:]
-
-
-def sample_masks(
-    count: int, width: int, drop_prob: float, generator: Any = None
-) -> Any:
-    """Return masks of units, scaled as dropout does."""
-    import torch
-
-    kept = torch.rand(count, width, generator=generator) >= drop_prob
-    return kept.float() / (1 - drop_prob)
+        for rows in torch.arange(len(y)).split(200):
+            h = torch.relu(torch.addmm(b, features[rows], V.T))
+            outputs = (h @ tops).view(len(rows), len(masks), 10) + bias
+            hits += (outputs.argmax(2) == y[rows, None]).sum(0)
+    return (hits / len(y)).numpy()
 
 
 def train(
     params: Params, width: int, drop_prob: float, count: int, seed: int
-) -> Iterator[tuple[int, float, Any]]:
-    """Train with SGD; yield steps, the accuracy of the network, and those of sub-networks.
+) -> Iterator[tuple[int, Any]]:
+    """Train with SGD; yield steps and accuracies.
 
-    The last `count` sub-networks are never seen in training: they come from another generator. The
-    others are those of the first examples of the last step.
+    They are those of the full network, of the sub-network that the step visited, and of `count`
+    sub-networks that training never sees: they come from another generator.
     """
     import torch
+    from torch import nn
     from torch.nn.functional import cross_entropy
 
     from overt.papers import models
 
     data = models.load(params["data"])
-    unseen = sample_masks(count, width, drop_prob, torch.Generator().manual_seed(seed))
+    rate = params["learning_rate"]
+
+    def sample(count: int, generator: Any = None) -> Any:
+        return torch.rand(count, width, generator=generator) >= drop_prob
+
+    unseen = sample(count, torch.Generator().manual_seed(seed))
     steps = params["epochs"] * -(-len(data.x) // BATCH)
     wanted = np.geomspace(min(10, steps), steps, params["records"]).round()
     with torch.random.fork_rng():
         torch.manual_seed(params["run"])
-        trunk, top = network(data.x[0], width)
-        weights = [*trunk.parameters(), *top.parameters()]
-        optimizer = torch.optim.SGD(weights, lr=params["learning_rate"])
+        trunk = network(data.x[0])
+        hidden = nn.Linear(128, width)
+        top = nn.Linear(width, 10)
+        optimizer = torch.optim.SGD([*trunk.parameters(), top.bias], lr=rate)
+        # Units by rows, so that a step reads and writes those that its mask keeps.
+        layer = [hidden.weight.data, hidden.bias.data, top.weight.data.T.contiguous()]
         step = 0
         for _ in range(params["epochs"]):
             for rows in torch.randperm(len(data.x)).split(BATCH):
-                masks = sample_masks(len(rows), width, drop_prob)
-                outputs = top(trunk(data.x[rows]) * masks)
+                mask = sample(1)
+                kept = mask[0].nonzero().squeeze(1)
+                V, b, U = (part[kept].requires_grad_() for part in layer)
+                h = torch.relu(torch.addmm(b, trunk(data.x[rows]), V.T))
+                outputs = torch.addmm(top.bias, h, U / (1 - drop_prob))
                 optimizer.zero_grad()
                 cross_entropy(outputs, data.y[rows]).backward()
                 optimizer.step()
+                for part, units in zip(layer, (V, b, U), strict=True):
+                    part[kept] = units.data.sub_(units.grad, alpha=rate)
                 step += 1
                 if step in wanted:
-                    both = torch.cat([masks[:VISITED], unseen])
-                    test = (data.x_test, data.y_test)
-                    yield step, *accuracies(trunk, top, both, *test)
+                    masks = torch.cat([mask, unseen]) / (1 - drop_prob)
+                    masks = torch.cat([torch.ones(1, width), masks])
+                    with torch.no_grad():
+                        features = torch.cat(
+                            [trunk(part) for part in data.x_test.split(1000)]
+                        )
+                    yield (
+                        step,
+                        accuracies(features, layer, top.bias, masks, data.y_test),
+                    )
 
 
 def run_visited(params: Params, seed: int) -> dict[str, Any]:
     """Train one network; follow it, the sub-networks it visits, and others."""
     width, drop_prob = params["network"]
-    found = train(params, width, drop_prob, VISITED, seed)
-    steps, full, parts = zip(*found, strict=True)
+    steps, found = zip(*train(params, width, drop_prob, UNSEEN, seed), strict=True)
     return {
         "width": width,
         "drop_prob": drop_prob,
         "steps": steps,
-        "full": full,
-        "visited": [part[:-VISITED].mean() for part in parts],
-        "unseen": [part[-VISITED:].mean() for part in parts],
+        "full": [shares[0] for shares in found],
+        "visited": [shares[1] for shares in found],
+        "unseen": [shares[2:].mean() for shares in found],
     }
 
 
 def run_unseen(params: Params, seed: int) -> dict[str, Any]:
     """Train one network and follow the accuracy of every sub-network."""
-    count = params["masks"]
-    found = train(params, params["width"], DROP_PROB, count, seed)
-    steps, full, parts = zip(*found, strict=True)
-    return {"steps": steps, "full": full, "parts": [part[-count:] for part in parts]}
+    found = train(params, params["width"], DROP_PROB, params["masks"], seed)
+    steps, shares = zip(*found, strict=True)
+    full = [part[0] for part in shares]
+    return {"steps": steps, "full": full, "parts": [part[2:] for part in shares]}
 
 
 def _gap_finding(claim: str, larger: Any, smaller: Any, reported: str) -> Finding:
-    """Compare (label, values by run) of what should be larger with what should be smaller."""
+    """Compare (label, values) of what should be larger with what should be smaller.
+
+    The values are those of runs, or of the random sub-networks of one run.
+    """
     shown = [f"{label}: {100 * np.mean(gap):.2f} %" for label, gap in (larger, smaller)]
     difference = mean_interval(larger[1] - smaller[1])
     return Finding(claim, above(difference, 0), ", ".join(shown), reported)
@@ -208,25 +208,24 @@ def check_unseen(rows: list[Row]) -> Findings:
     widths = values_of(rows, "width")
     gaps = {}
     lowest = {}
-    for w in widths:
-        chosen = rows_with(rows, width=w)
-        parts = np.array([row["parts"][-1] for row in chosen])  # (runs, sub-networks)
-        full = np.array([row["full"][-1] for row in chosen])
-        gaps[w] = (f"width {w}", full - parts.mean(axis=1))
-        lowest[w] = (f"width {w}", parts.min(axis=1))
-    narrow = widths[0]
-    wide = widths[-1]
+    for w in (widths[0], widths[-1]):
+        parts = [
+            (row["full"][-1], row["parts"][-1]) for row in rows_with(rows, width=w)
+        ]
+        gap = np.concatenate([full - np.array(shares) for full, shares in parts])
+        gaps[w] = (f"width {w}", gap)
+        lowest[w] = np.min([shares for _, shares in parts])
     yield _gap_finding(
         "the widest network has a smaller gap to random sub-networks than the narrowest",
-        gaps[narrow],
-        gaps[wide],
+        gaps[widths[0]],
+        gaps[widths[-1]],
         "as the width increases, the sub-networks become more competitive",
     )
-    yield _gap_finding(
+    worst = [f"width {w}: {100 * share:.1f} %" for w, share in lowest.items()]
+    yield Finding(
         "so has its worst sub-network a higher accuracy",
-        lowest[wide],
-        lowest[narrow],
-        "",
+        lowest[widths[-1]] > lowest[widths[0]],
+        ", ".join(worst),
     )
 
 
@@ -243,6 +242,16 @@ def plot_unseen(rows: list[Row]) -> Any:
     return plot_curves(panels, **AXES)
 
 
+DIFFERS = {
+    "toy": "scikit-learn's digits, widths up to 300, a larger rate",
+    "reduced": "widths up to 4,000, 2 epochs, at most 3 runs",
+    "paper": "channels and the other layers' widths are not printed: 10, 20 and 128",
+}
+
+COMMON = {"data": "mnist", "learning_rate": 0.01}
+
+TOY = {"data": "digits", "records": 6, "learning_rate": 0.2}
+
 figure(
     "thesis-fig5-2",
     "Figure 5-2",
@@ -254,26 +263,22 @@ figure(
     run=run_visited,
     check=check_visited,
     plot=plot_visited,
+    common=COMMON,
     sizes={
         "toy": {
+            **TOY,
             "runs": 3,
-            "data": "digits",
             "network": [[20, 0.5], [300, 0.1], [300, 0.5], [300, 0.8]],
-            "epochs": 8,
-            "records": 6,
-            "learning_rate": 0.2,
+            "epochs": 20,
         },
         "reduced": {
             "runs": 3,
-            "data": "mnist",
             "network": [[100, 0.5], [1000, 0.5], [4000, 0.5], [4000, 0.1], [4000, 0.7]],
             "epochs": 2,
             "records": 10,
-            "learning_rate": 0.01,
         },
         "paper": {
             "runs": 50,
-            "data": "mnist",
             "network": [
                 [100, 0.5],
                 [10000, 0.5],
@@ -284,11 +289,11 @@ figure(
             ],
             "epochs": 25,
             "records": 30,
-            "learning_rate": 0.01,
         },
     },
     differs=DIFFERS,
     needs={"torch": "torch"},
+    revision=2,
 )
 
 figure(
@@ -302,35 +307,26 @@ figure(
     run=run_unseen,
     check=check_unseen,
     plot=plot_unseen,
+    common=COMMON,
     sizes={
-        "toy": {
-            "runs": 3,
-            "data": "digits",
-            "width": [20, 300],
-            "masks": 30,
-            "epochs": 10,
-            "records": 6,
-            "learning_rate": 0.2,
-        },
+        "toy": {**TOY, "run": 0, "width": [20, 300], "masks": 30, "epochs": 25},
         "reduced": {
-            "runs": 3,
-            "data": "mnist",
+            "run": 0,
             "width": [100, 1000, 4000],
             "masks": 100,
             "epochs": 2,
             "records": 8,
-            "learning_rate": 0.01,
         },
         "paper": {
-            "runs": 50,
-            "data": "mnist",
+            "run": 0,
             "width": [100, 1000, 10000, 100000],
             "masks": 100,
             "epochs": 25,
-            "records": 30,
-            "learning_rate": 0.01,
+            "records": 8,
         },
     },
-    differs=DIFFERS,
+    differs=DIFFERS
+    | {"paper": DIFFERS["paper"] + "; one network of each width, as the figure shows"},
     needs={"torch": "torch"},
+    revision=2,
 )

@@ -14,7 +14,7 @@ from overt._intervals import clopper_pearson
 from overt._types import Floats
 from overt.papers import oracles
 from overt.papers.evidence import EXACT, Evidence
-from overt.papers.records import Residuals, Rng, item, statement
+from overt.papers.records import Residuals, Rng, statement
 from overt.papers.relu_lazy import Guarantee, guarantee, required
 from overt.papers.relu_lazy import margin as data_margin
 from overt.relu import reference
@@ -367,26 +367,3 @@ def first_rows(scale: int, rng: Rng) -> Residuals:
         printed = min(printed, np.mean(largest > short) - 1 / m)
         null = min(null, np.mean(largest > bound / 10) - 1 / m)
     return 0.0, "starts of two sizes; null: a tenth of the bound", printed, null
-
-
-item(
-    "Algorithm 4",
-    "5.2",
-    "Dropout in two-layer networks",
-    by=("dropout-regret", "dropout-training"),
-)
-item(
-    "Lemma 13",
-    "5.4",
-    "Weights stay near their start",
-    by=("dropout-iterations", "lazy-start", "lazy-margin", "lazy-flips"),
-    open="through its parts: the width that it asks for cannot be built",
-)
-item("Figure 5-1", "5.4", "A linear bound on the logistic loss", by="logistic-linear")
-item(
-    "Section 5.2, remarks",
-    "5.2",
-    "Inverted dropout is equivalent; the (q, gamma)-margin; projections are inactive",
-    how="not checked",
-    open="no check yet",
-)
