@@ -147,11 +147,18 @@ class WithoutNoise(nn.Module):  # type: ignore[misc]
             self._mean = self._added = None
             result = call_model(self.model, x)
             return result if self.output is None else self.output(result)
+        recording = None
         try:
             recording = self._record(x)
             mean, added = self._propagate(recording)
         except UnsupportedError as error:
             return self._sample(x, error)
+        except (RuntimeError, IndexError):
+            if recording is None or not recording.reused:
+                raise
+            self._kept = None  # the model itself says what is wrong with these inputs
+            result: Tensor = self.forward(x)
+            return result
         with torch.no_grad():
             for (
                 buffer,
