@@ -133,8 +133,8 @@ def _gradient_pairs(
         weights = (each_row * unit[k][:, None, None]).flatten(0, 1)
         gradients = _gradients(y, shared, weights, graph)
         for source, g in zip(shared, gradients, strict=True):
-            pair = (g, source.times(g))
-            yield k, source, *(t.reshape(len(k), rows, -1) for t in pair)
+            scaled = source.times(g)
+            yield k, source, *(t.reshape(len(k), rows, -1) for t in (g, scaled))
 
 
 def _chunks(k: Tensor, size: float) -> tuple[Tensor, ...]:
