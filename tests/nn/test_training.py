@@ -1,5 +1,6 @@
 """Training on a penalty in place of sampled noise: targets that weigh positions, gradient bias."""
 
+import copy
 import itertools
 
 import pytest
@@ -206,3 +207,59 @@ def test_measuring_the_bias_leaves_everything_as_it_was():
     assert net.gradient_bias(x, y, samples=16).to_dict() == first.to_dict()
     with pytest.raises(InputError, match="samples"):
         net.gradient_bias(x, y, samples=3)
+
+
+class Halves(nn.Module):
+    """What runs depends on the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        self.dropout = nn.Dropout(0.4)
+
+    def forward(self, x):
+        h = torch.tanh(self.dropout(self.linear(x)))
+        return h * 2 if float(x.sum()) > 0 else h[:, :3].repeat(1, 2)
+
+
+class Scaled(nn.Module):
+    """What is certain depends on the batch, and has no gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        self.dropout = nn.Dropout(0.4)
+
+    def forward(self, x):
+        return torch.tanh(self.dropout(self.linear(x))) * x.softmax(1)
+
+
+def normalized():
+    return nn.Sequential(
+        nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.4), nn.ReLU(), nn.Linear(6, 2)
+    )
+
+
+@pytest.mark.parametrize("make", [Halves, Scaled, normalized])
+def test_a_step_is_that_of_a_module_that_took_no_step_before(make):
+    torch.manual_seed(0)
+    model = make()
+    twin = copy.deepcopy(model)
+    net = without_noise(model).train()
+    for step, sign in enumerate((1.0, 1.0, -1.0, 1.0)):
+        x = sign * torch.rand(5, 6)
+        found = []
+        for module in (net, without_noise(twin).train()):
+            module.zero_grad()
+            torch.manual_seed(step)
+            out = module(x)
+            (out.sum() + module.penalty).backward()
+            found.append([out, *(p.grad for p in module.model.parameters())])
+        for one, other in zip(*found, strict=True):
+            assert torch.equal(one, other)
+        if step == 2:  # as schedules of dropout do
+            for one in (*model.modules(), *twin.modules()):
+                if isinstance(one, nn.Dropout):
+                    one.p = 0.7
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, twin.state_dict()[name]), name

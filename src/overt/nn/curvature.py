@@ -145,7 +145,7 @@ def curvature(mean: Tensor, loss: str) -> tuple[Tensor, Tensor | None, float]:
 def curved_variance(found: PropagatedOutput, loss: str) -> Tensor:
     """Return <H, Cov(output)> at each position, with H half the loss's second derivative."""
     diagonal, direction, scale = curvature(found.mean, loss)
-    value = sum_outputs(diagonal * found.variances[0], loss)
+    value = sum_outputs(diagonal * found.variances.total, loss)
     if direction is not None:
         value = value - found.along(direction)
     return scale * value

@@ -108,7 +108,7 @@ def core_decomposition(func: Any) -> Callable[..., Any] | None:
     """Return the function by which torch expresses an operation in core ones, None if it is one."""
     table = _core_decompositions()
     # Its `get` looks at what was replaced only, so that it never finds anything.
-    return table[func] if func in table else None
+    return table[func] if func in table else None  # noqa: SIM401
 
 
 # -- random operations in terms of bernoulli, rand and randn -----------------------------------
@@ -232,6 +232,11 @@ class Recording:
         Pairs of tensors: the model's buffers, and what the pass would have made of them.
     state
         Of torch's generators when the pass began.
+    fixed
+        Whether other inputs of the same shapes lead to the same operations, as far as torch shows:
+        no number was read, and no buffer was changed.
+    reused
+        Whether the inputs are others than those that were recorded.
     """
 
     calls: list[Call]
@@ -239,6 +244,8 @@ class Recording:
     inputs: list[tuple[Tensor, Tensor]]
     buffers: list[tuple[Tensor, Tensor]]
     state: list[Tensor] = field(repr=False)
+    fixed: bool = False
+    reused: bool = False
 
     @property
     def noises(self) -> tuple[str, ...]:
@@ -317,6 +324,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         self.note_generator = saved.save_generator
         self.names = _NoiseNames(saved.model)
         self.paused = 0
+        self.has_read = False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -325,6 +333,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         if self.paused:
             return func(*args, **kwargs)
         info = op_info(func)
+        self.has_read |= info.reads
         noisy = not info.shape_only and self.is_noisy((*args, *kwargs.values()))
         if noisy or info.draws:
             parts = self.decompose(func)
@@ -375,6 +384,7 @@ class _FunctionMode(TorchFunctionMode):  # type: ignore[misc]
         functions.append(getattr(func, "__name__", "function"))
         try:
             if func in _LEAVING and torch._is_functional_tensor(args[0]):
+                self.recorder.has_read = True
                 inner = _inner(args[0])
                 if id(inner) in self.recorder.noisy:
                     raise UnsupportedError(
@@ -536,7 +546,9 @@ def record(
         raise UnsupportedError("it uses generators of Python or NumPy")
     saved.copy_parameters = written
     needed = _needed(recorder.calls, result)
-    return Recording(needed, result, inputs, buffers, state)
+    kept = all(old.shape == new.shape and torch.equal(old, new) for old, new in buffers)
+    fixed = kept and not written and not recorder.has_read
+    return Recording(needed, result, inputs, buffers, state, fixed)
 
 
 def _needed(calls: list[Call], output: Tensor) -> list[Call]:

@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import BuiltinFunctionType, FrameType, FunctionType, MethodType, ModuleType
@@ -45,19 +45,17 @@ R = TypeVar("R")
 MAX_OBJECTS = 20_000
 """Python objects that are searched for state: enough for any model, few enough to take 10 ms."""
 
-_PLAIN = (
-    str,
-    bytes,
-    int,
-    float,
-    complex,
-    bool,
-    type(None),
-    torch.dtype,
-    torch.device,
+_PLAIN = {str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device}
+_CONTAINERS = {dict, OrderedDict, list, set, deque}
+_ATOMIC = (
+    *_PLAIN,
     type,
+    ModuleType,
+    nn.Module,
+    nn.Parameter,
+    torch.Size,
+    torch.jit.ScriptFunction,
 )
-_ATOMIC = (*_PLAIN, ModuleType, torch.Size, torch.jit.ScriptFunction)
 _CODE = (FunctionType, MethodType, BuiltinFunctionType)
 
 
@@ -163,6 +161,46 @@ def raise_if_model_fails(
         raise InputError(
             f"the model cannot be run on x of {shapes}: {type(reason).__name__}: {first}"
         ) from error
+
+
+def call_key(model: nn.Module, x: Any) -> Any:
+    """Return what decides which operations a pass runs, but for the values of tensors.
+
+    Two calls with equal keys differ in inputs and trained weights only. None if an input is an
+    object that may decide, too.
+    """
+    leaves, structure = pytree.tree_flatten(dict(x) if isinstance(x, Mapping) else x)
+    places = {id(leaf): i for i, leaf in enumerate(leaves)}
+    key: list[Any] = [structure, torch.get_default_dtype()]
+    for leaf in leaves:
+        if isinstance(leaf, Tensor):
+            place = places[id(leaf)]
+            autocast = torch.is_autocast_enabled(leaf.device.type)
+            key += [leaf.shape, leaf.dtype, leaf.device, place, autocast]
+        elif type(leaf) in _PLAIN:
+            key.append(leaf)
+        else:
+            return None
+    for module in model.modules():
+        key.append(id(module))
+        for name, value in vars(module).items():
+            if name in ("_parameters", "_buffers"):
+                for tensor in value.values():
+                    trained = tensor is None or tensor.requires_grad
+                    key += [id(tensor), 0 if trained else tensor._version]
+            elif isinstance(value, Tensor):
+                key += [name, id(value), value._version]
+            elif isinstance(value, (list, dict, set, deque)):
+                key += [
+                    name,
+                    *map(id, value),
+                    *map(id, getattr(value, "values", tuple)()),
+                ]
+            elif type(value) in _PLAIN:
+                key += [name, value]
+            else:
+                key += [name, id(value)]
+    return key
 
 
 class _CopyTensors(TorchFunctionMode):  # type: ignore[misc]
@@ -281,9 +319,7 @@ class SavedState:
         self.modules = list(model.modules())
         self._vars: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._containers: list[tuple[Any, Any]] = []
-        self._empty: list[
-            Any
-        ] = []  # most containers of a module are hooks that nobody uses
+        self._empty: list[Any] = []
         self._tensors: list[tuple[Tensor, Tensor, int]] = []
         self._generators: list[tuple[Any, Any]] = []
         self._scripted: list[tuple[nn.Module, bool]] = []
@@ -302,27 +338,23 @@ class SavedState:
             return
         own = vars(module)
         self._vars.append((own, dict(own)))
-        todo = deque(
-            value for name, value in own.items() if name not in ("_modules", "training")
-        )
         self._containers.append((own["_modules"], dict(own["_modules"])))
+        todo = deque(value for name, value in own.items() if name != "_modules")
         while todo and len(self._seen) < MAX_OBJECTS:
             value = todo.popleft()
-            if (
-                isinstance(value, (*_ATOMIC, nn.Module, nn.Parameter))
-                or id(value) in self._seen
-            ):
+            if type(value) in _PLAIN:  # most attributes: this is fast
                 continue
-            self._seen.add(id(value))
-            todo.extend(self._save_object(value))
+            if type(value) in _CONTAINERS and not value:
+                # Most containers of a module are hooks that nobody uses.
+                self._empty.append(value)
+            elif id(value) not in self._seen and not isinstance(value, _ATOMIC):
+                self._seen.add(id(value))
+                todo.extend(self._save_object(value))
 
     def _save_object(self, value: Any) -> Any:
         """Save one object; return the objects that it holds."""
         if isinstance(value, Tensor):
             self._tensors.append((value, value.detach().clone(), value._version))
-            return ()
-        if isinstance(value, (list, deque, set, dict)) and not value:
-            self._empty.append(value)
             return ()
         if isinstance(value, (list, deque, set)):
             self._containers.append((value, copy.copy(value)))

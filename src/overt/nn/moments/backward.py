@@ -7,8 +7,9 @@ pass for all rows then serves, if the row that an entry of a source belongs to i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,37 +23,50 @@ SHARED = -1
 """In place of an axis: entries of the source belong to several rows."""
 
 
+class OutputVariances(NamedTuple):
+    """The variance of each output and what is known of its parts, in the shape of the output.
+
+    Attributes
+    ----------
+    total
+        The variance.
+    rest
+        The part of it that is rests: what linear maps leave of non-linear functions.
+    doubt
+        Second-order effects of softmax and normalization, which `total` does not contain.
+    concentration
+        sum c^2 / (sum c)^2 over the contributions c of random numbers that are not normal: 1 / n
+        if n of them contribute the same.
+    """
+
+    total: Tensor
+    rest: Tensor
+    doubt: Tensor
+    concentration: Tensor
+
+
 def output_variances(
     dev: Tensor, sources: list[Source], *, graph: bool = False
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the variance of each output, the part of it that is rests, and what is left out.
-
-    Rests are what linear maps leave of non-linear functions; second-order effects of softmax and
-    normalization are left out. All are in the shape of the deviation; with `graph` they can be
-    differentiated.
-    """
+) -> OutputVariances:
+    """Return the variance of each output; with `graph` it can be differentiated."""
     y = _by_rows(dev)
     rows, outputs = y.shape
-    located = _locate_rows(y, sources)
-    size = sum(
-        source.step.numel() * (rows if axis == SHARED else 1)
-        for source, axis in located
-    )
-    parts = []
-    for k in torch.arange(outputs).split(max(1, MAX_ENTRIES // max(size, 1))):
-        total = rest = doubt = y.new_zeros(len(k), rows)
-        for source, g, scaled in _gradient_pairs(y, located, k, graph):
-            square = (g * scaled).sum(2)
-            if source.doubt:
-                doubt = doubt + square
-                continue
-            total = total + square
-            if source.rest:
-                rest = rest + square
-        parts.append((total, rest, doubt))
-    found = (torch.cat(kind).T.reshape(dev.shape) for kind in zip(*parts, strict=True))
-    total, rest, doubt = found
-    return total, rest, doubt
+    total = rest = doubt = squares = y.new_zeros(outputs, rows)
+    for k, source, g, scaled in _gradient_pairs(y, sources, graph, MAX_ENTRIES):
+        parts = g * scaled
+        square = parts.sum(2)
+        if source.doubt:
+            doubt = doubt.index_add(0, k, square)
+            continue
+        total = total.index_add(0, k, square)
+        if source.rest:
+            rest = rest.index_add(0, k, square)
+        elif not source.normal:
+            squares = squares.index_add(0, k, parts.detach().square().sum(2))
+    tiny = torch.finfo(y.dtype).tiny
+    concentration = squares / total.detach().square().clamp(min=tiny)
+    found = (total, rest, doubt, concentration)
+    return OutputVariances(*(part.T.reshape(dev.shape) for part in found))
 
 
 def output_covariances(
@@ -62,8 +76,8 @@ def output_covariances(
     y = _by_rows(dev)
     rows, outputs = y.shape
     total = y.new_zeros((rows, outputs, outputs))
-    located = _locate_rows(y, [source for source in sources if not source.doubt])
-    for _, g, scaled in _gradient_pairs(y, located, torch.arange(outputs), graph):
+    sources = [source for source in sources if not source.doubt]
+    for _, _, g, scaled in _gradient_pairs(y, sources, graph, math.inf):
         total = total + torch.einsum("kri,lri->rkl", g, scaled)
     return total
 
@@ -74,7 +88,7 @@ def variance_along(
     """Return Var(sum_k w_k output_k) over the classes k, axis 1; `direction` holds the weights."""
     with torch.enable_grad():
         y = (dev * direction).sum(1)
-    return output_variances(y, sources, graph=graph)[0]
+    return output_variances(y, sources, graph=graph).total
 
 
 def _by_rows(dev: Tensor) -> Tensor:
@@ -82,38 +96,56 @@ def _by_rows(dev: Tensor) -> Tensor:
         return dev.reshape(len(dev), -1) if dev.ndim else dev.reshape(1, 1)
 
 
-Located = list[tuple[Source, int]]
-"""Sources, each with the axis that rows lie along, or SHARED."""
-
-
 def _gradient_pairs(
-    y: Tensor, located: Located, k: Tensor, graph: bool
-) -> Iterator[Any]:
-    """Yield each source with g and Cov g, both of shape (outputs k, rows, entries)."""
+    y: Tensor, sources: list[Source], graph: bool, most: float
+) -> Iterator[tuple[Tensor, Source, Tensor, Tensor]]:
+    """Yield outputs k, a source, and its g and Cov g of shape (outputs k, rows, entries).
+
+    At most `most` entries of gradients are in memory at once. Which row an entry belongs to is seen
+    in the first backward pass.
+    """
+    if not y.requires_grad or not sources:
+        return
     rows, outputs = y.shape
-    weights = torch.eye(outputs, dtype=y.dtype, device=y.device)[k.to(y.device)]
-    own = [(source, axis) for source, axis in located if axis != SHARED]
-    for (source, axis), g in zip(
-        own,
-        _gradients(y, own, weights[:, None].expand(-1, rows, -1), graph),
-        strict=True,
-    ):
-        for_rows = [t.movedim(1 + axis, 1) for t in (g, source.times(g))]
-        yield source, *(t.reshape(len(k), rows, -1) for t in for_rows)
-    shared = [(source, axis) for source, axis in located if axis == SHARED]
-    eye = torch.eye(rows, dtype=y.dtype, device=y.device)
-    each = (eye[None, :, :, None] * weights[:, None, None]).flatten(0, 1)
-    for (source, _), g in zip(shared, _gradients(y, shared, each, graph), strict=True):
-        yield source, *(t.reshape(len(k), rows, -1) for t in (g, source.times(g)))
+    unit = torch.eye(outputs, dtype=y.dtype, device=y.device)
+    entries = sum(source.step.numel() for source in sources)
+    axes: list[int | None] = []
+    for k in _chunks(torch.arange(outputs, device=y.device), most / entries):
+        weights = unit[k][:, None].expand(-1, rows, -1)
+        if axes:
+            gradients = _gradients(y, sources, weights, graph)
+        else:
+            weights = torch.cat([_row_weights(y), weights])
+            found = _gradients(y, sources, weights, graph)
+            axes = [_row_axis(g.detach(), rows) for g in found]
+            gradients = [g[2:] for g in found]
+        for source, axis, g in zip(sources, axes, gradients, strict=True):
+            if axis is not None and axis != SHARED:
+                pair = (t.movedim(1 + axis, 1) for t in (g, source.times(g)))
+                yield k, source, *(t.reshape(len(k), rows, -1) for t in pair)
+    pairs = zip(sources, axes, strict=True)
+    shared = [source for source, axis in pairs if axis == SHARED]
+    if not shared:
+        return
+    entries = rows * sum(source.step.numel() for source in shared)
+    each_row = torch.eye(rows, dtype=y.dtype, device=y.device)[None, :, :, None]
+    for k in _chunks(torch.arange(outputs, device=y.device), most / entries):
+        weights = (each_row * unit[k][:, None, None]).flatten(0, 1)
+        gradients = _gradients(y, shared, weights, graph)
+        for source, g in zip(shared, gradients, strict=True):
+            scaled = source.times(g)
+            yield k, source, *(t.reshape(len(k), rows, -1) for t in (g, scaled))
+
+
+def _chunks(k: Tensor, size: float) -> tuple[Tensor, ...]:
+    return k.split(int(min(max(1, size), len(k))))
 
 
 def _gradients(
-    y: Tensor, located: Located, weights: Tensor, graph: bool = False
+    y: Tensor, sources: list[Source], weights: Tensor, graph: bool
 ) -> list[Tensor]:
     """Return gradients of shape (weights, *step) for each source."""
-    if not located:
-        return []
-    steps = [source.step for source, _ in located]
+    steps = [source.step for source in sources]
     options: Any = {"retain_graph": True, "create_graph": graph}
     options |= {"allow_unused": True, "materialize_grads": True}
     try:
@@ -125,28 +157,23 @@ def _gradients(
         return [torch.stack(g) for g in zip(*found, strict=True)]
 
 
-def _locate_rows(y: Tensor, sources: list[Source]) -> Located:
-    """Return the sources that y depends on, with the axis of each that belongs to y's rows.
-
-    One pass with weights and one with weights times the row's number show whose an entry is.
-    """
-    if not y.requires_grad or not sources:
-        return []
+def _row_weights(y: Tensor) -> Tensor:
+    """Return weights of all outputs, and these times the row's number."""
     rows, outputs = y.shape
     seeded = torch.Generator().manual_seed(0)
     weight = 1 + torch.rand(outputs, generator=seeded).to(y)
     number = torch.arange(1, rows + 1).to(y)[:, None]
-    weights = torch.stack([weight.expand(rows, outputs), weight * number])
-    everything = [(source, SHARED) for source in sources]
-    located = []
-    for source, g in zip(sources, _gradients(y, everything, weights), strict=True):
-        if bool(g.any()):
-            located.append((source, _row_axis(g[0], g[1], rows)))
-    return located
+    return torch.stack([weight.expand(rows, outputs), weight * number])
 
 
-def _row_axis(g: Tensor, numbered: Tensor, rows: int) -> int:
-    """Return the axis along which an entry's row changes, SHARED if it belongs to several."""
+def _row_axis(gradients: Tensor, rows: int) -> int | None:
+    """Return the axis along which an entry's row changes, SHARED if it belongs to several.
+
+    None if no output depends on it.
+    """
+    if not bool(gradients.any()):  # autograd gives zeros of another shape then
+        return None
+    g, numbered = gradients[:2]
     bound = 1e-3 * float(g.abs().amax())
     for axis, n in enumerate(g.shape):
         if n < rows or n % rows:

@@ -224,7 +224,7 @@ def _with_known_variance(run: Propagation, x: RandomTensor) -> RandomTensor:
     units = x.mean.numel() / (len(x.mean) if x.mean.ndim else 1)
     if run.sampled or x.known or not x.exact or units > SETTINGS.max_units:
         return x
-    var, _, _ = output_variances(x.dev, run.sources, graph=run.grad)
+    var = output_variances(x.dev, run.sources, graph=run.grad).total
     return replace(x, var=var, known=True)
 
 

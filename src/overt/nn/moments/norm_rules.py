@@ -8,10 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from overt.nn.graph.record import UnsupportedError, aten
+from overt.nn.graph.record import UnsupportedError, aten, op_info
 from overt.nn.moments.linear_rules import add, linear, multiply, windows
 from overt.nn.moments.registry import rule, unknown_operation
-from overt.nn.moments.values import SETTINGS, Propagation, RandomTensor, Value
+from overt.nn.moments.values import (
+    SETTINGS,
+    Points,
+    Propagation,
+    RandomTensor,
+    Value,
+)
 
 MAX_LOGIT_DEVIATION = 3.0
 """Standard deviation of logits, weighted by probability, beyond which a softmax is sampled.
@@ -177,8 +183,19 @@ def batch_norm(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
 
 @rule("max_pool2d_with_indices max_pool3d_with_indices")
 def max_pool(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
-    """Take the largest of independent normal entries, one after the other (Clark)."""
+    """Take the largest of independent normal entries, one after the other (Clark).
+
+    Where a window has one random number, as after Dropout2d, the maximum is a function of it.
+    """
+    axes = int(op_info(func).name[len("max_pool")])
+    root = args[0].root
+    shape = root.mean.shape
+    alone = len(shape) == len(args[0].shape) and shape[-axes:].numel() == 1
+    if root.law is not None and alone:
+        return [_largest_at_each_number(func, args, axes)]
     x = args[0].moments(run)
+    if not x.independent:  # the entries of a window may share noise
+        run.unknown[op_info(func).name] = None
     far = float(x.mean.detach().abs().amax() + x.var.detach().amax().sqrt())
     found = windows(run, func, args, -10 * far)
     if found is None or found.shape[-1] > SETTINGS.max_window:
@@ -188,6 +205,21 @@ def max_pool(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
     rest = (var - (slopes * slopes * x.var).sum(-1)).clamp(min=0)
     dev = (run.fixed(slopes) * x.dev).sum(-1) + run.source(rest, rest=True)
     return [Value(x.approximated(mean=mean, var=var, dev=dev))]
+
+
+def _largest_at_each_number(func: Any, args: Any, axes: int) -> Value:
+    """Return the maxima as an entrywise function of the random numbers."""
+    given = args[0]
+    like = torch.empty(given.shape, device="meta")
+    shape = func(like, *args[1:])[0].shape
+
+    def function(points: Points, cache: dict[Value, Tensor]) -> Tensor:
+        y = given.at(points, cache)
+        y = y.expand(*y.shape[: -len(shape)], *given.shape)
+        pooled = func(y.reshape(-1, *given.shape[-axes - 1 :]), *args[1:])[0]
+        return pooled.reshape(*y.shape[: -axes - 1], *pooled.shape[1:])
+
+    return Value(given.root, function, length=given.length + 1, shape=shape)
 
 
 def largest_of_normals(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,6 +26,7 @@ from overt.nn.graph.record import (
 )
 from overt.nn.moments import linear_rules, norm_rules  # noqa: F401 (they register their rules)
 from overt.nn.moments.backward import (
+    OutputVariances,
     output_covariances,
     output_variances,
     variance_along,
@@ -39,12 +39,13 @@ from overt.nn.moments.registry import (
     unknown_operation,
 )
 from overt.nn.moments.values import (
+    NORMAL,
     SETTINGS,
+    UNIFORM,
     Law,
     Propagation,
     RandomTensor,
     Value,
-    hermite,
 )
 
 HALF_PRECISION = (torch.float16, torch.bfloat16)
@@ -90,16 +91,6 @@ def apply_rule(
 # -- random calls ---------------------------------------------------------------------------------
 
 
-def _uniform_law(n: int = 64) -> Law:
-    nodes, weights = np.polynomial.legendre.leggauss(n)
-    return Law(
-        torch.as_tensor((nodes + 1) / 2), torch.as_tensor(weights / 2), lambda u: u
-    )
-
-
-UNIFORM = _uniform_law()
-NORMAL = Law(*hermite(32), torch.special.ndtri)
-
 _DRAWS = {
     "rand": (0.5, 1 / 12, UNIFORM),
     "rand_like": (0.5, 1 / 12, UNIFORM),
@@ -119,8 +110,6 @@ def draw(run: Propagation, call: Call, args: Any) -> Any:
     if name != "bernoulli" and name not in _DRAWS:
         raise UnsupportedError(f"{name} returns random numbers of a law without a rule")
     out = out.to(torch.promote_types(torch.float32, run.dtype))
-    if out.numel() <= (len(out) if out.ndim else 1):  # one number for a row
-        run.coarse.add(run.draws + 1)
     if name == "bernoulli":
         p = args[1] if len(args) > 1 else args[0]
         if isinstance(p, Value):
@@ -223,11 +212,11 @@ class PropagatedOutput:
         return mean
 
     @cached_property
-    def variances(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The variance of each output, the part of it that is rests, and what is left out."""
+    def variances(self) -> OutputVariances:
+        """The variance of each output, and what is known of its parts."""
         if self.output.known:
             var = self.run.fixed(self.output.var)
-            return var, torch.zeros_like(var), torch.zeros_like(var)
+            return OutputVariances(var, *[torch.zeros_like(var)] * 3)
         return self._differentiated(output_variances)
 
     def covariances(self) -> Tensor:
@@ -247,13 +236,17 @@ class PropagatedOutput:
             found = function(self.output.dev, self.run.sources, *args, graph=graph)
         except RuntimeError as error:  # a derivative that an operation does not have
             raise UnsupportedError(str(error).splitlines()[0][:100]) from error
-        return found if graph else map_tree(found, Tensor.detach)
+        if graph:
+            return found
+        if isinstance(found, Tensor):
+            return found.detach()
+        return OutputVariances(*(part.detach() for part in found))
 
     @property
     def finite(self) -> bool:
         """Whether mean and variances are numbers."""
         means = torch.isfinite(self.mean).all()
-        return bool(means & torch.isfinite(self.variances[0]).all())
+        return bool(means & torch.isfinite(self.variances.total).all())
 
 
 def propagate(recording: Recording, run: Propagation | None = None) -> PropagatedOutput:
@@ -319,6 +312,11 @@ def interpret(recording: Recording, run: Propagation) -> RandomTensor | Tensor:
             return leaf.moments(run).mean
         return leaf.at({leaf.root: leaf.root.mean}, {})
 
+    def again(call: Call) -> bool:
+        """Whether a certain result depends on inputs that were not recorded."""
+        used = tensors((*call.args, *call.kwargs.values()))
+        return recording.reused and any(id(tensor) in made for tensor in used)
+
     with torch.set_grad_enabled(run.grad or not run.sampled):
         for call in recording.calls:
             if not call.noisy and not run.grad:
@@ -330,7 +328,9 @@ def interpret(recording: Recording, run: Propagation) -> RandomTensor | Tensor:
                 args = map_tree(args, at_mean)
                 kwargs = map_tree(kwargs, at_mean)
                 given = find_values((*args, *kwargs.values()))
-            if not call.noisy and (given or not needs_grad(args, kwargs)):
+            if not call.noisy and (
+                given or not (again(call) or needs_grad(args, kwargs))
+            ):
                 continue  # only a shape is used, or there is nothing to differentiate
             if call.noise or given:
                 out = apply_rule(run, call, args, kwargs, given)

@@ -30,7 +30,7 @@ _EXACT = """
     celu clamp clone col2im constant_pad_nd convolution copy cos cumsum detach diag_embed diagonal
     div dot elu embedding erf exp expand fill flip gather ge gelu gt hardsigmoid hardswish hardtanh
     im2col index index_add index_copy index_put index_select le leaky_relu log1p lt mask masked_fill
-    masked_scatter mean mish mm mul mv native_batch_norm neg permute
+    masked_scatter max_pool2d_with_indices mean mish mm mul mv native_batch_norm neg permute
     pixel_shuffle pixel_unshuffle pow rand rand_like randn randn_like reflection_pad1d
     reflection_pad2d relu repeat replication_pad2d roll rsub scatter scatter_add select
     select_scatter sigmoid silu sin slice slice_scatter softplus split split_with_sizes sqrt squeeze
@@ -89,6 +89,9 @@ def combined_flags(given: list[RandomTensor]) -> dict[str, Any]:
     Sources that are functions of the same noise count as uncorrelated, which they need not be; a
     product of independent deviations is uncorrelated with whatever is affine in the noise.
     """
+    if len(given) == 1:  # most calls
+        names = ("noises", "exact", "known", "independent", "derived")
+        return {name: getattr(given[0], name) for name in names}
     noises = frozenset().union(*(one.noises for one in given))
     disjoint = len(noises) == sum(len(one.noises) for one in given)
     derived = max(one.derived for one in given)

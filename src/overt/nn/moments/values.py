@@ -81,6 +81,17 @@ class Law:
         return len(self.nodes) == 2
 
 
+def _uniform_law(n: int = 64) -> Law:
+    nodes, weights = np.polynomial.legendre.leggauss(n)
+    return Law(
+        torch.as_tensor((nodes + 1) / 2), torch.as_tensor(weights / 2), lambda u: u
+    )
+
+
+UNIFORM = _uniform_law()
+NORMAL = Law(*hermite(32), torch.special.ndtri)
+
+
 @dataclass(frozen=True, eq=False)
 class RandomTensor:
     """Mean, variance per entry and deviation of a tensor.
@@ -143,6 +154,7 @@ class Source:
 
     `rest`: the part of a function's variance that a linear map leaves, not noise itself. `doubt`:
     a second-order effect that is left out of the variance, and counts in its error estimate only.
+    `normal`: independent normal numbers, whose sums are normal however few they are.
     """
 
     step: Tensor
@@ -150,6 +162,7 @@ class Source:
     covariance: Any = None
     rest: bool = False
     doubt: bool = False
+    normal: bool = False
 
     def times(self, g: Tensor) -> Tensor:
         """Return Cov @ g for gradients g of shape (n, *step.shape)."""
@@ -167,8 +180,8 @@ class Propagation:
 
     A product f(x, y) of factors that share noise leaves E f(t_x, t_y) out of its mean: a sampled
     pass appends f(t_x, t_y) to `cross`, and their means with standard errors are the `corrections`
-    of another pass. `shared` is how much the products may miss, in standard deviations. Noise of
-    random calls in `coarse` is one number for a row; noise has at least the precision of `dtype`.
+    of another pass. `shared` is how much the products may miss, in standard deviations. Noise has
+    at least the precision of `dtype`.
     """
 
     sampled: bool = False
@@ -180,7 +193,6 @@ class Propagation:
     unknown: dict[str, None] = field(default_factory=dict)
     shared: float = 0.0
     draws: int = 0
-    coarse: set[int] = field(default_factory=set)
     dtype: torch.dtype = torch.float32
 
     def source(self, var: Tensor, **kind: Any) -> Tensor:
@@ -206,7 +218,8 @@ class Propagation:
         """Return new independent entries."""
         self.draws += 1
         noises = frozenset({self.draws})
-        return Value(RandomTensor(mean, var, self.source(var), noises, law))
+        dev = self.source(var, normal=law is NORMAL)
+        return Value(RandomTensor(mean, var, dev, noises, law))
 
     def fixed(self, value: Any) -> Any:
         """Return a factor of a deviation, without gradients unless the pass has them."""
