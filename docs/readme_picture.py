@@ -26,7 +26,7 @@ M = rng.standard_normal((30, 5)) @ rng.standard_normal((5, 20)) / 5
 net = overt.LinearNetwork(M, 10, overt.Dropout(0.5))
 run = net.train(40_000, lambda t: 2e-3 / (1 + t / 6000), seeds=8)
 figure, axes = plt.subplots(figsize=(7.5, 3.2), layout="constrained")
-axes.loglog(np.maximum(run.steps, 1), run.objective.T, color="C0", lw=0.8)
+axes.loglog(run.steps[1:], run.objective[:, 1:].T, color="C0", lw=0.8)
 axes.plot([], [], color="C0", label="SGD with dropout, 8 starts")
 axes.axhline(
     net.solve().objective, color="C1", ls="--", label="exact minimum, computed"

@@ -34,7 +34,7 @@ CLOSURES = {
     "predictive_moments": 18,
     "mc_moments": 10,
     "without_noise": 19,
-    "audit": 35,
+    "audit": 29,
     "compress": 21,
     "PGD": 14,
     "robust_error": 23,

@@ -1,4 +1,4 @@
-"""Bad input is refused at the door with a message that names the argument and what was seen."""
+"""Bad input is refused with a message that names the argument and what was seen."""
 
 import math
 
@@ -62,7 +62,7 @@ BAD_DROP_PROBS = {
     "complex": (0.5j, "0.5j"),
     "single-complex": (np.complex64(0.5), "0.5"),
 }
-DROP_PROB_DOORS = {
+DROP_PROB_CALLS = {
     "Dropout": Dropout,
     "DropBlock": lambda p: DropBlock(p, 2),
     "DropConnect": DropConnect,
@@ -77,18 +77,22 @@ DROP_PROB_DOORS = {
 
 
 @table(BAD_DROP_PROBS)
-@pytest.mark.parametrize("door", DROP_PROB_DOORS.values(), ids=DROP_PROB_DOORS.keys())
-def test_bad_drop_prob(door, case):
+@pytest.mark.parametrize(
+    "call_it", DROP_PROB_CALLS.values(), ids=DROP_PROB_CALLS.keys()
+)
+def test_bad_drop_prob(call_it, case):
     value, seen = case
-    refuse(lambda: door(value), "drop_prob", "[0, 1)", seen)
+    refuse(lambda: call_it(value), "drop_prob", "[0, 1)", seen)
 
 
 @pytest.mark.parametrize(
     "value", [0, 0.25, np.float32(0.25), np.array(0.25), torch.tensor(0.25)], ids=repr
 )
-@pytest.mark.parametrize("door", DROP_PROB_DOORS.values(), ids=DROP_PROB_DOORS.keys())
-def test_any_kind_of_number_is_a_good_drop_prob(door, value):
-    door(value)
+@pytest.mark.parametrize(
+    "call_it", DROP_PROB_CALLS.values(), ids=DROP_PROB_CALLS.keys()
+)
+def test_any_kind_of_number_is_a_good_drop_prob(call_it, value):
+    call_it(value)
 
 
 BAD_DROP_PROB_SEQUENCES = {
@@ -157,7 +161,7 @@ BAD_ENTRIES = {
         "complex64",
     ),
 }
-ARRAY_DOORS = {
+ARRAY_CALLS = {
     "shallow-U": ("U", (2, 4), lambda x: penalty.shallow(x, V, HALF)),
     "shallow-V": ("V", (3, 4), lambda x: penalty.shallow(U, x, HALF)),
     "tied-U": ("U", (2, 4), lambda x: penalty.tied(x, HALF)),
@@ -261,14 +265,14 @@ ARRAY_DOORS = {
 
 @table(BAD_ENTRIES)
 @pytest.mark.parametrize(
-    ("name", "shape", "door"), ARRAY_DOORS.values(), ids=ARRAY_DOORS.keys()
+    ("name", "shape", "call_it"), ARRAY_CALLS.values(), ids=ARRAY_CALLS.keys()
 )
-def test_bad_array(name, shape, door, case):
+def test_bad_array(name, shape, call_it, case):
     make, *fragments = case
-    refuse(lambda: door(make(shape)), f"{name} must", *fragments)
+    refuse(lambda: call_it(make(shape)), f"{name} must", *fragments)
 
 
-SECOND_MOMENT_DOORS = {
+SECOND_MOMENT_CALLS = {
     "shallow": lambda C: penalty.shallow(U, V, HALF, C),
     "shallow-dropconnect": lambda C: penalty.shallow(U, V, DropConnect(0.5), C),
     "tied": lambda C: penalty.tied(V, HALF, C),
@@ -290,11 +294,11 @@ BAD_SECOND_MOMENTS = {
 
 @table(BAD_SECOND_MOMENTS)
 @pytest.mark.parametrize(
-    "door", SECOND_MOMENT_DOORS.values(), ids=SECOND_MOMENT_DOORS.keys()
+    "call_it", SECOND_MOMENT_CALLS.values(), ids=SECOND_MOMENT_CALLS.keys()
 )
-def test_bad_second_moment(door, case):
+def test_bad_second_moment(call_it, case):
     C, *fragments = case
-    refuse(lambda: door(C), "second_moment", *fragments)
+    refuse(lambda: call_it(C), "second_moment", *fragments)
 
 
 BAD_WHOLE_NUMBERS = {
@@ -306,7 +310,7 @@ BAD_WHOLE_NUMBERS = {
     "text": ("2", "whole number", "'2'"),
     "none": (None, "whole number", "None"),
 }
-WHOLE_NUMBER_DOORS = {
+WHOLE_NUMBER_CALLS = {
     "KSupport-k": ("k", KSupport),
     "DropBlock-block_size": ("block_size", lambda n: DropBlock(0.5, n)),
     "mean-width": ("width", HALF.mean),
@@ -344,11 +348,11 @@ WHOLE_NUMBER_DOORS = {
 
 @table(BAD_WHOLE_NUMBERS)
 @pytest.mark.parametrize(
-    ("name", "door"), WHOLE_NUMBER_DOORS.values(), ids=WHOLE_NUMBER_DOORS.keys()
+    ("name", "call_it"), WHOLE_NUMBER_CALLS.values(), ids=WHOLE_NUMBER_CALLS.keys()
 )
-def test_bad_whole_number(name, door, case):
+def test_bad_whole_number(name, call_it, case):
     value, *fragments = case
-    refuse(lambda: door(value), f"{name} must", *fragments)
+    refuse(lambda: call_it(value), f"{name} must", *fragments)
 
 
 BAD_WEIGHTS = {
@@ -360,7 +364,7 @@ BAD_WEIGHTS = {
     "number-text": ("1.5", "number", "'1.5'"),
     "complex": (1j, "number", "1j"),
 }
-WEIGHT_DOORS = {
+WEIGHT_CALLS = {
     "SquaredNuclear": lambda w: SquaredNuclear().prox(S, w),
     "optimality": lambda w: SquaredNuclear().optimality(S, S, w),
     "KSupport": lambda w: KSupport(2).prox(S, w),
@@ -373,10 +377,10 @@ WEIGHT_DOORS = {
 
 
 @table(BAD_WEIGHTS)
-@pytest.mark.parametrize("door", WEIGHT_DOORS.values(), ids=WEIGHT_DOORS.keys())
-def test_bad_weight(door, case):
+@pytest.mark.parametrize("call_it", WEIGHT_CALLS.values(), ids=WEIGHT_CALLS.keys())
+def test_bad_weight(call_it, case):
     value, *fragments = case
-    refuse(lambda: door(value), "weight must", *fragments)
+    refuse(lambda: call_it(value), "weight must", *fragments)
 
 
 BAD_SEEDS = {
@@ -385,7 +389,7 @@ BAD_SEEDS = {
     "fraction": (0.5, "whole number", "0.5"),
     "legacy": (np.random.RandomState(0), "whole number", "RandomState"),
 }
-SEED_DOORS = {
+SEED_CALLS = {
     "Dropout": lambda seed: HALF.sample(3, 2, seed),
     "DropConnect": lambda seed: DropConnect(0.5).sample(3, 2, seed),
     "DropBlock": lambda seed: DropBlock(0.5, 1).sample(3, 2, seed),
@@ -395,10 +399,10 @@ SEED_DOORS = {
 
 
 @table(BAD_SEEDS)
-@pytest.mark.parametrize("door", SEED_DOORS.values(), ids=SEED_DOORS.keys())
-def test_bad_seed(door, case):
+@pytest.mark.parametrize("call_it", SEED_CALLS.values(), ids=SEED_CALLS.keys())
+def test_bad_seed(call_it, case):
     value, *fragments = case
-    refuse(lambda: door(value), "seed must", *fragments)
+    refuse(lambda: call_it(value), "seed must", *fragments)
 
 
 BAD_NOISES = {
@@ -406,7 +410,7 @@ BAD_NOISES = {
     "word": ("dropout", "'dropout'"),
     "class": (Dropout, "Dropout"),
 }
-NOISE_DOORS = {
+NOISE_CALLS = {
     "shallow": lambda noise: penalty.shallow(U, V, noise),
     "tied": lambda noise: penalty.tied(U, noise),
     "hidden": lambda noise: penalty.hidden(U, H, noise),
@@ -415,11 +419,14 @@ NOISE_DOORS = {
 
 
 @table(BAD_NOISES)
-@pytest.mark.parametrize("door", NOISE_DOORS.values(), ids=NOISE_DOORS.keys())
-def test_bad_noise(door, case):
+@pytest.mark.parametrize("call_it", NOISE_CALLS.values(), ids=NOISE_CALLS.keys())
+def test_bad_noise(call_it, case):
     value, seen = case
     refuse(
-        lambda: door(value), "noise must", "Dropout, DropBlock or CovarianceNoise", seen
+        lambda: call_it(value),
+        "noise must",
+        "Dropout, DropBlock or CovarianceNoise",
+        seen,
     )
 
 

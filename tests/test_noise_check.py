@@ -89,6 +89,27 @@ def test_a_noise_whose_sample_takes_no_seed_is_refused_in_words():
         overt.LinearNetwork(M, 3, Seedless(np.eye(3)))
 
 
+class NotArrays(OwnNoise):
+    """A noise one of whose methods returns something other than an array."""
+
+    def __init__(self, method, value):
+        super().__init__(np.eye(3))
+        setattr(self, method, lambda *args, **kwargs: value)
+
+
+@pytest.mark.parametrize("value", [None, [1.0, 1.0, 1.0], "ones", np.array(["a"])])
+@pytest.mark.parametrize(
+    "method", ["mean", "characteristic", "relative_variance", "sample"]
+)
+def test_a_noise_that_returns_no_array_of_numbers_is_refused_in_words(method, value):
+    noise = NotArrays(method, value)
+    words = rf"NotArrays: {method}\(.*\) must return a NumPy array of numbers, got"
+    with pytest.raises(TypeError, match=words):
+        overt.LinearNetwork(M, 3, noise)
+    with pytest.raises(TypeError, match=words):
+        overt.DeepLinearNetwork(M, (3, 3), noise=noise)
+
+
 RIGHT = {
     "correlated": OwnNoise(PAIRED),
     "singular": OwnNoise(np.ones((3, 3))),

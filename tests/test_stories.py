@@ -53,7 +53,7 @@ def test_the_page_is_one_file_with_all_results(toured):
     for story in toured["stories"]:
         assert story["headline"] in text
     assert "accepted: proof.json" in text
-    assert text.count("\n  Correction: ") == 10
+    assert text.count("\n  Correction: ") == 4
 
 
 def test_a_claim_that_does_not_hold_is_reported(tmp_path, monkeypatch):

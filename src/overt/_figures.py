@@ -147,7 +147,10 @@ def draw_band(
     axes: Any, steps: Any, values: Any, color: str, label: str | None = None
 ) -> None:
     """Plot the mean over seeds and the band from the lowest to the highest."""
-    steps, values = np.maximum(np.asarray(steps), 1), np.asarray(values)
+    # A logarithmic axis has no place for what was recorded before the first step.
+    shown = np.asarray(steps) > 0
+    steps = np.asarray(steps)[shown]
+    values = np.asarray(values)[..., shown]
     axes.fill_between(
         steps, np.nanmin(values, 0), np.nanmax(values, 0), color=color, alpha=0.2, lw=0
     )

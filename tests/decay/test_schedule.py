@@ -30,3 +30,17 @@ def test_schedules_are_cut_into_pieces():
     for name in ("noisy", "quiet"):
         with pytest.raises(InputError, match=f"{name} must be"):
             Schedule.annealing(7, 8, **{name: (0.1,)})
+
+
+@pytest.mark.parametrize(
+    ("convention", "decay", "rate"),
+    [
+        ("loss", lambda eta, lam: 1 - 2 * eta * lam, lambda eta: eta),
+        ("appendix", lambda eta, lam: 1 - eta * lam, lambda eta: eta),
+        ("pytorch", lambda eta, lam: 1 - eta * lam, lambda eta: 2 * eta),
+    ],
+)
+def test_conventions(convention, decay, rate):
+    eta, lam = effective(0.3, 0.07, convention)
+    assert 1 - 2 * eta * lam == pytest.approx(decay(0.3, 0.07))
+    assert eta == pytest.approx(rate(0.3))

@@ -9,11 +9,8 @@ import pytest
 import torch
 
 from overt import Entries, InputError
-from overt._progress import Meter
 from overt.decay import (
-    Phase,
     Schedule,
-    effective,
     entry_draws,
     initial_weights,
     kernels,
@@ -98,20 +95,6 @@ def test_scales_are_folded_in_before_they_underflow():
         results.append([scale * F, M, scale * G])
     for a, b in zip(*results, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-13)
-
-
-@pytest.mark.parametrize(
-    ("convention", "decay", "rate"),
-    [
-        ("loss", lambda eta, lam: 1 - 2 * eta * lam, lambda eta: eta),
-        ("appendix", lambda eta, lam: 1 - eta * lam, lambda eta: eta),
-        ("pytorch", lambda eta, lam: 1 - eta * lam, lambda eta: 2 * eta),
-    ],
-)
-def test_conventions(convention, decay, rate):
-    eta, lam = effective(0.3, 0.07, convention)
-    assert 1 - 2 * eta * lam == pytest.approx(decay(0.3, 0.07))
-    assert eta == pytest.approx(rate(0.3))
 
 
 def test_result_does_not_depend_on_workers_records_or_other_seeds():
@@ -238,58 +221,6 @@ def test_saves_loads_and_compares(tmp_path):
     )
 
 
-def test_schedules():
-    annealing = Schedule.annealing(1000, 2000)
-    assert annealing.steps == 3500
-    assert annealing.phases[1] == Phase(1000, 0.4, 0.025)
-    periodic = Schedule.periodic(2, 10, warm_up=None, convention="loss")
-    assert [p.learning_rate for p in periodic.phases] == [0.1, 0.4, 0.1, 0.4]
-    assert periodic.until(15).steps == 15
-    assert periodic.pieces([5, 10, 35]) == [
-        (0, 5, periodic.phases[0]),
-        (5, 10, periodic.phases[0]),
-        (10, 20, periodic.phases[1]),
-        (20, 30, periodic.phases[2]),
-        (30, 35, periodic.phases[3]),
-        (35, 40, periodic.phases[3]),
-    ]
-
-
-BAD = {
-    "a rate that turns weights around": lambda p: Schedule.constant(5, 1.0, 0.5),
-    "an unknown convention": lambda p: Schedule.constant(
-        5, 0.1, 0.1, convention="torch"
-    ),
-    "phases that are no triples": lambda p: Schedule.of([(1, 2)]),
-    "no phases": lambda p: Schedule(()),
-    "a problem that is none": lambda p: simulate(np.eye(2)),
-    "a schedule that is none": lambda p: simulate(p, schedule="annealing"),
-    "records outside": lambda p: simulate(
-        p, schedule=Schedule.constant(5, 0.1, 0.1), records=[9]
-    ),
-    "no seeds": lambda p: simulate(
-        p, schedule=Schedule.constant(5, 0.1, 0.1), seeds=[]
-    ),
-    "weights of the wrong shape": lambda p: simulate(p, 3, 4, init=[np.eye(2)] * 3),
-    "an index outside": lambda p: Entries([2], [0], [1.0], (2, 2)),
-    "lists of different length": lambda p: Entries([0, 1], [0], [1.0], (2, 2)),
-    "a value that is not finite": lambda p: Entries([0], [0], [np.nan], (2, 2)),
-    "no entries": lambda p: Entries([], [], [], (2, 2)),
-    "indices that are not whole": lambda p: Entries([0.5], [0], [1.0], (2, 2)),
-    "a truth of another shape": lambda p: Entries(
-        [0], [0], [1.0], (2, 2), truth=np.ones((3, 2))
-    ),
-    "too many entries": lambda p: Entries.sample(np.ones((2, 2)), 5),
-    "epsilon 0": lambda p: two_by_two(0.0),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_refused(name):
-    with pytest.raises(InputError):
-        BAD[name](two_by_two(0.5))
-
-
 def test_problem_derivatives_and_errors():
     rng = np.random.default_rng(1)
     truth = rng.standard_normal((2, 3))
@@ -306,13 +237,6 @@ def test_problem_derivatives_and_errors():
     full = np.where(rng.random((3, 3)) < 0.5, np.nan, 1.0)
     full[0, 0] = 1.0
     assert len(Entries.from_matrix(full)) == np.sum(~np.isnan(full))
-
-
-def test_the_bar_is_told_of_every_step_of_every_run(monkeypatch):
-    told = []
-    monkeypatch.setattr(Meter, "advance", lambda self, n=1, **_: told.append(n))
-    simulate(two_by_two(0.3), 3, 4, Schedule.constant(40, 0.1, 0.01), 3, records=5)
-    assert sum(told) == 3 * 40
 
 
 @pytest.mark.parametrize("value", [1e9, -1e9])

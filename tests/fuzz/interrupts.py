@@ -43,7 +43,7 @@ LINES = {
         2.0,
     ),
     "compress": (
-        "compress net.py:build --data d.npz --keep 0.5 --by mask --draws 3000",
+        "compress net.py:build --data d.npz --keep 0.5 --recover 30000",
         2.0,
     ),
     "tour": ("tour --out tour", 4.0),

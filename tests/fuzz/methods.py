@@ -435,11 +435,11 @@ MORE = {
             noisy.audit, model=by.NET, data=(X, torch.zeros(6, 2)), loss="mse", passes=1
         ),
         "nn.compress whole": whole(
-            noisy.compress, model=by.NET, keep=0.5, example=X, by="flow", draws=2
+            noisy.compress, model=by.NET, keep=0.5, example=X, by="flow"
         ),
         "nn.compress with data": whole(
             noisy.compress,
-            {"by": "mask", "draws": 2},
+            {"by": "flow", "recover": 2},
             model=by.NET,
             keep=0.5,
             example=X,

@@ -7,7 +7,7 @@ import pytest
 
 import overt
 from overt.linear import inverse_decay, kernels, reference, training
-from overt.linear.sampling import DATA, Samples, samples_of_target
+from overt.linear.regression import DATA, Samples, samples_of_target
 
 
 class OneOfTwo(overt.noise.Noise):

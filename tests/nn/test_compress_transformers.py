@@ -62,6 +62,11 @@ def test_a_model_is_made_smaller_saved_and_loaded_with_its_configuration(
     loaded = load_compressed(tmp_path / "small.safetensors")
     assert type(loaded) is type(model)
     torch.testing.assert_close(loaded(IDS).logits, small(IDS).logits, rtol=0, atol=0)
+    shorter = IDS[:2, :4]
+    assert loaded(shorter).logits.shape == model(shorter).logits.shape
+    if model.can_generate():  # with a cache of keys and values
+        words = loaded.generate(IDS, max_new_tokens=3, do_sample=False, pad_token_id=0)
+        assert words.shape == (3, 10)
 
 
 @pytest.mark.parametrize("heads", [4, 2])

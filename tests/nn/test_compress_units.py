@@ -1,16 +1,14 @@
 """compress by units: what shrinks together, which units stay, and how readers are refitted."""
 
-import copy
 
 import numpy as np
 import pytest
 import torch
 from compress_zoo import ZOO, Heads, build
-from nn_oracles import Multiplied
 from torch import nn
 from torch.nn import functional
 
-from overt.nn import Dropout, compress, load_compressed, save_compressed
+from overt.nn import compress, load_compressed, save_compressed
 
 
 def batches(inputs, classes=3, count=2, seed=0):
@@ -79,70 +77,6 @@ def test_units_that_nothing_reads_are_removed_and_nothing_changes(name):
     small, report = compress(model, {maker: 0.5}, example_of(inputs), by="flow")
     assert [(c.before, c.after) for c in report.changes] == [(count, count // 2)]
     torch.testing.assert_close(small(*inputs), expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "noise", [nn.Dropout(0.5), Dropout(0.5)], ids=["torch", "overt"]
-)
-def test_a_mask_is_what_dropout_draws(noise):
-    """The smaller network is the large one with that mask, survivors scaled as in training."""
-
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b = nn.Linear(4, 10), nn.Linear(10, 3)
-            self.drop = nn.Identity() if noise == "functional" else noise
-
-        def forward(self, x):
-            h = self.drop(torch.relu(self.a(x)))
-            if noise == "functional":
-                h = functional.dropout(h, 0.5, self.training)
-            return self.b(h)
-
-    torch.manual_seed(0)
-    model = Net()
-    x = torch.randn(40, 4)
-    small, report = compress(model, 0.5, x, batches((x,)), "mask", of="units", draws=5)
-    assert len(report.losses) == 5
-    kept = (small.a.weight[:, None] == model.a.weight[None]).all(2).any(0)
-    assert kept.sum() == 5
-    masked = copy.deepcopy(model).eval()
-    masked.b = nn.Sequential(Multiplied(2.0 * kept), model.b)
-    torch.testing.assert_close(small.eval()(x), masked(x))
-
-
-def test_the_best_mask_of_all_is_kept():
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Linear(4, 4), nn.ReLU(), nn.Dropout(0.5), nn.Linear(4, 3)
-    ).eval()
-    x, y = torch.randn(50, 4), torch.randint(3, (50,))
-    _, report = compress(model, 0.5, x, [(x, y)], "mask", of="units", draws=60)
-    losses = []
-    for i in range(4):
-        for j in range(i):
-            mask = torch.zeros(4)
-            mask[[i, j]] = 2.0
-            masked = nn.Sequential(model[0], model[1], Multiplied(mask), model[3])
-            losses.append(float(functional.cross_entropy(masked(x), y).detach()))
-    assert report.after.loss == pytest.approx(min(losses), rel=1e-5)
-    assert report.losses.min() == pytest.approx(min(losses), rel=1e-5)
-    assert set(np.round(report.losses, 5)) <= set(np.round(losses, 5))
-
-
-def test_only_layers_on_which_dropout_acts_lose_units_by_mask():
-    model, inputs = build("residual")
-    small, report = compress(model, 0.5, *inputs, batches(inputs), "mask")
-    assert report.changes == ()
-    assert "no dropout" in dict(report.skipped)["stem"]
-    assert torch.equal(small(*inputs), model(*inputs))
-    _, named = compress(
-        model, {"blocks.0.conv1": 0.5}, *inputs, batches(inputs), "mask", draws=2
-    )
-    assert [change.layers for change in named.changes] == [("blocks.0.conv1",)]
-    model, inputs = build("line")
-    _, channels = compress(model, 0.5, *inputs, batches(inputs), "mask", draws=2)
-    assert [change.layers for change in channels.changes] == [("0",)]
 
 
 def test_flow_is_the_weights_norm_times_the_activation():

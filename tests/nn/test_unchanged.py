@@ -1,5 +1,6 @@
 """A call leaves the user's model bit for bit as it was: random models, calls, options, Ctrl-C."""
 
+import copy
 import os
 import random
 import signal
@@ -15,6 +16,8 @@ from torch.nn import functional as F
 
 from overt import InputError
 from overt import nn as onn
+from overt.nn import audit, compress  # first: the import of rich moves a generator
+from overt.nn.data.rng import preserve_rng
 
 # How many random calls; more with OVERT_FUZZ=10000 in the environment.
 CALLS = int(os.environ.get("OVERT_FUZZ", "60"))
@@ -70,7 +73,28 @@ def bias_of_gradient(model, x, outputs):
     )
 
 
-MODELS = (Wild, WritesParameters, Branching, Failing, seeded_layers, recurrent)
+class Attentive(nn.Module):
+    """Torch's attention, which compress replaces, and noise from three generators."""
+
+    def __init__(self):
+        super().__init__()
+        self.attend = nn.MultiheadAttention(4, 2, dropout=0.2, batch_first=True)
+        self.mix = nn.Linear(4, 4)
+
+    def forward(self, x):
+        h = torch.stack([x, x * random.random()], 1) + np.random.rand()  # noqa: NPY002, S311
+        return self.mix(self.attend(h, h, h)[0]).sum(1)
+
+
+MODELS = (
+    Wild,
+    WritesParameters,
+    Branching,
+    Failing,
+    seeded_layers,
+    recurrent,
+    Attentive,
+)
 CALLED = (
     lambda m, x, r: onn.predictive_moments(m, x, draws=r.choice((None, 0, 10))),
     lambda m, x, r: onn.predictive_moments(m, x, covariance=True, draws=5),
@@ -79,7 +103,24 @@ CALLED = (
     lambda m, x, r: onn.explicit_penalty(m, x, loss=r.choice(("squared", "logistic"))),
     lambda m, x, r: bias_of_gradient(m, x, r.choice((2, 4))),
     lambda m, x, r: onn.Predictive(m).interval(x),
+    lambda m, x, r: audit(
+        m, (x, targets(m, x)), r.choice(("squared", "logistic")), passes=5
+    ),
+    lambda m, x, r: compress(
+        m,
+        r.choice((0.3, 0.9)),
+        x,
+        r.choice((None, (x, targets(m, x)))),
+        by=r.choice(("auto", "flow", "spectrum")),
+        loss="mse",
+    ),
 )
+
+
+def targets(model, x):
+    """Return zeros of the outputs' shape, from a copy of the model."""
+    with preserve_rng(), torch.no_grad():
+        return torch.zeros_like(copy.deepcopy(model)(x))
 
 
 def one_call(seed, interrupt=False):

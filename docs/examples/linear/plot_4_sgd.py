@@ -20,12 +20,12 @@ best = net.solve()
 run = net.train(steps=60_000, learning_rate=inverse_decay(2e-3, 6_000), seeds=10)
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 3.6), layout="constrained")
-steps = np.maximum(run.steps, 1)
-left.loglog(steps, run.objective.T, color="#1f6f8b", lw=0.7, alpha=0.6)
+steps = run.steps[1:]
+left.loglog(steps, run.objective[:, 1:].T, color="#1f6f8b", lw=0.7, alpha=0.6)
 left.axhline(best.objective, color="#c8553d", ls="--", label="exact optimum")
 left.set(xlabel="step", ylabel="objective")
 left.legend()
-right.loglog(steps, run.imbalance.T, color="#1f6f8b", lw=0.7, alpha=0.6)
+right.loglog(steps, run.imbalance[:, 1:].T, color="#1f6f8b", lw=0.7, alpha=0.6)
 right.set(xlabel="step", ylabel="imbalance of the hidden units")
 
 # %%

@@ -30,12 +30,12 @@ print(
 
 run = net.train(steps=1500, learning_rate=1e-2, seeds=3, batch_size=50)
 figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 3.6), layout="constrained")
-steps = np.maximum(run.steps, 1)
-left.loglog(steps, run.objective.T, color="#1f6f8b", lw=1)
+steps = run.steps[1:]
+left.loglog(steps, run.objective[:, 1:].T, color="#1f6f8b", lw=1)
 left.axhline(best.objective, color="#c8553d", ls="--", label="exact optimum")
 left.set(xlabel="step", ylabel="objective")
 left.legend()
-right.loglog(steps, run.imbalance.T, color="#1f6f8b", lw=1)
+right.loglog(steps, run.imbalance[:, 1:].T, color="#1f6f8b", lw=1)
 right.set(xlabel="step", ylabel="equalization gap")
 above = ", ".join(f"{ratio - 1:.0%}" for ratio in run.objective[:, -1] / best.objective)
 print(f"objective above the optimum after 1,500 steps: {above}")

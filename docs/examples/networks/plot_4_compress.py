@@ -30,7 +30,7 @@ model.eval()
 
 figure, axes = plt.subplots(figsize=(6.5, 3.5), layout="constrained")
 shares = [0.05, 0.1, 0.2, 0.35, 0.5, 1.0]
-for by, marker in (("mask", "o"), ("flow", "s"), ("spectrum", "^")):
+for by, marker in (("flow", "s"), ("spectrum", "^")):
     accuracy = []
     for keep in shares:
         small, _ = compress(model, keep, x[:32], (x[train], y[train]), by=by)

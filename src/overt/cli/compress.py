@@ -13,7 +13,7 @@ from typer import Option
 
 from overt._check import InputError
 from overt._io import ready, write_whole
-from overt.cli.base import AsJson, Seed, app, console, ended, show_path, show_table
+from overt.cli.base import AsJson, Seed, app, console, ended, show_path
 from overt.cli.models import Model, Points, Weights, build_model, read_examples
 
 EXAMPLE = 256
@@ -36,12 +36,9 @@ def compress(
     by: Annotated[
         str,
         Option(
-            help="Method: mask (best sub-network), flow (path norms), spectrum (low rank), auto."
+            help="Method: flow (units with the least flow go), spectrum (low rank), auto."
         ),
     ] = "auto",
-    draws: Annotated[
-        int, Option(min=1, help="Number of sub-networks that the method mask tries.")
-    ] = 32,
     loss: Annotated[
         str,
         Option(
@@ -91,7 +88,6 @@ def compress(
         choosing,
         by,
         of=of,
-        draws=draws,
         loss=loss,
         holdout=testing,
         recover=recover,
@@ -106,46 +102,13 @@ def compress(
     if as_json:
         typer.echo(json.dumps(report.to_dict()))
     else:
-        _show(report, out)
-    ended(report.status, f"{out} holds the best network found until then")
-
-
-def _show(report: Any, out: Path) -> None:
-    before, after = report.before, report.after
-    rows: list[tuple[str, Any, Any]] = [
-        ("parameters", f"{before.parameters:,}", f"{after.parameters:,}"),
-        ("multiply-adds", f"{before.multiply_adds:,}", f"{after.multiply_adds:,}"),
-        ("latency, ms", 1e3 * before.latency, 1e3 * after.latency),
-        ("loss", before.loss, after.loss),
-    ]
-    if before.accuracy is not None:
-        rows.append(("accuracy", f"{before.accuracy:.4f}", f"{after.accuracy:.4f}"))
-    show_table(("", "before", "after"), rows)
-    if report.loss_guessed and report.loss is not None:
+        console.print(escape(str(report)), highlight=False, soft_wrap=True)
+        show_path("weights", out / "compressed.safetensors")
         console.print(
-            f"the loss, {report.loss}, is guessed from the targets; --loss chooses another"
+            f"load them with [bold]{escape(str(out / 'load.py'))}[/]: from load import load; load()",
+            soft_wrap=True,
         )
-    changes: list[tuple[Any, ...]] = [
-        (" + ".join(c.layers), f"{c.kind} {c.before} to {c.after}")
-        for c in report.changes
-    ]
-    if report.by == "spectrum" and changes:
-        errors = [c.relative_error for c in report.changes]
-        rewritten = [(*row, error) for row, error in zip(changes, errors, strict=True)]
-        show_table(("layer", "change", "relative error"), rewritten)
-    elif changes:
-        show_table(("layer", "change"), changes)
-    else:
-        console.print("nothing could be made smaller")
-    if report.skipped:
-        show_table(("left whole", "because"), report.skipped)
-    show_path("weights", out / "compressed.safetensors")
-    console.print(
-        f"load them with [bold]{escape(str(out / 'load.py'))}[/]: from load import load; load()",
-        soft_wrap=True,
-    )
-    if not report.met:
-        console.print(f"not met: {escape(str(report.shortfall))}", soft_wrap=True)
+    ended(report.status, f"{out} holds the best network found until then")
 
 
 def _halves(x: Any, y: Any) -> tuple[tuple[Any, Any], tuple[Any, Any]]:

@@ -14,9 +14,6 @@ from overt.cli.base import AsJson, app, console, fail, keeping, show_json, show_
 if TYPE_CHECKING:
     from overt.stories import Chapter
 
-HEADLINES = 3
-"""Results that are printed at the end."""
-
 
 @app.command()
 def tour(
@@ -45,7 +42,7 @@ def tour(
             indent=1,
         )
     else:
-        for headline in headlines[:HEADLINES]:
+        for headline in headlines:
             console.print(f"- {escape(headline)}", soft_wrap=True)
         show_path("open", result.path)
     failed = [

@@ -17,6 +17,7 @@ from overt._check import InputError, generator, number, seed_number, whole
 from overt._progress import meter
 from overt._types import Floats, Ints, Seed
 from overt.decay import layers
+from overt.decay.least_squares import leading_factors, mean_square_residual, refine
 from overt.decay.simulation import Weights
 from overt.entries import Entries, observed
 from overt.entries.entries import find_pairs, weighted_error
@@ -52,7 +53,8 @@ OPTIONS = AnnealingOptions()
 class Candidate:
     """A quiet fit that branched off the noisy path: its weight decay, rank and errors.
 
-    Errors are mean squares relative to the mean square of the values.
+    Errors are mean squares relative to the mean square of what the network descended on: the
+    values, or what a dominating rank-one part leaves of them.
     """
 
     weight_decay: float
@@ -61,8 +63,8 @@ class Candidate:
     holdout_error: float
 
 
-Fitted = tuple[Candidate, list[Floats]]
-"""A candidate with its layers."""
+Fitted = tuple[Candidate, Floats]
+"""A candidate with its matrix."""
 
 
 class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
@@ -74,6 +76,9 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
     quiet phase (small steps, hardly any decay) fits the entries, and the entries left out judge it.
     The lowest rank within `tol` of the best is then fitted again to all entries.
 
+    Where one rank-one matrix explains more than nine tenths of the mean square, as the level of
+    ratings does, the network descends on what that matrix leaves, and least squares joins the two.
+
     Parameters
     ----------
     depth
@@ -84,7 +89,7 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         Share of the entries that judge the ranks.
     tol
         A rank is good enough if its holdout mean squared error is at most (1 + tol) times the
-        best one plus a thousandth of tol times the values' mean square.
+        best one plus a thousandth of tol times the mean square of what the network descends on.
     seed
         Of the weights, the entries' order and the holdout entries; `random_state`, as in
         scikit-learn, is used instead where it is given.
@@ -98,8 +103,8 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
     row_ids_, col_ids_
         The identifiers of rows and columns, where the entries came with them.
     rank_, weights_, path_, weight_decay_
-        The rank, the layers [W_1, ..., W_L], the candidates met, and the decay of the last noisy
-        phase.
+        The rank, the layers [W_1, ..., W_L], the candidates met, and the decay at which the noise
+        left the chosen one.
     status_
         "finished", or "interrupted" by Ctrl-C, which keeps the best candidate.
     n_steps_
@@ -139,11 +144,10 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         holdout = number("holdout", self.holdout)
         if not 0 < holdout < 1:
             raise InputError(f"holdout must be between 0 and 1, got {self.holdout!r}")
-        scale = float(np.sqrt(np.mean(entries.values**2)))
-        if scale == 0:
+        if not np.any(entries.values):
             raise InputError("values must not all be 0: there is nothing to fit")
         rng = generator(seed_number(self.seed, self.random_state))
-        unit = replace(entries, values=entries.values / scale)
+        train, judge = _split(entries, holdout, rng)
         self.row_ids_ = entries.row_ids
         self.col_ids_ = entries.col_ids
         self.path_: list[Candidate] = []
@@ -160,21 +164,20 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
                 start = partial(
                     AnnealedPath, depth=depth, width=width, rng=rng, count=count
                 )
-                train, judge = _split(unit, holdout, rng)
-                self._anneal(unit, train, judge, start, found)
+                leading = leading_factors(train)
+                if leading is None:
+                    self._anneal(entries, train, judge, start, found)
+                else:
+                    self._anneal_beside(leading, entries, train, judge, start, found)
         except KeyboardInterrupt:
             if not found:
                 raise
             self.status_ = Status.INTERRUPTED
-        best, weights = found[-1]
+        best, A = found[-1]
         self.rank_ = best.rank
         self.weight_decay_ = best.weight_decay
-        self.weights_ = [W * scale ** (1 / depth) for W in weights]
-        rank = max(best.rank, 1)
-        U, s, Vt = np.linalg.svd(layers.product(self.weights_), full_matrices=False)
-        root = np.sqrt(s[:rank])
-        self.U_ = U[:, :rank] * root
-        self.V_ = Vt[:rank].T * root
+        self.weights_ = layers.balanced(A, depth, width, best.rank)
+        self.U_, self.V_ = _factors(A, max(best.rank, 1))
         return self
 
     def fit_triplets(
@@ -228,13 +231,62 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
 
     def _anneal(
         self,
-        problem: Entries,
+        entries: Entries,
         train: Entries,
         judge: Entries,
         start: Callable[[Entries], AnnealedPath],
         found: list[Fitted],
     ) -> None:
         """Find the rank on a part of the entries, then fit it to all of them."""
+        scale = float(np.sqrt(np.mean(entries.values**2)))
+        best, A = self._find_rank(scale, train, judge, start)
+        found.append((best, scale * A))  # in case of Ctrl-C
+        entries = replace(entries, values=entries.values / scale)
+        path = start(entries)
+        path.restart(A, best.rank)
+        path.settle(best.weight_decay)
+        last = path.candidate(best.weight_decay, entries, entries)
+        found.append((last, scale * path.matrix()))
+
+    def _anneal_beside(
+        self,
+        leading: tuple[Floats, Floats],
+        entries: Entries,
+        train: Entries,
+        judge: Entries,
+        start: Callable[[Entries], AnnealedPath],
+        found: list[Fitted],
+    ) -> None:
+        """Find the rank of what a rank-one matrix leaves, then fit both to all entries."""
+        part = leading[0] @ leading[1].T
+        scale = float(np.sqrt(mean_square_residual(train, *leading)))
+        best, A = self._find_rank(
+            scale, _minus(train, part), _minus(judge, part), start
+        )
+        A = part + scale * A
+        # The fitted part is not exactly a singular one, so that fewer ranks may do for both.
+        self.path_ = []
+        candidates: list[Fitted] = []
+        for rank in range(min(best.rank + 1, *A.shape), 0, -1):
+            U, V = refine(train, *_factors(A, rank))
+            errors = (mean_square_residual(p, U, V) / scale**2 for p in (train, judge))
+            candidates.append((Candidate(best.weight_decay, rank, *errors), U @ V.T))
+            self.path_.append(candidates[-1][0])
+        best, A = _choose(candidates, self.tol)
+        found.append((best, A))  # in case of Ctrl-C
+        U, V = refine(entries, *_factors(A, best.rank))
+        found.append((best, U @ V.T))
+
+    def _find_rank(
+        self,
+        scale: float,
+        train: Entries,
+        judge: Entries,
+        start: Callable[[Entries], AnnealedPath],
+    ) -> Fitted:
+        """Return the candidate of the lowest good rank, for values divided by `scale`."""
+        train = replace(train, values=train.values / scale)
+        judge = replace(judge, values=judge.values / scale)
         path = start(train)
         candidates: list[Fitted] = []
         for lam in path.decays:
@@ -247,16 +299,12 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
             branch = path.branch()
             branch.settle(lam)
             candidate = branch.candidate(lam, train, judge)
-            candidates.append((candidate, branch.weights()))
+            candidates.append((candidate, branch.matrix()))
             self.path_.append(candidate)
         if not candidates:
             path.settle(path.decays[0])
-            candidates.append((path.candidate(0.0, train, judge), path.weights()))
-        best, weights = _choose(candidates, self.tol)
-        found.append((best, weights))  # in case of Ctrl-C
-        path, lam = _shed_to(best, start(problem))
-        path.settle(lam)
-        found.append((path.candidate(lam, problem, problem), path.weights()))
+            candidates.append((path.candidate(0.0, train, judge), path.matrix()))
+        return _choose(candidates, self.tol)
 
 
 class AnnealedPath:
@@ -291,9 +339,9 @@ class AnnealedPath:
         other._state = self._state.copy()
         return other
 
-    def weights(self) -> list[Floats]:
-        """Return the layers [W_1, ..., W_L]."""
-        return [W.copy() for W in self._state.layers()]
+    def matrix(self) -> Floats:
+        """Return the product of the layers."""
+        return layers.product(self._state.layers())
 
     def rank(self) -> int:
         """Return how many singular values of the product have not been shed."""
@@ -307,7 +355,7 @@ class AnnealedPath:
 
     def candidate(self, lam: float, train: Entries, judge: Entries) -> Candidate:
         """Grade the present weights."""
-        A = layers.product(self.weights())
+        A = self.matrix()
         train_error = layers.train_error(train, A)
         return Candidate(lam, self.rank(), train_error, layers.train_error(judge, A))
 
@@ -323,15 +371,14 @@ class AnnealedPath:
         )
         self.descend(int(steps), self._rate, lam, f"decay {lam:.2g}")
 
-    def truncate(self, rank: int) -> None:
-        """Keep the product's largest `rank` singular values, in balanced layers."""
-        A = layers.product(self.weights())
+    def restart(self, A: Floats, rank: int) -> None:
+        """Continue from balanced layers of the `rank` largest singular values of A."""
         width = self._state.F.shape[1]
         self._state = Weights(layers.balanced(A, self._depth, width, rank))
 
     def settle(self, lam: float) -> None:
         """Drop what is all but shed, then run the quiet phases that follow a noisy one."""
-        self.truncate(self.rank())
+        self.restart(self.matrix(), self.rank())
         for share in OPTIONS.quiet_shares:
             steps = OPTIONS.quiet_passes * len(self._problem)
             self.descend(steps, self._rate / 3, lam * share, f"rank {self.rank()}")
@@ -377,19 +424,16 @@ def decay_ladder(shape: tuple[int, int], depth: int) -> list[float]:
     return [float(top * 2.0**-k) for k in range(OPTIONS.doublings, -1, -1)]
 
 
-def _shed_to(best: Candidate, path: AnnealedPath) -> tuple[AnnealedPath, float]:
-    """Shed rank on all entries, at least up to the chosen decay and down to the chosen rank."""
-    for lam in path.decays:
-        before = path.branch()
-        path.shed(lam)
-        if path.rank() < best.rank:
-            # The noise shed too much at once: go back and drop only what is too much.
-            before.truncate(best.rank)
-            return before, lam
-        if path.rank() == best.rank and lam >= best.weight_decay:
-            return path, lam
-    path.truncate(best.rank)
-    return path, best.weight_decay
+def _minus(entries: Entries, A: Floats) -> Entries:
+    """Return what a matrix leaves of the entries."""
+    return replace(entries, values=entries.values - A[entries.rows, entries.cols])
+
+
+def _factors(A: Floats, rank: int) -> tuple[Floats, Floats]:
+    """Return balanced U, V of this rank with U V' nearest to A."""
+    U, s, Vt = np.linalg.svd(A, full_matrices=False)
+    root = np.sqrt(s[:rank])
+    return U[:, :rank] * root, Vt[:rank].T * root
 
 
 def _choose(found: list[Fitted], tol: float) -> Fitted:

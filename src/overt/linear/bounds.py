@@ -38,8 +38,11 @@ import numpy as np
 
 from overt._check import bounded
 from overt._types import Bools, Floats
-from overt.noise import DropBlock, DropConnect, Dropout, Noise
-from overt.spectral import KSupport, Schatten, SpectralNorm, SquaredNuclear, induced
+from overt.noise.blocks import DropBlock
+from overt.noise.masks import DropConnect, Dropout, Noise
+from overt.spectral.networks import induced
+from overt.spectral.norms import KSupport, SpectralNorm, SquaredNuclear
+from overt.spectral.schatten import Schatten
 
 EPS = float(np.finfo(float).eps)
 

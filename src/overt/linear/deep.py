@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, overload
+from typing import Any
 
 import numpy as np
 
@@ -21,8 +21,7 @@ from overt.linear.network import (
 )
 from overt.linear.training import Rate
 from overt.noise import Dropout, Noise
-from overt.proofs import Proof
-from overt.results import Certificate, DeepSolution, Trace
+from overt.results import DeepSolution, Trace
 
 
 class DeepLinearNetwork(NoisyNetwork):
@@ -87,27 +86,6 @@ class DeepLinearNetwork(NoisyNetwork):
         task = self.effect.regression
         sizes = " -> ".join(map(str, (task.inputs, *self.widths, task.outputs)))
         return f"DeepLinearNetwork({sizes}, {list(self.noise)})"
-
-    def penalty(self, weights: Sequence[Any]) -> float:
-        """Return what dropout adds to the expected squared error."""
-        return self._penalty(*self._start(weights))
-
-    def objective(self, weights: Sequence[Any]) -> float:
-        """Return the expected squared error under dropout, exactly."""
-        return self._objective(*self._start(weights))
-
-    @overload
-    def certify(
-        self, weights: Any, rigorous: Literal[False] = False
-    ) -> Certificate: ...
-    @overload
-    def certify(self, weights: Any, rigorous: Literal[True]) -> Proof: ...
-    def certify(self, weights: Any, rigorous: bool = False) -> Certificate | Proof:
-        """Return how far weights, or a solution, are from the global optimum.
-
-        With `rigorous` the answer is a proof for the stand-alone checker.
-        """
-        return self._certify(self._start(weights), rigorous)
 
     @property
     def gap_condition(self) -> bool:
@@ -176,10 +154,13 @@ class DeepLinearNetwork(NoisyNetwork):
             engine=engine,
         )
 
-    def _start(self, init: Any) -> Sequence[Floats]:
-        if isinstance(init, DeepSolution):
-            init = init.weights
-        layers = [_check.doubles("weights", W) for W in _check.chain(init)]
+    def _checked(self, *weights: Any) -> Sequence[Floats]:
+        if len(weights) != 1:
+            raise InputError(f"weights must be one list, got {len(weights)} arguments")
+        given = weights[0]
+        if isinstance(given, DeepSolution):
+            given = given.weights
+        layers = [_check.doubles("weights", W) for W in _check.chain(given)]
         shapes = [W.shape for W in layers]
         if shapes != self.shapes:
             raise InputError(

@@ -18,8 +18,8 @@ from overt._check import InputError
 from overt._types import Floats
 from overt.linear.bounds import EXACT
 from overt.linear.deep_shares import best_shares, local_maxima
-from overt.linear.effect import Evaluation
 from overt.linear.layers import DeepNoise
+from overt.linear.network import Evaluation
 from overt.results import Result
 
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from overt._compiled import njit
 
-# As `overt.linear.sampling.LIMIT`, written again because numba's cache sees this file only.
+# As `overt.linear.training.LIMIT`, written again because numba's cache sees this file only.
 LIMIT = 1e40
 
 _FAST = {"reassoc", "contract", "nsz", "arcp"}

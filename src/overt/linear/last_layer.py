@@ -25,7 +25,7 @@ import numpy as np
 
 from overt._types import Floats
 from overt.linear.bounds import Envelope, shrink, spectral_bound
-from overt.spectral import SquaredNuclear
+from overt.spectral.norms import SquaredNuclear
 
 WeighUnits = Callable[[Floats], Floats]
 """C -> Gamma o C, Gamma the covariance of the multipliers."""

@@ -14,7 +14,7 @@ the bound is composed from bounds on single layers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property, reduce
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
 
@@ -29,6 +29,7 @@ from overt.linear.bounds import (
     UnitShares,
     positive,
     shrink,
+    spectral_bound,
 )
 from overt.linear.deep_shares import (
     ROUNDING,
@@ -37,18 +38,16 @@ from overt.linear.deep_shares import (
     best_shares,
     noise_cost,
 )
-from overt.linear.effect import Evaluation, NoiseEffect
-from overt.linear.regression import DenseRegression, from_target
-from overt.linear.sampling import LIMIT, Advance, multipliers
+from overt.linear.descent import attains, refine
+from overt.linear.network import Evaluation, NoiseEffect
+from overt.linear.regression import DenseRegression, from_target, multipliers
 from overt.linear.sharing import sharing
+from overt.linear.training import LIMIT, Advance
 from overt.linear.units import UnitNoise
 from overt.noise import Noise
 
 MAX_ROUNDS = 300
-"""Rounds over all layers where each has a closed form; they converge linearly."""
-
-MAX_SEARCH_ROUNDS = 3
-"""Rounds where a layer needs a search: each costs one for every such layer."""
+"""Rounds over all layers, one after the other; they converge linearly."""
 
 MAX_STARTS = 64
 """Numbers of directions from which layers are optimized in turn; with 12, 1 of 100 random networks
@@ -112,24 +111,25 @@ class Layer:
         return min(1.0, float(np.sum(ones / eigenvalues[kept])))
 
     def passed(self, values: Floats) -> Floats:
-        """Return lambda, the best spectrum for a target with these decreasing singular values."""
+        """Return lambda, the best spectrum for a target with these decreasing singular values.
+
+        It is that of the envelope, which is not attained by every noise.
+        """
         found = np.zeros(len(values))
         count = min(int(np.sum(positive(values))), self.width) if values[0] > 0 else 0
-        if count == 0:
-            return found
-        if self.sharing.exact:
-            (envelope,) = self.sharing.envelopes()
-            found[:count] = shrink(values[:count], envelope) / values[:count]
-        else:
-            found[:count] = self.factor(values[:count])[1]
+        if count:
+            found[:count] = self._best_map(values[:count]) / values[:count]
         return found
 
     def factor(self, values: Floats) -> tuple[Floats, Floats, Floats]:
         """Return (U, lambda, J): U K^+ U' = diag(lambda), J = K^+ U' diag(lambda)^(-1/2).
 
-        K = R o U'U; U is the outer factor of the best two-layer network for these values.
+        K = R o U'U; U is the outer factor of the envelope's map for these values.
         """
-        U = self._two_layer(values).best_weights()[0]
+        a = self._best_map(values)
+        kept = positive(a)
+        unit = np.eye(len(values))[:, kept]
+        U = self.sharing.factors(unit, a[kept], unit)[0]
         K = self.R * (U.T @ U)
         X = np.linalg.lstsq(K, U.T, rcond=None)[0]
         attained, Q = np.linalg.eigh(U @ X)
@@ -137,6 +137,12 @@ class Layer:
         Q = Q[:, ::-1]
         J = X @ Q / np.sqrt(np.where(attained > 0, attained, 1.0))
         return Q.T @ U, attained, J
+
+    def _best_map(self, values: Floats) -> Floats:
+        """Return the spectrum that minimizes squared error and envelope."""
+        envelopes = self.sharing.envelopes()
+        bounds = [spectral_bound(values, 0.0, envelope) for envelope in envelopes]
+        return shrink(values, envelopes[int(np.argmax(bounds))])
 
     def balanced(self, pi: Floats) -> tuple[Floats, Floats, Floats]:
         """Return the same three for an exchangeable noise and shares pi, in closed form.
@@ -154,10 +160,8 @@ class Layer:
 
     def gain_bound(self, s: Floats) -> float:
         """Return at least |s|^2 less the objective of every two-layer network with this noise."""
-        return float(np.sum(s**2)) - self._two_layer(s).relaxation.bound
-
-    def _two_layer(self, values: Floats) -> UnitNoise:
-        return UnitNoise(from_target(np.diag(values)), self.width, self.noise)
+        two_layer = UnitNoise(from_target(np.diag(s)), self.width, self.noise)
+        return float(np.sum(s**2)) - two_layer.relaxation.bound
 
 
 class DeepNoise(NoiseEffect):
@@ -237,6 +241,8 @@ class DeepNoise(NoiseEffect):
     @cached_property
     def relaxation(self) -> Relaxation:
         """A lower bound on the objective of all weights, and the best map."""
+        if len(self.layers) == 1 and not self.exchangeable:
+            return self._two_layer.relaxation
         left, s, right = self.regression.svd
         count = len(self.values)
         a = np.zeros(len(s))
@@ -292,17 +298,12 @@ class DeepNoise(NoiseEffect):
         """Optimize the layers' spectra in turn, from several numbers of directions."""
         s = self.values
         count = len(s)
-        closed = all(layer.sharing.exact for layer in self.layers)
-        starts = np.unique(
-            np.geomspace(1, count, MAX_STARTS if closed else 2).astype(int)
-        )
         best = np.zeros((len(self.layers), count))
-        for rank in starts[::-1]:
-            found = np.tile(np.arange(count) < rank, (len(self.layers), 1)).astype(
-                float
-            )
+        for rank in np.unique(np.geomspace(1, count, MAX_STARTS).astype(int))[::-1]:
+            active = np.arange(count) < rank
+            found = np.tile(active.astype(float), (len(self.layers), 1))
             reached = 0.0
-            for _ in range(MAX_ROUNDS if closed else MAX_SEARCH_ROUNDS):
+            for _ in range(MAX_ROUNDS):
                 for i, layer in enumerate(self.layers):
                     others = np.prod(np.delete(found, i, axis=0), axis=0)
                     found[i] = layer.passed(s * np.sqrt(others))
@@ -318,18 +319,50 @@ class DeepNoise(NoiseEffect):
         return float(np.sum(self.values**2 * np.prod(spectra, axis=0)))
 
     def best_weights(self) -> Sequence[Floats]:
-        """Return the best weights that are known."""
+        """Return the best weights that are known.
+
+        Without closed forms they come from descent on all weights, started at those of the layers'
+        envelopes; networks with one hidden layer have a search of their own.
+        """
         carried = np.prod(self.spectra, axis=0) if len(self.values) else np.zeros(0)
         count = int(np.sum(carried > 0))
         if count == 0:
             return [np.zeros(shape) for shape in self.shapes]
         if self.exchangeable:
             return self.weights_of(self.layer_shares())
+        if len(self.layers) == 1:
+            U, V = self._two_layer.best_weights()
+            return V.T, U
         parts = []
         for i, layer in enumerate(self.layers):
             others = np.prod(np.delete(self.spectra, i, axis=0), axis=0)[:count]
             parts.append(layer.factor(self.values[:count] * np.sqrt(others)))
-        return self._joined(parts)
+        weights = self._joined(parts)
+        if all(layer.sharing.exact for layer in self.layers):
+            return weights
+        return self._refined(weights)
+
+    def _refined(self, weights: Sequence[Floats]) -> Sequence[Floats]:
+        """Return where descent on the whitened weights ends, in the target's leading directions."""
+        left, s, right = self.regression.svd
+        d = len(self.values)
+        first, *middle, last = self._whitened(weights)
+        T = np.diag(self.values)
+        rest = self.regression.residual + float(np.sum(s[d:] ** 2))
+        first, *middle, last = refine(
+            partial(self.whitened_value, T),
+            (first @ right[:, :d], *middle, left[:, :d].T @ last),
+            attains(self.relaxation.bound) - rest,
+        )
+        found = first @ right[:, :d].T, *middle, left[:, :d] @ last
+        return self._unwhitened(found)
+
+    @cached_property
+    def _two_layer(self) -> UnitNoise:
+        """The only hidden layer as a two-layer network."""
+        (layer,) = self.layers
+        effect = UnitNoise(self.regression, layer.width, layer.noise)
+        return effect.limited(self.max_rank)
 
     def weights_of(self, shares: Floats) -> Sequence[Floats]:
         """Return weights whose layers' units have these shares (layers x directions)."""
@@ -363,15 +396,14 @@ class DeepNoise(NoiseEffect):
         weights.append(left[:, :count] @ parts[-1][0])
         return self._unwhitened(weights)
 
-    def product(self, *weights: Floats) -> tuple[Floats, Floats]:
-        """(W_(k+1) ... W_2, W_1')."""
-        return _product(weights[1:]), weights[0].T
+    def evaluate(self, *weights: Floats) -> tuple[Floats, Floats, float]:
+        """(W_(k+1) ... W_2, W_1', sum_l <Gamma_l, S_l o B_l'B_l>).
 
-    def penalty(self, *weights: Floats) -> float:
-        """sum_l <Gamma_l, S_l o B_l'B_l>: S_l with the noise before layer l, B_l the map after."""
+        S_l is the second moment of layer l, with the noise before it, and B_l the map after it.
+        """
         H = self.regression.hidden(weights[0].T)
         S = H.T @ H
-        tails = [weights[-1]]  # the maps after layers k, k - 1, ...
+        tails = [weights[-1]]  # the maps after layers k, k - 1, ..., 1
         for W in weights[-2:0:-1]:
             tails.append(tails[-1] @ W)
         total = 0.0
@@ -383,7 +415,7 @@ class DeepNoise(NoiseEffect):
                 total += float(np.sum((layer.R - 1) * S * (B.T @ B)))
             if i + 1 < len(self.layers):
                 S = weights[i + 1] @ (layer.R * S) @ weights[i + 1].T
-        return total
+        return tails[-1], weights[0].T, total
 
     def imbalance(self, found: Evaluation) -> float:
         """Return the equalization gap R / (nu |W C^(1/2)|_*^2) - 1; 0 for a map that is zero."""
@@ -479,7 +511,3 @@ class DeepNoise(NoiseEffect):
 
     def _unwhitened(self, weights: Sequence[Floats]) -> list[Floats]:
         return [self.regression.unwhiten(weights[0].T).T, *weights[1:]]
-
-
-def _product(weights: Sequence[Floats]) -> Floats:
-    return reduce(lambda before, W: W @ before, weights)

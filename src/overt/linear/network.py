@@ -1,28 +1,143 @@
-"""The base of shallow, tied and deep networks: evaluate, certify, bound and train."""
+"""What shallow, tied and deep networks share: evaluation, certificate, bound and training."""
 
 from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from functools import wraps
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from copy import copy
+from functools import cached_property, partial, wraps
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar, overload
 
 import numpy as np
 
 from overt import _check
 from overt._check import InputError, bounded
+from overt._parallel import checked_engine, mapped_seeds, seed_numbers, thread_count
 from overt._types import Floats
-from overt.linear.bounds import EXACT, numerical_rank
-from overt.linear.effect import Evaluation, NoiseEffect
-from overt.linear.regression import Regression, from_data, from_target
-from overt.linear.training import Rate, train
+from overt.linear.bounds import EXACT, Relaxation, numerical_rank
+from overt.linear.regression import (
+    ImplicitRegression,
+    Regression,
+    from_data,
+    from_target,
+    is_implicit,
+)
+from overt.linear.training import VISIBLE, Advance, Rate, gradient_descent, run_seeds
 from overt.noise import Noise, check
 from overt.noise.checking import is_built_in
 from overt.results import Certificate, RankCertificate, Status, Trace
 
 if TYPE_CHECKING:
     from overt.proofs import Proof
+
+
+class NoiseEffect(ABC):
+    """The expected squared error of a network under noise, and what is known about it.
+
+    Weights come one by one, shaped as `shapes` says: (U, V) for x -> U V'x, (U,) where they are
+    tied, (W_1, ..., W_(k+1)) in a deep network.
+    """
+
+    regression: Regression
+    shapes: Sequence[tuple[int, int]]
+    least: float = 1e-10
+    """Share of E|y|^2 below which an objective counts as zero: gaps are compared with no less."""
+    max_rank: int | None = None
+    """The rank of the maps that are allowed; None: any."""
+
+    def limited(self, rank: int | None) -> Self:
+        """Return the same problem over weights whose map has at most this rank.
+
+        Only the target's first singular values can then be used: among maps A of rank q,
+        <T, A> = <P T, A> with P of rank q, and the singular values of P T are at most the first q
+        of T, while noise costs A as before.
+        """
+        if rank is None:
+            return self
+        effect = copy(self)
+        for name in vars(self):
+            if isinstance(getattr(type(self), name, None), cached_property):
+                delattr(effect, name)
+        effect.max_rank = rank
+        return effect
+
+    @property
+    def rank_range(self) -> tuple[int, int] | None:
+        """The least and the largest rank of an optimum, where they are known."""
+        return None
+
+    @property
+    @abstractmethod
+    def relaxation(self) -> Relaxation:
+        """A proved lower bound on the objective over all weights, and the map that attains it."""
+
+    @abstractmethod
+    def best_weights(self) -> Sequence[Floats]:
+        """Return the best weights that are known."""
+
+    @abstractmethod
+    def evaluate(self, *weights: Floats) -> tuple[Floats, Floats, float]:
+        """Return (U, V, penalty): the map is U V', and what noise adds to the squared error."""
+
+    @abstractmethod
+    def imbalance(self, found: Evaluation) -> float:
+        """Return how unevenly the map is distributed over what is masked; 0 at the optimum."""
+
+    @abstractmethod
+    def value(self, *weights: Floats) -> tuple[float, Sequence[Floats]]:
+        """Return the objective, error plus penalty, and its gradients."""
+
+    @abstractmethod
+    def witness(self, s: Floats) -> dict[str, Any]:
+        """Return what a proof of the bound rests on, for a target with singular values s."""
+
+    @abstractmethod
+    def steps(self, rng: np.random.Generator, batch_size: int = 1) -> Advance:
+        """Return stochastic gradient descent that samples what it masks, in batches."""
+
+
+class Evaluation:
+    """Weights and their exact objective, with quantities that are computed once.
+
+    Attributes
+    ----------
+    U, V, P
+        Factors of the map, U V', and P = L'V in whitened coordinates.
+    penalty, objective
+        What noise adds, and the expected squared error under noise.
+    """
+
+    def __init__(self, effect: NoiseEffect, *weights: Floats) -> None:
+        self.effect = effect
+        self.U, self.V, self.penalty = effect.evaluate(*weights)
+        self.P = effect.regression.whiten(self.V)
+        self.objective = effect.regression.loss(self.U, self.V) + self.penalty
+
+    @cached_property
+    def spectrum(self) -> Floats:
+        """The singular values of the map in whitened coordinates."""
+        product = _triangle(self.U) @ _triangle(self.P).T
+        return np.asarray(np.linalg.svd(product, compute_uv=False))
+
+    @property
+    def imbalance(self) -> float:
+        """How unevenly the map is distributed over what is masked; 0 at the optimum."""
+        return self.effect.imbalance(self)
+
+    @property
+    def distance(self) -> float:
+        """|U P' - A|_F to the map A that attains the bound."""
+        best = self.effect.relaxation
+        left = np.hstack([self.U, best.left * best.spectrum])
+        right = np.hstack([self.P, -best.right])
+        return float(np.linalg.norm(_triangle(left) @ _triangle(right).T))
+
+
+def _triangle(A: Floats) -> Floats:
+    """Return R of the decomposition A = Q R, or A itself if R would not be smaller."""
+    rows, columns = A.shape
+    return A if rows <= columns else np.asarray(np.linalg.qr(A, mode="r"))
 
 
 @bounded
@@ -91,18 +206,10 @@ def regression_of(
             raise InputError("second_moment belongs to a target; data have their own")
         task, given = from_data(X, Y, input_noise), {"X": X, "Y": Y}
     else:
-        if not isinstance(target, (np.ndarray, list, tuple)):
-            from overt.linear.sparse import (
-                ImplicitRegression,
-                is_implicit,
-            )  # loads scipy
-
-            if is_implicit(target):
-                if second_moment is not None or input_noise is not None:
-                    raise InputError(
-                        "second_moment and input_noise need a dense target"
-                    )
-                return ImplicitRegression(target)
+        if is_implicit(target):
+            if second_moment is not None or input_noise is not None:
+                raise InputError("second_moment and input_noise need a dense target")
+            return ImplicitRegression(target)
         task = from_target(target, second_moment, input_noise)
         given = {"target": target, "C": second_moment}
     if 0 < np.abs(task.T).max() < SMALLEST:
@@ -144,29 +251,48 @@ class NoisyNetwork(ABC):
     effect: NoiseEffect
 
     @abstractmethod
+    def _checked(self, *weights: Any) -> Sequence[Floats]:
+        """Return the weights as arrays of the right shapes."""
+
+    def penalty(self, *weights: Any) -> float:
+        """Return what the noise adds to the expected squared error."""
+        return self._evaluate(*self._checked(*weights)).penalty
+
+    def objective(self, *weights: Any) -> float:
+        """Return the expected squared error under noise, exactly.
+
+        Weights are U, V for two layers, U where they are tied, a list for a deep network.
+        """
+        return self._evaluate(*self._checked(*weights)).objective
+
+    @bounded
+    def _evaluate(self, *weights: Floats) -> Evaluation:
+        return Evaluation(self.effect, *weights)
+
+    @overload
+    def certify(
+        self, *weights: Any, rigorous: Literal[False] = False
+    ) -> Certificate: ...
+    @overload
+    def certify(self, *weights: Any, rigorous: Literal[True]) -> Proof: ...
+    def certify(self, *weights: Any, rigorous: bool = False) -> Certificate | Proof:
+        """Return how far weights, as `objective` takes them, are from the global optimum.
+
+        The objective is recomputed from the data; the lower bound holds for all weights. With
+        `rigorous` both are proved in exact arithmetic (extra `proofs`), for a checker to read.
+        """
+        arrays = self._checked(*weights)
+        if not rigorous:
+            return certify(self.effect, *arrays)[0]
+        from overt.proofs import Question, prove
+
+        effect = self.effect
+        given = effect.regression.given
+        return prove(Question(self.kind, self.noise, arrays, given, effect.witness))
+
     def _start(self, init: Any) -> Sequence[Floats]:
         """Return the weights that a user gave as `init`, checked."""
-
-    @bounded
-    def _penalty(self, *weights: Floats) -> float:
-        return self.effect.penalty(*weights)
-
-    @bounded
-    def _objective(self, *weights: Floats) -> float:
-        return Evaluation(self.effect, *weights).objective
-
-    def _certify(
-        self, weights: Sequence[Floats], rigorous: bool
-    ) -> Certificate | Proof:
-        if rigorous:
-            from overt.proofs import Question, prove
-
-            effect = self.effect
-            given = effect.regression.given
-            return prove(
-                Question(self.kind, self.noise, weights, given, effect.witness)
-            )
-        return certify(self.effect, *weights)[0]
+        return self._checked(init)
 
     def _limited(self, rank: int | None) -> NoiseEffect:
         return self.effect.limited(_check.optional_whole("rank", rank))
@@ -214,16 +340,46 @@ class NoisyNetwork(ABC):
             processes started here, or a scheduler's address, with a task for each seed. The result
             depends on neither.
         """
-        return train(
-            self.effect,
+        _check.choice("gradient", gradient, ("sampled", "expected"))
+        effect = self.effect
+        task = effect.regression.dense("train")
+        largest = float(task.svd[1][0])
+        start = None if init is None else self._start(init)
+        if init_scale is None:  # the initial product is as large as the target
+            paths = task.outputs * task.inputs * effect.shapes[0][1]
+            init_scale = float((np.sum(task.T**2) / paths) ** 0.25) or 1.0
+        init_scale = _check.number("init_scale", init_scale)
+
+        def begin(rng: np.random.Generator) -> list[Floats]:
+            if start is not None:
+                return [W.copy() for W in start]
+            return [init_scale * rng.standard_normal(shape) for shape in effect.shapes]
+
+        def measure(weights: Sequence[Floats]) -> tuple[float, float, int]:
+            found = Evaluation(effect, *weights)
+            rank = int(np.sum(found.spectrum > VISIBLE * largest))
+            return found.objective, found.imbalance, rank
+
+        sampled = partial(
+            effect.steps, batch_size=_check.whole("batch_size", batch_size)
+        )
+        run = partial(
+            run_seeds,
+            begin,
+            sampled if gradient == "sampled" else gradient_descent(effect.value),
+            measure,
             steps=steps,
             learning_rate=learning_rate,
-            seeds=seeds,
-            batch_size=batch_size,
-            gradient=gradient,
-            init_scale=init_scale,
             records=records,
-            init=None if init is None else self._start(init),
-            n_jobs=n_jobs,
-            engine=engine,
+            optimum=effect.relaxation.bound,
         )
+        if checked_engine(engine) == "local":
+            return run(seeds=seeds, n_jobs=n_jobs)
+        found: Trace = mapped_seeds(
+            lambda seed: run(seeds=[seed], n_jobs=1),
+            [(seed,) for seed in seed_numbers(seeds)],
+            engine,
+            thread_count(n_jobs),
+            ("steps", "optimum"),
+        )
+        return found

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from overt.linear.sampling import LIMIT
+from overt.linear.training import LIMIT
 
 
 def unit_steps(Ut: Any, Vt: Any, x: Any, y: Any, z: Any, rates: Any) -> int:

@@ -19,19 +19,16 @@ from __future__ import annotations
 
 import warnings
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from overt import _check
 from overt._check import InputError, InputTypeError
 from overt._types import Floats
-from overt.linear.bounds import Envelope, Leading
-from overt.linear.sampling import DATA, Samples, samples_of_target
+from overt.linear.bounds import Envelope, Leading, UnitShares, shrink
 from overt.noise import Noise
-
-if TYPE_CHECKING:
-    from overt.linear.sparse import ImplicitRegression  # loads scipy
+from overt.spectral import KSupport
 
 Regression: TypeAlias = "DenseRegression | ImplicitRegression"
 """The regression problem, with a dense or a large target."""
@@ -44,6 +41,67 @@ MENDED = 30.0
 
 UNSEEN = 1e-9
 """Share of the target that may lie in what was cut before that is worth a word."""
+
+
+ISOTROPIC, CORRELATED, DATA = 0, 1, 2
+
+
+class Samples(NamedTuple):
+    """Where (x, y) comes from; `noise`, if any, masks x before the network sees it.
+
+    kind        x                                 y
+    ISOTROPIC   normal                            outputs @ x
+    CORRELATED  inputs @ normal                   outputs @ x
+    DATA        a row of inputs, at random        the same row of outputs
+    """
+
+    kind: int
+    inputs: Floats
+    outputs: Floats
+    noise: Noise | None = None
+
+    def batch(
+        self,
+        size: int,
+        rng: np.random.Generator,
+        masks: np.random.Generator | None = None,
+    ) -> tuple[Floats, Floats]:
+        """Sample `size` pairs at once, samples x features; masks of inputs from a stream apart."""
+        if self.kind == DATA:
+            rows = rng.integers(0, len(self.inputs), size)
+            x, y = self.inputs[rows], self.outputs[rows]
+        else:
+            x = rng.standard_normal((size, self.inputs.shape[1]))
+            x = x @ self.inputs.T if self.kind == CORRELATED else x
+            y = x @ self.outputs.T
+        if self.noise is not None and size:
+            x = x * multipliers(
+                self.noise, x.shape[1], size, rng if masks is None else masks
+            )
+        return x, y
+
+
+def samples_of_target(
+    M: Floats, L: Floats | None, noise: Noise | None = None
+) -> Samples:
+    """Return x = L g with g normal (x = g if L is None) and y = M x."""
+    M = np.ascontiguousarray(M)
+    if L is None:
+        return Samples(ISOTROPIC, M, M, noise)
+    return Samples(CORRELATED, np.ascontiguousarray(L), M, noise)
+
+
+def multipliers(
+    noise: Noise, units: int, size: int, rng: np.random.Generator
+) -> Floats:
+    """Return sampled multipliers z / mu, `size` x units."""
+    z = np.ascontiguousarray(noise.multipliers(units, size, rng), dtype=float)
+    if z.shape != (size, units) or not np.isfinite(z).all():
+        raise InputError(
+            f"{type(noise).__name__} must draw finite masks of shape (size, width) = "
+            f"({size}, {units}), got shape {z.shape}"
+        )
+    return z
 
 
 class Whitening(NamedTuple):
@@ -256,6 +314,115 @@ class DenseRegression:
     def dense(self, purpose: str) -> DenseRegression:
         """Return the regression, which holds the dense matrices that this purpose needs."""
         return self
+
+
+def is_implicit(target: Any) -> bool:
+    """Return whether the target is a scipy sparse matrix or a linear operator."""
+    if isinstance(target, (np.ndarray, list, tuple)):
+        return False
+    from scipy import sparse  # slow to import, and few targets need it
+    from scipy.sparse.linalg import LinearOperator
+
+    return sparse.issparse(target) or isinstance(target, LinearOperator)
+
+
+class ImplicitRegression:
+    """|M - A|_F^2 for a target M that is only multiplied with, and isotropic inputs.
+
+    Only as many singular values are computed as the shrinkage threshold lets through.
+    """
+
+    residual = 0.0
+
+    def __init__(self, target: Any) -> None:
+        from scipy import sparse
+        from scipy.sparse.linalg import aslinearoperator
+
+        if 0 in target.shape:
+            raise InputError(f"target must not be empty, got shape {target.shape}")
+        self.T = aslinearoperator(target)
+        self.outputs, self.inputs = target.shape
+        self.input_variances = np.ones(self.inputs)
+        self.given: dict[str, Any] = {}
+        self._known: dict[int, tuple[Floats, Floats, Floats]] = {}
+        if not sparse.issparse(target):
+            self.scale = self._squared_norm()
+            return
+        if target.dtype.kind != "f":
+            raise InputTypeError(
+                f"target must hold floating-point numbers, got {target.dtype}; convert it "
+                "first, for example with target.astype(float)"
+            )
+        target = target.tocsr()
+        if not np.isfinite(target.data).all():
+            raise InputError("target must be finite, got NaN or infinite values")
+        self.T = aslinearoperator(target)
+        self.scale = float(np.sum(np.square(target.data, dtype=float)))
+
+    def uncorrelated(self) -> bool:
+        """Return True: the inputs are isotropic."""
+        return True
+
+    def loss(self, U: Floats, V: Floats) -> float:
+        """|M|^2 - 2 <M, U V'> + <U'U, V'V>."""
+        inner = float(np.sum(U * (self.T @ V)))
+        return self.scale - 2 * inner + float(np.sum((U.T @ U) * (V.T @ V)))
+
+    def whiten(self, V: Floats) -> Floats:
+        """Return V: the inputs are isotropic."""
+        return V
+
+    hidden = unwhiten = whiten
+
+    def rounding(self, bound: float, loss: float, nuclear: float) -> float:
+        """Return what cancels in |M|^2 - 2 <M, A> + |A|^2, and in |M|^2 minus squared values."""
+        return 64 * EPS * self.scale
+
+    def dense(self, purpose: str) -> DenseRegression:
+        """Refuse: the target is not stored as a matrix."""
+        raise InputError(
+            f"a sparse or implicit target cannot be used to {purpose}; pass a dense array"
+        )
+
+    def leading(self, width: int, envelope: Envelope) -> Leading:
+        """Return leading singular triplets, in growing batches, until the last is shrunk to 0."""
+        limit = min(self.outputs, self.inputs)
+        most = min(width, limit)
+        norm = None if isinstance(envelope, UnitShares) else envelope[1]
+        # A k-support norm must see its k largest values, whatever becomes of them.
+        count = min(most, max(8, norm.k + 1) if isinstance(norm, KSupport) else 8)
+        while True:
+            left, s, right = self._svd(count)
+            if count == most or shrink(s, envelope)[-1] == 0:
+                return Leading(
+                    left, s, right, max(0.0, self.scale - float(np.sum(s**2)))
+                )
+            count = min(2 * count, most)
+
+    def _squared_norm(self) -> float:
+        """|M|_F^2 of an operator, by blocks of columns."""
+        units = (np.eye(self.inputs, 64, -first) for first in range(0, self.inputs, 64))
+        return sum(float(np.sum(self.T.matmat(block) ** 2)) for block in units)
+
+    def _svd(self, count: int) -> tuple[Floats, Floats, Floats]:
+        if count not in self._known:
+            self._known[count] = self._leading_triplets(count)
+        return self._known[count]
+
+    def _leading_triplets(self, count: int) -> tuple[Floats, Floats, Floats]:
+        limit = min(self.outputs, self.inputs)
+        if count >= limit - 1:
+            left, s, right = np.linalg.svd(
+                self.T @ np.eye(self.inputs), full_matrices=False
+            )
+            return left[:, :count], s[:count], right[:count].T
+        from scipy.sparse.linalg import svds
+
+        # A fixed start makes the result reproducible.
+        start = np.random.default_rng(0).standard_normal(limit)
+        left, s, right = svds(self.T, k=count, v0=start)
+        order = np.argsort(-s)
+        return left[:, order], s[order], right[order].T
 
 
 def from_target(

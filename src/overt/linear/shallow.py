@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, overload
+from collections.abc import Sequence
+from typing import Any
 
 from overt import _check
 from overt._check import InputError, InputTypeError
 from overt._types import Floats
-from overt.linear.effect import NoiseEffect
 from overt.linear.network import (
+    NoiseEffect,
     NoisyNetwork,
     grade,
     regression_of,
@@ -19,8 +20,7 @@ from overt.linear.regression import Regression
 from overt.linear.units import UnitNoise
 from overt.linear.weights import WeightNoise
 from overt.noise import DropConnect, Noise
-from overt.proofs import Proof
-from overt.results import Certificate, Solution
+from overt.results import Solution
 
 
 class LinearNetwork(NoisyNetwork):
@@ -62,26 +62,6 @@ class LinearNetwork(NoisyNetwork):
     kind = "two-layer"
     noise: Noise
 
-    @overload
-    def __init__(
-        self,
-        target: Any,
-        width: int,
-        noise: Noise,
-        *,
-        second_moment: Any = None,
-        input_noise: Noise | None = None,
-    ) -> None: ...
-    @overload
-    def __init__(
-        self,
-        *,
-        X: Any,
-        Y: Any,
-        width: int,
-        noise: Noise,
-        input_noise: Noise | None = None,
-    ) -> None: ...
     @target_or_data
     def __init__(
         self,
@@ -104,28 +84,6 @@ class LinearNetwork(NoisyNetwork):
         task = self.effect.regression
         return f"LinearNetwork({task.inputs} -> {self.width} -> {task.outputs}, {self.noise!r})"
 
-    def penalty(self, U: Any, V: Any) -> float:
-        """Return what the noise adds to the expected squared error."""
-        return self._penalty(*self._checked(U, V))
-
-    def objective(self, U: Any, V: Any) -> float:
-        """Return E|y - U diag(z/mu) V'x|^2, exactly."""
-        return self._objective(*self._checked(U, V))
-
-    @overload
-    def certify(
-        self, U: Any, V: Any, rigorous: Literal[False] = False
-    ) -> Certificate: ...
-    @overload
-    def certify(self, U: Any, V: Any, rigorous: Literal[True]) -> Proof: ...
-    def certify(self, U: Any, V: Any, rigorous: bool = False) -> Certificate | Proof:
-        """Return how far (U, V) is from the global optimum.
-
-        The objective is recomputed from the data; the lower bound holds for all weights. With
-        `rigorous` both are proved in exact arithmetic (extra `proofs`), for a checker to read.
-        """
-        return self._certify(self._checked(U, V), rigorous)
-
     def solve(self, rank: int | None = None) -> Solution:
         """Return the best factors that are known, and a certificate.
 
@@ -142,13 +100,15 @@ class LinearNetwork(NoisyNetwork):
         U, V = effect.best_weights()
         return Solution(U, V, *grade(effect, U, V))
 
-    def _start(self, init: Any) -> tuple[Floats, Floats]:
-        if not isinstance(init, (tuple, list)) or len(init) != 2:
+    def _start(self, init: Any) -> Sequence[Floats]:
+        if not isinstance(init, (tuple, list)):
             raise InputError(f"init must be a pair of weights (U, V), got {init!r:.60}")
         return self._checked(*init)
 
-    def _checked(self, U: Any, V: Any) -> tuple[Floats, Floats]:
-        U, V = _check.factors(U, V)
+    def _checked(self, *weights: Any) -> Sequence[Floats]:
+        if len(weights) != 2:
+            raise InputError(f"weights must be two, U and V, got {len(weights)}")
+        U, V = _check.factors(*weights)
         U, V = _check.doubles("U", U), _check.doubles("V", V)
         expected = tuple(self.effect.shapes)
         if (U.shape, V.shape) != expected:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, Literal, overload
+from typing import Any
 
 import numpy as np
 
 from overt import _check
-from overt._check import InputError, InputTypeError, bounded
+from overt._check import InputError, InputTypeError
 from overt._types import Floats
 from overt.linear import landscape
 from overt.linear.bounds import Leading, Relaxation, relax
 from overt.linear.descent import attains, refine
-from overt.linear.effect import Evaluation, NoiseEffect
 from overt.linear.network import (
+    Evaluation,
+    NoiseEffect,
     NoisyNetwork,
     grade,
     regression_of,
@@ -23,11 +24,10 @@ from overt.linear.network import (
     target_or_data,
 )
 from overt.linear.regression import DenseRegression, from_target
-from overt.linear.sampling import Advance
+from overt.linear.training import Advance
 from overt.linear.units import UnitNoise
 from overt.noise import Dropout, Noise
-from overt.proofs import Proof
-from overt.results import Certificate, Solution
+from overt.results import Solution
 
 TRIES = 12
 """Descents at most for correlated inputs, where no closed form is known."""
@@ -89,22 +89,6 @@ class TiedAutoencoder(NoisyNetwork):
         task = self.effect.regression
         return f"TiedAutoencoder({task.inputs} -> {self.width} -> {task.outputs}, {self.noise!r})"
 
-    def penalty(self, U: Any) -> float:
-        """Return what the noise adds to the expected squared error."""
-        return self._penalty(self._checked(U))
-
-    def objective(self, U: Any) -> float:
-        """Return E|y - U diag(z/mu) U'x|^2, exactly."""
-        return self._objective(self._checked(U))
-
-    @overload
-    def certify(self, U: Any, rigorous: Literal[False] = False) -> Certificate: ...
-    @overload
-    def certify(self, U: Any, rigorous: Literal[True]) -> Proof: ...
-    def certify(self, U: Any, rigorous: bool = False) -> Certificate | Proof:
-        """Return how far U is from the global optimum; with `rigorous`, as a proof."""
-        return self._certify((self._checked(U),), rigorous)
-
     def solve(self, rank: int | None = None) -> Solution:
         """Return the best U that is known, as a solution with V = U; `rank` limits that of U."""
         effect = self._limited(rank)
@@ -120,15 +104,14 @@ class TiedAutoencoder(NoisyNetwork):
         M, strength = self.effect.symmetric, self.noise.strength
         return landscape.landscape(M, self.width, strength, max_points=max_points)
 
-    def _start(self, init: Any) -> Sequence[Floats]:
-        return (self._checked(init),)
-
-    def _checked(self, U: Any) -> Floats:
-        U = _check.doubles("U", U, ndim=2)
+    def _checked(self, *weights: Any) -> Sequence[Floats]:
+        if len(weights) != 1:
+            raise InputError(f"weights must be one matrix, U, got {len(weights)}")
+        U = _check.doubles("U", weights[0], ndim=2)
         (expected,) = self.effect.shapes
         if U.shape != expected:
             raise InputError(f"U must be {expected[0]} x {expected[1]}, got {U.shape}")
-        return U
+        return (U,)
 
 
 class TiedUnitNoise(NoiseEffect):
@@ -223,15 +206,9 @@ class TiedUnitNoise(NoiseEffect):
         enough = attains(best.bound) - top.rest
         return (best.left @ self.untied.best_root(top.s, best.spectrum, enough),)
 
-    def product(self, *weights: Floats) -> tuple[Floats, Floats]:
-        """(U, U)."""
-        (U,) = weights
-        return U, U
-
-    @bounded
-    def penalty(self, *weights: Floats) -> float:
-        """<Gamma, U'U o U'CU>."""
-        return self.untied.penalty(*weights * 2)
+    def evaluate(self, *weights: Floats) -> tuple[Floats, Floats, float]:
+        """(U, U) and <Gamma, U'U o U'CU>."""
+        return self.untied.evaluate(*weights * 2)
 
     def imbalance(self, found: Evaluation) -> float:
         """Return the variance of the shares of units, or blocks of them."""

@@ -1,6 +1,8 @@
 """Training: many seeds over the cores, records, divergence, interruption.
 
-The steps of a run are given as functions; `train` uses a network only through its noise effect.
+The steps of a run are given as functions: along the exact gradient, or with sampled masks. Masks
+and samples (x, y) come from separate streams, a block of steps at a time, so that a run does not
+depend on where it is cut into blocks.
 """
 
 from __future__ import annotations
@@ -8,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -18,8 +19,6 @@ from threadpoolctl import threadpool_limits
 from overt import _check
 from overt._check import InputError
 from overt._parallel import (
-    checked_engine,
-    mapped_seeds,
     record_steps,
     seed_numbers,
     thread_count,
@@ -27,13 +26,27 @@ from overt._parallel import (
 from overt._progress import meter, working
 from overt._types import Floats, Ints
 from overt.linear.descent import Value
-from overt.linear.effect import Evaluation, NoiseEffect
-from overt.linear.sampling import LIMIT, Advance
+from overt.linear.regression import Samples, multipliers
+from overt.noise import Noise
 from overt.results import Status, Trace
 
 Weights = list[Floats]
+
+Advance = Callable[[Weights, Floats], int]
+"""advance(weights, rates) takes a step in place for each rate, and returns how many: fewer if the
+run diverged. It releases the interpreter lock, so that seeds can share the cores."""
+
+Kernel = Callable[..., int]
+"""kernel(Ut, Vt, x, y, z, rates), as in `overt.linear.kernels`."""
+
 Rate = float | Callable[[Ints], Any]
 Descent = Callable[[np.random.Generator], Advance]
+
+LIMIT = 1e40
+"""The squared error beyond which a run has diverged."""
+
+BLOCK = 100_000
+"""Largest number of random numbers generated at once."""
 
 CHUNK = 20_000
 """Steps between looks at the clock: an interrupt waits for no longer than this many."""
@@ -49,55 +62,6 @@ def inverse_decay(rate: float, halving: float) -> Callable[[Ints], Floats]:
     return lambda steps: np.asarray(
         rate * (halving / (halving + steps)), dtype=np.float64
     )
-
-
-def train(
-    effect: NoiseEffect,
-    *,
-    batch_size: int,
-    gradient: str,
-    init: Sequence[Floats] | None,
-    init_scale: float | None,
-    engine: str = "local",
-    **running: Any,
-) -> Trace:
-    """Train a network by sampled steps or along the expected gradient; `running` is run_seeds's.
-
-    An `engine` that is not "local" runs every seed as a task of a cluster.
-    """
-    _check.choice("gradient", gradient, ("sampled", "expected"))
-    task = effect.regression.dense("train")
-    largest = float(task.svd[1][0])
-    if init_scale is None:  # the initial product is as large as the target
-        paths = task.outputs * task.inputs * effect.shapes[0][1]
-        init_scale = float((np.sum(task.T**2) / paths) ** 0.25) or 1.0
-    init_scale = _check.number("init_scale", init_scale)
-
-    def measure(weights: Weights) -> tuple[float, float, int]:
-        found = Evaluation(effect, *weights)
-        rank = int(np.sum(found.spectrum > VISIBLE * largest))
-        return found.objective, found.imbalance, rank
-
-    def begin(rng: np.random.Generator) -> Weights:
-        if init is not None:
-            return [W.copy() for W in init]
-        return [init_scale * rng.standard_normal(shape) for shape in effect.shapes]
-
-    sampled = partial(effect.steps, batch_size=_check.whole("batch_size", batch_size))
-    descent = sampled if gradient == "sampled" else gradient_descent(effect.value)
-    running["optimum"] = effect.relaxation.bound
-    if checked_engine(engine) == "local":
-        return run_seeds(begin, descent, measure, **running)
-    seeds, threads = seed_numbers(running["seeds"]), thread_count(running["n_jobs"])
-
-    def run(seed: int) -> Trace:
-        return run_seeds(
-            begin, descent, measure, **running | {"seeds": [seed], "n_jobs": 1}
-        )
-
-    tasks = [(seed,) for seed in seeds]
-    found: Trace = mapped_seeds(run, tasks, engine, threads, ("steps", "optimum"))
-    return found
 
 
 def run_seeds(
@@ -219,3 +183,41 @@ def _rates(learning_rate: Rate, steps: Ints) -> Floats:
     return np.full(
         len(steps), _check.number("learning_rate", learning_rate, exclusive=True)
     )
+
+
+def masked_steps(
+    kernel: Kernel,
+    samples: Samples,
+    noise: Noise,
+    shape: tuple[int, ...],
+    rng: np.random.Generator,
+    batch_size: int = 1,
+) -> Advance:
+    """Return steps by a kernel whose masks, of this shape, are sampled from the noise."""
+    for_masks, for_inputs = rng.spawn(2)
+    drawn = samples.outputs.shape[0] + samples.inputs.shape[-1] + int(np.prod(shape))
+    block = max(1, BLOCK // (drawn * batch_size))
+
+    def advance(weights: list[Floats], rates: Floats) -> int:
+        rows = [np.ascontiguousarray(W.T) for W in weights]
+        taken = 0
+        # Without rates nothing is sampled, but what is not compiled yet is compiled.
+        for first in range(0, max(len(rates), 1), block):
+            part = rates[first : first + block]
+            size, places = len(part) * batch_size, (len(part), batch_size)
+            x, y = samples.batch(size, rng, for_inputs)
+            z = np.empty((0, *shape))
+            if size:
+                z = multipliers(noise, int(np.prod(shape)), size, for_masks)
+            given = (
+                a.reshape(*places, *a.shape[1:])
+                for a in (x, y, z.reshape(size, *shape))
+            )
+            taken += kernel(rows[0], rows[-1], *given, part)
+            if taken < first + len(part):
+                break
+        for W, row in zip(weights, rows, strict=True):
+            W[:] = row.T
+        return taken
+
+    return advance

@@ -15,11 +15,13 @@ from overt import penalty
 from overt._types import Floats
 from overt.linear.bounds import EXACT, Relaxation, UnitShares, positive, relax
 from overt.linear.descent import attains, refine
-from overt.linear.effect import Evaluation, NoiseEffect
+from overt.linear.network import Evaluation, NoiseEffect
 from overt.linear.regression import EPS, Regression
-from overt.linear.sampling import Advance, masks
 from overt.linear.sharing import Pair, sharing
-from overt.noise import Noise
+from overt.linear.training import Advance, masked_steps
+from overt.linear.unit_sets import certified_pieces
+from overt.noise import DropBlock, Dropout, Noise
+from overt.spectral import KSupport
 
 CANCELS = 0.01
 """Share of its terms' absolute values below which a penalty is evaluated without cancellation."""
@@ -29,6 +31,13 @@ RANK_MARGIN = 1e-10
 
 RIDGE = 1e-14
 """Ridge added to the costs of units, relative to their sizes, so that they decide."""
+
+
+SETS_SLACK = 1e-11
+"""Share of the matrix that sets of units leave to single units, to absorb rounding."""
+
+SLACK = 1e-12
+"""Share of the matrix by which costs are lowered, so that the difference can be shown positive."""
 
 
 class UnitNoise(NoiseEffect):
@@ -153,15 +162,12 @@ class UnitNoise(NoiseEffect):
         B, _ = self.sharing.factors(unit[:, kept], a[kept], unit[:, kept])
         return B
 
-    def product(self, *weights: Floats) -> Pair:
-        """Return the weights, which are the factors."""
+    def evaluate(self, *weights: Floats) -> tuple[Floats, Floats, float]:
+        """Return the weights, which are the factors, and <Gamma, U'U o H'H>."""
         U, V = weights
-        return U, V
+        return U, V, self._penalty(U, self.regression.hidden(V))
 
-    def penalty(self, *weights: Floats) -> float:
-        """<Gamma, U'U o H'H>."""
-        U, V = weights
-        H = self.regression.hidden(V)
+    def _penalty(self, U: Floats, H: Floats) -> float:
         if self.noise.independent:
             return float(penalty.shallow(U, H, self.noise))
         terms = self._characteristic * (U.T @ U) * (H.T @ H)
@@ -187,8 +193,6 @@ class UnitNoise(NoiseEffect):
 
     def witness(self, s: Floats) -> dict[str, Any]:
         """Return thresholds, costs of units or sets of units."""
-        from overt.linear.witness import unit_witness
-
         return unit_witness(self.noise, self.width, s)
 
     def steps(self, rng: np.random.Generator, batch_size: int = 1) -> Advance:
@@ -197,7 +201,9 @@ class UnitNoise(NoiseEffect):
 
         samples = self.regression.dense("train").samples
         shape = (self.width,)
-        return masks(kernels.unit_steps, samples, self.noise, shape, rng, batch_size)
+        return masked_steps(
+            kernels.unit_steps, samples, self.noise, shape, rng, batch_size
+        )
 
     @cached_property
     def _characteristic(self) -> Floats:
@@ -214,3 +220,62 @@ def _balanced(U: Floats, P: Floats) -> Pair:
     scale = np.ones(U.shape[1])
     scale[used] = np.sqrt(lengths[1][used] / lengths[0][used])
     return U * scale, P / scale
+
+
+def unit_witness(noise: Noise, width: int, s: Floats) -> dict[str, Any]:
+    """Return what makes the bound of a proof tight, for a target with singular values s.
+
+    Thresholds, costs of units or sets of units are proposals: a bad one makes the bound that the
+    checker evaluates loose, never wrong. docs/howto/proofs.md derives the inequalities.
+    """
+    from overt.proofs.proofs import dominating
+
+    padded = np.concatenate([s, np.zeros(width - len(s))])
+    match noise:
+        case Dropout(gaussian=False):
+            costs = UnitShares(noise.relative_variance(width))
+            return {"thresholds": costs.multipliers(padded)}
+        case DropBlock(placement="grid", block_size=b):
+            weight = noise.strength * b / width
+            return {"thresholds": block_thresholds(padded, weight, b)}
+    Gamma = np.asarray(noise.characteristic(width), dtype=float)
+    rule = sharing(noise, width)
+    slack = SLACK * float(np.abs(Gamma).max())
+    lowered = [
+        UnitShares(np.maximum(costs.delta - slack, 0.0), costs.gamma - slack / width)
+        for costs in rule.envelopes()
+        if isinstance(costs, UnitShares)
+    ]
+    best = max(lowered, key=lambda costs: costs.bound(padded))
+    if not rule.exact:
+        sets_slack = SETS_SLACK * float(np.abs(Gamma).max())
+        pieces = certified_pieces(Gamma, s, sets_slack)
+        if pieces is not None:
+            gain = sum(piece.gain for piece in pieces)
+            if np.sum(s**2) - gain > best.bound(padded):
+                sets = [
+                    {"units": list(p.units), "root": p.root, "loads": p.loads}
+                    for p in pieces
+                ]
+                return {"slack": sets_slack, "sets": sets}
+    Z = dominating(Gamma - np.diag(best.delta) - best.gamma)
+    if not np.isfinite(Z).all():
+        return {}
+    found = {"gamma": best.gamma, "delta": best.delta, "dominated": Z}
+    if not best.one_direction:
+        found["thresholds"] = best.multipliers(padded)
+    return found
+
+
+def block_thresholds(s: Floats, w: float, block: int) -> Floats:
+    """Propose the g that raise |s|^2 - sum (s_i - g_i)_+^2 - (block largest g_i^2) / w most."""
+    if w == 0:
+        return np.zeros_like(s)
+    a = np.asarray(KSupport(block).prox(s, w))
+    free = (a > 0) & (a < s / (1 + w) * (1 - 1e-12))
+    tau = 0.0
+    if free.any():
+        tau = float(np.median((s - a)[free]))
+    elif len(s) > block:
+        tau = float(s[block])
+    return np.maximum(s * w / (1 + w), tau)

@@ -24,9 +24,9 @@ from overt._check import InputError
 from overt._types import Floats
 from overt.linear.bounds import Relaxation
 from overt.linear.descent import attains, refine
-from overt.linear.effect import Evaluation, NoiseEffect
+from overt.linear.network import Evaluation, NoiseEffect
 from overt.linear.regression import DenseRegression, Regression
-from overt.linear.sampling import Advance, masks
+from overt.linear.training import Advance, masked_steps
 from overt.linear.units import UnitNoise
 from overt.noise import DropConnect, Dropout
 from overt.spectral import SquaredNuclear, induced
@@ -118,16 +118,11 @@ class WeightNoise(NoiseEffect):
         )
         return value, (gradient / self._root[:, None],)
 
-    def product(self, *weights: Floats) -> tuple[Floats, Floats]:
-        """Return the weights, which are the factors."""
-        U, V = weights
-        return U, V
-
-    def penalty(self, *weights: Floats) -> float:
-        """lam sum_k |u_k|^2 v_k'D v_k."""
+    def evaluate(self, *weights: Floats) -> tuple[Floats, Floats, float]:
+        """Return the weights, which are the factors, and lam sum_k |u_k|^2 v_k'D v_k."""
         U, V = weights
         root = np.sqrt(self.regression.input_variances)[:, None]
-        return float(penalty.dropconnect(U, root * V, self.noise.drop_prob))
+        return U, V, float(penalty.dropconnect(U, root * V, self.noise.drop_prob))
 
     def imbalance(self, found: Evaluation) -> float:
         """Return the variance over units of |u_k| |D^(1/2) v_k|."""
@@ -149,12 +144,25 @@ class WeightNoise(NoiseEffect):
         )
 
     def witness(self, s: Floats) -> dict[str, Any]:
-        """Return that of Dropout, or a multiplier of the convex problem."""
-        from overt.linear.witness import multiplier_witness
-
+        """Return that of Dropout, or what the best map leaves over, N in place of the target T."""
         if len(s):
             return self._as_units.witness(s)
-        return multiplier_witness(self)
+        task = self.regression.dense("prove")
+        best = self.relaxation
+        N = best.multiplier
+        if N is None:  # in closed form, as inputs are uncorrelated up to rounding
+            N = task.T - best.left * best.spectrum @ best.right.T
+        if "Y" in task.given:
+            M = np.asarray(task.given["Y"], dtype=float).T
+        else:
+            M = np.asarray(task.given["target"], dtype=float)
+        left = np.zeros_like(M)
+        if task.L_inverse is not None:
+            back = task.L_inverse
+            if "X" in task.given:
+                back = back @ np.asarray(task.given["X"], dtype=float).T
+            left = M + (N - task.T) @ back
+        return {"multiplier": left}
 
     def steps(self, rng: np.random.Generator, batch_size: int = 1) -> Advance:
         """Return compiled steps with masked weights."""
@@ -162,7 +170,9 @@ class WeightNoise(NoiseEffect):
 
         samples = self.regression.dense("train").samples
         shape = self.shapes[1][::-1]
-        return masks(kernels.weight_steps, samples, self.noise, shape, rng, batch_size)
+        return masked_steps(
+            kernels.weight_steps, samples, self.noise, shape, rng, batch_size
+        )
 
     @cached_property
     def _root(self) -> Floats:

@@ -117,6 +117,9 @@ def checked_characteristic(noise: Noise, width: Width) -> Floats:
 
 def _checked_variances(noise: Noise, width: Width) -> Floats:
     units = math.prod(shape_of(width))
+    if type(noise).relative_variance is Noise.relative_variance:
+        # It is the diagonal of the matrix, so what is wrong with that is said first.
+        checked_characteristic(noise, width)
     variances = _floats(
         noise, "relative_variance(width)", noise.relative_variance(width)
     )
@@ -135,7 +138,11 @@ def _checked_variances(noise: Noise, width: Width) -> Floats:
 
 
 def _floats(noise: Noise, method: str, value: Any) -> Floats:
-    array = np.asarray(value, dtype=float)
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf":
+        raise InputTypeError(
+            f"{_name(noise)}: {method} must return a NumPy array of numbers, got {value!r:.60}"
+        )
+    array = value.astype(float)
     if not np.isfinite(array).all():
         raise InputError(
             f"{_name(noise)}: {method} must be finite, got NaN or infinite values"
@@ -154,10 +161,10 @@ def _sampled(noise: Noise, width: Width) -> Floats:
         raise InputError(
             f"{_name(noise)}: sample must take (width, size, seed), seed a NumPy Generator: {error}"
         ) from error
-    masks = np.asarray(masks, dtype=float)
-    if masks.shape != (size, *shape) or not np.isfinite(masks).all():
+    masks = _floats(noise, "sample(width, size, seed)", masks)
+    if masks.shape != (size, *shape):
         raise InputError(
-            f"{_name(noise)}: sample(width, size, seed) must return finite masks of shape "
+            f"{_name(noise)}: sample(width, size, seed) must return masks of shape "
             f"{(size, *shape)}, got {masks.shape}"
         )
     return masks.reshape(size, units)

@@ -22,7 +22,7 @@ from overt import _check
 from overt._check import InputError
 from overt._types import Floats, Seed
 from overt.linear import LinearNetwork, TiedAutoencoder
-from overt.linear.effect import Evaluation, NoiseEffect
+from overt.linear.network import Evaluation, NoiseEffect
 from overt.results import Result
 
 FLAT = 1e-6

@@ -9,7 +9,8 @@ from typing import Any
 from overt import _check
 from overt._check import InputError, InputTypeError, bounded, namespace
 from overt._types import Array
-from overt.noise import DropBlock, DropConnect, Dropout, Noise
+from overt.noise.blocks import DropBlock
+from overt.noise.masks import DropConnect, Dropout, Noise
 from overt.spectral.norms import KSupport, SpectralNorm, SquaredNuclear
 
 

@@ -72,7 +72,9 @@ head = report.head
 print(
     f"training objective {report.objective:.4f}; no weights are below {head.lower_bound:.4f}"
 )
-assert report.objective >= head.lower_bound
+gain = 1 - head.lower_bound / report.objective
+print(f"so better weights can lower the objective by {gain:.0%} at most")
+assert gain >= 0
 figure, axes = plt.subplots(figsize=(6.5, 3.4), layout="constrained")
 axes.plot(head.target_spectrum[:10], "s-", color="0.7", label="targets")
 axes.plot(head.predicted_spectrum[:10], "o-", color="C1", label="optimum under dropout")

@@ -18,12 +18,18 @@ from torch import Tensor, nn
 
 from overt._types import Floats
 from overt.linear import last_layer as theory
-from overt.linear.bounds import Envelope, envelopes, numerical_rank
+from overt.linear.bounds import Envelope, envelopes, numerical_rank, shrink
 from overt.linear.last_layer import LastLayerProblem, Target, WeighUnits
 from overt.nn.auditing.measurements import Mean, Seen, coadaptation
-from overt.nn.auditing.noises import FoundNoises, drop_prob_of
 from overt.nn.auditing.report import HeadFindings, LowerBound, Suggestion
-from overt.nn.auditing.structure import Point, Structure, is_linear_map, only_moves
+from overt.nn.auditing.structure import (
+    FoundNoises,
+    Point,
+    Structure,
+    drop_prob_of,
+    is_linear_map,
+    only_moves,
+)
 from overt.nn.data.losses import Loss, is_squared, unit
 from overt.nn.layers.masks import MaskCovariance
 from overt.nn.layers.recognized import (
@@ -33,8 +39,10 @@ from overt.nn.layers.recognized import (
     mask_covariance_of,
     plain_dropout,
 )
-from overt.noise import CovarianceNoise
-from overt.spectral import KSupport, Schatten, SpectralNorm, SquaredNuclear, nu
+from overt.noise.masks import CovarianceNoise
+from overt.spectral.networks import nu
+from overt.spectral.norms import KSupport, SpectralNorm, SquaredNuclear
+from overt.spectral.schatten import Schatten
 
 MAX_UNITS = 2048
 """The widest last layer whose second moments are stored (200 MB), or whose noise has its covariance
@@ -155,10 +163,7 @@ class Head:
 
     def weigh(self, p: float | None) -> WeighUnits:
         """Return C -> Gamma o C over the flattened units."""
-        covariance = self.covariance(p)
-        if covariance.independent:
-            return lambda C: covariance.strength * np.diag(np.diag(C))
-        Gamma = covariance.dense(torch.zeros(1, dtype=torch.float64)).numpy()
+        Gamma = self.covariance(p).dense(torch.zeros(1, dtype=torch.float64)).numpy()
         return lambda C: Gamma * C
 
     def _at(self, p: float | None) -> Any:
@@ -467,7 +472,7 @@ class LastLayer:
         deviation = errors.std(0, ddof=1) / math.sqrt(len(errors))
         best = int(np.argmin(holdout))
         near = CANDIDATES[holdout <= holdout[best] + deviation[best]]
-        spectra = [self._best_part(targets, float(p))[1] for p in CANDIDATES]
+        spectra = [self._predicted(targets, float(p)) for p in CANDIDATES]
         return Suggestion(
             drop_prob=float(CANDIDATES[best]),
             current=head.drop_prob or 0.0,
@@ -519,6 +524,14 @@ class LastLayer:
             envelopes = part.envelopes(p)
             found.append((*theory.squared_bound(target, part.rank, envelopes), i))
         return max(found, key=lambda item: item[0])
+
+    def _predicted(self, targets: list[Target], p: float) -> Floats:
+        """Return the spectrum of the best part; where there is but one, no bound is needed."""
+        part = self.head.parts[0]
+        found = part.envelopes(p)
+        if len(self.head.parts) > 1 or len(found) != 1:
+            return self._best_part(targets, p)[1]
+        return shrink(targets[0].spectrum[: part.rank], found[0])
 
     def _squared_bounds(self, bound: float, part: TailPart) -> list[LowerBound]:
         """Return the bound over all weights, and the best last layer for the units as they are."""

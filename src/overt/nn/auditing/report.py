@@ -30,9 +30,6 @@ class NoiseFindings(Result):
         batch to batch.
     drop_prob
         Its nominal drop probability, None for noise that has none.
-    realized, realized_error
-        The share of zeros in its sampled masks, and the standard error of that; None for noise
-        that does not multiply units or weights.
     penalty, penalty_error, exact
         What its noise adds to the loss when the noise of all layers behind it is on: exact, or
         from sampled masks with this standard error.
@@ -52,8 +49,6 @@ class NoiseFindings(Result):
     kind: str
     units: int | None
     drop_prob: float | None
-    realized: float | None
-    realized_error: float | None
     penalty: float
     penalty_error: float
     exact: bool
@@ -285,7 +280,6 @@ NOISE_HEADER = (
     "layer",
     "kind",
     "drop_prob",
-    "realized",
     "penalty",
     "share",
     "phi",
@@ -374,7 +368,6 @@ def _noise_section(noises: Sequence[NoiseFindings]) -> Section:
         return Section("noise", ["no noise layer that overt knows is in this model"])
     words = [
         "penalty: what a layer's noise adds to the loss, with the noise of the layers behind it on",
-        "realized: the share of zeros in its sampled masks",
         "phi: the co-adaptation of its units, 1 if all contribute alike, 1/sqrt(units) if one does "
         "everything",
     ]
@@ -383,9 +376,6 @@ def _noise_section(noises: Sequence[NoiseFindings]) -> Section:
             n.name or "(model)",
             n.kind,
             n.drop_prob,
-            None
-            if n.realized is None
-            else f"{n.realized:.4f} ± {n.realized_error:.4f}",
             f"{n.penalty:.4g}" + (" exact" if n.exact else f" ± {n.penalty_error:.1g}"),
             f"{n.share:.1%}",
             n.coadaptation,

@@ -17,22 +17,22 @@ from overt._check import InputError
 from overt._progress import meter
 from overt.nn.auditing.last_layer import Head, LastLayer, find_head
 from overt.nn.auditing.measurements import (
+    Estimate,
     LayerNorms,
     Mean,
+    SampledPenalties,
     Seen,
     UnitSquares,
     coadaptation,
     is_layer,
 )
-from overt.nn.auditing.noises import (
+from overt.nn.auditing.report import AuditReport, NoiseFindings
+from overt.nn.auditing.structure import (
     drop_prob_of,
     find_noises,
-    realized_share,
+    record_structure,
     silence_always_on,
 )
-from overt.nn.auditing.penalties import Estimate, SampledPenalties
-from overt.nn.auditing.report import AuditReport, NoiseFindings
-from overt.nn.auditing.structure import record_structure
 from overt.nn.data.batches import Batch, Batches, Inputs, name_failing_inputs
 from overt.nn.data.losses import (
     Loss,
@@ -69,8 +69,8 @@ def audit(
     and the report is on the rows seen so far. The model, its mode, its gradients and torch's random
     state are left as they were.
 
-    Per noise layer: the drop probability that sampled masks realize, what the noise adds to the
-    loss, the flow through each unit and their co-adaptation. Other modules that sample in training
+    Per noise layer: what the noise adds to the loss, the flow through each unit and their
+    co-adaptation. Other modules that sample in training
     mode (functional dropout, stochastic depth, dropout inside attention, custom noise) are
     found by a pass in that mode, and what they add is sampled. For the last layer: the spectrum of
     the outputs beside that of the optimum under its noise, and a proved lower bound on the training
@@ -374,14 +374,11 @@ class _Audit:
         flows = None
         if self._last is not None and self._last.head.name == source.name:
             flows = self._last.flows(squares)
-        realized, realized_error = realized_share(source)
         return NoiseFindings(
             name=source.name,
             kind=source.kind,
             units=None if squares is None else int(squares.size),
             drop_prob=drop_prob_of(source.module),
-            realized=realized,
-            realized_error=realized_error,
             penalty=penalty,
             penalty_error=error,
             exact=exact,

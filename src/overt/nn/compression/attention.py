@@ -30,9 +30,8 @@ def open_attention(model: nn.Module) -> nn.Module:
 
 
 def _open(module: Any) -> Attention:
-    biases = (None,) * 3
-    if module.in_proj_bias is not None:
-        biases = module.in_proj_bias.detach().chunk(3)
+    bias = module.in_proj_bias
+    biases = (None,) * 3 if bias is None else bias.detach().chunk(3)
     weights = module.in_proj_weight.detach().chunk(3)
     q, k, v = (_linear(W, b) for W, b in zip(weights, biases, strict=True))
     out = _linear(module.out_proj.weight, module.out_proj.bias)
@@ -43,8 +42,7 @@ def _open(module: Any) -> Attention:
 
 
 def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    layer = nn.Linear(*weight.shape[::-1], bias=bias is not None).to(weight)
-    layer.load_state_dict(
-        {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
-    )
+    layer = nn.Linear(*weight.shape[::-1], bias=False)
+    layer.weight = nn.Parameter(weight.clone())
+    layer.bias = None if bias is None else nn.Parameter(bias.clone())
     return layer

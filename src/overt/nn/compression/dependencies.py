@@ -80,12 +80,11 @@ WIDE = 1024
 
 @dataclass(frozen=True, eq=False)
 class Reader:
-    """A layer that reads units: its name, the axis of its weight, the units, the drops."""
+    """A layer that reads units: its name, the axis of its weight, the units."""
 
     name: str
     axis: int
     ids: Ids
-    drops: frozenset[int]
 
     @property
     def places(self) -> int:
@@ -105,7 +104,6 @@ class Group:
 
     layers: tuple[str, ...]  # more than one where their outputs are added
     units: Ids
-    dropped: bool  # whether every reader sees these units through one dropout layer
     tied: bool  # whether a reader shares its weights with another layer
 
 
@@ -175,7 +173,7 @@ def group_units(model: nn.Module, found: DependencyGraph) -> None:
             units.keep(ids, reason)
 
     def each(ids: Ids) -> list[int]:
-        return np.unique(units.classes(ids)).tolist()
+        return np.unique(found.classes[ids]).tolist()
 
     makers: dict[int, dict[str, None]] = {}
     for ids, name in units.makers:
@@ -183,29 +181,26 @@ def group_units(model: nn.Module, found: DependencyGraph) -> None:
             makers.setdefault(unit, {})[name] = None
     reasons: dict[int, str] = {}
     for ids, reason in units.reasons:
-        for unit in each(ids):
-            reasons.setdefault(unit, reason)
+        reasons = dict.fromkeys(each(ids), reason) | reasons
     copies = holders(model)
-    drops: dict[int, frozenset[int]] = {}
+    seen: set[int] = set()
     tied: set[int] = set()
     for reader in found.readers.values():
         read = each(reader.ids)
-        for unit in read:
-            drops[unit] = drops.get(unit, reader.drops) & reader.drops
+        seen.update(read)
         if copies[id(model.get_submodule(reader.name).weight)] > 1:
             tied.update(read)
     members: dict[tuple[Any, ...], list[int]] = {}
     for unit in sorted(makers):
-        if unit in reasons or unit not in drops:
+        if unit in reasons or unit not in seen:
             why = reasons.get(unit, "nothing reads its units")
             for name in makers[unit]:
                 found.skipped.setdefault(name, why)
         else:
-            alike = (tuple(makers[unit]), bool(drops[unit]), unit in tied)
+            alike = (tuple(makers[unit]), unit in tied)
             members.setdefault(alike, []).append(unit)
     for alike, members_of in members.items():
-        names, dropped, shared = alike
-        found.groups.append(Group(names, np.array(members_of), dropped, shared))
+        found.groups.append(Group(alike[0], np.array(members_of), alike[1]))
 
 
 def holders(model: nn.Module) -> Counter[int]:

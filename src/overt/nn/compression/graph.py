@@ -52,7 +52,6 @@ UNFORESEEN = (RuntimeError, TypeError, ValueError, IndexError)
 """What rules raise on arguments that they do not know: then all units are needed."""
 
 READ = torch.Tag.data_dependent_output
-CHANNEL_DROPOUT = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
 def build_graph(model: nn.Module, inputs: Inputs) -> DependencyGraph:
@@ -81,17 +80,6 @@ def build_graph(model: nn.Module, inputs: Inputs) -> DependencyGraph:
             found.keep_layer(name, module.weight, "its forward pass is not called")
     group_units(model, found)
     return found
-
-
-class Known(NamedTuple):
-    """The units of a tensor.
-
-    `ids` has as many axes as the tensor, of length 1 where the unit is the same along an axis;
-    `drops` are the dropouts that have acted on single units.
-    """
-
-    ids: Ids
-    drops: frozenset[int] = frozenset()
 
 
 class Operation(NamedTuple):
@@ -140,6 +128,7 @@ class _Tracer(DispatchMode):
         self._own = {id(t) for t in (*model.parameters(), *model.buffers())}
         self._stack: list[nn.Module] = []
         self._leaf: nn.Module | None = None  # inside it, nothing is followed
+        # The units of tensors: ids with as many axes, of length 1 where they do not vary.
         self._known: Any = WeakTensorKeyDictionary()
         self._data: Any = WeakTensorKeyDictionary()  # tensors that depend on the inputs
         for tensor in inputs:
@@ -164,26 +153,9 @@ class _Tracer(DispatchMode):
         """Keep the units of tensors, and the parameters that they are."""
         for tensor in values:
             if tensor in self._known:
-                self.found.units.keep(self._known[tensor].ids, reason)
+                self.found.units.keep(self._known[tensor], reason)
             if id(tensor) in self._own:
                 self.found.locked[id(tensor)] = reason
-
-    def _dropout(self, module: Any, result: Tensor) -> Tensor:
-        """Return the result of dropout; note whether it drops whole units."""
-        result = result.view_as(result)  # what was not dropped may be used elsewhere
-        if result not in self._known:
-            return result
-        ids, drops = self._known[result]
-        axes = {axis for axis, n in enumerate(ids.shape) if n > 1}
-        shared = {axis % ids.ndim for axis in getattr(module, "shared_axes", ())}
-        if isinstance(module, CHANNEL_DROPOUT):
-            shared = set(range(2, ids.ndim))
-        whole = shared >= set(range(1, ids.ndim)) - axes
-        if not shared:
-            whole = axes == {ids.ndim - 1} and len(np.unique(ids)) == ids.size
-        if whole and module.p > 0:
-            self._known[result] = Known(ids, drops | {id(module)})
-        return result
 
     def _enter(self, module: nn.Module, args: Any) -> None:
         if module in self._paths and self._leaf is None:
@@ -191,9 +163,9 @@ class _Tracer(DispatchMode):
             if module in self._layers:
                 self._leaf = module
 
-    def _leave(self, module: nn.Module, args: Any, kwargs: Any, result: Any) -> Any:
+    def _leave(self, module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
         if module not in self._paths or self._leaf not in (None, module):
-            return None
+            return
         self._stack.pop()
         path = self._paths[module]
         if self._leaf is module:
@@ -204,19 +176,15 @@ class _Tracer(DispatchMode):
             self.keep(made, "its units go where the forward pass depends on values")
             for tensor in made:
                 self._known.pop(tensor, None)
-        if type(module).__name__ == "Dropout" or isinstance(module, CHANNEL_DROPOUT):
-            return self._dropout(module, result)
-        return None
 
     def _path(self) -> str:
         return self._paths[self._stack[-1]] if self._stack else ""
 
     def _layer(self, name: str, module: nn.Module, given: Any, result: Any) -> None:
         after: Ids | str | None = layers.needs_all(name, module)
-        drops: frozenset[int] = frozenset()
         if len(given) == 1 and isinstance(result, Tensor):
-            ids, drops = self._known.get(given[0], (None, drops))
-            layer = layers.Layer(self.found, name, module, ids, drops, self._constant)
+            ids = self._known.get(given[0])
+            layer = layers.Layer(self.found, name, module, ids, self._constant)
             with suppress(*UNFORESEEN):
                 after = layer.follow(given[0], result)
         elif layers.weights_of(module) is not None:
@@ -224,8 +192,7 @@ class _Tracer(DispatchMode):
         if isinstance(after, str):
             self.keep(given, after)
         elif after is not None:
-            passes = layers.weights_of(module) is None
-            self._known[result] = Known(after, drops if passes else frozenset())
+            self._known[result] = after
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -253,21 +220,19 @@ class _Tracer(DispatchMode):
         if self._path() in self.reading:
             self.keep(op.given, "it is used where the forward pass depends on values")
             return
-        known = [self._known[tensor] for tensor in op.given if tensor in self._known]
         after = None
-        if known:
+        if any(tensor in self._known for tensor in op.given):
             with suppress(*UNFORESEEN):
                 after = self._rule(op)
         if after is None:
             self.keep(op.given, f"{op.name} in the forward pass needs all its units")
             return
-        drops = frozenset.intersection(*(part.drops for part in known))
         for tensor, ids in zip(op.made, after, strict=True):
             try:
                 np.broadcast_to(ids, tensor.shape)
             except ValueError:  # a result of another shape, such as indices
                 continue
-            self._known[tensor] = Known(ids, drops)
+            self._known[tensor] = ids
 
     def _rule(self, op: Operation) -> list[Ids] | None:
         """Return the units of each result, None where they are not known."""
@@ -285,7 +250,7 @@ class _Tracer(DispatchMode):
             return self._multiply(*op.given)
         if len(op.given) > 1:
             return None
-        ids = self._known[op.given[0]].ids
+        ids = self._known[op.given[0]]
         axes = op.axes()
         if op.name == "glu":
             if ids.shape[axes[0]] > 1:
@@ -312,7 +277,7 @@ class _Tracer(DispatchMode):
         parts = []
         for tensor in op.given:
             if tensor in self._known:
-                ids = self._known[tensor].ids
+                ids = self._known[tensor]
                 parts.append(ids.reshape((1,) * (ndim - ids.ndim) + ids.shape))
         main = max(parts, key=np.size)
         for part in parts:
@@ -348,7 +313,7 @@ class _Tracer(DispatchMode):
             if not isinstance(tree, Tensor):
                 return tree
             if tree in self._known:
-                return torch.tensor(self._known[tree].ids).expand(tree.shape)
+                return torch.tensor(self._known[tree]).expand(tree.shape)
             if op.name in ("cat", "stack"):
                 return torch.full(tree.shape, int(self._constant[0]))
             return tree.cpu()
@@ -378,7 +343,7 @@ class _Tracer(DispatchMode):
         if a not in self._known or b not in self._known:
             return None
         units = self.found.units
-        heads = [units.merge(self._known[x].ids, [1, 2]) for x in (a, b)]
+        heads = [units.merge(self._known[x], [1, 2]) for x in (a, b)]
         if any(ids.size == 1 for ids in heads):
             return None
         units.tie(*heads)
@@ -390,13 +355,14 @@ def tensors(value: Any) -> Iterator[Tensor]:
     """Yield the tensors in a tree of tuples, lists, dictionaries and dataclasses."""
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, (tuple, list, set)):
+        return
+    if is_dataclass(value) and not isinstance(value, type):
+        value = vars(value)
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (tuple, list, set)):
         for part in value:
             yield from tensors(part)
-    elif isinstance(value, dict):
-        yield from tensors(list(value.values()))
-    elif is_dataclass(value) and not isinstance(value, type):
-        yield from tensors(list(vars(value).values()))
 
 
 def _shorten(ids: Ids) -> Ids:

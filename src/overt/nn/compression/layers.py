@@ -104,7 +104,6 @@ class Layer:
     name: str
     module: Any
     ids: Ids | None
-    drops: frozenset[int]
     constant: Ids
 
     def follow(self, x: Tensor, result: Tensor) -> Ids | str | None:
@@ -164,11 +163,7 @@ class Layer:
         else:
             made = self.found.find(weight, kind.outer, self.name)
             self.found.bind(weight, kind.inner, read)
-            drops = self.drops
-            if self.name in self.found.readers:  # called twice
-                drops &= self.found.readers[self.name].drops
-            reader = Reader(self.name, kind.inner, read, drops)
-            self.found.readers[self.name] = reader
+            self.found.readers[self.name] = Reader(self.name, kind.inner, read)
         self.found.bind(getattr(module, "bias", None), 0, made)
         self._size(kind.inputs, read)
         self._size(kind.outputs, made)

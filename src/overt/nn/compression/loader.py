@@ -17,7 +17,16 @@ class Attention(nn.Module):  # type: ignore[misc]
     )
     _qkv_same_embed_dim = False
 
-    def __init__(self, q, k, v, out_proj, head_dim, dropout, batch_first):  # type: ignore[no-untyped-def]
+    def __init__(  # type: ignore[no-untyped-def]
+        self,
+        q=None,
+        k=None,
+        v=None,
+        out_proj=None,
+        head_dim=1,
+        dropout=0.0,
+        batch_first=False,
+    ):
         super().__init__()
         self.q = q
         self.k = k
@@ -76,6 +85,9 @@ class Attention(nn.Module):  # type: ignore[misc]
 LAYERS = {"Linear": nn.Linear, "Conv1d": nn.Conv1d, "Conv2d": nn.Conv2d}
 """Layers that may stand in the place of others."""
 
+EMPTY = {"Sequential": nn.Sequential, "Attention": Attention}
+"""Modules in their place whose parts follow."""
+
 
 def read_file(path: Any) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
     """Return metadata and tensors of a safetensors file."""
@@ -106,15 +118,13 @@ def set_shape(
     parent, _, leaf = name.rpartition(".")
     module: Any = getattr(model.get_submodule(parent), leaf, None) if name else model
     if type(module).__name__ != kind:
-        if not name or kind not in ("Sequential", "Attention", *LAYERS):
+        if not name or kind not in (*LAYERS, *EMPTY):
             raise ValueError(
                 f"model must be the original as it was built: {name or 'it'} must be a {kind}, got "
                 f"{type(module).__name__}"
             )
-        if kind == "Sequential":
-            module = nn.Sequential()
-        elif kind == "Attention":
-            module = Attention(None, None, None, None, 0, 0.0, False)  # type: ignore[no-untyped-call]
+        if kind in EMPTY:
+            module = EMPTY[kind]()
         else:
             names = ("kernel_size", "stride", "padding", "dilation", "padding_mode")
             kernel = {key: numbers[key] for key in names if key in numbers}
@@ -129,13 +139,12 @@ def resize(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
     for key, tensor in state.items():
         path, _, leaf = key.rpartition(".")
         module = model.get_submodule(path)
-        for tensors in (module._parameters, module._buffers):
-            old = tensors.get(leaf)
-            if old is None or old.shape == tensor.shape:
-                continue
-            if id(old) not in replaced:
-                new = torch.empty(tensor.shape, dtype=old.dtype, device=old.device)
-                if isinstance(old, nn.Parameter):
-                    new = nn.Parameter(new, old.requires_grad)
-                replaced[id(old)] = new
-            tensors[leaf] = replaced[id(old)]
+        old = getattr(module, leaf)
+        if old.shape == tensor.shape:
+            continue
+        if id(old) not in replaced:
+            new = torch.empty_like(tensor, dtype=old.dtype, device=old.device)
+            if isinstance(old, nn.Parameter):
+                new = nn.Parameter(new, old.requires_grad)
+            replaced[id(old)] = new
+        setattr(module, leaf, replaced[id(old)])

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,19 +53,42 @@ class Factors:
 
     @property
     def limit(self) -> int:
-        """The largest rank that saves multiply-adds."""
+        """The largest rank that saves multiply-adds; at 0 the layer stays as it is."""
         m, n = self.weight.shape
         return min((m * n - 1) // (m + n), min(m, n) - 1)
 
     @property
-    def shares(self) -> Floats:
-        """The share of each direction in the sum of squares."""
-        return self.energy / (float(self.energy.sum()) or 1.0)
-
-    def cost_of(self, rank: int | None) -> float:
-        """Return the multiply-adds at a rank, None for the layer as it is."""
+    def price(self) -> float:
+        """The cost of one rank."""
         m, n = self.weight.shape
-        return self.cost if rank is None else self.cost * rank * (m + n) / (m * n)
+        return self.cost * (m + n) / (m * n)
+
+    @property
+    def least(self) -> float:
+        """The least cost that the layer can have."""
+        return self.price if self.limit else self.cost
+
+    def tail(self) -> Floats:
+        """Return the share of the squared error at each rank from 0 on."""
+        tail = np.append(self.energy[::-1].cumsum()[::-1], 0.0)
+        return tail / (tail[0] or 1.0)
+
+    def steps(self) -> Iterator[tuple[float, float, Factors, int]]:
+        """Yield (worth, cost, layer, rank) from rank 1 on, rank `limit` + 1 the layer itself.
+
+        Worth is the error that a step saves per cost; steps that are worth less than what comes
+        behind them are joined.
+        """
+        costs = self.price * np.arange(1, self.limit + 2)
+        costs[-1] = self.cost
+        tail = self.tail()[1 : self.limit + 2].copy()
+        tail[-1] = 0.0
+        at = 0
+        while at < self.limit and tail[at] > ROUNDING:
+            worth = (tail[at] - tail[at + 1 :]) / (costs[at + 1 :] - costs[at])
+            to = at + 1 + int(worth.argmax())
+            yield float(worth.max()), costs[to] - costs[at], self, to + 1
+            at = to
 
 
 def by_spectrum(problem: Problem) -> Outcome:
@@ -78,59 +102,81 @@ def by_spectrum(problem: Problem) -> Outcome:
     if problem.judge is not None:
         names = dict.fromkeys(layers, 1)
         moments = collect(problem.base, names, problem.judge, outputs=True)
-    factors = []
-    for name, module in layers.items():
-        cost = module.weight.numel()
-        if problem.of == "multiply_adds":
-            operations = problem.graph.costs[id(module.weight)]
-            cost = operations / len(problem.inputs)
-        factors.append(_factorize(module, name, cost, moments.get(name)))
-    ranks: dict[str, int | None] = {}
+    factors = [
+        _factorize(problem, name, module, moments.get(name))
+        for name, module in layers.items()
+    ]
+    least = None
     if isinstance(keep, Mapping):
+        ranks: dict[Factors, int] = {}
         for f in factors:
-            ranks.update(_share_ranks([f], keep[f.name] * f.cost))
+            ranks.update(_choose_ranks([f], keep[f.name] * f.cost))
     else:
-        budget = sum(f.cost for f in factors) - (1 - keep) * problem.total
-        ranks = _share_ranks(factors, budget)
-    return _rewrite_layers(problem, factors, ranks, skipped)
+        total = problem.total or 1
+        fixed = total - sum(f.cost for f in factors)
+        least = (fixed + sum(f.least for f in factors)) / total
+        ranks = _choose_ranks(factors, problem.aim(least) * total - fixed)
+    for f in factors:
+        if f not in ranks:
+            why = "it is worth its cost" if f.limit else "no rank saves anything"
+            skipped[f.name] = why
+    small = _rewrite_layers(problem, ranks, skipped)
+    changes = [_change(f, rank) for f, rank in ranks.items()]
+    return Outcome("spectrum", small, changes, skipped, least)
+
+
+def _choose_ranks(factors: list[Factors], budget: float) -> dict[Factors, int]:
+    """Return ranks within a budget, those steps first that are worth most; else layers stay."""
+    left = budget - sum(f.least for f in factors)
+    if budget >= sum(f.cost for f in factors):
+        return {}
+    ranks = {f: 1 for f in factors if f.limit}
+    full: set[Factors] = set()
+    steps = [step for f in ranks for step in f.steps()]
+    for _, cost, f, rank in sorted(steps, key=lambda step: -step[0]):
+        if f in full:
+            continue
+        if cost > left:
+            full.add(f)
+            useful = int(np.sum(f.tail() > ROUNDING))
+            rank = ranks[f] + max(0, int(left / f.price + 1e-9))
+            rank = min(rank, f.limit, useful)
+            cost = f.price * (rank - ranks[f])
+        ranks[f] = rank
+        left -= cost
+    return {f: rank for f, rank in ranks.items() if rank <= f.limit}
 
 
 def _rewrite_layers(
-    problem: Problem,
-    factors: list[Factors],
-    ranks: dict[str, int | None],
-    skipped: dict[str, str],
-) -> Outcome:
-    """Return the network with layers of these ranks, except those that the forward pass needs."""
-    small = copy_model(problem.base)
-    pairs: dict[Factors, nn.Sequential] = {}
-    for f in factors:
-        rank = ranks[f.name]
-        if rank is None:
-            skipped[f.name] = (
-                "no rank saves anything" if f.limit < 1 else "it is worth its cost"
-            )
-        elif not f.name:
+    problem: Problem, ranks: dict[Factors, int], skipped: dict[str, str]
+) -> nn.Module:
+    """Return the network with layers of these ranks; those that cannot have them lose them."""
+    base = problem.base
+
+    def rewritten(chosen: Mapping[Factors, int]) -> nn.Module:
+        small = copy_model(base)
+        for f, rank in chosen.items():
+            module = base.get_submodule(f.name)
+            small.set_submodule(f.name, _rewrite(module, f, rank).eval())
+        return small
+
+    for f in list(ranks):
+        if not f.name:
             skipped[f.name] = "it is the model itself; wrap it in torch.nn.Sequential"
-        else:
-            pairs[f] = _rewrite(problem.base.get_submodule(f.name), f, rank).eval()
-            small.set_submodule(f.name, pairs[f])
-    if pairs and why_it_fails(small, problem.inputs, problem.base) is not None:
-        small = copy_model(problem.base)  # and rewrite one by one
-        for f, pair in list(pairs.items()):
-            before = small.get_submodule(f.name)
-            small.set_submodule(f.name, pair)
-            why = why_it_fails(small, problem.inputs, problem.base)
-            if why is not None:
-                small.set_submodule(f.name, before)
-                skipped[f.name] = f"the forward pass needs the layer itself: {why}"
-                del pairs[f]
-    changes = [_change(f, ranks[f.name] or 0) for f in pairs]
-    return Outcome("spectrum", small, changes, skipped)
+            del ranks[f]
+    small = rewritten(ranks)
+    if not ranks or why_it_fails(small, problem.inputs, base) is None:
+        return small
+    for f, rank in list(ranks.items()):
+        why = why_it_fails(rewritten({f: rank}), problem.inputs, base)
+        if why is not None:
+            skipped[f.name] = f"the forward pass needs the layer itself: {why}"
+            del ranks[f]
+    return rewritten(ranks)
 
 
 def _change(f: Factors, rank: int) -> Change:
-    """Return what became of a layer, with the norms of W - P P'W."""
+    """Return what became of a layer, with the norm of W - P P'W."""
     P = f.directions[:, :rank]
     gap = f.weight - P @ (P.T @ f.weight)
     gram = gap @ gap.T if len(gap) <= gap.shape[1] else gap.T @ gap
@@ -142,9 +188,8 @@ def _change(f: Factors, rank: int) -> Change:
         before=min(f.weight.shape),
         after=rank,
         operator_error=math.sqrt(largest),
-        frobenius_error=float(torch.linalg.matrix_norm(gap)),
         data_error=error if f.mean is not None else None,
-        relative_error=math.sqrt(float(np.sum(f.shares[rank:]))),
+        relative_error=math.sqrt(float(f.tail()[rank])),
     )
 
 
@@ -153,6 +198,7 @@ def _rewritable(problem: Problem) -> tuple[dict[str, nn.Module], dict[str, str]]
     found: dict[str, nn.Module] = {}
     skipped: dict[str, str] = {}
     uses = holders(problem.base)
+    forwards = [kind.forward for kind in KINDS]
     for name, module in problem.base.named_modules():
         kind = type(module).__name__
         if isinstance(module, SEALED):
@@ -160,7 +206,6 @@ def _rewritable(problem: Problem) -> tuple[dict[str, nn.Module], dict[str, str]]
         if weights_of(module) is None:
             continue
         reason = why_not_prunable(module)
-        forwards = [k.forward for k in KINDS]
         if type(module).forward not in forwards and kind != "Conv1D":
             reason = f"{kind} is not rewritten"
         elif reason is None and id(module.weight) not in problem.graph.costs:
@@ -177,80 +222,24 @@ def _rewritable(problem: Problem) -> tuple[dict[str, nn.Module], dict[str, str]]
 
 
 def _factorize(
-    module: nn.Module, name: str, cost: float, moments: Moments | None
+    problem: Problem, name: str, module: Any, moments: Moments | None
 ) -> Factors:
     """Decompose one layer, by its outputs' moments if there are any."""
-    weight = module.weight.detach().double()
-    kind = weights_of(module)
-    if kind is not None:
-        weight = weight.movedim(kind.outer, 0).flatten(1)
+    kind: Any = weights_of(module)
+    weight = module.weight.detach().double().movedim(kind.outer, 0).flatten(1)
+    cost = weight.numel()
+    if problem.of == "multiply_adds":
+        cost = problem.graph.costs[id(module.weight)] / len(problem.inputs)
     covariance = None if moments is None else moments.covariance()
-    mean = None
     if moments is None or covariance is None:
-        Q, R = torch.linalg.qr(weight)
-        variance, P = torch.linalg.eigh(R @ R.T)
-        P = Q @ P
-    else:
-        variance, P = torch.linalg.eigh(covariance)
-        mean = moments.mean()
+        P, s, _ = torch.linalg.svd(weight, full_matrices=False)
+        return Factors(name, weight, P, s.square().cpu().numpy(), None, cost)
+    variance, P = torch.linalg.eigh(covariance)
     energy = variance.flip(0).clamp(min=0).cpu().numpy()
-    return Factors(name, weight, P.flip(1), energy, mean, cost)
+    return Factors(name, weight, P.flip(1), energy, moments.mean(), cost)
 
 
-def _share_ranks(factors: list[Factors], budget: float) -> dict[str, int | None]:
-    """Return the rank of each layer (None: as it is) within a budget for all.
-
-    Minimizes the sum of relative squared errors for a price of the cost, and finds the least
-    price that meets the budget.
-    """
-    if budget >= sum(f.cost for f in factors):
-        return {f.name: None for f in factors}
-    low, high = -60.0, 60.0
-    for _ in range(80):
-        middle = (low + high) / 2
-        ranks = {f.name: _best_rank(f, math.exp(middle)) for f in factors}
-        if sum(f.cost_of(ranks[f.name]) for f in factors) <= budget:
-            high = middle
-        else:
-            low = middle
-    ranks = {f.name: _best_rank(f, math.exp(high)) for f in factors}
-    return _spend_rest(factors, ranks, budget)
-
-
-def _spend_rest(
-    factors: list[Factors], ranks: dict[str, int | None], budget: float
-) -> dict[str, int | None]:
-    """Spend the rest of the budget on the ranks that are worth most."""
-    left = budget - sum(f.cost_of(ranks[f.name]) for f in factors)
-
-    def worth(f: Factors) -> float:
-        rank = ranks[f.name]
-        price = f.cost_of(1)
-        if rank is None or not 0 < price <= left or rank >= f.limit:
-            return 0.0
-        share = float(f.shares[rank])
-        return share / price if share > ROUNDING else 0.0
-
-    while factors:
-        f = max(factors, key=worth)
-        if worth(f) == 0:
-            break
-        ranks[f.name] = (ranks[f.name] or 0) + 1
-        left -= f.cost_of(1)
-    return ranks
-
-
-def _best_rank(f: Factors, price: float) -> int | None:
-    """Return the rank with the least error plus price, None if the layer costs less."""
-    if f.limit < 1:
-        return None
-    worth = f.shares > max(price * f.cost_of(1), ROUNDING)
-    rank = int(np.clip(np.sum(worth), 1, f.limit))
-    rewritten = float(f.shares[rank:].sum()) + price * f.cost_of(rank)
-    return rank if rewritten < price * f.cost else None
-
-
-def _rewrite(module: nn.Module, f: Factors, rank: int) -> nn.Sequential:
+def _rewrite(module: Any, f: Factors, rank: int) -> nn.Sequential:
     """Return the two layers of this rank that stand for one."""
     P = f.directions[:, :rank]
     bias = None if module.bias is None else module.bias.detach().double()
@@ -258,19 +247,17 @@ def _rewrite(module: nn.Module, f: Factors, rank: int) -> nn.Sequential:
         gap = (torch.zeros_like(f.mean) if bias is None else bias) - f.mean
         bias = f.mean + P @ (P.T @ gap)
     outputs, inputs = f.weight.shape
-    with torch.random.fork_rng(devices=[]):
-        first = nn.Linear(inputs, rank, bias=False)
-        second = nn.Linear(rank, outputs, bias=bias is not None)
-        if isinstance(module, (nn.Conv1d, nn.Conv2d)):
-            kind = nn.Conv1d if isinstance(module, nn.Conv1d) else nn.Conv2d
-            second = kind(rank, outputs, 1, bias=bias is not None)
-            first = copy.deepcopy(module)  # with its stride, padding and dilation
-            first.out_channels = rank
-            first.bias = None
+    first: Any = nn.Linear(inputs, rank, bias=False)
+    second: Any = nn.Linear(rank, outputs)
+    if isinstance(module, (nn.Conv1d, nn.Conv2d)):
+        kind = nn.Conv1d if isinstance(module, nn.Conv1d) else nn.Conv2d
+        second = kind(rank, outputs, 1)
+        first = copy.deepcopy(module)  # with its stride, padding and dilation
+        first.out_channels = rank
+        first.bias = None
     inner = (P.T @ f.weight).reshape(rank, *first.weight.shape[1:])
     first.weight = nn.Parameter(inner)
     second.weight = nn.Parameter(P.reshape(second.weight.shape).contiguous())
-    if bias is not None:
-        second.bias = nn.Parameter(bias)
+    second.bias = None if bias is None else nn.Parameter(bias)
     pair = nn.Sequential(first, second).to(module.weight)
     return pair.requires_grad_(module.weight.requires_grad)

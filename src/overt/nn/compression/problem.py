@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,6 @@ from overt.nn.compression.report import Change
 from overt.nn.data.batches import Batch, Inputs, first_line, name_failing_inputs
 from overt.nn.data.losses import Loss, mean_loss
 from overt.nn.data.models import disable_fast_attention, modes, restore_training
-from overt.nn.data.rng import preserve_rng
 
 Keep = float | Mapping[str, float]
 """One share for all layers, or a share for each of those named."""
@@ -59,8 +59,6 @@ class Problem:
     inputs: Inputs
     judge: list[Batch] | None
     loss: Loss
-    draws: int
-    rng: np.random.Generator
 
     @cached_property
     def total(self) -> int:
@@ -77,6 +75,16 @@ class Problem:
         """What activations are measured on: the data, or else the example."""
         return self.judge or [Batch("example", self.inputs, None)]
 
+    def aim(self, least: float) -> float:
+        """Return the share of the whole that is to stay, where at least `least` has to.
+
+        That is `keep`, or if it is out of reach, `keep` of what can be removed: to cut down to
+        single units would cost much and miss it all the same.
+        """
+        keep = self.keep
+        assert not isinstance(keep, Mapping)  # noqa: S101 (for the type checker)
+        return keep if least <= TOLERANCE * keep else least + keep * (1 - least)
+
     def size_of(self, model: nn.Module) -> int:
         """Return a network's size in what `keep` limits."""
         if self.of == "multiply_adds":
@@ -86,13 +94,16 @@ class Problem:
 
 @dataclass(eq=False)
 class Outcome:
-    """The result of a method: the network, what changed, what did not and why."""
+    """The result of a method: the network, what changed, what did not and why.
+
+    `least` is the smallest share that the method could leave, None where it was not needed.
+    """
 
     by: str
     model: nn.Module
     changes: list[Change]
     skipped: dict[str, str]
-    losses: Floats = field(default_factory=lambda: np.zeros(0))
+    least: float | None
     interrupted: bool = False
     tried: tuple[tuple[str, float], ...] = ()
     recovery: Floats = field(default_factory=lambda: np.zeros(0))
@@ -119,18 +130,16 @@ def copy_model(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Modul
         ) from None
 
 
+@torch.no_grad()
 def relative_change(old: Any, new: Any) -> float:
     """Return |new - old| / |old| over all outputs: 0 where none has changed, inf from zero."""
-    change = 0.0
-    size = 0.0
-    for a, b in zip(tensors(old), tensors(new), strict=True):
-        if a.is_floating_point():
-            a = a.detach().double()
-            change += float((b.detach().double() - a).square().sum())
-            size += float(a.square().sum())
+    both = zip(tensors(old), tensors(new), strict=True)
+    pairs = [(a.double(), b.double()) for a, b in both if a.is_floating_point()]
+    change = math.hypot(*(float((b - a).norm()) for a, b in pairs))
+    size = math.hypot(*(float(a.norm()) for a, _ in pairs))
     if change == 0:
         return 0.0
-    return math.sqrt(change / size) if size else math.inf
+    return change / size if size else math.inf
 
 
 def count_parameters(model: nn.Module) -> int:
@@ -148,7 +157,7 @@ def why_it_fails(model: nn.Module, inputs: Inputs, base: nn.Module) -> str | Non
     """Return why a pass fails, in training mode too if a pass of the base does not, else None."""
     for noise in (False, True):
         try:
-            with torch.no_grad(), preserve_rng(), modes(model, noise=noise):
+            with torch.no_grad(), modes(model, noise=noise):
                 inputs.run(model)
         except Exception as error:  # the forward pass may use a layer's weight or size
             if not noise or model is base or why_it_fails(base, inputs, base) is None:
@@ -160,7 +169,7 @@ def multiply_adds(model: nn.Module, inputs: Inputs) -> int:
     """Return the multiply-adds for one example: half of the operations that torch counts."""
     counter = _OperationCounter()
     # The counter does not know attention where it is one operation on the CPU.
-    with torch.random.fork_rng(), sdpa_kernel(SDPBackend.MATH), counter:
+    with sdpa_kernel(SDPBackend.MATH), counter:
         run_plain(model, inputs)
     return counter.operations // 2 // len(inputs)
 
@@ -187,14 +196,13 @@ class _OperationCounter(DispatchMode):
 def latencies(models: list[nn.Module], inputs: Inputs) -> list[float]:
     """Return the least time of a pass of each model; they take turns, so that load hits all."""
     least = [math.inf for _ in models]
-    with torch.no_grad(), torch.random.fork_rng():
-        for _ in range(PASSES):
-            for i, model in enumerate(models):
-                start = time.perf_counter()
-                inputs.run(model)
-                if inputs.tensors[0].is_cuda:
-                    torch.cuda.synchronize()
-                least[i] = min(least[i], time.perf_counter() - start)
+    for _ in range(PASSES):
+        for i, model in enumerate(models):
+            start = time.perf_counter()
+            run_plain(model, inputs)
+            if inputs.tensors[0].is_cuda:
+                torch.cuda.synchronize()
+            least[i] = min(least[i], time.perf_counter() - start)
     return least
 
 
@@ -202,9 +210,10 @@ def score(
     model: nn.Module, batches: Iterable[Batch] | None, loss: Loss
 ) -> tuple[float, float | None] | None:
     """Return mean loss and share of right classes, if there are classes; None without targets."""
-    losses = []
-    right: list[Tensor | None] = []
-    rows = []
+    total = 0.0
+    rows = 0
+    right: list[Tensor] = []
+    classes = True
     for where, inputs, y in batches or ():
         with name_failing_inputs(inputs, where):
             output = run_plain(model, inputs)
@@ -215,16 +224,17 @@ def score(
                 f"{where}: the model returns a {type(output).__name__}; say which output "
                 "counts, such as output=lambda o: o.logits"
             )
-        losses.append(float(mean_loss(output, y, loss)))
-        right.append(_correct(output, y, loss))
-        rows.append(len(y))
+        total += float(mean_loss(output, y, loss)) * len(y)
+        rows += len(y)
+        found = _correct(output, y, loss)
+        if found is None:
+            classes = False
+        else:
+            right.append(found.flatten())
     if not rows:
         return None
-    found = [part.flatten() for part in right if part is not None]
-    classes = len(found) == len(right)
-    accuracy = float(torch.cat(found).double().mean()) if classes else None
-    value = float(np.average(losses, weights=rows))
-    return (math.inf if math.isnan(value) else value), accuracy
+    value = math.inf if math.isnan(total) else total / rows
+    return value, float(torch.cat(right).double().mean()) if classes else None
 
 
 def _correct(output: Any, y: Tensor, loss: Loss) -> Tensor | None:
@@ -240,12 +250,6 @@ def _correct(output: Any, y: Tensor, loss: Loss) -> Tensor | None:
     if y.is_floating_point() or predicted.shape != y.shape:
         return None
     return predicted == y
-
-
-def loss_on(model: nn.Module, batches: Iterable[Batch] | None, loss: Loss) -> float:
-    """Return the loss, infinite where there is none."""
-    found = score(model, batches, loss)
-    return math.inf if found is None else found[0]
 
 
 def with_own_statistics(model: nn.Module, batches: list[Batch]) -> nn.Module | None:
@@ -292,41 +296,30 @@ def recover(
     if not trained:
         raise InputError("recover needs a model with parameters that require gradients")
     losses: list[float] = []
-    best: dict[str, Tensor] = {}
-
-    def evaluate() -> None:
-        value = loss_on(model.eval(), judge, loss)
-        if not losses or value < min(losses):
-            best.update(copy.deepcopy(model.state_dict()))
-        losses.append(value)
-        model.train()
-
+    best = model.state_dict()
     interrupted = False
     optimizer = torch.optim.Adam(trained, lr=learning_rate)
-    batches = _cycle(train)
+    batches = chain.from_iterable(repeat(train))
     try:
         with meter("recover", steps) as bar:
-            evaluate()
-            for step in range(1, steps + 1):
+            for step in range(steps + 1):
+                if step == steps or step % max(1, steps // EVALUATIONS) == 0:
+                    found = score(model.eval(), judge, loss)
+                    losses.append(math.inf if found is None else found[0])
+                    if np.argmin(losses) == len(losses) - 1:
+                        best = copy.deepcopy(model.state_dict())
+                if step == steps:
+                    break
                 _, inputs, y = next(batches)
                 if y is None:
                     raise InputError(
                         "recover needs batches (inputs, targets) to train on"
                     )
                 optimizer.zero_grad()
-                mean_loss(inputs.run(model), y, loss).backward()
+                mean_loss(inputs.run(model.train()), y, loss).backward()
                 optimizer.step()
                 bar.advance()
-                if step == steps or step % max(1, steps // EVALUATIONS) == 0:
-                    evaluate()
     except KeyboardInterrupt:
         interrupted = True
-    if best:
-        model.load_state_dict(best)
-    model.eval()
+    model.load_state_dict(best)
     return np.array(losses), interrupted
-
-
-def _cycle(batches: Iterable[Batch]) -> Iterator[Batch]:
-    while True:
-        yield from batches

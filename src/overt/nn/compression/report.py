@@ -21,14 +21,14 @@ class Change(Result):
         "units": fewer outputs; "rank": two layers in place of one.
     before, after
         Number of units; for a rank the largest rank of the layer, and the new one.
-    operator_error, frobenius_error
-        Norms of the difference between the old and the new map W; |y' - y| is at most
+    operator_error
+        The spectral norm of the difference between the old and the new map W; |y' - y| is at most
         operator_error times |x - (mean input)| for every input x (mean 0 without data).
     data_error
         Root of the mean squared difference |y' - y| of the layer's outputs on the batches given,
         when its inputs are unchanged.
     relative_error
-        data_error / the outputs' standard deviation, or frobenius_error / |W| without data.
+        data_error / the outputs' standard deviation, or |W' - W|_F / |W|_F without data.
     """
 
     layers: tuple[str, ...]
@@ -36,7 +36,6 @@ class Change(Result):
     before: int
     after: int
     operator_error: float | None = None
-    frobenius_error: float | None = None
     data_error: float | None = None
     relative_error: float | None = None
 
@@ -91,8 +90,6 @@ class Compression(Result):
         (method, relative change of the outputs).
     output_change
         Relative root mean square change of the outputs on the example (inf from zero).
-    losses
-        Loss on `data` of every sub-network that was sampled (by="mask").
     recovery
         Loss before and during recovery training, if there was any.
     status
@@ -113,7 +110,6 @@ class Compression(Result):
     skipped: tuple[tuple[str, str], ...]
     tried: tuple[tuple[str, float], ...]
     output_change: float
-    losses: Floats
     recovery: Floats
     status: Status
 
@@ -148,6 +144,8 @@ class Compression(Result):
             if change.relative_error is not None:
                 line += f", relative error {change.relative_error:.3g}"
             lines.append(f"  {line}")
+        if not self.changes:
+            lines.append("  nothing could be made smaller")
         if self.tried:
             lines.append(
                 "  compared: " + ", ".join(f"{way} {v:.4g}" for way, v in self.tried)

@@ -35,9 +35,10 @@ from overt.nn.compression.units import by_units
 from overt.nn.data.batches import Batch, Batches, Inputs, name_failing_inputs
 from overt.nn.data.losses import LOSSES, Loss, check_loss, guess_loss, loss_text
 from overt.nn.data.models import check_model
+from overt.nn.data.rng import preserve_rng
 from overt.results import Status
 
-METHODS = ("auto", "mask", "flow", "spectrum")
+METHODS = ("auto", "flow", "spectrum")
 OF = ("parameters", "multiply_adds", "units")
 MAX_ROWS = 4096
 """Rows of data that units and methods are chosen on: more would not change the choice."""
@@ -52,7 +53,6 @@ def compress(
     *,
     of: str = "parameters",
     output: Callable[[Any], Any] | None = None,
-    draws: int = 32,
     loss: Loss = "auto",
     holdout: Any = None,
     recover: int = 0,
@@ -69,10 +69,6 @@ def compress(
     by="spectrum"
         Linear and convolutional layers become products of two of low rank wherever that saves
         something; the report states the error of each.
-    by="mask"
-        The best of `draws` sub-networks that dropout samples (thesis, Theorem 15 and section 5.5):
-        units on which a dropout layer acts are removed at random, survivors are scaled by
-        all / survivors, as in training, and the sub-network with the least loss on `data` stays.
     by="auto"
         "flow" and "spectrum" are tried; of those that meet `keep` the one with the least loss on
         `data` is taken, or without targets the one that changes the outputs least. If recovery
@@ -94,43 +90,41 @@ def compress(
         Any module; its mode does not matter, and the result has the same.
     keep
         In (0, 1]: the share that stays of the whole network's parameters, or of what `of` names.
-        It is met as closely as whole units allow, up to 5 % above; where it cannot be,
-        `report.met` is False and `report.shortfall` says why.
+        It is met as closely as whole units allow, up to 5 % above. Where what cannot be removed
+        is too large for that, this share of what can be is kept: `report.met` is then False, and
+        `report.shortfall` says why.
         Or {layer: share}, the share of units (of multiply-adds for "spectrum") of these layers.
     example
         A batch of inputs (a tensor, a tuple of them, or a dict by name) on which the model runs.
     data
         A pair of arrays or tensors (inputs, targets), a DataLoader, or any iterable of batches that
         can be iterated again: pairs (inputs, targets), or dicts with the targets under a name such
-        as "labels". Required for "mask", where it must be examples that training has not seen. The
-        other methods measure activations on it (inputs alone are enough); without data "flow" uses
-        the example, and "spectrum" the weights alone.
+        as "labels". Activations are measured on it (inputs alone are enough); without data "flow"
+        uses the example, and "spectrum" the weights alone.
     by
-        "auto", "mask", "flow" or "spectrum".
+        "auto", "flow" or "spectrum".
     of
         What `keep` is a share of: "parameters", "multiply_adds" (as torch.utils.flop_counter
         counts them, attention included), or "units": that share of the units of every layer.
     output
         Which of the model's outputs counts, such as `lambda o: o.logits`; needed where it returns
         no tensor and `data` has targets.
-    draws
-        Sub-networks tried by "mask".
     loss
         "auto" (cross-entropy or logistic for classes, else mean square), "cross_entropy",
         "logistic", "mse", "squared", or a function (output, target) -> mean loss.
     holdout
-        Data for loss and accuracy in the report; `data` by default, on which "mask" and "auto" have
-        chosen.
+        Data for loss and accuracy in the report; `data` by default, on which "auto" has chosen.
     recover, train, learning_rate
         Steps of Adam after the removal, the data for them (`data` by default) and the learning
         rate; the state with the least loss on `data` is returned.
     seed
-        Int or numpy Generator.
+        Int or numpy Generator, for what the network samples. The state of all global generators
+        is left as it was.
 
     Returns
     -------
     The smaller module, a copy of the same class made of plain torch layers, and the report.
-    Ctrl-C during the search or recovery returns the best so far.
+    Ctrl-C during recovery returns the best so far.
 
     Examples
     --------
@@ -140,7 +134,7 @@ def compress(
     ...     torch.nn.Linear(8, 64), torch.nn.ReLU(), torch.nn.Dropout(0.5), torch.nn.Linear(64, 3)
     ... )
     >>> unseen = torch.randn(50, 8), torch.randint(3, (50,))
-    >>> small, report = compress(model, 0.5, torch.randn(1, 8), unseen, by="mask")
+    >>> small, report = compress(model, 0.5, torch.randn(1, 8), unseen, by="flow")
     >>> small[0], report.before.parameters, report.after.parameters
     (Linear(in_features=8, out_features=32, bias=True), 771, 387)
     """
@@ -161,41 +155,34 @@ def compress(
             raise InputError(
                 "by='spectrum' removes no units: of must be another than 'units'"
             )
-    draws = _check.whole("draws", draws)
     steps = _check.whole("recover", recover, minimum=0)
     rate = _check.number("learning_rate", learning_rate, exclusive=True)
     loss = check_loss(loss, ("auto", *LOSSES))
-    rng = _check.generator(seed)
+    start = int(_check.generator(seed).integers(2**31))
     inputs = Inputs.of(example, "example", output).like(model)
-    if by == "mask" and data is None:
-        raise InputError(
-            "by='mask' judges sub-networks by their loss on new examples: pass data, batches "
-            "(inputs, targets) that training has not seen; by='flow' does without"
-        )
-    # The copy shares its parameters with the model: nothing writes to them.
-    shared = {id(p): p for p in model.parameters()}
-    base = open_attention(copy_model(model, shared).eval())
-    judge = _batches("data", data, base, inputs)
-    report_on = _batches("holdout", holdout, base, inputs) or judge
-    train_on = _batches("train", train, base, inputs) or judge
-    if steps and judge is None:
-        raise InputError(
-            "recover needs data, batches (inputs, targets), and maybe train"
-        )
-    with torch.random.fork_rng(), torch.inference_mode(False):
-        torch.manual_seed(int(rng.integers(2**31)))
+    with preserve_rng(), torch.inference_mode(False):
+        torch.manual_seed(start)
+        base = open_attention(copy_model(model).eval())
+        judge = _batches("data", data, base, inputs)
+        report_on = _batches("holdout", holdout, base, inputs) or judge
+        train_on = _batches("train", train, base, inputs) or judge
         few = None if judge is None else _first_rows(judge)
         guessed = loss == "auto"
         graph = build_graph(base, inputs)
         if guessed:
             loss = _guess_loss(base, few or report_on)
-        problem = Problem(base, graph, keep, of, inputs, few, loss, draws, rng)
+        problem = Problem(base, graph, keep, of, inputs, few, loss)
         done = _best(problem, steps > 0) if by == "auto" else _run(problem, by)
-        if steps and judge and train_on and not done.interrupted:
+        if steps:
+            if judge is None or train_on is None:
+                raise InputError(
+                    "recover needs data, batches (inputs, targets), and maybe train"
+                )
+            torch.manual_seed(start)  # whatever was tried before
             done.recovery, done.interrupted = train_further(
                 done.model, train_on, judge, loss, steps=steps, learning_rate=rate
             )
-        if not done.changes and not len(done.recovery):
+        elif not done.changes:
             done.model = copy_model(model).eval()  # with torch's own attention
         report = _report(problem, done, report_on, guessed=guessed)
     _restore_modes(wrapped, done.model)
@@ -227,44 +214,37 @@ def _batches(name: str, data: Any, base: nn.Module, inputs: Inputs) -> Batches |
 def _first_rows(batches: Batches) -> list[Batch]:
     """Return at most MAX_ROWS rows, from all batches where their number is known."""
     per_batch = max(1, MAX_ROWS // (batches.count or 1))
-    left = MAX_ROWS
-    found = []
+    found: list[Batch] = []
     for where, inputs, y in batches:
-        n = min(per_batch, left, len(inputs))
-        found.append(Batch(where, inputs.first(n), None if y is None else y[:n]))
-        left -= n
-        if not left:
+        n = min(per_batch, MAX_ROWS - sum(len(batch.inputs) for batch in found))
+        if n == 0:
             break
+        found.append(Batch(where, inputs.first(n), None if y is None else y[:n]))
     return found
 
 
 def _guess_loss(base: nn.Module, batches: Iterable[Batch] | None) -> Loss:
     """Return the loss that the targets look made for; "auto" where there are none to judge by."""
-    labeled = [batch for batch in batches or () if batch.y is not None]
-    if not labeled:
-        return "auto"
-    y = torch.cat([batch.y for batch in labeled])
-    where, inputs, _ = labeled[0]
-    with name_failing_inputs(inputs, where):
-        output = run_plain(base, inputs)
-    if not isinstance(output, Tensor):
-        return "auto"
-    return guess_loss(y, output.new_empty(len(y), *output.shape[1:]))
+    for where, inputs, y in batches or ():
+        if y is not None:
+            with name_failing_inputs(inputs, where):
+                output = run_plain(base, inputs)
+            return guess_loss(y, output) if isinstance(output, Tensor) else "auto"
+    return "auto"
 
 
 def _run(problem: Problem, by: str) -> Outcome:
     """Compress by one method; normalizations get their own statistics if that lowers the loss."""
-    done = by_spectrum(problem) if by == "spectrum" else by_units(problem, by)
-    if by != "mask" and problem.judge is not None and done.changes:
+    done = by_spectrum(problem) if by == "spectrum" else by_units(problem)
+    if problem.judge is not None and done.changes:
         candidate = with_own_statistics(done.model, problem.judge)
-        present = _value(problem, done.model)
-        if candidate is not None and _value(problem, candidate) < present:
+        if candidate and _value(problem, candidate) < _value(problem, done.model):
             done.model = candidate
     return done
 
 
 def _best(problem: Problem, recovers: bool) -> Outcome:
-    """Try both methods; take the best of those that are small enough, or else the smallest."""
+    """Try both methods; take the better of those that are small enough, or nearly the smallest."""
     flow = _run(problem, "flow")
     if problem.of_units or isinstance(problem.keep, Mapping):
         return flow
@@ -272,7 +252,7 @@ def _best(problem: Problem, recovers: bool) -> Outcome:
     sizes = {by: problem.size_of(outcome.model) for by, outcome in found.items()}
     limit = TOLERANCE * problem.keep * problem.total
     if min(sizes.values()) > limit:
-        limit = min(sizes.values())
+        limit = TOLERANCE * min(sizes.values())
     small = [by for by in found if sizes[by] <= limit]
     values = {by: _value(problem, found[by].model) for by in small}
     best = min(values, key=values.__getitem__)
@@ -331,7 +311,6 @@ def _report(
         output_change=relative_change(
             problem.graph.outputs, run_plain(done.model, problem.inputs)
         ),
-        losses=done.losses,
         recovery=done.recovery,
         status=Status.INTERRUPTED if done.interrupted else Status.FINISHED,
     )
@@ -347,10 +326,13 @@ def _shortfall(problem: Problem, done: Outcome, reached: float | None) -> str | 
     if reached is None or reached <= TOLERANCE * keep:
         return None
     what = problem.of.replace("_", "-")
-    return (
-        f"keep={keep:g} of the {what} is not reached, {reached:.3g} is left; "
-        f"{len(done.skipped)} layers are left whole (report.skipped has the reasons)"
-    )
+    text = f"keep={keep:g} of the {what} is not reached, {reached:.3g} is left"
+    if done.least is not None and done.least > TOLERANCE * keep:
+        text += (
+            f": {done.least:.3g} would be left with a single unit or rank in every layer, so "
+            f"{keep:g} of what can be removed was kept"
+        )
+    return f"{text}; {len(done.skipped)} layers are left whole (report.skipped has the reasons)"
 
 
 def _restore_modes(model: nn.Module, small: nn.Module) -> None:

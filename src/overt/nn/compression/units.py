@@ -1,7 +1,7 @@
 """Remove units from a network: how many, which, and how the layers that read them are refitted.
 
-The smaller network is made of the user's own classes with narrower tensors inside. Which units stay
-may be sampled, or be those with the greatest flow,
+The smaller network is made of the user's own classes with narrower tensors inside. The units with
+the greatest flow stay,
 
     psi_i = |u_i| * sqrt(E a_i^2),  u_i the weights that read unit i, a_i its activation
 
@@ -25,21 +25,17 @@ import torch
 from torch import Tensor, nn
 
 from overt._check import InputError
-from overt._progress import meter
 from overt._types import Bools, Floats
 from overt.nn.compression.activations import Moments, collect
 from overt.nn.compression.dependencies import DependencyGraph, Group, Ids, Reader
 from overt.nn.compression.graph import tensors
 from overt.nn.compression.problem import (
     TOLERANCE,
-    Keep,
     Outcome,
     Problem,
     check_layers,
     copy_model,
-    loss_on,
     run_plain,
-    score,
     why_it_fails,
 )
 from overt.nn.compression.report import Change
@@ -49,74 +45,54 @@ BISECTIONS = 16
 """Steps of the search for a share of units: 1.5e-5, below one unit in 65,000."""
 
 
-def by_units(problem: Problem, by: str) -> Outcome:
-    """Remove units: chosen by sampling masks ("mask"), or by their flow ("flow")."""
+def by_units(problem: Problem) -> Outcome:
+    """Remove the units with the least flow."""
     base = problem.base
     graph = problem.graph
     skipped = dict(graph.skipped)
-    groups = _removable_groups(graph, problem.keep, by, skipped)
-    if by == "mask" and groups and score(base, problem.judge, problem.loss) is None:
-        raise InputError(
-            "by='mask' needs data of pairs (inputs, targets), and a model that returns a "
-            "tensor (or a loss that is a function of what it returns); output= says which counts"
-        )
+    groups = _removable_groups(problem, skipped)
+    least = None
     moments: dict[str, Moments] = {}
     psi = np.zeros(len(graph.units))
-    if by == "flow" and groups:
+    if groups:
         places = {name: reader.places for name, reader in graph.readers.items()}
         moments = collect(base, places, problem.batches, outputs=False)
         psi = flows(base, graph, moments)
     while groups:
-        counts = _counts(problem, groups)
+        counts, least = _counts(problem, groups)
         kept = {group: greatest(group, psi, n) for group, n in counts.items()}
-        cut = make_cut(base, graph, kept, scaled=by == "mask", moments=moments)
-        cut, broken = _check(problem, cut)
+        cut = make_cut(base, graph, kept, moments)
+        cut, broken = _check(problem, cut, moments)
         if not broken:
-            outcome = Outcome(by, base, [], skipped)
-            if by == "mask":
-                cut, outcome.losses, outcome.interrupted = _best_mask(
-                    problem, counts, cut
-                )
-            outcome.model = shrink(base, graph, cut)
-            outcome.changes = [
+            changes = [
                 Change(g.layers, "units", len(g.units), n) for g, n in counts.items()
             ]
-            return outcome
+            return Outcome("flow", shrink(base, graph, cut), changes, skipped, least)
         for group, why in broken.items():
             skipped.update(dict.fromkeys(group.layers, why))
         groups = [group for group in groups if group not in broken]
-    return Outcome(by, copy_model(base), [], skipped)
+    return Outcome("flow", copy_model(base), [], skipped, least)
 
 
-def _removable_groups(
-    graph: DependencyGraph, keep: Keep, by: str, skipped: dict[str, str]
-) -> list[Group]:
+def _removable_groups(problem: Problem, skipped: dict[str, str]) -> list[Group]:
     """Return the groups that may lose units; the others go to `skipped` with the reason."""
-    if isinstance(keep, Mapping):
-        names = [name for group in graph.groups for name in group.layers]
-        check_layers(keep, [*skipped, *names])
+    groups = problem.graph.groups
+    if isinstance(problem.keep, Mapping):
+        names = [name for group in groups for name in group.layers]
+        check_layers(problem.keep, [*skipped, *names])
     chosen = []
-    for group in graph.groups:
-        if _share(group, keep) == 1:
-            continue
-        reason = None
+    for group in groups:
         if len(group.units) == 1:
-            reason = "all its units stand or fall together"
-        elif by == "mask" and group.tied:
-            reason = "its units are read by a layer whose weights are tied to another's"
-        elif by == "mask" and not group.dropped and not isinstance(keep, Mapping):
-            reason = (
-                "no dropout layer acts on its units wherever they are read; use by='flow', or "
-                "name it in keep"
-            )
-        if reason is None:
+            why = "all its units stand or fall together"
+            skipped.update(dict.fromkeys(group.layers, why))
+        elif _share(problem, group) < 1:
             chosen.append(group)
-        else:
-            skipped.update(dict.fromkeys(group.layers, reason))
     return chosen
 
 
-def _share(group: Group, keep: Keep) -> float:
+def _share(problem: Problem, group: Group) -> float:
+    """Return the share of units that a group is to keep."""
+    keep = problem.keep
     if not isinstance(keep, Mapping):
         return keep
     shares = {name: keep[name] for name in group.layers if name in keep}
@@ -127,28 +103,24 @@ def _share(group: Group, keep: Keep) -> float:
     return next(iter(shares.values()), 1.0)
 
 
-def _counts(problem: Problem, groups: list[Group]) -> dict[Group, int]:
-    """Return how many units of each group stay, for those that lose some."""
-    keep = problem.keep
-    if isinstance(keep, Mapping) or problem.of_units:
-        counts = {g: max(1, round(_share(g, keep) * len(g.units))) for g in groups}
-    else:
-        counts = _counts_within(problem, groups, keep)
-    return {group: n for group, n in counts.items() if n < len(group.units)}
+def _counts(
+    problem: Problem, groups: list[Group]
+) -> tuple[dict[Group, int], float | None]:
+    """Return how many units stay of each group that loses some, and the least share there is.
 
-
-def _counts_within(
-    problem: Problem, groups: list[Group], keep: float
-) -> dict[Group, int]:
-    """Find the largest share of units, the same for all groups, whose cost is within `keep`.
-
+    Where `keep` is of a cost, one share of units for all groups is found whose cost is within it.
     The cost that is then left goes to single units of the groups that rounding has cut most.
     """
-    cost = _cost_function(problem)
 
     def at(share: float) -> dict[Group, int]:
-        return {group: max(1, round(share * len(group.units))) for group in groups}
+        return {g: max(1, round(share * len(g.units))) for g in groups}
 
+    if problem.of_units:
+        counts = {g: max(1, round(_share(problem, g) * len(g.units))) for g in groups}
+        return {g: n for g, n in counts.items() if n < len(g.units)}, None
+    cost = _cost_function(problem)
+    least = cost(at(0.0))
+    keep = problem.aim(least)
     low = 0.0
     high = 1.0
     for _ in range(BISECTIONS):
@@ -163,14 +135,12 @@ def _counts_within(
     # The last unit may be the one that comes nearer.
     for limit in (keep, TOLERANCE * keep):
         for group in cut_most_first:
-            if counts[group] == len(group.units):
-                continue
-            more = {**counts, group: counts[group] + 1}
+            more = {**counts, group: min(counts[group] + 1, len(group.units))}
             there = cost(more)
             if there <= limit and abs(there - keep) < abs(present - keep):
                 counts = more
                 present = there
-    return counts
+    return {g: n for g, n in counts.items() if n < len(g.units)}, least
 
 
 def _cost_function(problem: Problem) -> Callable[[Mapping[Group, int]], float]:
@@ -179,34 +149,41 @@ def _cost_function(problem: Problem) -> Callable[[Mapping[Group, int]], float]:
     A weight's cost is proportional to the units that are left along each of its axes, unless the
     layer runs once for each unit; attention costs the same for every head.
     """
-    found = problem.graph
-    costs: Mapping[int, float] = found.costs
+    graph = problem.graph
+    costs: Mapping[int, float] = graph.costs
     terms: list[tuple[float, tuple[Ids, ...]]]
-    terms = [(cost, (ids,)) for cost, ids in found.products]
+    terms = [(cost, (ids,)) for cost, ids in graph.products]
     whole = float(problem.total * len(problem.inputs))
     if problem.of == "parameters":
         costs = {id(p): p.numel() for p in problem.base.parameters()}
         terms = []
         whole = float(problem.total)
-    for key, axes in found.axes.items():
+    for key, axes in graph.axes.items():
         terms.append((costs.get(key, 0), tuple(axes.values())))
     fixed = whole - sum(cost for cost, _ in terms)
 
     def share(counts: Mapping[Group, int]) -> float:
-        stays = np.ones(len(found.units), dtype=bool)
-        for group, n in counts.items():
-            stays[group.units[n:]] = False
-        stays = stays[problem.graph.classes]
+        stays = _stays(graph, {g: g.units[:n] for g, n in counts.items()})
         kept = sum(
-            cost * math.prod(np.count_nonzero(stays[ids]) / len(ids) for ids in axes)
-            for cost, axes in terms
+            cost * math.prod(stays[ids].mean() for ids in axes) for cost, axes in terms
         )
-        return (fixed + kept) / max(whole, 1.0)
+        return float(fixed + kept) / max(whole, 1.0)
 
     return share
 
 
-def _check(problem: Problem, cut: Cut) -> tuple[Cut, dict[Group, str]]:
+def _stays(graph: DependencyGraph, kept: Mapping[Group, Ids]) -> Bools:
+    """Return whether each unit stays, by its number."""
+    stays = np.ones(len(graph.units), dtype=bool)
+    for group, units in kept.items():
+        stays[group.units] = False
+        stays[units] = True
+    return stays[graph.classes]
+
+
+def _check(
+    problem: Problem, cut: Cut, moments: Mapping[str, Moments]
+) -> tuple[Cut, dict[Group, str]]:
     """Return a cut that computes what the masked network does, and the groups that prevent it.
 
     A forward pass may depend on a width that is not seen, such as a number. Attributes that equal
@@ -220,7 +197,7 @@ def _check(problem: Problem, cut: Cut) -> tuple[Cut, dict[Group, str]]:
         return guessed, {}
     why: dict[Group, str] = {}
     for group, units in cut.kept.items():
-        alone = make_cut(problem.base, problem.graph, {group: units}, scaled=cut.scaled)
+        alone = make_cut(problem.base, problem.graph, {group: units}, moments)
         reason = _difference(problem, alone)
         if reason and _difference(problem, replace(alone, guess=True)):
             why[group] = reason
@@ -232,12 +209,10 @@ def _difference(problem: Problem, cut: Cut) -> str | None:
     base = problem.base
     try:
         small = shrink(base, problem.graph, cut)
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            result = run_plain(small, problem.inputs)
-            torch.manual_seed(0)
-            whole = masked(base, problem.graph, cut, small)
-            reference = run_plain(whole, problem.inputs)
+        torch.manual_seed(0)
+        result = run_plain(small, problem.inputs)
+        torch.manual_seed(0)
+        reference = run_plain(masked(base, problem.graph, cut, small), problem.inputs)
     except Exception as error:  # whatever the model's code raises on other widths
         return f"the forward pass fails with fewer units: {first_line(error)}"
     first = list(tensors(result))
@@ -257,41 +232,6 @@ def _close(a: Tensor, b: Tensor) -> bool:
     return bool(torch.allclose(a, b, rtol=tol, atol=tol * max(size, 1e-30)))
 
 
-def _best_mask(
-    problem: Problem, counts: dict[Group, int], like: Cut
-) -> tuple[Cut, Floats, bool]:
-    """Sample masks with `counts` survivors in each group; return the one with the least loss.
-
-    Also returns the loss of every mask, and whether Ctrl-C ended the search early. The interrupt is
-    raised if no mask was judged yet.
-    """
-    losses: list[float] = []
-    best = like
-    interrupted = False
-    try:
-        with meter("sub-networks", problem.draws) as bar:
-            for _ in range(problem.draws):
-                kept = {
-                    group: np.sort(
-                        problem.rng.choice(group.units, count, replace=False)
-                    )
-                    for group, count in counts.items()
-                }
-                cut = make_cut(problem.base, problem.graph, kept, scaled=True)
-                cut = replace(cut, guess=like.guess)
-                small = shrink(problem.base, problem.graph, cut)
-                value = loss_on(small, problem.judge, problem.loss)
-                if not losses or value < min(losses):
-                    best = cut
-                losses.append(value)
-                bar.advance(note=f"best loss {min(losses):.4g}")
-    except KeyboardInterrupt:
-        if not losses:
-            raise
-        interrupted = True
-    return best, np.array(losses), interrupted
-
-
 @dataclass(frozen=True, eq=False)
 class Cut:
     """Which units stay, and the tensors that read them, corrected for what is removed.
@@ -300,20 +240,17 @@ class Cut:
     ----------
     kept
         The units that stay of each group (all, if it is not there).
-    factor
-        Each unit's factor at its readers: 0 where it is removed.
+    stays
+        Whether each unit stays, by its number.
     corrected
         By id, tensors of full size that are 0 on removed units, and changed biases.
-    scaled
-        Whether survivors are multiplied by all / survivors, as dropout does in training.
     guess
         Whether attributes that equal a width are changed with it.
     """
 
     kept: dict[Group, Ids]
-    factor: Floats
+    stays: Bools
     corrected: dict[int, Tensor]
-    scaled: bool
     guess: bool = False
 
 
@@ -321,34 +258,27 @@ def make_cut(
     model: nn.Module,
     graph: DependencyGraph,
     kept: dict[Group, Ids],
-    *,
-    scaled: bool = False,
-    moments: Mapping[str, Moments] | None = None,
+    moments: Mapping[str, Moments],
 ) -> Cut:
-    """Remove all but some units, and refit the layers that read them if there are moments."""
-    factor = np.ones(len(graph.units))
-    tied = np.zeros(len(graph.units), dtype=bool)
-    for group, units in kept.items():
-        factor[group.units] = 0
-        factor[units] = len(group.units) / len(units) if scaled else 1
-        tied[group.units] = group.tied
-    factor = factor[graph.classes]
-    removed = (factor == 0) & ~tied[graph.classes]
+    """Remove all but some units, and refit the layers that read them."""
+    stays = _stays(graph, kept)
+    # What a layer with tied weights reads cannot be predicted for one of its uses alone.
+    fixed = _stays(graph, {g: units for g, units in kept.items() if not g.tied})
     corrected: dict[int, Tensor] = {}
     for reader in graph.readers.values():
         module = model.get_submodule(reader.name)
-        weight = module.weight.detach()
-        scale = torch.from_numpy(factor[reader.ids]).to(weight)
-        if id(module.weight) in corrected or bool((scale == 1).all()):
+        gone = ~stays[reader.ids]
+        if id(module.weight) in corrected or not gone.any():
             continue
-        gone = removed[reader.ids]
-        if moments and gone.any():
-            weight, bias = _refit(module, reader, gone, moments[reader.name])
+        weight = module.weight.detach()
+        predicted = ~fixed[reader.ids]
+        if predicted.any():
+            weight, bias = _refit(module, reader, predicted, moments[reader.name])
             if bias is not None:
                 corrected[id(module.bias)] = bias
-        shape = [-1 if i == reader.axis else 1 for i in range(weight.ndim)]
-        corrected[id(module.weight)] = weight * scale.reshape(shape)
-    return Cut(kept, factor, corrected, scaled)
+        index = torch.from_numpy(np.flatnonzero(gone)).to(weight.device)
+        corrected[id(module.weight)] = weight.index_fill(reader.axis, index, 0)
+    return Cut(kept, stays, corrected)
 
 
 def shrink(model: nn.Module, graph: DependencyGraph, cut: Cut) -> nn.Module:
@@ -362,16 +292,15 @@ def shrink(model: nn.Module, graph: DependencyGraph, cut: Cut) -> nn.Module:
         old = graph.tensors[key]
         tensor = cut.corrected.get(key, old.detach())
         for axis, ids in axes.items():
-            index = np.flatnonzero(cut.factor[ids])
+            index = torch.from_numpy(np.flatnonzero(cut.stays[ids]))
             if len(index) < len(ids):
-                where = torch.from_numpy(index).to(tensor.device)
-                tensor = tensor.index_select(axis, where)
+                tensor = tensor.index_select(axis, index.to(tensor.device))
         if tensor.shape != old.shape or key in cut.corrected:
             memo[key] = _like(tensor, old)
     small = copy_model(model, memo)
     for name, attribute, ids in graph.sizes:
         module = small.get_submodule(name)
-        count = int(np.count_nonzero(cut.factor[ids]))
+        count = int(np.count_nonzero(cut.stays[ids]))
         if count < len(ids):
             several = isinstance(getattr(module, attribute), tuple)
             setattr(module, attribute, (count,) if several else count)
@@ -384,7 +313,7 @@ def _guesses(graph: DependencyGraph, cut: Cut) -> dict[tuple[str, str], int]:
     """Return the new values of attributes that equal the length of an axis of units."""
     found: dict[tuple[str, str], int] = {}
     for name, attribute, table in graph.guesses if cut.guess else ():
-        left = int(np.count_nonzero(cut.factor[table].any(1)))
+        left = int(np.count_nonzero(cut.stays[table].any(1)))
         key = (name, attribute)
         # Where the number and the width of heads are equal, the name says which it is.
         choose = max if "dim" in attribute or "size" in attribute else min
@@ -405,11 +334,22 @@ def masked(
         memo[key] = _like(tensor, memo[key])
     reference = copy_model(model, memo)
     for name, (axis, ids) in graph.mixing.items():
-        index = torch.from_numpy(np.flatnonzero(cut.factor[ids]))
+        index = torch.from_numpy(np.flatnonzero(cut.stays[ids]))
         if len(index) < len(ids):
-            norm = NormAmong(small.get_submodule(name), index, axis)
-            reference.set_submodule(name, norm)
+            norm = reference.get_submodule(name)
+            norm.forward = _among(small.get_submodule(name), index, axis)
     return reference
+
+
+def _among(norm: nn.Module, index: Tensor, axis: int) -> Callable[[Tensor], Tensor]:
+    """Return a normalization among some of the units, zeros for the others."""
+
+    def forward(x: Tensor) -> Tensor:
+        where = index.to(x.device)
+        normalized = norm(x.index_select(axis, where))
+        return torch.zeros_like(x).index_copy(axis, where, normalized)
+
+    return forward
 
 
 def _like(tensor: Tensor, old: Tensor) -> Tensor:
@@ -417,23 +357,6 @@ def _like(tensor: Tensor, old: Tensor) -> Tensor:
     if isinstance(old, nn.Parameter):
         return nn.Parameter(tensor, old.requires_grad)
     return tensor
-
-
-class NormAmong(nn.Module):  # type: ignore[misc]
-    """A normalization among some of the units, zeros for the others."""
-
-    def __init__(self, norm: nn.Module, index: Tensor, axis: int) -> None:
-        super().__init__()
-        self.norm = norm
-        self.index = index
-        self.axis = axis
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the normalized units, and zeros."""
-        index = self.index.to(x.device)
-        return torch.zeros_like(x).index_copy(
-            self.axis, index, self.norm(x.index_select(self.axis, index))
-        )
 
 
 def flows(model: nn.Module, graph: DependencyGraph, seen: dict[str, Moments]) -> Floats:

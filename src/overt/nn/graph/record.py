@@ -106,7 +106,9 @@ def _core_decompositions() -> dict[Any, Callable[..., Any]]:
 
 def core_decomposition(func: Any) -> Callable[..., Any] | None:
     """Return the function by which torch expresses an operation in core ones, None if it is one."""
-    return _core_decompositions().get(func)
+    table = _core_decompositions()
+    # Its `get` looks at what was replaced only, so that it never finds anything.
+    return table[func] if func in table else None
 
 
 # -- random operations in terms of bernoulli, rand and randn -----------------------------------
