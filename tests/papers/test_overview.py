@@ -142,6 +142,8 @@ def test_all_is_resumed_and_what_is_absent_is_listed(tmp_path):
     )
     assert absent == {"lacking": "lacking: OVERT_DATA must hold moon.npz"}
     assert seen[-1][:2] == (6, 6)
+    (found,) = record.measured([good], tmp_path)
+    assert found.where.endswith("Of the paper size 3 of 4 rows are stored.")
     record.run_all([good], "paper", tmp_path)
     assert calls == [1, 2, 3, 4]
     (found,) = record.measured([good, bad], tmp_path)

@@ -48,6 +48,7 @@ class Measured:
     size: str
     stored: list[Stored]
     findings: list[Finding]
+    begun: str = ""  # what is stored of a larger size, and what is missing
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -83,6 +84,7 @@ class Measured:
         return (
             f"{len(self.stored)} rows, {seconds:,.0f} s of work, {last.date}; commit {commits}; "
             f"{facts}.{data} Differs from the paper: {self.figure.differs.get(self.size, 'no')}."
+            f"{self.begun}"
         )
 
 
@@ -157,14 +159,19 @@ def measured(chosen: Iterable[Figure], folder: Folder) -> Iterator[Measured]:
     """Yield what the folder holds, in order; figures without a complete size are left out."""
     for figure in chosen:
         stored = {row.key: row for row in read_rows(figure, folder)}
+        begun = ""
         for size in reversed(SIZES):
             settings = figure.settings(size) if size in figure.sizes else ()
             keys = [figure.key(params) for params in settings]
-            if keys and all(key in stored for key in keys):
-                found = [stored[key] for key in keys]
+            found = [stored[key] for key in keys if key in stored]
+            if found and len(found) == len(keys):
                 findings = figure.findings([one.row for one in found])
-                yield Measured(figure, size, found, findings)
+                yield Measured(figure, size, found, findings, begun)
                 break
+            if found:
+                begun += (
+                    f" Of the {size} size {len(found)} of {len(keys)} rows are stored."
+                )
 
 
 def summarize(

@@ -151,7 +151,7 @@ def deep_rank_jump(scale: int, rng: Rng) -> Evidence:
         wrong = 0
         for factor, rank in ((0.97, 1), (1.03, 2)):
             M = np.diag([1.0, ratio * factor])
-            starts = 24 * scale
+            starts = 48 * scale
             _, W = descent.deep_descent(M, np.eye(2), widths, (prob, prob), starts, rng)
             s = np.linalg.svd(W, compute_uv=False)
             wrong += int(np.sum(s > 1e-3 * s[0])) != rank
@@ -160,7 +160,7 @@ def deep_rank_jump(scale: int, rng: Rng) -> Evidence:
     # With one layer the second direction appears continuously, at beta / (1 + beta).
     beta = prob / (1 - prob) / widths[0]
     detail = (
-        f"ranks of the best of {24 * scale} descents 3% below and above the jump; null: "
+        f"ranks of the best of {48 * scale} descents 3% below and above the jump; null: "
         "the threshold of one hidden layer"
     )
     found = wrong_ranks(rank_jump(widths, prob))

@@ -10,7 +10,7 @@ from scipy.optimize import brentq
 
 from overt import spectral
 from overt._types import Floats
-from overt.decay import balanced, layers, minima, two_by_two
+from overt.decay import balanced, existence, layers, minima, two_by_two
 from overt.entries import Entries
 from overt.papers import descent, oracles
 from overt.papers.descent import descend, slope_and_curvature
@@ -81,7 +81,18 @@ def decay_correspondence(scale: int, rng: Rng) -> Residuals:
             at = flat(balanced(found.matrix, depth, 3, found.rank))
             slope, lowest = slope_and_curvature(objective, at)
             yield max(slope, -lowest)
-    detail = "a descent's end against 100 moves of A; gradients and Hessians at listed minima"
+    # `given` is the 2 x 2 problem: where its minimum of rank 2 vanishes, descents leave rank 2.
+    limit = existence(given, depth, 2)
+    (near,) = (m.matrix for m in minima(given, depth, 0.97 * limit) if m.rank == 2)
+    for factor in (0.99, 1.01):
+        objective, weights, _ = network(given, depth, 3, factor * limit)
+        _, theta = descend(objective, flat(balanced(near, depth, 3, 2)))
+        s = np.linalg.svd(chain(weights(theta)), compute_uv=False)
+        yield float((s[1] > 1e-3) != (factor < 1))
+    detail = (
+        "a descent's end against 100 moves of A; gradients and Hessians at listed minima; descents "
+        "1% on both sides of where the minimum of rank 2 vanishes"
+    )
     return 1e-5, detail
 
 

@@ -146,7 +146,9 @@ def relu_generalization(scale: int, rng: Rng) -> Residuals:
     TeX: $L \le \hat{L} + 16 \alpha |X|_{C+} / (\sqrt{\beta} n) + 12 \sqrt{\log(2/\delta)/(2n)}$
     for all networks of the class at once, with probability $1 - \delta$.
     """
-    points = rng.normal(size=(12, 2))
+    # Nearly symmetric, so that no direction is cut off and the bound is not empty.
+    half = rng.normal(size=(6, 2))
+    points = np.concatenate([half, -half * rng.uniform(0.5, 1, (6, 1))])
     alpha = 1.5
     n = 40_000
     y = rng.choice((-1.0, 1.0), 12)
