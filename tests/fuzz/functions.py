@@ -961,11 +961,6 @@ NETWORKS = {
         },
         unique=False,
     ),
-    "nn.schedules": Row(
-        lambda start, end, steps: noisy.schedules.Linear(start, end, steps)(2),
-        {"start": (p, 0.5), "end": (p, 0.25), "steps": (w, 4)},
-    ),
-    "nn.advance": Row(noisy.advance, {"model": (t, NET), "steps": (c, 1)}),
     "nn.audit": Row(
         lambda model, x, y, loss, passes, seed: noisy.audit(
             model, (x, y), loss, passes=passes, seed=seed

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
         save_compressed,
     )
     from overt.nn.coverage import Calibration, calibration
-    from overt.nn.layers import schedules
-    from overt.nn.layers.base import advance
     from overt.nn.layers.covariance import CovarianceDropout
     from overt.nn.layers.dropblock import DropBlock1d, DropBlock2d, DropBlock3d
     from overt.nn.layers.dropconnect import DropConnectConv2d, DropConnectLinear
@@ -61,7 +59,6 @@ _HOME = {
     "Predictive": "overt.nn.predictor",
     "Term": "overt.nn.penalties",
     "WithoutNoise": "overt.nn.training",
-    "advance": "overt.nn.layers.base",
     "audit": "overt.nn.auditing",
     "calibration": "overt.nn.coverage",
     "compress": "overt.nn.compression",
@@ -70,7 +67,6 @@ _HOME = {
     "mc_moments": "overt.nn.moments.monte_carlo",
     "predictive_moments": "overt.nn.moments.predictive",
     "save_compressed": "overt.nn.compression",
-    "schedules": "overt.nn.layers.schedules",
     "without_noise": "overt.nn.training",
 }
 
@@ -91,7 +87,6 @@ __all__ = [
     "Predictive",
     "Term",
     "WithoutNoise",
-    "advance",
     "audit",
     "calibration",
     "compress",
@@ -100,7 +95,6 @@ __all__ = [
     "mc_moments",
     "predictive_moments",
     "save_compressed",
-    "schedules",
     "without_noise",
 ]
 
@@ -108,8 +102,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'overt.nn' has no attribute {name!r}")
-    home = import_module(_HOME[name])
-    return home if home.__name__.endswith(f".{name}") else getattr(home, name)
+    return getattr(import_module(_HOME[name]), name)
 
 
 def __dir__() -> list[str]:
