@@ -38,7 +38,7 @@ class Settings:
     """Entrywise functions in one chain; longer ones cost more to repeat than they gain."""
     signs: int = 16
     """Random signs that estimate the variances of a linear map that has no rule."""
-    directions: int = 16
+    directions: int = 4
     """Random directions that estimate the covariance of factors of a product."""
     max_direction_calls: int = 40
     """Random operations of a recording up to which these directions are cheap: 10 to 20 ms."""
