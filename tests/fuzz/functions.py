@@ -950,17 +950,6 @@ NETWORKS = {
     "nn.Predictive.interval": Row(
         PREDICTIVE.interval, {"x": x, "level": (p, 0.5)}, network=NET
     ),
-    "nn.calibration": Row(
-        noisy.calibration,
-        {
-            "mean": (a, X),
-            "variance": (a, np.abs(X) + 0.5),
-            "target": (a, X + 0.5),
-            "noise_variance": (n, 0.5),
-            "levels": (c, 5),
-        },
-        unique=False,
-    ),
     "nn.audit": Row(
         lambda model, x, y, loss, passes, seed: noisy.audit(
             model, (x, y), loss, passes=passes, seed=seed

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
         load_compressed,
         save_compressed,
     )
-    from overt.nn.coverage import Calibration, calibration
     from overt.nn.layers.covariance import CovarianceDropout
     from overt.nn.layers.dropblock import DropBlock1d, DropBlock2d, DropBlock3d
     from overt.nn.layers.dropconnect import DropConnectConv2d, DropConnectLinear
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
 # Imported on first use: overt.robust shares overt.nn.data, and needs nothing else of this package.
 _HOME = {
     "AuditReport": "overt.nn.auditing",
-    "Calibration": "overt.nn.coverage",
     "Compression": "overt.nn.compression",
     "CovarianceDropout": "overt.nn.layers.covariance",
     "DropBlock1d": "overt.nn.layers.dropblock",
@@ -60,7 +58,6 @@ _HOME = {
     "Term": "overt.nn.penalties",
     "WithoutNoise": "overt.nn.training",
     "audit": "overt.nn.auditing",
-    "calibration": "overt.nn.coverage",
     "compress": "overt.nn.compression",
     "explicit_penalty": "overt.nn.penalties",
     "load_compressed": "overt.nn.compression",
@@ -72,7 +69,6 @@ _HOME = {
 
 __all__ = [
     "AuditReport",
-    "Calibration",
     "Compression",
     "CovarianceDropout",
     "DropBlock1d",
@@ -88,7 +84,6 @@ __all__ = [
     "Term",
     "WithoutNoise",
     "audit",
-    "calibration",
     "compress",
     "explicit_penalty",
     "load_compressed",
