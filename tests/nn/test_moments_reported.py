@@ -2,6 +2,8 @@
 
 import collections
 import copy
+import itertools
+import math
 import subprocess
 import sys
 import warnings
@@ -13,7 +15,14 @@ from torch import nn
 from torch.nn import functional as F
 
 from overt import InputError
-from overt.nn import explicit_penalty, mc_moments, predictive_moments, without_noise
+from overt.nn import (
+    CovarianceDropout,
+    DropBlock1d,
+    explicit_penalty,
+    mc_moments,
+    predictive_moments,
+    without_noise,
+)
 
 
 def passes(model, x, n, output=None):
@@ -508,3 +517,50 @@ def test_a_row_that_is_not_a_number_has_no_standard_deviation():
     assert torch.isfinite(found.std[0]).all()
     assert torch.isnan(found.std[1]).all()
     assert not torch.isinf(found.std_error[1]).any()
+
+
+BLOCKS = {
+    "grid": DropBlock1d(0.3, block_size=2, placement="grid"),
+    "sliding": DropBlock1d(0.3, block_size=3),
+    "covariance": CovarianceDropout(
+        [0.5, 0.6, 0.5],
+        [[0.25, 0.1, 0.0], [0.1, 0.24, 0.05], [0.0, 0.05, 0.25]],
+        "bernoulli",
+        axis=2,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_closed_units_behind_structured_masks_stay_at_zero(name):
+    """Multipliers counted as normal: ReLU of a negative unit had mean .04 and deviation .16."""
+    model = nn.Sequential(BLOCKS[name], nn.ReLU(), nn.Flatten(1))
+    x = torch.tensor([[[-1.0, 1.0, -2.0]], [[3.0, -1.0, 0.5]]])
+    found = predictive_moments(model, x)
+    assert found.exact
+    multipliers = predictive_moments(nn.Sequential(BLOCKS[name]), torch.ones_like(x))
+    opened = F.relu(x).flatten(1)
+    torch.testing.assert_close(found.mean, opened)
+    torch.testing.assert_close(found.std, opened * multipliers.std.flatten(1))
+
+
+def test_functions_of_masked_blocks_are_those_of_all_masks():
+    layer = DropBlock1d(0.3, block_size=2, placement="grid")
+    model = nn.Sequential(layer, nn.GELU(), nn.Flatten(1), nn.Linear(4, 2))
+    x = torch.tensor([[[-1.0, 1.0, -2.0, 0.5]]])
+    weights, outputs = [], []
+    for kept in itertools.product((0.0, 1.0), repeat=2):
+        mask = torch.tensor(kept).repeat_interleave(2) / 0.7
+        weights.append(math.prod(0.7 if keep else 0.3 for keep in kept))
+        outputs.append(model[1:](x * mask).detach())
+    weights, outputs = torch.tensor(weights), torch.cat(outputs)
+    mean = weights @ outputs
+    found = predictive_moments(model, x)
+    assert found.exact
+    torch.testing.assert_close(found.mean[0], mean)
+    torch.testing.assert_close(found.std[0] ** 2, weights @ (outputs - mean) ** 2)
+
+
+def test_samples_of_a_batch_whose_noise_meets_closed_units_have_variance_zero():
+    model = nn.Sequential(nn.Dropout(0.5), nn.ReLU())
+    assert not mc_moments(model, -torch.ones(2, 3), 200, seed=0).variance.any()

@@ -101,6 +101,11 @@ class UnitNoise(NoiseLayer):
     def mask_covariance(self, shape: tuple[int, ...]) -> MaskCovariance:
         """Return the exact second moments of the multipliers for an input of this shape."""
 
+    @property
+    def two_valued(self) -> bool:
+        """Whether a unit's multiplier is 0 or one other number."""
+        return True
+
     @abstractmethod
     def _apply_mask(self, x: Tensor) -> Tensor:
         """Return x times one sample of the multipliers."""

@@ -108,6 +108,11 @@ class CovarianceDropout(UnitNoise):
         """False: a covariance of zero is sampled like any other."""
         return False
 
+    @property
+    def two_valued(self) -> bool:
+        """Whether a unit's multiplier is 0 or one other number."""
+        return self.distribution == "bernoulli"
+
     def mask_covariance(self, shape: tuple[int, ...]) -> MaskCovariance:
         """K_ij / (mu_i mu_j) along the axis, independent along all others."""
         shape = check_shape(shape)

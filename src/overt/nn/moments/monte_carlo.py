@@ -283,7 +283,9 @@ def mc_moments(
         if not bool(sums.variance.any()) and n < ENOUGH_TO_SEE_NOISE:
             seen = SampleSums()
             add_samples(seen, saved, recording, x, output, ENOUGH_TO_SEE_NOISE)
-    if not bool(seen.variance.any()):
+    # Noise may also be multiplied by 0 for every input given, as where all units are closed.
+    noisy = recording is not None and any(call.noise for call in recording.calls)
+    if not noisy and not bool(seen.variance.any()):
         raise InputError(
             "model has no noise that any of the passes has shown: nothing to sample"
         )

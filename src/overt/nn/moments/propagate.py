@@ -144,7 +144,7 @@ class RowCovariance:
         return torch.einsum("rkl,nrl->nrk", self.matrix, g.flatten(2)).reshape(g.shape)
 
 
-def masked_by_layer(run: Propagation, layer: Any, given: Any) -> Value:
+def masked_by_layer(run: Propagation, layer: Any, given: Any) -> Any:
     """x o m with a mask m of mean 1 and covariance Gamma: Cov = S + Gamma o (S + E[x] E[x]')."""
     x = given.moments(run) if isinstance(given, Value) else None
     mean = given if x is None else x.mean
@@ -156,6 +156,13 @@ def masked_by_layer(run: Propagation, layer: Any, given: Any) -> Value:
         away = layer(torch.ones_like(mean)) - 1
     else:
         away = run.source(strength, covariance=covariance)
+    if x is None and layer.two_valued:
+        # Functions of x o m are functions of the coins m, 0 or 1 / P(m > 0) = 1 + strength.
+        ones = torch.ones_like(mean)
+        nodes = torch.stack([torch.zeros_like(mean), 1 + strength])
+        law = Law(nodes, torch.stack([strength, ones]) / (1 + strength))
+        coins = RandomTensor(ones, strength, away, noises, law, independent=False)
+        return pointwise(run, aten.mul.Tensor, (Value(coins), mean), {})
     own = run.fixed(mean) * away
     var = strength * mean * mean
     if x is None:

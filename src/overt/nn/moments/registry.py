@@ -230,6 +230,9 @@ def _by_samples(
 def _sample_root(root: RandomTensor) -> Tensor:
     if root.law is None:
         return root.mean + root.var.clamp(min=0).sqrt() * torch.randn_like(root.mean)
-    picked = torch.multinomial(root.law.weights.float(), root.mean.numel(), True)
     nodes = root.law.nodes.to(root.mean)
+    if nodes.ndim > 1:  # a coin for each entry
+        shown = torch.rand_like(root.mean) < root.law.weights[1]
+        return torch.where(shown, nodes[1], nodes[0])
+    picked = torch.multinomial(root.law.weights.float(), root.mean.numel(), True)
     return nodes[picked.to(nodes.device)].reshape(root.mean.shape)

@@ -308,7 +308,7 @@ def integrate(
 
     points: Points = {}
     widths = []
-    weights = torch.ones_like(like[..., :0].sum())
+    weights: Any = 1.0
     for i, (root, (nodes, share)) in enumerate(zip(roots, rules, strict=True)):
         weights = weights * on_grid(share, i)
         points[root], width = _places(root, on_grid(nodes, i), by_law[i], positive)
