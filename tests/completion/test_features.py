@@ -1,12 +1,13 @@
 """Features of rows and columns: what they become, and what they tell of those without entries."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import sparse
 from sklearn.preprocessing import OneHotEncoder
 
 import overt
-from overt import Entries
+from overt import Entries, InputError
 from overt.completion import DropoutCompletion
 
 
@@ -202,3 +203,19 @@ def test_rows_without_features_are_less_certain_than_with_the_average():
         model.predict(rows, cols, return_std=True)[1] for model in (missing, average)
     )
     assert wide.mean() > 1.02 * narrow.mean()
+
+
+def test_columns_of_a_frame_of_features_go_by_their_names():
+    """They were read by position: two names swapped gave another prediction, and no error."""
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame(rng.standard_normal((60, 3)), columns=list("abc"))
+    truth = table.to_numpy() @ rng.standard_normal((3, 20))
+    seen = rng.random(truth.shape) < 0.5
+    model = DropoutCompletion(4, average=0)
+    model.fit(np.where(seen, truth, np.nan), row_features=table)
+    new = pd.DataFrame([[1.0, 2.0, 3.0]], columns=list("abc"))
+    expected = model.fold_in({}, new).predict([0, 1, 2])
+    swapped = model.fold_in({}, new[["c", "a", "b"]]).predict([0, 1, 2])
+    np.testing.assert_array_equal(swapped, expected)
+    with pytest.raises(InputError, match="columns of fit, a, b, c, got x, y, z"):
+        model.fold_in({}, new.set_axis(list("xyz"), axis=1))

@@ -282,3 +282,21 @@ def test_names_and_indices_are_asked_explicitly():
     np.testing.assert_array_equal(named.predict(entries), by_index)
     with pytest.raises(InputError, match="must be among those fitted"):
         named.predict([10**6], [0], keys="index")
+
+
+def test_noise_alone_has_rank_zero():
+    """It was fitted at rank 13, with nearly twice the error of predicting 0."""
+    values = np.random.default_rng(0).standard_normal((40, 40))
+    model = DeepLinearCompletion(seed=0).fit(Entries.sample(values, 400, seed=1))
+    assert model.rank_ == 0
+    assert not model.predict([0], [0]).any()
+
+
+def test_rows_without_entries_are_predicted_as_zero():
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal((40, 2)) @ rng.standard_normal((2, 40))
+    entries = Entries.sample(values, 800, seed=1)
+    seen = np.flatnonzero((entries.rows != 5) & (entries.cols != 7))
+    model = DeepLinearCompletion(seed=0).fit(entries.take(seen))
+    assert model.rank_ == 2
+    assert not model.predict([5, 0], [0, 7]).any()

@@ -58,15 +58,20 @@ MAX_SIZE = 1e75
 
 @dataclass(frozen=True, eq=False)
 class Encoder:
-    """Brings numbers into units of their standard deviation about the mean; NaN stays NaN."""
+    """Brings numbers into units of their standard deviation about the mean; NaN stays NaN.
+
+    `names` are the columns of the data frame that was learned from, if it was one.
+    """
 
     means: Floats
     scales: Floats
+    names: tuple[str, ...] = ()
 
     @classmethod
     def learn(cls, table: Any) -> Encoder:
         """Learn means and standard deviations; the numbers of a sparse matrix stay as they are."""
         F = _numbers(table)
+        names = tuple(map(str, read_frame(table).columns)) if is_frame(table) else ()
         if sparse.issparse(F):
             return cls(np.zeros(F.shape[1]), np.ones(F.shape[1]))
         known = ~np.isnan(F)
@@ -74,10 +79,18 @@ class Encoder:
         means = np.where(known, F, 0).sum(axis=0) / counts
         variances = np.where(known, F - means, 0) ** 2
         scales = np.sqrt(variances.sum(axis=0) / counts)
-        return cls(means, np.where(scales > 0, scales, 1.0))
+        return cls(means, np.where(scales > 0, scales, 1.0), names)
 
     def encode(self, table: Any) -> Any:
-        """Return (rows, numbers), NaN where missing."""
+        """Return (rows, numbers), NaN where missing; columns of data frames go by their names."""
+        if self.names and is_frame(table):
+            columns = {str(k): v for k, v in read_frame(table).columns.items()}
+            if set(columns) != set(self.names):
+                raise InputError(
+                    f"features must have the columns of fit, {', '.join(self.names)}, got "
+                    f"{', '.join(columns)}"
+                )
+            table = np.column_stack([columns[name] for name in self.names])
         F = _numbers(table)
         if F.shape[1] != len(self.means):
             raise InputError(
