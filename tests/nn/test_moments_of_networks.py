@@ -720,3 +720,24 @@ LAYOUTS = {  # shapes of steps for R rows, and what of a step a row r sees
     "very-late": (lambda R: (R, R, 2), lambda t, r, R: t[:, r] * (r == R - 1)),
     "apart": (lambda R: (R, 2), lambda t, r, R: 0 * t[r]),
 }
+
+
+def test_few_samples_are_enough_where_they_hint_at_no_bias():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Dropout(0.5), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 5)
+    )
+    x = torch.randn(6, 32)
+    found = predictive_moments(model, x)
+    assert found.draws == 64
+    assert found.reached < predictive_moments(model, x, draws=0).reached
+    assert torch.equal(found.mean, predictive_moments(model, x, draws=0).mean)
+
+
+def test_more_samples_are_taken_where_the_first_hint_at_a_bias():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Dropout2d(0.5), nn.MaxPool2d(2), nn.Flatten())
+    model.append(nn.Softplus())
+    x = torch.rand(6, 3, 4, 4)
+    found = predictive_moments(model, x, output=lambda y: (y - 1) ** 2 * 9)
+    assert found.draws == 200

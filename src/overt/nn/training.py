@@ -157,8 +157,8 @@ class WithoutNoise(nn.Module):  # type: ignore[misc]
             if recording is None or not recording.reused:
                 raise
             self._kept = None  # the model itself says what is wrong with these inputs
-            result: Tensor = self.forward(x)
-            return result
+            again: Tensor = self.forward(x)
+            return again
         with torch.no_grad():
             for (
                 buffer,
