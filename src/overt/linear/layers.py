@@ -28,8 +28,6 @@ from overt.linear.bounds import (
     Relaxation,
     UnitShares,
     positive,
-    shrink,
-    spectral_bound,
 )
 from overt.linear.deep_shares import (
     ROUNDING,
@@ -152,8 +150,7 @@ class Layer:
     def _best_map(self, values: Floats) -> Floats:
         """Return the spectrum that minimizes squared error and envelope."""
         envelopes = self.sharing.envelopes()
-        bounds = [spectral_bound(values, 0.0, envelope) for envelope in envelopes]
-        return shrink(values, envelopes[int(np.argmax(bounds))])
+        return max(envelopes, key=lambda cost: cost.bound(values)).shrink(values)
 
     def balanced(self, pi: Floats) -> tuple[Floats, Floats, Floats]:
         """Return the same three for an exchangeable noise and shares pi, in closed form.

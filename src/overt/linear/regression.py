@@ -26,7 +26,7 @@ import numpy as np
 from overt import _check
 from overt._check import InputError, InputTypeError
 from overt._types import Floats
-from overt.linear.bounds import Envelope, Leading, UnitShares, shrink
+from overt.linear.bounds import Envelope, Leading, UnitShares
 from overt.noise import Noise
 from overt.spectral import KSupport
 
@@ -388,12 +388,12 @@ class ImplicitRegression:
         """Return leading singular triplets, in growing batches, until the last is shrunk to 0."""
         limit = min(self.outputs, self.inputs)
         most = min(width, limit)
-        norm = None if isinstance(envelope, UnitShares) else envelope[1]
+        norm = None if isinstance(envelope, UnitShares) else envelope.norm
         # A k-support norm must see its k largest values, whatever becomes of them.
         count = min(most, max(8, norm.k + 1) if isinstance(norm, KSupport) else 8)
         while True:
             left, s, right = self._svd(count)
-            if count == most or shrink(s, envelope)[-1] == 0:
+            if count == most or envelope.shrink(s)[-1] == 0:
                 return Leading(
                     left, s, right, max(0.0, self.scale - float(np.sum(s**2)))
                 )

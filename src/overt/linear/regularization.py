@@ -12,7 +12,7 @@ from overt import _check
 from overt._check import InputError
 from overt._figures import subplots
 from overt._types import Bools, Floats, Ints
-from overt.linear.bounds import Envelope, positive, shrink, spectral_bound
+from overt.linear.bounds import Envelope, positive
 from overt.linear.deep_shares import best_shares, jump_ratio
 from overt.linear.network import regression_of, target_or_data
 from overt.linear.sharing import attains_bound, sharing
@@ -116,8 +116,8 @@ def path(
             _closed_form(chosen, d, task.uncorrelated()),
             float(np.sum(s[d:] ** 2)),
         )
-        a = spectra[i, :d] = shrink(s[:d], envelope)
-        objective[i] = spectral_bound(s[:d], rest, envelope) + task.residual
+        a = spectra[i, :d] = envelope.shrink(s[:d])
+        objective[i] = envelope.bound(s[:d]) + rest + task.residual
         if isinstance(chosen, DropBlock):
             attained[i] = attains_bound(
                 a[positive(a)], d // chosen.block_size, chosen.block_size

@@ -197,13 +197,8 @@ class UnitNoise(NoiseEffect):
 
     def steps(self, rng: np.random.Generator, batch_size: int = 1) -> Advance:
         """Return compiled steps with masked units."""
-        from overt.linear import kernels
-
         samples = self.regression.dense("train").samples
-        shape = (self.width,)
-        return masked_steps(
-            kernels.unit_steps, samples, self.noise, shape, rng, batch_size
-        )
+        return masked_steps(samples, self.noise, self.width, rng, batch_size)
 
     @cached_property
     def _characteristic(self) -> Floats:

@@ -166,13 +166,8 @@ class WeightNoise(NoiseEffect):
 
     def steps(self, rng: np.random.Generator, batch_size: int = 1) -> Advance:
         """Return compiled steps with masked weights."""
-        from overt.linear import kernels
-
         samples = self.regression.dense("train").samples
-        shape = self.shapes[1][::-1]
-        return masked_steps(
-            kernels.weight_steps, samples, self.noise, shape, rng, batch_size
-        )
+        return masked_steps(samples, self.noise, self.width, rng, batch_size)
 
     @cached_property
     def _root(self) -> Floats:
