@@ -76,9 +76,11 @@ class UnitShares:
     def shares(self, a: Floats) -> Floats:
         """Return x, in the order of the units: their best shares of a map with spectrum a."""
         order = np.argsort(self.delta, kind="stable")
-        delta, x = self.delta[order], self._padded(a)
+        delta = self.delta[order]
+        x = self._padded(a)
         noisy = delta > 0
-        tail, e = x[noisy], 1 / delta[noisy]
+        tail = x[noisy]
+        e = 1 / delta[noisy]
         x[noisy] = e * _pooled(
             delta[noisy], lambda i, j: np.sum(tail[i:j]) / np.sum(e[i:j])
         )
@@ -106,13 +108,17 @@ class UnitShares:
 
         e = (1 + gamma) / delta, and s_q is the last of its values above y; found by bisection.
         """
-        delta, y = np.sort(self.delta), np.zeros(len(self.delta))
+        delta = np.sort(self.delta)
+        y = np.zeros(len(self.delta))
         noisy = delta > 1e-290  # below, nothing is left of it beside 1
-        s, e = self._padded(s)[noisy], (1 + self.gamma) / delta[noisy]
+        s = self._padded(s)[noisy]
+        e = (1 + self.gamma) / delta[noisy]
         h = np.concatenate([[0.0], np.cumsum(s)])
 
         def level(i: int, j: int) -> float:
-            cost, low, high = np.sum(e[i:j]), i, j
+            cost = np.sum(e[i:j])
+            low = i
+            high = j
             while low < high:
                 q = (low + high) // 2
                 above = s[q] * (q + 1 - i + cost) > h[q + 1] - h[i]
@@ -131,7 +137,8 @@ def _pooled(delta: Floats, level: Callable[[int, int], float]) -> Floats:
     starts = np.flatnonzero(np.r_[len(delta) > 0, np.diff(delta) > 0]).tolist()
     blocks: list[tuple[int, int, float]] = []
     for i, j in pairwise([*starts, len(delta)]):
-        first, y = i, level(i, j)
+        first = i
+        y = level(i, j)
         while blocks and blocks[-1][2] >= y:
             first = blocks.pop()[0]
             y = level(first, j)

@@ -425,7 +425,9 @@ def _solve_rank(s2: Floats, beta: Floats, mu: Floats) -> tuple[Floats | None, Fl
         improved = np.max(np.abs(1 - pi_moved.sum(axis=0))) < 0.9 * np.max(
             np.abs(gradient)
         )
-        mu, pi, dual = moved, pi_moved, value
+        mu = moved
+        pi = pi_moved
+        dual = value
         if not improved and slope > -1e-15 * abs(dual):
             break
     settled = np.max(np.abs(1 - pi.sum(axis=0))) < 1e-8

@@ -454,7 +454,8 @@ class DeepNoise(NoiseEffect):
 
         |T|^2 - 2 <T, W> + tr S_(k+1), S_1 = W_1 W_1', S_(l+1) = W_(l+1) (R_l o S_l) W_(l+1)'.
         """
-        first, last = weights[0], weights[-1]
+        first = weights[0]
+        last = weights[-1]
         maps = [first]  # W_l ... W_1
         moments = [first @ first.T]  # S_l, then R_l o S_l
         for W, layer in zip(weights[1:], self.layers, strict=True):

@@ -109,7 +109,8 @@ class LinearNetwork(NoisyNetwork):
         if len(weights) != 2:
             raise InputError(f"weights must be two, U and V, got {len(weights)}")
         U, V = _check.factors(*weights)
-        U, V = _check.doubles("U", U), _check.doubles("V", V)
+        U = _check.doubles("U", U)
+        V = _check.doubles("V", V)
         expected = tuple(self.effect.shapes)
         if (U.shape, V.shape) != expected:
             raise InputError(

@@ -158,7 +158,8 @@ class UnitNoise(NoiseEffect):
 
     def _shared(self, m: Floats, a: Floats) -> Floats:
         """Return a root of diag(a), a map in the coordinates of diag(m), as units best share it."""
-        unit, kept = np.eye(len(m)), positive(a)
+        unit = np.eye(len(m))
+        kept = positive(a)
         B, _ = self.sharing.factors(unit[:, kept], a[kept], unit[:, kept])
         return B
 

@@ -52,7 +52,9 @@ class WeightNoise(NoiseEffect):
         width: int,
         noise: DropConnect,
     ) -> None:
-        self.regression, self.width, self.noise = regression, width, noise
+        self.regression = regression
+        self.width = width
+        self.noise = noise
         self.shapes = (regression.outputs, width), (regression.inputs, width)
         self._as_units = UnitNoise(regression, width, Dropout(noise.drop_prob))
         self._correlated = not regression.uncorrelated()
@@ -133,10 +135,12 @@ class WeightNoise(NoiseEffect):
         """Return residual + |R|^2 + lam sum_k |u_k|^2 v_k'D v_k and its gradients."""
         U, V = weights
         dense = self.regression.dense("train")
-        lam, D = self.noise.strength, dense.input_variances
+        lam = self.noise.strength
+        D = dense.input_variances
         P = dense.whiten(V)
         R = dense.T - U @ P.T
-        u, v = np.sum(U * U, axis=0), np.sum(V * V * D[:, None], axis=0)
+        u = np.sum(U * U, axis=0)
+        v = np.sum(V * V * D[:, None], axis=0)
         value = dense.residual + float(np.sum(R * R) + lam * u @ v)
         return value, (
             2 * (lam * U * v - R @ P),
@@ -178,20 +182,28 @@ def best_map(
     regression: DenseRegression, weight: float
 ) -> tuple[Floats, float, Floats]:
     """Return (B, bound, N): the optimum in scaled coordinates, a proved lower bound, its dual."""
-    T, K = regression.T, regression.root / _positive_root(regression)[:, None]
+    T = regression.T
+    K = regression.root / _positive_root(regression)[:, None]
     if weight == 0:
         return T @ np.linalg.pinv(K), regression.residual, np.zeros_like(T)
     values, Q = np.linalg.eigh(K @ K.T)
-    back, norm, TK = np.linalg.pinv(K.T), SquaredNuclear(), T @ K.T
-    rho, Z = float(np.mean(values)), np.zeros_like(TK)
-    best, reached, bound, dual = Z, np.inf, -np.inf, T
+    back = np.linalg.pinv(K.T)
+    norm = SquaredNuclear()
+    TK = T @ K.T
+    rho = float(np.mean(values))
+    Z = np.zeros_like(TK)
+    best = Z
+    reached = np.inf
+    bound = -np.inf
+    dual = T
     multipliers = Z  # G / rho
     for count in range(1, MAX_STEPS + 1):
         B = (((TK + rho * (Z - multipliers)) @ Q) / (values + rho)) @ Q.T
         ahead = RELAXED * B + (1 - RELAXED) * Z
         left, s, right = np.linalg.svd(ahead + multipliers, full_matrices=False)
         s = np.asarray(norm.prox(s, weight / rho))
-        before, Z = Z, left * s @ right
+        before = Z
+        Z = left * s @ right
         multipliers = multipliers + ahead - Z
         if count % CHECKED:
             continue
@@ -199,9 +211,11 @@ def best_map(
         N = rho * multipliers @ back
         lower, factor = _dual(T, K, weight, N)
         if lower > bound:
-            bound, dual = lower, factor * N
+            bound = lower
+            dual = factor * N
         if value < reached:
-            best, reached = Z, value
+            best = Z
+            reached = value
         if reached - bound <= TOL * reached:
             break
         # Relative errors of map and multipliers should be of one size.
@@ -210,7 +224,8 @@ def best_map(
             float(np.linalg.norm(Z - before) * np.linalg.norm(Z)), 1e-300
         )
         factor = min(max(uneven, 0.5), 2.0)
-        rho, multipliers = rho * factor, multipliers / factor
+        rho = rho * factor
+        multipliers = multipliers / factor
     return best, regression.residual + bound, dual
 
 
