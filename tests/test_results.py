@@ -301,10 +301,10 @@ def test_paths_landscapes_minima_and_jumps_draw_themselves():
         jumps.plot().axes[0].lines[0].get_ydata(), jumps.surviving
     )
     values, error = jumps.runs.plot().axes
-    mean = np.nanmean(jumps.runs.singular_values, 0)
+    mean = np.nanmean(jumps.runs.singular_values, 0)[1:]
     np.testing.assert_allclose([line.get_ydata() for line in values.lines], mean.T)
     np.testing.assert_allclose(
-        error.lines[0].get_ydata(), np.nanmean(jumps.runs.train_error, 0)
+        error.lines[0].get_ydata(), np.nanmean(jumps.runs.train_error, 0)[1:]
     )
 
 
