@@ -950,22 +950,6 @@ NETWORKS = {
     "nn.Predictive.interval": Row(
         PREDICTIVE.interval, {"x": x, "level": (p, 0.5)}, network=NET
     ),
-    "nn.calibration": Row(
-        noisy.calibration,
-        {
-            "mean": (a, X),
-            "variance": (a, np.abs(X) + 0.5),
-            "target": (a, X + 0.5),
-            "noise_variance": (n, 0.5),
-            "levels": (c, 5),
-        },
-        unique=False,
-    ),
-    "nn.schedules": Row(
-        lambda start, end, steps: noisy.schedules.Linear(start, end, steps)(2),
-        {"start": (p, 0.5), "end": (p, 0.25), "steps": (w, 4)},
-    ),
-    "nn.advance": Row(noisy.advance, {"model": (t, NET), "steps": (c, 1)}),
     "nn.audit": Row(
         lambda model, x, y, loss, passes, seed: noisy.audit(
             model, (x, y), loss, passes=passes, seed=seed

@@ -447,9 +447,6 @@ MORE = {
             holdout=(X, Y),
             train=(X, Y),
         ),
-        "nn.calibration whole": whole(
-            noisy.calibration, mean=by.X, variance=np.abs(by.X) + 0.5, target=by.X
-        ),
         "nn.DropConnectLinear whole": whole(
             noisy.DropConnectLinear,
             {"dtype": None},

@@ -2,7 +2,6 @@
 
 import os
 import warnings
-from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -138,7 +137,6 @@ def test_extremes_that_have_a_value_get_it():
         assert path.objective[0] == pytest.approx(0, abs=1e-20)
         y = torch.zeros(4, 2, requires_grad=True)
         assert nn.audit(network(), (X, y), "mse", passes=1).samples == 4
-        assert nn.schedules.Linear(torch.tensor(0.5), Fraction(1, 4), 4)(2) == 0.375
         half = torch.tensor(np.eye(2), dtype=torch.bfloat16)
         assert relu.train_lazy(half, [1, -1], width=3, steps=4, records=2).predict(
             half

@@ -1,6 +1,8 @@
 """Data in every form, and losses by every name."""
 
+import sys
 from collections import UserDict
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from overt import InputError
+from overt import InputError, MissingExtraError
 from overt.nn import Predictive, audit, compress
 from overt.nn.data.batches import (
     LABELS,
@@ -319,3 +321,12 @@ def test_a_loss_of_ones_own_is_taken_row_by_row(loss):
     torch.testing.assert_close(found, expected.double())
     with pytest.raises(InputError, match="one number"):
         Targets(y, F, loss, "here").losses(F, lambda f, t: (f - t).abs())
+
+
+def test_missing_torch_is_named(monkeypatch):
+    for name in list(sys.modules):
+        if name == "overt.nn" or name.startswith("overt.nn."):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(MissingExtraError, match=r"overt\[torch\]"):
+        import_module("overt.nn")

@@ -23,8 +23,6 @@ from overt.nn import (
     DropConnectConv2d,
     DropConnectLinear,
     Dropout,
-    advance,
-    schedules,
 )
 from overt.nn.layers.masks import MaskCovariance
 from overt.noise.sliding import Sliding
@@ -40,10 +38,6 @@ UNIT_LAYERS = {
     "dropout-channels": (
         lambda s: Dropout(0.3, shared_axes=(2, 3), seed=s),
         (4, 3, 2, 2),
-    ),
-    "dropout-scheduled": (
-        lambda s: Dropout(schedules.Linear(0.3, 0.6, steps=10), seed=s),
-        (4, 6),
     ),
     "block-1d": (lambda s: DropBlock1d(0.3, 3, seed=s), (4, 2, 7)),
     "block-sliding": (lambda s: DropBlock2d(0.3, 2, seed=s), (4, 2, 4, 5)),
@@ -284,40 +278,6 @@ def test_dropconnect_shares_its_state_with_torch():
         assert torch.equal(layer.eval()(x), plain(x))
 
 
-def test_schedules_move_with_advance_and_are_saved():
-    layer = Dropout(schedules.Linear(0.0, 0.4, steps=4))
-    model = nn.Sequential(nn.Linear(2, 2), layer)
-    seen = []
-    for _ in range(6):
-        seen.append(layer.drop_prob)
-        assert not layer.silent
-        advance(model)
-    assert seen == pytest.approx([0, 0.1, 0.2, 0.3, 0.4, 0.4])
-    other = nn.Sequential(nn.Linear(2, 2), Dropout(schedules.Linear(0.0, 0.4, steps=4)))
-    other.load_state_dict(model.state_dict())
-    assert other[1].drop_prob == pytest.approx(0.4)
-    layer.drop_prob = 0.25
-    assert layer.drop_prob == 0.25
-    assert "0.25 by Linear(start=0.0, end=0.4, steps=4)" in repr(layer)
-    assert copy.deepcopy(model).bfloat16()[1].drop_prob == 0.25
-    advance(model, 0)
-    assert layer.drop_prob == pytest.approx(0.4)
-    with pytest.raises(InputError, match="model must be"):
-        advance(3)
-
-
-@pytest.mark.parametrize(
-    ("schedule", "values"),
-    [
-        (schedules.Linear(0.1, 0.5, steps=4), {0: 0.1, 1: 0.2, 2: 0.3, 4: 0.5, 9: 0.5}),
-        (schedules.Linear(0.5, 0.0, steps=10), {0: 0.5, 5: 0.25, 10: 0.0, 20: 0.0}),
-    ],
-)
-def test_schedule_values(schedule, values):
-    for step, value in values.items():
-        assert schedule(step) == pytest.approx(value)
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -350,7 +310,6 @@ def test_schedule_values(schedule, values):
         ),
         (lambda: CovarianceDropout([0.5, 0.5], np.eye(2))(torch.ones(2, 3)), "units"),
         (lambda: CovarianceDropout([0.5, 0.5], np.eye(2), axis=0), "axis"),
-        (lambda: schedules.Linear(0.1, 1.2, 5), "end"),
         (
             lambda: CovarianceDropout([0.5, 1.2], np.eye(2), "bernoulli"),
             r"mean must lie in \(0, 1\]",

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from overt import InputError
 from overt import nn as onn
 from overt.nn import audit, compress  # first: the import of rich moves a generator
-from overt.nn.data.rng import preserve_rng
+from overt.nn.data.models import preserve_rng
 
 # How many random calls; more with OVERT_FUZZ=10000 in the environment.
 CALLS = int(os.environ.get("OVERT_FUZZ", "60"))

@@ -191,8 +191,9 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
 
         `rows` alone may be Entries, or an (n, 2) array or frame of pairs, as in `fit`. A model that
         was fitted with identifiers takes identifiers, any other takes indices from 0;
-        keys="id" and keys="index" say which explicitly. Rows and columns that were never seen are
-        refused: nothing is known of them.
+        keys="id" and keys="index" say which explicitly. Rows and columns beyond those of `fit`
+        are refused. Those inside without entries are predicted as 0, or as the fitted mean row or
+        column where a dominating part was taken off.
         """
         row_index, col_index = self._sides(keys)
         (a, b), (row_labels, col_labels) = find_pairs(row_index, col_index, rows, cols)
@@ -241,12 +242,18 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         scale = float(np.sqrt(np.mean(entries.values**2)))
         best, A = self._find_rank(scale, train, judge, start)
         found.append((best, scale * A))  # in case of Ctrl-C
+        if best.rank == 0:
+            return
         entries = replace(entries, values=entries.values / scale)
         path = start(entries)
         path.restart(A, best.rank)
         path.settle(best.weight_decay)
         last = path.candidate(best.weight_decay, entries, entries)
-        found.append((last, scale * path.matrix()))
+        A = scale * path.matrix()
+        # Weight decay takes rows and columns without entries to 0, in the long run only.
+        A[np.bincount(entries.rows, minlength=A.shape[0]) == 0] = 0
+        A[:, np.bincount(entries.cols, minlength=A.shape[1]) == 0] = 0
+        found.append((last, A))
 
     def _anneal_beside(
         self,
@@ -304,6 +311,10 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         if not candidates:
             path.settle(path.decays[0])
             candidates.append((path.candidate(0.0, train, judge), path.matrix()))
+        # Zero is a candidate, too: values may be noise alone.
+        errors = (float(np.mean(part.values**2)) for part in (train, judge))
+        zero = Candidate(path.decays[-1], 0, *errors)
+        candidates.append((zero, np.zeros(train.shape)))
         return _choose(candidates, self.tol)
 
 

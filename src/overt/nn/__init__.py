@@ -30,9 +30,6 @@ if TYPE_CHECKING:
         load_compressed,
         save_compressed,
     )
-    from overt.nn.coverage import Calibration, calibration
-    from overt.nn.layers import schedules
-    from overt.nn.layers.base import advance
     from overt.nn.layers.covariance import CovarianceDropout
     from overt.nn.layers.dropblock import DropBlock1d, DropBlock2d, DropBlock3d
     from overt.nn.layers.dropconnect import DropConnectConv2d, DropConnectLinear
@@ -46,7 +43,6 @@ if TYPE_CHECKING:
 # Imported on first use: overt.robust shares overt.nn.data, and needs nothing else of this package.
 _HOME = {
     "AuditReport": "overt.nn.auditing",
-    "Calibration": "overt.nn.coverage",
     "Compression": "overt.nn.compression",
     "CovarianceDropout": "overt.nn.layers.covariance",
     "DropBlock1d": "overt.nn.layers.dropblock",
@@ -61,22 +57,18 @@ _HOME = {
     "Predictive": "overt.nn.predictor",
     "Term": "overt.nn.penalties",
     "WithoutNoise": "overt.nn.training",
-    "advance": "overt.nn.layers.base",
     "audit": "overt.nn.auditing",
-    "calibration": "overt.nn.coverage",
     "compress": "overt.nn.compression",
     "explicit_penalty": "overt.nn.penalties",
     "load_compressed": "overt.nn.compression",
     "mc_moments": "overt.nn.moments.monte_carlo",
     "predictive_moments": "overt.nn.moments.predictive",
     "save_compressed": "overt.nn.compression",
-    "schedules": "overt.nn.layers.schedules",
     "without_noise": "overt.nn.training",
 }
 
 __all__ = [
     "AuditReport",
-    "Calibration",
     "Compression",
     "CovarianceDropout",
     "DropBlock1d",
@@ -91,16 +83,13 @@ __all__ = [
     "Predictive",
     "Term",
     "WithoutNoise",
-    "advance",
     "audit",
-    "calibration",
     "compress",
     "explicit_penalty",
     "load_compressed",
     "mc_moments",
     "predictive_moments",
     "save_compressed",
-    "schedules",
     "without_noise",
 ]
 
@@ -108,8 +97,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'overt.nn' has no attribute {name!r}")
-    home = import_module(_HOME[name])
-    return home if home.__name__.endswith(f".{name}") else getattr(home, name)
+    return getattr(import_module(_HOME[name]), name)
 
 
 def __dir__() -> list[str]:

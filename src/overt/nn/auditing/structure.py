@@ -18,8 +18,13 @@ from torch.nn.modules.module import (
 )
 
 from overt.nn.data.batches import Inputs, first_line
-from overt.nn.data.models import hook_modules, modes
-from overt.nn.data.rng import preserve_rng, python_rng_states, torch_rng_bytes
+from overt.nn.data.models import (
+    hook_modules,
+    modes,
+    preserve_rng,
+    python_rng_states,
+    torch_rng_bytes,
+)
 from overt.nn.graph.record import (
     RERUN_AS,
     Call,

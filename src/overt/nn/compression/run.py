@@ -34,8 +34,7 @@ from overt.nn.compression.report import Compression, Size
 from overt.nn.compression.units import by_units
 from overt.nn.data.batches import Batch, Batches, Inputs, name_failing_inputs
 from overt.nn.data.losses import LOSSES, Loss, check_loss, guess_loss, loss_text
-from overt.nn.data.models import check_model
-from overt.nn.data.rng import preserve_rng
+from overt.nn.data.models import check_model, preserve_rng
 from overt.results import Status
 
 METHODS = ("auto", "flow", "spectrum")

@@ -1,14 +1,16 @@
-"""Models: checked, unwrapped, and put into a mode for a while."""
+"""Models: checked, unwrapped, and put into a mode for a while; states of random generators."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from threading import RLock
 from typing import Any, Literal
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from overt._check import InputError, InputTypeError
 
@@ -143,3 +145,55 @@ def is_normalization(module: Any) -> bool:
     if isinstance(module, nn.modules.batchnorm._NormBase):
         return True
     return "running_mean" in module._buffers and "running_var" in module._buffers
+
+
+# -- random number generators ---------------------------------------------------------------------
+
+
+def torch_rng_states() -> list[Tensor]:
+    """Return the states of torch's generators: the CPU's, then one per CUDA device in use."""
+    others = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return [torch.default_generator.get_state(), *others]
+
+
+def torch_rng_bytes() -> bytes:
+    """Return the states of torch's generators, to be compared."""
+    return b"".join(state.numpy().tobytes() for state in torch_rng_states())
+
+
+def python_rng_states() -> tuple[object, ...]:
+    """Return the states of Python's and NumPy's generators, to be compared."""
+    numpy: Any = np.random.get_state()  # noqa: NPY002
+    return random.getstate(), numpy[1].tobytes(), numpy[2]
+
+
+@contextmanager
+def preserve_rng() -> Iterator[None]:
+    """Restore the states of all generators afterwards."""
+    python = random.getstate()
+    numpy = np.random.get_state()  # noqa: NPY002
+    with torch.random.fork_rng(cuda_devices()):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)  # noqa: NPY002
+
+
+def set_torch_rng(states: list[Tensor]) -> None:
+    """Put torch's generators into saved states."""
+    torch.default_generator.set_state(states[0])
+    if states[1:]:
+        torch.cuda.set_rng_state_all(states[1:])
+
+
+def seed_torch(seed: int) -> None:
+    """Seed torch's generators; torch.manual_seed also looks for devices that are not there."""
+    torch.default_generator.manual_seed(seed)
+    if cuda_devices():
+        torch.cuda.manual_seed_all(seed)
+
+
+def cuda_devices() -> list[int]:
+    """Return the CUDA devices whose generators may be in use."""
+    return list(range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0))

@@ -34,8 +34,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from overt._check import InputError
-from overt.nn.data.models import Statistics, disable_fast_attention
-from overt.nn.data.rng import python_rng_states, set_torch_rng, torch_rng_states
+from overt.nn.data.models import (
+    Statistics,
+    disable_fast_attention,
+    python_rng_states,
+    set_torch_rng,
+    torch_rng_states,
+)
 from overt.nn.graph.state import (
     Output,
     SavedState,

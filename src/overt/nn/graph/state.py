@@ -35,8 +35,9 @@ from overt.nn.data.models import (
     check_model,
     disable_fast_attention,
     is_normalization,
+    preserve_rng,
+    seed_torch,
 )
-from overt.nn.data.rng import preserve_rng, seed_torch
 
 Output = Callable[[Any], Any] | None
 P = ParamSpec("P")

@@ -114,88 +114,33 @@ class UnitNoise(NoiseLayer):
         return self._apply_mask(x)
 
 
-class DropSchedule(ABC):
-    """A drop probability for each step."""
-
-    @abstractmethod
-    def __call__(self, step: int) -> float:
-        """Return the drop probability at `step`, counted from 0."""
-
-
 class RatedNoise(NoiseLayer):
-    """Noise with a drop probability, `drop_prob`: a number, or the current one of a schedule.
+    """Noise with a drop probability, `drop_prob`, that may be set at any time."""
 
-    With a schedule the buffer `step` is saved with the model, and the probability is a tensor to
-    compiled code, which is then not compiled again when the probability changes.
-    """
-
-    def __init__(self, drop_prob: float | DropSchedule, seed: int | None) -> None:
+    def __init__(self, drop_prob: float, seed: int | None) -> None:
         super().__init__(seed)
-        self.schedule: DropSchedule | None = None
-        if isinstance(drop_prob, DropSchedule):
-            self.schedule = drop_prob
-            self.register_buffer("step", torch.zeros((), dtype=torch.int64))
-            # In units of 2^-62: a floating-point buffer would be rounded by model.bfloat16().
-            bits = torch.zeros((), dtype=torch.int64)
-            self.register_buffer("bits", bits, persistent=False)
-            drop_prob = drop_prob(0)
         self.drop_prob = drop_prob
 
     @property
     def drop_prob(self) -> float:
-        """The current probability that a unit (or weight) is dropped, averaged over a map."""
+        """The probability that a unit (or weight) is dropped, averaged over a map."""
         return self._drop_prob
 
     @drop_prob.setter
     def drop_prob(self, value: float) -> None:
         self._drop_prob = _check.drop_prob(value)
-        if self.schedule is not None:
-            self.bits.fill_(round(self._drop_prob * 2**62))
 
     p = drop_prob  # the name it has in torch.nn.Dropout
 
     @property
     def silent(self) -> bool:
-        """Whether nothing is dropped, now or later."""
-        return self.schedule is None and self._drop_prob == 0
-
-    @property
-    def _current(self) -> float | Tensor:
-        """The drop probability, as code that may be compiled should read it."""
-        if self.schedule is not None and torch.compiler.is_compiling():
-            return self.bits.double() / 2**62
-        return self._drop_prob
+        """Whether nothing is dropped."""
+        return self._drop_prob == 0
 
     @property
     def _rate(self) -> str:
         """The drop probability, for printing."""
-        schedule = "" if self.schedule is None else f" by {self.schedule!r}"
-        return f"drop_prob={self._drop_prob:g}{schedule}"
-
-    def _advance(self, steps: int) -> None:
-        """Advance the schedule, if there is one."""
-        if self.schedule is not None:
-            self.step.add_(steps)
-            self.drop_prob = self.schedule(int(self.step))
-
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(*args, **kwargs)
-        self._advance(0)
-
-
-def advance(model: nn.Module, steps: int = 1) -> None:
-    """Advance every scheduled drop probability in `model` by `steps`.
-
-    Call it once after each optimizer step (or epoch), like a learning-rate scheduler.
-    """
-    steps = _check.whole("steps", steps, minimum=0)
-    if not isinstance(model, nn.Module):
-        raise InputTypeError(
-            f"model must be a torch.nn.Module, got {type(model).__name__}"
-        )
-    for module in model.modules():
-        if isinstance(module, RatedNoise):
-            module._advance(steps)
+        return f"drop_prob={self._drop_prob:g}"
 
 
 def check_shape(shape: Any) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from overt import _check
 from overt._check import InputError
-from overt.nn.layers.base import DropSchedule, RatedNoise, UnitNoise, check_shape
+from overt.nn.layers.base import RatedNoise, UnitNoise, check_shape
 from overt.nn.layers.dropout import axes_tuple
 from overt.nn.layers.masks import Blocks, MaskCovariance, keep_mask, sliding_mask
 from overt.noise.sliding import Sliding, grid_characteristic
@@ -23,7 +23,7 @@ class _DropBlock(RatedNoise, UnitNoise):
 
     def __init__(
         self,
-        drop_prob: float | DropSchedule = 0.1,
+        drop_prob: float = 0.1,
         block_size: int | Sequence[int] = 7,
         *,
         placement: Literal["sliding", "grid"] = "sliding",
@@ -76,7 +76,7 @@ class _DropBlock(RatedNoise, UnitNoise):
         sizes = self._fitting(tuple(x.shape))
         blocks = self._blocks(sizes)
         key = self._next_key()
-        p = self._current
+        p = self._drop_prob
         lead = [1 if axis in self.shared_axes else x.shape[axis] for axis in (0, 1)]
         if self.placement == "grid":
             cells = [-(-n // b) for n, b in zip(sizes, blocks, strict=True)]
@@ -118,7 +118,7 @@ class DropBlock2d(_DropBlock):
     Parameters
     ----------
     drop_prob
-        Probability in [0, 1), or a schedule of `overt.nn.schedules`.
+        Probability in [0, 1).
     block_size
         Units along each side of a block, even or odd, or one number per axis; cut to the map's size
         where the map is smaller.

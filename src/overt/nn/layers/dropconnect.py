@@ -10,16 +10,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from overt._check import InputError, whole
-from overt.nn.layers.base import DropSchedule, RatedNoise
+from overt.nn.layers.base import RatedNoise
 from overt.nn.layers.masks import keep_mask
 
 
 class _DropConnect(RatedNoise):
     """A linear map whose weights are dropped in training; parameters as in torch.nn's own."""
 
-    def __init__(
-        self, plain: Any, drop_prob: float | DropSchedule, seed: int | None
-    ) -> None:
+    def __init__(self, plain: Any, drop_prob: float, seed: int | None) -> None:
         super().__init__(drop_prob, seed)
         self.weight = plain.weight
         self.bias = plain.bias
@@ -30,7 +28,7 @@ class _DropConnect(RatedNoise):
         return self.drop_prob / (1 - self.drop_prob)
 
     def _noisy_weight(self, *copies: int) -> Tensor:
-        p = self._current
+        p = self._drop_prob
         keep = keep_mask(
             [*copies, *self.weight.shape], p, self.weight.device, self._next_key()
         )
@@ -49,7 +47,7 @@ class DropConnectLinear(_DropConnect):
     in_features, out_features, bias
         As in torch.nn.Linear; so are the names of the parameters, and a state_dict can be shared.
     drop_prob
-        Probability in [0, 1) that a weight is dropped, or a schedule of `overt.nn.schedules`.
+        Probability in [0, 1) that a weight is dropped.
     per_sample
         Sample a mask for each row (slower: each then has other weights) instead of one for
         the batch. What one sample sees has the same law either way.
@@ -63,7 +61,7 @@ class DropConnectLinear(_DropConnect):
         out_features: int,
         bias: bool = True,
         *,
-        drop_prob: float | DropSchedule = 0.5,
+        drop_prob: float = 0.5,
         per_sample: bool = False,
         seed: int | None = None,
         device: Any = None,
@@ -113,7 +111,7 @@ class DropConnectConv2d(_DropConnect):
     in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias
         As in torch.nn.Conv2d; so are the names of the parameters, and a state_dict can be shared.
     drop_prob
-        Probability in [0, 1) that a weight is dropped, or a schedule of `overt.nn.schedules`.
+        Probability in [0, 1) that a weight is dropped.
     seed
         A seed for this layer's own generator; None samples from torch's.
     """
@@ -129,7 +127,7 @@ class DropConnectConv2d(_DropConnect):
         groups: int = 1,
         bias: bool = True,
         *,
-        drop_prob: float | DropSchedule = 0.5,
+        drop_prob: float = 0.5,
         seed: int | None = None,
         device: Any = None,
         dtype: torch.dtype | None = None,

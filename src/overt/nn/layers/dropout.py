@@ -1,4 +1,4 @@
-"""Dropout with a private seed, a schedulable probability and shared masks."""
+"""Dropout with a private seed, a probability that may be set and shared masks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from overt import _check
 from overt._check import InputError
-from overt.nn.layers.base import DropSchedule, RatedNoise, UnitNoise, check_shape
+from overt.nn.layers.base import RatedNoise, UnitNoise, check_shape
 from overt.nn.layers.masks import MaskCovariance, keep_mask
 
 
@@ -21,7 +21,7 @@ class Dropout(RatedNoise, UnitNoise):
     Parameters
     ----------
     drop_prob
-        Probability in [0, 1), or a schedule of `overt.nn.schedules`.
+        Probability in [0, 1).
     shared_axes
         Axes of the input along which one mask is used: 1 for all time steps of (batch, time,
         features), (2, 3) for whole channels of (batch, channels, height, width), 0 for the batch.
@@ -40,7 +40,7 @@ class Dropout(RatedNoise, UnitNoise):
 
     def __init__(
         self,
-        drop_prob: float | DropSchedule = 0.5,
+        drop_prob: float = 0.5,
         *,
         shared_axes: int | Sequence[int] = (),
         seed: int | None = None,
@@ -69,8 +69,8 @@ class Dropout(RatedNoise, UnitNoise):
 
     def _apply_mask(self, x: Tensor) -> Tensor:
         key = self._next_key()
-        p = self._current
-        if key is None and not self.shared_axes and isinstance(p, float):
+        p = self._drop_prob
+        if key is None and not self.shared_axes:
             return functional.dropout(x, p)
         sizes = list(x.shape)
         for axis in self._fitting(x.ndim):

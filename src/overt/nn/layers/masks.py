@@ -33,7 +33,7 @@ class Key(NamedTuple):
 
 def keep_mask(
     shape: Sequence[int],
-    drop_prob: float | Tensor,
+    drop_prob: float,
     device: torch.device,
     key: Key | None,
 ) -> Tensor:
@@ -92,18 +92,17 @@ class Blocks(NamedTuple):
 def sliding_mask(
     x: Tensor,
     key: Key | None,
-    drop_prob: float | Tensor,
+    drop_prob: float,
     lead: Sequence[int],
     where: Blocks,
 ) -> Tensor:
     """Return masks (lead, sizes) of sliding blocks, divided by the probability of survival."""
     double = x.dtype == torch.float64
     if not torch.compiler.is_compiling():
-        mask = _sliding_mask(x.device, key, float(drop_prob), lead, where)
+        mask = _sliding_mask(x.device, key, drop_prob, lead, where)
     else:
-        p = torch.as_tensor(drop_prob, dtype=torch.float64, device=x.device)
         draws, seed = key or (torch.randint(2**62, (), device=x.device), 0)
-        mask = torch.ops.overt.sliding_mask(draws, seed, p, lead, *where)
+        mask = torch.ops.overt.sliding_mask(draws, seed, drop_prob, lead, *where)
     return mask if double else mask.float()
 
 
@@ -150,7 +149,7 @@ def _(draws: Tensor, seed: int, shape: Sequence[int], normal: bool) -> Tensor:
 def _sliding_mask_op(
     draws: torch.Tensor,
     seed: int,
-    drop_prob: torch.Tensor,
+    drop_prob: float,
     lead: Sequence[int],
     sizes: Sequence[int],
     blocks: Sequence[int],
@@ -158,20 +157,20 @@ def _sliding_mask_op(
 ) -> torch.Tensor:
     where = Blocks(tuple(sizes), tuple(blocks), uniform)
     key = Key(draws, seed)
-    return _sliding_mask(draws.device, key, float(drop_prob), lead, where)
+    return _sliding_mask(draws.device, key, drop_prob, lead, where)
 
 
 @_sliding_mask_op.register_fake
 def _(
     draws: Tensor,
     seed: int,
-    drop_prob: Tensor,
+    drop_prob: float,
     lead: Sequence[int],
     sizes: Sequence[int],
     blocks: Sequence[int],
     uniform: bool,
 ) -> Tensor:
-    return drop_prob.new_empty([*lead, *sizes])
+    return draws.new_empty([*lead, *sizes], dtype=torch.float64)
 
 
 @dataclass(frozen=True, eq=False)

@@ -45,6 +45,10 @@ class SamplingPlan:
     """Where a model cannot be propagated: standard deviations are then 3 to 4 % off."""
     check: int = 200
     """Where propagated moments are doubtful: standard deviations are corrected to 5 %."""
+    first: int = 64
+    """The first of these, after which it ends if they do not hint at a bias."""
+    plausible: float = 0.5
+    """Error estimate, in standard deviations, above which all are taken."""
     doubtful: float = 0.365
     """Error estimate, in standard deviations, above which these samples are taken: below it as many
     samples as cost the same would be no better. Between .365 and .5, three networks of the zoo are
@@ -98,8 +102,9 @@ def predictive_moments(
         standard deviations in 90 of 100 outputs; the result's `reached` says what they are.
     draws
         How many samples to take, 0 for none; or with `tol` the most (12,800). By default 400 where
-        the model cannot be propagated, 200 where the error estimate is above .365 standard
-        deviations or the recorded pass contradicts it, else none.
+        the model cannot be propagated; where the error estimate is above .365 standard deviations
+        or the recorded pass contradicts it 64, and 200 in all if these hint at a bias; else
+        none.
     seed
         Of the samples: the same seed gives the same result.
     differentiable
@@ -140,6 +145,7 @@ def predictive_moments(
                     "with draws=400, and differentiable=False"
                 ) from error
         sums = SampleSums(covariance=covariance)
+        in_two = False
         most = draws or (PLAN.alone if tol is None else PLAN.most)
         if found is not None and recording is not None:
             enough = draws is None and _reaches(found, tol or PLAN.doubtful)
@@ -150,12 +156,19 @@ def predictive_moments(
             sums = SampleSums(covariance=covariance, shift=found.mean)
             if draws is None and tol is None:
                 most = PLAN.check
+                in_two = True
         while True:
             step = most if tol is None else max(PLAN.check, sums.count)
+            if in_two and not sums.count:
+                step = PLAN.first
             add_samples(sums, saved, recording, x, output, min(step, most - sums.count))
-            result = (
-                combine_with_samples(found, sums) if found else sums.moments(reason)
-            )
+            if found is None:
+                result = sums.moments(reason)
+            else:
+                result = combine_with_samples(found, sums)
+                confirmed = result.propagated and not hints_at_bias(found, sums)
+                if in_two and confirmed and _reaches(result, PLAN.plausible):
+                    return result
             if sums.count >= most or (tol is not None and _reaches(result, tol)):
                 return result
 
@@ -265,6 +278,31 @@ def contradicts(found: Moments, sample: Tensor) -> bool:
     return bool(distance.mean() > 1 + SIGNIFICANT * math.sqrt(2 / rows))
 
 
+def hints_at_bias(found: Moments, sums: SampleSums) -> bool:
+    """Whether samples put the mean squared bias above its standard error."""
+    estimates = [squared_bias(groups) for groups in group_deviations(found, sums)]
+    return any(squared > chance for squared, chance in estimates)
+
+
+def group_deviations(found: Moments, sums: SampleSums) -> list[Tensor]:
+    """Return how far each group of samples is from propagated moments: (groups, outputs) of both.
+
+    Outputs that never varied count as right.
+    """
+    mean, sd = found.mean.double(), found.std.double()
+    seen = sums.variance > 0
+    both = sums.group_deviations(mean, sd.where(sd > 0, 1.0))
+    return [torch.where(seen, groups, 0.0).flatten(1) for groups in both]
+
+
+def squared_bias(groups: Tensor) -> tuple[float, float]:
+    """Return the mean squared bias by products of different groups, and its standard error."""
+    count = len(groups)
+    gram = groups @ groups.T / groups.shape[1]
+    products = gram.fill_diagonal_(0.0) / (count * (count - 1))
+    return float(products.sum()), math.sqrt(2) * float(products.norm())
+
+
 def combine_with_samples(found: Moments, sums: SampleSums) -> Moments:
     """Return the weighted mean of propagated and sampled moments, with its error estimate.
 
@@ -277,10 +315,7 @@ def combine_with_samples(found: Moments, sums: SampleSums) -> Moments:
         return sums.moments("samples vary where no noise was propagated")
     seen = sampled_sd > 0
     unit = torch.where(sd > 0, sd, 1.0)
-    firsts, squares = (
-        torch.where(seen, groups, 0.0).flatten(1)
-        for groups in sums.group_deviations(mean, unit)
-    )
+    firsts, squares = group_deviations(found, sums)
     of_mean, of_std = sums.relative_errors
     away = torch.where(seen, (sums.mean - mean) / unit, 0.0)
     move, mean_left = _weigh(away, firsts, found.mean_error / unit / LEVEL, of_mean)
@@ -309,11 +344,7 @@ def _weigh(d: Tensor, groups: Tensor, bias: Tensor, s: Tensor) -> tuple[Tensor, 
     `bias` is the standard error of the propagated value beforehand. The squared bias by products
     of different groups replaces its size, not its pattern over outputs.
     """
-    count = len(groups)
-    gram = groups @ groups.T / groups.shape[1]
-    products = gram.fill_diagonal_(0.0) / (count * (count - 1))
-    squared = float(products.sum())
-    chance = math.sqrt(2) * float(products.norm())
+    squared, chance = squared_bias(groups)
     before = max(float((bias * bias).mean()), 1e-300)
     away = d.abs()
     if squared > SIGNIFICANT * chance:

@@ -38,7 +38,7 @@ class Settings:
     """Entrywise functions in one chain; longer ones cost more to repeat than they gain."""
     signs: int = 16
     """Random signs that estimate the variances of a linear map that has no rule."""
-    directions: int = 16
+    directions: int = 4
     """Random directions that estimate the covariance of factors of a product."""
     max_direction_calls: int = 40
     """Random operations of a recording up to which these directions are cheap: 10 to 20 ms."""
@@ -66,9 +66,10 @@ HERMITE = {n: hermite(n) for n in (3, 5, 10)}
 
 @dataclass(frozen=True, eq=False)
 class Law:
-    """A law that all entries have: nodes and weights that integrate it, and quantiles.
+    """A law of entries: nodes and weights that integrate it, and quantiles.
 
-    Two nodes are a coin, for which sums over the nodes are exact.
+    Nodes and weights are those of all entries, or have the entries' axes behind the first one. Two
+    nodes are a coin, for which sums over the nodes are exact.
     """
 
     nodes: Tensor
@@ -297,15 +298,20 @@ def integrate(
         for root, known in zip(roots, by_law, strict=True)
     ]
     like = roots[0].var
-    pad = [1] * len(shape)
-    grid = torch.cartesian_prod(*(nodes.to(like) for nodes, _ in rules))
-    grid = grid.reshape(-1, len(roots), *pad)
-    weights = torch.cartesian_prod(*(w.to(like) for _, w in rules))
-    weights = weights.reshape(-1, len(roots), *pad).prod(1)
+    counts = (torch.arange(len(nodes)) for nodes, _ in rules)
+    index = torch.cartesian_prod(*counts).reshape(-1, len(roots))
+
+    def on_grid(numbers: Tensor, i: int) -> Tensor:
+        numbers = numbers.to(like)[index[:, i]]
+        entries = numbers.shape[1:]
+        return numbers.reshape(-1, *[1] * (len(shape) - len(entries)), *entries)
+
     points: Points = {}
     widths = []
-    for i, root in enumerate(roots):
-        points[root], width = _places(root, grid[:, i], by_law[i], positive)
+    weights = torch.ones_like(like[..., :0].sum())
+    for i, (root, (nodes, share)) in enumerate(zip(roots, rules, strict=True)):
+        weights = weights * on_grid(share, i)
+        points[root], width = _places(root, on_grid(nodes, i), by_law[i], positive)
         widths.append(width)
     y = function(points, {})
     if not y.is_floating_point():

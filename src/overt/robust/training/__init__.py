@@ -27,8 +27,7 @@ from overt._check import InputError, InputTypeError, choice, instance, number, w
 from overt._progress import meter
 from overt._types import Floats
 from overt.nn.data.batches import Batches, Inputs, as_tensor, is_pair
-from overt.nn.data.models import restore_training
-from overt.nn.data.rng import preserve_rng
+from overt.nn.data.models import preserve_rng, restore_training
 from overt.results import Result, Status
 from overt.robust.attack.base import Attack, Batch
 from overt.robust.losses import Objective, find_loss, find_targets, objective_of
