@@ -46,6 +46,6 @@ def test_a_kernel_uses_nothing_of_another_file():
 
 def test_a_limit_that_is_written_twice_is_one_number():
     from overt.linear import kernels as linear_kernels
-    from overt.linear import sampling
+    from overt.linear import training
 
-    assert linear_kernels.LIMIT == sampling.LIMIT
+    assert linear_kernels.LIMIT == training.LIMIT

@@ -259,9 +259,12 @@ def test_pictures_draw_the_numbers():
     norms = np.linalg.norm(solution.U, axis=0) * np.linalg.norm(solution.V, axis=0)
     np.testing.assert_allclose([bar.get_height() for bar in shares.patches], norms)
     top, bottom = TRACE.plot().axes
-    np.testing.assert_allclose(top.lines[0].get_ydata(), np.nanmean(TRACE.objective, 0))
+    # Axes are logarithmic: the record before the first step is not drawn.
     np.testing.assert_allclose(
-        bottom.lines[0].get_ydata(), np.nanmean(TRACE.imbalance, 0)
+        top.lines[0].get_ydata(), np.nanmean(TRACE.objective, 0)[1:]
+    )
+    np.testing.assert_allclose(
+        bottom.lines[0].get_ydata(), np.nanmean(TRACE.imbalance, 0)[1:]
     )
 
 
@@ -298,10 +301,10 @@ def test_paths_landscapes_minima_and_jumps_draw_themselves():
         jumps.plot().axes[0].lines[0].get_ydata(), jumps.surviving
     )
     values, error = jumps.runs.plot().axes
-    mean = np.nanmean(jumps.runs.singular_values, 0)
+    mean = np.nanmean(jumps.runs.singular_values, 0)[1:]
     np.testing.assert_allclose([line.get_ydata() for line in values.lines], mean.T)
     np.testing.assert_allclose(
-        error.lines[0].get_ydata(), np.nanmean(jumps.runs.train_error, 0)
+        error.lines[0].get_ydata(), np.nanmean(jumps.runs.train_error, 0)[1:]
     )
 
 

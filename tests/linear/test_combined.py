@@ -142,8 +142,14 @@ def test_gaussian_dropout_has_the_objective_of_dropout():
     "arguments",
     [
         {"width": [1, 2, 4, 8], "drop_probs": 0.4},
-        {"width": 12, "drop_probs": 0.4, "block_size": [1, 2, 3, 4, 6, 12]},
-        {"width": [2, 4, 6], "drop_probs": [0.2, 0.4, 0.6], "block_size": [1, 2, 3]},
+        {
+            "width": 12,
+            "noise": [overt.DropBlock(0.4, b) for b in (1, 2, 3, 4, 6, 12)],
+        },
+        {
+            "width": [2, 4, 6],
+            "noise": [overt.DropBlock(0.2 * b, b) for b in (1, 2, 3)],
+        },
         {"width": 5, "noise": [overt.KeepExactly(k) for k in range(1, 6)]},
         {
             "width": 3,
@@ -157,11 +163,8 @@ def test_paths_agree_with_solving_each_point(arguments, inputs):
     count = len(whole.objective)
     noises = arguments.get("noise")
     if noises is None:
-        probs, sizes = (
-            np.broadcast_to(arguments.get(name, 1), count)
-            for name in ("drop_probs", "block_size")
-        )
-        noises = [overt.DropBlock(p, int(b)) for p, b in zip(probs, sizes, strict=True)]
+        probs = np.broadcast_to(arguments["drop_probs"], count)
+        noises = [overt.Dropout(p) for p in probs]
     for i, (noise, d) in enumerate(zip(noises, whole.widths.tolist(), strict=True)):
         best = overt.LinearNetwork(**INPUTS[inputs], width=d, noise=noise).solve()
         if whole.attained[i]:
@@ -183,10 +186,6 @@ def test_paths_agree_with_solving_each_point(arguments, inputs):
                 "noise": overt.CovarianceNoise([1.0, 1.0], [[0.2, 0.3], [0.3, 2.0]]),
             },
             "closed form",
-        ),
-        (
-            {"width": 4, "noise": overt.Dropout(0.3), "block_size": 2},
-            "noise has its own",
         ),
         ({"width": 4, "noise": 0.3}, "closed form.*got 0.3"),
     ],

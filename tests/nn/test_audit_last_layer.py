@@ -13,8 +13,9 @@ from torch import nn
 
 import overt
 from overt import nn as onn
-from overt.linear import last_layer as lower
+from overt.linear.bounds import NormCost
 from overt.nn import audit, explicit_penalty
+from overt.nn.auditing import lower_bounds as lower
 from overt.relu.bounds import flows
 
 K, D = 3, 6
@@ -241,7 +242,7 @@ def test_free_features_reach_the_bound(drop_prob):
     descended(model, x, y, 1000)
     report = audit(model, [(x, y)], "squared")
     free = lower.free_target(_triangle(x, y), slice(1 + n, 1 + n + K), centered=True)
-    envelope = overt.spectral.induced(overt.Dropout(drop_prob), D)
+    envelope = NormCost(*overt.spectral.induced(overt.Dropout(drop_prob), D))
     bound, *_ = lower.squared_bound(free, K, [envelope])
     assert bound <= report.objective * (1 + 1e-9)
     assert report.objective == pytest.approx(bound, rel=1e-3)

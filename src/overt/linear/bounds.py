@@ -32,17 +32,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from overt._check import bounded
 from overt._types import Bools, Floats
-from overt.noise.blocks import DropBlock
-from overt.noise.masks import DropConnect, Dropout, Noise
-from overt.spectral.networks import induced
-from overt.spectral.norms import KSupport, SpectralNorm, SquaredNuclear
-from overt.spectral.schatten import Schatten
+from overt.spectral.norms import SpectralNorm
 
 EPS = float(np.finfo(float).eps)
 
@@ -80,9 +76,11 @@ class UnitShares:
     def shares(self, a: Floats) -> Floats:
         """Return x, in the order of the units: their best shares of a map with spectrum a."""
         order = np.argsort(self.delta, kind="stable")
-        delta, x = self.delta[order], self._padded(a)
+        delta = self.delta[order]
+        x = self._padded(a)
         noisy = delta > 0
-        tail, e = x[noisy], 1 / delta[noisy]
+        tail = x[noisy]
+        e = 1 / delta[noisy]
         x[noisy] = e * _pooled(
             delta[noisy], lambda i, j: np.sum(tail[i:j]) / np.sum(e[i:j])
         )
@@ -110,13 +108,17 @@ class UnitShares:
 
         e = (1 + gamma) / delta, and s_q is the last of its values above y; found by bisection.
         """
-        delta, y = np.sort(self.delta), np.zeros(len(self.delta))
+        delta = np.sort(self.delta)
+        y = np.zeros(len(self.delta))
         noisy = delta > 1e-290  # below, nothing is left of it beside 1
-        s, e = self._padded(s)[noisy], (1 + self.gamma) / delta[noisy]
+        s = self._padded(s)[noisy]
+        e = (1 + self.gamma) / delta[noisy]
         h = np.concatenate([[0.0], np.cumsum(s)])
 
         def level(i: int, j: int) -> float:
-            cost, low, high = np.sum(e[i:j]), i, j
+            cost = np.sum(e[i:j])
+            low = i
+            high = j
             while low < high:
                 q = (low + high) // 2
                 above = s[q] * (q + 1 - i + cost) > h[q + 1] - h[i]
@@ -135,7 +137,8 @@ def _pooled(delta: Floats, level: Callable[[int, int], float]) -> Floats:
     starts = np.flatnonzero(np.r_[len(delta) > 0, np.diff(delta) > 0]).tolist()
     blocks: list[tuple[int, int, float]] = []
     for i, j in pairwise([*starts, len(delta)]):
-        first, y = i, level(i, j)
+        first = i
+        y = level(i, j)
         while blocks and blocks[-1][2] >= y:
             first = blocks.pop()[0]
             y = level(first, j)
@@ -143,7 +146,33 @@ def _pooled(delta: Floats, level: Callable[[int, int], float]) -> Floats:
     return np.concatenate([np.full(j - i, y) for i, j, y in blocks] or [np.zeros(0)])
 
 
-Envelope = tuple[float, SpectralNorm] | UnitShares
+class NormCost(NamedTuple):
+    """An envelope weight * norm(A L)."""
+
+    weight: float
+    norm: SpectralNorm
+
+    def shrink(self, s: Floats) -> Floats:
+        """Return the spectrum a of the best map, for the leading values s of the target."""
+        return np.asarray(self.norm.prox(s, self.weight))
+
+    def bound(self, s: Floats) -> float:
+        """Return a lower bound on |T - B|^2 + weight * norm(B) over all maps B.
+
+        s are the leading singular values of T, as many as the width (or as can survive). By von
+        Neumann's inequality the problem is one in these values; for any c,
+
+            <c, 2 s - c> - dual(c) / weight     bounds it from below,
+
+        with equality at c = s - a, which is not taken as a difference: nothing cancels.
+        """
+        if self.weight <= 0:
+            return 0.0
+        c = np.asarray(self.norm.shrinkage(s, self.weight))
+        return float(c @ (2 * s - c) - self.norm.dual(c) / self.weight)
+
+
+Envelope = NormCost | UnitShares
 
 EXACT = 1e-9
 """Relative gap up to which a solution counts as a global optimum."""
@@ -164,36 +193,6 @@ class Leading:
     s: Floats
     right: Floats
     rest: float
-
-
-def envelopes(noise: Noise, width: int) -> list[tuple[float, SpectralNorm]]:
-    """Return pairs (weight, norm) with penalty(U, V) >= weight * norm.matrix_value(U V'L).
-
-    Dropout, DropConnect and DropBlock on a grid have one, the norm they induce. For any other noise
-    over units Gamma >= delta I in the positive semi-definite order, and U'U o V'CV is positive
-    semi-definite, so penalty >= (delta/d) |A L|_*^2. Moreover, if Gamma_ij = 0 for |i - j| >= b, it
-    is a sum of z z' with at most b entries of z not zero; each adds |sum_i z_i u_i p_i'|_F^2, the
-    square of a map of rank at most b, and these maps combine to A L, whence
-
-        penalty >= gamma ksupport_b(A L)^2,  gamma = 1 / (1' Gamma^-1 1),
-
-    which is the Frobenius norm for b = d.
-    """
-    match noise:
-        case Dropout(drop_prob=float()) | DropConnect() | DropBlock(placement="grid"):
-            return [induced(noise, width)]
-    Gamma = noise.characteristic(width)
-    values, vectors = np.linalg.eigh(Gamma)
-    smallest = max(0.0, values[0] - 1e-13 * values[-1])
-    live = values > 1e-10 * values[-1]
-    ones = np.sum(vectors, axis=0)
-    gamma = 0.0
-    if np.allclose(ones[~live], 0.0, atol=1e-8):
-        gamma = (1 - 1e-9) / float(np.sum(ones[live] ** 2 / values[live]))
-    i, j = np.nonzero(Gamma)
-    band = int(np.max(np.abs(i - j), initial=0)) + 1
-    narrow = KSupport(band) if band < width else Schatten(2.0)
-    return [(smallest / width, SquaredNuclear()), (gamma, narrow)]
 
 
 def pairs_below(Gamma: Floats) -> list[UnitShares]:
@@ -218,34 +217,6 @@ def pairs_below(Gamma: Floats) -> list[UnitShares]:
                 lowered = np.full(len(Gamma), max(delta - slack, 0.0))
                 found.append(UnitShares(lowered, float(gamma - 1e-9 * abs(gamma))))
     return found
-
-
-def shrink(m: Floats, envelope: Envelope) -> Floats:
-    """Return the spectrum a that minimizes |m - a|^2 plus the envelope's cost."""
-    if isinstance(envelope, UnitShares):
-        return envelope.shrink(m)
-    weight, norm = envelope
-    return np.asarray(norm.prox(m, weight))
-
-
-def spectral_bound(m: Floats, rest: float, envelope: Envelope) -> float:
-    """Return a lower bound on |T - B|^2 + weight * norm(B) over all B of rank at most the width.
-
-    m are the leading singular values of T, as many as the width (or as can survive), and `rest`
-    the sum of squares of the others. By von Neumann's inequality the problem is one in the leading
-    values, min_b |m - b|^2 + weight * norm(b) + rest; for any c,
-
-        <c, 2 m - c> - dual(c) / weight + rest     bounds it from below,
-
-    with equality at c = m - b, which is not taken as a difference: nothing cancels.
-    """
-    if isinstance(envelope, UnitShares):
-        return envelope.bound(m) + rest
-    weight, norm = envelope
-    if weight <= 0:
-        return rest
-    c = np.asarray(norm.shrinkage(m, weight))
-    return float(c @ (2 * m - c) - norm.dual(c) / weight) + rest
 
 
 class Rounding(Protocol):
@@ -293,10 +264,10 @@ def relax(
     `refined`, a bound for the leading singular values of the target, raises it where it can.
     """
     tried = [(leading(envelope), envelope) for envelope in candidates]
-    bounds = [spectral_bound(top.s, top.rest, envelope) for top, envelope in tried]
+    bounds = [envelope.bound(top.s) + top.rest for top, envelope in tried]
     top, envelope = tried[int(np.argmax(bounds))]
     bound = task.residual + max(bounds)
-    a = shrink(top.s, envelope)
+    a = envelope.shrink(top.s)
     rank: int | None = int(np.sum(positive(a)))
     if refined is not None:
         raised = task.residual + top.rest + refined(top.s)

@@ -111,9 +111,11 @@ def rank_one_barrier(effect: DeepNoise) -> float:
         two = s2 * (1 - share) / (1 - share + second)
         return float(min(one, (one + two) / (1 + ratio)))
 
-    low, high = 0.0, 1.0
+    low = 0.0
+    high = 1.0
     for _ in range(200):  # a concave function
-        left, right = (2 * low + high) / 3, (low + 2 * high) / 3
+        left = (2 * low + high) / 3
+        right = (low + 2 * high) / 3
         if most(left) < most(right):
             low = left
         else:

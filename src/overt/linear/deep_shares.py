@@ -31,6 +31,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from overt._types import Bools, Floats, Ints
+from overt.spectral.norms import SquaredNuclear
 
 ROUNDING = 1e-12
 """Relative amount by which bounds are lowered for rounding."""
@@ -114,19 +115,15 @@ def best_shares(s: Floats, beta: Floats, factor: float = 1.0) -> BestShares:
     return BestShares(unit * found.objective, found.shares, unit * found.bounds, duals)
 
 
-def water_fill(s2: Floats, beta: float) -> Floats:
-    """Return the shares pi that maximize sum_p s_p^2 pi_p / (pi_p + beta): one layer alone."""
-    root = np.sqrt(s2)
-    order = np.argsort(-root, kind="stable")
-    v = root[order]
-    count = np.arange(1, len(v) + 1)
-    level = (1 + count * beta) / np.maximum(np.cumsum(v), 1e-300)
-    active = int(np.flatnonzero(level * v >= beta)[-1]) + 1 if v[0] > 0 else 1
-    pi = np.zeros(len(v))
-    pi[order[:active]] = np.maximum(level[active - 1] * v[:active] - beta, 0.0)
-    if pi.sum() <= 0:
-        pi[order[0]] = 1.0
-    return pi / pi.sum()
+def one_layer_shares(s2: Floats, beta: float) -> Floats:
+    """Return the shares pi that maximize sum_p s_p^2 pi_p / (pi_p + beta): one layer alone.
+
+    The best map of shallow dropout has singular values in proportion to them.
+    """
+    a = np.asarray(SquaredNuclear().prox(np.sqrt(s2), beta))
+    if a.sum() <= 0:
+        a[np.argmax(s2)] = 1.0
+    return a / a.sum()
 
 
 def noise_cost(pi: Floats, beta: Floats, factor: float = 1.0) -> Floats:
@@ -152,14 +149,16 @@ def _without_noise(s2: Floats, factor: float) -> BestShares:
 
 def _one_layer(s2: Floats, beta: Floats, factor: float) -> BestShares:
     """Return the closed form of shallow dropout; for q directions the first q values alone."""
-    pi = water_fill(s2, float(beta[0]))
+    pi = one_layer_shares(s2, float(beta[0]))
     objective = _objective(s2, pi[:, None], beta, factor)
     active = int(np.sum(pi > 0))
     # The objective is strictly convex in the map: fewer or more directions are worse.
     bounds = np.full(len(s2) + 1, np.inf)
     bounds[0] = np.sum(s2)
     for q in range(1, active):
-        pi_q = np.append(water_fill(s2[:q], float(beta[0])), np.zeros(len(s2) - q))
+        pi_q = np.append(
+            one_layer_shares(s2[:q], float(beta[0])), np.zeros(len(s2) - q)
+        )
         bounds[q] = _objective(s2, pi_q[:, None], beta, factor)
     bounds[active] = objective
     return BestShares(objective, pi[None], bounds)
@@ -300,7 +299,9 @@ def _likely_rank(s2: Floats, beta: Floats) -> int:
     for _ in range(40):
         for layer in range(len(beta)):
             others = np.delete(pi / (pi + beta[:, None]), layer, axis=0)
-            pi[layer] = water_fill(s2 * np.prod(others, axis=0), float(beta[layer]))
+            pi[layer] = one_layer_shares(
+                s2 * np.prod(others, axis=0), float(beta[layer])
+            )
     return int(np.sum(pi.min(axis=0) > 0))
 
 
@@ -425,7 +426,9 @@ def _solve_rank(s2: Floats, beta: Floats, mu: Floats) -> tuple[Floats | None, Fl
         improved = np.max(np.abs(1 - pi_moved.sum(axis=0))) < 0.9 * np.max(
             np.abs(gradient)
         )
-        mu, pi, dual = moved, pi_moved, value
+        mu = moved
+        pi = pi_moved
+        dual = value
         if not improved and slope > -1e-15 * abs(dual):
             break
     settled = np.max(np.abs(1 - pi.sum(axis=0))) < 1e-8

@@ -95,7 +95,8 @@ def landscape(
 ) -> Landscape:
     """Enumerate the equalized critical points, at most `max_points` of them."""
     values, vectors = np.linalg.eigh(M)
-    values, vectors = values[::-1], vectors[:, ::-1]
+    values = values[::-1]
+    vectors = vectors[:, ::-1]
     most = min(width, int(np.sum(values > 0)))
     if most == 0:
         raise InputError(

@@ -28,8 +28,6 @@ from overt.linear.bounds import (
     Relaxation,
     UnitShares,
     positive,
-    shrink,
-    spectral_bound,
 )
 from overt.linear.deep_shares import (
     ROUNDING,
@@ -152,8 +150,7 @@ class Layer:
     def _best_map(self, values: Floats) -> Floats:
         """Return the spectrum that minimizes squared error and envelope."""
         envelopes = self.sharing.envelopes()
-        bounds = [spectral_bound(values, 0.0, envelope) for envelope in envelopes]
-        return shrink(values, envelopes[int(np.argmax(bounds))])
+        return max(envelopes, key=lambda cost: cost.bound(values)).shrink(values)
 
     def balanced(self, pi: Floats) -> tuple[Floats, Floats, Floats]:
         """Return the same three for an exchangeable noise and shares pi, in closed form.
@@ -457,7 +454,8 @@ class DeepNoise(NoiseEffect):
 
         |T|^2 - 2 <T, W> + tr S_(k+1), S_1 = W_1 W_1', S_(l+1) = W_(l+1) (R_l o S_l) W_(l+1)'.
         """
-        first, last = weights[0], weights[-1]
+        first = weights[0]
+        last = weights[-1]
         maps = [first]  # W_l ... W_1
         moments = [first @ first.T]  # S_l, then R_l o S_l
         for W, layer in zip(weights[1:], self.layers, strict=True):

@@ -204,7 +204,8 @@ def regression_of(
             raise InputError("X and Y (samples x features) must be given together")
         if second_moment is not None:
             raise InputError("second_moment belongs to a target; data have their own")
-        task, given = from_data(X, Y, input_noise), {"X": X, "Y": Y}
+        task = from_data(X, Y, input_noise)
+        given = {"X": X, "Y": Y}
     else:
         if is_implicit(target):
             if second_moment is not None or input_noise is not None:

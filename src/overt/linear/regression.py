@@ -26,7 +26,7 @@ import numpy as np
 from overt import _check
 from overt._check import InputError, InputTypeError
 from overt._types import Floats
-from overt.linear.bounds import Envelope, Leading, UnitShares, shrink
+from overt.linear.bounds import Envelope, Leading, UnitShares
 from overt.noise import Noise
 from overt.spectral import KSupport
 
@@ -43,7 +43,9 @@ UNSEEN = 1e-9
 """Share of the target that may lie in what was cut before that is worth a word."""
 
 
-ISOTROPIC, CORRELATED, DATA = 0, 1, 2
+ISOTROPIC = 0
+CORRELATED = 1
+DATA = 2
 
 
 class Samples(NamedTuple):
@@ -69,7 +71,8 @@ class Samples(NamedTuple):
         """Sample `size` pairs at once, samples x features; masks of inputs from a stream apart."""
         if self.kind == DATA:
             rows = rng.integers(0, len(self.inputs), size)
-            x, y = self.inputs[rows], self.outputs[rows]
+            x = self.inputs[rows]
+            y = self.outputs[rows]
         else:
             x = rng.standard_normal((size, self.inputs.shape[1]))
             x = x @ self.inputs.T if self.kind == CORRELATED else x
@@ -114,15 +117,19 @@ class Whitening(NamedTuple):
 
 def root_of_data(X: Floats, n: int) -> tuple[Whitening, Floats]:
     """Return the root of C = X'X/n, and an orthonormal basis P of X's columns, X = sqrt(n) P L'."""
-    root_n, size = np.sqrt(n), np.sqrt(np.sum(X**2, axis=0) / n)
+    root_n = np.sqrt(n)
+    size = np.sqrt(np.sum(X**2, axis=0) / n)
     seen = size > 0
     if not seen.any():
         raise InputError("X must not be zero, nor so small that its squares vanish")
     size = np.where(seen, size, 1.0)
     basis, sigma, right = np.linalg.svd(X / (root_n * size), full_matrices=False)
     kept = sigma > max(X.shape) * EPS * sigma[0]
-    basis, sigma, right = basis[:, kept], sigma[kept], right[kept] * seen
-    W, L = right.T / (size[:, None] * sigma), size[:, None] * right.T * sigma
+    basis = basis[:, kept]
+    sigma = sigma[kept]
+    right = right[kept] * seen
+    W = right.T / (size[:, None] * sigma)
+    L = size[:, None] * right.T * sigma
     ill = bool(sigma[0] > MENDED * sigma[-1])
     if ill:
         basis, R = np.linalg.qr(exact_product(X, W) / root_n)
@@ -151,8 +158,10 @@ def root_of_moment(C: Floats) -> tuple[Whitening, Floats]:
         )
     kept = values > 4 * len(C) * EPS * values[-1]
     cut = size[:, None] * vectors[:, ~kept] * np.sqrt(4 * len(C) * EPS * values[-1])
-    root, vectors = np.sqrt(values[kept]), vectors[:, kept]
-    W, L = vectors / (size[:, None] * root), size[:, None] * vectors * root
+    root = np.sqrt(values[kept])
+    vectors = vectors[:, kept]
+    W = vectors / (size[:, None] * root)
+    L = size[:, None] * vectors * root
     ill = bool(root[-1] > MENDED * root[0])
     if ill:
         K = np.linalg.cholesky(exact_product(W.T, exact_product(C, W)))
@@ -179,8 +188,10 @@ def exact_product(A: Floats, B: Floats) -> Floats:
     four slices a factor keep some ninety bits of the largest entry in a row of A, a column of B.
     """
     bits = int(53 - np.log2(max(A.shape[1], 1))) // 2
-    left, right = _slices(A, bits, 1), _slices(B, bits, 0)
-    high, low = np.zeros((A.shape[0], B.shape[1])), np.zeros((A.shape[0], B.shape[1]))
+    left = _slices(A, bits, 1)
+    right = _slices(B, bits, 0)
+    high = np.zeros((A.shape[0], B.shape[1]))
+    low = np.zeros((A.shape[0], B.shape[1]))
     for i, a in enumerate(left):
         for b in right[: len(left) - i]:
             term = a @ b
@@ -192,7 +203,8 @@ def exact_product(A: Floats, B: Floats) -> Floats:
 
 
 def _slices(A: Floats, bits: int, axis: int, count: int = 4) -> list[Floats]:
-    slices, left = [], A
+    slices: list[Floats] = []
+    left = A
     for _ in range(count):
         largest = np.max(np.abs(left), axis=axis, keepdims=True, initial=0.0)
         unit = np.exp2(np.ceil(np.log2(np.where(largest > 0, largest, 1.0))) - bits)
@@ -219,12 +231,10 @@ class DenseRegression:
         residual: float = 0.0,
         rows: tuple[Floats, Floats, int] | None = None,
     ) -> None:
-        self.samples, self.T, self.residual, self._whitening = (
-            samples,
-            T,
-            residual,
-            root,
-        )
+        self.samples = samples
+        self.T = T
+        self.residual = residual
+        self._whitening = root
         self._rows = rows
         self.given: dict[str, Any] = {}
         self.L = None if root is None else root.L
@@ -388,12 +398,12 @@ class ImplicitRegression:
         """Return leading singular triplets, in growing batches, until the last is shrunk to 0."""
         limit = min(self.outputs, self.inputs)
         most = min(width, limit)
-        norm = None if isinstance(envelope, UnitShares) else envelope[1]
+        norm = None if isinstance(envelope, UnitShares) else envelope.norm
         # A k-support norm must see its k largest values, whatever becomes of them.
         count = min(most, max(8, norm.k + 1) if isinstance(norm, KSupport) else 8)
         while True:
             left, s, right = self._svd(count)
-            if count == most or shrink(s, envelope)[-1] == 0:
+            if count == most or envelope.shrink(s)[-1] == 0:
                 return Leading(
                     left, s, right, max(0.0, self.scale - float(np.sum(s**2)))
                 )
@@ -462,7 +472,8 @@ def _from_rows(X: Floats, Y: Floats, n: int, samples: Samples) -> DenseRegressio
     """sum over rows |y - A x|^2 / n; noise on the inputs adds rows."""
     if samples.noise is not None:
         more = _noise_rows(X, samples.noise)
-        X, Y = np.vstack([X, more]), np.vstack([Y, np.zeros((len(more), Y.shape[1]))])
+        X = np.vstack([X, more])
+        Y = np.vstack([Y, np.zeros((len(more), Y.shape[1]))])
     root, P = root_of_data(X, n)
     T = (Y / np.sqrt(n)).T @ P
     outside = float(np.sum((Y / np.sqrt(n) - P @ T.T) ** 2))
@@ -471,7 +482,8 @@ def _from_rows(X: Floats, Y: Floats, n: int, samples: Samples) -> DenseRegressio
 
 def _noise_rows(X: Floats, noise: Noise) -> Floats:
     """Return rows R with R'R = Gamma o X'X."""
-    features, size = X.shape[1], np.sqrt(np.sum(X**2, axis=0))
+    features = X.shape[1]
+    size = np.sqrt(np.sum(X**2, axis=0))
     if not isinstance(noise, Noise) or noise.masks != "units":
         raise InputTypeError(f"input_noise must be a noise over inputs, got {noise!r}")
     if noise.independent:

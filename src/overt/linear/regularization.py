@@ -12,7 +12,7 @@ from overt import _check
 from overt._check import InputError
 from overt._figures import subplots
 from overt._types import Bools, Floats, Ints
-from overt.linear.bounds import Envelope, positive, shrink, spectral_bound
+from overt.linear.bounds import Envelope, positive
 from overt.linear.deep_shares import best_shares, jump_ratio
 from overt.linear.network import regression_of, target_or_data
 from overt.linear.sharing import attains_bound, sharing
@@ -57,9 +57,11 @@ class RegularizationPath(Result):
     def plot(self) -> Any:
         """Plot the singular values of the optimal map, and its rank, along the path."""
         over_widths = np.ptp(self.drop_probs) == 0 and np.ptp(self.widths) > 0
-        along, name = self.drop_probs, "drop probability"
+        along = self.drop_probs
+        name = "drop probability"
         if over_widths:
-            along, name = self.widths.astype(np.float64), "width"
+            along = self.widths.astype(np.float64)
+            name = "width"
         figure, axes = subplots(1, 2)
         axes[0][0].plot(along, self.spectrum, marker="." if len(along) < 30 else None)
         axes[0][1].step(along, self.rank, where="post")
@@ -75,24 +77,22 @@ def path(
     width: int | Sequence[int],
     drop_probs: float | Sequence[float] | None = None,
     *,
-    block_size: int | Sequence[int] = 1,
     noise: Noise | Sequence[Noise] | None = None,
     X: Any = None,
     Y: Any = None,
     second_moment: Any = None,
 ) -> RegularizationPath:
-    """Return the exact optimum at each drop probability, block size, width or noise, from one SVD.
+    """Return the exact optimum at each drop probability, width or noise, from one SVD.
 
     Parameters
     ----------
     target, X, Y, second_moment
         As for `LinearNetwork`.
-    width, drop_probs, block_size
-        Numbers or sequences; all sequences have the same length, one entry per point. Blocks of
-        more than one unit are DropBlock on a grid.
+    width, drop_probs
+        Numbers or sequences; all sequences have the same length, one entry per point.
     noise
         In place of drop_probs: any noise with a closed form, or a sequence of them, such as
-        [KeepExactly(k) for k in range(1, 9)].
+        [KeepExactly(k) for k in range(1, 9)] or [DropBlock(0.5, b) for b in (1, 2, 4)].
 
     Examples
     --------
@@ -103,21 +103,18 @@ def path(
     >>> overt.path(M, width=[1, 2, 4, 8], drop_probs=0.5).objective.round(3)
     array([9.5  , 7.25 , 5.143, 3.273])
     """
-    noises, widths = _points(width, drop_probs, block_size, noise)
+    noises, widths = _points(width, drop_probs, noise)
     task = regression_of(target, X, Y, second_moment).dense("trace a path")
-    s, count = task.svd[1], len(noises)
-    spectra, objective, attained = (
-        np.zeros((count, len(s))),
-        np.empty(count),
-        np.ones(count, bool),
-    )
+    s = task.svd[1]
+    count = len(noises)
+    spectra = np.zeros((count, len(s)))
+    objective = np.empty(count)
+    attained = np.ones(count, bool)
     for i, (chosen, d) in enumerate(zip(noises, widths, strict=True)):
-        envelope, rest = (
-            _closed_form(chosen, d, task.uncorrelated()),
-            float(np.sum(s[d:] ** 2)),
-        )
-        a = spectra[i, :d] = shrink(s[:d], envelope)
-        objective[i] = spectral_bound(s[:d], rest, envelope) + task.residual
+        envelope = _closed_form(chosen, d, task.uncorrelated())
+        rest = float(np.sum(s[d:] ** 2))
+        a = spectra[i, :d] = envelope.shrink(s[:d])
+        objective[i] = envelope.bound(s[:d]) + rest + task.residual
         if isinstance(chosen, DropBlock):
             attained[i] = attains_bound(
                 a[positive(a)], d // chosen.block_size, chosen.block_size
@@ -136,38 +133,29 @@ def _drop_prob(noise: Any, width: int) -> float:
     return lam / (1 + lam)
 
 
-def _points(
-    width: Any, drop_probs: Any, block_size: Any, noise: Any
-) -> tuple[list[Noise], list[int]]:
+def _points(width: Any, drop_probs: Any, noise: Any) -> tuple[list[Noise], list[int]]:
     """Return one noise and one width per point."""
     if (noise is None) == (drop_probs is None):
         raise InputError("give either drop_probs or noise")
-    given = {"width": width, "block_size": block_size}
+    name = "noise"
     if noise is None:
-        given["drop_probs"] = drop_probs
-    columns: dict[str, list[Any]] = {
-        name: np.atleast_1d(_check.plain_array(name, value)).tolist()
-        for name, value in given.items()
-    }
-    if noise is not None:
-        columns["noise"] = list(noise) if isinstance(noise, (list, tuple)) else [noise]
-        if columns["block_size"] != [1]:
-            raise InputError("block_size belongs to drop_probs; noise has its own")
-    lengths = {
-        name: len(values) for name, values in columns.items() if len(values) != 1
-    }
-    if len(set(lengths.values())) > 1 or 0 in lengths.values():
-        said = ", ".join(f"{n} of {name}" for name, n in lengths.items())
+        name = "drop_probs"
+        given = np.atleast_1d(_check.plain_array(name, drop_probs)).tolist()
+        noise = [
+            Dropout(_check.drop_prob(p, f"drop_probs[{i}]"))
+            for i, p in enumerate(given)
+        ]
+    noises = list(noise) if isinstance(noise, (list, tuple)) else [noise]
+    widths = np.atleast_1d(_check.plain_array("width", width)).tolist()
+    count = len(noises) if len(widths) == 1 else len(widths)
+    if count == 0 or len(noises) not in (1, count):
         raise InputError(
-            f"sequences must have the same length, one entry per point, got {said}"
+            "sequences must have the same length, one entry per point, got "
+            f"{len(widths)} of width, {len(noises)} of {name}"
         )
-    count = max(lengths.values(), default=1)
-    widths, sizes, chosen = (v * count if len(v) == 1 else v for v in columns.values())
-    if noise is None:
-        probs = [_check.drop_prob(p, f"drop_probs[{i}]") for i, p in enumerate(chosen)]
-        pairs = zip(probs, sizes, strict=True)
-        chosen = [Dropout(p) if b == 1 else DropBlock(p, b) for p, b in pairs]
-    return chosen, [_check.whole("width", d) for d in widths]
+    noises = noises * (count // len(noises))
+    widths = widths * (count // len(widths))
+    return noises, [_check.whole("width", d) for d in widths]
 
 
 def _closed_form(noise: Any, width: int, uncorrelated: bool) -> Envelope:
@@ -216,7 +204,8 @@ def drop_prob_for_rank(
         return _deep_drop_prob(
             deep.svd[1], _check.widths(width), _check.whole("rank", rank)
         )
-    d, rank = _check.whole("width", width), _check.whole("rank", rank)
+    d = _check.whole("width", width)
+    rank = _check.whole("rank", rank)
     s = (
         regression_of(target, X, Y, second_moment)
         .dense("choose a drop probability")
@@ -225,7 +214,8 @@ def drop_prob_for_rank(
     s = s[positive(s)][:d]
     if len(s) == 0:
         raise InputError(f"rank must be 0 for a target that is zero, got {rank}")
-    steps, j = -np.diff(s, prepend=s[0]), np.arange(len(s))
+    steps = -np.diff(s, prepend=s[0])
+    j = np.arange(len(s))
     steps[steps <= EQUAL * s[0]] = (
         0.0  # values that differ by rounding are one value repeated
     )
@@ -260,7 +250,8 @@ def _deep_drop_prob(s: Floats, widths: list[int], rank: int) -> float:
         raise InputError(
             f"rank must be at most {len(s)} for this target and widths, got {rank}"
         )
-    low, high = np.log(SMALLEST_NOISE), np.log(max(widths) * LARGEST_NOISE)
+    low = np.log(SMALLEST_NOISE)
+    high = np.log(max(widths) * LARGEST_NOISE)
     for _ in range(100):
         middle = (low + high) / 2
         if optimal_rank(middle) > rank:

@@ -10,7 +10,7 @@ import numpy as np
 
 from overt import equalize
 from overt._types import Array, Bools, Floats
-from overt.linear.bounds import Envelope, UnitShares, pairs_below
+from overt.linear.bounds import Envelope, NormCost, UnitShares, pairs_below
 from overt.linear.descent import least_penalty
 from overt.linear.unit_sets import any_noise_bound
 from overt.noise import DropBlock, Dropout, Noise
@@ -50,7 +50,7 @@ def sharing(noise: Noise, width: int) -> Sharing:
             units: UnitShares | None = UnitShares(noise.relative_variance(width))
         case DropBlock(placement="grid", block_size=b):
             equal = partial(equalize.block_imbalance, block_size=b)
-            induces = [induced(noise, width)]
+            induces = [NormCost(*induced(noise, width))]
             spread = partial(block_factors, width=width, block_size=b)
             return Sharing(width, lambda: induces, spread, imbalance=equal)
         case _:

@@ -101,7 +101,8 @@ class TiedAutoencoder(NoisyNetwork):
             raise InputError("the landscape is known for Dropout with isotropic inputs")
         if not isinstance(self.noise.drop_prob, float):
             raise InputError("the landscape is known for one drop probability")
-        M, strength = self.effect.symmetric, self.noise.strength
+        M = self.effect.symmetric
+        strength = self.noise.strength
         return landscape.landscape(M, self.width, strength, max_points=max_points)
 
     def _checked(self, *weights: Any) -> Sequence[Floats]:
@@ -120,7 +121,8 @@ class TiedUnitNoise(NoiseEffect):
     def __init__(self, untied: UnitNoise) -> None:
         self.untied = untied
         self.regression: DenseRegression = untied.regression.dense("tie weights")
-        self.shapes, self.least = untied.shapes[:1], untied.least
+        self.shapes = untied.shapes[:1]
+        self.least = untied.least
 
     def limited(self, rank: int | None) -> TiedUnitNoise:
         """Return the same problem over maps of at most this rank; inputs must be isotropic."""
@@ -159,7 +161,8 @@ class TiedUnitNoise(NoiseEffect):
     def _leading(self) -> Leading:
         width = self.untied.directions
         values, vectors = np.linalg.eigh(self.symmetric)
-        values, W = values[::-1], vectors[:, ::-1][:, :width]
+        values = values[::-1]
+        W = vectors[:, ::-1][:, :width]
         m = np.maximum(values[:width], 0.0)
         rest = np.sum(np.minimum(values[:width], 0.0) ** 2)
         rest += np.sum(values[width:] ** 2)

@@ -36,9 +36,6 @@ Advance = Callable[[Weights, Floats], int]
 """advance(weights, rates) takes a step in place for each rate, and returns how many: fewer if the
 run diverged. It releases the interpreter lock, so that seeds can share the cores."""
 
-Kernel = Callable[..., int]
-"""kernel(Ut, Vt, x, y, z, rates), as in `overt.linear.kernels`."""
-
 Rate = float | Callable[[Ints], Any]
 Descent = Callable[[np.random.Generator], Advance]
 
@@ -186,16 +183,19 @@ def _rates(learning_rate: Rate, steps: Ints) -> Floats:
 
 
 def masked_steps(
-    kernel: Kernel,
     samples: Samples,
     noise: Noise,
-    shape: tuple[int, ...],
+    width: int,
     rng: np.random.Generator,
     batch_size: int = 1,
 ) -> Advance:
-    """Return steps by a kernel whose masks, of this shape, are sampled from the noise."""
+    """Return compiled steps of a two-layer network whose masks are sampled from the noise."""
+    from overt.linear import kernels  # it compiles
+
     for_masks, for_inputs = rng.spawn(2)
-    drawn = samples.outputs.shape[0] + samples.inputs.shape[-1] + int(np.prod(shape))
+    inputs = samples.inputs.shape[-1]
+    masked = width if noise.masks == "units" else width * inputs
+    drawn = samples.outputs.shape[0] + inputs + masked
     block = max(1, BLOCK // (drawn * batch_size))
 
     def advance(weights: list[Floats], rates: Floats) -> int:
@@ -204,16 +204,17 @@ def masked_steps(
         # Without rates nothing is sampled, but what is not compiled yet is compiled.
         for first in range(0, max(len(rates), 1), block):
             part = rates[first : first + block]
-            size, places = len(part) * batch_size, (len(part), batch_size)
+            size = len(part) * batch_size
             x, y = samples.batch(size, rng, for_inputs)
-            z = np.empty((0, *shape))
+            x = x[:, None]
+            z = np.empty((0, masked))
             if size:
-                z = multipliers(noise, int(np.prod(shape)), size, for_masks)
-            given = (
-                a.reshape(*places, *a.shape[1:])
-                for a in (x, y, z.reshape(size, *shape))
-            )
-            taken += kernel(rows[0], rows[-1], *given, part)
+                z = multipliers(noise, masked, size, for_masks)
+            if masked > width:  # every unit sees inputs of its own
+                x = x * z.reshape(size, width, inputs)
+                z = np.ones((size, width))
+            given = [a.reshape(len(part), batch_size, *a.shape[1:]) for a in (x, y, z)]
+            taken += kernels.masked_steps(rows[0], rows[-1], *given, part)
             if taken < first + len(part):
                 break
         for W, row in zip(weights, rows, strict=True):

@@ -447,14 +447,18 @@ def _solve(
                 of_c.setdefault((i, level), []).extend(terms)
     # [R - sum Z, C; C', W] >= 0 with C what is left of s; tr W is the gain of all units.
     W = program.symmetric(q)
-    rows, constants = [], []
+    rows = []
+    constants = []
     for i, j, factor in _triangle(d + q):
         if j < d:
-            terms, constant = of_Z.get((i, j), []), float(R[i, j])
+            terms = of_Z.get((i, j), [])
+            constant = float(R[i, j])
         elif i < d:
-            terms, constant = of_c.get((i, j - d), []), float(weight[j - d] * t[j - d])
+            terms = of_c.get((i, j - d), [])
+            constant = float(weight[j - d] * t[j - d])
         else:
-            terms, constant = [(W[i - d, j - d], 1.0)], 0.0
+            terms = [(W[i - d, j - d], 1.0)]
+            constant = 0.0
         rows.append([(variable, factor * value) for variable, value in terms])
         constants.append(factor * constant)
     program.cost.update((W[i, i], 1.0) for i in range(q))

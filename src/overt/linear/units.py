@@ -158,7 +158,8 @@ class UnitNoise(NoiseEffect):
 
     def _shared(self, m: Floats, a: Floats) -> Floats:
         """Return a root of diag(a), a map in the coordinates of diag(m), as units best share it."""
-        unit, kept = np.eye(len(m)), positive(a)
+        unit = np.eye(len(m))
+        kept = positive(a)
         B, _ = self.sharing.factors(unit[:, kept], a[kept], unit[:, kept])
         return B
 
@@ -197,13 +198,8 @@ class UnitNoise(NoiseEffect):
 
     def steps(self, rng: np.random.Generator, batch_size: int = 1) -> Advance:
         """Return compiled steps with masked units."""
-        from overt.linear import kernels
-
         samples = self.regression.dense("train").samples
-        shape = (self.width,)
-        return masked_steps(
-            kernels.unit_steps, samples, self.noise, shape, rng, batch_size
-        )
+        return masked_steps(samples, self.noise, self.width, rng, batch_size)
 
     @cached_property
     def _characteristic(self) -> Floats:

@@ -70,7 +70,8 @@ class Matrix:
     """A matrix of integers times a power of two."""
 
     def __init__(self, rows: Any, exponent: int) -> None:
-        self.rows, self.exponent = [tuple(row) for row in rows], exponent
+        self.rows = [tuple(row) for row in rows]
+        self.exponent = exponent
         self.shape = len(self.rows), len(self.rows[0])
 
     @classmethod
@@ -105,7 +106,8 @@ class Matrix:
     def plus(self, other: Matrix, factor: int = 1) -> Matrix:
         """Return self + factor * other."""
         low = min(self.exponent, other.exponent)
-        a, b = 1 << (self.exponent - low), factor << (other.exponent - low)
+        a = 1 << (self.exponent - low)
+        b = factor << (other.exponent - low)
         pairs = zip(self.rows, other.rows, strict=True)
         return Matrix(
             [[a * x + b * y for x, y in zip(*r, strict=True)] for r in pairs], low
@@ -141,7 +143,8 @@ def eigenvalues_below(K: Matrix, X: Matrix) -> list[Fraction]:
     """Return, decreasing, upper bounds on the positive eigenvalues of K: Ostrowski and Weyl."""
     require(X.shape == K.shape, "a basis of the wrong size")
     S = X.T @ (K @ X)
-    off, delta = distance(S, diagonal_part(S)), distance(X.T @ X, identity(X.shape[1]))
+    off = distance(S, diagonal_part(S))
+    delta = distance(X.T @ X, identity(X.shape[1]))
     require(delta < 1, "a basis that is too far from orthogonal")
     return sorted(
         (max(x + off, Fraction(0)) / (1 - delta) for x in S.diagonal), reverse=True
@@ -179,11 +182,9 @@ class Problem:
     """The objective of a proof file and its lower bound; everything times the number of samples."""
 
     def __init__(self, file: dict[str, Any]) -> None:
-        given, self.network, self.witness = (
-            file["problem"],
-            file["network"],
-            file["witness"],
-        )
+        given = file["problem"]
+        self.network = file["network"]
+        self.witness = file["witness"]
         self.X = Matrix.read(given["X"]) if "X" in given else None
         self.M = (
             Matrix.read(given["target"])
@@ -202,9 +203,12 @@ class Problem:
         count = {"two-layer": 2, "tied": 1, "deep": max(len(weights), 2)}[self.network]
         require(len(weights) == count, "a wrong number of weights")
         # The map is U V'; its rank is at most the width.
-        self.U, self.V, self.width = weights[0], weights[-1], weights[0].shape[1]
+        self.U = weights[0]
+        self.V = weights[-1]
+        self.width = weights[0].shape[1]
         if self.network == "deep":
-            self.U, self.V = weights[1], weights[0].T
+            self.U = weights[1]
+            self.V = weights[0].T
             for W in weights[2:]:
                 self.U = W @ self.U
             self.width = min(W.shape[0] for W in weights[:-1])
@@ -217,16 +221,15 @@ class Problem:
         block_size: int,
         characteristic: Any = None,
     ) -> None:
-        deep, tied = self.network == "deep", self.network == "tied"
+        deep = self.network == "deep"
+        tied = self.network == "tied"
         known = (
             ("dropout",) if deep else ("dropout", "dropblock", "matrix", "dropconnect")
         )
         require(kind in known and not (tied and kind == "dropconnect"), "unknown noise")
-        self.kind, self.block, chances = (
-            kind,
-            block_size,
-            [number(text) for text in drop_prob],
-        )
+        self.kind = kind
+        self.block = block_size
+        chances = [number(text) for text in drop_prob]
         units = len(self.weights) - 1 if deep else self.width
         known_count = len(chances) == {"dropout": units, "matrix": 0}.get(kind, 1)
         require(
@@ -275,7 +278,9 @@ class Problem:
         if self.network == "deep":
             return value + self._deep_penalty()
         cost = Fraction(0)
-        G, b, masked = self.U.T @ self.U, self.block, self.kind == "dropconnect"
+        G = self.U.T @ self.U
+        b = self.block
+        masked = self.kind == "dropconnect"
         P = self.V.T @ (self.variances() @ self.V) if masked else self.moment(self.V)
         if self.Gamma is not None:
             terms = [map(mul, *rows) for rows in zip(G.rows, P.rows, strict=True)]
@@ -288,15 +293,18 @@ class Problem:
 
     def _deep_penalty(self) -> Fraction:
         """Second moments from layer to layer: T = S + lam diag(S), S = W T W'."""
-        S, divisor = self.moment(self.V), 1
+        S = self.moment(self.V)
+        divisor = 1
         plain = sum((self.U @ S @ self.U.T).diagonal)
         for lam, W in zip(self.strengths, self.weights[1:], strict=True):
-            n, d = lam.numerator, lam.denominator
+            n = lam.numerator
+            d = lam.denominator
             T = [
                 [d * x + n * x * (i == j) for j, x in enumerate(r)]
                 for i, r in enumerate(S.rows)
             ]
-            S, divisor = W @ Matrix(T, S.exponent) @ W.T, divisor * d
+            S = W @ Matrix(T, S.exponent) @ W.T
+            divisor = divisor * d
         return Fraction(sum(S.diagonal)) / divisor - plain
 
     def bound(self) -> Fraction:
@@ -359,20 +367,20 @@ class Problem:
 
         What their loads leave of s goes to single units, each with Z = slack.
         """
-        d, slack = self.width, number(self.witness["slack"])
+        d = self.width
+        slack = number(self.witness["slack"])
         require(slack > 0, "sets without slack")
         spare = Matrix.read([[self.witness["slack"]]])
         unit = [[spare.rows[0][0] * (i == j) for j in range(d)] for i in range(d)]
         left = Gamma.plus(Matrix([[1] * d] * d, 0)).plus(
             Matrix(unit, spare.exponent), -1
         )
-        gain, given = Fraction(0), [[Fraction(0)] * len(s) for _ in range(d)]
+        gain = Fraction(0)
+        given = [[Fraction(0)] * len(s) for _ in range(d)]
         for piece in self.witness["sets"]:
-            units, root, loads = (
-                piece["units"],
-                Matrix.read(piece["root"]),
-                Matrix.read(piece["loads"]),
-            )
+            units = piece["units"]
+            root = Matrix.read(piece["root"])
+            loads = Matrix.read(piece["loads"])
             inside = all(type(i) is int and 0 <= i < d for i in units)
             require(
                 inside and all(i < j for i, j in pairwise(units)),
@@ -434,7 +442,8 @@ class Problem:
 
         x_i is the share of unit i.
         """
-        lam, d = self.strengths, self.width
+        lam = self.strengths
+        d = self.width
         if self.network == "deep":
             layers = zip(lam, self.weights, strict=False)
             nu = prod((1 + c / W.shape[0] for c, W in layers), start=Fraction(1)) - 1
@@ -443,7 +452,8 @@ class Problem:
 
     def below(self, Gamma: Matrix) -> tuple[list[Fraction], Fraction]:
         """Return the witness's costs, verified to be below the characteristic matrix."""
-        d, gamma = self.width, number(self.witness["gamma"])
+        d = self.width
+        gamma = number(self.witness["gamma"])
         delta = [number(text) for text in self.witness["delta"]]
         require(len(delta) == d and min(delta) >= 0, "wrong costs")
         row = Matrix.read([self.witness["delta"]])
@@ -483,14 +493,16 @@ class Problem:
             XR = self.X @ Matrix.read(self.witness["inverse_root"])
             # Nearly orthonormal columns, as many as X has, span what X spans.
             require(XR.shape[1] >= self.X.shape[1], "an inverse root of low rank")
-            shrink, M = 1 - distance(XR.T @ XR, identity(XR.shape[1])), M @ XR
+            shrink = 1 - distance(XR.T @ XR, identity(XR.shape[1]))
+            M = M @ XR
             require(shrink > 0, "an inverse root that is too far from one")
         return M.T @ M if M.shape[1] <= M.shape[0] else M @ M.T, shrink
 
     def _operator_bound(self) -> Fraction:
         """DropConnect: 2 <Y C, M> - <Y C, Y> - lambda_max(Y C D^-1 C Y') d / lam."""
         require(self.kind == "dropconnect", "a multiplier without DropConnect")
-        Y, lam = Matrix.read(self.witness["multiplier"]), self.strengths[0]
+        Y = Matrix.read(self.witness["multiplier"])
+        lam = self.strengths[0]
         YC, K = self.operator
         flat = Y if self.X is not None else YC
         bound = 2 * flat.dot(self.M) - flat.dot(Y)

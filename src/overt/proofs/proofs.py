@@ -218,7 +218,10 @@ def _inverse_root(X: Floats) -> Floats:
 
 def _noise(noise: Noise | Sequence[Noise], weights: Sequence[Floats]) -> dict[str, Any]:
     """Return what the file says of a noise: probabilities, or else its characteristic matrix."""
-    units, block, kind, Gamma = weights[0].shape[1], 1, "dropout", None
+    units = weights[0].shape[1]
+    block = 1
+    kind = "dropout"
+    Gamma = None
     chances: tuple[float, ...] = ()
     if not isinstance(noise, Noise):
         noise = Dropout(tuple(map(_one_probability, noise)))
@@ -226,11 +229,14 @@ def _noise(noise: Noise | Sequence[Noise], weights: Sequence[Floats]) -> dict[st
         case Dropout(drop_prob=p, gaussian=False):
             chances = p if isinstance(p, tuple) else (p,) * units
         case DropBlock(drop_prob=p, block_size=block, placement="grid"):
-            kind, chances = "dropblock", (p,)
+            kind = "dropblock"
+            chances = (p,)
         case DropConnect(drop_prob=p):
-            kind, chances = "dropconnect", (p,)
+            kind = "dropconnect"
+            chances = (p,)
         case _:
-            kind, Gamma = "matrix", np.array(noise.characteristic(units), dtype=float)
+            kind = "matrix"
+            Gamma = np.array(noise.characteristic(units), dtype=float)
     drop_prob = [float(chance).hex() for chance in chances]
     return {
         "kind": kind,

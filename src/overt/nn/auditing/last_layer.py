@@ -1,7 +1,7 @@
 """The last layers: their noise, their spectra, lower bounds, and the best drop probability.
 
 `Head` is the affine map behind the last noise and what that noise induces; `LastLayer` sums over
-the data and compares the network with its optimum, by the theory of `overt.linear.last_layer`.
+the data and compares the network with its optimum, by `overt.nn.auditing.lower_bounds`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from overt._types import Floats
-from overt.linear import last_layer as theory
-from overt.linear.bounds import Envelope, envelopes, numerical_rank, shrink
-from overt.linear.last_layer import LastLayerProblem, Target, WeighUnits
+from overt.linear.bounds import Envelope, NormCost, numerical_rank
+from overt.nn.auditing import lower_bounds as theory
+from overt.nn.auditing.lower_bounds import LastLayerProblem, Target, WeighUnits
 from overt.nn.auditing.measurements import Mean, Seen, coadaptation
 from overt.nn.auditing.report import HeadFindings, LowerBound, Suggestion
 from overt.nn.auditing.structure import (
@@ -39,7 +39,6 @@ from overt.nn.layers.recognized import (
     mask_covariance_of,
     plain_dropout,
 )
-from overt.noise.masks import CovarianceNoise
 from overt.spectral.networks import nu
 from overt.spectral.norms import KSupport, SpectralNorm, SquaredNuclear
 from overt.spectral.schatten import Schatten
@@ -127,7 +126,7 @@ class Head:
                 probs: list[Any] = [plain_dropout(q.module) for q in plain]
                 if p is not None and plain[0] is point:
                     probs[0] = p
-                return [(nu(widths, probs), SquaredNuclear())]
+                return [NormCost(nu(widths, probs), SquaredNuclear())]
 
             source = "Thesis, Theorem 9 and Lemma 9"
             self.parts.append(_tail_part(structure, plain[-1], joint_envelopes, source))
@@ -203,7 +202,7 @@ def unit_envelopes(module: Any, shape: tuple[int, ...]) -> list[Envelope]:
     units = math.prod(shape)
     copies = math.prod(shape[axis] for axis in covariance.shared)
     if covariance.matrix is None:
-        return [(covariance.strength * copies / units, _support(copies))]
+        return [NormCost(covariance.strength * copies / units, _support(copies))]
     Gamma = covariance.matrix.double().cpu().numpy()
     inner = len(Gamma)
     if inner > MAX_UNITS:
@@ -212,9 +211,9 @@ def unit_envelopes(module: Any, shape: tuple[int, ...]) -> list[Envelope]:
     from scipy.sparse.csgraph import reverse_cuthill_mckee
 
     order = reverse_cuthill_mckee(csr_array(Gamma), symmetric_mode=True)
-    noise = CovarianceNoise(np.ones(inner), Gamma[np.ix_(order, order)])
     groups = units // inner // copies
-    return [(w / groups, _widen(norm, copies)) for w, norm in envelopes(noise, inner)]
+    found = theory.envelopes(Gamma[np.ix_(order, order)])
+    return [NormCost(w / groups, _widen(norm, copies)) for w, norm in found]
 
 
 def _widen(norm: SpectralNorm, copies: int) -> SpectralNorm:
@@ -531,7 +530,7 @@ class LastLayer:
         found = part.envelopes(p)
         if len(self.head.parts) > 1 or len(found) != 1:
             return self._best_part(targets, p)[1]
-        return shrink(targets[0].spectrum[: part.rank], found[0])
+        return found[0].shrink(targets[0].spectrum[: part.rank])
 
     def _squared_bounds(self, bound: float, part: TailPart) -> list[LowerBound]:
         """Return the bound over all weights, and the best last layer for the units as they are."""

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from scipy.special import entr
 
 from overt import noise
 from overt._figures import canvas
-from overt.linear import last_layer
 from overt.papers import oracles
 from overt.papers.evidence import DESCENT, EXACT, relative
 from overt.papers.figures import Finding, Findings, Params, Row, rows_with, values_of
@@ -60,7 +60,7 @@ def audit_class_floor(scale: int, rng: Rng) -> Residuals:
     """
     d = 2 + scale
     p = float(rng.uniform(0.3, 0.7))
-    floor = p**d * last_layer.class_entropy(np.array([0.6, 0.4]))
+    floor = p**d * float(np.sum(entr([0.6, 0.4])))
     z, chances = oracles.masks(np.full(d, 1 - p))
     signs = np.array([-1.0, -1, -1, 1, 1])
     for sure in (0.1, 1.0, 10.0, 100.0):

@@ -36,8 +36,8 @@ def dropout_step(scale: int, rng: Rng) -> Residuals:
     masks, chances = oracles.masks(np.full(d, keep))
     for x, (z, p) in product(inputs, zip(masks, chances, strict=True)):
         Ut = U.T.copy()
-        drawn = (a[None, None] for a in (x, M @ x, z / keep))
-        kernels.unit_steps(Ut, V.T.copy(), *drawn, np.ones(1))
+        drawn = (a[None, None] for a in (x[None], M @ x, z / keep))
+        kernels.masked_steps(Ut, V.T.copy(), *drawn, np.ones(1))
         mean += p / len(inputs) * (U.T - Ut)
     drop = noise.Dropout(1 - keep)
     objective = descent.factor_objective(M, drop.strength * np.eye(d))

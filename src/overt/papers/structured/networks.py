@@ -10,7 +10,7 @@ import numpy as np
 from overt import noise, penalty, spectral
 from overt._figures import BLUE, ORANGE, canvas
 from overt._types import Floats
-from overt.linear.bounds import shrink, spectral_bound
+from overt.linear.bounds import NormCost
 from overt.papers import descent, oracles
 from overt.papers.evidence import DESCENT, EXACT, relative
 from overt.papers.figures import Finding, Findings, Params, Row
@@ -118,7 +118,7 @@ def run(params: Params, seed: int) -> dict[str, Any]:
     Y = one_hot(data.y[:samples], 10).float()
     target = Y.numpy().astype(float) / np.sqrt(samples)
     block = noise.DropBlock(params["drop_prob"], BLOCK)
-    envelope = spectral.induced(block, UNITS)
+    envelope = NormCost(*spectral.induced(block, UNITS))
     m = np.linalg.svd(target, compute_uv=False)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -156,9 +156,9 @@ def run(params: Params, seed: int) -> dict[str, Any]:
         "steps_seen": records,
         "exact": exact,
         "objective": objective,
-        "bound": spectral_bound(m, 0.0, envelope),
+        "bound": envelope.bound(m),
         "spectrum": np.linalg.svd(predictions, compute_uv=False).tolist(),
-        "best_spectrum": shrink(m, envelope).tolist(),
+        "best_spectrum": envelope.shrink(m).tolist(),
         "target_spectrum": m.tolist(),
     }
 

@@ -24,8 +24,9 @@ from typing import Any
 import numpy as np
 
 from overt._types import Floats
-from overt.linear.bounds import Envelope, shrink, spectral_bound
-from overt.spectral.norms import SquaredNuclear
+from overt.linear.bounds import Envelope, NormCost
+from overt.spectral.norms import KSupport, SquaredNuclear
+from overt.spectral.schatten import Schatten
 
 WeighUnits = Callable[[Floats], Floats]
 """C -> Gamma o C, Gamma the covariance of the multipliers."""
@@ -79,16 +80,41 @@ def affine_target(
     return Target(spectrum, float(np.sum((Y - left @ spanned) ** 2)))
 
 
+def envelopes(Gamma: Floats) -> list[NormCost]:
+    """Return weights and norms with <Gamma, U'U o G'G> >= weight * norm(U G').
+
+    Gamma >= delta I in the positive semi-definite order, and U'U o G'G is positive semi-definite,
+    so it is at least (delta/d) |U G'|_*^2. Moreover, if Gamma_ij = 0 for |i - j| >= b, it is a sum
+    of z z' with at most b entries of z not zero; each adds |sum_i z_i u_i g_i'|_F^2, the square of
+    a map of rank at most b, and these maps combine to U G', whence
+
+        <Gamma, U'U o G'G> >= gamma ksupport_b(U G')^2,  gamma = 1 / (1' Gamma^-1 1),
+
+    which is the Frobenius norm for b = d.
+    """
+    d = len(Gamma)
+    values, vectors = np.linalg.eigh(Gamma)
+    smallest = max(0.0, values[0] - 1e-13 * values[-1])
+    live = values > 1e-10 * values[-1]
+    ones = np.sum(vectors, axis=0)
+    gamma = 0.0
+    if np.allclose(ones[~live], 0.0, atol=1e-8):
+        gamma = (1 - 1e-9) / float(np.sum(ones[live] ** 2 / values[live]))
+    i, j = np.nonzero(Gamma)
+    band = int(np.max(np.abs(i - j), initial=0)) + 1
+    narrow = KSupport(band) if band < d else Schatten(2.0)
+    return [NormCost(smallest / d, SquaredNuclear()), NormCost(gamma, narrow)]
+
+
 def squared_bound(
     target: Target, rank: int, envelopes: list[Envelope]
 ) -> tuple[float, Floats]:
     """Return the largest bound, and the spectrum that would attain it."""
     m = target.spectrum[:rank]
     rest = float(np.sum(target.spectrum[rank:] ** 2))
-    found = [(spectral_bound(m, rest, envelope), envelope) for envelope in envelopes]
-    none: tuple[float, Envelope] = (rest, (0.0, SquaredNuclear()))
-    best, envelope = max(found, key=lambda pair: pair[0], default=none)
-    return target.residual + max(best, rest), shrink(m, envelope)
+    nothing: Envelope = NormCost(0.0, SquaredNuclear())
+    envelope = max([nothing, *envelopes], key=lambda cost: cost.bound(m))
+    return target.residual + envelope.bound(m) + rest, envelope.shrink(m)
 
 
 def class_bound(

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from overt.linear.last_layer import LastLayerProblem
+import overt
+from overt.nn.auditing.lower_bounds import LastLayerProblem, envelopes
 
 
 def least_squares(h, y, strength, *, bias):
@@ -44,3 +45,21 @@ def test_without_noise_a_singular_problem_is_fitted():
     problem = LastLayerProblem(data.T @ data / 4, 9, bias=False)
     U, b = problem.solve_path(np.zeros(1))
     np.testing.assert_allclose(h @ U[0].T + b[0], y, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        overt.KeepExactly(3),
+        overt.DropBlock(0.4, 2, "sliding"),
+        overt.CovarianceNoise(np.full(4, 0.9), 0.2 * np.eye(4) + 0.1),
+    ],
+    ids=["keep exactly", "sliding", "covariance"],
+)
+@pytest.mark.parametrize("seed", range(20))
+def test_envelopes_are_below_the_penalty(noise, seed):
+    rng = np.random.default_rng(seed)
+    U, V = rng.standard_normal((5, 4)), rng.standard_normal((6, 4))
+    s = np.linalg.svd(U @ V.T, compute_uv=False)
+    for weight, norm in envelopes(noise.characteristic(4)):
+        assert weight * norm.value(s) <= overt.penalty.shallow(U, V, noise) * (1 + 1e-9)
