@@ -41,7 +41,7 @@ LINES = {
     "reproduce": "reproduce nothing --size toy --n-jobs 1 --out rows",
     "audit": "audit net.py:build --data d.npz --loss cross_entropy --points 4 --batch 2 --seed 0",
     "compress": "compress net.py:build --data d.npz --keep 0.5 --of parameters --by flow "
-    "--draws 2 --loss auto --points 4 --out small",
+    "--loss auto --points 4 --out small",
     "attack": "attack net.py:build --data d.npz --norm l2 --radius 0.1 --radii 0.1,0.2 "
     "--bounds none --scale 1 --budget 24 --queries 0 --points 3 --out attacked",
 }
