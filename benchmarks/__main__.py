@@ -23,6 +23,7 @@ MODULES = (
     "shrinking",
     "relu",
     "attacks",
+    "attack_training",
     "explorer",
     "zoo",
     "uncertainty",

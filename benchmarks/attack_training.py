@@ -6,6 +6,7 @@ network, points, batches, steps and optimizer; robust accuracy by overt's `stron
 
 from __future__ import annotations
 
+import os
 import time
 
 import numpy as np
@@ -17,11 +18,16 @@ from benchmarks.attack_networks import data
 from benchmarks.harness import Table, verdict
 from overt.robust import PGD, Linf, TrainingConfig, adversarial_train, strongest
 
-RADIUS, STEPS, BATCH, POINTS, EPOCHS, TESTED, SEEDS = 0.1, 5, 100, 1000, 3, 100, 5
+RADIUS, STEPS, BATCH, POINTS, EPOCHS, TESTED, SEEDS = 0.1, 5, 100, 1000, 3, 400, 10
 SIZE, RATE, BETA = 0.04, 2e-3, 3.0
 
 
-def run() -> Table:
+def run() -> list[Table]:
+    torch.set_num_threads(1)
+    if "OVERT_DATA" not in os.environ:
+        empty = Table("Adversarial training", ("robust accuracy",))
+        empty.notes.append("Not run: OVERT_DATA names no folder of fashion-mnist.npz.")
+        return [empty]
     table = Table(
         f"Adversarial training, Fashion-MNIST CNN, linf {RADIUS}, {STEPS} steps, {EPOCHS} epochs "
         f"of {POINTS} points, {SEEDS} seeds",
@@ -33,8 +39,8 @@ def run() -> Table:
             "at most 1",
             "robust accuracy",
             "by hand",
-            "sd of the difference",
-            "within noise",
+            "standard error of the difference",
+            "within two",
         ),
     )
     for loss in ("cross_entropy", "trades"):
@@ -48,11 +54,10 @@ def run() -> Table:
                 seconds[own].append((time.process_time() - start) / EPOCHS)
                 robust[own].append(_robust(model))
         ratio = float(np.median(np.divide(seconds[True], seconds[False])))
-        mine, theirs = np.mean(robust[True]), np.mean(robust[False])
-        spread = float(
-            np.std(np.subtract(robust[True], robust[False]), ddof=1) / SEEDS**0.5
-        )
-        noise = 2 * max(spread, (0.25 * 2 / TESTED / SEEDS) ** 0.5)
+        mine, theirs = float(np.mean(robust[True])), float(np.mean(robust[False]))
+        # Both sides share seeds and points: the spread of their differences is the noise.
+        difference = np.subtract(robust[True], robust[False])
+        error = float(difference.std(ddof=1)) / SEEDS**0.5
         table.rows.append(
             (
                 loss,
@@ -60,14 +65,19 @@ def run() -> Table:
                 min(seconds[False]),
                 ratio,
                 verdict(ratio <= 1),
-                float(mine),
-                float(theirs),
-                spread,
-                verdict(mine >= theirs - noise),
+                mine,
+                theirs,
+                error,
+                verdict(mine >= theirs - 2 * error),
             )
         )
         print(table.rows[-1], flush=True)
-    return table
+    table.notes.append(
+        "Median ratio of CPU seconds over the seeds, taken in turns; robust accuracy by "
+        f"`strongest` at 60 gradients on {TESTED} test points. Both sides share seeds and points: "
+        "the noise is the standard error of their differences over the seeds."
+    )
+    return [table]
 
 
 def _network(seed: int) -> nn.Module:

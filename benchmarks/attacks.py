@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from benchmarks import attack_networks, attack_training
+from benchmarks import attack_networks
 from benchmarks.harness import Table, verdict
 from overt.robust import L1, L2, PGD, Linf, Threat, strongest
 
@@ -35,7 +35,7 @@ def run() -> list[Table]:
         empty.notes.append("Not run: OVERT_DATA does not name a folder with mnist.npz.")
         return [empty]
     warnings.simplefilter("ignore")
-    return [_networks(), _masked(), _accuracy(), _speed(), attack_training.run()]
+    return [_networks(), _masked(), _accuracy(), _speed()]
 
 
 RADII = {  # of L1, L2 and Linf, chosen so that some points stand and some fall

@@ -37,7 +37,7 @@ CLOSURES = {
     "audit": 28,
     "compress": 20,
     "PGD": 14,
-    "robust_error": 23,
+    "robust_error": 20,
     "adversarial_train": 18,
     "minima": 15,
     "simulate": 16,

@@ -23,10 +23,9 @@ except ModuleNotFoundError:
 from overt.robust.attack.base import Attack
 from overt.robust.attack.distance import MinimumDistance, minimum_distance
 from overt.robust.attack.ensemble import strongest
-from overt.robust.attack.hopskipjump import HopSkipJump
 from overt.robust.attack.pgd import BIM, FGSM, PGD
+from overt.robust.attack.queries import HopSkipJump, Square
 from overt.robust.attack.results import AttackResult, RobustnessWarning, Stage
-from overt.robust.attack.square import Square
 from overt.robust.certify import exact
 from overt.robust.certify.smoothing import Smoothed, smoothed
 from overt.robust.evaluate import RobustError, robust_error

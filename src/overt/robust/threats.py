@@ -281,6 +281,7 @@ class L2(Threat):
         if box is None:
             return v * q.sqrt()
         least = target / _squares(v).clamp(min=tiny)
+        grows = 1 + 8 * torch.finfo(v.dtype).eps
         moving = over
         while bool(moving.any()):
             w = v * q.sqrt()
@@ -290,25 +291,27 @@ class L2(Threat):
             crossing = q * (target - fixed) / free
             root = torch.where((free > 0) & (fixed < target), crossing, least)
             first = moving is over
-            moving = over & (first | (root > q * (1 + 8 * torch.finfo(v.dtype).eps)))
+            moving = over & (first | (root > q * grows))
             q = torch.where(moving, root, q)
-        clipped = (v * q.sqrt()).clamp(*box)
+        w = v * q.sqrt()
+        clipped = w.clamp(*box)
         rounding = target / _squares(clipped).clamp(min=tiny)
         return clipped * rounding.clamp(max=1).sqrt()
 
     def ascent(self, gradient: Tensor, radius: Length, box: Limits) -> Tensor:
         """Return g / |g|, which neither overflows nor vanishes however large or small g is."""
         tiny = torch.finfo(gradient.dtype).tiny
-        peak = gradient.abs().amax(1, keepdim=True).clamp(min=tiny)
-        scaled = (gradient / peak).nan_to_num_()
-        return scaled / torch.linalg.vector_norm(scaled, dim=1, keepdim=True).clamp(
-            min=tiny
-        )
+        peak = gradient.abs().amax(1, keepdim=True)
+        scaled = gradient / peak.clamp(min=tiny)
+        scaled = scaled.nan_to_num_()
+        norm = torch.linalg.vector_norm(scaled, dim=1, keepdim=True)
+        return scaled / norm.clamp(min=tiny)
 
     def linear_argmax(self, gradient: Tensor, radius: Length, box: Limits) -> Tensor:
         """Return the projection of a point far out along g, whose normal cone contains g."""
         far = 1e8 * max(self.radius, 1.0)
-        return self.project(self.ascent(gradient, radius, box) * far, radius, box)
+        direction = self.ascent(gradient, radius, box)
+        return self.project(direction * far, radius, box)
 
     def draw(self, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
         """Return points uniform in the ball: a uniform direction, radius u^(1/width)."""
@@ -338,7 +341,8 @@ class Linf(Threat):
 
     def draw(self, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
         """Return points uniform in the cube."""
-        return 2 * torch.rand(shape, generator=generator, dtype=torch.float64) - 1
+        share = torch.rand(shape, generator=generator, dtype=torch.float64)
+        return 2 * share - 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -387,16 +391,21 @@ class L1(Threat):
             best = a.argmax(1, keepdim=True)
             value = gradient.gather(1, best).sign()
             return torch.zeros_like(gradient).scatter_(1, best, value)
-        room = (torch.where(gradient > 0, box[1], -box[0]) / radius).clamp_(max=1)
+        reach = torch.where(gradient > 0, box[1], -box[0])
+        room = (reach / radius).clamp_(max=1)
+        room = torch.where(gradient != 0, room, 0)
         order = a.argsort(1, descending=True)
-        room = torch.where(gradient != 0, room, 0).gather(1, order)
-        used = room.cumsum(1)
-        filled = torch.minimum(room, (1 - (used - room)).clamp_(min=0))
-        return torch.zeros_like(a).scatter_(1, order, filled) * gradient.sign()
+        room = room.gather(1, order)
+        used = room.cumsum(1) - room  # by steeper coordinates
+        unused = (1 - used).clamp_(min=0)
+        filled = torch.minimum(room, unused)
+        step = torch.zeros_like(a).scatter_(1, order, filled)
+        return step * gradient.sign()
 
     def draw(self, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
         """Return points uniform in the ball: normalized exponentials with signs, u^(1/width)."""
-        sign = torch.randn(shape, generator=generator, dtype=torch.float64).sign()
+        normal = torch.randn(shape, generator=generator, dtype=torch.float64)
+        sign = normal.sign()
         share = torch.empty_like(sign).exponential_(generator=generator)
         share /= share.sum(1, keepdim=True)
         return sign * share * _radii(shape, generator)

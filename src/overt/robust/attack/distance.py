@@ -118,9 +118,9 @@ def minimum_distance(
         with state.stage("boundary"):
             for rows in state.left.split(state.batch_size):
                 if len(rows) and state.threat.radius > 0:
-                    batch = state.batch(rows)
-                    follow_boundary(state, batch, steps)
-                    cross_boundaries(state, batch)
+                    nearest = _Nearest(state, state.batch(rows))
+                    nearest.follow_boundary(steps)
+                    nearest.cross_boundaries()
         result = state.result(warn=False)
     # Where nothing was found the input itself is returned.
     state.flags.pop("stuck", None)
@@ -140,113 +140,107 @@ def minimum_distance(
     )
 
 
-@dataclass(eq=False)
 class _Nearest:
-    """The nearest perturbations of a batch that fool the model, and their sizes, (points,)."""
+    """The nearest perturbations of a batch that fool the model, and their sizes, (points,).
 
-    state: AttackState
-    batch: Batch
-    delta: Tensor
-    size: Tensor
+    Sizes are infinite where nothing was found.
+    """
 
-    @classmethod
-    def of(cls, state: AttackState, batch: Batch) -> _Nearest:
-        """Return what the state knows of a batch; sizes are infinite where it knows nothing."""
-        delta = state.best.delta[batch.rows]
-        fooled = state.best.fooled[batch.rows]
-        size = torch.where(fooled, batch.region.threat.size(delta), math.inf)
-        return cls(state, batch, delta, size)
+    def __init__(self, state: AttackState, batch: Batch) -> None:
+        self._batch = batch
+        self._best = state.best
+        self._threat = batch.region.threat
+        self.delta = torch.zeros_like(batch.region.x)
+        self.size = torch.full_like(self.delta[:, 0], math.inf).double()
 
-    def enter(self, delta: Tensor, fooled: Tensor) -> None:
+    @torch.no_grad()
+    def follow_boundary(self, steps: int) -> None:
+        """Walk along the decision boundary from the inputs."""
+        batch = self._batch
+        delta = torch.zeros_like(self.delta)
+        reach = torch.full_like(self.size, self._threat.radius)
+        crossed = torch.zeros_like(self.size, dtype=torch.bool)
+        for step in range(steps):
+            falling = (1 + math.cos(math.pi * step / steps)) / 2
+            value, fooled, gradient = batch.differentiate(self._seen(delta))
+            gradient = gradient.nan_to_num(0, 0, 0)
+            if step == 0:
+                self._best.flat[batch.rows] |= ~(gradient.abs().amax(1) > 0)
+            self._enter(delta, fooled)
+            crossed |= fooled
+            # The radius shrinks or grows by 5 percent at first and by a thousandth at the end.
+            rate = 0.001 + 0.049 * falling
+            size = self._threat.size(delta)
+            missing = -value.double().nan_to_num(0).clamp(max=0)
+            steepness = self._threat.dual(gradient).double().clamp(min=MIN_SLOPE)
+            linearized = size + missing / steepness
+            grown = torch.where(crossed, reach, linearized) * (1 + rate)
+            shrunk = torch.minimum(reach, size) * (1 - rate)
+            reach = torch.where(fooled, shrunk, grown)
+            reach = torch.minimum(reach, self.size.clamp(max=self._threat.radius))
+            radius = reach.clamp(min=MIN_SLOPE)[:, None].to(delta)
+            ball = batch.region.with_radius(radius)
+            length = (0.01 + 0.99 * falling) * radius
+            delta = ball.project(delta + length * ball.ascent(gradient))
+        self._best.gradients += steps * len(reach) * batch.gradient_cost
+        self._store()
+
+    @torch.no_grad()
+    def cross_boundaries(self) -> None:
+        """Jump to the nearest linearized boundary of the likeliest classes, again and again."""
+        batch = self._batch
+        delta = torch.zeros_like(self.delta)
+        rivals = batch.target[:, None]
+        for _ in range(JUMPS):
+            with torch.enable_grad():
+                moved = self._seen(delta).requires_grad_()
+                logits = batch.adapter.logits(moved, batch.rows)
+            if not batch.targeted:
+                count = min(logits.shape[1] - 1, MAX_RIVALS)
+                rivals = likely_rivals(logits, batch.y, count)
+            for rival in rivals.unbind(1):
+                with torch.enable_grad():
+                    lead = lead_of_rival(logits, batch.y, rival)
+                    gradient = slope(lead, moved, retain=True).nan_to_num(0, 0, 0)
+                # A perturbation e crosses the boundary linearized at x + delta where <g, e> is
+                # this.
+                needed = ((gradient * delta).sum(1) - lead.detach()).double()
+                jump = _smallest_crossing(batch.region, gradient, needed)
+                self._enter(jump, batch.evaluate(self._seen(jump))[1])
+                self._best.gradients += len(jump) * batch.gradient_cost
+                self._best.queries += len(jump) * batch.adapter.samples
+            delta = self.delta
+        self._store()
+
+    def _seen(self, delta: Tensor) -> Tensor:
+        """Return x + delta exactly as it will be stored: at the boundary the last digit decides."""
+        region = self._batch.region
+        return region.store(delta.to(region.x)).to(region.x)
+
+    def _enter(self, delta: Tensor, fooled: Tensor) -> None:
         """Keep perturbations that fool the model and are nearer."""
-        size = self.batch.region.threat.size(delta)
+        size = self._threat.size(delta)
         nearer = fooled & (size < self.size)
         self.size = torch.where(nearer, size, self.size)
         self.delta = torch.where(nearer[:, None], delta, self.delta)
 
-    def store(self) -> None:
+    def _store(self) -> None:
         """Bisect the segments to the perturbations, and store the nearest in the state."""
-        batch, best = self.batch, self.state.best
+        batch = self._batch
         low = torch.zeros_like(self.size)
         high = torch.ones_like(self.size)
         for _ in range(BISECTIONS):
             middle = (low + high) / 2
-            fooled = batch.evaluate(_seen(batch, self.delta * middle[:, None]))[1]
+            fooled = batch.evaluate(self._seen(self.delta * middle[:, None]))[1]
             low = torch.where(fooled, low, middle)
             high = torch.where(fooled, middle, high)
-        best.queries += BISECTIONS * len(low) * batch.adapter.samples
         found = torch.isfinite(self.size)
+        self.delta = self.delta * high[:, None].to(self.delta)
+        self.size = torch.where(found, self._threat.size(self.delta), math.inf)
         rows = batch.rows[found]
-        shortest = self.delta * high[:, None].to(self.delta)
-        best.delta[rows] = shortest[found]
-        best.fooled[rows] = True
-
-
-def _seen(batch: Batch, delta: Tensor) -> Tensor:
-    """Return x + delta exactly as it will be stored: at the boundary the last digit decides."""
-    x = batch.region.x
-    return batch.region.store(delta.to(x)).to(x)
-
-
-@torch.no_grad()
-def follow_boundary(state: AttackState, batch: Batch, steps: int) -> None:
-    """Walk along the decision boundary from the inputs."""
-    threat = batch.region.threat
-    nearest = _Nearest.of(state, batch)
-    delta = torch.zeros_like(batch.region.x)
-    reach = torch.full_like(nearest.size, threat.radius)
-    crossed = torch.zeros_like(nearest.size, dtype=torch.bool)
-    for step in range(steps):
-        falling = (1 + math.cos(math.pi * step / steps)) / 2
-        value, fooled, gradient = batch.differentiate(_seen(batch, delta))
-        gradient = gradient.nan_to_num(0, 0, 0)
-        if step == 0:
-            flat = ~(gradient.abs().amax(1) > 0)
-            state.best.flat[batch.rows] |= flat
-        nearest.enter(delta, fooled)
-        crossed |= fooled
-        # The radius shrinks or grows by 5 percent at first and by a thousandth at the end.
-        rate = 0.001 + 0.049 * falling
-        size = threat.size(delta)
-        steepness = threat.dual(gradient).double().clamp(min=MIN_SLOPE)
-        linearized = size - value.double().nan_to_num(0).clamp(max=0) / steepness
-        grown = torch.where(crossed, reach, linearized) * (1 + rate)
-        reach = torch.where(fooled, torch.minimum(reach, size) * (1 - rate), grown)
-        reach = torch.minimum(reach, nearest.size.clamp(max=threat.radius))
-        radius = reach.clamp(min=MIN_SLOPE)[:, None].to(delta)
-        ball = batch.region.with_radius(radius)
-        length = (0.01 + 0.99 * falling) * radius
-        delta = ball.project(delta + length * ball.ascent(gradient))
-    state.best.gradients += steps * len(reach) * batch.gradient_cost
-    nearest.store()
-
-
-@torch.no_grad()
-def cross_boundaries(state: AttackState, batch: Batch) -> None:
-    """Jump to the nearest linearized boundary of each of the likeliest classes, again and again."""
-    nearest = _Nearest.of(state, batch)
-    delta = torch.zeros_like(batch.region.x)
-    rivals = batch.target[:, None]
-    for _ in range(JUMPS):
-        with torch.enable_grad():
-            moved = _seen(batch, delta).requires_grad_()
-            logits = batch.adapter.logits(moved, batch.rows)
-        if not state.targeted:
-            count = min(logits.shape[1] - 1, MAX_RIVALS)
-            rivals = likely_rivals(logits, batch.y, count)
-        for rival in rivals.unbind(1):
-            with torch.enable_grad():
-                lead = lead_of_rival(logits, batch.y, rival)
-                gradient = slope(lead, moved, retain=True).nan_to_num(0, 0, 0)
-            # A perturbation e crosses the boundary linearized at x + delta where <g, e> is this.
-            needed = ((gradient * delta).sum(1) - lead.detach()).double()
-            jump = _smallest_crossing(batch.region, gradient, needed)
-            nearest.enter(jump, batch.evaluate(_seen(batch, jump))[1])
-            state.best.gradients += len(jump) * batch.gradient_cost
-            state.best.queries += len(jump) * batch.adapter.samples
-        found = torch.isfinite(nearest.size)[:, None]
-        delta = torch.where(found, nearest.delta, delta)
-    nearest.store()
+        self._best.delta[rows] = self.delta[found]
+        self._best.fooled[rows] = True
+        self._best.queries += BISECTIONS * len(low) * batch.adapter.samples
 
 
 def _smallest_crossing(region: Region, gradient: Tensor, needed: Tensor) -> Tensor:

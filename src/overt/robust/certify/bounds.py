@@ -6,10 +6,20 @@ with s = (u - a l) / (u - l), t = u - s u and alpha 1 or a, whichever lies neare
 al. 2018). A linear function of a layer is bounded by one of the layers that feed it, and so on back
 to the inputs, where its least value over the region is known exactly. The bounds of hidden units
 come from the same pass, layer by layer. In double precision; rounding is not bounded.
+
+The program, for scipy's HiGHS, has a binary for each hidden unit that the perturbation can switch:
+
+    maximize f_j - f_y  over  h_0 = x + d,  d allowed,
+    z_i = sum over k < i of W_ik h_k + b_i,  h_i = max(slope_i z_i, z_i),  f the last z
 """
 
 from __future__ import annotations
 
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,10 +30,9 @@ from overt._check import InputError
 from overt._progress import meter
 from overt._types import Bools, Floats
 from overt.results import Status
-from overt.robust.certify.milp import DenseNetwork, best_lead
 from overt.robust.certify.network import ReluNetwork
 from overt.robust.models import ModelAdapter
-from overt.robust.threats import Region
+from overt.robust.threats import L1, L2, Region
 
 MAX_UNITS = 1500
 """Inputs and hidden units above which the mixed-integer program is not tried."""
@@ -39,6 +48,15 @@ MIXING_POINTS = 8
 
 RANDOM_POINTS = 4
 """Random points of each ball at which the model is compared with the modelled network."""
+
+TIGHT = 1e-7
+"""How far, relative to the radius, tangent planes may leave a Euclidean ball."""
+
+MOST_PLANES = 400
+"""Tangent planes of a ball after which a point is left undecided."""
+
+SLACK = 1e-7
+"""The solver's tolerance of dual feasibility, by which its bound may be off."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,21 +157,17 @@ def decide(
     found = Decision(lead, bound, region.x.numpy().copy(), scale, Status.FINISHED)
     hidden_units = sum(shape.numel() for shape, _ in network.units)
     small = 0 < hidden_units <= MAX_UNITS - region.x.shape[1]
-    program = None
-    if level is not None or (seconds > 0 and small):
-        program = DenseNetwork(*network.dense(), network.slopes)
+    programmed = level is not None or (seconds > 0 and small)
     try:
         with meter("certify", n) as bar:
             for i in range(n):
                 around = region.take(torch.tensor([i]))
                 bounds = LinearBounds(network, around)
                 bound[i] = bounds.best_lead(int(y[i]))
-                if program is not None and (level is not None or not found.proved[i]):
-                    hidden = [
-                        (low.numpy(), high.numpy()) for low, high in bounds.hidden
-                    ]
-                    lead[i], upper, found.x[i] = best_lead(
-                        program, int(y[i]), around, hidden, level or 0.0, seconds
+                if programmed and (level is not None or not found.proved[i]):
+                    own = int(y[i])
+                    lead[i], upper, found.x[i] = _search(
+                        bounds, own, level or 0.0, seconds
                     )
                     bound[i] = max(min(bound[i], upper), lead[i])
                 bar.advance()
@@ -166,8 +180,8 @@ class LinearBounds:
     """Linear bounds around one point; `hidden` bounds the units, (low, high) a layer."""
 
     def __init__(self, network: ReluNetwork, region: Region) -> None:
-        self._network = network
-        self._region = region
+        self.network = network
+        self.region = region
         self.hidden: list[tuple[Tensor, Tensor]] = []
         for k, (shape, _) in enumerate(network.units):
             eye = torch.eye(shape.numel()).double()
@@ -175,34 +189,34 @@ class LinearBounds:
 
     def best_lead(self, own: int) -> float:
         """Return a proved upper bound on the lead of any wrong class."""
-        eye = torch.eye(self._network.classes).double()
+        eye = torch.eye(self.network.classes).double()
         others = [j for j in range(len(eye)) if j != own]
         margins = eye[own] - eye[others]
-        return -float(self.least(len(self._network.units), margins).min())
+        return -float(self.least(len(self.network.units), margins).min())
 
     def least(self, depth: int, weights: Tensor) -> Tensor:
         """Return lower bounds on weights . z over the region, z the units of layer `depth`."""
-        total, first, rest = self._network.transposed(depth, weights)
+        total, first, rest = self.network.transposed(depth, weights)
         for k in reversed(range(depth)):
             weights_k = rest[k]
             if weights_k is None:
                 continue
             below, shift = self._relax(k, weights_k)
-            constant, of_inputs, of_hidden = self._network.transposed(k, below)
+            constant, of_inputs, of_hidden = self.network.transposed(k, below)
             total = total + shift + constant
             first = first + of_inputs
             for j, more in enumerate(of_hidden):
                 known = rest[j]
                 if more is not None:
                     rest[j] = more if known is None else known + more
-        everywhere = self._region.take(torch.zeros(len(first), dtype=torch.long))
+        everywhere = self.region.take(torch.zeros(len(first), dtype=torch.long))
         worst = everywhere.linear_argmax(-first)
         return total + (first * (everywhere.x + worst)).sum(1)
 
     def _relax(self, k: int, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Return weights of z_k below those of h_k, and what must be added."""
         low, high = self.hidden[k]
-        a = self._network.slopes[k]
+        a = self.network.slopes[k]
         mixed = (low < 0) & (high > 0)
         steep = torch.where(mixed, (high - a * low) / (high - low), 1.0)
         steep = torch.where(high <= 0, a, steep)
@@ -210,3 +224,205 @@ class LinearBounds:
         under = torch.where(mixed, torch.where(high >= -low, 1.0, a), steep)
         up, down = weights.clamp(min=0), weights.clamp(max=0)
         return up * under + down * steep, (down * offset).sum(1)
+
+
+def _search(
+    bounds: LinearBounds, own: int, level: float, seconds: float
+) -> tuple[float, float, Floats]:
+    """Return (lead reached, proved upper bound, the input that reaches it) over wrong classes.
+
+    Classes and tangent planes are gone through only until the level is decided, or time is over;
+    the bound is infinite where classes were not searched.
+    """
+    network = bounds.network
+    threat = bounds.region.threat
+    x = bounds.region.x[0].numpy()
+    best, bound, where = -np.inf, -np.inf, x
+    end = time.monotonic() + seconds
+    rivals = [j for j in range(network.classes) if j != own]
+    for j in rivals:
+        program = _Program(bounds, own, j)
+        upper = np.inf
+        for _ in range(MOST_PLANES):
+            proved, delta = program.solve(end - time.monotonic())
+            upper = min(upper, proved)
+            if delta is None:  # time was over before any solution was found
+                break
+            length = float(np.linalg.norm(delta))
+            outside = isinstance(threat, L2) and length > threat.radius
+            moved = x + (delta * (threat.radius / length) if outside else delta)
+            f = network.logits(torch.from_numpy(moved).view(1, *network.shape))[0]
+            lead = float(f[j] - f[own])
+            if lead > best:
+                best, where = lead, moved
+            if upper < level or best > max(level, 0.0):  # decided
+                break
+            # In a tie more planes cannot decide.
+            tie = upper - lead <= 2 * SLACK * program.scale
+            if tie or not outside or length <= threat.radius * (1 + TIGHT):
+                break
+            program.cut(delta / length)
+        bound = max(bound, upper, best)
+        if best > max(level, 0.0) and j != rivals[-1]:
+            return best, np.inf, where
+    return best, bound, where
+
+
+class _Program:
+    """The mixed-integer program for one point and one wrong class.
+
+    Variables v: d (inputs), |d| (inputs, for L1), and for each layer h (width) and s (width, 1
+    where z >= 0). The solver's tolerances are absolute, so it is given d in units of the radius,
+    the z and h of each unit in units of the largest |z| it can reach, and an objective whose
+    coefficients have the sum 1.
+    """
+
+    def __init__(self, bounds: LinearBounds, own: int, j: int) -> None:
+        region = bounds.region
+        x = region.x[0].numpy()
+        absolute = isinstance(region.threat, L1)
+        self.inputs = len(x)
+        self.radius = region.threat.radius or 1.0
+        first = self.inputs * (2 if absolute else 1)
+        total = first + 2 * sum(len(low) for low, _ in bounds.hidden)
+        self._variables = np.eye(total)
+        self._rows: list[Floats] = []  # rows . v <= limits
+        self._limits: list[Floats] = []
+        self._integral = np.zeros(total)
+        self._least = np.zeros(total)
+        self._most = np.ones(total)
+        low, high = _reach(region)
+        self._least[: self.inputs] = low / self.radius
+        self._most[: self.inputs] = high / self.radius
+        d = self._variables[: self.inputs]
+        if absolute:
+            size = self._variables[self.inputs : first]
+            none = np.zeros(self.inputs)
+            self._add(d - size, none)
+            self._add(-d - size, none)
+            reach = region.threat.radius / self.radius
+            self._add(size.sum(0, keepdims=True), np.array([reach]))
+        maps, offsets = bounds.network.dense
+        # What feeds layers, each base + rows . v.
+        sources = [(x, self.radius * d)]
+        for k, slope in enumerate(bounds.network.slopes):
+            low, high = (part.numpy() for part in bounds.hidden[k])
+            unit = np.maximum(np.abs(low), np.abs(high))
+            unit[unit == 0] = 1.0
+            z0, z = _combined(offsets[k], maps[k], sources)
+            z0 = z0 / unit
+            z = z / unit[:, None]
+            h = self._rectify(first, slope, z0, z, low / unit, high / unit)
+            sources.append((np.zeros(len(unit)), unit[:, None] * h))
+            first += 2 * len(unit)
+        lead = {source: (W[j] - W[own])[None] for source, W in maps[-1].items()}
+        b = offsets[-1]
+        base, cost = _combined(b[[j]] - b[[own]], lead, sources)
+        self.offset = float(base[0])
+        self.scale = float(np.abs(cost).sum()) or 1.0
+        self._cost = -cost[0] / self.scale
+
+    def _rectify(
+        self, first: int, a: float, z0: Floats, z: Floats, low: Floats, high: Floats
+    ) -> Floats:
+        """Add h = max(a z, z) of z0 + z . v; return h, from `first` on, with s after it."""
+        switch = first + len(z0)
+        end = switch + len(z0)
+        h = self._variables[first:switch]
+        s = self._variables[switch:end]
+        # h >= z and h >= a z
+        self._add(z - h, -z0)
+        self._add(a * z - h, -a * z0)
+        # h <= z - (1 - a) low (1 - s) and h <= a z + (1 - a) high s
+        below = (1 - a) * np.maximum(-low, 0.0)
+        above = (1 - a) * np.maximum(high, 0.0)
+        self._add(h - z + below[:, None] * s, z0 + below)
+        self._add(h - a * z - above[:, None] * s, a * z0)
+        self._integral[switch:end] = 1
+        self._least[first:switch] = np.maximum(a * low, low)
+        self._most[first:switch] = np.maximum(a * high, high)
+        self._least[switch:end] = low >= 0
+        self._most[switch:end] = (high > 0) | (low >= 0)
+        return h
+
+    def _add(self, rows: Floats, limits: Floats) -> None:
+        self._rows.append(rows)
+        self._limits.append(limits)
+
+    def cut(self, direction: Floats) -> None:
+        """Add the ball's tangent plane with this unit normal."""
+        plane = direction @ self._variables[: self.inputs]
+        self._add(plane[None], np.ones(1))
+
+    def solve(self, seconds: float) -> tuple[float, Floats | None]:
+        """Return a proved upper bound on the lead, and the best perturbation, if one was found."""
+        # On first use: scipy.optimize takes longer to load than all of overt.robust.
+        from scipy.optimize import Bounds, LinearConstraint, milp
+        from scipy.sparse import csr_array
+
+        rows = csr_array(np.vstack(self._rows))
+        limits = np.concatenate(self._limits)
+        options = {"mip_rel_gap": 0.0, "disp": False}
+        limited = bool(np.isfinite(seconds))
+        if limited:
+            options["time_limit"] = max(seconds, 1e-3)
+        with _silence():
+            answer = milp(
+                self._cost,
+                constraints=LinearConstraint(rows, -np.inf, limits),
+                bounds=Bounds(self._least, self._most),
+                integrality=self._integral,
+                options=options,
+            )
+        if answer.x is None and not limited:
+            raise RuntimeError(f"the mixed-integer solver failed: {answer.message}")
+        dual = answer.mip_dual_bound
+        proved = np.inf
+        if dual is not None and np.isfinite(dual):
+            proved = self.scale * (SLACK - float(dual)) + self.offset
+        if answer.x is None:
+            return proved, None
+        inside = np.clip(answer.x, self._least, self._most)
+        return proved, inside[: self.inputs] * self.radius
+
+
+def _reach(region: Region) -> tuple[Floats, Floats]:
+    """Return the smallest and the largest perturbation of each input of one point."""
+    radius = region.threat.radius
+    high = np.full(region.x.shape[1], radius)
+    if region.delta_bounds is None:
+        return -high, high
+    smallest, largest = (part[0].numpy() for part in region.delta_bounds)
+    return np.maximum(-high, smallest), np.minimum(high, largest)
+
+
+def _combined(
+    offset: Floats, maps: dict[int, Floats], sources: list[tuple[Floats, Floats]]
+) -> tuple[Floats, Floats]:
+    """Return base and rows of offset + the sum of W h over the sources h = base + rows . v."""
+    base: Floats = offset
+    rows: Floats = np.zeros((len(offset), sources[0][1].shape[1]))
+    for source, W in maps.items():
+        before, of_variables = sources[source]
+        base = base + W @ before
+        rows = rows + W @ of_variables
+    return base, rows
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Keep what the solver writes past Python from the terminal."""
+    sys.stdout.flush()
+    try:
+        before = os.dup(1)
+    except OSError:  # there is no such output
+        yield
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 1)
+        yield
+    finally:
+        os.dup2(before, 1)
+        os.close(before)
+        os.close(nowhere)

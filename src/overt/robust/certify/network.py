@@ -239,8 +239,9 @@ class ReluNetwork:
         rest = [None if part is None else part.flatten(1) for part in found[1:]]
         return constant, first.flatten(1), rest
 
+    @cached_property
     def dense(self) -> tuple[list[dict[int, Floats]], list[Floats]]:
-        """Return matrices by what they act on (0: inputs, k: hidden layer k), and offsets."""
+        """For each layer its matrices by what they act on (0: inputs, k: layer k), and offsets."""
         maps: list[dict[int, Floats]] = []
         offsets: list[Floats] = []
         sizes = [*(shape.numel() for shape, _ in self.units), self.classes]

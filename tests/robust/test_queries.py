@@ -1,10 +1,10 @@
-"""Search without gradients."""
+"""Attacks without gradients: by the loss, and by decisions alone."""
 
 import itertools
 
 import pytest
 import torch
-from robust_cases import linear_model, points
+from robust_cases import linear_model, points, small_mlp
 from torch import nn
 
 from overt.robust import (
@@ -13,6 +13,7 @@ from overt.robust import (
     PGD,
     Linf,
     Square,
+    strongest,
 )
 
 SHAPES = [(12,), (1, 3, 4), (3, 2, 2)]
@@ -41,3 +42,29 @@ def test_search_without_gradients_stays_inside_and_finds(kind, radius):
         best = PGD(threat, steps=30)(model, x, y, warn=False)
         reachable += int(best.success.sum())
     assert fooled >= 0.8 * reachable > 9
+
+
+@pytest.mark.parametrize(
+    "threat", [L2(0.6), L2(0.6, (-3.0, 3.0)), Linf(0.3), L1(1.2)], ids=str
+)
+@pytest.mark.parametrize("kind", ["one hot", "numbers"])
+def test_models_that_return_labels_are_attacked_by_their_decisions(threat, kind):
+    """Most of what the logits allow is found, and what is found is true."""
+    torch.manual_seed(0)
+    model = small_mlp(classes=3)
+    x = points(40, 6).clamp(-3, 3)
+    y = model(x).argmax(1)
+
+    def labels(v):
+        predicted = model(v).argmax(1)
+        if kind == "numbers":
+            return predicted
+        return torch.nn.functional.one_hot(predicted, 3).double()
+
+    found = strongest(labels, x, y, threat, warn=False)
+    wanted = strongest(model, x, y, threat, warn=False)
+    assert torch.equal(model(found.x).argmax(1) != y, found.success)
+    assert bool((threat.size((found.x - x)) <= threat.radius).all())
+    assert found.success.sum() >= 0.75 * wanted.success.sum()
+    assert any("class labels" in text for text in found.warnings)
+    assert found.queries <= 2500 * 40
