@@ -552,9 +552,10 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Return the negative root mean squared error on the entries of X (as in `fit`).
 
-        The rows of a dense table, or of a sparse matrix with another number of rows than was
-        fitted, are new rows, whatever their place: entries are predicted from the others of their
-        row. With missing="negative" the score is nDCG@10 of the entries of X.
+        The rows of a dense table or a sparse matrix are those that were fitted, in the same order;
+        others are refused, as far as that shows (`fold_in` predicts new rows). Of entries that
+        were fitted it is the training error. With missing="negative" the score is nDCG@10 of the
+        entries of X.
         """
         check_is_fitted(self)
         return score_entries(self, X, y, sample_weight)
