@@ -107,8 +107,8 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         (None takes 7e-4, and 5e-3 for missing="negative"), otherwise relative (None takes 1e-5).
     average
         With "learn": number of posterior samples whose predictions are averaged; more accurate and
-        slower. "auto" takes 60 where that takes seconds (about 100,000 entries) and max_sweeps is
-        None.
+        slower. "auto" takes 60 from 1,000 entries to about 100,000, where that takes seconds, and
+        none if max_sweeps is given.
     signals
         With "learn": whether the pattern of observed entries also predicts rows and columns. "auto"
         decides by the evidence.
