@@ -221,8 +221,9 @@ class DropoutImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
         The prior is weaker here than in `transform`, because analyses of the sampled tables would
         inherit its shrinkage. With fewer than some 5 rows for each column samples are therefore
         wider than the errors (1.3 to 4 times on tables of 20 to 60 rows and 12 to 40 columns), and
-        intervals from them cover too much; the deviations of `transform` hold there. Where `neighbor_weights_` are not 0, samples are moved and scaled
-        to the corrected prediction, which approximates the posterior.
+        intervals from them cover too much; the deviations of `transform` hold there. Where
+        `neighbor_weights_` are not 0, samples are moved and scaled to the corrected prediction,
+        which approximates the posterior.
         """
         check_is_fitted(self)
         n = whole("n", n)
