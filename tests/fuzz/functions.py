@@ -354,6 +354,20 @@ def of_rank(net, name, rank):
     return getattr(getattr(net, name)(rank), "objective", None)
 
 
+def by_position(net, name, **weights):
+    return getattr(net, name)(*weights.values())
+
+
+def of_weights(net, **weights):
+    """A row for each method of a network that takes weights, by position."""
+    return {
+        f"overt.{type(net).__name__}.{name}": Row(
+            partial(by_position, net, name), weights
+        )
+        for name in ("penalty", "objective", "certify")
+    }
+
+
 TASK, TIED = LinearNetwork(A, 2, DROP), TiedAutoencoder(C, 2, DROP)
 LAYERED = DeepLinearNetwork(A, (3, 2), 0.5)
 RUN = {"steps": (c, 4), "learning_rate": (n, 0.01), "seeds": (c, 2), "records": (c, 2)}
@@ -378,13 +392,7 @@ LINEAR = {
         ),
         {"target": (a, A), "noise": (t, BLOCK), "input_noise": (t, DROP)},
     ),
-    **methods(
-        TASK,
-        "overt.LinearNetwork",
-        penalty={"U": (a, U), "V": (a, V)},
-        objective={"U": (a, U), "V": (a, V)},
-        certify={"U": (a, U), "V": (a, V)},
-    ),
+    **of_weights(TASK, U=(a, U), V=(a, V)),
     **{
         f"overt.{type(net).__name__}.{name}": Row(
             partial(of_rank, net, name), {"rank": (c, 1)}, unique=False
@@ -400,14 +408,8 @@ LINEAR = {
         ),
         {"target": (a, C), "width": (w, 2), "noise": (t, DROP)},
     ),
-    **methods(
-        TIED,
-        "overt.TiedAutoencoder",
-        penalty={"U": (a, V)},
-        objective={"U": (a, V)},
-        certify={"U": (a, V)},
-        landscape={"max_points": (c, 3)},
-    ),
+    **of_weights(TIED, U=(a, V)),
+    **methods(TIED, "overt.TiedAutoencoder", landscape={"max_points": (c, 3)}),
     "overt.TiedAutoencoder.train": Row(TIED.train, RUN, infinite=True),
     "overt.DeepLinearNetwork": Row(
         lambda target, widths, drop_prob: (
@@ -415,14 +417,7 @@ LINEAR = {
         ),
         {"target": (a, A[:, :1]), "widths": (t, (3,)), "drop_prob": (p, 0.5)},
     ),
-    **methods(
-        LAYERED,
-        "overt.DeepLinearNetwork",
-        **{
-            k: {"weights": ("weights", [grid(3, 3), grid(2, 3), grid(4, 2)])}
-            for k in ("penalty", "objective", "certify")
-        },
-    ),
+    **of_weights(LAYERED, weights=("weights", [grid(3, 3), grid(2, 3), grid(4, 2)])),
     "overt.DeepLinearNetwork.train": Row(LAYERED.train, RUN, infinite=True),
     "overt.drop_prob_for_rank": Row(
         overt.drop_prob_for_rank, {"target": (a, A), "width": (w, 3), "rank": (w, 1)}
@@ -1164,7 +1159,6 @@ EXCLUDED = {
     "papers.items": "takes no argument",
     "papers.bibtex": "of the list of papers",
     "papers.statement": "a decorator for who writes statements",
-    "papers.item": "for who writes records",
     "papers.figure": "for who writes figures",
     "papers.Figure": "made by figure",
     "papers.Finding": "made by checks",
