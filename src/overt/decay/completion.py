@@ -74,7 +74,8 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
     While the decay doubles again and again, SGD's noise makes it jump to lower and lower
     ranks, and it never jumps back ([One-way jumps] Theorem 3.2). From every rank that is met, a
     quiet phase (small steps, hardly any decay) fits the entries, and the entries left out judge it.
-    The lowest rank within `tol` of the best is then fitted again to all entries.
+    The lowest rank within `tol` of the best is then fitted again to all entries; it is 0 where
+    nothing predicts better than 0 does.
 
     Where one rank-one matrix explains more than nine tenths of the mean square, as the level of
     ratings does, the network descends on what that matrix leaves, and least squares joins the two.
@@ -241,7 +242,7 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         """Find the rank on a part of the entries, then fit it to all of them."""
         scale = float(np.sqrt(np.mean(entries.values**2)))
         best, A = self._find_rank(scale, train, judge, start)
-        found.append((best, scale * A))  # in case of Ctrl-C
+        found.append((best, _zero_unobserved(scale * A, entries)))  # in case of Ctrl-C
         if best.rank == 0:
             return
         entries = replace(entries, values=entries.values / scale)
@@ -249,11 +250,7 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         path.restart(A, best.rank)
         path.settle(best.weight_decay)
         last = path.candidate(best.weight_decay, entries, entries)
-        A = scale * path.matrix()
-        # Weight decay takes rows and columns without entries to 0, in the long run only.
-        A[np.bincount(entries.rows, minlength=A.shape[0]) == 0] = 0
-        A[:, np.bincount(entries.cols, minlength=A.shape[1]) == 0] = 0
-        found.append((last, A))
+        found.append((last, _zero_unobserved(scale * path.matrix(), entries)))
 
     def _anneal_beside(
         self,
@@ -438,6 +435,14 @@ def decay_ladder(shape: tuple[int, int], depth: int) -> list[float]:
 def _minus(entries: Entries, A: Floats) -> Entries:
     """Return what a matrix leaves of the entries."""
     return replace(entries, values=entries.values - A[entries.rows, entries.cols])
+
+
+def _zero_unobserved(A: Floats, entries: Entries) -> Floats:
+    """Return A with 0 in rows and columns without entries: weight decay's limit, but slow."""
+    A = A.copy()
+    A[np.bincount(entries.rows, minlength=A.shape[0]) == 0] = 0
+    A[:, np.bincount(entries.cols, minlength=A.shape[1]) == 0] = 0
+    return A
 
 
 def _factors(A: Floats, rank: int) -> tuple[Floats, Floats]:
