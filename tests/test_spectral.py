@@ -421,7 +421,7 @@ def test_shrinkage_rank_is_the_largest_feasible_index():
         h = np.cumsum(s)
         feasible = [j for j in range(1, 7) if s[j - 1] * (1 + w * j) > w * h[j - 1]]
         assert feasible == list(range(1, len(feasible) + 1))
-        assert spectral.norms.shrinkage_rank(s, h, w) == len(feasible)
+        assert spectral.shrinkage_rank(s, h, w) == len(feasible)
 
 
 def test_schatten_values():

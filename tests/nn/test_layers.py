@@ -25,7 +25,7 @@ from overt.nn import (
     Dropout,
 )
 from overt.nn.layers.masks import MaskCovariance
-from overt.noise.sliding import Sliding
+from overt.noise.blocks import Sliding
 
 MU = np.array([0.5, 0.7, 0.9])
 SD = np.sqrt(MU * (1 - MU))

@@ -38,7 +38,7 @@ import numpy as np
 
 from overt._check import bounded
 from overt._types import Bools, Floats
-from overt.spectral.norms import SpectralNorm
+from overt.spectral import SpectralNorm
 
 EPS = float(np.finfo(float).eps)
 

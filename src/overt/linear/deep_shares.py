@@ -31,7 +31,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from overt._types import Bools, Floats, Ints
-from overt.spectral.norms import SquaredNuclear
+from overt.spectral import SquaredNuclear
 
 ROUNDING = 1e-12
 """Relative amount by which bounds are lowered for rounding."""

@@ -26,7 +26,7 @@ from overt._check import InputError, whole
 from overt._figures import subplots
 from overt._types import Floats
 from overt.results import Result
-from overt.spectral.norms import shrinkage_rank
+from overt.spectral import shrinkage_rank
 
 
 @dataclass(frozen=True, repr=False, eq=False)

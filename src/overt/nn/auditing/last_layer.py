@@ -39,9 +39,7 @@ from overt.nn.layers.recognized import (
     mask_covariance_of,
     plain_dropout,
 )
-from overt.spectral.networks import nu
-from overt.spectral.norms import KSupport, SpectralNorm, SquaredNuclear
-from overt.spectral.schatten import Schatten
+from overt.spectral import KSupport, Schatten, SpectralNorm, SquaredNuclear, nu
 
 MAX_UNITS = 2048
 """The widest last layer whose second moments are stored (200 MB), or whose noise has its covariance

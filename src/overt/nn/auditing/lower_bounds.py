@@ -25,8 +25,7 @@ import numpy as np
 
 from overt._types import Floats
 from overt.linear.bounds import Envelope, NormCost
-from overt.spectral.norms import KSupport, SquaredNuclear
-from overt.spectral.schatten import Schatten
+from overt.spectral import KSupport, Schatten, SquaredNuclear
 
 WeighUnits = Callable[[Floats], Floats]
 """C -> Gamma o C, Gamma the covariance of the multipliers."""

@@ -13,7 +13,7 @@ from overt._check import InputError
 from overt.nn.layers.base import RatedNoise, UnitNoise, check_shape
 from overt.nn.layers.dropout import axes_tuple
 from overt.nn.layers.masks import Blocks, MaskCovariance, keep_mask, sliding_mask
-from overt.noise.sliding import Sliding, grid_characteristic
+from overt.noise.blocks import Sliding, grid_characteristic
 
 
 class _DropBlock(RatedNoise, UnitNoise):

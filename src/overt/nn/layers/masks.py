@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from overt._check import InputError
-from overt.noise.sliding import Sliding, running_minimum
+from overt.noise.blocks import Sliding, running_minimum
 
 
 class Key(NamedTuple):

@@ -1,16 +1,38 @@
-"""The norms: squared nuclear and squared k-support; value, dual, proximal map."""
+"""Norms of singular values that noises induce, their proximal maps and their duals.
+
+`value` is always the **squared** norm, because that is what noise induces. `prox(s, weight)` is
+argmin_a |s - a|^2 + weight * value(a), without a factor 1/2. `dual` is the squared dual norm, so
+that <s, t>^2 <= value(s) * dual(t). The `matrix_` forms act on a matrix through its spectrum.
+
+Spectra need not be sorted; signs are kept, as the norms depend on absolute values only.
+"""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from overt import _check
-from overt._check import InputError, bounded, namespace
+from overt._check import InputError, InputTypeError, bounded, namespace
 from overt._types import Array
+from overt.noise.blocks import DropBlock
+from overt.noise.masks import DropConnect, Dropout, Noise
+
+__all__ = [
+    "KSupport",
+    "Schatten",
+    "SpectralNorm",
+    "SquaredNuclear",
+    "WeightedTrace",
+    "factorization_cost",
+    "induced",
+    "nu",
+]
 
 
 class SpectralNorm(ABC):
@@ -287,3 +309,176 @@ def _singular_values(A: Array) -> Array:
 def spectrum_of(s: Any, name: str = "s") -> Array:
     """Return a spectrum as a vector of finite numbers."""
     return _check.floating(name, s, ndim=1)
+
+
+@dataclass(frozen=True)
+class Schatten(SpectralNorm):
+    """(sum_i |s_i|^p)^(2/p); a quasi-norm for p < 1. Depth L with weight decay induces p = 2/L."""
+
+    p: float
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.p, float) and self.p == math.inf):
+            object.__setattr__(self, "p", _check.number("p", self.p, exclusive=True))
+
+    @bounded
+    def value(self, s: Array) -> Array:
+        """(sum_i |s_i|^p)^(2/p)."""
+        s = spectrum_of(s)
+        xp = namespace(s)
+        size = xp.abs(s)
+        largest = xp.max(size)
+        if self.p == math.inf or bool(largest == 0):
+            return largest**2
+        return largest**2 * xp.sum((size / largest) ** self.p) ** (2 / self.p)
+
+    @bounded
+    def dual(self, s: Array) -> Array:
+        """Return the value for the conjugate exponent q, 1/p + 1/q = 1; needs p >= 1."""
+        if self.p < 1:
+            raise InputError(f"the dual norm needs p >= 1, got p = {self.p}")
+        if self.p == 1:
+            return Schatten(math.inf).value(s)
+        return Schatten(1.0 if self.p == math.inf else self.p / (self.p - 1)).value(s)
+
+    @bounded
+    def prox(self, s: Array, weight: float) -> Array:
+        """Return the closed form, which exists for p = 1, 2 and infinity."""
+        s, w = spectrum_of(s), _check.number("weight", weight)
+        if self.p == 1:
+            return SquaredNuclear().prox(s, w)
+        if self.p == 2:
+            return s / (1 + w)
+        return s - self.shrinkage(s, w)
+
+    @bounded
+    def shrinkage(self, s: Array, weight: float) -> Array:
+        """Return s - prox(s, weight), for p = 1, 2 and infinity."""
+        s, w = spectrum_of(s), _check.number("weight", weight)
+        if self.p == 1:
+            return SquaredNuclear().shrinkage(s, w)
+        if self.p == 2:
+            return s * w / (1 + w)
+        if self.p == math.inf:
+            # Moreau: the conjugate of w |a|_inf^2 under this scaling is |.|_1^2 / w.
+            return s * 0.0 if w == 0 else SquaredNuclear().prox(s, 1 / w)
+        raise InputError(
+            f"the proximal map is known for p = 1, 2 and infinity, got p = {self.p}"
+        )
+
+
+class WeightedTrace:
+    """|diag(sqrt p) A diag(sqrt q)|_*^2, which completion under a product law induces.
+
+    Parameters
+    ----------
+    row_weights, col_weights
+        p and q, the probabilities (or any positive weights) of the rows and columns.
+
+    Notes
+    -----
+    Thesis, Proposition 4: dropout with entries drawn from p(i) q(j) induces (lam/d) times this.
+    `matrix_prox` is taken in the geometry of the sampling law,
+    argmin_B sum_ij p_i q_j (A_ij - B_ij)^2 + weight * matrix_value(B).
+    """
+
+    def __init__(self, row_weights: Array, col_weights: Array) -> None:
+        self.row_weights = _positive("row_weights", row_weights)
+        self.col_weights = _positive("col_weights", col_weights)
+
+    def __repr__(self) -> str:
+        return f"WeightedTrace({self.row_weights!r}, {self.col_weights!r})"
+
+    @bounded
+    def weigh(self, A: Array) -> Array:
+        """diag(sqrt p) A diag(sqrt q)."""
+        A = self._fitting(A)
+        return self.row_weights[:, None] ** 0.5 * A * self.col_weights[None, :] ** 0.5
+
+    @bounded
+    def unweigh(self, B: Array) -> Array:
+        """diag(p)^(-1/2) B diag(q)^(-1/2)."""
+        B = self._fitting(B)
+        return B / (self.row_weights[:, None] ** 0.5 * self.col_weights[None, :] ** 0.5)
+
+    @bounded
+    def matrix_value(self, A: Array) -> Array:
+        """|diag(sqrt p) A diag(sqrt q)|_*^2."""
+        return SquaredNuclear().matrix_value(self.weigh(A))
+
+    @bounded
+    def matrix_dual(self, A: Array) -> Array:
+        """Return the largest squared singular value of diag(p)^(-1/2) A diag(q)^(-1/2)."""
+        return SquaredNuclear().matrix_dual(self.unweigh(A))
+
+    @bounded
+    def matrix_prox(self, A: Array, weight: float) -> Array:
+        """argmin_B sum_ij p_i q_j (A_ij - B_ij)^2 + weight * matrix_value(B)."""
+        return self.unweigh(SquaredNuclear().matrix_prox(self.weigh(A), weight))
+
+    def _fitting(self, A: Array) -> Array:
+        A = _check.matrix("A", A)
+        _check.same_library(
+            A=A, row_weights=self.row_weights, col_weights=self.col_weights
+        )
+        expected = (self.row_weights.shape[0], self.col_weights.shape[0])
+        if tuple(A.shape) != expected:
+            raise InputError(
+                f"A must be {expected[0]} x {expected[1]}, got {tuple(A.shape)}"
+            )
+        return A
+
+
+def nu(widths: Sequence[int], drop_prob: Any) -> float:
+    """prod_j (1 + lam_j / d_j) - 1 over the hidden widths d_j.
+
+    The effective regularization parameter of deep dropout (thesis, Definition 4, whose sum over
+    choices of layers this product equals). `drop_prob` is one number or one per hidden layer.
+
+    Examples
+    --------
+    >>> import overt
+    >>> round(overt.spectral.nu([2, 4], drop_prob=0.5), 6)  # (1 + 1/2)(1 + 1/4) - 1
+    0.875
+    """
+    d = _check.widths(widths)
+    probs = _check.drop_probs(drop_prob, len(d))
+    return math.expm1(
+        sum(math.log1p(p / (1 - p) / width) for p, width in zip(probs, d, strict=True))
+    )
+
+
+@bounded
+def factorization_cost(s: Array, depth: int) -> Array:
+    """L sum_i s_i^(2/L) = min |theta|^2 over L-layer linear factorizations (one-way jumps, 2.2)."""
+    s, L = _check.floating("s", s, ndim=1), _check.whole("depth", depth)
+    xp = namespace(s)
+    return L * xp.sum(xp.abs(s) ** (2 / L))
+
+
+def induced(noise: Noise, width: int) -> tuple[float, SpectralNorm]:
+    """Return (weight, norm): the noise at this width costs at least weight * norm.value(s).
+
+    s is the spectrum of A C^(1/2) for a network map A. Dropout and DropConnect: (lam/d) times the
+    squared nuclear norm (DropConnect with diag(C) in place of C). DropBlock on a grid of blocks of
+    b: (lam b/d) times the squared k-support norm with k = b. The bound is attained by balanced
+    factors for Dropout and DropConnect with d >= rank, and for DropBlock with enough blocks.
+    """
+    d = _check.whole("width", width)
+    match noise:
+        case Dropout(drop_prob=float()) | DropConnect():
+            return noise.strength / d, SquaredNuclear()
+        case DropBlock(placement="grid", block_size=b):
+            noise.mean(d)  # the grid must fit
+            return noise.strength * b / d, KSupport(b)
+    raise InputTypeError(
+        "an induced norm is known for Dropout with one drop_prob, DropConnect, and DropBlock with "
+        f"placement='grid', got {noise!r}"
+    )
+
+
+def _positive(name: str, value: Any) -> Array:
+    value = _check.floating(name, value, ndim=1)
+    if not bool(namespace(value).all(value > 0)):
+        raise InputError(f"{name} must be positive, got {value!r}")
+    return value
