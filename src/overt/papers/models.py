@@ -77,6 +77,40 @@ def mlp(inputs: int, classes: int, width: int = 100) -> nn.Sequential:
     )
 
 
+class Stack(nn.Module):  # type: ignore[misc]
+    """Copies of networks by `mlp`, side by side; a batch has as many points for each of them.
+
+    The points of the first network come first. A batch that cannot be divided is filled up.
+    """
+
+    def __init__(self, networks: Sequence[nn.Sequential]) -> None:
+        super().__init__()
+        weights = zip(*(network.parameters() for network in networks), strict=True)
+        self.weights = nn.ParameterList(torch.stack(part).detach() for part in weights)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits of the points."""
+        V, b, U, c = self.weights
+        x = x.flatten(1)
+        missing = -len(x) % len(V)
+        if missing:
+            filled = torch.cat([x, x.new_zeros(missing, x.shape[1])])
+            return self.forward(filled)[: len(x)]
+        h = relu(torch.baddbmm(b[:, None], x.view(len(V), -1, x.shape[1]), V.mT))
+        return torch.baddbmm(c[:, None], h, U.mT).flatten(0, 1)
+
+    def unstacked(self) -> list[nn.Sequential]:
+        """Return the networks, one by one."""
+        _, width, inputs = self.weights[0].shape
+        networks = []
+        for parts in zip(*self.weights, strict=True):
+            network = mlp(inputs, parts[-1].numel(), width)
+            for own, part in zip(network.parameters(), parts, strict=True):
+                own.data = part.detach()
+            networks.append(network)
+        return networks
+
+
 def descend(
     model: nn.Module,
     x: Tensor,
