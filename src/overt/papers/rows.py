@@ -39,7 +39,7 @@ class Stored:
     commit
         The commit of the code; "+" at its end means that files had been changed since.
     code
-        A digest of the source of the figure's module.
+        A digest of the code that measured it, `code_digest` of the figure.
     data
         Digests of the data files that the row was computed from.
     """
@@ -162,17 +162,43 @@ def _git(folder: Path, *words: str) -> str:
 
 
 def code_digest(figure: Figure) -> str:
-    """Return a digest of the module that measures the figure; formatting does not change it."""
-    source = inspect.getsourcefile(inspect.unwrap(figure.run))
+    """Return a digest of the function that measures the figure and what it uses of its module."""
+    run = inspect.unwrap(figure.run)
+    source = inspect.getsourcefile(run)
     if source is None or not Path(source).exists():
         return ""
-    return _module_digest(source)
+    return source_digest(Path(source).read_text(encoding="utf-8"), run.__name__)
 
 
 @cache
-def _module_digest(path: str) -> str:
-    tree = ast.parse(Path(path).read_text(encoding="utf-8"))
-    return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()[:12]
+def source_digest(source: str, name: str) -> str:
+    """Return a digest of a function of a module, and of all that it uses of the module.
+
+    Formatting, comments and docstrings do not change it, nor does the rest of the module.
+    """
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node):
+            del node.body[0]
+    defined: dict[str, ast.stmt] = {}
+    for statement in tree.body:
+        if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+            defined[statement.name] = statement
+        elif isinstance(statement, ast.Assign | ast.AnnAssign):
+            defined |= dict.fromkeys(_names(statement), statement)
+    used: dict[str, str] = {}
+    waiting = [name]
+    while waiting:
+        name = waiting.pop()
+        if name in defined and name not in used:
+            used[name] = ast.unparse(defined[name])
+            waiting += _names(defined[name])
+    text = "\n".join(used[name] for name in sorted(used))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _names(statement: ast.stmt) -> list[str]:
+    return [part.id for part in ast.walk(statement) if isinstance(part, ast.Name)]
 
 
 def data_digests(params: Params) -> dict[str, str]:
