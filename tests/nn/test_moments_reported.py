@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from nn_enumerated import Noisy, enumerated_moments
@@ -564,3 +565,89 @@ def test_functions_of_masked_blocks_are_those_of_all_masks():
 def test_samples_of_a_batch_whose_noise_meets_closed_units_have_variance_zero():
     model = nn.Sequential(nn.Dropout(0.5), nn.ReLU())
     assert not mc_moments(model, -torch.ones(2, 3), 200, seed=0).variance.any()
+
+
+def sampled_outputs(model, x, n=20_000):
+    """Return n outputs with the noise on, as they come from many copies of the rows."""
+    with torch.no_grad():
+        return model.train()(x.repeat(n, *[1] * (x.ndim - 1))).unflatten(0, (n, -1))
+
+
+PAIRS = CovarianceDropout(
+    np.full(64, 0.5),
+    0.25 * np.eye(64) + 0.1 * np.kron(np.eye(32), 1 - np.eye(2)),
+    "bernoulli",
+)
+
+CLOSED = {
+    "ReLU": [nn.ReLU()],
+    "norm first": [nn.BatchNorm1d(64).eval(), nn.ReLU()],
+    "tanh": [nn.Tanh()],
+}
+
+
+@pytest.mark.parametrize("name", CLOSED)
+@pytest.mark.parametrize("mask", [nn.Dropout(0.5), PAIRS], ids=["dropout", "pairs"])
+def test_dropout_of_random_values_is_no_normal_number(name, mask):
+    """Means were off by a whole standard deviation: dropped units are 0, not spread around it."""
+    torch.manual_seed(0)
+    start = [nn.Linear(16, 64), nn.ReLU(), nn.Dropout(0.3), nn.Linear(64, 64)]
+    model = nn.Sequential(*start, mask, *CLOSED[name], nn.Linear(64, 4))
+    x = torch.randn(4, 16)
+    found = predictive_moments(model, x, draws=0)
+    model.train()
+    for module in model:
+        if isinstance(module, nn.BatchNorm1d):
+            module.eval()
+    with torch.no_grad():
+        samples = model(x.repeat(20_000, 1)).unflatten(0, (-1, 4))
+    mean, sd = samples.mean(0), samples.std(0)
+    assert ((found.mean - mean).abs() <= 0.06 * sd).all()  # chance: .02
+    assert ((found.std - sd).abs() <= 0.06 * sd).all()
+
+
+def test_samples_of_a_misjudged_deviation_still_cover_the_mean():
+    """Two channels a group: the deviation is 30 % too small, and so was the sampled error."""
+    within = []
+    for seed in range(8):
+        torch.manual_seed(seed)
+        layers = [nn.Conv2d(3, 8, 3), nn.Dropout2d(0.3), nn.GroupNorm(4, 8)]
+        model = nn.Sequential(*layers, nn.Flatten())
+        x = torch.randn(4, 3, 6, 6)
+        found = predictive_moments(model, x, seed=seed)
+        mean = sampled_outputs(model, x, 10_000).mean(0)
+        within.append(((found.mean - mean).abs() <= found.mean_error).float().mean())
+    assert float(torch.stack(within).mean()) > 0.9
+
+
+BENT = {
+    "softmax": [nn.Linear(16, 5), nn.Softmax(1)],
+    "norm": [nn.Unflatten(1, (8, 2)), nn.GroupNorm(4, 8), nn.Flatten()],
+    "largest": [nn.Linear(16, 5), nn.AdaptiveMaxPool1d(1)],
+}
+
+
+@pytest.mark.filterwarnings("ignore:the noise adds")
+@pytest.mark.parametrize("name", BENT)
+def test_a_penalty_that_is_approximated_says_how_far_it_is_off(name):
+    """It was off by up to a factor of two, with an error of 0."""
+    covered = []
+    for seed in range(6):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Dropout(0.4), *BENT[name])
+        x = 2 * torch.randn(4, 16)
+        found = explicit_penalty(model, x, seed=seed)
+        samples = sampled_outputs(model, x)
+        variance = float(samples.var(0).flatten(1).sum(1).mean())
+        assert not found.exact
+        assert found.terms[0].error == found.error
+        value = float(found.value.detach())
+        covered.append(abs(value - variance) <= 2 * found.error)
+    assert sum(covered) >= 5
+
+
+def test_a_penalty_that_is_exact_has_no_error():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 2))
+    found = explicit_penalty(model, torch.randn(3, 4), torch.randn(3, 2))
+    assert found.exact
+    assert found.error == 0.0

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from overt.nn.graph.record import UnsupportedError, aten, op_info
-from overt.nn.moments.linear_rules import add, linear, multiply, windows
+from overt.nn.moments.linear_rules import add, linear, windows
+from overt.nn.moments.pointwise_rules import pointwise
 from overt.nn.moments.registry import rule, unknown_operation
 from overt.nn.moments.values import (
     SETTINGS,
@@ -132,9 +133,10 @@ def _scale_and_shift(
     """Return x * weight + bias, the first result of each norm."""
     if weight is not None:
         weight = weight.reshape(shape) if isinstance(weight, Tensor) else weight
-        x = multiply(run, x, weight)
+        x = pointwise(run, aten.mul.Tensor, (x, weight), {})
     if bias is not None:
-        x = add(run, x, bias.reshape(shape) if isinstance(bias, Tensor) else bias)
+        bias = bias.reshape(shape) if isinstance(bias, Tensor) else bias
+        x = pointwise(run, aten.add.Tensor, (x, bias), {})
     return [x]
 
 
@@ -172,9 +174,9 @@ def batch_norm(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
         dims = tuple(i for i in range(len(x.shape)) if i != 1)
         out = standardize(run, x.moments(run), dims, more[-1], center=True)
         return _scale_and_shift(run, out, weight, bias, shape)
-    scale = torch.rsqrt(square + more[-1])
-    out = add(run, x, -center.reshape(shape))
-    out = multiply(run, out, scale.reshape(shape))
+    scale = torch.rsqrt(square + more[-1]).reshape(shape)
+    out = pointwise(run, aten.sub.Tensor, (x, center.reshape(shape)), {})
+    out = pointwise(run, aten.mul.Tensor, (out, scale), {})
     return _scale_and_shift(run, out, weight, bias, shape)
 
 

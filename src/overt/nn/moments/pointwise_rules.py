@@ -74,7 +74,7 @@ def pointwise(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
         if affine is not None:
             out.found = affine.found
             out.affine = first.affine
-        elif root.law is None and first.affine:
+        elif root.law is None and first.affine and root.integrated_over == (root,):
             out.found = _closed_form(run, name, first, kwargs)
     return out
 

@@ -317,6 +317,7 @@ def combine_with_samples(found: Moments, sums: SampleSums) -> Moments:
     unit = torch.where(sd > 0, sd, 1.0)
     firsts, squares = group_deviations(found, sums)
     of_mean, of_std = sums.relative_errors
+    of_mean = of_mean * torch.where(seen, sampled_sd / unit, 1.0)
     away = torch.where(seen, (sums.mean - mean) / unit, 0.0)
     move, mean_left = _weigh(away, firsts, found.mean_error / unit / LEVEL, of_mean)
     away = torch.where(seen, sampled_sd / unit, 1.0).log()

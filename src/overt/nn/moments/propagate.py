@@ -156,13 +156,15 @@ def masked_by_layer(run: Propagation, layer: Any, given: Any) -> Any:
         away = layer(torch.ones_like(mean)) - 1
     else:
         away = run.source(strength, covariance=covariance)
-    if x is None and layer.two_valued:
+    coins = None
+    if layer.two_valued:
         # Functions of x o m are functions of the coins m, 0 or 1 / P(m > 0) = 1 + strength.
         ones = torch.ones_like(mean)
         nodes = torch.stack([torch.zeros_like(mean), 1 + strength])
         law = Law(nodes, torch.stack([strength, ones]) / (1 + strength))
         coins = RandomTensor(ones, strength, away, noises, law, independent=False)
-        return pointwise(run, aten.mul.Tensor, (Value(coins), mean), {})
+        if x is None:
+            return pointwise(run, aten.mul.Tensor, (Value(coins), mean), {})
     own = run.fixed(mean) * away
     var = strength * mean * mean
     if x is None:
@@ -193,6 +195,8 @@ def masked_by_layer(run: Propagation, layer: Any, given: Any) -> Any:
             known=exact,
             derived=max(1, x.derived),
             independent=False,
+            roots=() if coins is None else ((given.root, coins),),
+            function=lambda points, cache: given.at(points, cache) * points[coins],
         )
     )
 

@@ -132,6 +132,24 @@ class RandomTensor:
     roots: tuple[tuple[RandomTensor, ...], ...] = ()
     function: Function | None = None
 
+    @property
+    def is_coin(self) -> bool:
+        """Whether its entries are random calls with but two values."""
+        return self.law is not None and self.law.is_coin
+
+    @property
+    def integrated_over(self) -> tuple[RandomTensor, ...]:
+        """What functions of it are integrated over: itself, or independent roots with a coin.
+
+        Dropout of random values is far from normal: it is 0 with the probability of a drop.
+        """
+        for roots in self.roots:
+            shared = len(frozenset().union(*(root.noises for root in roots)))
+            independent = shared == sum(len(root.noises) for root in roots)
+            if independent and any(root.is_coin for root in roots):
+                return roots
+        return (self,)
+
     def changed(self, **changes: Any) -> RandomTensor:
         """Return another tensor made of it, with the same flags but for the changes."""
         defaults = {"law": None, "product": None, "roots": (), "function": None}
@@ -267,8 +285,9 @@ class Value:
     def moments(self, run: Propagation) -> RandomTensor:
         """Return mean, variance and deviation."""
         if self.found is None:
+            roots = self.root.integrated_over
             self.found = integrate(
-                run, (self.root,), self.at, self.shape, positive=self.positive
+                run, roots, self.at, self.shape, positive=self.positive
             )
         if not self.enumerated and self.found.exact:
             self.found = replace(self.found, exact=False)
@@ -289,10 +308,11 @@ def integrate(
     the mean slopes s = Cov(x, f) / Var x; what they leave of Var f is a separate source.
     """
     single = len(roots) == 1
-    count = SETTINGS.nodes[len(roots) - 1]
-    if run.sampled and single:
+    normal = sum(not root.is_coin for root in roots)
+    count = SETTINGS.nodes[max(normal - 1, 0)]
+    if run.sampled and normal == 1:
         count = SETTINGS.training_nodes
-    by_law = [r.law is not None and (single or r.law.is_coin) for r in roots]
+    by_law = [r.law is not None and (single or r.is_coin) for r in roots]
     rules = [
         (root.law.nodes, root.law.weights) if known and root.law else HERMITE[count]
         for root, known in zip(roots, by_law, strict=True)
@@ -339,7 +359,7 @@ def integrate(
     mean, var, dev = (t.expand(shape) for t in (mean, var, dev))
     first = roots[0]
     same = single and first.mean.shape == mean.shape
-    if single and first.law is not None and first.law.is_coin:
+    if single and first.is_coin:
         # A function of a coin is affine in it: the slope leaves nothing.
         alone = first.independent and same
         return first.changed(mean=mean, var=var, dev=dev, independent=alone)
