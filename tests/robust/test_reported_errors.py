@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 
 import numpy as np
 import pytest
@@ -532,3 +533,141 @@ def test_a_loader_and_a_threat_by_keyword_were_refused():
     found = robust_error(model, loader, threat=Linf(0.05), budget=24, queries=0)
     assert found.points == 20
     assert inspect.signature(strongest).parameters["y"].default is None
+
+
+class Written(nn.Module):
+    """A hidden layer, what a function makes of it, and a top layer."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.first, self.top = nn.Linear(8, 12), nn.Linear(12, 3)
+        self.change = change
+
+    def forward(self, v):
+        return self.top(self.change(self.first(v)))
+
+
+def add_to_a_view(h):
+    part = h[:, :4]
+    part += 1
+    return h.relu()
+
+
+def scale_in_place(h):
+    h *= 2
+    return h.relu()
+
+
+def add_to_another_name(h):
+    again = h
+    again -= 1
+    return (h + again).relu()
+
+
+@pytest.mark.parametrize("change", [add_to_a_view, scale_in_place, add_to_another_name])
+def test_arithmetic_in_place_was_read_as_new_values(change):
+    torch.manual_seed(0)
+    model, x = Written(change).eval(), torch.rand(5, 8)
+    with pytest.raises(InputError, match="certify does not model i"):
+        robust_error(model, x, model(x).argmax(1), Linf(0.01), certify=True, budget=24)
+
+
+def test_a_model_with_little_noise_was_certified():
+    torch.manual_seed(0)
+    model, x = Written(lambda h: h.relu() + 1e-4 * torch.randn(12)), torch.rand(9, 8)
+    with pytest.raises(InputError, match="not random"):
+        robust_error(model, x, model(x).argmax(1), Linf(0.01), certify=True, budget=24)
+
+
+CERTIFIED = {
+    "sizes as a list": (
+        nn.Sequential(nn.MaxPool2d([2, 3]), nn.Flatten(), nn.Linear(8, 3)),
+        torch.rand(6, 1, 8, 6),
+    ),
+    "one logit without an axis": (
+        nn.Sequential(nn.Linear(5, 1), nn.Flatten(0)),
+        torch.rand(6, 5),
+    ),
+    "dropout before a rectifier in place": (
+        nn.Sequential(
+            nn.Linear(5, 4), nn.Dropout(), nn.ReLU(inplace=True), nn.Linear(4, 3)
+        ),
+        torch.rand(6, 5),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CERTIFIED)
+def test_networks_that_certify_failed_on(name):
+    model, x = CERTIFIED[name]
+    model.eval()
+    f = model(x).detach()
+    y = f.argmax(1) if f.ndim == 2 else (f > 0).long()
+    found = robust_error(model, x, y, Linf(1e-4), certify=True, budget=24, queries=0)
+    assert found.proved.any()
+    assert not found.success[found.proved].any()
+
+
+class Doubling(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = net()
+
+    def forward(self, v):
+        v *= 2
+        return self.net(v)
+
+
+@pytest.mark.parametrize("attack", [PGD(L2(2.0)), Square(L2(2.0), queries=20)])
+def test_a_model_that_changes_its_inputs_changed_the_users(attack):
+    model, x = Doubling(), torch.rand(12, 8)
+    given = x.clone()
+    y = model(x.clone()).argmax(1)
+    found = attack(model, x, y)
+    assert torch.equal(x, given)
+    fooled = model(found.x.clone()).argmax(1) != y
+    assert torch.equal(fooled, found.success)
+    assert bool(fooled.any())
+
+
+def test_training_took_limits_of_single_points_for_other_points():
+    x, y = torch.rand(10, 8), torch.arange(10) % 3
+    mask = torch.rand(10, 8) > 0.5
+    for attack in (PGD(L2(0.2, mutable=mask)), PGD(L2(0.2), target=(y + 1) % 3)):
+        with pytest.raises(InputError, match="must be a number or an array that fits"):
+            adversarial_train(net(), (x, y), attack, epochs=1)
+
+
+def test_targeted_attacks_on_labels_followed_gradients_that_are_not_there():
+    torch.manual_seed(0)
+    model, x = net(), torch.rand(30, 8)
+    y = model(x).argmax(1)
+    target = (y + 1) % 3
+    found = strongest(
+        lambda v: model(v).argmax(1), x, y, L2(4.0), target=target, queries=1000
+    )
+    assert found.gradients == 0
+    assert torch.equal(model(found.x).argmax(1) == target, found.success)
+    assert int(found.success.sum()) >= 10
+
+
+@pytest.mark.parametrize("samples", [0, 30])
+def test_a_keyboard_interrupt_while_scoring_lost_what_was_found(samples):
+    model, x = net(), torch.rand(20, 8)
+    y = model(x).argmax(1)
+    calls = itertools.count()
+    last = np.inf
+
+    def noisy(v):
+        if next(calls) == last:
+            raise KeyboardInterrupt
+        return model(v) + (0.01 * torch.randn(1) if samples else 0)
+
+    attack = PGD(L2(4.0), steps=5)
+    whole = attack(noisy, x, y)
+    last = next(calls) - 1 - samples
+    calls = itertools.count()
+    found = attack(noisy, x, y)
+    assert str(found.status) == "interrupted"
+    assert torch.equal(found.x, whole.x) or samples
+    assert int(found.success.sum()) > 0

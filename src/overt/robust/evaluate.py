@@ -24,6 +24,9 @@ from overt.robust.certify.network import ReluNetwork
 from overt.robust.models import BATCH_SIZE, Model, ModelOptions
 from overt.robust.threats import Threat
 
+MAX_ROUNDING = 100
+"""Machine epsilons of the largest logit by which two evaluations of a model may differ."""
+
 
 @dataclass(frozen=True, repr=False, eq=False)
 class RobustError(Result):
@@ -186,7 +189,8 @@ def robust_error(
             else:
                 state.flag_saturation(attack)
                 state.run(attack)
-            if network is not None and radius == threat.radius:
+            stopped = state.status is Status.INTERRUPTED
+            if network is not None and radius == threat.radius and not stopped:
                 proved = _decide(state, network, float(seconds))
             moved = state.stored()
             rate = state.success_rate(moved)[1]
@@ -224,7 +228,11 @@ def robust_error(
 
 def _network(state: AttackState) -> ReluNetwork:
     """Return the state's model as a network to certify, or say why there is none."""
-    if state.targeted or state.random:
+    again = state.adapter.all_logits(state.x, state.batch_size)
+    # Noise too small to count as random may still move points that lie near a boundary.
+    rounding = MAX_ROUNDING * state.adapter.precision * float(again.abs().max())
+    same = torch.allclose(again, state.clean, rtol=0, atol=rounding)
+    if state.targeted or state.random or not same:
         raise InputError(
             "certify needs a model that is not random, and any wrong class to count"
         )
@@ -237,17 +245,18 @@ def _decide(state: AttackState, network: ReluNetwork, seconds: float) -> Bools:
     left = state.left
     proved = np.zeros(len(state.x), bool)
     with state.stage("certificate"):
-        region = state.region.take(left).to(torch.device("cpu")).to(torch.float64)
+        region = state.region.take(left).changed(lambda part: part.cpu().double())
         decision = decide(network, region, state.y[left].cpu(), seconds)
         proved[left.cpu().numpy()] = decision.proved
-        for i in np.flatnonzero(decision.lead >= 0).tolist():
-            row = left[i : i + 1]
-            batch = state.batch(row)
-            delta = torch.from_numpy(decision.x[i]) - region.x[i]
-            found = batch.region.project(delta[None].to(batch.region.x))
-            value, fooled = batch.evaluate(batch.region.store_exactly(found).to(found))
-            if bool(fooled):
-                state.best.enter(row, found, value, fooled)
+        delta = torch.from_numpy(decision.x) - region.x
+        leads = np.flatnonzero(decision.lead >= 0)
+        if len(leads):
+            rows = left[leads]
+            batch = state.batch(rows)
+            found = batch.region.project(delta[leads].to(batch.region.x))
+            stored = batch.region.store_exactly(found).to(found)
+            value, fooled = batch.evaluate(stored)
+            state.best.enter(rows, found, value, fooled)
         if decision.status is Status.INTERRUPTED:
             state.status = decision.status
     return proved

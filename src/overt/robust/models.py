@@ -109,6 +109,7 @@ class ModelAdapter:
             raise InputError("x must hold inputs with one row for each point each")
         self.scale = _scale(options.get("mean"), options.get("std"), self.x)
         self.hard_labels = False
+        self._overwrites = False  # whether the model changes its inputs in place
         self._label_count = 0
         self._columns = 0
 
@@ -120,6 +121,8 @@ class ModelAdapter:
         x = x.view(len(x), *self.x.shape[1:])
         if self.scale is not None:
             x = (x - self.scale[0]) / self.scale[1]
+        elif self._overwrites:
+            x = x.clone()
         arguments = self._arguments(x.to(self._format), rows)
         samples = [
             self._columns_of(call_model(self.model, arguments, self.output), len(x))
@@ -176,13 +179,14 @@ class ModelAdapter:
 
     def find_randomness(self) -> Tensor:
         """Return at which of the first inputs two evaluations differ; choose `samples` by it."""
-        count = min(CHECKED_POINTS, len(self.x))
-        x = self.x[:count]
-        rows = torch.arange(count, device=self.device)
+        first = self.x[:CHECKED_POINTS]
+        rows = torch.arange(len(first), device=self.device)
+        # A few points need more evaluations to show a difference.
+        copies = [first.clone() for _ in range(2 + 8 // len(first))]
         with torch.no_grad():
-            # A few points need more evaluations to show a difference.
-            values = torch.stack([self.logits(x, rows) for _ in range(2 + 8 // count)])
-        scale = max(float(values.abs().amax()), torch.finfo(x.dtype).tiny)
+            values = torch.stack([self.logits(x, rows) for x in copies])
+        self._overwrites = copies[0]._version > 0
+        scale = max(float(values.abs().amax()), torch.finfo(values.dtype).tiny)
         random = (values.amax(0) - values.amin(0)).amax(1) > RANDOM_DIFFERENCE * scale
         if self.chooses_samples and bool(random.any()):
             self.samples = RANDOM_SAMPLES

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from typing import Any, ClassVar, Self, TypeAlias
 
 import torch
@@ -75,7 +77,8 @@ class Threat(ABC):
                 f"bounds must be None or a pair (low, high), got {self.bounds!r:.80}"
             )
         low, high = (as_tensor("bounds", part) for part in self.bounds)
-        if not (bool((low <= high).all()) and bool((low < high).any())):
+        ordered = bool((low <= high).all())
+        if not (ordered and bool((low < high).any())):
             raise InputError(
                 f"bounds must be (low, high) with low below high, got {self.bounds!r:.80}"
             )
@@ -97,7 +100,9 @@ class Threat(ABC):
             return limits
         flat = x.flatten(1)
         mutable = _fit("mutable", self.mutable, x).bool()
-        low, high = limits or (flat - UNLIMITED, flat + UNLIMITED)
+        if limits is None:
+            limits = flat - UNLIMITED, flat + UNLIMITED
+        low, high = limits
         return torch.where(mutable, low, flat), torch.where(mutable, high, flat)
 
     def _given_bounds(self, x: Tensor) -> Limits:
@@ -121,10 +126,14 @@ class Threat(ABC):
         if not self.radius < torch.finfo(x.dtype).max ** 0.4:
             raise InputError(f"the radius must fit {x.dtype}, got {self.radius:g}")
         flat = x.flatten(1).contiguous()
-        limits = self.input_bounds(x)
-        if limits is not None:
-            limits = (limits[0].expand_as(flat), limits[1].expand_as(flat))
-        return Region(self, flat, limits, storage or x.dtype, self.radius)
+        found = Region(
+            threat=self,
+            x=flat,
+            limits=self.input_bounds(x),
+            storage=storage or x.dtype,
+            radius=self.radius,
+        )
+        return found.changed(lambda part: part.expand_as(flat))
 
     def size(self, delta: Tensor) -> Tensor:
         """Return the norm of each row in double precision, (points,)."""
@@ -243,19 +252,16 @@ class Region:
             moved = torch.where(over, smaller, moved)
         return torch.where(over, self.x.to(self.storage), moved)
 
-    def to(self, target: torch.device | torch.dtype) -> Region:
-        """Return the region on another device or in another number format."""
+    def changed(self, change: Callable[[Tensor], Tensor]) -> Region:
+        """Return the region with points and limits changed in the same way."""
         limits = self.limits
         if limits is not None:
-            limits = (limits[0].to(target), limits[1].to(target))
-        return dataclasses.replace(self, x=self.x.to(target), limits=limits)
+            limits = change(limits[0]), change(limits[1])
+        return dataclasses.replace(self, x=change(self.x), limits=limits)
 
     def take(self, rows: Tensor) -> Region:
         """Return the region of some of the points."""
-        limits = self.limits
-        if limits is not None:
-            limits = (limits[0][rows], limits[1][rows])
-        return dataclasses.replace(self, x=self.x[rows], limits=limits)
+        return self.changed(itemgetter(rows))
 
 
 @dataclass(frozen=True, eq=False)

@@ -162,6 +162,17 @@ class BestIterates:
         self.queries += other.queries
 
 
+def bisect(holds: Callable[[Tensor], Tensor], high: Tensor, halvings: int) -> Tensor:
+    """Return about the smallest value up to `high` of each point at which a condition holds."""
+    low = torch.zeros_like(high)
+    for _ in range(halvings):
+        middle = (low + high) / 2
+        true = holds(middle)
+        low = torch.where(true, low, middle)
+        high = torch.where(true, middle, high)
+    return high
+
+
 def slope(value: Tensor, x: Tensor, *, retain: bool = False) -> Tensor:
     """Return the gradient of each point's value, zero if it does not depend on x at all."""
     if not value.requires_grad:
@@ -322,16 +333,23 @@ class AttackState:
     ) -> tuple[Tensor, Tensor]:
         """Return logits at x and the rate of success, over fresh samples of a random model."""
         total = samples or (SCORING_SAMPLES if self.random else 1)
-        averaged, self.adapter.samples = self.adapter.samples, 1
+        averaged = self.adapter.samples
+        self.adapter.samples = 1
         hits = torch.zeros_like(self.best.value)
+        done = 0
         try:
             for _ in range(total):
                 after = self.adapter.all_logits(x, self.batch_size)
                 finite = torch.isfinite(after).all(1)
                 hits += finite & is_fooled(after, self.y, self.target, self.targeted)
+                done += 1
+        except KeyboardInterrupt:
+            self.status = Status.INTERRUPTED
+            if done == 0:  # what was found is still scored
+                return self.success_rate(x, 1)
         finally:
             self.adapter.samples = averaged
-        return after, hits / total
+        return after, hits / done
 
     def result(self, *, warn: bool) -> AttackResult:
         """Return the perturbed inputs, with success and loss recomputed there."""
@@ -478,7 +496,7 @@ class Attack(ABC):
         check_threat(self.threat)
         find_loss(self.loss)
         whole("restarts", self.restarts)
-        object.__setattr__(self, "batch_size", whole("batch_size", self.batch_size))
+        whole("batch_size", self.batch_size)
         whole("seed", self.seed, minimum=0)
 
     @property

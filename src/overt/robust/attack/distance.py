@@ -18,9 +18,14 @@ import torch
 from torch import Tensor
 
 from overt._check import InputError, whole
-from overt.results import Result, Status
-from overt.robust.attack.base import AttackState, Batch, likely_rivals, slope
-from overt.robust.attack.results import Stage, report
+from overt.robust.attack.base import (
+    AttackState,
+    Batch,
+    bisect,
+    likely_rivals,
+    slope,
+)
+from overt.robust.attack.results import AttackResult, report
 from overt.robust.losses import LOSSES, lead_of_rival
 from overt.robust.models import BATCH_SIZE, Model, ModelOptions
 from overt.robust.threats import Region, Threat
@@ -45,7 +50,7 @@ MIN_SLOPE = 1e-30
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class MinimumDistance(Result):
+class MinimumDistance(AttackResult):
     """The nearest perturbed inputs that were found to fool the model.
 
     Attributes
@@ -55,23 +60,14 @@ class MinimumDistance(Result):
     distance
         Their distance from the inputs as stored, an upper bound on that to the decision boundary: 0
         for points that are wrong to begin with, infinity where nothing was found, (points,).
-    success
-        Which points are fooled, recomputed at x, (points,).
     norm
         "l1", "l2" or "linf".
-    gradients, queries, stages, warnings, status
+    success, rate, loss, gradients, queries, flat, broken, stages, warnings, status
         As for any attack.
     """
 
-    x: Tensor
     distance: Tensor
-    success: Tensor
     norm: str
-    gradients: int
-    queries: int
-    stages: tuple[Stage, ...]
-    warnings: tuple[str, ...]
-    status: Status
 
 
 def minimum_distance(
@@ -127,17 +123,13 @@ def minimum_distance(
     moved = state.x.to(result.x.dtype, copy=True)
     moved[result.success] = result.x[result.success]
     size = state.threat.size((moved.double() - state.x.double()).flatten(1))
-    return MinimumDistance(
-        x=moved,
-        distance=torch.where(result.success, size, math.inf),
-        success=result.success,
-        norm=state.threat.name,
-        gradients=result.gradients,
-        queries=result.queries,
-        stages=result.stages,
-        warnings=report(state.flags, warn=warn),
-        status=result.status,
-    )
+    found: dict[str, Any] = vars(result) | {
+        "x": moved,
+        "distance": torch.where(result.success, size, math.inf),
+        "norm": state.threat.name,
+        "warnings": report(state.flags, warn=warn),
+    }
+    return MinimumDistance(**found)
 
 
 class _Nearest:
@@ -227,20 +219,18 @@ class _Nearest:
     def _store(self) -> None:
         """Bisect the segments to the perturbations, and store the nearest in the state."""
         batch = self._batch
-        low = torch.zeros_like(self.size)
-        high = torch.ones_like(self.size)
-        for _ in range(BISECTIONS):
-            middle = (low + high) / 2
-            fooled = batch.evaluate(self._seen(self.delta * middle[:, None]))[1]
-            low = torch.where(fooled, low, middle)
-            high = torch.where(fooled, middle, high)
+
+        def fools(share: Tensor) -> Tensor:
+            return batch.evaluate(self._seen(self.delta * share[:, None]))[1]
+
+        share = bisect(fools, torch.ones_like(self.size), BISECTIONS)
         found = torch.isfinite(self.size)
-        self.delta = self.delta * high[:, None].to(self.delta)
+        self.delta = self.delta * share[:, None].to(self.delta)
         self.size = torch.where(found, self._threat.size(self.delta), math.inf)
         rows = batch.rows[found]
         self._best.delta[rows] = self.delta[found]
         self._best.fooled[rows] = True
-        self._best.queries += BISECTIONS * len(low) * batch.adapter.samples
+        self._best.queries += BISECTIONS * len(share) * batch.adapter.samples
 
 
 def _smallest_crossing(region: Region, gradient: Tensor, needed: Tensor) -> Tensor:
@@ -248,13 +238,14 @@ def _smallest_crossing(region: Region, gradient: Tensor, needed: Tensor) -> Tens
 
     The most that a ball of radius r allows is reached by its linear maximizer and grows with r.
     """
-    low = torch.zeros_like(needed)
-    high = torch.full_like(needed, region.threat.radius)
-    for _ in range(LINEAR_BISECTIONS):
-        middle = (low + high) / 2
-        ball = region.with_radius(middle[:, None].to(gradient))
-        enough = (gradient * ball.linear_argmax(gradient)).sum(1) >= needed
-        high = torch.where(enough, middle, high)
-        low = torch.where(enough, low, middle)
-    beyond = (high * OVERSHOOT).clamp(max=region.threat.radius)
-    return region.with_radius(beyond[:, None].to(gradient)).linear_argmax(gradient)
+
+    def longest(radius: Tensor) -> Tensor:
+        ball = region.with_radius(radius[:, None].to(gradient))
+        return ball.linear_argmax(gradient)
+
+    def reaches(radius: Tensor) -> Tensor:
+        return (gradient * longest(radius)).sum(1) >= needed
+
+    largest = region.threat.radius
+    radius = bisect(reaches, torch.full_like(needed, largest), LINEAR_BISECTIONS)
+    return longest((radius * OVERSHOOT).clamp(max=largest))

@@ -144,10 +144,9 @@ def run_ensemble(
     if state.threat.radius == 0 or len(state.left) == 0:
         return
     common: dict[str, Any] = {"seed": seed, "batch_size": state.batch_size}
-    if state.adapter.hard_labels and not state.targeted:
-        state.run(
-            HopSkipJump(state.threat, queries=max(budget + queries, 10), **common)
-        )
+    if state.adapter.hard_labels:
+        total = budget + queries
+        state.run(HopSkipJump(state.threat, queries=total, **common))
         return
     honest = True
     with state.stage("gradient test"):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from overt._check import whole
-from overt.robust.attack.base import Attack, Batch, BestIterates, Draw
+from overt.robust.attack.base import Attack, Batch, BestIterates, Draw, bisect
 from overt.robust.losses import Loss
 from overt.robust.threats import Region
 
@@ -260,17 +260,18 @@ class _BoundaryWalk:
 
     def _shrink(self, delta: Tensor, rows: Tensor) -> None:
         """Bisect the radius on which a perturbation is projected; keep what is nearer."""
-        high = self._region.threat.size(delta)
-        low = torch.zeros_like(high)
         nearest = delta
-        for _ in range(min(BISECTIONS, self.available)):
-            middle = (low + high) / 2
-            ball = self._region.with_radius(middle[:, None].to(delta))
+
+        def fools(radius: Tensor) -> Tensor:
+            nonlocal nearest
+            ball = self._region.with_radius(radius[:, None].to(delta))
             trial = ball.project(delta)
             fooled = self._decide(trial)
             nearest = torch.where(fooled[:, None], trial, nearest)
-            high = torch.where(fooled, middle, high)
-            low = torch.where(fooled, low, middle)
+            return fooled
+
+        size = self._region.threat.size(delta)
+        bisect(fools, size, min(BISECTIONS, self.available))
         size = self._region.threat.size(nearest)
         nearer = rows & (size < self.distance)
         self.delta = torch.where(nearer[:, None], nearest, self.delta)

@@ -80,7 +80,7 @@ class AttackResult(Result):
 
     def __repr__(self) -> str:
         return (
-            f"AttackResult({int(self.success.sum())} of {len(self.success)} points fooled, "
+            f"{type(self).__name__}({int(self.success.sum())} of {len(self.success)} fooled, "
             f"x={tuple(self.x.shape)}, gradients={self.gradients}, status='{self.status}')"
         )
 

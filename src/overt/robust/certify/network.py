@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
@@ -169,7 +170,7 @@ class ReluNetwork:
         if self.mean is not None and self.std is not None:
             x = (x - self.mean) / self.std
         out: Tensor = _Interpreter(self.graph, activation).run(x)
-        out = out.flatten(1)
+        out = out.reshape(len(x), -1)
         if out.shape[1] == 1:  # one logit stands for two, the first of them 0
             out = torch.cat([torch.zeros_like(out), out], 1)
         return out
@@ -254,8 +255,31 @@ class ReluNetwork:
         return maps, offsets
 
 
+class _Proxy(fx.Proxy):  # type: ignore[misc]
+    """Records operations in place as what they are; torch's own proxies record new values."""
+
+    def __iadd__(self, other: Any) -> Any:
+        return self._record(operator.iadd, other)
+
+    def __isub__(self, other: Any) -> Any:
+        return self._record(operator.isub, other)
+
+    def __imul__(self, other: Any) -> Any:
+        return self._record(operator.imul, other)
+
+    def __itruediv__(self, other: Any) -> Any:
+        return self._record(operator.itruediv, other)
+
+    def _record(self, function: Any, other: Any) -> Any:
+        return self.tracer.create_proxy("call_function", function, (self, other), {})
+
+
 class _Tracer(fx.Tracer):  # type: ignore[misc]
     """Treats modules of known types as single operations, and reads the forward of all others."""
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        """Return what stands for a node's value while the model is read."""
+        return _Proxy(node, self)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Return whether a module is one operation."""
@@ -292,8 +316,8 @@ class _Interpreter(fx.Interpreter):  # type: ignore[misc]
     def _pool(self, z: Tensor, kernel: Any, stride: Any, plane: bool) -> Tensor:
         """Return maxima over windows, by a tournament of pairs."""
         axes = (-2, -1) if plane else (-1,)
-        sizes = kernel if isinstance(kernel, tuple) else (kernel,) * len(axes)
-        steps = stride if isinstance(stride, tuple) else (stride,) * len(axes)
+        sizes = np.broadcast_to(kernel, len(axes)).tolist()
+        steps = np.broadcast_to(stride, len(axes)).tolist()
         rank = z.ndim
         for axis, size, step in zip(axes, sizes, steps, strict=True):
             z = z.unfold(rank + axis, size, step)
@@ -412,10 +436,15 @@ def _check_node(node: fx.Node, varying: set[fx.Node]) -> None:
             raise _not_modelled(f"{name} with padding, dilation, ceil_mode or indices")
     in_place = kind in IN_PLACE or kind == "relu_"
     in_place = in_place or (kind in RECTIFIERS and _inplace(node))
-    value = node.args[0]
-    # Nothing else may see the change: the value is a new tensor, and used once.
-    if in_place and not (_kind(value) in FRESH | MAXIMA and len(value.users) == 1):
+    if in_place and not _is_used_once(node.args[0]):
         raise _not_modelled(f"{name} in place, on a value that is used elsewhere")
+
+
+def _is_used_once(value: fx.Node) -> bool:
+    """Return whether a value is a new tensor that nothing else sees, or a view of one."""
+    while _kind(value) in ALIASES and len(value.users) == 1:
+        value = value.args[0]
+    return _kind(value) in FRESH | MAXIMA and len(value.users) == 1
 
 
 def _inplace(node: fx.Node) -> bool:

@@ -262,6 +262,8 @@ class _Trainer:
         x = adapter.x
         rows = torch.arange(len(x))
         if not self.columns:
+            if self.attack is not None:  # refuse limits for single points
+                self.attack.threat.input_bounds(x[:1])
             with evaluation_mode(self.model):
                 self.columns = adapter.all_logits(adapter.x[:1], 1).shape[1]
         y = classes(y, x, self.columns)
@@ -312,7 +314,8 @@ class _Trainer:
         seeds = count(seed)
         target = attack.target
         if target is not None:
-            target = find_targets(target, y, self.columns)
+            # One class for all: batches are shuffled.
+            target = find_targets(target, y[:1], self.columns).expand_as(y)
         objective: Objective = _divergence
         with evaluation_mode(self.model):
             start = torch.zeros_like(region.x)
