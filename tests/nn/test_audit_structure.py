@@ -172,4 +172,4 @@ def test_tokens_do_not_limit_the_rank_of_the_outputs():
 
 def test_functional_dropout_that_stays_on_is_named():
     report = audit(AlwaysOn(), [data(AlwaysOn())], "squared")
-    assert "on in evaluation mode too" in dict(report.skipped)["forward"]
+    assert "samples in evaluation mode too" in dict(report.skipped)["forward"]

@@ -36,7 +36,7 @@ def audit(
     ] = False,
     seed: Annotated[int, Option(min=0, help="Seed for the sampled masks.")] = 0,
 ) -> None:
-    """Measure what dropout does to a trained model: penalty, variance, capacity.
+    """Measure what dropout does to a trained model: penalties, bounds, dead units.
 
     The report compares the training loss with and without noise, lists the penalty that each
     dropout layer adds, and gives the bounds that the theory proves for the model.

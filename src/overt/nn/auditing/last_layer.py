@@ -1,4 +1,4 @@
-"""The last layers: their noise, their spectra, lower bounds, and the best drop probability.
+"""The last layers: their noise, their spectra, a lower bound, and the best drop probability.
 
 `Head` is the affine map behind the last noise and what that noise induces; `LastLayer` sums over
 the data and compares the network with its optimum, by `overt.nn.auditing.lower_bounds`.
@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from scipy.special import entr
 from torch import Tensor, nn
 
 from overt._types import Floats
-from overt.linear.bounds import Envelope, NormCost, numerical_rank
+from overt.linear.bounds import NormCost, numerical_rank
 from overt.nn.auditing import lower_bounds as theory
-from overt.nn.auditing.lower_bounds import LastLayerProblem, Target, WeighUnits
-from overt.nn.auditing.measurements import Mean, Seen, coadaptation
+from overt.nn.auditing.lower_bounds import LastLayerProblem, Target, norm_cost
+from overt.nn.auditing.measurements import Mean, Seen
 from overt.nn.auditing.report import HeadFindings, LowerBound, Suggestion
 from overt.nn.auditing.structure import (
     FoundNoises,
@@ -39,7 +39,7 @@ from overt.nn.layers.recognized import (
     mask_covariance_of,
     plain_dropout,
 )
-from overt.spectral import KSupport, Schatten, SpectralNorm, SquaredNuclear, nu
+from overt.spectral import nu
 
 MAX_UNITS = 2048
 """The widest last layer whose second moments are stored (200 MB), or whose noise has its covariance
@@ -57,7 +57,7 @@ FOLDS = 6
 
 @dataclass(frozen=True, eq=False)
 class TailPart:
-    """A part of the tail that gives a bound: its noise has `envelopes(drop_prob)`.
+    """A part of the tail that gives a bound: what its noise costs a map, and what lies before it.
 
     `centered` says that a bias is added behind the noise. `trunk` is what lies before it: "fixed"
     (the inputs themselves), "affine" or "any"; `shifted` says that a bias is added there.
@@ -67,8 +67,24 @@ class TailPart:
     rank: int
     trunk: str
     shifted: bool
-    envelopes: Callable[[float | None], list[Envelope]]
+    envelopes: list[NormCost]
     source: str
+
+
+@dataclass(frozen=True, eq=False)
+class TailNoise:
+    """A noise in the tail: R with E|R ((m - 1) o h)|^2 what it adds to the squared loss.
+
+    h are the units before the noise layer `name`, m the multipliers with this covariance.
+    """
+
+    name: str
+    covariance: MaskCovariance
+    R: Tensor
+
+    def penalty(self, h: Tensor) -> float:
+        """Return <Gamma, R'R o mean(h h')>, with the noise of all layers behind it on."""
+        return float(self.covariance.penalty(h.double(), self.R.to(h.device)))
 
 
 class Head:
@@ -77,152 +93,163 @@ class Head:
     `name` is that of the noise layer, or of the linear layer where there is no noise (`noisy` is
     False); `centered` says that a bias is added behind it. `shape` is that of a sample's units, J
     (outputs x units) the linear part behind them. `parts` are the parts of the tail that give
-    bounds, that of the nearest noise first.
+    bounds, and `noises` the noises in it whose penalties are exact for the squared loss; those of
+    the nearest noise come first.
     """
 
     def __init__(
-        self,
-        structure: Structure,
-        tail: list[Point],
-        name: str,
-        point: Point,
-        output: Tensor,
+        self, structure: Structure, tail: list[Point], names: dict[Any, str], J: Tensor
     ) -> None:
+        point = tail[0]
         module: Any = point.module
-        self.name = name
+        self.name = names[module]
         self.noisy = known_noise(module)
         self.centered = point.shifted
         self.shape = point.features.shape[1:]
         self.units = math.prod(self.shape)
-        self.J = structure.jacobian(point.features, output)
-        if is_unit_noise(module):
-            self._noise = copy.deepcopy(module)
-        else:
-            # A dropped weight of the last layer adds what a dropped input adds.
-            self._noise = nn.Dropout(module.drop_prob if self.noisy else 0.0)
-        self._other = copy.deepcopy(self._noise)  # at other drop probabilities
+        self.J = J
+        self._noise = _noise_on_units(module)
         self.drop_prob = drop_prob_of(self._noise)
-        shared = self.covariance().shared
-        self._multipliers = self.units // math.prod(self.shape[i] for i in shared)
+        self.covariance = mask_covariance_of(self._noise, (1, *self.shape))
+        multipliers = self.units // _copies(self.covariance)
         if is_weight_noise(module):
-            self._multipliers = module.weight.numel()
-        self.parts = [
-            _tail_part(
-                structure,
-                point,
-                lambda p: unit_envelopes(self._at(p), self.shape),
-                "Structured dropout, Theorem 2.7; Implicit bias of dropout, Theorem 3.6",
-            )
-        ]
+            multipliers = module.weight.numel()
+        known = self.drop_prob is not None and self.covariance.matrix is None
+        # The probability that every unit is dropped, 0 where it is not known.
+        self.all_dropped = float(self.drop_prob or 0) ** multipliers if known else 0.0
+        source = (
+            "Structured dropout, Theorem 2.7; Implicit bias of dropout, Theorem 3.6"
+        )
+        costs = unit_envelopes(self.covariance)
+        self.parts = [_tail_part(structure, point, costs, source)]
         plain = [q for q in tail if q.module and plain_dropout(q.module) is not None]
         used_once = len({q.module for q in plain}) == len(plain)
         if len(plain) > 1 and used_once and not is_weight_noise(module):
+            # What all plain dropout layers in the tail cost together.
             widths = [structure.units(q.features) for q in plain]
-
-            def joint_envelopes(p: float | None) -> list[Envelope]:
-                """Return the envelope of all plain dropout layers in the tail."""
-                probs: list[Any] = [plain_dropout(q.module) for q in plain]
-                if p is not None and plain[0] is point:
-                    probs[0] = p
-                return [NormCost(nu(widths, probs), SquaredNuclear())]
-
+            probs: list[Any] = [plain_dropout(q.module) for q in plain]
+            costs = [norm_cost(nu(widths, probs), 1)]
             source = "Thesis, Theorem 9 and Lemma 9"
-            self.parts.append(_tail_part(structure, plain[-1], joint_envelopes, source))
+            self.parts.append(_tail_part(structure, plain[-1], costs, source))
+        self.noises = _tail_noises(structure, tail, names, J) if self.noisy else []
 
-    def fits(self, h: Tensor, f: Tensor) -> bool:
-        """Return whether outputs f differ between samples by J times the difference of units h."""
-        predicted = h.double().flatten(1).cpu() @ self.J.T
-        actual = f.double().reshape(len(f), -1).cpu()
-        rounding = (
-            100
-            * torch.finfo(h.dtype).eps
-            * float(predicted.abs().max() + actual.abs().max())
-        )
-        if self.centered:
-            actual = actual - actual.mean(0)
-            predicted = predicted - predicted.mean(0)
-        slack = rounding + 1e-2 * float(predicted.abs().max())
-        return torch.allclose(predicted, actual, rtol=0.0, atol=slack)
+    def Gamma(self, p: float | None = None) -> Floats:
+        """Return the covariance of the flattened units' multipliers, at a drop probability."""
+        covariance = self.covariance
+        if p is not None:
+            noise = copy.deepcopy(self._noise)
+            noise.p = p
+            covariance = mask_covariance_of(noise, (1, *self.shape))
+        return np.asarray(covariance.dense(torch.zeros(1, dtype=torch.float64)))
 
-    @property
-    def all_dropped(self) -> float:
-        """The probability that every unit is dropped, 0 where it is not known."""
-        known = self.drop_prob is not None and self.covariance().matrix is None
-        return float(self.drop_prob**self._multipliers) if known else 0.0
 
-    def covariance(self, p: float | None = None) -> MaskCovariance:
-        """Return the second moments of the multipliers, at another drop probability if given."""
-        return mask_covariance_of(self._at(p), (1, *self.shape))
+def _noise_on_units(module: Any) -> Any:
+    """Return the noise on the units before a layer: its own, or that of the weights it drops.
 
-    def penalty(self, h: Tensor) -> float:
-        """Return <Gamma, J'J o mean(h h')>, exact for the squared loss summed over outputs."""
-        return float(self.covariance().penalty(h.double(), self.J.to(h.device)))
+    A dropped weight of the last layer adds what a dropped input adds.
+    """
+    if is_unit_noise(module):
+        return copy.deepcopy(module)
+    return nn.Dropout(module.drop_prob if known_noise(module) else 0.0)
 
-    def weigh(self, p: float | None) -> WeighUnits:
-        """Return C -> Gamma o C over the flattened units."""
-        Gamma = self.covariance(p).dense(torch.zeros(1, dtype=torch.float64)).numpy()
-        return lambda C: Gamma * C
 
-    def _at(self, p: float | None) -> Any:
-        """Return the noise, at another drop probability if given."""
-        if p is None:
-            return self._noise
-        self._other.p = p
-        return self._other
+def _copies(covariance: MaskCovariance) -> int:
+    """Return how many units share a multiplier."""
+    return math.prod(covariance.shape[axis] for axis in covariance.shared)
 
 
 def _tail_part(
-    structure: Structure, point: Point, envelopes: Any, source: str
+    structure: Structure, point: Point, envelopes: list[NormCost], source: str
 ) -> TailPart:
     """Return the part of the tail behind a noise."""
     before, stopped = structure.walk_back(point.features)
     trunk = "any"
     if not stopped:
         trunk = "fixed" if all(only_moves(q.call) for q in before) else "affine"
-    last = before[-1] if before else None
-    rank = point.narrowest if last is None else min(point.narrowest, last.narrowest)
-    shifted = last is not None and last.shifted
+    rank = min(q.narrowest for q in (point, *before))
+    shifted = bool(before) and before[-1].shifted
     return TailPart(point.shifted, rank, trunk, shifted, envelopes, source)
 
 
-def unit_envelopes(module: Any, shape: tuple[int, ...]) -> list[Envelope]:
+def _tail_noises(
+    structure: Structure, tail: list[Point], names: dict[Any, str], J: Tensor
+) -> list[TailNoise]:
+    """Return the noises of the tail whose penalties are exact, nearest first.
+
+    Let E|R x|^2 be what a deviation x of some units adds. Where they are multiplied by a noise,
+    E|R (m o x)|^2 = |S x|^2 with S'S = R'R + Gamma o R'R, and where an affine map with the linear
+    part A leads from other units to these, theirs have R = S A.
+    """
+    found: list[TailNoise] = []
+    behind = tail[0].features
+    R = J
+    for point in tail:
+        module: Any = point.module
+        if module is None or not known_noise(module):
+            continue
+        if found:
+            previous = found[-1].covariance
+            if not is_unit_noise(module) or R.shape[1] > MAX_UNITS:
+                break
+            A = structure.jacobian(point.features, behind)
+            if not is_affine(point.features, behind, A):
+                break
+            R = torch.cat([R, _root(previous, R)]) @ A
+            behind = point.features
+        shape = (1, *point.features.shape[1:])
+        covariance = mask_covariance_of(_noise_on_units(module), shape)
+        found.append(TailNoise(names[module], covariance, R))
+    return found
+
+
+def _root(covariance: MaskCovariance, R: Tensor) -> Tensor:
+    """Return S with S'S = Gamma o R'R."""
+    if covariance.independent:
+        return torch.diag(covariance.strength**0.5 * R.norm(dim=0))
+    values, vectors = torch.linalg.eigh(covariance.dense(R) * (R.T @ R))
+    return values.clamp(min=0).sqrt()[:, None] * vectors.T
+
+
+def is_affine(h: Tensor, f: Tensor, J: Tensor, *, centered: bool = True) -> bool:
+    """Return whether f is J h; if `centered`, whether it differs by J times the difference of h."""
+    if len(h) != len(f):
+        return False
+    predicted = h.double().flatten(1).cpu() @ J.T
+    actual = f.double().reshape(len(f), -1).cpu()
+    largest = float(predicted.abs().max())
+    rounding = 100 * torch.finfo(h.dtype).eps * (largest + float(actual.abs().max()))
+    if centered:
+        actual = actual - actual.mean(0)
+        predicted = predicted - predicted.mean(0)
+    slack = rounding + 1e-2 * float(predicted.abs().max())
+    return torch.allclose(predicted, actual, rtol=0.0, atol=slack)
+
+
+def unit_envelopes(covariance: MaskCovariance) -> list[NormCost]:
     """Return pairs (w, N) with <Gamma, U'U o G'G> >= w N(G U') for all U and G.
 
     Three steps lead from the noises of `overt.linear` to masks over a sample's axes:
 
     - units that share a mask in groups of s act as one block, G_i U_i' of rank at most s, whose
-      cost is |.|_F^2: the squared nuclear norm gives way to the squared s-support norm;
+      cost is |.|_F^2: the k-support norm gives way to the (s k)-support norm;
     - c groups of units with independent noise have penalties that add, and convexity of N gives
       sum_g w N(A_g) >= (w / c) N(sum_g A_g);
     - the order of the units does not matter: one in which Gamma has a narrow band is taken.
     """
-    covariance = mask_covariance_of(module, (1, *shape))
-    units = math.prod(shape)
-    copies = math.prod(shape[axis] for axis in covariance.shared)
+    units = math.prod(covariance.shape)
+    copies = _copies(covariance)
     if covariance.matrix is None:
-        return [NormCost(covariance.strength * copies / units, _support(copies))]
+        return [norm_cost(covariance.strength * copies / units, copies)]
     Gamma = covariance.matrix.double().cpu().numpy()
-    inner = len(Gamma)
-    if inner > MAX_UNITS:
+    if len(Gamma) > MAX_UNITS:
         return []
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import reverse_cuthill_mckee
 
     order = reverse_cuthill_mckee(csr_array(Gamma), symmetric_mode=True)
-    groups = units // inner // copies
+    groups = units // len(Gamma) // copies
     found = theory.envelopes(Gamma[np.ix_(order, order)])
-    return [NormCost(w / groups, _widen(norm, copies)) for w, norm in found]
-
-
-def _widen(norm: SpectralNorm, copies: int) -> SpectralNorm:
-    if isinstance(norm, Schatten):
-        return norm
-    return _support(copies * (norm.k if isinstance(norm, KSupport) else 1))
-
-
-def _support(k: int) -> SpectralNorm:
-    """Return the squared k-support norm, which for k = 1 is the squared nuclear norm."""
-    return SquaredNuclear() if k == 1 else KSupport(k)
+    return [norm_cost(w / groups, copies * k) for w, k in found]
 
 
 def find_head(
@@ -233,19 +260,21 @@ def find_head(
     if loss == "cross_entropy":
         output = structure.before_log_softmax()
     tail, stopped = structure.walk_back(output)
-    linear = next((q for q in tail if is_linear_map(q.call)), None)
-    point = _nearest_place(tail, linear)
-    if point is None and linear is None:
+    start = _first_place(tail)
+    if start is None:
+        if any(is_linear_map(q.call) for q in tail):
+            return "the last linear map is not a torch.nn.Linear layer: no bound is taken from it"
         return (
             f"the output comes from {stopped or 'the input'}, which is not known to be affine in "
             "one input: no bound, and no prediction of its spectrum"
         )
-    if point is None:
-        return "the last linear map is not a torch.nn.Linear layer: no bound is taken from it"
+    tail = tail[start:]
+    point = tail[0]
     module: Any = point.module
-    name = next(path for path, part in model.named_modules() if part is module)
+    names = {part: path for path, part in model.named_modules()}
+    name = names[module]
     uses = structure.uses(module)
-    if uses[-1] is not point.call or noises.calls[name] != len(uses):
+    if uses[-1] is not point.call or noises.calls(name) != len(uses):
         return f"{name} is called again behind its place: no bound is taken from it"
     if point.features.shape[0] != len(structure.output):
         return f"the rows that {name} takes differ from the batch's: no bound is taken from it"
@@ -256,22 +285,25 @@ def find_head(
         return (
             f"noise whose law is not known is sampled behind {name}: no bound is taken"
         )
-    head = Head(structure, tail, name, point, output)
-    fits = head.fits(point.features, output)
-    return head if fits else f"what lies behind {name} is not affine"
+    J = structure.jacobian(point.features, output)
+    if not is_affine(point.features, output, J, centered=point.shifted):
+        return f"what lies behind {name} is not affine"
+    return Head(structure, tail, names, J)
 
 
-def _nearest_place(tail: list[Point], linear: Point | None) -> Point | None:
-    """Return the place of the noise nearest the output, or of the last layer."""
-    for point in tail:
+def _first_place(tail: list[Point]) -> int | None:
+    """Return the number of the point with the noise nearest the output, or of the last layer."""
+    linear = next((i for i, q in enumerate(tail) if is_linear_map(q.call)), None)
+    for i, point in enumerate(tail):
         module: Any = point.module
         if module is None or not known_noise(module):
             continue
         if is_unit_noise(module):
-            return point
-        if point is linear:
-            return point if module.weight.ndim == 2 else None
-    return linear if linear and isinstance(linear.module, nn.Linear) else None
+            return i
+        if i == linear:
+            return i if module.weight.ndim == 2 else None
+    last = None if linear is None else tail[linear].module
+    return linear if isinstance(last, nn.Linear) else None
 
 
 class RowSums:
@@ -354,9 +386,10 @@ class LastLayer:
         self.head = head
         self._loss = loss
         self._outputs = outputs
-        self._unit = unit(loss, outputs)
         self._skipped = skipped
         self._own_rows = own_rows
+        self._seen = 0
+        self._entropy = Mean()
         inputs = 0
         if x is not None and any(part.trunk != "any" for part in head.parts):
             inputs = math.prod(x.shape[1:])
@@ -370,26 +403,13 @@ class LastLayer:
         self._has_inputs = inputs > 0
         self._has_units = head.units <= MAX_UNITS
         self._sums = RowSums(head.units if self._has_units else 0, outputs, inputs)
-        self._seen = 0
-        self._penalty = Mean()
-        self._entropy = Mean()
-
-    @property
-    def penalty(self) -> float:
-        """The exact amount that the noise adds to a squared loss."""
-        return self._penalty.value * self._unit
 
     def add(self, seen: Seen) -> None:
         """Add a batch of the training data."""
-        h = seen.units[self.head.name]
         self._entropy.add(seen.targets.entropies(self._loss))
-        if is_squared(self._loss) and self.head.noisy:
-            self._penalty.add(
-                torch.full((len(h),), self.head.penalty(h), dtype=torch.float64)
-            )
-        fold = torch.zeros(len(h))
+        index = self._next_indices(len(seen.output))
+        fold = torch.zeros(len(index))
         if self._own_rows:  # every fifth row tests
-            index = self._next_indices(len(h))
             fold = torch.where(index % 5 == 4, 1 + index // 5 % (FOLDS - 1), 0)
         self._add_rows(seen, fold, training=True)
 
@@ -407,47 +427,44 @@ class LastLayer:
         self._seen += n
         return torch.arange(self._seen - n, self._seen)
 
-    def flows(self, squares: Floats | None) -> Floats | None:
+    def flows(self, squares: Floats) -> Floats:
         """Return |u_j| sqrt(mean(h_j^2)), u_j the columns of J; `squares` are E h_j^2."""
-        if squares is None:
-            return None
         return np.sqrt(np.sum(self.head.J.numpy() ** 2, 0) * squares.ravel())
 
-    def finish(
-        self, objective: float, squares: Floats | None
-    ) -> tuple[HeadFindings, Suggestion | None]:
-        """Return what the layer does beside what theory says; `squares` are E h_j^2."""
+    def finish(self, objective: float, error: float) -> HeadFindings:
+        """Return what the layer does beside what theory says."""
         head = self.head
         self._sums.reduce()
         R = self._sums.R
-        targets = [self._target(part, R) for part in head.parts]
-        bound, predicted, i = self._best_part(targets, None)
-        part = head.parts[i]
-        first = 1 if part.centered else 0
-        F = R[first:, self._sums.f]
+        found = []
+        for part in head.parts:
+            target = self._target(part, R)
+            bound, predicted = theory.squared_bound(target, part.rank, part.envelopes)
+            found.append((bound, part, target.spectrum, predicted))
+        bound, part, target_spectrum, predicted = max(found, key=lambda item: item[0])
+        F = R[1 if part.centered else 0 :, self._sums.f]
         if is_squared(self._loss):
             bounds = self._squared_bounds(bound, part)
         else:
-            bounds = self._curved_bounds(R, F, part.centered)
+            bounds = [self._floor(R, part.centered)]
         gap = objective - bounds[0].value
-        found = HeadFindings(
+        return HeadFindings(
             name=head.name,
             width=head.units,
             rank_limit=part.rank,
             centered=part.centered,
             trunk=self._trunk(part),
-            target_spectrum=targets[i].spectrum,
+            target_spectrum=target_spectrum,
             predicted_spectrum=predicted,
             spectrum=theory.singular_values(F),
             predicted_rank=numerical_rank(predicted),
-            coadaptation=coadaptation(self.flows(squares)),
             lower_bounds=tuple(bounds),
             gap=gap,
+            gap_error=error,
             relative_gap=gap / objective if objective else 0.0,
         )
-        return found, self._suggest(targets)
 
-    def _suggest(self, targets: list[Target]) -> Suggestion | None:
+    def suggest(self) -> Suggestion | None:
         """Return the drop probability with the least holdout error; None is said in `skipped`."""
         sums = self._sums
         head = self.head
@@ -462,31 +479,28 @@ class LastLayer:
         if why:
             self._skipped.append(("suggestion", why))
             return None
-        U, b = self._candidates(sums.problem([0], bias=head.centered))
+        problem = sums.problem([0], bias=head.centered)
+        if head.covariance.independent:
+            U, b = problem.solve_path(CANDIDATES / (1 - CANDIDATES))
+        else:
+            solved = [problem.solve(head.Gamma(float(p))) for p in CANDIDATES]
+            U, b = (np.stack(parts) for parts in zip(*solved, strict=True))
         tests = [sums.problem([i], bias=head.centered) for i in range(1, FOLDS)]
-        errors = np.stack([test.error(U, b) for test in tests]) * self._unit
+        scale = unit(self._loss, self._outputs)
+        errors = np.stack([test.error(U, b) for test in tests]) * scale
         holdout = errors.mean(0)
         deviation = errors.std(0, ddof=1) / math.sqrt(len(errors))
         best = int(np.argmin(holdout))
         near = CANDIDATES[holdout <= holdout[best] + deviation[best]]
-        spectra = [self._predicted(targets, float(p)) for p in CANDIDATES]
         return Suggestion(
             drop_prob=float(CANDIDATES[best]),
             current=head.drop_prob or 0.0,
             drop_probs=CANDIDATES.copy(),
             holdout=holdout,
             holdout_error=deviation,
-            predicted_rank=np.array([numerical_rank(s) for s in spectra]),
             plausible=(float(near.min()), float(near.max())),
             evidence=self._evidence(),
         )
-
-    def _candidates(self, problem: LastLayerProblem) -> tuple[Floats, Floats]:
-        """Return the best last layer at each candidate."""
-        if self.head.covariance().independent:
-            return problem.solve_path(CANDIDATES / (1 - CANDIDATES))
-        solved = [problem.solve(self.head.weigh(float(p))) for p in CANDIDATES]
-        return np.stack([U for U, _ in solved]), np.stack([b for _, b in solved])
 
     def _evidence(self) -> str:
         evidence = "judged on the holdout data"
@@ -512,78 +526,45 @@ class LastLayer:
             R, sums.x, sums.y, centered=part.centered, shifted=part.shifted
         )
 
-    def _best_part(
-        self, targets: list[Target], p: float | None
-    ) -> tuple[float, Floats, int]:
-        """Return the largest squared bound, its spectrum and the number of its part."""
-        found = []
-        for i, (part, target) in enumerate(zip(self.head.parts, targets, strict=True)):
-            envelopes = part.envelopes(p)
-            found.append((*theory.squared_bound(target, part.rank, envelopes), i))
-        return max(found, key=lambda item: item[0])
-
-    def _predicted(self, targets: list[Target], p: float) -> Floats:
-        """Return the spectrum of the best part; where there is but one, no bound is needed."""
-        part = self.head.parts[0]
-        found = part.envelopes(p)
-        if len(self.head.parts) > 1 or len(found) != 1:
-            return self._best_part(targets, p)[1]
-        return found[0].shrink(targets[0].spectrum[: part.rank])
-
     def _squared_bounds(self, bound: float, part: TailPart) -> list[LowerBound]:
         """Return the bound over all weights, and the best last layer for the units as they are."""
+        head = self.head
+        scale = unit(self._loss, self._outputs)
         over = "all weights of this architecture"
         if self._trunk(part) == "any":
-            place = "this noise" if self.head.noisy else "the last one"
+            place = "this noise" if head.noisy else "the last one"
             over = f"all weights, and any layers before {place}"
-        bounds = [LowerBound(bound * self._unit, over, part.source)]
+        bounds = [LowerBound(bound * scale, over, part.source)]
         if not self._has_units:
             return bounds
         training = list(range(FOLDS)) if self._own_rows else [0]
-        problem = self._sums.problem(training, bias=self.head.centered)
+        problem = self._sums.problem(training, bias=head.centered)
         fixed_units = LowerBound(
-            problem.objective(self.head.weigh(None)) * self._unit,
+            problem.objective(head.Gamma()) * scale,
             "the last layer, its inputs as they are (this noise only)",
             "Structured dropout, Lemma 3.1",
         )
         # Units that are the inputs themselves are the same for all weights.
-        fixed = self.head.parts[0].trunk == "fixed"
+        fixed = head.parts[0].trunk == "fixed"
         if fixed and fixed_units.value > bounds[0].value:
             bounds.insert(0, LowerBound(fixed_units.value, over, fixed_units.source))
         return [*bounds, fixed_units]
 
-    def _curved_bounds(self, R: Floats, F: Floats, centered: bool) -> list[LowerBound]:
+    def _floor(self, R: Floats, centered: bool) -> LowerBound:
         """Return what is proved of cross-entropy and of the logistic loss."""
-        classes = self._loss == "cross_entropy"
-        if classes:  # a constant added to all logits of a row changes nothing
-            F = F - F.mean(1, keepdims=True)
-        size = float(theory.singular_values(F).sum())
         means = R[0, self._sums.y] / R[0, 0]
-        middle = np.full(self._outputs, 1 / self._outputs if classes else 0.5)
-        pi = means if centered else middle
-        targets = R[:, self._sums.y] - R[:, :1] * pi
-        top = float(np.linalg.norm(targets, 2))
-        # The least loss that any outputs can have, 0 for classes.
-        entropy = self._entropy.value
-        if classes:
-            constant = theory.class_entropy(pi)
-            at_size = theory.class_bound(
-                means, top, size, centered=centered, entropy=entropy
-            )
+        if self._loss == "cross_entropy":
+            q = means if centered else np.full(self._outputs, 1 / self._outputs)
+            constant = float(np.sum(entr(q)))
         else:
-            constant = theory.binary_entropy(pi)
-            at_size = theory.logistic_bound(means, pi, entropy, top, size)
-        uncertain = ", and what uncertain targets cost" if entropy else ""
-        everything_dropped = LowerBound(
-            entropy + self.head.all_dropped * (constant - entropy),
-            f"all weights: the loss when every unit is dropped{uncertain}; the loss has no "
-            "other floor",
+            q = means if centered else np.full(self._outputs, 0.5)
+            constant = float(np.sum(entr(q) + entr(1 - q)))
+        # The least loss that any outputs can have, 0 for classes.
+        least = self._entropy.value
+        uncertain = ", and what uncertain targets cost" if least else ""
+        return LowerBound(
+            least + self.head.all_dropped * (constant - least),
+            f"all weights: the loss when every unit is dropped{uncertain}; the loss has no other "
+            "floor",
             "no output then depends on the input",
         )
-        bounded_logits = LowerBound(
-            at_size,
-            f"networks whose {'centered ' if centered else ''}mean logits have a nuclear norm of "
-            f"at most {size:.4g} (that of this one without noise), divided by sqrt(samples)",
-            "weak duality and Jensen's inequality",
-        )
-        return [everything_dropped, bounded_logits]

@@ -105,47 +105,30 @@ def is_layer(module: nn.Module) -> bool:
     return linear or is_weight_noise(module)
 
 
-class LayerNorms:
-    """The linear and convolutional layers of a model, and which of their inputs were always 0."""
+class DeadInputs:
+    """Which inputs of linear and convolutional layers were 0 on every sample."""
 
     def __init__(self) -> None:
         self._largest: dict[str, Tensor] = {}
-        self._from_data: set[str] = set()
 
-    def add(self, name: str, module: Any, h: Tensor, inputs: Inputs) -> None:
+    def add(self, name: str, module: Any, h: Tensor) -> None:
         """Add what a layer was given in a pass."""
         axis = h.ndim - 1 if module.weight.ndim == 2 else 1
         largest = h.abs().movedim(axis, 0).flatten(1).amax(1).cpu()
         before = self._largest.get(name, largest)
         self._largest[name] = torch.maximum(before, largest)
-        if any(
-            h.data_ptr() == x.data_ptr() and h.numel() == x.numel()
-            for x in inputs.tensors
-        ):
-            self._from_data.add(name)
 
     def findings(self, model: nn.Module) -> tuple[LayerFindings, ...]:
         """Return the layers that ran."""
-        modules = model.named_modules()
         return tuple(
-            self._layer(n, module) for n, module in modules if n in self._largest
-        )
-
-    def _layer(self, name: str, module: Any) -> LayerFindings:
-        W = module.weight.detach().double().cpu().flatten(1).numpy()
-        # The smaller Gram matrix takes a tenth of the time of singular values.
-        gram = W @ W.T if len(W) <= W.shape[1] else W.T @ W
-        spectral = math.sqrt(max(float(np.linalg.eigvalsh(gram)[-1]), 0.0))
-        frobenius = float(np.linalg.norm(W))
-        return LayerFindings(
-            name=name,
-            shape=tuple(module.weight.shape),
-            spectral=spectral,
-            frobenius=frobenius,
-            stable_rank=(frobenius / spectral) ** 2 if spectral else 0.0,
-            inputs=len(self._largest[name]),
-            dead=int((self._largest[name] == 0).sum()),
-            from_data=name in self._from_data,
+            LayerFindings(
+                name=name,
+                shape=tuple(module.weight.shape),
+                inputs=len(self._largest[name]),
+                dead=int((self._largest[name] == 0).sum()),
+            )
+            for name, module in model.named_modules()
+            if name in self._largest
         )
 
 
@@ -197,10 +180,10 @@ class Estimate:
 class SampledPenalties:
     """Running estimates of what sources of noise add to the loss, in the order of the pass.
 
-    `added[i]` is what source i adds with all those behind it on, `total` what all of them add,
-    `before_last` what all but the last add to the loss under the last one's noise. Rows come from
-    all `batches` of `size` rows, or from the first ones if their number is not known (0).
-    A batch that the model takes only as a whole is used as a `whole`.
+    What the last `exact` of them add is known. `added[i]` is what another source adds with all
+    those behind it on, `total` what all others add to the loss under the noise of the exact ones.
+    Rows come from all `batches` of `size` rows, or from the first ones if their number is not known
+    (0). A batch that the model takes only as a whole is used as a `whole`.
     """
 
     def __init__(
@@ -209,6 +192,7 @@ class SampledPenalties:
         sources: Sequence[NoiseSource],
         loss: Loss,
         *,
+        exact: int,
         batches: int,
         size: int,
         passes: float,
@@ -231,30 +215,31 @@ class SampledPenalties:
         rows = min(-(-rows // masks), int(size * affordable / masks))
         self._rows = size if whole else max(rows, min(size, EFFORT.min_rows))
         self._sampled = 0
-        self.added = [Estimate(shared=shared) for _ in sources]
+        self.added = [Estimate(shared=shared) for _ in range(len(sources) - exact)]
         self.total = Estimate(shared=shared)
-        self.before_last = Estimate(shared=shared)
 
     def add(self, seen: Seen) -> None:
         """Sample masks for some rows of a batch."""
-        if self._sampled >= EFFORT.rows or not self._sources:
+        others = len(self.added)
+        if self._sampled >= EFFORT.rows or not others:
             return
-        inputs = seen.inputs.first(self._rows)
         clean = seen.losses[: self._rows].expand(self._masks, -1)
         self._sampled += clean.numel()
-        # Losses with the sources from each one to the end on; the last is without noise.
-        losses = [clean]
-        for i in reversed(range(len(self._sources))):
-            values = losses[0]
+        exact_on = self._losses(seen, self._sources[others:], clean)
+        behind = exact_on
+        for i in reversed(range(others)):
+            losses = behind
             if not self._sources[i].silent:
-                values = self._losses(inputs, seen, self._sources[i:])
-            self.added[i].add(values - losses[0])
-            losses.insert(0, values)
-        self.total.add(losses[0] - clean)
-        self.before_last.add(losses[0] - losses[-2])
+                losses = self._losses(seen, self._sources[i:], clean)
+            self.added[i].add(losses - behind)
+            behind = losses
+        self.total.add(behind - exact_on)
 
-    def _losses(self, inputs: Inputs, seen: Seen, on: Sequence[NoiseSource]) -> Tensor:
+    def _losses(self, seen: Seen, on: Sequence[NoiseSource], clean: Tensor) -> Tensor:
         """Return sampled losses (masks, rows) with some sources on."""
+        if all(source.silent for source in on):
+            return clean
+        inputs = seen.inputs.first(self._rows)
         targets = seen.targets.first(len(inputs))
         switches: list[nn.Module] = []
         for source in on:  # a scripted module samples in its parts

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from overt._check import InputError
 from overt._figures import BLUE, GRAY, ORANGE, subplots
 from overt._html import Page
-from overt._types import Floats, Ints
+from overt._types import Floats
 from overt.results import Result, Status
 
 
@@ -60,21 +61,15 @@ class NoiseFindings(Result):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class LayerFindings(Result):
-    """A linear or convolutional layer: its norms, and which of its inputs were always 0.
+    """A linear or convolutional layer, and how many of its inputs were 0 on every sample.
 
-    Kernels are taken as matrices, outputs x everything else. `dead` counts the units (channels, for
-    a convolution) that feed the layer and were 0 on every sample; `from_data` says that they are
-    the model's own inputs.
+    Inputs are the units (channels, for a convolution) that feed it.
     """
 
     name: str
     shape: tuple[int, ...]
-    spectral: float
-    frobenius: float
-    stable_rank: float
     inputs: int
     dead: int
-    from_data: bool
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -109,12 +104,11 @@ class HeadFindings(Result):
         Singular values of the (centered) outputs, divided by sqrt(samples).
     predicted_rank
         The number of non-zero predicted values.
-    coadaptation
-        phi of the units that feed it, as for a noise layer.
     lower_bounds
         Proved bounds on the objective, the one over all weights first.
-    gap, relative_gap
-        Objective minus the first of them, and that divided by the objective.
+    gap, gap_error, relative_gap
+        Objective minus the first of them; its standard error, that of the objective; and the gap
+        divided by the objective. An objective that is sampled can be below the bound by its error.
     """
 
     name: str
@@ -126,9 +120,9 @@ class HeadFindings(Result):
     predicted_spectrum: Floats
     spectrum: Floats
     predicted_rank: int
-    coadaptation: float | None
     lower_bounds: tuple[LowerBound, ...]
     gap: float
+    gap_error: float
     relative_gap: float
 
     @property
@@ -153,8 +147,6 @@ class Suggestion(Result):
         For each, the squared error on holdout rows of the last layer that is best on the other
         rows under that dropout, with the features fixed; and its standard error over five
         groups of rows.
-    predicted_rank
-        For each, the rank of the optimal outputs.
     plausible
         Smallest and largest candidate within one standard error of the best.
     evidence
@@ -166,26 +158,20 @@ class Suggestion(Result):
     drop_probs: Floats
     holdout: Floats
     holdout_error: Floats
-    predicted_rank: Ints
     plausible: tuple[float, float]
     evidence: str
 
-    @property
-    def lines(self) -> list[str]:
-        """The suggestion in words."""
+    def __str__(self) -> str:
         best = self.holdout.argmin()
         now = abs(self.drop_probs - self.current).argmin()
-        return [
-            f"{self.drop_prob:g} (now {self.current:g}; within one standard error "
-            f"{self.plausible[0]:g} to {self.plausible[1]:g})",
-            f"holdout error {self.holdout[best]:.5g} ± {self.holdout_error[best]:.1g}, rank "
-            f"{self.predicted_rank[best]}; at {self.drop_probs[now]:g}: {self.holdout[now]:.5g}, "
-            f"rank {self.predicted_rank[now]}",
-            self.evidence,
-        ]
-
-    def __str__(self) -> str:
-        return f"{SUGGESTION}: " + "\n  ".join(self.lines)
+        low, high = self.plausible
+        return (
+            f"suggested drop probability before the last layer: {self.drop_prob:g} (now "
+            f"{self.current:g}; within one standard error {low:g} to {high:g})\n"
+            f"  holdout error {self.holdout[best]:.5g} ± {self.holdout_error[best]:.1g}; at "
+            f"{self.drop_probs[now]:g}: {self.holdout[now]:.5g}\n"
+            f"  {self.evidence}"
+        )
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -229,34 +215,52 @@ class AuditReport(Result):
     seconds: float
 
     def __str__(self) -> str:
-        parts = _summary(self)
-        for section in _sections(self):
-            parts += ["", section.title, *(f"  {line}" for line in section.words)]
-            parts += _table(section.header, section.rows[: section.shown])
-            if len(section.rows) > section.shown:
-                parts.append(f"  and {len(section.rows) - section.shown} more")
+        parts = [*_summary(self), "", *_noise_lines(self.noises)]
+        if self.head is not None:
+            parts += ["", *_head_lines(self, self.head)]
+        if self.suggestion is not None:
+            parts += ["", str(self.suggestion)]
+        if self.layers:
+            rows = [(x.name, x.shape, x.inputs, x.dead) for x in self.layers]
+            header = ("layer", "weight", "inputs", "always 0")
+            parts += ["", "layers", *_table(header, rows)]
+        if self.skipped:
+            parts += ["", "left out"]
+            parts += [f"  {name or '(model)'}: {why}" for name, why in self.skipped]
         return "\n".join(parts)
 
     def plot(self) -> Any:
         """Plot the flow through units, the last layer's spectra and the curve of the suggestion."""
-        panels = [s.picture for s in _sections(self) if s.picture is not None]
+        panels = [
+            partial(_draw_flows, noise.flows)
+            for noise in self.noises
+            if noise.coadaptation is not None
+        ]
+        if self.head is not None:
+            panels.append(partial(_draw_spectra, self.head))
+        if self.suggestion is not None:
+            panels.append(partial(_draw_curve, self.suggestion))
         if not panels:
             raise InputError(
                 "there is nothing to plot: no noise, last layer or suggestion was found"
             )
-        return _draw(panels)
+        figure, axes = subplots(1, len(panels), (4.8, 3.2))
+        for axis, draw in zip(axes[0], panels, strict=True):
+            draw(axis)
+        return figure
 
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
         """Return the report as one HTML page with pictures; write it to `path` if given."""
-        page = Page(f"Audit of {self.model}", " · ".join(_summary(self)) + ".")
-        for section in _sections(self):
-            page.section(section.title.capitalize())
-            for line in section.words:
-                page.text(f"{line[:1].upper()}{line[1:]}".removesuffix(".") + ".")
-            if section.rows:
-                page.table(section.header, section.rows)
-            if section.picture is not None:
-                page.figure(_draw([section.picture]), section.picture.caption)
+        page = Page(f"Audit of {self.model}", _summary(self)[1])
+        if self.head is not None:
+            caption = (
+                "Flow through each unit before the last layer, in decreasing order, relative to "
+                "the mean (a flat line is a layer whose units contribute alike); singular values "
+                "of outputs, targets and optimum; holdout squared error of the best last layer at "
+                "each drop probability, with one standard error (dotted: the model's own)."
+            )
+            page.figure(self.plot(), caption)
+        page.output(str(self))
         footer = f"Made with overt in {self.seconds:.1f} s."
         with tempfile.TemporaryDirectory() as folder:
             target = Path(folder) / "audit.html" if path is None else path
@@ -270,49 +274,11 @@ class AuditReport(Result):
         return plain
 
 
-SUGGESTION = "suggested drop probability before the last layer"
 TRUNKS = {
     "any": "for whatever features the layers before may learn",
     "affine": "for features that are linear in the inputs",
     "fixed": "for features that are the inputs",
 }
-NOISE_HEADER = (
-    "layer",
-    "kind",
-    "drop_prob",
-    "penalty",
-    "share",
-    "phi",
-    "dead units",
-)
-LAYER_HEADER = (
-    "layer",
-    "weight",
-    "spectral norm",
-    "Frobenius",
-    "stable rank",
-    "dead inputs",
-)
-Row = tuple[object, ...]
-
-
-class Picture(NamedTuple):
-    """A function of (axes, findings), the findings, and a caption."""
-
-    draw: Callable[[Any, Any], None]
-    shown: Any
-    caption: str
-
-
-class Section(NamedTuple):
-    """A title, words, and a table and a picture if there are any; a text has `shown` rows."""
-
-    title: str
-    words: Sequence[str] = ()
-    header: Sequence[str] = ()
-    rows: Sequence[Row] = ()
-    picture: Picture | None = None
-    shown: int = 12
 
 
 def _summary(report: AuditReport) -> list[str]:
@@ -333,47 +299,12 @@ def _summary(report: AuditReport) -> list[str]:
     return lines
 
 
-def _sections(report: AuditReport) -> Iterator[Section]:
-    """Yield the parts that text and page show."""
-    yield _noise_section(report.noises)
-    if report.head is not None:
-        yield _head_section(report, report.head)
-    if report.suggestion is not None:
-        caption = (
-            "Holdout squared error of the best last layer at each drop probability, with one "
-            "standard error, and the rank of the optimal outputs. Dotted: the model's own drop "
-            "probability."
-        )
-        picture = Picture(_draw_curve, report.suggestion, caption)
-        yield Section(SUGGESTION, report.suggestion.lines, picture=picture)
-    layers: list[Row] = [
-        (
-            layer.name or "(model)",
-            " x ".join(map(str, layer.shape)),
-            layer.spectral,
-            layer.frobenius,
-            layer.stable_rank,
-            f"{layer.dead} of {layer.inputs}" + (" (data)" if layer.from_data else ""),
-        )
-        for layer in report.layers
-    ]
-    yield Section("layers", (), LAYER_HEADER, layers)
-    if report.skipped:
-        words = [f"{name or '(model)'}: {why}" for name, why in report.skipped]
-        yield Section("left out", words)
-
-
-def _noise_section(noises: Sequence[NoiseFindings]) -> Section:
+def _noise_lines(noises: Sequence[NoiseFindings]) -> list[str]:
     if not noises:
-        return Section("noise", ["no noise layer that overt knows is in this model"])
-    words = [
-        "penalty: what a layer's noise adds to the loss, with the noise of the layers behind it on",
-        "phi: the co-adaptation of its units, 1 if all contribute alike, 1/sqrt(units) if one does "
-        "everything",
-    ]
-    rows: list[Row] = [
+        return ["noise", "  no noise layer that overt knows is in this model"]
+    rows = [
         (
-            n.name or "(model)",
+            n.name,
             n.kind,
             n.drop_prob,
             f"{n.penalty:.4g}" + (" exact" if n.exact else f" ± {n.penalty_error:.1g}"),
@@ -383,17 +314,18 @@ def _noise_section(noises: Sequence[NoiseFindings]) -> Section:
         )
         for n in noises
     ]
-    caption = (
-        "Flow through each unit before the last layer, in decreasing order, relative to the mean: "
-        "a flat line is a layer whose units contribute alike."
-    )
-    flowing = [n for n in noises if n.coadaptation is not None]
-    picture = Picture(_draw_flows, flowing[-1], caption) if flowing else None
-    return Section("noise", words, NOISE_HEADER, rows, picture, len(rows))
+    header = ("layer", "kind", "drop_prob", "penalty", "share", "phi", "dead units")
+    return [
+        "noise",
+        "  penalty: what a layer's noise adds to the loss, with the noise of the layers behind it "
+        "on",
+        "  phi: the co-adaptation of its units, 1 if all contribute alike, 1/sqrt(units) if one "
+        "does everything",
+        *_table(header, rows),
+    ]
 
 
-def _head_section(report: AuditReport, head: HeadFindings) -> Section:
-    phi = "" if head.coadaptation is None else f", phi {head.coadaptation:.3g}"
+def _head_lines(report: AuditReport, head: HeadFindings) -> list[str]:
     centered = "centered " if head.centered else ""
     note = (
         f"singular values of the {centered}outputs, beside the values of the {centered}targets and "
@@ -401,55 +333,45 @@ def _head_section(report: AuditReport, head: HeadFindings) -> Section:
     )
     if report.loss not in ("squared", "mse"):
         note += "; a reference only, as this loss is another and has no such optimum"
-    words = [
-        f"from {head.name or '(model)'}: {head.width} units, rank at most {head.rank_limit}{phi}",
-        *(
-            f"at least {b.value:.5g} over {b.over} ({b.source})"
-            for b in head.lower_bounds
-        ),
-        f"objective {report.objective:.5g}, gap {head.gap:.4g} ({head.relative_gap:.1%} of the "
-        "objective)",
-        note,
+    bounds = [
+        f"  at least {bound.value:.5g} over {bound.over} ({bound.source})"
+        for bound in head.lower_bounds
     ]
-    header = ("", "outputs", "optimum", "targets")
-    picture = Picture(_draw_spectra, head, "The values of the table.")
-    return Section("last layer", words, header, _spectrum_rows(head), picture)
+    error = f" ± {head.gap_error:.1g}" if head.gap_error else ""
+    return [
+        "last layer",
+        f"  from {head.name or '(model)'}: {head.width} units, rank at most {head.rank_limit}",
+        *bounds,
+        f"  objective {report.objective:.5g}, gap {head.gap:.4g}{error} ({head.relative_gap:.1%} "
+        "of the objective)",
+        f"  {note}",
+        *_table(("index", "outputs", "optimum", "targets"), _spectrum_rows(head)[:12]),
+    ]
 
 
 def _spectrum_rows(head: HeadFindings) -> list[tuple[Any, ...]]:
     """Return the spectra of outputs, optimum and targets side by side."""
-    columns = zip_longest(
-        head.spectrum.tolist(),
-        head.predicted_spectrum.tolist(),
-        head.target_spectrum.tolist(),
-        fillvalue=0.0,
-    )
+    spectra = (head.spectrum, head.predicted_spectrum, head.target_spectrum)
+    columns = zip_longest(*(values.tolist() for values in spectra), fillvalue=0.0)
     return [(i, *values) for i, values in enumerate(columns, 1)]
 
 
-def _table(header: Sequence[str], rows: Sequence[Row]) -> list[str]:
-    """Return aligned lines; none without rows."""
-    if not rows:
-        return []
-    lines = [tuple(header), *(tuple(map(_cell, row)) for row in rows)]
+def _table(header: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> list[str]:
+    """Return aligned lines."""
+    lines = [header, *(tuple(map(_cell, row)) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return ["  " + "  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
 
 
-def _cell(value: object) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def _cell(value: Any) -> str:
+    if isinstance(value, tuple):
+        return " x ".join(map(str, value))
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return {None: "-", "": "(model)"}.get(value, str(value))
 
 
-def _draw(panels: Sequence[Picture]) -> Any:
-    figure, axes = subplots(1, len(panels), (4.8, 3.2))
-    for axis, panel in zip(axes[0], panels, strict=True):
-        panel.draw(axis, panel.shown)
-    return figure
-
-
-def _draw_spectra(axes: Any, head: HeadFindings) -> None:
+def _draw_spectra(head: HeadFindings, axes: Any) -> None:
     at, outputs, optimum, targets = zip(*_spectrum_rows(head)[:40], strict=True)
     for values, color, marker, label in (
         (targets, GRAY, "s", "targets"),
@@ -462,19 +384,14 @@ def _draw_spectra(axes: Any, head: HeadFindings) -> None:
     axes.legend()
 
 
-def _draw_curve(axes: Any, s: Suggestion) -> None:
+def _draw_curve(s: Suggestion, axes: Any) -> None:
     axes.errorbar(s.drop_probs, s.holdout, s.holdout_error, color=BLUE, elinewidth=0.5)
     axes.axvline(s.current, color=GRAY, ls=":", lw=1)
     axes.set(xlabel="drop probability", ylabel="holdout squared error")
-    ranks = axes.twinx()
-    ranks.step(s.drop_probs, s.predicted_rank, where="mid", color=ORANGE, lw=1)
-    ranks.set(ylim=(0, s.predicted_rank.max() + 1))
-    ranks.set_ylabel("predicted rank", color=ORANGE)
-    ranks.yaxis.get_major_locator().set_params(integer=True)
 
 
-def _draw_flows(axes: Any, noise: Any) -> None:
-    ordered = sorted(noise.flows / noise.flows.mean(), reverse=True)
+def _draw_flows(flows: Any, axes: Any) -> None:
+    ordered = sorted(flows / flows.mean(), reverse=True)
     share = [(i + 1) / len(ordered) for i in range(len(ordered))]
     axes.plot(share, ordered, color=BLUE)
     axes.axhline(1, color=GRAY, lw=1)

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from overt import _check
 from overt._check import InputError
 from overt._progress import meter
-from overt.nn.auditing.last_layer import Head, LastLayer, find_head
+from overt.nn.auditing.last_layer import Head, LastLayer, TailNoise, find_head
 from overt.nn.auditing.measurements import (
+    DeadInputs,
     Estimate,
-    LayerNorms,
     Mean,
     SampledPenalties,
     Seen,
@@ -28,10 +28,10 @@ from overt.nn.auditing.measurements import (
 )
 from overt.nn.auditing.report import AuditReport, NoiseFindings
 from overt.nn.auditing.structure import (
+    NoiseSource,
     drop_prob_of,
     find_noises,
     record_structure,
-    silence_always_on,
 )
 from overt.nn.data.batches import Batch, Batches, Inputs, name_failing_inputs
 from overt.nn.data.losses import (
@@ -41,6 +41,7 @@ from overt.nn.data.losses import (
     is_squared,
     loss_name,
     loss_text,
+    unit,
 )
 from overt.nn.data.models import check_model, disable_fast_attention, hook_modules
 from overt.nn.graph.record import UnsupportedError
@@ -70,13 +71,12 @@ def audit(
     state are left as they were.
 
     Per noise layer: what the noise adds to the loss, the flow through each unit and their
-    co-adaptation. Other modules that sample in training
-    mode (functional dropout, stochastic depth, dropout inside attention, custom noise) are
-    found by a pass in that mode, and what they add is sampled. For the last layer: the spectrum of
-    the outputs beside that of the optimum under its noise, and a proved lower bound on the training
-    objective (the guide on auditing has the proofs). For the whole network: norms of its layers,
-    path norms, dead units. And a drop probability for the last layer with the holdout error and
-    rank that speak for it.
+    co-adaptation. Other modules that sample in training mode (functional dropout, stochastic depth,
+    dropout inside attention, custom noise) are found by a pass in that mode, and what they add is
+    sampled. For the last layer: the spectrum of the outputs beside that of the optimum under its
+    noise, and a proved lower bound on the training objective (the guide on auditing has the
+    proofs). For the whole network: units that are always 0. And a drop probability for the last
+    layer with the holdout error that speaks for it.
 
     Parameters
     ----------
@@ -101,8 +101,8 @@ def audit(
         Which of the model's outputs counts, such as `lambda o: o.logits`.
     passes
         About how many forward passes over the data the audit may cost on data of some size. What
-        noise adds is exact before the last layer of a squared loss; elsewhere it is sampled, on
-        fewer rows where there are many layers, and stands beside its standard error.
+        noise before the last, affine layers adds to a squared loss is exact; elsewhere it is
+        sampled, on fewer rows where there are many layers, and stands beside its standard error.
     seed
         Seed of the sampled masks.
 
@@ -172,7 +172,7 @@ class _Audit:
         self._correct = Mean()
         self._holdout = Mean()
         self._squares = UnitSquares()
-        self._layers = LayerNorms()
+        self._dead = DeadInputs()
         # Two passes tell the error of noise that stays on in evaluation mode.
         self._evaluation_noise = Estimate(shared=True)
 
@@ -210,13 +210,13 @@ class _Audit:
                 output = saved.plain_pass(few.given, few.output, noise=False)
         saved.prepare(noise=False, copy_parameters=bool(saved.copy_parameters))
         self._outputs = output.numel() // len(few)
-        evaluation = silence_always_on(model, few)
-        self._stays_on = bool(evaluation.count(samples=True))
-        self._noises = find_noises(model, few, evaluation, self._skipped)
+        self._noises = find_noises(model, few)
+        self._skipped = self._noises.skipped
         self._sources = self._noises.sources
-        self._places = {s.name for s in self._sources if s.example is not None}
+        self._places = {source.name for source in self._sources if source.known}
         head = self._find_head(few)
         self._last: LastLayer | None = None
+        self._exact: list[tuple[TailNoise, Mean]] = []
         if head is not None:
             self._places.add(head.name)
             self._last = LastLayer(
@@ -227,17 +227,17 @@ class _Audit:
                 self._skipped,
                 own_rows=self._own_rows,
             )
+            self._exact = [(noise, Mean()) for noise in self._exact_noises(head)]
         self._watched = {
             module: name
             for name, module in model.named_modules()
             if name in self._places or is_layer(module)
         }
-        self._exact = head is not None and self._is_exact(head)
-        alone = self._exact and len(self._sources) == 1
         self._sampled = SampledPenalties(
             model,
-            [] if alone else self._sources,
+            self._sources,
             self._loss,
+            exact=len(self._exact),
             batches=self._batches,
             size=len(batch.inputs),
             passes=self._passes,
@@ -252,7 +252,7 @@ class _Audit:
             if self._last is not None:
                 self._last.add_holdout(seen)
             return
-        if self._stays_on:
+        if self._noises.always_on:
             again = self._forward(batch)
             difference = (again.losses - seen.losses) / math.sqrt(2)
             self._evaluation_noise.add(difference[None])
@@ -263,15 +263,21 @@ class _Audit:
         self._squares.add(seen)
         if self._last is not None:
             self._last.add(seen)
+        for noise, penalty in self._exact:
+            h = seen.units[noise.name]
+            penalty.add(torch.full((len(h),), noise.penalty(h), dtype=torch.float64))
         self._sampled.add(seen)
 
     def finish(self, status: Status, start: float) -> AuditReport:
         """Return the report."""
-        objective, error = self._objective()
+        penalties = self._penalties()
+        added = sum(mean for mean, _ in penalties[len(self._sampled.added) :])
+        objective = self._plain.value + self._sampled.total.value + added
+        error = math.hypot(self._sampled.total.error, self._evaluation_noise.error)
         head = suggestion = None
         if self._last is not None:
-            squares = self._squares.mean(self._last.head.name)
-            head, suggestion = self._last.finish(objective, squares)
+            head = self._last.finish(objective, error)
+            suggestion = self._last.suggest()
         classes = self._correct.count == self._samples
         return AuditReport(
             model=type(self._model).__name__,
@@ -281,11 +287,14 @@ class _Audit:
             parameters=sum(p.numel() for p in self._model.parameters()),
             plain_loss=self._plain.value,
             objective=objective,
-            objective_error=math.hypot(error, self._evaluation_noise.error),
+            objective_error=error,
             accuracy=self._correct.value if classes else None,
             holdout_loss=self._holdout.value if self._holdout.count else None,
-            noises=tuple(self._noise(i, objective) for i in range(len(self._sources))),
-            layers=self._layers.findings(self._model),
+            noises=tuple(
+                self._noise(source, *penalty, objective)
+                for source, penalty in zip(self._sources, penalties, strict=True)
+            ),
+            layers=self._dead.findings(self._model),
             head=head,
             suggestion=suggestion,
             skipped=tuple(self._skipped),
@@ -304,7 +313,7 @@ class _Audit:
             if name in self._places:
                 units[name] = h.clone()  # later layers may work in place
             if is_layer(module):
-                self._layers.add(name, module, h, inputs)
+                self._dead.add(name, module, h)
 
         with (
             hook_modules(self._watched, after=hook),
@@ -344,35 +353,31 @@ class _Audit:
             return None
         return head
 
-    def _is_exact(self, head: Head) -> bool:
-        """Return whether what the last noise adds to the loss is known exactly."""
-        if not head.noisy or not is_squared(self._loss):
-            return False
-        last = self._sources[-1].name == head.name
-        return last and self._noises.calls[head.name] == 1 and not self._noises.decides
+    def _exact_noises(self, head: Head) -> list[TailNoise]:
+        """Return the noises at the end of the pass whose penalties are exact, the last first."""
+        exact: list[TailNoise] = []
+        if not is_squared(self._loss) or self._noises.decides:
+            return exact
+        for noise, source in zip(head.noises, reversed(self._sources), strict=False):
+            if noise.name != source.name or self._noises.calls(noise.name) != 1:
+                break
+            exact.append(noise)
+        return exact
 
-    def _objective(self) -> tuple[float, float]:
-        """Return the training objective and its standard error."""
-        plain = self._plain.value
-        if not self._exact or self._last is None:
-            return plain + self._sampled.total.value, self._sampled.total.error
-        others = self._sampled.before_last  # zero where nothing was sampled
-        error = others.error if len(self._sources) > 1 else 0.0
-        return plain + self._last.penalty + others.value, error
+    def _penalties(self) -> list[tuple[float, float]]:
+        """Return what each source adds to the loss, and its standard error."""
+        scale = unit(self._loss, self._outputs)
+        sampled = [(found.value, found.error) for found in self._sampled.added]
+        exact = [(penalty.value * scale, 0.0) for _, penalty in reversed(self._exact)]
+        return sampled + exact
 
-    def _noise(self, i: int, objective: float) -> NoiseFindings:
+    def _noise(
+        self, source: NoiseSource, penalty: float, error: float, objective: float
+    ) -> NoiseFindings:
         """Return what is known of one source of noise."""
-        source = self._sources[i]
         squares = self._squares.mean(source.name)
-        exact = self._exact and i == len(self._sources) - 1
-        if exact and self._last is not None:
-            penalty = self._last.penalty
-            error = 0.0
-        else:
-            penalty = self._sampled.added[i].value
-            error = self._sampled.added[i].error
         flows = None
-        if self._last is not None and self._last.head.name == source.name:
+        if squares is not None and self._last and self._last.head.name == source.name:
             flows = self._last.flows(squares)
         return NoiseFindings(
             name=source.name,
@@ -381,7 +386,7 @@ class _Audit:
             drop_prob=drop_prob_of(source.module),
             penalty=penalty,
             penalty_error=error,
-            exact=exact,
+            exact=source.name in {noise.name for noise, _ in self._exact},
             share=penalty / objective if objective else 0.0,
             flows=flows,
             coadaptation=coadaptation(flows),

@@ -37,7 +37,7 @@ from overt.nn.graph.record import (
     store_results,
     tensors,
 )
-from overt.nn.graph.state import seed_all, untouched
+from overt.nn.graph.state import SavedState, seed_all, untouched
 from overt.nn.layers.recognized import (
     is_silent,
     is_unit_noise,
@@ -241,26 +241,29 @@ REPEATS = 4
 class NoiseSource:
     """A module that is random in training mode: a known noise layer, or one that samples inside.
 
-    `example` is the first input of a layer whose moments are known, None for other modules.
     `entrywise` says that all it samples is dropout of single entries of what depends on the inputs.
     The mode of the module switches the noise on and off.
     """
 
     name: str
     module: nn.Module
-    example: Tensor | None
     kind: str
     entrywise: bool = False
 
     @property
+    def known(self) -> bool:
+        """Whether it is a layer whose moments are known."""
+        return known_noise(self.module)
+
+    @property
     def silent(self) -> bool:
         """Whether it is known to sample nothing."""
-        return self.example is not None and is_silent(self.module)
+        return self.known and is_silent(self.module)
 
     @property
     def shared_by_rows(self) -> bool:
         """Whether the rows of a batch may share what is sampled."""
-        if self.example is None:
+        if not self.known:
             return not self.entrywise
         if is_weight_noise(self.module):
             return not getattr(self.module, "per_sample", False)
@@ -269,13 +272,12 @@ class NoiseSource:
 
 @dataclass(eq=False)
 class ModulePass:
-    """What one pass shows of its modules: the calls and samples in order, and the first inputs.
+    """Which modules one pass calls, and which of them sample, in order.
 
     An event is a module's path, and whether its own code samples (or it is called).
     """
 
     events: list[tuple[str, bool]] = field(default_factory=list)
-    examples: dict[str, Any] = field(default_factory=dict)
 
     def count(self, *, samples: bool) -> Counter[str]:
         """Return how often each module's own code samples, or how often it is called."""
@@ -286,53 +288,46 @@ class ModulePass:
 class FoundNoises:
     """Everything that samples in training mode, in the order of the pass.
 
-    `decides` says that noise may decide which operations run.
+    `always_on` names what samples in evaluation mode too, `skipped` gives reasons for what is
+    left out. `decides` says that noise may decide which operations run.
     """
 
     sources: list[NoiseSource]
     training: ModulePass
+    always_on: list[str]
+    skipped: list[tuple[str, str]]
     decides: bool
 
-    @property
-    def calls(self) -> Counter[str]:
-        """How often each module is called."""
-        return self.training.count(samples=False)
+    def calls(self, name: str) -> int:
+        """Return how often a pass in training mode calls a module."""
+        return self.training.count(samples=False)[name]
 
     def unknown_noise_behind(self, name: str) -> bool:
         """Return whether a noise with unknown moments is sampled behind the layer of this name."""
         events = self.training.events
         last = max(i for i, (path, _) in enumerate(events) if path == name)
-        unknown = {s.name for s in self.sources if s.example is None}
+        unknown = {source.name for source in self.sources if not source.known}
         return any(samples and path in unknown for path, samples in events[last + 1 :])
 
 
-def find_noises(
-    model: nn.Module,
-    inputs: Inputs,
-    evaluation: ModulePass,
-    skipped: list[tuple[str, str]],
-) -> FoundNoises:
-    """Return everything that samples in training mode; add reasons for the rest to `skipped`.
-
-    `evaluation` is a pass in evaluation mode.
-    """
-    always_on = evaluation.count(samples=True)
+def find_noises(model: nn.Module, inputs: Inputs) -> FoundNoises:
+    """Return everything that samples in training mode."""
     parts = dict(model.named_modules())
+    evaluation = follow_modules(model, inputs, noise=False)
+    always_on = list(evaluation.count(samples=True))
     why = (
-        "functions that sample, such as functional dropout, are on in evaluation mode too: their "
-        "noise is in every number here; use modules"
+        "something samples in evaluation mode too, as functional dropout does without "
+        "training=self.training: this noise is in every number here"
     )
-    skipped += [(path or "forward", why) for path in always_on]
-    functions: dict[str, list[str]] = {}
+    skipped = [(path or "forward", why) for path in always_on]
     training = evaluation
+    functions: dict[str, list[str]] = {}
     decides = True
     try:
         training = follow_modules(model, inputs, noise=True)
         with untouched(model) as saved:
-            if _differ([_pass_from_seed(saved, inputs) for _ in range(REPEATS)]):
-                why = (
-                    "something samples from a private generator: that noise is left out"
-                )
+            if _has_private_generator(saved, inputs):
+                why = "it samples from a private generator: this noise is left out"
                 skipped.append(("training mode", why))
             recording = record(saved, inputs.given, inputs.output)
         functions = _sampling_functions(parts, Structure(recording, len(inputs)))
@@ -343,24 +338,29 @@ def find_noises(
         why = f"noise of other kinds is not looked for: {first_line(error)}"
         skipped.append(("training mode", why))
     called = training.count(samples=False)
-    for path, part in parts.items():
-        if known_noise(part) and path not in called:
-            skipped.append((path, "not reached by the forward pass"))
     sources: dict[str, NoiseSource] = {}
     for path, samples in training.events:
         module = parts[path]
-        example = training.examples.get(path)
-        if path not in sources and known_noise(module):
-            sources[path] = NoiseSource(path, module, example, str(module))
-        elif path not in sources and samples and path not in always_on:
-            names = functions.get(path, [])
-            kind = str(module)
-            if list(module.children()):
-                calls = ", ".join(dict.fromkeys(names)) or "sampling"
-                kind = f"{calls} in {type(module).__name__}"
-            entrywise = bool(names) and all(name in ENTRYWISE for name in names)
-            sources[path] = NoiseSource(path, module, None, kind, entrywise)
-    return FoundNoises(list(sources.values()), training, decides)
+        if path in sources:
+            continue
+        if known_noise(module):
+            sources[path] = NoiseSource(path, module, str(module))
+        elif samples and path not in always_on:
+            sources[path] = _unknown_source(path, module, functions.get(path, []))
+    for path, part in parts.items():
+        if known_noise(part) and path not in called:
+            skipped.append((path, "not reached by the forward pass"))
+    return FoundNoises(list(sources.values()), training, always_on, skipped, decides)
+
+
+def _unknown_source(path: str, module: nn.Module, names: list[str]) -> NoiseSource:
+    """Return a module that samples with functions of these names."""
+    kind = str(module)
+    if list(module.children()):
+        calls = ", ".join(dict.fromkeys(names)) or "sampling"
+        kind = f"{calls} in {type(module).__name__}"
+    entrywise = bool(names) and all(name in ENTRYWISE for name in names)
+    return NoiseSource(path, module, kind, entrywise)
 
 
 def follow_modules(model: nn.Module, inputs: Inputs, *, noise: bool) -> ModulePass:
@@ -381,8 +381,6 @@ def follow_modules(model: nn.Module, inputs: Inputs, *, noise: bool) -> ModulePa
             note()
             stack.append(paths[module])
             found.events.append((stack[-1], False))
-            if args and isinstance(args[0], Tensor):
-                found.examples.setdefault(stack[-1], args[0])
 
     def leave(module: nn.Module, args: Any, output: Any) -> None:
         if module in paths:
@@ -410,17 +408,17 @@ def follow_modules(model: nn.Module, inputs: Inputs, *, noise: bool) -> ModulePa
     return found
 
 
-def _pass_from_seed(saved: Any, inputs: Inputs) -> Tensor:
-    seed_all(0)
-    saved.counters = {}
-    return saved.plain_pass(inputs.given, inputs.output)
-
-
-def _differ(outputs: list[Tensor]) -> bool:
+def _has_private_generator(saved: SavedState, inputs: Inputs) -> bool:
+    """Return whether passes from the same states of all known generators differ."""
+    outputs = []
+    for _ in range(REPEATS):
+        seed_all(0)
+        saved.counters = {}
+        outputs.append(saved.plain_pass(inputs.given, inputs.output))
     first = outputs[0]
     return not all(
         first.shape == other.shape and torch.allclose(first, other, equal_nan=True)
-        for other in outputs[1:]
+        for other in outputs
     )
 
 
@@ -442,34 +440,6 @@ def _sampling_functions(
             function += " of a constant"
         found.setdefault(path, []).append(function)
     return found
-
-
-def silence_always_on(model: nn.Module, inputs: Inputs) -> ModulePass:
-    """Make dropout modules that sample in evaluation mode return their inputs; return a pass.
-
-    `untouched` gives the modules their own forward passes back.
-    """
-    found = follow_modules(model, inputs, noise=False)
-    silenced = 0
-    for module in map(model.get_submodule, found.count(samples=True)):
-        if _only_drops(module):
-            module.forward = _identity_in_evaluation(module)
-            silenced += 1
-    return follow_modules(model, inputs, noise=False) if silenced else found
-
-
-def _only_drops(module: nn.Module) -> bool:
-    """Return whether a dropout module does nothing but drop, seen on ones."""
-    if not isinstance(module, nn.modules.dropout._DropoutNd):
-        return False
-    with preserve_rng(), torch.no_grad():
-        values = module(torch.ones(64, 64)).unique()
-    return len(values) <= 2 and values[0] == 0
-
-
-def _identity_in_evaluation(module: Any) -> Any:
-    sample = module.forward
-    return lambda x: sample(x) if module.training else x
 
 
 def drop_prob_of(module: Any) -> float | None:
