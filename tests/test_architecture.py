@@ -34,7 +34,7 @@ CLOSURES = {
     "predictive_moments": 17,
     "mc_moments": 9,
     "without_noise": 18,
-    "audit": 24,
+    "audit": 25,
     "compress": 20,
     "PGD": 14,
     "robust_error": 20,
