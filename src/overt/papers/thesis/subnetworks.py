@@ -38,7 +38,7 @@ FEATURES = 20
 """Units of the layer below the top hidden one."""
 
 TILE = 2048
-"""Units of the top layer that are computed at a time: as many as fit the processor's cache."""
+"""Units of the top layer that are taken at a time: as many as fit the processor's cache."""
 
 AXES: dict[str, Any] = {"xscale": "log", "xlabel": "step", "ylabel": "test accuracy"}
 
@@ -87,25 +87,26 @@ class TopLayers:
     def step(self, mask: Any, features: Any, y: Any, scale: float, rate: float) -> Any:
         """Step along the slope of the sub-network's cross-entropy; return the slope of features.
 
-        Units that are kept are scaled.
+        Units that are kept are scaled; the others are neither read nor written.
         """
         import torch
         from torch.nn.functional import one_hot
 
         inputs = with_one(features)
-        kept = mask[:, None].to(inputs)
-        tiles = list(zip(self.units.split(TILE), kept.split(TILE), strict=True))
+        kept = [part.nonzero().squeeze(1) for part in mask.split(TILE)]
+        tiles = list(zip(self.units.split(TILE), kept, strict=True))
         outputs = torch.zeros(10, len(y))
-        for units, keep in tiles:
-            h = self.active(units, inputs).mul_(keep)
-            outputs.addmm_(units[:, FEATURES + 1 :].T, h)
+        for tile, rows in tiles:
+            units = tile.index_select(0, rows)
+            outputs.addmm_(units[:, FEATURES + 1 :].T, self.active(units, inputs))
         shares = torch.softmax(scale * outputs + self.bias[:, None], 0)
         error = (shares - one_hot(y, 10).T) / len(y)
         self.bias -= rate * error.sum(1)
         error *= scale
         slope = torch.zeros(FEATURES, len(y))
-        for units, keep in tiles:
-            h = self.active(units, inputs).mul_(keep)
+        for tile, rows in tiles:
+            units = tile.index_select(0, rows)
+            h = self.active(units, inputs)
             weights = units[:, : FEATURES + 1]
             top = units[:, FEATURES + 1 :]
             # Nothing comes back to units that are off.
@@ -113,6 +114,7 @@ class TopLayers:
             slope.addmm_(weights[:, :FEATURES].T, back)
             top.addmm_(h, error.T, alpha=-rate)
             weights.addmm_(back, inputs, alpha=-rate)
+            tile.index_copy_(0, rows, units)
         return slope.T
 
     def accuracies(self, features: Any, masks: Any, y: Any) -> Any:
