@@ -269,7 +269,6 @@ def test_the_report_speaks():
     for word in (
         "parameters",
         "multiply-adds",
-        "latency",
         "accuracy",
         "0: units 16 -> 8",
         "7: the",
@@ -280,7 +279,6 @@ def test_the_report_speaks():
     assert plain["after"]["parameters"] == 5 * 8 + 8 + 16 + 8 * 6 + 6 + 6 * 3 + 3
     assert plain["before"]["multiply_adds"] == 5 * 16 + 16 * 12 + 12 * 3
     assert plain["changes"][0]["layers"] == ["0"]
-    assert report.speedup > 0
 
 
 def cnn():
@@ -430,7 +428,6 @@ def test_sizes_are_torchs_count_and_measuring_changes_nothing():
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             net.eval()(x)
         assert size.multiply_adds == counter.get_total_flops() // 8
-        assert size.latency > 0
 
 
 class Encoder(nn.Module):

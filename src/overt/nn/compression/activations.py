@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from overt.nn.compression.layers import weights_of
 from overt.nn.data.batches import Batch, name_failing_inputs
-from overt.nn.data.models import disable_fast_attention
+from overt.nn.data.models import disable_fast_attention, hook_modules
 
 WIDEST = 4096
 """The most features of which the whole second moment is stored; beyond, its diagonal."""
@@ -70,35 +69,29 @@ class Moments:
 
 def collect(
     model: nn.Module,
-    names: Mapping[str, int],
+    names: Iterable[str],
     batches: Iterable[Batch],
     *,
     outputs: bool,
 ) -> dict[str, Moments]:
     """Run batches through the model; return moments of the named layers' inputs or outputs.
 
-    Features are the last axis of linear layers and the channels of the others; with a number n
-    for a layer, n of them in turn are one feature at n places.
+    Features are the last axis of linear layers and the channels of the others.
     """
-    moments = {name: Moments() for name in names}
+    moments = {model.get_submodule(name): Moments() for name in names}
 
-    def hook(name: str) -> Any:
-        def note(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-            kind = weights_of(module)
-            x = output if outputs else args[0]
-            x = x.movedim(-1 if kind is None else kind.axis, -1)
-            x = x.unflatten(-1, (-1, names[name])).mT
-            moments[name].add(x.flatten(0, -2))
+    def note(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        kind = weights_of(module)
+        x = output if outputs else args[0]
+        x = x.movedim(-1 if kind is None else kind.axis, -1)
+        moments[module].add(x.flatten(0, -2))
 
-        return note
-
-    with ExitStack() as stack:
-        for name in moments:
-            module = model.get_submodule(name)
-            stack.callback(module.register_forward_hook(hook(name)).remove)
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(disable_fast_attention())
+    with (
+        torch.no_grad(),
+        disable_fast_attention(),
+        hook_modules(moments, after=note),
+    ):
         for where, inputs, _ in batches:
             with name_failing_inputs(inputs, where):
                 inputs.run(model)
-    return moments
+    return {name: moments[model.get_submodule(name)] for name in names}

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor, nn
@@ -74,28 +74,12 @@ class Units:
             ids = parent
 
 
-WIDE = 1024
-"""A layer with more inputs reads a flattened map as one feature per channel, not per position."""
-
-
-@dataclass(frozen=True, eq=False)
-class Reader:
+class Reader(NamedTuple):
     """A layer that reads units: its name, the axis of its weight, the units."""
 
     name: str
     axis: int
     ids: Ids
-
-    @property
-    def places(self) -> int:
-        """How many entries in turn are one unit, where a wide layer reads a flattened map."""
-        if len(self.ids) <= WIDE:
-            return 1
-        n = int(np.argmax(self.ids != self.ids[0]))
-        if n <= 1 or len(self.ids) % n:
-            return 1
-        regular = (self.ids[::n] == self.ids.reshape(-1, n).T).all()
-        return n if regular else 1
 
 
 @dataclass(frozen=True, eq=False)

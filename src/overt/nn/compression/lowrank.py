@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,7 @@ from overt.nn.compression.layers import SEALED, weights_of, why_not_prunable
 from overt.nn.compression.problem import (
     Outcome,
     Problem,
+    bisect,
     check_layers,
     copy_model,
     why_it_fails,
@@ -36,6 +37,8 @@ from overt.nn.compression.problem import (
 from overt.nn.compression.report import Change
 
 KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d)
+MAX_LOG_PRICE = 80.0
+"""At a price of exp(-80) per multiply-add every layer stays; at 1 all ranks are 1."""
 ROUNDING = 1e-12
 """Share of a layer's energy below which a direction is rounding of single precision."""
 
@@ -53,9 +56,10 @@ class Factors:
 
     @property
     def limit(self) -> int:
-        """The largest rank that saves multiply-adds; at 0 the layer stays as it is."""
+        """The largest rank that is of use and saves something; at 0 the layer stays as it is."""
         m, n = self.weight.shape
-        return min((m * n - 1) // (m + n), min(m, n) - 1)
+        useful = int(np.count_nonzero(self.tail()))
+        return min((m * n - 1) // (m + n), min(m, n) - 1, useful)
 
     @property
     def price(self) -> float:
@@ -63,32 +67,17 @@ class Factors:
         m, n = self.weight.shape
         return self.cost * (m + n) / (m * n)
 
-    @property
-    def least(self) -> float:
-        """The least cost that the layer can have."""
-        return self.price if self.limit else self.cost
-
     def tail(self) -> Floats:
         """Return the share of the squared error at each rank from 0 on."""
         tail = np.append(self.energy[::-1].cumsum()[::-1], 0.0)
-        return tail / (tail[0] or 1.0)
+        tail = tail / (tail[0] or 1.0)
+        return np.where(tail > ROUNDING, tail, 0.0)
 
-    def steps(self) -> Iterator[tuple[float, float, Factors, int]]:
-        """Yield (worth, cost, layer, rank) from rank 1 on, rank `limit` + 1 the layer itself.
-
-        Worth is the error that a step saves per cost; steps that are worth less than what comes
-        behind them are joined.
-        """
-        costs = self.price * np.arange(1, self.limit + 2)
-        costs[-1] = self.cost
-        tail = self.tail()[1 : self.limit + 2].copy()
-        tail[-1] = 0.0
-        at = 0
-        while at < self.limit and tail[at] > ROUNDING:
-            worth = (tail[at] - tail[at + 1 :]) / (costs[at + 1 :] - costs[at])
-            to = at + 1 + int(worth.argmax())
-            yield float(worth.max()), costs[to] - costs[at], self, to + 1
-            at = to
+    def choices(self) -> tuple[Floats, Floats]:
+        """Return cost and error at each rank from 1 to `limit`, then of the layer itself."""
+        ranks = np.arange(1, self.limit + 1)
+        costs = np.append(self.price * ranks, self.cost)
+        return costs, np.append(self.tail()[ranks], 0.0)
 
 
 def by_spectrum(problem: Problem) -> Outcome:
@@ -100,8 +89,7 @@ def by_spectrum(problem: Problem) -> Outcome:
         layers = {name: module for name, module in layers.items() if name in keep}
     moments: dict[str, Moments] = {}
     if problem.judge is not None:
-        names = dict.fromkeys(layers, 1)
-        moments = collect(problem.base, names, problem.judge, outputs=True)
+        moments = collect(problem.base, layers, problem.judge, outputs=True)
     factors = [
         _factorize(problem, name, module, moments.get(name))
         for name, module in layers.items()
@@ -114,7 +102,7 @@ def by_spectrum(problem: Problem) -> Outcome:
     else:
         total = problem.total or 1
         fixed = total - sum(f.cost for f in factors)
-        least = (fixed + sum(f.least for f in factors)) / total
+        least = (fixed + sum(float(f.choices()[0][0]) for f in factors)) / total
         ranks = _choose_ranks(factors, problem.aim(least) * total - fixed)
     for f in factors:
         if f not in ranks:
@@ -126,25 +114,31 @@ def by_spectrum(problem: Problem) -> Outcome:
 
 
 def _choose_ranks(factors: list[Factors], budget: float) -> dict[Factors, int]:
-    """Return ranks within a budget, those steps first that are worth most; else layers stay."""
-    left = budget - sum(f.least for f in factors)
+    """Return ranks within a budget with the least sum of errors; other layers stay.
+
+    Each layer takes what has the least error + price * cost, at one price for all layers.
+    """
     if budget >= sum(f.cost for f in factors):
         return {}
-    ranks = {f: 1 for f in factors if f.limit}
-    full: set[Factors] = set()
-    steps = [step for f in ranks for step in f.steps()]
-    for _, cost, f, rank in sorted(steps, key=lambda step: -step[0]):
-        if f in full:
+    choices = [f.choices() for f in factors]
+
+    def at(log_price: float) -> list[int]:
+        price = math.exp(log_price)
+        return [int(np.argmin(errors + price * costs)) for costs, errors in choices]
+
+    def cost(chosen: list[int]) -> float:
+        return sum(costs[i] for i, (costs, _) in zip(chosen, choices, strict=True))
+
+    chosen = at(-bisect(lambda x: cost(at(-x)) <= budget, 0.0, MAX_LOG_PRICE))
+    left = budget - cost(chosen)
+    ranks: dict[Factors, int] = {}
+    for f, i in zip(factors, chosen, strict=True):
+        if i == f.limit:
             continue
-        if cost > left:
-            full.add(f)
-            useful = int(np.sum(f.tail() > ROUNDING))
-            rank = ranks[f] + max(0, int(left / f.price + 1e-9))
-            rank = min(rank, f.limit, useful)
-            cost = f.price * (rank - ranks[f])
-        ranks[f] = rank
-        left -= cost
-    return {f: rank for f, rank in ranks.items() if rank <= f.limit}
+        more = min(int(left / f.price + 1e-9), f.limit - i - 1)
+        ranks[f] = i + 1 + max(0, more)
+        left -= f.price * max(0, more)
+    return ranks
 
 
 def _rewrite_layers(

@@ -51,16 +51,12 @@ class Size(Result):
     multiply_adds
         For one example, as torch.utils.flop_counter counts them (half of its operations):
         convolutions and products of matrices, attention included; recurrent layers are not.
-    latency
-        Least seconds of a pass of the example, measured in turns with the other network. It moves
-        with the load of the machine.
     loss, accuracy
         On the batches given; None without them (or without classes).
     """
 
     parameters: int
     multiply_adds: int
-    latency: float
     loss: float | None
     accuracy: float | None
 
@@ -113,17 +109,11 @@ class Compression(Result):
     recovery: Floats
     status: Status
 
-    @property
-    def speedup(self) -> float:
-        """Latency before / after."""
-        return self.before.latency / self.after.latency
-
     def __str__(self) -> str:
         lines = [f"compressed by {self.by}, status {self.status}"]
         rows: list[tuple[str, Any, Any]] = [
             ("parameters", self.before.parameters, self.after.parameters),
             ("multiply-adds", self.before.multiply_adds, self.after.multiply_adds),
-            ("latency, ms", 1e3 * self.before.latency, 1e3 * self.after.latency),
             ("loss", self.before.loss, self.after.loss),
             ("accuracy", self.before.accuracy, self.after.accuracy),
         ]

@@ -22,7 +22,6 @@ from overt.nn.compression.problem import (
     Problem,
     copy_model,
     count_parameters,
-    latencies,
     multiply_adds,
     relative_change,
     run_plain,
@@ -282,12 +281,11 @@ def _report(
     for path in problem.graph.random_modules:
         why = "it samples in evaluation mode too: losses and changes here are of single samples"
         skipped[path or "forward"] = why
-    models = [problem.base, done.model]
     sizes = []
-    for model, latency in zip(models, latencies(models, problem.inputs), strict=True):
+    for model in (problem.base, done.model):
         judged = score(model, report_on, problem.loss) or (None, None)
         operations = multiply_adds(model, problem.inputs)
-        sizes.append(Size(count_parameters(model), operations, latency, *judged))
+        sizes.append(Size(count_parameters(model), operations, *judged))
     before, after = sizes
     reached = None
     if not problem.of_units:

@@ -33,6 +33,7 @@ from overt.nn.compression.problem import (
     TOLERANCE,
     Outcome,
     Problem,
+    bisect,
     check_layers,
     copy_model,
     run_plain,
@@ -40,9 +41,6 @@ from overt.nn.compression.problem import (
 )
 from overt.nn.compression.report import Change
 from overt.nn.data.batches import first_line
-
-BISECTIONS = 16
-"""Steps of the search for a share of units: 1.5e-5, below one unit in 65,000."""
 
 
 def by_units(problem: Problem) -> Outcome:
@@ -55,22 +53,22 @@ def by_units(problem: Problem) -> Outcome:
     moments: dict[str, Moments] = {}
     psi = np.zeros(len(graph.units))
     if groups:
-        places = {name: reader.places for name, reader in graph.readers.items()}
-        moments = collect(base, places, problem.batches, outputs=False)
+        moments = collect(base, graph.readers, problem.batches, outputs=False)
         psi = flows(base, graph, moments)
     while groups:
         counts, least = _counts(problem, groups)
         kept = {group: greatest(group, psi, n) for group, n in counts.items()}
-        cut = make_cut(base, graph, kept, moments)
-        cut, broken = _check(problem, cut, moments)
-        if not broken:
+        cut = _tested_cut(problem, kept, moments)
+        if isinstance(cut, Cut):
             changes = [
                 Change(g.layers, "units", len(g.units), n) for g, n in counts.items()
             ]
             return Outcome("flow", shrink(base, graph, cut), changes, skipped, least)
-        for group, why in broken.items():
+        alone = {g: _tested_cut(problem, {g: kept[g]}, moments) for g in kept}
+        broken = {g: why for g, why in alone.items() if isinstance(why, str)}
+        for group, why in (broken or dict.fromkeys(kept, cut)).items():
+            groups.remove(group)
             skipped.update(dict.fromkeys(group.layers, why))
-        groups = [group for group in groups if group not in broken]
     return Outcome("flow", copy_model(base), [], skipped, least)
 
 
@@ -111,27 +109,20 @@ def _counts(
     Where `keep` is of a cost, one share of units for all groups is found whose cost is within it.
     The cost that is then left goes to single units of the groups that rounding has cut most.
     """
+    if problem.of_units:
+        counts = {g: max(1, round(_share(problem, g) * len(g.units))) for g in groups}
+        return {g: n for g, n in counts.items() if n < len(g.units)}, None
 
     def at(share: float) -> dict[Group, int]:
         return {g: max(1, round(share * len(g.units))) for g in groups}
 
-    if problem.of_units:
-        counts = {g: max(1, round(_share(problem, g) * len(g.units))) for g in groups}
-        return {g: n for g, n in counts.items() if n < len(g.units)}, None
     cost = _cost_function(problem)
     least = cost(at(0.0))
     keep = problem.aim(least)
-    low = 0.0
-    high = 1.0
-    for _ in range(BISECTIONS):
-        middle = (low + high) / 2
-        if cost(at(middle)) <= keep:
-            low = middle
-        else:
-            high = middle
-    counts = at(low)
+    share = bisect(lambda share: cost(at(share)) <= keep, 0.0, 1.0)
+    counts = at(share)
     present = cost(counts)
-    cut_most_first = sorted(groups, key=lambda g: counts[g] - low * len(g.units))
+    cut_most_first = sorted(groups, key=lambda g: counts[g] - share * len(g.units))
     # The last unit may be the one that comes nearer.
     for limit in (keep, TOLERANCE * keep):
         for group in cut_most_first:
@@ -181,27 +172,20 @@ def _stays(graph: DependencyGraph, kept: Mapping[Group, Ids]) -> Bools:
     return stays[graph.classes]
 
 
-def _check(
-    problem: Problem, cut: Cut, moments: Mapping[str, Moments]
-) -> tuple[Cut, dict[Group, str]]:
-    """Return a cut that computes what the masked network does, and the groups that prevent it.
+def _tested_cut(
+    problem: Problem, kept: dict[Group, Ids], moments: Mapping[str, Moments]
+) -> Cut | str:
+    """Return a cut that computes what the masked network does, or why there is none.
 
     A forward pass may depend on a width that is not seen, such as a number. Attributes that equal
     a width are changed only where the network does not run without.
     """
-    together = _difference(problem, cut)
-    if together is None:
-        return cut, {}
+    cut = make_cut(problem.base, problem.graph, kept, moments)
+    why = _difference(problem, cut)
+    if why is None:
+        return cut
     guessed = replace(cut, guess=True)
-    if _difference(problem, guessed) is None:
-        return guessed, {}
-    why: dict[Group, str] = {}
-    for group, units in cut.kept.items():
-        alone = make_cut(problem.base, problem.graph, {group: units}, moments)
-        reason = _difference(problem, alone)
-        if reason and _difference(problem, replace(alone, guess=True)):
-            why[group] = reason
-    return cut, why or dict.fromkeys(cut.kept, together)
+    return guessed if _difference(problem, guessed) is None else why
 
 
 def _difference(problem: Problem, cut: Cut) -> str | None:
@@ -365,9 +349,8 @@ def flows(model: nn.Module, graph: DependencyGraph, seen: dict[str, Moments]) ->
     for reader in graph.readers.values():
         weight = model.get_submodule(reader.name).weight.detach().double()
         norms = weight.movedim(reader.axis, 0).flatten(1).square().sum(1)
-        norms = norms.unflatten(0, (-1, reader.places)).sum(1)
         flow = (norms * seen[reader.name].squares()).cpu().numpy()
-        np.add.at(total, graph.classes[reader.ids[:: reader.places]], flow)
+        np.add.at(total, graph.classes[reader.ids], flow)
     return np.sqrt(total)
 
 
@@ -384,23 +367,20 @@ def _refit(
 
     All taps of a convolution use the same prediction.
     """
-    n = reader.places
     old = module.weight.detach()
-    weight = old.movedim(reader.axis, -1).double()
-    weight = weight.unflatten(-1, (-1, n)).mT.clone()
-    S, R = (
-        torch.from_numpy(np.flatnonzero(part[::n])).to(old.device)
-        for part in (~gone, gone)
-    )
+    weight = old.movedim(reader.axis, -1).double().clone()
+    S = torch.from_numpy(np.flatnonzero(~gone)).to(old.device)
+    R = torch.from_numpy(np.flatnonzero(gone)).to(old.device)
     B = moments.prediction(S, R, centered=module.bias is not None)
     lost = weight.index_select(-1, R)
     weight.index_add_(-1, S, lost @ B)
-    weight = weight.mT.flatten(-2).movedim(-1, reader.axis).to(old)
+    refitted = weight.movedim(-1, reader.axis).to(old)
     if module.bias is None:
-        return weight, None
+        return refitted, None
     mean = moments.mean()
-    shift = (lost @ (mean[R] - B @ mean[S])).flatten(1).sum(1)
+    missing = lost @ (mean[R] - B @ mean[S])
+    shift = missing.reshape(len(missing), -1).sum(1)
     if getattr(module, "transposed", False):
         # An output position meets one tap in prod(stride).
         shift = shift / math.prod(module.stride)
-    return weight, module.bias.detach() + shift.to(module.bias)
+    return refitted, module.bias.detach() + shift.to(module.bias)
