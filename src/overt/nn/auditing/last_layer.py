@@ -404,32 +404,22 @@ class LastLayer:
         self._has_units = head.units <= MAX_UNITS
         self._sums = RowSums(head.units if self._has_units else 0, outputs, inputs)
 
-    def add(self, seen: Seen) -> None:
-        """Add a batch of the training data."""
-        self._entropy.add(seen.targets.entropies(self._loss))
-        index = self._next_indices(len(seen.output))
-        fold = torch.zeros(len(index))
-        if self._own_rows:  # every fifth row tests
+    def add(self, seen: Seen, is_holdout: bool) -> None:
+        """Add a batch of the training data, or rows that the network was not trained on."""
+        n = len(seen.output)
+        index = torch.arange(self._seen, self._seen + n)
+        self._seen += n
+        fold = torch.zeros(n)
+        if is_holdout:
+            fold = 1 + index % (FOLDS - 1)
+        elif self._own_rows:  # every fifth row tests
             fold = torch.where(index % 5 == 4, 1 + index // 5 % (FOLDS - 1), 0)
-        self._add_rows(seen, fold, training=True)
-
-    def add_holdout(self, seen: Seen) -> None:
-        """Add rows that the network was not trained on."""
-        fold = 1 + self._next_indices(len(seen.output)) % (FOLDS - 1)
-        self._add_rows(seen, fold, training=False)
-
-    def _add_rows(self, seen: Seen, fold: Tensor, *, training: bool) -> None:
+        if not is_holdout:
+            self._entropy.add(seen.targets.entropies(self._loss))
         h = [seen.units[self.head.name]] if self._has_units else []
         x = [seen.inputs.tensors[0]] if self._has_inputs else []
-        self._sums.add(fold, training, *h, seen.targets.rows, *x, seen.output)
-
-    def _next_indices(self, n: int) -> Tensor:
-        self._seen += n
-        return torch.arange(self._seen - n, self._seen)
-
-    def flows(self, squares: Floats) -> Floats:
-        """Return |u_j| sqrt(mean(h_j^2)), u_j the columns of J; `squares` are E h_j^2."""
-        return np.sqrt(np.sum(self.head.J.numpy() ** 2, 0) * squares.ravel())
+        columns = (*h, seen.targets.rows, *x, seen.output)
+        self._sums.add(fold, not is_holdout, *columns)
 
     def finish(self, objective: float, error: float) -> HeadFindings:
         """Return what the layer does beside what theory says."""

@@ -8,14 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from overt._types import Floats
-from overt.nn.auditing.report import LayerFindings
 from overt.nn.auditing.structure import NoiseSource
 from overt.nn.data.batches import Inputs
 from overt.nn.data.losses import Loss, Targets
@@ -64,72 +60,34 @@ class Mean:
         return math.sqrt(max(variance, 0.0) / max(self.count - 1, 1))
 
 
-def coadaptation(flows: Floats | None) -> float | None:
-    """Return phi = |psi|_1 / (sqrt(d) |psi|_2) of the flow through d units, None where it is 0."""
-    if flows is None or not flows.any():
-        return None
-    size = math.sqrt(len(flows)) * float(np.linalg.norm(flows))
-    return float(np.sum(flows)) / size
-
-
-class UnitSquares:
-    """Sums of h_j^2 over the units at some places."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, Tensor] = {}
-        self._rows: dict[str, int] = {}
-        self._changing: set[str] = set()
-
-    def add(self, seen: Seen) -> None:
-        """Add a batch."""
-        for name, h in seen.units.items():
-            wide = h if h.dtype == torch.float64 else h.float()
-            total = wide.square().sum(0).double().cpu()
-            before = self._sums.get(name, torch.zeros_like(total))
-            if before.shape != total.shape:
-                self._changing.add(name)
-                continue
-            self._sums[name] = before + total
-            self._rows[name] = self._rows.get(name, 0) + len(h)
-
-    def mean(self, name: str) -> Floats | None:
-        """Return E h_j^2 at a place, None if the units change or are not known."""
-        if name in self._changing or name not in self._sums:
-            return None
-        return np.asarray((self._sums[name] / self._rows[name]).numpy())
-
-
 def is_layer(module: nn.Module) -> bool:
     """Return whether a module applies weights to its input, linearly."""
     linear = isinstance(module, (nn.Linear, nn.modules.conv._ConvNd))
     return linear or is_weight_noise(module)
 
 
-class DeadInputs:
-    """Which inputs of linear and convolutional layers were 0 on every sample."""
+class ActiveUnits:
+    """Which units were not 0 on every sample, by the names of places."""
 
     def __init__(self) -> None:
-        self._largest: dict[str, Tensor] = {}
+        self._active: dict[str, Tensor] = {}
+        self._changing: set[str] = set()
 
-    def add(self, name: str, module: Any, h: Tensor) -> None:
-        """Add what a layer was given in a pass."""
-        axis = h.ndim - 1 if module.weight.ndim == 2 else 1
-        largest = h.abs().movedim(axis, 0).flatten(1).amax(1).cpu()
-        before = self._largest.get(name, largest)
-        self._largest[name] = torch.maximum(before, largest)
+    def add(self, name: str, rows: Tensor) -> None:
+        """Add rows of units."""
+        active = (rows != 0).any(0).cpu()
+        before = self._active.get(name, active)
+        if before.shape != active.shape:
+            self._changing.add(name)
+        else:
+            self._active[name] = before | active
 
-    def findings(self, model: nn.Module) -> tuple[LayerFindings, ...]:
-        """Return the layers that ran."""
-        return tuple(
-            LayerFindings(
-                name=name,
-                shape=tuple(module.weight.shape),
-                inputs=len(self._largest[name]),
-                dead=int((self._largest[name] == 0).sum()),
-            )
-            for name, module in model.named_modules()
-            if name in self._largest
-        )
+    def count(self, name: str) -> tuple[int, int] | None:
+        """Return how many units there are and how many were always 0; None if that changes."""
+        if name in self._changing or name not in self._active:
+            return None
+        active = self._active[name]
+        return len(active), int((~active).sum())
 
 
 @dataclass(frozen=True)

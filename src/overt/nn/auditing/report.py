@@ -36,12 +36,6 @@ class NoiseFindings(Result):
         from sampled masks with this standard error.
     share
         The penalty as a share of the training objective.
-    flows
-        psi_j = |u_j| sqrt(mean(h_j^2)), what unit j contributes to the outputs, u_j the columns of
-        the map behind it (thesis, chapter 5); None for noise that is not before the last layers.
-    coadaptation
-        phi = |psi|_1 / (sqrt(d) |psi|_2): 1 if all units contribute alike, 1/sqrt(d) if one does
-        everything.
     dead
         Units that were 0 on every sample.
     """
@@ -54,8 +48,6 @@ class NoiseFindings(Result):
     penalty_error: float
     exact: bool
     share: float
-    flows: Floats | None
-    coadaptation: float | None
     dead: int | None
 
 
@@ -230,20 +222,14 @@ class AuditReport(Result):
         return "\n".join(parts)
 
     def plot(self) -> Any:
-        """Plot the flow through units, the last layer's spectra and the curve of the suggestion."""
-        panels = [
-            partial(_draw_flows, noise.flows)
-            for noise in self.noises
-            if noise.coadaptation is not None
-        ]
+        """Plot the last layer's spectra and the curve of the suggestion."""
+        panels = []
         if self.head is not None:
             panels.append(partial(_draw_spectra, self.head))
         if self.suggestion is not None:
             panels.append(partial(_draw_curve, self.suggestion))
         if not panels:
-            raise InputError(
-                "there is nothing to plot: no noise, last layer or suggestion was found"
-            )
+            raise InputError("there is nothing to plot: no last layer was found")
         figure, axes = subplots(1, len(panels), (4.8, 3.2))
         for axis, draw in zip(axes[0], panels, strict=True):
             draw(axis)
@@ -254,10 +240,9 @@ class AuditReport(Result):
         page = Page(f"Audit of {self.model}", _summary(self)[1])
         if self.head is not None:
             caption = (
-                "Flow through each unit before the last layer, in decreasing order, relative to "
-                "the mean (a flat line is a layer whose units contribute alike); singular values "
-                "of outputs, targets and optimum; holdout squared error of the best last layer at "
-                "each drop probability, with one standard error (dotted: the model's own)."
+                "Singular values of outputs, targets and optimum; holdout squared error of the "
+                "best last layer at each drop probability, with one standard error (dotted: the "
+                "model's own)."
             )
             page.figure(self.plot(), caption)
         page.output(str(self))
@@ -309,18 +294,15 @@ def _noise_lines(noises: Sequence[NoiseFindings]) -> list[str]:
             n.drop_prob,
             f"{n.penalty:.4g}" + (" exact" if n.exact else f" ± {n.penalty_error:.1g}"),
             f"{n.share:.1%}",
-            n.coadaptation,
             None if n.dead is None else f"{n.dead} of {n.units}",
         )
         for n in noises
     ]
-    header = ("layer", "kind", "drop_prob", "penalty", "share", "phi", "dead units")
+    header = ("layer", "kind", "drop_prob", "penalty", "share", "dead units")
     return [
         "noise",
         "  penalty: what a layer's noise adds to the loss, with the noise of the layers behind it "
         "on",
-        "  phi: the co-adaptation of its units, 1 if all contribute alike, 1/sqrt(units) if one "
-        "does everything",
         *_table(header, rows),
     ]
 
@@ -388,13 +370,3 @@ def _draw_curve(s: Suggestion, axes: Any) -> None:
     axes.errorbar(s.drop_probs, s.holdout, s.holdout_error, color=BLUE, elinewidth=0.5)
     axes.axvline(s.current, color=GRAY, ls=":", lw=1)
     axes.set(xlabel="drop probability", ylabel="holdout squared error")
-
-
-def _draw_flows(flows: Any, axes: Any) -> None:
-    ordered = sorted(flows / flows.mean(), reverse=True)
-    share = [(i + 1) / len(ordered) for i in range(len(ordered))]
-    axes.plot(share, ordered, color=BLUE)
-    axes.axhline(1, color=GRAY, lw=1)
-    axes.set(
-        xlabel="share of units", ylabel="flow / mean flow", ylim=(0, None), xlim=(0, 1)
-    )

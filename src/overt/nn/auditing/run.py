@@ -8,7 +8,6 @@ from collections.abc import Callable
 from itertools import chain, repeat
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -17,22 +16,15 @@ from overt._check import InputError
 from overt._progress import meter
 from overt.nn.auditing.last_layer import Head, LastLayer, TailNoise, find_head
 from overt.nn.auditing.measurements import (
-    DeadInputs,
+    ActiveUnits,
     Estimate,
     Mean,
     SampledPenalties,
     Seen,
-    UnitSquares,
-    coadaptation,
     is_layer,
 )
-from overt.nn.auditing.report import AuditReport, NoiseFindings
-from overt.nn.auditing.structure import (
-    NoiseSource,
-    drop_prob_of,
-    find_noises,
-    record_structure,
-)
+from overt.nn.auditing.report import AuditReport, LayerFindings, NoiseFindings
+from overt.nn.auditing.structure import drop_prob_of, find_noises, record_structure
 from overt.nn.data.batches import Batch, Batches, Inputs, name_failing_inputs
 from overt.nn.data.losses import (
     Loss,
@@ -70,13 +62,12 @@ def audit(
     and the report is on the rows seen so far. The model, its mode, its gradients and torch's random
     state are left as they were.
 
-    Per noise layer: what the noise adds to the loss, the flow through each unit and their
-    co-adaptation. Other modules that sample in training mode (functional dropout, stochastic depth,
-    dropout inside attention, custom noise) are found by a pass in that mode, and what they add is
-    sampled. For the last layer: the spectrum of the outputs beside that of the optimum under its
-    noise, and a proved lower bound on the training objective (the guide on auditing has the
-    proofs). For the whole network: units that are always 0. And a drop probability for the last
-    layer with the holdout error that speaks for it.
+    Per noise layer: what the noise adds to the loss, and units that are always 0. Other modules
+    that sample in training mode (functional dropout, stochastic depth, dropout inside attention,
+    custom noise) are found by a pass in that mode, and what they add is sampled. For the last
+    layer: the spectrum of the outputs beside that of the optimum under its noise, a proved lower
+    bound on the training objective (the guide on auditing has the proofs), and a drop probability
+    with the holdout error that speaks for it.
 
     Parameters
     ----------
@@ -131,7 +122,6 @@ def audit(
     others = None
     if holdout is not None:
         others = Batches(holdout, model, name="holdout", output=output)
-    measured = _Audit(model, checked, batches.count, passes, own_rows=others is None)
     report = None
     try:
         with (
@@ -140,8 +130,8 @@ def audit(
             disable_fast_attention(),
         ):
             seed_all(seed)
-            status = measured.run(saved, batches, others)
-            report = measured.finish(status, start)
+            measured, status = _measure(saved, batches, others, checked, passes)
+            report = measured.finish(status, time.perf_counter() - start)
     except KeyboardInterrupt:
         if report is None:
             raise
@@ -149,58 +139,58 @@ def audit(
     return report
 
 
+def _measure(
+    saved: SavedState,
+    batches: Batches,
+    others: Batches | None,
+    loss: Loss,
+    passes: float,
+) -> tuple[_Audit, Status]:
+    """Measure all batches, or those until Ctrl-C."""
+    measured: _Audit | None = None
+    status = Status.FINISHED
+    count = batches.count + (0 if others is None else others.count)
+    of_holdout = zip(others or (), repeat(True))
+    try:
+        with meter("audit", count) as bar:
+            for batch, is_holdout in chain(zip(batches, repeat(False)), of_holdout):
+                if measured is None:
+                    measured = _Audit(
+                        saved,
+                        batch,
+                        batches.count,
+                        loss,
+                        passes,
+                        own_rows=others is None,
+                    )
+                measured.add(batch, is_holdout)
+                bar.advance()
+                if saved.interrupts.pending:
+                    status = Status.INTERRUPTED
+                    break
+    except KeyboardInterrupt:
+        if measured is None:
+            raise
+        status = Status.INTERRUPTED
+    assert measured is not None  # noqa: S101 (there is a batch)
+    return measured, status
+
+
 class _Audit:
     """The measurements of an audit, and one pass of the model for each batch."""
 
     def __init__(
         self,
-        model: nn.Module,
-        loss: Loss,
+        saved: SavedState,
+        batch: Batch,
         batches: int,
+        loss: Loss,
         passes: float,
         *,
         own_rows: bool,
     ) -> None:
-        self._model = model
-        self._loss = loss
-        self._batches = batches
-        self._passes = passes
-        self._own_rows = own_rows
-        self._samples = 0
-        self._skipped: list[tuple[str, str]] = []
-        self._plain = Mean()
-        self._correct = Mean()
-        self._holdout = Mean()
-        self._squares = UnitSquares()
-        self._dead = DeadInputs()
-        # Two passes tell the error of noise that stays on in evaluation mode.
-        self._evaluation_noise = Estimate(shared=True)
-
-    def run(
-        self, saved: SavedState, batches: Batches, others: Batches | None
-    ) -> Status:
-        """Measure all batches, or those until Ctrl-C."""
-        count = batches.count + (0 if others is None else others.count)
-        try:
-            with meter("audit", count) as bar:
-                for batch, is_holdout in chain(
-                    zip(batches, repeat(False)), zip(others or (), repeat(True))
-                ):
-                    if not self._samples:
-                        self._start(saved, batch)
-                    self._add(batch, is_holdout)
-                    bar.advance()
-                    if saved.interrupts.pending:
-                        return Status.INTERRUPTED
-        except KeyboardInterrupt:
-            if not self._samples:
-                raise
-            return Status.INTERRUPTED
-        return Status.FINISHED
-
-    def _start(self, saved: SavedState, batch: Batch) -> None:
         """Look at a pass of two rows, or of the batch where the model fixes their number."""
-        model = self._model
+        model = saved.model
         few = batch.inputs.first(2)
         try:
             output = saved.plain_pass(few.given, few.output, noise=False)
@@ -209,23 +199,29 @@ class _Audit:
             with name_failing_inputs(few, batch.where):
                 output = saved.plain_pass(few.given, few.output, noise=False)
         saved.prepare(noise=False, copy_parameters=bool(saved.copy_parameters))
+        self._model = model
+        self._loss = loss
         self._outputs = output.numel() // len(few)
         self._noises = find_noises(model, few)
         self._skipped = self._noises.skipped
         self._sources = self._noises.sources
         self._places = {source.name for source in self._sources if source.known}
+        self._samples = 0
+        self._plain = Mean()
+        self._correct = Mean()
+        self._holdout = Mean()
+        self._units = ActiveUnits()
+        self._inputs = ActiveUnits()
+        # Two passes tell the error of noise that stays on in evaluation mode.
+        self._evaluation_noise = Estimate(shared=True)
         head = self._find_head(few)
         self._last: LastLayer | None = None
         self._exact: list[tuple[TailNoise, Mean]] = []
         if head is not None:
             self._places.add(head.name)
+            x = batch.inputs.only
             self._last = LastLayer(
-                head,
-                self._loss,
-                self._outputs,
-                batch.inputs.only,
-                self._skipped,
-                own_rows=self._own_rows,
+                head, loss, self._outputs, x, self._skipped, own_rows=own_rows
             )
             self._exact = [(noise, Mean()) for noise in self._exact_noises(head)]
         self._watched = {
@@ -236,21 +232,21 @@ class _Audit:
         self._sampled = SampledPenalties(
             model,
             self._sources,
-            self._loss,
+            loss,
             exact=len(self._exact),
-            batches=self._batches,
+            batches=batches,
             size=len(batch.inputs),
-            passes=self._passes,
+            passes=passes,
             whole=few is batch.inputs,
         )
 
-    def _add(self, batch: Batch, is_holdout: bool) -> None:
+    def add(self, batch: Batch, is_holdout: bool) -> None:
         """Add a batch of the training data, or rows that the network was not trained on."""
         seen = self._forward(batch)
+        if self._last is not None:
+            self._last.add(seen, is_holdout)
         if is_holdout:
             self._holdout.add(seen.losses)
-            if self._last is not None:
-                self._last.add_holdout(seen)
             return
         if self._noises.always_on:
             again = self._forward(batch)
@@ -260,20 +256,44 @@ class _Audit:
         self._plain.add(seen.losses)
         if seen.targets.classes is not None:
             self._correct.add(seen.output.argmax(1) == seen.targets.classes)
-        self._squares.add(seen)
-        if self._last is not None:
-            self._last.add(seen)
+        for name, h in seen.units.items():
+            self._units.add(name, h.flatten(1))
         for noise, penalty in self._exact:
             h = seen.units[noise.name]
             penalty.add(torch.full((len(h),), noise.penalty(h), dtype=torch.float64))
         self._sampled.add(seen)
 
-    def finish(self, status: Status, start: float) -> AuditReport:
+    def finish(self, status: Status, seconds: float) -> AuditReport:
         """Return the report."""
-        penalties = self._penalties()
-        added = sum(mean for mean, _ in penalties[len(self._sampled.added) :])
-        objective = self._plain.value + self._sampled.total.value + added
+        scale = unit(self._loss, self._outputs)
+        exact = [penalty.value * scale for _, penalty in reversed(self._exact)]
+        objective = self._plain.value + self._sampled.total.value + sum(exact)
         error = math.hypot(self._sampled.total.error, self._evaluation_noise.error)
+        penalties = [(added.value, added.error) for added in self._sampled.added]
+        penalties += [(value, 0.0) for value in exact]
+        noises: list[NoiseFindings] = []
+        for source, (penalty, penalty_error) in zip(
+            self._sources, penalties, strict=True
+        ):
+            units, dead = self._units.count(source.name) or (None, None)
+            noises.append(
+                NoiseFindings(
+                    name=source.name,
+                    kind=source.kind,
+                    units=units,
+                    drop_prob=drop_prob_of(source.module),
+                    penalty=penalty,
+                    penalty_error=penalty_error,
+                    exact=len(noises) >= len(self._sampled.added),
+                    share=penalty / objective if objective else 0.0,
+                    dead=dead,
+                )
+            )
+        layers = []
+        for name, module in self._model.named_modules():
+            found = self._inputs.count(name)
+            if found is not None:
+                layers.append(LayerFindings(name, tuple(module.weight.shape), *found))
         head = suggestion = None
         if self._last is not None:
             head = self._last.finish(objective, error)
@@ -290,16 +310,13 @@ class _Audit:
             objective_error=error,
             accuracy=self._correct.value if classes else None,
             holdout_loss=self._holdout.value if self._holdout.count else None,
-            noises=tuple(
-                self._noise(source, *penalty, objective)
-                for source, penalty in zip(self._sources, penalties, strict=True)
-            ),
-            layers=self._dead.findings(self._model),
+            noises=tuple(noises),
+            layers=tuple(layers),
             head=head,
             suggestion=suggestion,
             skipped=tuple(self._skipped),
             status=status,
-            seconds=time.perf_counter() - start,
+            seconds=seconds,
         )
 
     def _forward(self, batch: Batch) -> Seen:
@@ -308,12 +325,15 @@ class _Audit:
         units: dict[str, Tensor] = {}
 
         def hook(module: nn.Module, args: Any, output: Tensor) -> None:
+            if not args:  # the input was given by name
+                return
             name = self._watched[module]
             h = args[0].detach()
             if name in self._places:
                 units[name] = h.clone()  # later layers may work in place
             if is_layer(module):
-                self._dead.add(name, module, h)
+                axis = -1 if module.weight.ndim == 2 else 1
+                self._inputs.add(name, h.movedim(axis, -1).flatten(0, -2))
 
         with (
             hook_modules(self._watched, after=hook),
@@ -363,32 +383,3 @@ class _Audit:
                 break
             exact.append(noise)
         return exact
-
-    def _penalties(self) -> list[tuple[float, float]]:
-        """Return what each source adds to the loss, and its standard error."""
-        scale = unit(self._loss, self._outputs)
-        sampled = [(found.value, found.error) for found in self._sampled.added]
-        exact = [(penalty.value * scale, 0.0) for _, penalty in reversed(self._exact)]
-        return sampled + exact
-
-    def _noise(
-        self, source: NoiseSource, penalty: float, error: float, objective: float
-    ) -> NoiseFindings:
-        """Return what is known of one source of noise."""
-        squares = self._squares.mean(source.name)
-        flows = None
-        if squares is not None and self._last and self._last.head.name == source.name:
-            flows = self._last.flows(squares)
-        return NoiseFindings(
-            name=source.name,
-            kind=source.kind,
-            units=None if squares is None else int(squares.size),
-            drop_prob=drop_prob_of(source.module),
-            penalty=penalty,
-            penalty_error=error,
-            exact=source.name in {noise.name for noise, _ in self._exact},
-            share=penalty / objective if objective else 0.0,
-            flows=flows,
-            coadaptation=coadaptation(flows),
-            dead=None if squares is None else int(np.sum(squares == 0)),
-        )
