@@ -210,7 +210,7 @@ class Trial:
 
 def resumed(hosts: Hosts, given: Any, place: Path) -> tuple[Any, ...]:
     """Kill the scheduler during a fit from files; go on from the checkpoint on this machine."""
-    from overt._parallel import ClusterLostError
+    from overt._running import ClusterLostError
 
     here = DropoutCompletion(**SETTINGS).fit(given)
     said = 0

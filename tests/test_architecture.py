@@ -28,19 +28,19 @@ TORCH = {"nn", "relu", "robust"}  # may share what they need of PyTorch
 
 # Modules that each main use imports. Lower a limit when a redesign reaches it; never raise one.
 CLOSURES = {
-    "LinearNetwork": 33,
-    "DropoutCompletion": 28,
-    "DropoutImputer": 8,
-    "predictive_moments": 17,
-    "mc_moments": 9,
-    "without_noise": 18,
-    "audit": 25,
-    "compress": 20,
-    "PGD": 14,
-    "robust_error": 20,
+    "LinearNetwork": 26,
+    "DropoutCompletion": 26,
+    "DropoutImputer": 7,
+    "predictive_moments": 16,
+    "mc_moments": 8,
+    "without_noise": 17,
+    "audit": 24,
+    "compress": 19,
+    "PGD": 13,
+    "robust_error": 19,
     "adversarial_train": 18,
-    "minima": 15,
-    "simulate": 16,
+    "minima": 14,
+    "simulate": 14,
 }
 
 WORDS = {  # what is not said -> what is, and the package that may

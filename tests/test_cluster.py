@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from overt import InputError
-from overt._parallel import checked_engine
+from overt._running import checked_engine
 from overt.completion import DropoutCompletion
 
 DEPLOY = Path(__file__).parents[1] / "deploy"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from overt import Dropout, Entries, InputError, decay
-from overt._parallel import mapped
+from overt._running import mapped
 from overt.completion import DropoutCompletion
 from overt.linear import LinearNetwork, inverse_decay
 

@@ -1,4 +1,7 @@
-"""Argument checks: every message names the argument, the value seen and what is accepted."""
+"""Argument checks, and the types of arguments.
+
+Every message names the argument, the value seen and what is accepted.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,17 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 from array_api_compat import array_namespace, is_array_api_obj
+from numpy.typing import NDArray
 
-from overt._types import Array, Floats, Seed
+Array = Any
+"""A NumPy array of any type of number or, where documented, a PyTorch tensor."""
+
+Bools = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+Seed = int | np.random.Generator | None
+"""An int, a numpy Generator, or None for fresh entropy."""
 
 LARGE_NUMBER = 1e15
 """Numbers beyond this, or below its inverse, may overflow in products of a few layers."""
@@ -471,3 +483,30 @@ def seed_number(seed: Seed, random_state: Any = None) -> int:
     if given is None or isinstance(given, np.random.Generator):
         return int(generator(given).integers(1 << 31))
     return whole(name, given, minimum=0)
+
+
+def seed_numbers(seeds: Any) -> list[int]:
+    """Return the numbers of runs: 0, 1, ... for a count, or those that are listed."""
+    if not isinstance(seeds, (Sequence, np.ndarray)) or getattr(seeds, "ndim", 1) == 0:
+        return list(range(whole("seeds", seeds)))
+    if len(seeds) == 0:
+        raise InputError(
+            "seeds must be a number of runs or a list of at least one, got none"
+        )
+    return [whole("seeds", number, minimum=0) for number in seeds]
+
+
+def record_steps(records: Any, steps: int, spaced: Callable[[int], Any]) -> list[int]:
+    """Return the steps to record, in order: spaced(count) for a count, or those listed."""
+    given = plain_array("records", records)
+    if given.ndim:
+        chosen = {whole("records", step, minimum=0) for step in given}
+    else:
+        chosen = set(
+            np.round(spaced(whole("records", records, minimum=2))).astype(int).tolist()
+        )
+    if max(chosen, default=0) > steps:
+        raise InputError(
+            f"records must lie in 0..{steps}, the steps, got {max(chosen)}"
+        )
+    return sorted(chosen)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from overt._types import Floats
+from overt._check import Floats
 
 
 def clopper_pearson(successes: Any, trials: Any, level: float) -> tuple[Floats, Floats]:

@@ -29,8 +29,14 @@ from typing import IO, Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from overt._check import InputError, InputFileError, InputTypeError, MissingExtraError
-from overt._types import Array, Floats
+from overt._check import (
+    Array,
+    Floats,
+    InputError,
+    InputFileError,
+    InputTypeError,
+    MissingExtraError,
+)
 
 ACCEPTED = (".npy", ".npz", ".csv", ".tsv", ".txt", ".mtx")
 

@@ -18,9 +18,17 @@ from typing import IO
 
 import numpy as np
 
-from overt._check import InputError, choice, generator, number, whole
+from overt._check import (
+    Floats,
+    InputError,
+    Ints,
+    Seed,
+    choice,
+    generator,
+    number,
+    whole,
+)
 from overt._io import open_npz, reading, write_whole
-from overt._types import Floats, Ints, Seed
 from overt.entries import Entries
 
 

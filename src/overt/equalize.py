@@ -13,8 +13,7 @@ import numpy as np
 from array_api_compat import device, is_torch_array
 
 from overt import _check, penalty
-from overt._check import InputError, bounded, namespace
-from overt._types import Array
+from overt._check import Array, InputError, bounded, namespace
 from overt.spectral import WeightedTrace
 
 

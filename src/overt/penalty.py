@@ -14,8 +14,7 @@ import numpy as np
 from array_api_compat import device
 
 from overt import _check
-from overt._check import InputError, InputTypeError, bounded, namespace
-from overt._types import Array
+from overt._check import Array, InputError, InputTypeError, bounded, namespace
 from overt.noise.checking import checked_characteristic, checked_mean, is_built_in
 from overt.noise.masks import DropConnect, Dropout, Noise
 

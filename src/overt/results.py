@@ -17,7 +17,7 @@ from zipfile import ZipFile
 
 import numpy as np
 
-from overt._check import InputError, InternalError
+from overt._check import Bools, Floats, InputError, InternalError, Ints
 from overt._figures import bars_figure, runs_figure
 from overt._io import (
     as_numpy,
@@ -31,7 +31,6 @@ from overt._io import (
     same,
     write_whole,
 )
-from overt._types import Bools, Floats, Ints
 
 MAX_ROUNDING = 1e-9
 """Relative amount by which rounding may put a lower bound above an objective."""

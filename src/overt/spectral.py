@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 
 from overt import _check
-from overt._check import InputError, InputTypeError, bounded, namespace
-from overt._types import Array
+from overt._check import Array, InputError, InputTypeError, bounded, namespace
 from overt.noise.blocks import DropBlock
 from overt.noise.masks import DropConnect, Dropout, Noise
 

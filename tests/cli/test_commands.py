@@ -235,7 +235,7 @@ STARTED = "(sys.stdout.write('started\\n'), sys.stdout.flush())"
 SLEEP = f"{STARTED}; time.sleep(60)"
 # Compiled code is there and has run when a bar moves; an interrupt before that leaves nothing.
 BAR = (
-    "from overt._progress import Meter\n"
+    "from overt._running import Meter\n"
     f"Meter.advance = lambda *_, **__: {STARTED}\n"
     "Meter.reach = Meter.advance\n"
 )

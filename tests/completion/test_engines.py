@@ -9,7 +9,7 @@ import pytest
 
 from overt import MissingExtraError
 from overt._check import InputError
-from overt._parallel import ClusterLostError
+from overt._running import ClusterLostError
 from overt.completion import DropoutCompletion
 from overt.datasets import generate_ratings
 

@@ -149,7 +149,7 @@ def test_oracles_share_no_code_with_what_they_grade(name):
         if isinstance(node, ast.ImportFrom) and node.module
     }
     ours = {module for module in imported if module.split(".")[0] == "overt"}
-    assert ours <= {"overt._types", "overt.papers.oracles", "overt.papers.evidence"}
+    assert ours <= {"overt._check", "overt.papers.oracles", "overt.papers.evidence"}
 
 
 def test_an_unknown_id_is_answered_with_the_nearest():

@@ -12,9 +12,8 @@ from typing import Annotated, Any
 import numpy as np
 from typer import Argument, Option
 
-from overt._check import InputError
+from overt._check import Array, Floats, InputError
 from overt._io import is_number, reading, write_csv
-from overt._types import Array, Floats
 from overt.cli.base import AsJson, Seed, app, awaited, show_json, show_path, show_table
 
 MISSING = ("", "na", "n/a", "nan", "null", "none", "?", "-", ".")

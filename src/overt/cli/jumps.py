@@ -10,7 +10,7 @@ from rich.markup import escape
 from typer import Option
 
 from overt._check import InputError
-from overt._progress import working
+from overt._running import working
 from overt.cli.base import (
     AsJson,
     Seed,

@@ -143,7 +143,7 @@ def _download(figure: Figure, size: str) -> None:
 
 
 def _rows(figure: Figure, size: str, n_jobs: int, out: Path) -> list[Row]:
-    from overt._progress import meter
+    from overt._running import meter
     from overt.papers import run
 
     stored = f"rows already computed are in {out / figure.id}.jsonl; the same command resumes"
@@ -185,7 +185,7 @@ def _reproduce_all(
     size: str, n_jobs: int, out: Path, as_markdown: bool, as_json: bool
 ) -> None:
     from overt._check import choice
-    from overt._progress import meter
+    from overt._running import meter
     from overt.papers.figures import SIZES
     from overt.papers.overview import run_all
 

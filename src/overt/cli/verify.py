@@ -58,7 +58,7 @@ def verify(
     run. Try: [bold]overt verify --list[/bold], [bold]overt verify path-norm --card[/bold],
     [bold]overt verify my_file.py[/bold]
     """
-    from overt._progress import meter, reraising_interrupts
+    from overt._running import meter, reraising_interrupts
     from overt.papers import verify as check
 
     chosen = _chosen(ids or [])

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from overt._types import Array, Bools, Floats
+from overt._check import Array, Bools, Floats
 from overt.completion.engines import Engine
 from overt.completion.kernels.rows import FixedSide, Rows, dots
 from overt.completion.learned import LearnedFit, balanced_bases

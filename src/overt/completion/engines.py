@@ -22,8 +22,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from overt._parallel import ClusterLostError, checked_engine, connected, thread_count
-from overt._types import Array, Floats
+from overt._check import Array, Floats
+from overt._running import ClusterLostError, checked_engine, connected, thread_count
 from overt.completion.kernels.rows import Blocks, Rows, update_rows
 from overt.completion.memory import forget
 from overt.completion.problem import Layout

@@ -13,8 +13,16 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import RegressorTags
 from sklearn.utils.validation import check_is_fitted
 
-from overt._check import InputError, choice, instance, seed_number, whole
-from overt._types import Floats, Ints, Seed
+from overt._check import (
+    Floats,
+    InputError,
+    Ints,
+    Seed,
+    choice,
+    instance,
+    seed_number,
+    whole,
+)
 from overt.completion import fitting, ratings_file
 from overt.completion.averaged import AveragedModel
 from overt.completion.features import align_features

@@ -8,8 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from overt._check import InputError, InputTypeError, choice, number, whole
-from overt._types import Array, Floats, Ints
+from overt._check import (
+    Array,
+    Floats,
+    InputError,
+    InputTypeError,
+    Ints,
+    choice,
+    number,
+    whole,
+)
 from overt.completion.estimator import DropoutCompletion, read_entries
 from overt.completion.implicit import ImplicitModel
 from overt.completion.recommend import (

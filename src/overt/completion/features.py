@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import sparse
 
-from overt._check import InputError, InputTypeError, plain_array
-from overt._types import Array, Bools, Floats
+from overt._check import Array, Bools, Floats, InputError, InputTypeError, plain_array
 from overt.completion.problem import Grouped
 from overt.entries import Entries
 from overt.entries.frames import is_frame, read_frame

@@ -20,10 +20,8 @@ from typing import Any
 import numpy as np
 
 from overt import _check
-from overt._check import InputError, InputTypeError
-from overt._parallel import ClusterLostError, checked_engine
-from overt._progress import Meter, meter
-from overt._types import Array, Floats, Ints
+from overt._check import Array, Floats, InputError, InputTypeError, Ints
+from overt._running import ClusterLostError, Meter, checked_engine, meter
 from overt.completion import averaged, fixed, implicit, learned
 from overt.completion.averaged import AveragedModel, SampledFit
 from overt.completion.engines import Engine, make_engine

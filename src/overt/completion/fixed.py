@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from overt._types import Floats
+from overt._check import Floats
 from overt.completion.engines import Engine
 from overt.completion.features import NO_FEATURES
 from overt.completion.kernels.rows import FixedSide, Rows

@@ -44,8 +44,7 @@ from typing import Any, ClassVar
 import numpy as np
 from scipy import sparse
 
-from overt._check import InputError
-from overt._types import Array, Floats, Ints
+from overt._check import Array, Floats, InputError, Ints
 from overt.completion.engines import Engine
 from overt.completion.features import NO_FEATURES
 from overt.completion.kernels.rows import (

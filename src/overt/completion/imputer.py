@@ -28,8 +28,17 @@ from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from overt._check import InputTypeError, generator, number, seed_number, whole
-from overt._types import Array, Floats, Ints, Seed
+from overt._check import (
+    Array,
+    Floats,
+    InputTypeError,
+    Ints,
+    Seed,
+    generator,
+    number,
+    seed_number,
+    whole,
+)
 from overt.completion.kernels.table import fill_rows, leave_one_out
 from overt.results import Status
 

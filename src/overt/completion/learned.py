@@ -21,8 +21,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from overt._check import InputError
-from overt._types import Floats
+from overt._check import Floats, InputError
 from overt.completion.engines import Engine
 from overt.completion.features import (
     GIVEN,

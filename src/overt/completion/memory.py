@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from overt._check import InputError
-from overt._types import Array
+from overt._check import Array, InputError
 
 SLICE = 1 << 21
 """Entries that are looked at together."""

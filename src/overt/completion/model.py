@@ -16,8 +16,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from overt._check import InputError
-from overt._types import Array, Bools, Floats, Ints
+from overt._check import Array, Bools, Floats, InputError, Ints
 from overt.completion.features import (
     GIVEN,
     MISSINGNESS,

@@ -38,7 +38,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
-from overt._types import Array, Floats, Ints
+from overt._check import Array, Floats, Ints
 from overt.completion.features import MISSINGNESS, Features
 from overt.completion.kernels.rows import RowPrior
 from overt.completion.problem import Columns

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from overt._check import InputError
-from overt._types import Array, Floats, Ints
+from overt._check import Array, Floats, InputError, Ints
 from overt.completion.kernels.rows import NOT_PINNED, Blocks, block, dots
 from overt.completion.memory import arranged, moments, room, slices, standardized
 from overt.entries import Entries

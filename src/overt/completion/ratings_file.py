@@ -33,9 +33,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from overt._check import InputError, MissingExtraError, choice
+from overt._check import Array, Floats, InputError, Ints, MissingExtraError, choice
 from overt._io import as_path, bounded_lines, is_number, reading
-from overt._types import Array, Floats, Ints
 from overt.completion.memory import n_bytes, room, slices
 from overt.entries import Entries
 from overt.entries.entries import DUPLICATES

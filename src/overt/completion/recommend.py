@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.sparse import issparse
 
-from overt._check import InputError, doubles, whole
+from overt._check import Array, Floats, InputError, Ints, doubles, whole
 from overt._io import as_path, ready, replacing, write_csv
-from overt._progress import meter
-from overt._types import Array, Floats, Ints
+from overt._running import meter
 from overt.completion.fitting import Model
 from overt.completion.implicit import (
     ImplicitModel,

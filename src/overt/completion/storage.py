@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from overt._check import InputError
+from overt._check import Array, InputError
 from overt._io import (
     as_path,
     digest,
@@ -26,7 +26,6 @@ from overt._io import (
     ready,
     write_sealed,
 )
-from overt._types import Array
 from overt.completion.averaged import AveragedModel, SampledFit
 from overt.completion.features import Directions, Encoder
 from overt.completion.implicit import ImplicitModel, PrecisionRule, Strengths

@@ -13,9 +13,17 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import RegressorTags
 from sklearn.utils.validation import check_is_fitted
 
-from overt._check import InputError, generator, number, seed_number, whole
-from overt._progress import meter
-from overt._types import Floats, Ints, Seed
+from overt._check import (
+    Floats,
+    InputError,
+    Ints,
+    Seed,
+    generator,
+    number,
+    seed_number,
+    whole,
+)
+from overt._running import meter
 from overt.decay import layers
 from overt.decay.least_squares import leading_factors, mean_square_residual, refine
 from overt.decay.simulation import Weights

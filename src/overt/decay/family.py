@@ -23,8 +23,7 @@ from __future__ import annotations
 import numpy as np
 from scipy.optimize import brentq, minimize_scalar
 
-from overt._check import InputError, number, whole
-from overt._types import Floats
+from overt._check import Floats, InputError, number, whole
 from overt.entries import Entries
 
 

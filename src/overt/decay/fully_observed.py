@@ -36,8 +36,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from overt._check import InputError, whole
-from overt._types import Floats
+from overt._check import Floats, InputError, whole
 from overt.decay import layers
 from overt.entries import Entries
 from overt.results import Result

@@ -10,10 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from overt._check import InputError, InputTypeError, number, plain_array, whole
+from overt._check import (
+    Floats,
+    InputError,
+    InputTypeError,
+    Ints,
+    number,
+    plain_array,
+    whole,
+)
 from overt._figures import subplots
 from overt._intervals import clopper_pearson
-from overt._types import Floats, Ints
 from overt.decay.schedule import Schedule
 from overt.decay.simulation import JUMP_RATIO, NEVER, Runs, simulate, spectral_ratio
 from overt.entries import Entries

@@ -17,8 +17,7 @@ from itertools import combinations
 
 import numpy as np
 
-from overt._check import InputError, generator, number, whole
-from overt._types import Floats, Seed
+from overt._check import Floats, InputError, Seed, generator, number, whole
 from overt.decay import family, fully_observed, layers
 from overt.entries import Entries
 from overt.results import Result

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from overt._check import (
+    Floats,
     InputError,
     InputTypeError,
     bounded,
@@ -20,7 +21,6 @@ from overt._check import (
     plain_array,
     whole,
 )
-from overt._types import Floats
 from overt.entries import Entries
 
 Layers = Sequence[Floats]

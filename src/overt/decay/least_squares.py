@@ -16,7 +16,7 @@ import numpy as np
 from scipy.sparse import coo_array
 from scipy.sparse.linalg import svds
 
-from overt._types import Floats
+from overt._check import Floats
 from overt.entries import Entries
 
 LEADING_REST = 0.1

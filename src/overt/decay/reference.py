@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from overt._types import Floats, Ints
+from overt._check import Floats, Ints
 
 
 def descend(

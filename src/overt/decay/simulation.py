@@ -14,23 +14,21 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from overt._check import (
+    Bools,
+    Floats,
     InputError,
     InputTypeError,
+    Ints,
+    Seed,
     choice,
     doubles,
     number,
+    record_steps,
     seed_number,
+    seed_numbers,
     whole,
 )
-from overt._parallel import (
-    checked_engine,
-    mapped_seeds,
-    record_steps,
-    seed_numbers,
-    thread_count,
-)
-from overt._progress import Meter, meter
-from overt._types import Bools, Floats, Ints, Seed
+from overt._running import Meter, checked_engine, mapped_seeds, meter, thread_count
 from overt.decay import layers
 from overt.decay.schedule import Schedule
 from overt.entries import Entries

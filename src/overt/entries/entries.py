@@ -11,8 +11,12 @@ from typing import Any, Self
 import numpy as np
 
 from overt._check import (
+    Array,
+    Floats,
     InputError,
     InputTypeError,
+    Ints,
+    Seed,
     choice,
     doubles,
     generator,
@@ -20,7 +24,6 @@ from overt._check import (
     plain_array,
     whole,
 )
-from overt._types import Array, Floats, Ints, Seed
 from overt.entries import frames
 from overt.entries.identifiers import (
     IdentifierIndex,

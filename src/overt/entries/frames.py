@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from overt._check import InputError, plain_array
-from overt._types import Array
+from overt._check import Array, InputError, plain_array
 from overt.entries.identifiers import as_identifiers, holds_whole, is_missing
 
 ROLES: dict[str, tuple[str, ...]] = {

@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from overt._check import InputError, InputTypeError, choice, plain_array
-from overt._types import Array, Ints
+from overt._check import Array, InputError, InputTypeError, Ints, choice, plain_array
 
 UNKNOWN = -1
 """Position of what was never seen."""

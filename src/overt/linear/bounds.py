@@ -36,8 +36,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from overt._check import bounded
-from overt._types import Bools, Floats
+from overt._check import Bools, Floats, bounded
 from overt.spectral import SpectralNorm
 
 EPS = float(np.finfo(float).eps)

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from overt import _check
-from overt._check import InputError, InputTypeError
-from overt._types import Floats
+from overt._check import Floats, InputError, InputTypeError
 from overt.linear.deep_landscape import DeepLandscape, deep_landscape
 from overt.linear.layers import DeepNoise
 from overt.linear.network import (

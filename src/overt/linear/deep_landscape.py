@@ -14,8 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from overt._check import InputError
-from overt._types import Floats
+from overt._check import Floats, InputError
 from overt.linear.bounds import EXACT
 from overt.linear.deep_shares import best_shares, local_maxima
 from overt.linear.layers import DeepNoise

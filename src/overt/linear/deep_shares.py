@@ -30,7 +30,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from overt._types import Bools, Floats, Ints
+from overt._check import Bools, Floats, Ints
 from overt.spectral import SquaredNuclear
 
 ROUNDING = 1e-12

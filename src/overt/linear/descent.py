@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from overt._types import Floats
+from overt._check import Floats
 from overt.linear.bounds import EXACT
 
 STARTS = 8

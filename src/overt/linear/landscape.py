@@ -22,9 +22,8 @@ from typing import Any
 import numpy as np
 
 from overt import equalize
-from overt._check import InputError, whole
+from overt._check import Floats, InputError, whole
 from overt._figures import subplots
-from overt._types import Floats
 from overt.results import Result
 from overt.spectral import shrinkage_rank
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from overt import equalize
-from overt._types import Floats
+from overt._check import Floats
 from overt.linear.bounds import (
     EPS,
     EXACT,

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar, overloa
 import numpy as np
 
 from overt import _check
-from overt._check import InputError, bounded
-from overt._parallel import checked_engine, mapped_seeds, seed_numbers, thread_count
-from overt._types import Floats
+from overt._check import Floats, InputError, bounded, seed_numbers
+from overt._running import checked_engine, mapped_seeds, thread_count
 from overt.linear.bounds import EXACT, Relaxation, numerical_rank
 from overt.linear.regression import (
     ImplicitRegression,

@@ -24,8 +24,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from overt import _check
-from overt._check import InputError, InputTypeError
-from overt._types import Floats
+from overt._check import Floats, InputError, InputTypeError
 from overt.linear.bounds import Envelope, Leading, UnitShares
 from overt.noise import Noise
 from overt.spectral import KSupport

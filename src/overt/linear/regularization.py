@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from overt import _check
-from overt._check import InputError
+from overt._check import Bools, Floats, InputError, Ints
 from overt._figures import subplots
-from overt._types import Bools, Floats, Ints
 from overt.linear.bounds import Envelope, positive
 from overt.linear.deep_shares import best_shares, jump_ratio
 from overt.linear.network import regression_of, target_or_data

@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 
 from overt import _check, equalize, penalty
-from overt._check import InputError, InputTypeError
-from overt._types import Floats
+from overt._check import Floats, InputError, InputTypeError
 from overt.linear.bounds import Relaxation
 from overt.linear.descent import attains, refine
 from overt.linear.network import (

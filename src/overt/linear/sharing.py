@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from overt import equalize
-from overt._types import Array, Bools, Floats
+from overt._check import Array, Bools, Floats
 from overt.linear.bounds import Envelope, NormCost, UnitShares, pairs_below
 from overt.linear.descent import least_penalty
 from overt.linear.unit_sets import any_noise_bound

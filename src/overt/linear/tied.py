@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from overt import _check
-from overt._check import InputError, InputTypeError
-from overt._types import Floats
+from overt._check import Floats, InputError, InputTypeError
 from overt.linear import landscape
 from overt.linear.bounds import Leading, Relaxation, relax
 from overt.linear.descent import attains, refine

@@ -17,14 +17,8 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from overt import _check
-from overt._check import InputError
-from overt._parallel import (
-    record_steps,
-    seed_numbers,
-    thread_count,
-)
-from overt._progress import meter, working
-from overt._types import Floats, Ints
+from overt._check import Floats, InputError, Ints, record_steps, seed_numbers
+from overt._running import meter, thread_count, working
 from overt.linear.descent import Value
 from overt.linear.regression import Samples, multipliers
 from overt.noise import Noise

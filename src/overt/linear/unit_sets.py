@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from overt._types import Floats
+from overt._check import Floats
 
 ROOT2 = float(np.sqrt(2.0))
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from overt import penalty
-from overt._types import Floats
+from overt._check import Floats
 from overt.linear.bounds import EXACT, Relaxation, UnitShares, positive, relax
 from overt.linear.descent import attains, refine
 from overt.linear.network import Evaluation, NoiseEffect

@@ -20,8 +20,7 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from overt import _check
-from overt._check import InputError
-from overt._types import Floats, Seed
+from overt._check import Floats, InputError, Seed
 from overt.noise.masks import Noise, Width, shape_of, width_adjusted
 
 Placement = Literal["grid", "sliding"]

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from overt._check import InputError, InputTypeError
-from overt._types import Floats
+from overt._check import Floats, InputError, InputTypeError
 from overt.noise.blocks import DropBlock
 from overt.noise.masks import (
     CovarianceNoise,

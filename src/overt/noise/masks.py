@@ -11,8 +11,7 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from overt import _check
-from overt._check import InputError, bounded
-from overt._types import Floats, Seed
+from overt._check import Floats, InputError, Seed, bounded
 
 Width = int | tuple[int, ...]
 

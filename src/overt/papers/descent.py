@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 from scipy.optimize import brentq, minimize
 
-from overt._types import Floats
+from overt._check import Floats
 from overt.papers.oracles import chain, layer_multipliers
 
 Objective = Callable[[Floats], tuple[float, Floats]]

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from overt._check import InputError
-from overt._types import Floats
+from overt._check import Floats, InputError
 
 EXACT = 1e-10
 """Tolerance on a relative difference of two sums that agree but for rounding."""

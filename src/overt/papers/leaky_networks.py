@@ -17,8 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import expit
 
-from overt._check import InputError, doubles, number, whole
-from overt._types import Floats
+from overt._check import Floats, InputError, doubles, number, whole
 from overt.results import Result
 from overt.robust.certify.exact import ExactError, check_slope, two_layer
 from overt.robust.threats import L2

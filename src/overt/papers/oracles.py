@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from overt._types import Floats
+from overt._check import Floats
 
 
 def seeded_torch(rng: np.random.Generator) -> tuple[Any, Any]:

@@ -17,7 +17,7 @@ from overt._check import InputError
 from overt._figures import write_figure
 from overt._html import Page
 from overt._io import reading, write_whole
-from overt._parallel import thread_count
+from overt._running import thread_count
 from overt.papers.figures import SIZES, VERDICTS, Figure, Finding, together
 from overt.papers.records import UNCHECKED, Item
 from overt.papers.rows import Folder, Stored, commit, read_rows

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from overt._check import InputError, doubles, generator, number, whole
-from overt._types import Floats, Seed
+from overt._check import Floats, InputError, Seed, doubles, generator, number, whole
 from overt.relu.bounds import rademacher_lower, rademacher_upper
 from overt.results import Result
 

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from overt import _check
-from overt._check import InputError, doubles, generator, number, whole
-from overt._types import Floats, Seed
+from overt._check import Floats, InputError, Seed, doubles, generator, number, whole
 from overt.relu.training import labels
 from overt.results import Result
 

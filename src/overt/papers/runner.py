@@ -15,8 +15,7 @@ from pathlib import Path
 from overt._check import InputError, MissingExtraError, choice
 from overt._figures import write_figure
 from overt._io import plain, ready, write_whole
-from overt._parallel import mapped, thread_count
-from overt._progress import reraising_interrupts
+from overt._running import mapped, reraising_interrupts, thread_count
 from overt.papers.figures import Figure, Finding, Params, Row
 from overt.papers.rows import (
     Folder,

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from overt import _check
-from overt._check import InputError
-from overt._types import Floats, Seed
+from overt._check import Floats, InputError, Seed
 from overt.linear import LinearNetwork, TiedAutoencoder
 from overt.linear.network import Evaluation, NoiseEffect
 from overt.results import Result

@@ -20,9 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from overt._check import InputError, bounded, plain_array
+from overt._check import Floats, InputError, bounded, plain_array
 from overt._io import write_whole
-from overt._types import Floats
 from overt.noise import DropBlock, DropConnect, Dropout, Noise
 from overt.proofs.checker import (
     FORMAT,

@@ -18,8 +18,16 @@ import numpy as np
 from array_api_compat import is_torch_array
 
 from overt import _check
-from overt._check import InputError, bounded, doubles, namespace, number, whole
-from overt._types import Array, Floats
+from overt._check import (
+    Array,
+    Floats,
+    InputError,
+    bounded,
+    doubles,
+    namespace,
+    number,
+    whole,
+)
 from overt.results import Result
 
 

@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
+from overt._check import Array
 from overt._compiled import njit
-from overt._types import Array
 
 ROUNDING = 1e-12
 """Relative excess over the largest norm at which a row counts as too long."""

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from overt import penalty
-from overt._check import InputError, bounded, doubles, factors, number
-from overt._types import Floats
+from overt._check import Floats, InputError, bounded, doubles, factors, number
 from overt.noise import Noise
 from overt.relu.bounds import capacity, coadaptation, flows
 

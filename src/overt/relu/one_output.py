@@ -29,8 +29,7 @@ from typing import Any
 import numpy as np
 
 from overt import _check
-from overt._check import bounded, doubles, whole
-from overt._types import Floats
+from overt._check import Floats, bounded, doubles, whole
 from overt.results import Result, Status
 
 

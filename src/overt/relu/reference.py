@@ -7,7 +7,7 @@ import math
 import numpy as np
 from scipy.special import expit
 
-from overt._types import Array
+from overt._check import Array
 
 
 def descend(

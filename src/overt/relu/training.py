@@ -11,17 +11,18 @@ import numpy as np
 
 from overt import _check
 from overt._check import (
+    Floats,
     InputError,
+    Seed,
     bounded,
     doubles,
     generator,
     number,
     plain_array,
+    record_steps,
     whole,
 )
-from overt._parallel import record_steps
-from overt._progress import meter
-from overt._types import Floats, Seed
+from overt._running import meter
 from overt.results import Result, Status
 
 MASK_ENTRIES = 2**22

@@ -10,11 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from overt._check import InputError, instance, number
+from overt._check import Bools, Floats, InputError, instance, number
 from overt._figures import subplots
 from overt._intervals import clopper_pearson
-from overt._progress import meter
-from overt._types import Bools, Floats
+from overt._running import meter
 from overt.results import Result, Status
 from overt.robust.attack.base import Attack, AttackState
 from overt.robust.attack.ensemble import run_ensemble

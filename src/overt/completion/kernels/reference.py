@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from overt._types import Array
+from overt._check import Array
 from overt.completion.kernels.rows import (
     Blocks,
     FixedSide,

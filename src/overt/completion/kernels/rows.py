@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from overt._check import Array
 from overt._compiled import njit
-from overt._types import Array
 
 OPTIONS = {"error_model": "numpy", "fastmath": {"contract", "nsz"}}
 

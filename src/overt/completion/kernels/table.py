@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from overt._check import Array
 from overt._compiled import njit
-from overt._types import Array
 
 OPTIONS = {"error_model": "numpy"}
 

@@ -16,7 +16,7 @@ import torch
 from scipy.special import entr
 from torch import Tensor, nn
 
-from overt._types import Floats
+from overt._check import Floats
 from overt.linear.bounds import NormCost, numerical_rank
 from overt.nn.auditing import lower_bounds as theory
 from overt.nn.auditing.lower_bounds import LastLayerProblem, Target, norm_cost

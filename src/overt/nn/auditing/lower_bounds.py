@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from scipy.linalg import cho_solve
 
-from overt._types import Floats
+from overt._check import Floats
 from overt.linear.bounds import NormCost
 from overt.spectral import KSupport, SquaredNuclear
 

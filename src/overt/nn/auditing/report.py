@@ -11,10 +11,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from overt._check import InputError
+from overt._check import Floats, InputError
 from overt._figures import BLUE, GRAY, ORANGE, subplots
 from overt._html import Page
-from overt._types import Floats
 from overt.results import Result, Status
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from overt import _check
 from overt._check import InputError
-from overt._progress import meter
+from overt._running import meter
 from overt.nn.auditing.last_layer import Head, LastLayer, TailNoise, find_head
 from overt.nn.auditing.measurements import (
     ActiveUnits,

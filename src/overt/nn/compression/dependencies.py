@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor, nn
 
-from overt._types import Ints
+from overt._check import Ints
 
 Ids = Ints
 

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from overt._types import Floats
+from overt._check import Floats
 from overt.nn.compression.activations import Moments, collect
 from overt.nn.compression.dependencies import holders
 from overt.nn.compression.layers import SEALED, weights_of, why_not_prunable

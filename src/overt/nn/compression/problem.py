@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import flop_registry
 
-from overt._check import InputError
-from overt._progress import meter
-from overt._types import Floats
+from overt._check import Floats, InputError
+from overt._running import meter
 from overt.nn.compression.dependencies import DependencyGraph
 from overt.nn.compression.graph import DispatchMode, tensors
 from overt.nn.compression.report import Change

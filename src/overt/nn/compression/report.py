@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from overt._types import Floats
+from overt._check import Floats
 from overt.results import Result, Status
 
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from overt import _check
-from overt._check import InputError, InputTypeError
-from overt._types import Seed
+from overt._check import InputError, InputTypeError, Seed
 from overt.nn.compression.attention import open_attention
 from overt.nn.compression.graph import build_graph
 from overt.nn.compression.lowrank import by_spectrum

@@ -24,8 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from overt._check import InputError
-from overt._types import Bools, Floats
+from overt._check import Bools, Floats, InputError
 from overt.nn.compression.activations import Moments, collect
 from overt.nn.compression.dependencies import DependencyGraph, Group, Ids, Reader
 from overt.nn.compression.graph import tensors

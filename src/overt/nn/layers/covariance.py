@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from overt import _check
-from overt._check import InputError
-from overt._types import Floats
+from overt._check import Floats, InputError
 from overt.nn.layers.base import UnitNoise, check_shape
 from overt.nn.layers.masks import MaskCovariance, normal
 from overt.noise import CovarianceNoise

@@ -9,7 +9,7 @@ from itertools import combinations, product
 import numpy as np
 from scipy.integrate import quad
 
-from overt._types import Floats
+from overt._check import Floats
 from overt.papers import descent, oracles
 from overt.papers.evidence import Evidence
 from overt.papers.records import Rng, statement

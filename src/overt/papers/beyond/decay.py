@@ -8,7 +8,7 @@ import numpy as np
 from scipy.optimize import minimize, minimize_scalar
 
 from overt import Entries, relu
-from overt._types import Floats
+from overt._check import Floats
 from overt.decay import Schedule, minima, rank_thresholds, simulate, two_by_two
 from overt.papers import descent
 from overt.papers.evidence import DESCENT, Evidence, relative

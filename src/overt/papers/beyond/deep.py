@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from overt._check import Floats
 from overt._figures import BLUE, GRAY, ORANGE, canvas
-from overt._types import Floats
 from overt.linear import DeepLinearNetwork, rank_jump
 from overt.papers import descent, oracles
 from overt.papers.evidence import DESCENT, EXACT, STRICT, Evidence, relative

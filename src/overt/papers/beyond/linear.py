@@ -8,7 +8,7 @@ import numpy as np
 from scipy.linalg import block_diag
 
 from overt import noise, penalty
-from overt._types import Floats
+from overt._check import Floats
 from overt.linear import LinearNetwork, sharing
 from overt.papers import descent, oracles
 from overt.papers.evidence import DESCENT, EXACT, Evidence, relative

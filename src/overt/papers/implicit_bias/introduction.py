@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 
 from overt import noise, penalty, spectral
-from overt._types import Floats
+from overt._check import Floats
 from overt.papers import descent, oracles
 from overt.papers.evidence import EXACT, relative
 from overt.papers.records import Residuals, Rng, statement

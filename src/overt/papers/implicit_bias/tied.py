@@ -10,8 +10,8 @@ import numpy as np
 from scipy.ndimage import minimum_filter
 
 from overt import equalize, penalty
+from overt._check import Floats
 from overt._figures import canvas
-from overt._types import Floats
 from overt.linear import TiedAutoencoder
 from overt.noise import Dropout
 from overt.papers import descent, oracles

@@ -8,7 +8,7 @@ import numpy as np
 from scipy.optimize import brentq
 
 from overt import equalize, noise, penalty
-from overt._types import Floats
+from overt._check import Floats
 from overt.linear import LinearNetwork
 from overt.papers import descent, oracles
 from overt.papers.evidence import DESCENT, EXACT, STRICT, relative

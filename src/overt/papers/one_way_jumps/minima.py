@@ -9,7 +9,7 @@ import numpy as np
 from scipy.optimize import brentq
 
 from overt import spectral
-from overt._types import Floats
+from overt._check import Floats
 from overt.decay import balanced, existence, layers, minima, two_by_two
 from overt.entries import Entries
 from overt.papers import descent, oracles

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from overt._types import Floats
+from overt._check import Floats
 from overt.entries import Entries
 from overt.papers.descent import Objective, count, split
 from overt.papers.records import Rng

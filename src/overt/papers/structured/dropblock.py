@@ -8,7 +8,7 @@ from itertools import combinations
 import numpy as np
 
 from overt import noise, penalty, spectral
-from overt._types import Floats
+from overt._check import Floats
 from overt.papers import descent, oracles
 from overt.papers.evidence import DESCENT, EXACT, STRICT, relative
 from overt.papers.records import Residuals, Rng, figure, statement

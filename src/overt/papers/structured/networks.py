@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from overt import noise, penalty, spectral
+from overt._check import Floats
 from overt._figures import BLUE, ORANGE, canvas
-from overt._types import Floats
 from overt.linear.bounds import NormCost
 from overt.papers import descent, oracles
 from overt.papers.evidence import DESCENT, EXACT, relative

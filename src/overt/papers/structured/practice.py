@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from overt import noise, penalty
+from overt._check import Floats
 from overt._figures import BLUE, GRAY, ORANGE, canvas
-from overt._types import Floats
 from overt.linear import LinearNetwork, inverse_decay
 from overt.papers import oracles
 from overt.papers.evidence import EXACT, relative

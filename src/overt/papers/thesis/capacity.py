@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from overt import penalty, relu
-from overt._types import Floats
+from overt._check import Floats
 from overt.noise import Dropout
 from overt.papers import oracles
 from overt.papers.evidence import EXACT, relative

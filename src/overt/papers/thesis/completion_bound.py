@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from overt._check import InputError
-from overt._types import Floats
+from overt._check import Floats, InputError
 from overt.completion import DropoutCompletion
 from overt.results import Result
 

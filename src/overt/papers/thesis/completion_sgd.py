@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from overt._check import InputError
-from overt._types import Floats
+from overt._check import Floats, InputError
 from overt.entries import Entries
 
 DIVERGED = 1e12

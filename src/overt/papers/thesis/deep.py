@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from overt import equalize, penalty, spectral
-from overt._types import Floats
+from overt._check import Floats
 from overt.linear import DeepLinearNetwork
 from overt.papers import descent, oracles
 from overt.papers.evidence import DESCENT, EXACT, STRICT, relative, worst

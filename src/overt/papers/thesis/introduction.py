@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from overt._types import Floats
+from overt._check import Floats
 from overt.papers import descent, oracles
 from overt.papers.records import Residuals, Rng, statement
 

@@ -10,8 +10,8 @@ import numpy as np
 from scipy.stats import binom
 
 from overt import relu
+from overt._check import Floats
 from overt._intervals import clopper_pearson
-from overt._types import Floats
 from overt.papers import oracles
 from overt.papers.evidence import EXACT, Evidence
 from overt.papers.records import Residuals, Rng, statement

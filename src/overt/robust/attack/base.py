@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from overt._check import whole
-from overt._progress import meter
+from overt._running import meter
 from overt.results import Result, Status
 from overt.robust.attack.results import AttackResult, Stage, report
 from overt.robust.losses import (

@@ -26,9 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from overt._check import InputError
-from overt._progress import meter
-from overt._types import Bools, Floats
+from overt._check import Bools, Floats, InputError
+from overt._running import meter
 from overt.results import Status
 from overt.robust.certify.network import ReluNetwork
 from overt.robust.models import ModelAdapter

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from overt._check import InputError, doubles, matrix, number
-from overt._types import Bools, Floats
+from overt._check import Bools, Floats, InputError, doubles, matrix, number
 from overt.results import Result, Status
 from overt.robust.certify.bounds import decide
 from overt.robust.certify.network import ReluNetwork

@@ -22,8 +22,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
-from overt._check import InputError
-from overt._types import Floats
+from overt._check import Floats, InputError
 from overt.nn.data.batches import first_line
 
 # What a node computes is named by a module's exact type, by a function, or by a method's name.

@@ -29,10 +29,18 @@ from typing import Any, Unpack
 import numpy as np
 import torch
 
-from overt._check import InputError, InputTypeError, doubles, number, plain_array, whole
+from overt._check import (
+    Floats,
+    InputError,
+    InputTypeError,
+    Ints,
+    doubles,
+    number,
+    plain_array,
+    whole,
+)
 from overt._intervals import clopper_pearson
-from overt._progress import meter
-from overt._types import Floats, Ints
+from overt._running import meter
 from overt.noise import Dropout, KeepExactly, Noise
 from overt.results import Result, Status
 from overt.robust.models import (

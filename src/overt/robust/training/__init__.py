@@ -23,9 +23,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div
 
-from overt._check import InputError, InputTypeError, choice, instance, number, whole
-from overt._progress import meter
-from overt._types import Floats
+from overt._check import (
+    Floats,
+    InputError,
+    InputTypeError,
+    choice,
+    instance,
+    number,
+    whole,
+)
+from overt._running import meter
 from overt.nn.data.batches import Batches, Inputs, as_tensor, is_pair
 from overt.nn.data.models import preserve_rng, restore_training
 from overt.results import Result, Status

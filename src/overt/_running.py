@@ -1,18 +1,31 @@
-"""Threads, processes and Dask clusters: how many, and calls of one function on them."""
+"""Long work: in threads, in processes or on a cluster; with a progress bar; Ctrl-C."""
 
 from __future__ import annotations
 
 import multiprocessing
+import signal
+import threading
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
+from functools import cache, partial
+from importlib.util import find_spec
 from operator import itemgetter
+from types import FrameType
 from typing import Any
 
 import numpy as np
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
-from overt._check import InputError, MissingExtraError, choice, plain_array, whole
+from overt._check import InputError, MissingExtraError, choice, whole
 from overt.results import Status
 
 ALL_CORES = -1
@@ -68,17 +81,6 @@ def _call(
     return number, function(*task)
 
 
-def seed_numbers(seeds: Any) -> list[int]:
-    """Return the numbers of runs: 0, 1, ... for a count, or those that are listed."""
-    if not isinstance(seeds, (Sequence, np.ndarray)) or getattr(seeds, "ndim", 1) == 0:
-        return list(range(whole("seeds", seeds)))
-    if len(seeds) == 0:
-        raise InputError(
-            "seeds must be a number of runs or a list of at least one, got none"
-        )
-    return [whole("seeds", number, minimum=0) for number in seeds]
-
-
 def thread_count(n_jobs: int | None) -> int:
     """Return the number of threads or processes: all cores that may be used for None and -1."""
     if n_jobs is None or n_jobs == ALL_CORES:
@@ -91,22 +93,6 @@ def thread_count(n_jobs: int | None) -> int:
             f"n_jobs must be at least 1, or -1 for all cores, got {n_jobs}"
         )
     return whole("n_jobs", n_jobs)
-
-
-def record_steps(records: Any, steps: int, spaced: Callable[[int], Any]) -> list[int]:
-    """Return the steps to record, in order: spaced(count) for a count, or those listed."""
-    given = plain_array("records", records)
-    if given.ndim:
-        chosen = {whole("records", step, minimum=0) for step in given}
-    else:
-        chosen = set(
-            np.round(spaced(whole("records", records, minimum=2))).astype(int).tolist()
-        )
-    if max(chosen, default=0) > steps:
-        raise InputError(
-            f"records must lie in 0..{steps}, the steps, got {max(chosen)}"
-        )
-    return sorted(chosen)
 
 
 def mapped_seeds(
@@ -213,3 +199,80 @@ def _started(distributed: Any, engine: str, n_jobs: int) -> Any:
         if "Nanny" not in str(error) and "bootstrapping" not in str(error):
             raise
         raise InputError(UNGUARDED) from None
+
+
+class Meter:
+    """A progress bar of known length with a free text at its end."""
+
+    def __init__(self, update: Callable[..., None]) -> None:
+        self._update = update
+
+    def advance(self, amount: float = 1, note: str | None = None) -> None:
+        """Move on by `amount`; `note` replaces the text at the end of the bar."""
+        self._update(advance=amount, **({} if note is None else {"note": note}))
+
+    def reach(self, done: float, total: float) -> None:
+        """Say how much is done of how much in all."""
+        self._update(completed=done, total=total)
+
+
+@contextmanager
+def meter(title: str, total: float, *, show: bool = True) -> Iterator[Meter]:
+    """Show a bar on standard error while it is a terminal, and below a notebook's cell."""
+    console = _console()
+    if not (show and _seen(console)):
+        yield Meter(lambda **_: None)
+        return
+    name, note = TextColumn("{task.description}"), TextColumn("{task.fields[note]}")
+    columns = (name, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), note)
+    with Progress(*columns, console=console, transient=True) as progress:
+        yield Meter(
+            partial(progress.update, progress.add_task(title, total=total, note=""))
+        )
+
+
+@cache
+def _console() -> Console:
+    return Console(
+        stderr=True
+    )  # which asks where standard error leads whenever it is used
+
+
+def _seen(console: Console) -> bool:
+    """Whether someone looks on: at a terminal, or at a notebook that can show a bar."""
+    return console.is_terminal or (
+        console.is_jupyter and find_spec("ipywidgets") is not None
+    )
+
+
+@contextmanager
+def working(title: str) -> Iterator[None]:
+    """Show a title in place of a bar, for work of unknown length."""
+    console = _console()
+    with console.status(title) if _seen(console) else nullcontext():
+        yield
+
+
+@contextmanager
+def reraising_interrupts() -> Iterator[None]:
+    """Raise KeyboardInterrupt at the end if Ctrl-C came meanwhile.
+
+    Trainers that are interrupted return what they have; nothing must be concluded from that.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    interrupted = False
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal interrupted
+        interrupted = True
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if interrupted:
+        raise KeyboardInterrupt
