@@ -61,8 +61,9 @@ class Generated(SphinxDirective):
     folder: ClassVar[str] = ""
 
     def depend(self) -> None:
-        for path in (PACKAGE / self.folder).rglob("*.py"):
-            self.env.note_dependency(str(path))
+        for path in (PACKAGE / self.folder).rglob("*"):
+            if path.suffix in (".py", ".toml"):
+                self.env.note_dependency(str(path))
 
 
 class Statements(Generated):

@@ -4,18 +4,25 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from overt.papers.models import Stack, bottleneck_trunk, features, mlp  # noqa: E402
+from overt.papers.models import Stack, features, mlp, residual_trunk  # noqa: E402
 from overt.papers.thesis.subnetworks import FEATURES, TopLayers  # noqa: E402
 from overt.robust import PGD, Linf, adversarial_train  # noqa: E402
 
 
 def test_the_trunk_is_resnet_50():
-    trunk = bottleneck_trunk(3)
+    trunk = residual_trunk(3)
     # 25,557,032 parameters of the ImageNet network less its last layer, 2048 x 1000 + 1000.
     assert sum(p.numel() for p in trunk.parameters()) == 25_557_032 - 2_049_000
     assert features(trunk) == 2048
-    small = bottleneck_trunk(1, (1, 1), 4)
+    small = residual_trunk(1, (1, 1), 4)
     assert small(torch.randn(2, 1, 8, 8)).shape == (2, features(small)) == (2, 32)
+
+
+def test_the_smaller_trunk_is_resnet_18():
+    # 11,689,512 parameters less the last layer, 512 x 1000 + 1000.
+    trunk = residual_trunk(3, (2, 2, 2, 2), bottleneck=False)
+    assert sum(p.numel() for p in trunk.parameters()) == 11_689_512 - 513_000
+    assert features(trunk) == 512
 
 
 def test_networks_side_by_side_train_as_they_do_alone():

@@ -12,8 +12,7 @@ from overt.papers.beyond import deep as beyond_deep
 from overt.papers.implicit_bias import training as tied_training
 from overt.papers.one_way_jumps import minima
 from overt.papers.rank_sets import ApproximateRankSet
-from overt.papers.thesis import capacity, training
-from overt.papers.thesis import completion_bound as bounds
+from overt.papers.thesis import capacity, completion, training
 
 BOUNDS = [name for name, item in items().items() if item.how == "bound evaluated"]
 
@@ -99,7 +98,7 @@ MUTATIONS = [
         penalty,
         "shallow",
         slightly_more(penalty.shallow),
-        "shallow-penalty path-norm dropblock-penalty vanishing-penalty rescaling-invariance "
+        "shallow-penalty path-norm dropblock-penalty vanishing-penalty "
         "rotation-is-not-enough dropout-step dropblock-tight untied-equalized",
     ),
     (penalty, "tied", slightly_more(penalty.tied), "equalized-optimum"),
@@ -124,7 +123,7 @@ MUTATIONS = [
         "deep-penalty deep-rescaling rank-one-equalized",
     ),
     (penalty, "sensing", slightly_more(penalty.sensing), "sensing-penalty"),
-    (penalty, "completion", slightly_more(penalty.completion), "completion-penalty"),
+    (penalty, "completion", slightly_more(penalty.completion), "sensing-penalty"),
     (
         penalty,
         "path_norm",
@@ -136,7 +135,7 @@ MUTATIONS = [
         "relative_variance",
         slightly_more(noise.Dropout.relative_variance),
         "shallow-penalty last-layer-dropout shallow-optimum tied-optimum "
-        "tied-landscape anisotropic-optimum",
+        "tied-landscape",
     ),
     (
         noise.DropBlock,
@@ -175,10 +174,9 @@ MUTATIONS = [
         spectral.SquaredNuclear,
         "prox",
         soft_threshold,
-        "deep-optimum dropconnect-optimum shrinkage-monotone shrinkage-inverse "
-        "solver-shrinkage",
+        "deep-optimum dropconnect-optimum shrinkage-monotone solver-shrinkage",
     ),
-    (spectral.SquaredNuclear, "prox", ridge, "sensing-without-factors"),
+    (spectral.SquaredNuclear, "prox", ridge, "shrinkage-monotone"),
     (
         spectral.SquaredNuclear,
         "prox",
@@ -191,8 +189,8 @@ MUTATIONS = [
         first_order_nu,
         "nu-product rank-one-equalized deep-single-output deep-optimum",
     ),
-    (spectral, "nu", slightly_more(spectral.nu), "deep-lower-bound deep-envelope"),
-    (spectral, "nu", lambda widths, probs: 0.3, "deep-scaling"),
+    (spectral, "nu", slightly_more(spectral.nu), "deep-lower-bound"),
+    (spectral, "nu", lambda widths, probs: 0.3, "deep-single-output"),
     (
         spectral,
         "factorization_cost",
@@ -241,7 +239,7 @@ MUTATIONS = [
         lambda **k: training.guarantee(margin=0.3, dimension=2, width=1, steps=1),
         "dropout-iterations",
     ),
-    (bounds, "rademacher_constant", lambda shape: 1.5, "completion-bound"),
+    (completion, "rademacher_constant", lambda shape: 1.5, "completion-bound"),
     (equalize, "equalizer", lambda U: np.eye(U.shape[1]), "equalizer"),
     (
         equalize,
@@ -300,7 +298,7 @@ def test_training_and_attacks_that_do_nothing_are_noticed(monkeypatch):
     pytest.importorskip("torch")
     from overt.papers import leaky_networks
 
-    names = "attack-finds adversarial-training-steps adversarial-iterates"
+    names = "attack-finds adversarial-iterates"
     with monkeypatch.context() as patch:
         none = lambda net, x, y, nu, size, steps: x  # noqa: E731
         assert notices(patch, leaky_networks, "reflected_ascent", none, names) == []
@@ -311,7 +309,7 @@ def test_training_and_attacks_that_do_nothing_are_noticed(monkeypatch):
             def fewer(changed=changed, **given):
                 return replace(planned(**given), **changed)
 
-            names = "adversarial-training-steps"
+            names = "adversarial-iterates"
             assert notices(patch, leaky_networks, "training_plan", fewer, names) == []
 
 

@@ -96,9 +96,7 @@ def test_a_record_is_complete(name):
         assert item.answer != "open"
     else:
         assert decided
-    assert bool(item.identity) == (
-        item.how == "symbolic" or item.id == "completion-bound"
-    )
+    assert bool(item.identity) == (item.how == "symbolic")
     assert item.identity in (*IDENTITIES, "")
     for text in (item.title, item.claim, item.assumes, item.printed, item.open):
         assert text == " ".join(text.split())

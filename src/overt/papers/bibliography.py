@@ -88,7 +88,6 @@ PAPERS = {
             "noises",
             "linear",
             "deep",
-            "correlated",
             "decay",
             "capacity",
         ),

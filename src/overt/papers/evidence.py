@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from overt._check import Floats, InputError
+from overt._check import InputError
 
 EXACT = 1e-10
 """Tolerance on a relative difference of two sums that agree but for rounding."""
@@ -18,9 +18,6 @@ DESCENT = 1e-7
 
 STRICT = 0.01
 """Least relative excess that shows that a bound is not attained."""
-
-MONTE_CARLO = 5.0
-"""Tolerance on |Monte Carlo - exact| in standard errors."""
 
 
 @dataclass(frozen=True)
@@ -68,14 +65,3 @@ def relative(measured: Any, expected: Any) -> float:
     """|measured - expected| / |expected|, Frobenius norms."""
     expected = np.asarray(expected, dtype=float)
     return float(np.linalg.norm(measured - expected) / np.linalg.norm(expected))
-
-
-def standard_errors(draws: Floats, exact: Any) -> float:
-    """|mean - exact| in standard errors of the mean."""
-    error = draws.std(ddof=1) / np.sqrt(draws.size)
-    return float(abs(draws.mean() - float(exact)) / error)
-
-
-def worst(*residuals: float) -> float:
-    """Return the largest residual; NaN if any of them is, so that the check fails."""
-    return float(np.max(residuals))

@@ -50,11 +50,6 @@ class Finding:
     def __post_init__(self) -> None:
         object.__setattr__(self, "verdict", as_verdict(self.verdict))
 
-    @property
-    def holds(self) -> bool:
-        """Whether the rows support the claim."""
-        return bool(self.verdict == "holds")
-
 
 Findings = Iterator[Finding]
 
@@ -91,8 +86,8 @@ def mean_interval(values: Any, level: float = 0.95) -> Interval:
 
 def share_interval(count: int, of: int, level: float = 0.95) -> Interval:
     """Return the exact interval for a share."""
-    low, high = clopper_pearson(count, of, level)
-    return float(low), float(high)
+    low, high = map(float, clopper_pearson(count, of, level))
+    return low, high
 
 
 def above(interval: Interval, limit: float) -> str:

@@ -15,9 +15,6 @@ from overt._check import InputError
 from overt._io import open_npz
 from overt.datasets import data_folder
 
-RESNET_50 = (3, 4, 6, 3)
-"""Bottleneck blocks in each of ResNet-50's four stages."""
-
 
 @dataclass(frozen=True, eq=False)
 class Data:
@@ -111,98 +108,47 @@ class Stack(nn.Module):  # type: ignore[misc]
         return networks
 
 
-def descend(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    loss: Any,
-    epochs: int,
-    rate: float,
-    batch: int = 64,
-) -> None:
-    """Train with Adam on batches in random order, in place."""
-    optimizer = torch.optim.Adam(model.parameters(), rate)
-    for _ in range(epochs):
-        for rows in torch.randperm(len(x)).split(batch):
-            optimizer.zero_grad()
-            loss(model(x[rows]), y[rows]).backward()
-            optimizer.step()
+class Block(nn.Module):  # type: ignore[misc]
+    """relu(x + convolutions of x), normalized; a projection where shapes differ.
 
-
-class _Block(nn.Module):  # type: ignore[misc]
-    """Pre-activation residual block: norm, ReLU, convolution, twice."""
-
-    def __init__(self, before: int, after: int, stride: int) -> None:
-        super().__init__()
-        self.norm_1, self.norm_2 = nn.BatchNorm2d(before), nn.BatchNorm2d(after)
-        self.conv_1 = nn.Conv2d(before, after, 3, stride, 1, bias=False)
-        self.conv_2 = nn.Conv2d(after, after, 3, 1, 1, bias=False)
-        self.skip = nn.Identity()
-        if stride != 1 or before != after:
-            self.skip = nn.Conv2d(before, after, 1, stride, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = relu(self.norm_1(x))
-        return self.skip(h) + self.conv_2(relu(self.norm_2(self.conv_1(h))))
-
-
-def residual(
-    channels: int,
-    classes: int,
-    width: int = 16,
-    stride: int = 1,
-    blocks: Sequence[int] = (1, 1, 1),
-) -> nn.Sequential:
-    """Return a pre-activation residual network (He et al. 2016) for images of any size.
-
-    `stride` is that of the first layer: 2 makes everything about four times as fast. Width 64 and
-    blocks (2, 2, 2, 2) make a PreActResNet-18.
+    The first 3 x 3 convolution has the stride.
     """
-    layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, stride, 1, bias=False)]
-    before = width
-    for stage, count in enumerate(blocks):
-        after = width * 2**stage
-        for block in range(count):
-            layers.append(_Block(before, after, 2 if stage and block == 0 else 1))
-            before = after
-    return nn.Sequential(
-        *layers,
-        nn.BatchNorm2d(before),
-        nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(before, classes),
-    )
 
-
-class Bottleneck(nn.Module):  # type: ignore[misc]
-    """relu(x + (1x1, 3x3, 1x1 convolutions of x)), normalized; a projection where shapes differ."""
-
-    def __init__(self, before: int, width: int, stride: int) -> None:
+    def __init__(
+        self, widths: Sequence[int], sizes: Sequence[int], stride: int
+    ) -> None:
         super().__init__()
-        after = 4 * width
-        self.conv1 = nn.Conv2d(before, width, 1, bias=False)
-        self.conv2 = nn.Conv2d(width, width, 3, stride, 1, bias=False)
-        self.conv3 = nn.Conv2d(width, after, 1, bias=False)
-        self.norm1, self.norm2 = nn.BatchNorm2d(width), nn.BatchNorm2d(width)
-        self.norm3 = nn.BatchNorm2d(after)
+        strides = [1] * len(sizes)
+        strides[sizes.index(3)] = stride
+        layers = zip(widths, widths[1:], sizes, strides, strict=False)
+        self.convolutions = nn.Sequential(*(_normalized(*layer) for layer in layers))
         self.skip = nn.Identity()
-        if stride != 1 or before != after:
-            self.skip = nn.Sequential(
-                nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after)
-            )
+        if stride != 1 or widths[0] != widths[-1]:
+            self.skip = _normalized(widths[0], widths[-1], 1, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the block's map of x, 4 * width channels."""
-        h = relu(self.norm1(self.conv1(x)))
-        h = relu(self.norm2(self.conv2(h)))
-        return relu(self.skip(x) + self.norm3(self.conv3(h)))
+        """Return the block's map of x."""
+        h = x
+        for number, convolution in enumerate(self.convolutions):
+            h = convolution(relu(h) if number else h)
+        return relu(self.skip(x) + h)
 
 
-def bottleneck_trunk(
-    channels: int, blocks: Sequence[int] = RESNET_50, width: int = 64
+def _normalized(before: int, after: int, size: int, stride: int) -> nn.Sequential:
+    padding = size // 2
+    convolution = nn.Conv2d(before, after, size, stride, padding, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(after))
+
+
+def residual_trunk(
+    channels: int,
+    blocks: Sequence[int] = (3, 4, 6, 3),
+    width: int = 64,
+    *,
+    first: tuple[int, int] = (7, 2),
+    bottleneck: bool = True,
 ) -> nn.Sequential:
-    """Return a residual trunk (He et al. 2016): images to 4 * width * 2^(stages - 1) features.
+    """Return a residual trunk (He et al. 2016) from images to features.
 
     Parameters
     ----------
@@ -211,20 +157,29 @@ def bottleneck_trunk(
     blocks, width
         Blocks in each stage, and the width of the first stage, which doubles from stage to stage.
         The defaults are ResNet-50's.
+    first
+        Size and stride of the first convolution; one larger than 3 is followed by max pooling.
+    bottleneck
+        Whether blocks have convolutions of sizes 1, 3, 1 and four times the width of the stage,
+        or two of size 3.
     """
-    layers = [nn.Conv2d(channels, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width)]
-    layers += [nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+    sizes = (1, 3, 1) if bottleneck else (3, 3)
+    layers = [_normalized(channels, width, *first), nn.ReLU()]
+    if first[0] > 3:
+        layers.append(nn.MaxPool2d(3, 2, 1))
     before = width
     for stage, count in enumerate(blocks):
         inner = width * 2**stage
+        after = 4 * inner if bottleneck else inner
         for block in range(count):
             stride = 2 if stage and block == 0 else 1
-            layers.append(Bottleneck(before, inner, stride))
-            before = 4 * inner
+            widths = [before] + [inner] * (len(sizes) - 1) + [after]
+            layers.append(Block(widths, sizes, stride))
+            before = after
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
 def features(trunk: nn.Sequential) -> int:
     """Return how many features a trunk gives."""
-    last = [module for module in trunk if isinstance(module, Bottleneck)][-1]
-    return int(last.conv3.out_channels)
+    parameters = [part for part in trunk.parameters() if part.ndim == 1]
+    return len(parameters[-1])

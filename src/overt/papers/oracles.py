@@ -73,13 +73,13 @@ def masks(keep: Floats) -> tuple[Floats, Floats]:
     return z, np.prod(np.where(z == 1, keep, 1 - keep), axis=1)
 
 
-def multipliers(units: int, prob: float, block: int = 1) -> tuple[Floats, Floats]:
+def multipliers(units: int, prob: Any, block: int = 1) -> tuple[Floats, Floats]:
     """Return z / (1 - prob) under all masks that drop blocks on a grid, and their probabilities."""
     z, p = masks(np.full(units // block, 1 - prob))
     return np.repeat(z, block, axis=1) / (1 - prob), p
 
 
-def sliding_masks(shape: tuple[int, ...], b: int, g: float) -> tuple[Floats, Floats]:
+def sliding_masks(shape: tuple[int, ...], b: int, g: Any) -> tuple[Floats, Floats]:
     """Return the masks of all sets of seeds, each seed dropping the block that starts there."""
     starts = list(product(*(range(n - b + 1) for n in shape)))
     footprints = np.zeros((len(starts), *shape))
@@ -96,36 +96,33 @@ def moments(z: Floats, p: Floats) -> tuple[Floats, Floats]:
     return mu, K / np.outer(mu, mu)
 
 
-def added_loss(
-    Y: Floats, U: Floats, A: Floats, multipliers: Floats, p: Floats
-) -> float:
+def added_loss(Y: Floats, U: Floats, A: Floats, multipliers: Floats, p: Floats) -> Any:
     """mean_n (E|y_n - U diag(m) a_n|^2 - |y_n - U a_n|^2), A samples x width."""
     noisy = Y - (multipliers[:, None, :] * A) @ U.T
     plain = Y - A @ U.T
-    return float(p @ (noisy**2).sum(-1).mean(-1) - (plain**2).sum(-1).mean())
+    return p @ (noisy**2).sum(-1).mean(-1) - (plain**2).sum(-1).mean()
 
 
-def sensing_added_loss(
-    y: Floats, U: Floats, V: Floats, A: Floats, prob: float
-) -> float:
+def sensing_added_loss(y: Floats, U: Floats, V: Floats, A: Floats, prob: Any) -> Any:
     """E mean_j (y_j - <U D V', A_j>)^2 - mean_j (y_j - <U V', A_j>)^2, D over all masks."""
     z, p = multipliers(U.shape[1], prob)
-    noisy = [np.mean((y - np.sum(U * m @ V.T * A, axis=(1, 2))) ** 2) for m in z]
-    return float(
-        p @ np.array(noisy) - np.mean((y - np.sum(U @ V.T * A, axis=(1, 2))) ** 2)
-    )
+
+    def loss(U: Floats) -> Any:
+        return np.mean((y - np.sum(U @ V.T * A, axis=(1, 2))) ** 2)
+
+    return p @ np.array([loss(U * m) for m in z]) - loss(U)
 
 
 def deep_added_loss(
-    weights: Sequence[Floats], drop_probs: Sequence[float], C: Floats
-) -> float:
+    weights: Sequence[Floats], drop_probs: Sequence[Any], C: Floats
+) -> Any:
     """E|W_m x|^2 - E|W x|^2 over all masks m of a deep linear network."""
     layers, p = layer_multipliers([len(W) for W in weights[:-1]], drop_probs)
     maps = weights[0][None]
     for W, m in zip(weights[1:], layers, strict=True):
         maps = W @ (m[:, :, None] * maps)
     W = chain(weights)
-    return float(p @ np.sum(maps @ C * maps, axis=(1, 2)) - np.sum(W @ C * W))
+    return p @ np.sum(maps @ C * maps, axis=(1, 2)) - np.sum(W @ C * W)
 
 
 def chain(weights: Sequence[Floats]) -> Floats:
@@ -136,10 +133,10 @@ def chain(weights: Sequence[Floats]) -> Floats:
     return W
 
 
-def pivot_terms(weights: Sequence[Floats], C: Floats) -> list[float]:
+def pivot_terms(weights: Sequence[Floats], C: Floats) -> list[Any]:
     """[R_1, ..., R_k] summed over all choices of pivot layers and units, in the paper's form."""
     k = len(weights) - 1
-    terms = [0.0] * k
+    terms: list[Any] = [0.0] * k
     for count in range(1, k + 1):
         for layers in combinations(range(1, k + 1), count):
             head = chain(weights[: layers[0]])
@@ -151,9 +148,8 @@ def pivot_terms(weights: Sequence[Floats], C: Floats) -> list[float]:
                 betas = [
                     B[j, i] for B, i, j in zip(between, units, units[1:], strict=False)
                 ]
-                terms[count - 1] += float(
-                    alpha @ C @ alpha * np.prod(np.square(betas)) * gamma @ gamma
-                )
+                path = np.prod(np.square(betas)) * (gamma @ gamma)
+                terms[count - 1] += alpha @ C @ alpha * path
     return terms
 
 
@@ -171,9 +167,14 @@ def path_sum(weights: Sequence[Floats], order: float = 2.0) -> float:
 
 
 def layer_multipliers(
-    widths: Sequence[int], drop_probs: Sequence[float]
+    widths: Sequence[int], drop_probs: Sequence[Any]
 ) -> tuple[list[Floats], Floats]:
     """Return each layer's multipliers z / mu under all masks, and the masks' probabilities."""
-    keep = np.repeat(1 - np.asarray(drop_probs, dtype=float), widths)
+    keep = np.repeat(1 - np.asarray(drop_probs), widths)
     z, p = masks(keep)
     return np.split(z / keep, np.cumsum(widths)[:-1], axis=1), p
+
+
+def envelope(s: Floats, a: Floats, weight: float) -> float:
+    """|s - a|^2 + weight (sum a)^2, the convex problem of dropout at the singular values a."""
+    return float(np.sum((s - a) ** 2) + weight * a.sum() ** 2)

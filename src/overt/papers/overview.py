@@ -18,7 +18,7 @@ from overt._figures import write_figure
 from overt._html import Page
 from overt._io import reading, write_whole
 from overt._running import thread_count
-from overt.papers.figures import SIZES, VERDICTS, Figure, Finding, together
+from overt.papers.figures import SIZES, VERDICTS, Figure, Finding, Table, together
 from overt.papers.records import UNCHECKED, Item
 from overt.papers.rows import Folder, Stored, commit, read_rows
 from overt.papers.runner import compute
@@ -129,7 +129,6 @@ def run_all(
     *,
     n_jobs: int = 1,
     on_row: Callable[[int, int, str], None] | None = None,
-    engine: str = "local",
 ) -> dict[str, str]:
     """Compute the rows that are missing, of all figures at once; return what could not be run.
 
@@ -146,7 +145,7 @@ def run_all(
         ]
     absent: dict[str, str] = {}
     for done, (name, outcome) in enumerate(
-        compute(found, tasks, thread_count(n_jobs), out, engine), 1
+        compute(found, tasks, thread_count(n_jobs), out), 1
     ):
         if isinstance(outcome, InputError):
             absent[name] = str(outcome)
@@ -316,21 +315,18 @@ def markdown(chosen: list[Figure], out: Folder) -> str:
     ]
     for found in measured(chosen, out):
         figure = found.figure
-        text += [f"## {figure.source}", ""]
+        size = figure.size_name(found.size)
         text += [
-            f"`{figure.id}`, {figure.size_name(found.size)} size. {figure.title}: {figure.claim}.",
-            "",
+            f"## {figure.source}\n",
+            f"`{figure.id}`, {size} size. {figure.title}: {figure.claim}.\n",
+            f"![{figure.source}]({figure.id}.png)\n",
         ]
-        text += [
-            f"![{figure.source}]({figure.id}.png)",
-            "",
-            _row(HEADER),
-            _row(["---"] * 4),
-        ]
-        text += [*map(_row, found.lines), ""]
+        tables: list[Table] = [(HEADER, found.lines)]
         if figure.table:
-            header, lines = figure.table(found.rows)
-            text += [_row(header), _row(["---"] * len(header)), *map(_row, lines), ""]
+            tables.append(figure.table(found.rows))
+        for header, lines in tables:
+            rows = (header, ["---"] * len(header), *lines)
+            text += [*map(_row, rows), ""]
         text += [found.where, ""]
     return "\n".join(text)
 

@@ -60,7 +60,10 @@ ANSWERS = ("proved", "counterexample", "part", "open")
 """How far an open question of the papers is settled here."""
 
 Residuals = Generator[Any, None, tuple[Any, ...]]
-"""Residuals, of which the largest counts; what is returned at last is the rest of the Evidence."""
+"""Residuals, or pairs of a residual and that of the null, of which the largest count.
+
+What is returned at last is the rest of the Evidence.
+"""
 
 Rng = np.random.Generator
 
@@ -190,7 +193,7 @@ def statement(
 
     The check gets a scale (1 for small problems) and a random generator, and returns Evidence or
     yields residuals. `by` names statements that decide a part of the item too, `identity` the
-    identity in symbols that `make proofs` checks.
+    identity in symbols that `make proofs` checks, which is then `how`.
     """
 
     def record(check: Check) -> Check:
@@ -201,7 +204,7 @@ def statement(
             name,
             label=label,
             section=section,
-            how=how,
+            how="symbolic" if identity else how,
             by=by,
             check=check,
             identity=identity,
@@ -221,20 +224,36 @@ def figure(
     by: Iterable[str] = (),
     **parts: Any,
 ) -> Figure:
-    """Record a figure or table: its page in words, and the parts of a `Figure`."""
+    """Record a figure or table: its page in words, and the parts of a `Figure`.
+
+    The sizes of a paper's figures, and what else needs no code, are in its `figures.toml`.
+    """
     given = {"label": label, "section": section, **parse_page(page, name)}
     module = str(sys._getframe(1).f_globals["__name__"])
     found = _register(module, name, how="sampled", by=by, **given)
+    settings = _table(found.paper, "figures").get(name, {}) if found.paper else {}
     made = Figure(
-        id=name, title=found.title, claim=found.claim, source=found.source, **parts
+        id=name,
+        title=found.title,
+        claim=found.claim,
+        source=found.source,
+        **settings,
+        **parts,
     )
     _registry[name] = replace(found, figure=made)
     return made
 
 
-def _read_items(paper: str, text: str) -> None:
+@cache
+def _table(paper: str, name: str) -> dict[str, Any]:
+    """Return a table of a paper's folder."""
+    path = Path(__file__).parent / paper / f"{name}.toml"
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def _read_items(paper: str) -> None:
     """Record the items of a paper's table: what others decide, or what has nothing to check."""
-    for section, entries in tomllib.loads(text).items():
+    for section, entries in _table(paper, "items").items():
         for entry in entries:
             module = f"overt.papers.{paper}.{section}"
             if "number" in entry:
@@ -307,8 +326,7 @@ def _modules() -> list[str]:
 @cache
 def _read_all_items() -> None:
     for paper in PAPERS:
-        path = Path(__file__).parent / paper / "items.toml"
-        _read_items(paper, path.read_text(encoding="utf-8"))
+        _read_items(paper)
 
 
 def items() -> dict[str, Item]:

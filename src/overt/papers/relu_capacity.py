@@ -48,7 +48,7 @@ class Retentivity(Result):
     direction: Floats
 
 
-def retentivity(X: Floats, *, starts: int = 32, seed: Seed = 0) -> Retentivity:
+def retentivity(X: Floats, *, seed: Seed = 0) -> Retentivity:
     """beta = min over v of E sigma(v.x)^2 / E(v.x)^2, at most 1/2 (thesis, Assumption 1).
 
     The expectation is over the rows of X; directions in which they have no second moment are left
@@ -56,13 +56,12 @@ def retentivity(X: Floats, *, starts: int = 32, seed: Seed = 0) -> Retentivity:
     guessed from it.
 
     Few points are exact: any number in one dimension, 3,333 in two, 47 in three. Beyond, `upper`
-    comes from descent from `starts` directions and `lower` from pairing x with -x: in whitened
+    comes from descent from some directions and `lower` from pairing x with -x: in whitened
     coordinates
     beta >= (1 - sqrt(top eigenvalue of E (z - z')(z - z')'))/2 for any joint law of z and z' ~ -z.
     That is 1/2 for symmetric data, and 0, which says nothing, for most data in many dimensions.
     """
     X, Z = _whiten(X)
-    whole("starts", starts)
     if _count_faces(Z) <= MAX_FACES:
         # On a face E sigma(v.z)^2 is v'Mv: the least eigenvector that lies in its span.
         M, span, _ = _faces(Z)
@@ -72,7 +71,7 @@ def retentivity(X: Floats, *, starts: int = 32, seed: Seed = 0) -> Retentivity:
         lower = upper = float(f[k])
         v = V[k % len(V)] * (1 if k < len(V) else -1)
     else:
-        upper, v = _descend(Z, _starts(X, Z, starts, generator(seed)))
+        upper, v = _descend(Z, _starts(X, Z, generator(seed)))
         lower = _coupling(Z)
     upper = min(upper, 0.5)
     w = np.linalg.lstsq(X, Z @ v, rcond=None)[0]
@@ -95,13 +94,13 @@ def _shares(Z: Floats, V: Floats) -> Floats:
     return np.asarray(np.mean(np.maximum(V @ Z.T, 0) ** 2, axis=1))
 
 
-def _starts(X: Floats, Z: Floats, count: int, rng: np.random.Generator) -> Floats:
+def _starts(X: Floats, Z: Floats, rng: np.random.Generator) -> Floats:
     """Return directions: against the mean of X, along and against points, at random.
 
     Non-negative inputs never meet w = -E x; as E zz' = I, v = E[(w.x) z] has v.z = w.x.
     """
     against = -(X @ X.mean(axis=0)) @ Z
-    chosen = Z[rng.choice(len(Z), min(len(Z), count), replace=False)]
+    chosen = rng.permutation(Z)[:32]
     V = np.concatenate([against[None], chosen, -chosen, rng.normal(size=chosen.shape)])
     length = np.linalg.norm(V, axis=1, keepdims=True)
     return np.asarray(V / np.where(length > 0, length, 1))

@@ -38,7 +38,6 @@ def run(
     n_jobs: int = 1,
     out: Folder | None = None,
     on_row: Callable[[int, int], None] | None = None,
-    engine: str = "local",
 ) -> list[Row]:
     """Return the rows of a figure in the order of its settings, computing those not yet stored.
 
@@ -54,8 +53,6 @@ def run(
         Folder of the stored rows; nothing is stored if None.
     on_row
         Called with (rows done, rows in all) at the start and after each row.
-    engine
-        "local", "dask" or a scheduler's address; a row that fails elsewhere is computed again.
     """
     choice("size", size, tuple(figure.sizes))
     n_jobs = thread_count(n_jobs)
@@ -68,9 +65,7 @@ def run(
     missing = [
         (figure.id, params) for key, params in settings.items() if key not in rows
     ]
-    with closing(
-        compute({figure.id: figure}, missing, n_jobs, out, engine)
-    ) as computed:
+    with closing(compute({figure.id: figure}, missing, n_jobs, out)) as computed:
         for _, outcome in computed:
             if isinstance(outcome, Exception):
                 raise outcome
@@ -133,13 +128,12 @@ def compute(
     tasks: Sequence[Task],
     n_jobs: int,
     out: Folder | None,
-    engine: str = "local",
 ) -> Generator[tuple[str, Outcome]]:
     """Yield (id, (key, row)) as rows are done and stored; for a wrong input, (id, the error)."""
     if out is not None:
         ready(out)
     given = [(figures[name], params) for name, params in tasks]
-    for number, outcome in mapped(_outcome, given, engine, n_jobs):
+    for number, outcome in mapped(_outcome, given, "local", n_jobs):
         name = tasks[number][0]
         if out is not None and isinstance(outcome, tuple):
             append_row(figures[name], out, *outcome)

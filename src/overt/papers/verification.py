@@ -7,7 +7,7 @@ import sys
 import time
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
@@ -139,13 +139,18 @@ def _measure(item: Item, scale: int, seed: int) -> Verdict:
 
 def collect(found: Evidence | Residuals) -> Evidence:
     """Return the evidence; one residual that is NaN makes the largest NaN: the check fails."""
-    residuals = []
-    while not isinstance(found, Evidence):
+    if isinstance(found, Evidence):
+        return found
+    residuals: list[float] = []
+    nulls: list[float] = []
+    while True:
         try:
-            residuals.append(next(found))
+            residual, *null = np.atleast_1d(next(found))
         except StopIteration as end:
-            found = Evidence(float(np.max(residuals)), *end.value)
-    return found
+            evidence = Evidence(float(np.max(residuals)), *end.value)
+            return replace(evidence, null=float(np.max(nulls))) if nulls else evidence
+        residuals.append(residual)
+        nulls += null
 
 
 def _missing_package(error: Exception) -> str | None:

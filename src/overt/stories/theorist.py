@@ -86,7 +86,12 @@ print(checked.stdout.strip())
 
 from overt import papers
 
-CORRECTED = ["shallow-optimum", "dropconnect", "dropblock-optimum", "deep-scaling"]
+CORRECTED = [
+    "shallow-optimum",
+    "dropconnect",
+    "dropblock-optimum",
+    "deep-single-output",
+]
 for verdict in papers.verify(CORRECTED):
     print(f"{verdict.id} ({verdict.source})\n  {verdict.claim}")
     print(f"  Correction: {verdict.correction}")

@@ -17,7 +17,7 @@ from overt.papers.oracles import multipliers
 from overt.papers.records import Residuals, Rng, statement
 
 
-@statement(how="sampled")
+@statement()
 def observed_minima(scale: int, rng: Rng) -> Residuals:
     r"""Minima under weight decay, every entry observed.
 
@@ -81,7 +81,7 @@ def _least(value: Any, s: float) -> float:
     return float(found.fun)
 
 
-@statement(how="sampled")
+@statement()
 def shuffled_passes(scale: int, rng: Rng) -> Evidence:
     r"""Shuffled SGD does not jump.
 
@@ -125,7 +125,7 @@ def shuffled_passes(scale: int, rng: Rng) -> Evidence:
     return Evidence(jumped("shuffled"), 0.0, detail, null=jumped("replacement"))
 
 
-@statement(how="sampled")
+@statement()
 def relu_one_output(scale: int, rng: Rng) -> Evidence:
     r"""Dropout after a ReLU, one output.
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from overt._check import Floats
-from overt._figures import BLUE, GRAY, ORANGE, canvas
+from overt._figures import BLUE, ORANGE, canvas
 from overt.linear import DeepLinearNetwork, rank_jump
 from overt.papers import descent, oracles
 from overt.papers.evidence import DESCENT, EXACT, STRICT, Evidence, relative
@@ -18,7 +18,7 @@ LEFT = 0.4
 """s_2 / s_1 of the map above which a run has left the minimum of rank one."""
 
 
-@statement(how="sampled")
+@statement()
 def deep_exact_optimum(scale: int, rng: Rng) -> Evidence:
     r"""The optimum of a deep network with dropout.
 
@@ -123,7 +123,7 @@ def deep_spurious_minimum(scale: int, rng: Rng) -> Residuals:
     return EXACT, f"all masks; least curvature {curvature:.1e}, best descent {best:.6f}"
 
 
-@statement(how="sampled")
+@statement()
 def deep_rank_jump(scale: int, rng: Rng) -> Evidence:
     r"""Where the rank of a deep network jumps.
 
@@ -165,89 +165,6 @@ def deep_rank_jump(scale: int, rng: Rng) -> Evidence:
     )
     found = wrong_ranks(rank_jump(widths, prob))
     return Evidence(found, EXACT, detail, null=wrong_ranks(beta / (1 + beta)))
-
-
-OWN = {"toy": "our own figure", "paper": "our own figure"}
-
-
-def run_jump(params: Params, seed: int) -> dict[str, Any]:
-    """Return the optimum for diag(1, ratio), and the best of some descents over all masks."""
-    M = np.diag([1.0, params["ratio"]])
-    widths = (params["width"],) * 2
-    probs = (params["drop_prob"],) * 2
-    best = DeepLinearNetwork(M, widths, probs).solve()
-    rng = np.random.default_rng(seed)
-    starts = params["descents"]
-    reached, W = descent.deep_descent(M, np.eye(2), widths, probs, starts, rng)
-    return {
-        "second": float(np.linalg.svd(best.product, compute_uv=False)[1]),
-        # Stored numbers are rounded to nine digits, the ratio is not.
-        "above": reached / best.objective - 1,
-        "descent_second": float(np.linalg.svd(W, compute_uv=False)[1]),
-        "rank": best.rank,
-        "jump": rank_jump(widths, params["drop_prob"]),
-    }
-
-
-def check_jump(rows: list[Row]) -> Findings:
-    """Yield whether descents agree with the optimum, and where the rank changes."""
-    apart = [row["above"] for row in rows]
-    yield Finding(
-        "the best descent reaches the exact optimum at every ratio, and none is below it",
-        min(apart) > -EXACT and max(apart) < DESCENT,
-        f"relative differences {min(apart):.1e} to {max(apart):.1e}",
-    )
-    right = [(row["rank"] == 2) == (row["ratio"] > row["jump"]) for row in rows]
-    yield Finding(
-        "the rank is two exactly above the closed form of the jump",
-        all(right),
-        f"{sum(right)} of {len(right)} ratios, jump at {rows[0]['jump']:.4f}",
-    )
-
-
-def plot_jump(rows: list[Row]) -> Any:
-    """Draw the second singular value of the optimal map, with descents on it."""
-    picture, axes = canvas(6, 4)
-    ratios = [row["ratio"] for row in rows]
-    second = [row["second"] for row in rows]
-    found = [row["descent_second"] for row in rows]
-    jump = int(np.searchsorted(ratios, rows[0]["jump"]))
-    # No line across the jump.
-    label = {"color": BLUE, "label": "exact optimum"}
-    axes.plot(np.insert(ratios, jump, np.nan), np.insert(second, jump, np.nan), **label)
-    axes.plot(ratios, found, "o", color=ORANGE, label="best descent")
-    axes.axvline(rows[0]["jump"], color=GRAY, ls="--", label="jump, closed form")
-    axes.set_xlabel("$s_2 / s_1$ of the target")
-    axes.set_ylabel("second singular value of the best map")
-    axes.legend()
-    return picture
-
-
-figure(
-    "deep-rank-jump-curve",
-    "The jump of the rank",
-    "deep networks",
-    """The rank of a deep network jumps.
-
-    The second singular value of the best deep network jumps away from zero as the second singular
-    value of the target grows, at the ratio in closed form.
-    """,
-    run=run_jump,
-    check=check_jump,
-    plot=plot_jump,
-    differs=OWN,
-    common={"width": 2, "drop_prob": 0.4},
-    sizes={
-        "toy": {
-            "ratio": [0.3, 0.5, 0.6, 0.65, 0.75, 0.9],
-            "descents": 24,
-        },
-        "paper": {
-            "ratio": [round(0.02 * i, 2) for i in range(10, 50)],
-            "descents": 100,
-        },
-    },
-)
 
 
 def run_phase(params: Params, seed: int) -> dict[str, Any]:
@@ -320,19 +237,6 @@ figure(
     run=run_phase,
     check=check_phase,
     plot=plot_phase,
-    differs=OWN,
-    sizes={
-        "toy": {
-            "drop_prob": [0.1, 0.3, 0.5, 0.7],
-            "hidden": [2, 3, 4],
-            "width": 8,
-        },
-        "paper": {
-            "drop_prob": [round(0.02 * i, 2) for i in range(1, 48)],
-            "hidden": list(range(2, 11)),
-            "width": 20,
-        },
-    },
 )
 
 
@@ -394,17 +298,4 @@ figure(
     run=run_escape,
     check=check_escape,
     plot=plot_escape,
-    differs=OWN,
-    sizes={
-        "toy": {
-            "rate": [0.003, 0.1],
-            "steps": 6000,
-            "count": 3,
-        },
-        "paper": {
-            "rate": [0.003, 0.01, 0.02, 0.03, 0.1],
-            "steps": 60_000,
-            "count": 16,
-        },
-    },
 )

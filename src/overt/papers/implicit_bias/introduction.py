@@ -7,7 +7,6 @@ from itertools import product
 import numpy as np
 
 from overt import noise, penalty, spectral
-from overt._check import Floats
 from overt.papers import descent, oracles
 from overt.papers.evidence import EXACT, relative
 from overt.papers.records import Residuals, Rng, statement
@@ -47,7 +46,7 @@ def dropout_step(scale: int, rng: Rng) -> Residuals:
     return EXACT, "all masks and inputs through the compiled step against the gradient"
 
 
-@statement("Equation 3", "1", how="symbolic", identity="units")
+@statement("Equation 3", "1", identity="units")
 def path_norm(scale: int, rng: Rng) -> Residuals:
     r"""The penalty is a squared path norm.
 
@@ -72,7 +71,7 @@ def path_norm(scale: int, rng: Rng) -> Residuals:
     return EXACT, "every path written out"
 
 
-@statement("Lemma A.1", "A", how="symbolic", identity="units")
+@statement("Lemma A.1", "A", identity="units")
 def shallow_penalty(scale: int, rng: Rng) -> Residuals:
     r"""The explicit penalty.
 
@@ -93,27 +92,7 @@ def shallow_penalty(scale: int, rng: Rng) -> Residuals:
     return EXACT, f"the loss over all {2**d} masks, one probability per unit"
 
 
-@statement("Lemma A.2", "A", how="sampled")
-def shrinkage_inverse(scale: int, rng: Rng) -> Residuals:
-    r"""An inverse.
-
-    The equations of the best nonzero values, (I + (lam/r) 11') a = s, have the solution a = s -
-    lam/(r + lam rho) 11's, which is the shrinkage.
-
-    TeX: The equations of the best nonzero values, $(I + (\lambda/r) 11^\top ) a = s$, have the
-    solution $a = s - \lambda/(r + \lambda \rho) 11^\top s$, which is the shrinkage.
-    """
-    for rho in range(1, 4 + scale):
-        r = rho + 2
-        lam = float(rng.uniform(0.1, 3))
-        s = rng.uniform(5, 6, rho)
-        exact = np.linalg.solve(np.eye(rho) + lam / r, s)
-        yield relative(s - lam / (r + lam * rho) * s.sum(), exact)
-        yield relative(spectral.SquaredNuclear().prox(s, lam / r), exact)
-    return EXACT, "linear equations of up to four values, none of which is 0"
-
-
-@statement("Lemma A.3", "A", how="symbolic", identity="algebra")
+@statement("Lemma A.3", "A", how="enumerated")
 def shrinkage_monotone(scale: int, rng: Rng) -> Residuals:
     r"""The objective falls with the rank.
 
@@ -130,16 +109,16 @@ def shrinkage_monotone(scale: int, rng: Rng) -> Residuals:
         lam = float(rng.exponential() + 0.05)
         a = np.sort(rng.exponential(size=r + 2))[::-1]
 
-        def value(shrunk: Floats, a: Floats = a, r: int = r, lam: float = lam) -> float:
-            return float(np.sum((a - shrunk) ** 2) + lam / r * shrunk.sum() ** 2)
-
         g = []
         for rho in range(1, r + 1):
             h = a[:rho].sum()
             shrunk = np.where(np.arange(r + 2) < rho, a - lam * h / (r + lam * rho), 0)
-            g.append(value(shrunk))
+            solved = np.linalg.solve(np.eye(rho) + lam / r, a[:rho])
+            yield relative(shrunk[:rho], solved)
+            g.append(oracles.envelope(a, shrunk, lam / r))
             yield relative(lam * h**2 / (r + lam * rho) + np.sum(a[rho:] ** 2), g[-1])
         yield float(np.max(np.diff(g), initial=0.0)) / g[0]
         best = np.append(spectral.SquaredNuclear().prox(a[:r], lam / r), [0, 0])
-        yield relative(value(best), g[max(int(np.count_nonzero(best)), 1) - 1])
-    return EXACT, f"{20 * scale} spectra, written out"
+        rank = max(int(np.count_nonzero(best)), 1)
+        yield relative(oracles.envelope(a, best, lam / r), g[rank - 1])
+    return EXACT, f"{20 * scale} spectra, written out; linear equations"

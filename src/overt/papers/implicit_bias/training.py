@@ -41,7 +41,7 @@ from overt.papers.records import Residuals, Rng, figure, statement
 from overt.papers.trajectories import log_steps, trajectory
 
 
-@statement("Lemma 4.1", "4.1", how="sampled")
+@statement("Lemma 4.1", "4.1")
 def equalized_optimum(scale: int, rng: Rng) -> Residuals:
     r"""Local optima are equalized.
 
@@ -63,7 +63,7 @@ def equalized_optimum(scale: int, rng: Rng) -> Residuals:
     return DESCENT, f"all of {6 * scale} descents from random starts"
 
 
-@statement("Theorem 4.3", "4.2", how="sampled")
+@statement("Theorem 4.3", "4.2")
 def tied_landscape(scale: int, rng: Rng) -> Residuals:
     r"""No spurious minima.
 
@@ -86,7 +86,7 @@ def tied_landscape(scale: int, rng: Rng) -> Residuals:
     return DESCENT, f"the worst of {12 * scale} descents, lam from .1 to 10"
 
 
-@statement("Theorem 4.3, saddles", "4.2", how="sampled")
+@statement("Theorem 4.3, saddles", "4.2")
 def strict_saddle(scale: int, rng: Rng) -> Residuals:
     r"""Saddles are strict, for any strength.
 
@@ -114,7 +114,7 @@ def strict_saddle(scale: int, rng: Rng) -> Residuals:
     return 1e-6, "slope and curvature of all critical points by differences"
 
 
-@statement("Lemma D.1", "D", how="sampled")
+@statement("Lemma D.1", "D")
 def critical_below_target(scale: int, rng: Rng) -> Residuals:
     r"""Critical points lie below the target.
 
@@ -132,7 +132,7 @@ def critical_below_target(scale: int, rng: Rng) -> Residuals:
     return 1e-8, "all critical points: their gradients, and eigenvalues of M - UU'"
 
 
-@statement("Remark 5.2", "5", how="sampled")
+@statement("Remark 5.2", "5")
 def hadamard_equalizer(scale: int, rng: Rng) -> Residuals:
     r"""The universal equalizer.
 
@@ -224,17 +224,6 @@ figure(
     run=run_paths,
     check=check_paths,
     plot=plot_paths,
-    hours={"paper": 0.01},
-    common={"strength": [0.1, 0.5, 1.0]},
-    sizes={
-        "toy": {"steps": 20000},
-        "paper": {"steps": 100000},
-    },
-    differs={
-        "toy": "20,000 steps",
-        "paper": "steps and rate not printed: 100,000",
-    },
-    revision=2,
 )
 
 
@@ -347,14 +336,6 @@ def plot_seeds(rows: list[Row]) -> Any:
     return picture
 
 
-PRINTED = {
-    "width": [20, 80],
-    "outputs": 120,
-    "inputs": 80,
-    "steps": 400000,
-}
-
-
 figure(
     "dropout-fig3",
     "Figure 3",
@@ -366,29 +347,4 @@ figure(
     run=run_seeds,
     check=check_seeds,
     plot=plot_seeds,
-    hours={"reduced": 0.04, "paper": 0.15},
-    common={"strength": [0.1, 0.5, 1.0]},
-    sizes={
-        "toy": {
-            "width": [6, 12],
-            "outputs": 18,
-            "inputs": 12,
-            "steps": 40000,
-            "seeds": 4,
-        },
-        "reduced": {
-            **PRINTED,
-            "seeds": 12,
-        },
-        "paper": {
-            **PRINTED,
-            "seeds": 50,
-        },
-    },
-    differs={
-        "toy": "18 x 12, widths 6 and 12, 4 runs",
-        "reduced": "12 runs",
-        "paper": "the spectrum's decay and the learning rate are not printed: exp(-i/10)",
-    },
-    revision=3,
 )

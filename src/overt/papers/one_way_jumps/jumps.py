@@ -25,11 +25,6 @@ from overt.papers.figures import (
 from overt.papers.one_way_jumps.networks import network
 from overt.papers.records import figure
 
-QUARTER = (
-    "the printed learning rates and weight decays do not reproduce the figure under the printed "
-    "loss; they do under PyTorch's (a quarter of the decay). More runs than printed"
-)
-
 WARM_UP = (500, 0.03, 0.1)
 """Steps, learning rate and weight decay of the first phase."""
 
@@ -453,31 +448,6 @@ figure(
     run=run_paths,
     check=check_paths,
     plot=plot_paths,
-    hours={"paper": 0.04},
-    sizes={
-        "toy": {
-            "seeds": 16,
-            "steps": 6000,
-            "offshoots": [[1000, 6000]],
-        },
-        "paper": [
-            {
-                "seeds": 100,
-                "steps": 20000,
-                "offshoots": [[1000, 2000, 4000, 8000, 16000]],
-            },
-            {
-                "convention": "loss",
-                "seeds": 20,
-                "steps": 20000,
-                "offshoots": [[1000, 16000]],
-            },
-        ],
-    },
-    differs={
-        "toy": "16 runs of 6,000 steps",
-        "paper": QUARTER,
-    },
 )
 
 figure(
@@ -491,16 +461,6 @@ figure(
     run=run_depths,
     check=check_depths,
     plot=plot_depths,
-    hours={"paper": 0.03},
-    common={"depth": [3, 4]},
-    sizes={
-        "toy": {"seeds": 8},
-        "paper": [{"seeds": 40}, {"convention": "loss", "seeds": 20}],
-    },
-    differs={
-        "toy": "8 runs of each depth",
-        "paper": QUARTER,
-    },
 )
 
 figure(
@@ -514,31 +474,6 @@ figure(
     run=run_epsilon,
     check=check_epsilon,
     plot=plot_epsilon,
-    hours={"paper": 0.32},
-    sizes={
-        "toy": {
-            "epsilon": [0.1, 0.25, 1.0],
-            "noisy_steps": [0, 1000, 5000],
-            "seeds": 8,
-        },
-        "paper": [
-            {
-                "epsilon": [0.05, 0.1, 0.15, 0.2, 0.25, 0.35, 0.5, 0.75, 1.0],
-                "noisy_steps": [0, 1000, 2000, 5000],
-                "seeds": 40,
-            },
-            {
-                "convention": "loss",
-                "epsilon": [0.1, 0.25, 1.0],
-                "noisy_steps": [0, 1000, 5000],
-                "seeds": 20,
-            },
-        ],
-    },
-    differs={
-        "toy": "three values of epsilon, 8 runs of each",
-        "paper": QUARTER,
-    },
 )
 
 figure(
@@ -552,28 +487,6 @@ figure(
     run=run_periods,
     check=check_periods,
     plot=plot_periods,
-    hours={"paper": 0.03},
-    sizes={
-        "toy": {
-            "seeds": 8,
-            "periods": 5,
-        },
-        "paper": [
-            {
-                "seeds": 40,
-                "periods": 10,
-            },
-            {
-                "convention": "loss",
-                "seeds": 20,
-                "periods": 10,
-            },
-        ],
-    },
-    differs={
-        "toy": "8 runs of 5 periods",
-        "paper": QUARTER,
-    },
 )
 
 figure(
@@ -588,24 +501,4 @@ figure(
     run=run_minima,
     check=check_minima,
     plot=plot_minima,
-    hours={"paper": 0.01},
-    sizes={
-        "toy": {
-            "depth": 3,
-            "epsilon": 0.25,
-            "points": 12,
-            "descents": 6,
-        },
-        "paper": {
-            "depth": [3, 4],
-            "epsilon": [0.25, 0.1],
-            "points": 60,
-            "descents": 40,
-        },
-    },
-    differs={
-        "paper": "the paper states them without a picture",
-        "toy": "one depth and one epsilon; the paper states them without a picture",
-    },
-    revision=2,
 )

@@ -55,15 +55,6 @@ def random_problem(n: int, rng: Rng) -> Entries:
     return Entries.sample(truth, (2 * n * n + 2) // 3, seed=rng)
 
 
-def soft_rank(weights: list[Floats], alpha: float) -> float:
-    """Return the largest sum_i f_alpha(s_i(W'W)) over the layers."""
-    found = []
-    for W in weights:
-        x = np.minimum(np.linalg.svd(W, compute_uv=False) ** 2 / alpha, 1)
-        found.append(float(np.sum(x * (2 - x))))
-    return max(found)
-
-
 def sgd_step(
     W: list[Floats], problem: Entries, n: int, eta: float, lam: float
 ) -> list[Floats]:

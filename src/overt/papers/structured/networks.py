@@ -18,7 +18,7 @@ from overt.papers.records import Residuals, Rng, figure, statement
 from overt.papers.trajectories import log_steps
 
 
-@statement("Equation 16", "3", how="symbolic", identity="any law")
+@statement("Equation 16", "3", identity="any law")
 def characteristic_matrix(scale: int, rng: Rng) -> Residuals:
     r"""The characteristic matrix.
 
@@ -48,7 +48,7 @@ def characteristic_matrix(scale: int, rng: Rng) -> Residuals:
     )
 
 
-@statement("Corollary 3.2", "3", how="symbolic", identity="units")
+@statement("Corollary 3.2", "3", identity="units")
 def last_layer_dropout(scale: int, rng: Rng) -> Residuals:
     r"""Dropout on the last layer.
 
@@ -72,7 +72,7 @@ def last_layer_dropout(scale: int, rng: Rng) -> Residuals:
     return EXACT, detail, relative(without_lam, exact)
 
 
-@statement("Proposition 3.3", "3", how="sampled")
+@statement("Proposition 3.3", "3")
 def dropout_norm(scale: int, rng: Rng) -> Residuals:
     r"""Dropout induces the squared nuclear norm.
 
@@ -123,7 +123,7 @@ def run(params: Params, seed: int) -> dict[str, Any]:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         # Batch normalization uses the statistics of the whole data set, which every step sees.
-        trunk = models.bottleneck_trunk(x.shape[1], params["blocks"], params["width"])
+        trunk = models.residual_trunk(x.shape[1], params["blocks"], params["width"])
         hidden = nn.Sequential(trunk, nn.Linear(models.features(trunk), UNITS))
         last = nn.Linear(UNITS, 10, bias=False)
 
@@ -225,39 +225,4 @@ figure(
     run=run,
     check=check,
     plot=plot,
-    sizes={
-        "toy": {
-            "data": "digits",
-            "drop_prob": 0.5,
-            "samples": 60,
-            "blocks": [[1, 1]],
-            "width": 16,
-            "steps": 400,
-            "rate": 0.01,
-        },
-        "reduced": {
-            "data": ["mnist", "cifar10"],
-            "drop_prob": 0.5,
-            "samples": 256,
-            "blocks": [[1, 1, 1, 1]],
-            "width": 16,
-            "steps": 1000,
-            "rate": 0.002,
-        },
-        "paper": {
-            "data": ["mnist", "cifar10"],
-            "drop_prob": 0.5,
-            "samples": 100,
-            "blocks": [[3, 4, 6, 3]],
-            "width": 64,
-            "steps": 1000,
-            "rate": 0.001,
-        },
-    },
-    differs={
-        "toy": "60 images of scikit-learn's digits, a small residual trunk",
-        "reduced": "256 images, four bottleneck blocks of width 16",
-        "paper": "how many images, the optimizer and the steps are not printed: 100, Adam, 1000",
-    },
-    needs={"torch": "torch"},
 )

@@ -207,34 +207,19 @@ def plot_dropconnect(rows: list[Row]) -> Any:
     return picture
 
 
-DIFFERS = {
-    "toy": "20 inputs, 16 outputs, width 10, 200 samples, 40,000 steps",
-    "paper": "learning rates are not printed; 500,000 steps, one run",
-}
 DROPBLOCK: dict[str, Any] = {
     "run": run_dropblock,
     "check": check_dropblock,
     "plot": plot_dropblock,
-    "differs": DIFFERS,
 }
 DROPCONNECT: dict[str, Any] = {
     "run": run_dropconnect,
     "check": check_dropconnect,
     "plot": plot_dropconnect,
-    "differs": DIFFERS,
 }
 
 
-def sizes(**axes: Any) -> dict[str, dict[str, Any]]:
-    """Return the settings at both sizes; a pair has one value for each."""
-    given = {"width": (10, 50), "steps": (40000, 500000), **axes}
-    given |= {"samples": (200, 1000), "inputs": (20, 100), "outputs": (16, 80)}
-    small = {k: v[0] if isinstance(v, tuple) else v for k, v in given.items()}
-    large = {k: v[1] if isinstance(v, tuple) else v for k, v in given.items()}
-    return {"toy": small, "paper": large}
-
-
-@statement("Theorem 4.1", "4", how="symbolic", identity="weights")
+@statement("Theorem 4.1", "4", identity="weights")
 def dropconnect(scale: int, rng: Rng) -> Residuals:
     r"""DropConnect's explicit penalty.
 
@@ -267,7 +252,7 @@ def dropconnect(scale: int, rng: Rng) -> Residuals:
     return EXACT, f"the loss over all {2 ** (inputs * d)} masks of V", printed
 
 
-@statement("section 4, last layer", "4", how="symbolic", identity="weights")
+@statement("section 4, last layer", "4", identity="units")
 def dropconnect_last_layer(scale: int, rng: Rng) -> Residuals:
     r"""DropConnect on the last layer is Dropout.
 
@@ -297,7 +282,6 @@ figure(
     DropConnect has an exact objective, Dropout's only where the inputs are uncorrelated.
     """,
     **DROPCONNECT,
-    sizes=sizes(drop_prob=0.5, correlation=[0.0, 0.5]),
 )
 
 
@@ -383,13 +367,6 @@ def plot_placement(rows: list[Row]) -> Any:
     return picture
 
 
-VARIANTS = [
-    "grid",
-    "sliding, same drop probability",
-    "sliding, same start probability",
-]
-
-
 figure(
     "structured-fig4",
     "Figure 4",
@@ -404,20 +381,6 @@ figure(
     run=run_placement,
     check=check_placement,
     plot=plot_placement,
-    hours={"paper": 0.02},
-    sizes=sizes(
-        variant=VARIANTS,
-        drop_prob=0.5,
-        block_size=5,
-        width=(20, 50),
-        steps=(20000, 100000),
-        rate=(0.06, 0.012),
-    ),
-    differs={
-        "toy": "20 inputs, width 20, 200 samples",
-        "paper": "steps and rates not printed",
-    },
-    revision=2,
 )
 
 figure(
@@ -429,7 +392,6 @@ figure(
     The stochastic objective equals the exact one, and training ends at the global minimum.
     """,
     **DROPBLOCK,
-    sizes=sizes(drop_prob=[0.2, 0.4, 0.6, 0.8], block_size=(2, 5)),
 )
 
 figure(
@@ -441,5 +403,4 @@ figure(
     DropConnect has an exact objective, Dropout's only where the inputs are uncorrelated.
     """,
     **DROPCONNECT,
-    sizes=sizes(drop_prob=[0.3, 0.7], correlation=[0.0, 0.5]),
 )

@@ -143,59 +143,6 @@ def plot_search(rows: list[Row]) -> Any:
     return figure
 
 
-def run_greedy(params: Params, seed: int) -> dict[str, Any]:
-    """Attack the point at each radius."""
-    from overt.robust import L2, PGD, exact, strongest
-
-    model, x, y = _example()
-    method = params["method"]
-    radii = np.linspace(0.02, 0.4, params["points"])
-    fooled = []
-    for radius in radii.tolist():
-        threat = L2(radius)
-        if method == "exact":
-            fooled.append(bool(exact.linear(W, np.zeros(3), x, y, threat).fooled[0]))
-        elif method == "strongest":
-            found = strongest(model, x, y, threat, budget=100, warn=False)
-            fooled.append(bool(found.success))
-        else:
-            found = PGD(threat, steps=50, loss=method)(model, x, y, warn=False)
-            fooled.append(bool(found.success))
-    return {"radii": radii, "fooled": fooled}
-
-
-def check_greedy(rows: list[Row]) -> Findings:
-    """Check that greedy never succeeds, and every class in turn exactly where it is possible."""
-    fooled = {row["method"]: np.array(row["fooled"]) for row in rows}
-    truth = fooled["exact"]
-    first = np.array(rows[0]["radii"])[truth].min()
-    yield Finding(
-        "greedy reflection fails at every radius up to .4",
-        not any(fooled["reflected_greedy"]),
-        f"{sum(fooled['reflected_greedy'])} successes",
-        "fails at .3",
-    )
-    for method in ("reflected_all", "reflected", "strongest"):
-        yield Finding(
-            f"{method} succeeds exactly where an attack exists",
-            np.array_equal(fooled[method], truth),
-            f"from radius {first:.3f} on",
-            f"2 / sqrt(104) = {REACHED:.3f}",
-        )
-
-
-def plot_greedy(rows: list[Row]) -> Any:
-    """Plot at which radii each attack succeeds."""
-    figure, axes = canvas(6, 3.4)
-    for i, row in enumerate(rows):
-        colors = np.where(row["fooled"], COLORS[1], "0.8")
-        axes.scatter(row["radii"], np.full(len(colors), i), s=14, c=colors)
-    axes.set_yticks(range(len(rows)), [row["method"] for row in rows])
-    axes.axvline(REACHED, color="k", lw=0.8, ls=":")
-    axes.set_xlabel("radius (colored: the attack succeeds)")
-    return figure
-
-
 TRAININGS = ("standard", "pgd-inf", "r-pgd-inf", "pgd-2", "r-pgd-2")
 
 
@@ -426,8 +373,10 @@ def run_cifar(params: Params, seed: int) -> dict[str, Any]:
     )
 
     def build() -> tuple[Any, Any, Any]:
-        shape = (params["width"], params["stride"], params["blocks"])
-        model = models.residual(data.x.shape[1], 10, *shape)
+        shape = (data.x.shape[1], params["blocks"], params["width"])
+        first = (3, params["stride"])
+        trunk = models.residual_trunk(*shape, first=first, bottleneck=False)
+        model = torch.nn.Sequential(trunk, torch.nn.Linear(models.features(trunk), 10))
         optimizer = torch.optim.SGD(
             model.parameters(), lr=0.2, momentum=0.9, weight_decay=5e-4
         )
@@ -501,13 +450,6 @@ figure(
     run=run_search,
     check=check_search,
     plot=plot_search,
-    hours={"paper": 0.03},
-    common={"loss": ["cross-entropy", "reflected, log-softmax", "reflected, pairwise"]},
-    sizes={
-        "toy": {"radius": 0.72, "points": 120},
-        "paper": {"radius": 0.7078, "points": 800},
-    },
-    differs={"toy": "radius .72 and a grid of 120^3, which contains flips"},
 )
 
 figure(
@@ -520,39 +462,7 @@ figure(
     """,
     run=run_two_digits,
     check=check_two_digits,
-    hours={"reduced": 0.02, "paper": 0.5},
     table=table_two_digits,
-    common={"training": list(TRAININGS)},
-    sizes={
-        "toy": {
-            "networks": 1,
-            "data": "digits",
-            "epochs": 8,
-            "train_steps": 10,
-            "steps": 10,
-        },
-        "reduced": {
-            "networks": 3,
-            "data": "mnist",
-            "epochs": 8,
-            "train_steps": 10,
-            "steps": 20,
-        },
-        "paper": {
-            "networks": 10,
-            "data": "mnist",
-            "epochs": 20,
-            "train_steps": 20,
-            "steps": 40,
-        },
-    },
-    differs={
-        "toy": "scikit-learn's digits, one network, 8 epochs, 10 attack steps",
-        "reduced": "3 networks, 8 epochs, 10 attack steps in training and 20 in the test",
-        "paper": "how many attack steps is not printed: 20 in training, 40 in the test",
-    },
-    needs={"torch": "torch"},
-    revision=3,
 )
 
 figure(
@@ -566,78 +476,4 @@ figure(
     run=run_cifar,
     check=check_cifar,
     table=table_cifar,
-    common={"method": ["PGD", "R-PGD"]},
-    sizes={
-        "toy": {
-            "data": "digits",
-            "radius": 16,
-            "steps": 2,
-            "test_radius": 16,
-            "epochs": 2,
-            "width": 4,
-            "stride": 1,
-            "blocks": [[1, 1, 1]],
-            "points": 150,
-            "run": 0,
-        },
-        "reduced": {
-            "data": "cifar10",
-            "radius": [2, 8],
-            "steps": [2, 4],
-            "test_radius": 8,
-            "epochs": 3,
-            "width": 8,
-            "stride": 2,
-            "blocks": [[1, 1, 1]],
-            "points": 870,
-            "runs": 2,
-        },
-        "paper": {
-            "data": "cifar10",
-            "radius": [2, 4, 8, 16],
-            "steps": [2, 4, 16, 32],
-            "test_radius": 8,
-            "epochs": 20,
-            "width": 64,
-            "stride": 1,
-            "blocks": [[2, 2, 2, 2]],
-            "points": 10000,
-            "runs": 5,
-        },
-    },
-    differs={
-        "toy": "scikit-learn's digits, a small residual network, one run of 2 epochs",
-        "reduced": "the CIFAR-10 images that OVERT_DATA holds, a small residual network on halved "
-        "images, 2 runs of 3 epochs, two radii and two numbers of steps",
-        "paper": "needs all of CIFAR-10 in OVERT_DATA; the attack's step size is not printed",
-    },
-    needs={"torch": "torch"},
-)
-
-figure(
-    "robust-greedy",
-    "Section 6.5.3, example",
-    "6.5.3",
-    """Greedy reflection against every class in turn.
-
-    The most likely wrong class can be the wrong one to aim at.
-    """,
-    run=run_greedy,
-    check=check_greedy,
-    plot=plot_greedy,
-    hours={"paper": 0.09},
-    common={
-        "method": [
-            "cross_entropy",
-            "reflected_greedy",
-            "reflected",
-            "reflected_lse",
-            "reflected_all",
-            "strongest",
-            "exact",
-        ]
-    },
-    sizes={"toy": {"points": 8}, "paper": {"points": 191}},
-    differs={"toy": "8 radii", "paper": "191 radii up to .4; the thesis states one"},
-    needs={"torch": "torch"},
 )

@@ -303,16 +303,6 @@ def plot_unseen(rows: list[Row]) -> Any:
     return plot_curves(panels, **AXES)
 
 
-DIFFERS = {
-    "toy": "scikit-learn's digits, widths up to 300, a larger rate",
-    "reduced": "widths up to 4,000, 2 epochs, at most 3 runs",
-    "paper": "channels and the width of the first full layer are not printed: 8, 16 and 20",
-}
-
-COMMON = {"data": "mnist", "learning_rate": 0.01}
-
-TOY = {"data": "digits", "records": 6, "learning_rate": 0.2}
-
 figure(
     "thesis-fig5-2",
     "Figure 5-2",
@@ -324,38 +314,6 @@ figure(
     run=run_visited,
     check=check_visited,
     plot=plot_visited,
-    common=COMMON,
-    sizes={
-        "toy": {
-            **TOY,
-            "runs": 3,
-            "network": [[20, 0.5], [300, 0.1], [300, 0.5], [300, 0.8]],
-            "epochs": 20,
-        },
-        "reduced": {
-            "runs": 3,
-            "network": [[100, 0.5], [1000, 0.5], [4000, 0.5], [4000, 0.1], [4000, 0.7]],
-            "epochs": 2,
-            "records": 10,
-        },
-        "paper": {
-            "runs": 3,
-            "network": [
-                [100, 0.5],
-                [10000, 0.5],
-                [100000, 0.5],
-                [250000, 0.1],
-                [250000, 0.5],
-                [250000, 0.7],
-            ],
-            "epochs": 25,
-            "records": 15,
-        },
-    },
-    differs=DIFFERS | {"paper": "3 runs in place of 50; " + DIFFERS["paper"]},
-    hours={"paper": 4.5},
-    needs={"torch": "torch"},
-    revision=3,
 )
 
 figure(
@@ -369,27 +327,4 @@ figure(
     run=run_unseen,
     check=check_unseen,
     plot=plot_unseen,
-    common=COMMON,
-    sizes={
-        "toy": {**TOY, "run": 0, "width": [20, 300], "masks": 30, "epochs": 25},
-        "reduced": {
-            "run": 0,
-            "width": [100, 1000, 4000],
-            "masks": 100,
-            "epochs": 2,
-            "records": 8,
-        },
-        "paper": {
-            "run": 0,
-            "width": [100, 1000, 10000, 100000],
-            "masks": 100,
-            "epochs": 25,
-            "records": 8,
-        },
-    },
-    differs=DIFFERS
-    | {"paper": DIFFERS["paper"] + "; one network of each width, as the figure shows"},
-    hours={"paper": 0.35},
-    needs={"torch": "torch"},
-    revision=3,
 )
