@@ -104,3 +104,17 @@ def test_wrong_ranks_are_refused(rank):
     for method in (net.solve, net.bound):
         with pytest.raises((ValueError, TypeError), match="rank must be"):
             method(rank=rank)
+
+
+@pytest.mark.parametrize("drop_prob", [1e-11, 1e-6])
+def test_weak_noise_does_not_raise_the_bound_above_the_objective(drop_prob):
+    """At 1e-11 `solve` ended in an InternalError: noise beside the mean had lost its digits."""
+    target = np.random.default_rng(0).standard_normal((1, 5))
+    noise = overt.DropBlock(drop_prob, 2, "sliding")
+    best = overt.LinearNetwork(target, 5, noise).solve()
+    tolerance = 1e-12 * np.sum(target**2)
+    # One direction alone loses 1 - 1'R^-1 1 = 1 / (1 + 1'Gamma^-1 1), R = Gamma + 1 1'.
+    inverse = np.linalg.inv(noise.characteristic(5))
+    least = np.sum(target**2) / (1 + np.sum(inverse))
+    assert best.certificate.lower_bound <= least + tolerance
+    assert best.objective == pytest.approx(least, rel=1e-3, abs=tolerance)

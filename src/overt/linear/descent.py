@@ -72,6 +72,7 @@ def refine(
     starts: Sequence[Sequence[Floats]],
     enough: float,
     tries: int = STARTS,
+    search: Callable[[Value, Sequence[Floats]], list[Floats]] = descend,
 ) -> Sequence[Floats]:
     """Return the lowest point of descents from near each start, and from random weights.
 
@@ -91,7 +92,7 @@ def refine(
         for W in start:
             noise = np.sqrt(np.mean(W**2)) * rng.standard_normal(W.shape)
             near.append(given * W + factor * noise)
-        found = descend(value, near)
+        found = search(value, near)
         reached = value(*found)[0]
         again = not given and abs(reached - lowest) <= SAME * lowest
         if reached < lowest:

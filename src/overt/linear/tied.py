@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from overt import _check
 from overt._check import Floats, InputError, InputTypeError
 from overt.linear import landscape
 from overt.linear.bounds import Leading, Relaxation, relax
-from overt.linear.descent import attains, refine
+from overt.linear.descent import SAME, Value, attains, descend, refine
 from overt.linear.network import (
     Evaluation,
     NoiseEffect,
@@ -30,6 +30,9 @@ from overt.results import Solution
 
 TRIES = 12
 """Descents at most for correlated inputs, where no closed form is known."""
+
+RESCALINGS = 4
+"""Descents from one start, each in coordinates in which the last one ended well-conditioned."""
 
 
 class TiedAutoencoder(NoisyNetwork):
@@ -196,32 +199,78 @@ class TiedUnitNoise(NoiseEffect):
         return (best.left @ self.untied.best_root(top.s, best.spectrum, enough),)
 
     def _searched(self) -> Sequence[Floats]:
-        """Return where descents from the best symmetric map and from the best untied map end."""
+        """Return where descents end that start at maps which are optimal in another sense.
+
+        Descents are in coordinates along the axes of C in which the Hessian's rows have one size:
+        inputs may have very different units.
+        """
+        axes = self._principal[0]
+        starts = [axes.T @ U for U in self._starts()]
+        size = self._curvature(starts[1])
+        enough = attains(self.relaxation.bound)
+
+        def along_axes(Y: Floats) -> tuple[float, Sequence[Floats]]:
+            objective, (gradient,) = self.value(axes @ Y)
+            return objective, (axes.T @ gradient,)
+
+        def search(value: Value, start: Sequence[Floats]) -> list[Floats]:
+            """Descend, and again with the curvatures of where the last descent ended."""
+            (Z,) = start
+            lowest = np.inf
+            for _ in range(RESCALINGS):
+                scale = self._curvature(Z / size) / size
+                (X,) = descend(partial(_scaled, value, scale), [Z * scale])
+                Z = X / scale
+                reached = value(Z)[0]
+                if not reached < lowest * (1 - SAME):
+                    break
+                lowest = reached
+            return [Z]
+
+        scaled = partial(_scaled, along_axes, size)
+        (Z,) = refine(scaled, [(Y * size,) for Y in starts], enough, TRIES, search)
+        return (axes @ (Z / size),)
+
+    def _starts(self) -> list[Floats]:
+        """Return roots of the best symmetric map, the best untied one and a whitened one."""
         task = self.regression
         d = self.untied.width
         values, vectors = np.linalg.eigh(self.symmetric)
         left, a, right = self.untied.relaxation.kept
         # The untied map, a left right' L^+, along its outputs' directions.
         inward = np.sum(task.unwhiten(right) * left, axis=0)
-        starts = []
+        T = task.root.T @ task.T
+        whitened_values, whitened = np.linalg.eigh(T + T.T)
+        found = []
         for W, m in (
-            (vectors[:, ::-1][:, :d], values[::-1][:d]),
+            (vectors, values),
             (left, a * inward),
+            (task.unwhiten(whitened), whitened_values / 2),
         ):
-            order = np.argsort(-m)[: int(np.sum(m > 0))]
+            order = np.argsort(-m)[: min(d, int(np.sum(m > 0)))]
             U, _ = self.untied.sharing.factors(W[:, order], m[order], W[:, order])
-            starts.append(U)
-        # Coordinates between U and C^(1/2) U: inputs may have very different units.
-        variances = task.input_variances
-        size = np.where(variances > 0, variances, 1.0)[:, None] ** 0.25
+            found.append(U)
+        return found
 
-        def value(Z: Floats) -> tuple[float, Sequence[Floats]]:
-            objective, (gradient,) = self.value(Z / size)
-            return objective, (gradient / size,)
+    @cached_property
+    def _principal(self) -> tuple[Floats, Floats]:
+        """Orthonormal eigenvectors of C and its eigenvalues."""
+        vectors, root, _ = np.linalg.svd(self.regression.root)
+        values = np.zeros(len(vectors))
+        values[: len(root)] = root**2
+        return vectors, values
 
-        enough = attains(self.relaxation.bound)
-        (Z,) = refine(value, [(U * size,) for U in starts], enough, TRIES)
-        return (Z / size,)
+    def _curvature(self, Y: Floats) -> Floats:
+        """Return roots of the sizes of the Hessian's rows at U = axes Y.
+
+        Row i has a Hessian near R o U'CU, as outputs, plus c_i R o U'U, as inputs.
+        """
+        values = self._principal[1]
+        moments = 1 + np.diag(self.untied.noise.characteristic(self.untied.width))
+        as_outputs = values @ Y**2 @ moments
+        as_inputs = np.sum(Y**2, axis=0) @ moments
+        size = np.sqrt(as_outputs + values * as_inputs)
+        return np.where(size > 0, size, 1.0)[:, None]
 
     def evaluate(self, *weights: Floats) -> tuple[Floats, Floats, float]:
         """(U, U) and <Gamma, U'U o U'CU>."""
@@ -243,3 +292,9 @@ class TiedUnitNoise(NoiseEffect):
     def steps(self, rng: np.random.Generator, batch_size: int = 1) -> Advance:
         """Return steps of the untied network, which update the same array twice."""
         return self.untied.steps(rng, batch_size)
+
+
+def _scaled(value: Value, size: Floats, Z: Floats) -> tuple[float, Sequence[Floats]]:
+    """Return the value at Z / size and its gradient in Z."""
+    objective, (gradient,) = value(Z / size)
+    return objective, (gradient / size,)

@@ -30,6 +30,8 @@ import numpy as np
 
 from overt._check import Floats
 
+EPS = float(np.finfo(float).eps)
+
 ROOT2 = float(np.sqrt(2.0))
 
 UNCORRELATED = 1e-9
@@ -142,10 +144,13 @@ def completed(
     d = len(R)
     values, Q = np.linalg.eigh(R)
     live = values > 1e-12 * values[-1]
+    dead = Q[:, ~live]
     for piece in pieces:
-        outside = Q[list(piece.units)][:, ~live].T @ piece.root
+        outside = dead[list(piece.units)].T @ piece.root
         if np.abs(outside).max(initial=0.0) > 1e-12 * np.abs(piece.root).max():
             return []
+    # Weak noise in these directions limits what they gain: they take part with what they have.
+    weak = np.maximum(values[~live], d * EPS * values[-1])
     Q = Q[:, live]
     best: list[Piece] = []
     for kept in SHRUNK:
@@ -158,9 +163,10 @@ def completed(
         eigenvalues, vectors = np.linalg.eigh(Q.T @ left @ Q)
         eigenvalues = eigenvalues - max(2 * slack, 1e-13 * values[-1])
         if eigenvalues[0] > slack:
-            size = np.sqrt(eigenvalues)
-            loads = (Q @ vectors).T @ rest / size[:, None]
-            whole = Piece(tuple(range(d)), Q @ vectors * size, loads)
+            axes = np.hstack([Q @ vectors, dead])
+            size = np.sqrt(np.concatenate([eigenvalues, weak]))
+            loads = axes.T @ rest / size[:, None]
+            whole = Piece(tuple(range(d)), axes * size, loads)
             best = min(best, [*scaled, whole], key=total_gain)
     return best
 
