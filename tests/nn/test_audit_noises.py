@@ -1,6 +1,8 @@
 """The noise that an audit finds, and what it adds to the loss, against brute force."""
 
+import gc
 import random
+import weakref
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from audit_models import (
 from sklearn.datasets import load_digits
 from torch import nn
 
-from overt.nn import audit
+from overt.nn import DropBlock1d, audit, explicit_penalty
 
 
 @pytest.fixture(scope="module")
@@ -218,6 +220,37 @@ def test_sampled_terms_within_their_error():
     assert abs(report.objective - truth) <= 5 * np.hypot(error, report.objective_error)
     assert not report.noises[0].exact
     assert report.noises[1].exact
+
+
+class Decides(nn.Module):
+    """A coin decides what runs, so that a pass in training mode cannot be recorded."""
+
+    def __init__(self):
+        super().__init__()
+        self.coin = nn.Dropout(0.5)
+        self.tail = nn.Sequential(
+            DropBlock1d(0.4, 2, placement="grid"), nn.Flatten(), nn.Linear(5, 3)
+        )
+
+    def forward(self, x):
+        x = -x if self.coin(x).sum() > 0 else x
+        return self.tail(x[:, None])
+
+
+def test_penalties_after_an_audit_are_those_before_it():
+    """A mask that an audit had seen whole counted as no noise: the penalty was 0, "exact"."""
+    model, (x, y) = Decides(), numbers()
+    audit(model, (x, y), "squared")
+    assert explicit_penalty(model.tail, x[:, None]).value > 0.01
+
+
+def test_an_audited_model_is_not_kept_alive():
+    model = Decides()
+    audit(model, numbers(), "squared")
+    gone = weakref.ref(model.tail[0])
+    del model
+    gc.collect()
+    assert gone() is None
 
 
 def test_layers_that_drop_nothing_add_nothing():

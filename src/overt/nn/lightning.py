@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from overt._check import MissingExtraError, whole
+from overt.nn.data.batches import Output
 from overt.nn.data.losses import Loss
 from overt.nn.monitor import noise_metrics
 
@@ -46,7 +47,7 @@ class NoiseMonitor(Callback):
         loss: Loss,
         *,
         network: Callable[[LightningModule], nn.Module] | None = None,
-        output: Callable[[Any], Any] | None = None,
+        output: Output = None,
         every: int = 1,
     ) -> None:
         self._data = data

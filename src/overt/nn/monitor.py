@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
 from overt.nn.auditing import audit
-from overt.nn.data.batches import Batches
+from overt.nn.data.batches import Batches, Output
 from overt.nn.data.losses import Loss
 from overt.nn.moments.predictive import predictive_moments
 from overt.nn.penalties import explicit_penalty
@@ -22,7 +21,7 @@ def noise_metrics(
     data: Any,
     loss: Loss,
     *,
-    output: Callable[[Any], Any] | None = None,
+    output: Output = None,
     seed: int = 0,
 ) -> dict[str, float]:
     """Return what a network's noise does on some data, as numbers to log.

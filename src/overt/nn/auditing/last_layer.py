@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.special import entr
 from torch import Tensor, nn
 
 from overt._check import Floats
@@ -91,8 +90,8 @@ class Head:
     """The units before the last layers, the noise that multiplies them, the map J behind them.
 
     `name` is that of the noise layer, or of the linear layer where there is no noise (`noisy` is
-    False); `centered` says that a bias is added behind it. `shape` is that of a sample's units, J
-    (outputs x units) the linear part behind them. `parts` are the parts of the tail that give
+    False); `centered` says that a bias is added behind it. `shape` is that of a sample's units.
+    `parts` are the parts of the tail that give
     bounds, and `noises` the noises in it whose penalties are exact for the squared loss; those of
     the nearest noise come first.
     """
@@ -107,16 +106,9 @@ class Head:
         self.centered = point.shifted
         self.shape = point.features.shape[1:]
         self.units = math.prod(self.shape)
-        self.J = J
         self._noise = _noise_on_units(module)
         self.drop_prob = drop_prob_of(self._noise)
         self.covariance = mask_covariance_of(self._noise, (1, *self.shape))
-        multipliers = self.units // _copies(self.covariance)
-        if is_weight_noise(module):
-            multipliers = module.weight.numel()
-        known = self.drop_prob is not None and self.covariance.matrix is None
-        # The probability that every unit is dropped, 0 where it is not known.
-        self.all_dropped = float(self.drop_prob or 0) ** multipliers if known else 0.0
         source = (
             "Structured dropout, Theorem 2.7; Implicit bias of dropout, Theorem 3.6"
         )
@@ -414,7 +406,7 @@ class LastLayer:
             fold = 1 + index % (FOLDS - 1)
         elif self._own_rows:  # every fifth row tests
             fold = torch.where(index % 5 == 4, 1 + index // 5 % (FOLDS - 1), 0)
-        if not is_holdout:
+        if not (is_holdout or is_squared(self._loss)):
             self._entropy.add(seen.targets.entropies(self._loss))
         h = [seen.units[self.head.name]] if self._has_units else []
         x = [seen.inputs.tensors[0]] if self._has_inputs else []
@@ -433,10 +425,9 @@ class LastLayer:
             found.append((bound, part, target.spectrum, predicted))
         bound, part, target_spectrum, predicted = max(found, key=lambda item: item[0])
         F = R[1 if part.centered else 0 :, self._sums.f]
+        bounds = [self._floor()]
         if is_squared(self._loss):
             bounds = self._squared_bounds(bound, part)
-        else:
-            bounds = [self._floor(R, part.centered)]
         gap = objective - bounds[0].value
         return HeadFindings(
             name=head.name,
@@ -540,21 +531,7 @@ class LastLayer:
             bounds.insert(0, LowerBound(fixed_units.value, over, fixed_units.source))
         return [*bounds, fixed_units]
 
-    def _floor(self, R: Floats, centered: bool) -> LowerBound:
+    def _floor(self) -> LowerBound:
         """Return what is proved of cross-entropy and of the logistic loss."""
-        means = R[0, self._sums.y] / R[0, 0]
-        if self._loss == "cross_entropy":
-            q = means if centered else np.full(self._outputs, 1 / self._outputs)
-            constant = float(np.sum(entr(q)))
-        else:
-            q = means if centered else np.full(self._outputs, 0.5)
-            constant = float(np.sum(entr(q) + entr(1 - q)))
-        # The least loss that any outputs can have, 0 for classes.
-        least = self._entropy.value
-        uncertain = ", and what uncertain targets cost" if least else ""
-        return LowerBound(
-            least + self.head.all_dropped * (constant - least),
-            f"all weights: the loss when every unit is dropped{uncertain}; the loss has no other "
-            "floor",
-            "no output then depends on the input",
-        )
+        over = "all outputs: what uncertain targets cost, 0 for classes; there is no other floor"
+        return LowerBound(self._entropy.value, over, "Gibbs' inequality")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from itertools import chain, repeat
 from typing import Any
 
@@ -24,8 +23,8 @@ from overt.nn.auditing.measurements import (
     is_layer,
 )
 from overt.nn.auditing.report import AuditReport, LayerFindings, NoiseFindings
-from overt.nn.auditing.structure import drop_prob_of, find_noises, record_structure
-from overt.nn.data.batches import Batch, Batches, Inputs, name_failing_inputs
+from overt.nn.auditing.structure import Structure, drop_prob_of, look_inside
+from overt.nn.data.batches import Batch, Batches, Output, name_failing_inputs
 from overt.nn.data.losses import (
     Loss,
     Targets,
@@ -35,8 +34,12 @@ from overt.nn.data.losses import (
     loss_text,
     unit,
 )
-from overt.nn.data.models import check_model, disable_fast_attention, hook_modules
-from overt.nn.graph.record import UnsupportedError
+from overt.nn.data.models import (
+    check_model,
+    disable_fast_attention,
+    hook_modules,
+    preserve_rng,
+)
 from overt.nn.graph.state import SavedState, seed_all, select_output, untouched
 from overt.results import Status
 
@@ -52,7 +55,7 @@ def audit(
     loss: Loss,
     *,
     holdout: Any = None,
-    output: Callable[[Any], Any] | None = None,
+    output: Output = None,
     passes: float = 30,
     seed: int = 0,
 ) -> AuditReport:
@@ -130,7 +133,8 @@ def audit(
             disable_fast_attention(),
         ):
             seed_all(seed)
-            measured, status = _measure(saved, batches, others, checked, passes)
+            measured = _Audit(saved, batches, others, checked, passes)
+            status = measured.measure()
             report = measured.finish(status, time.perf_counter() - start)
     except KeyboardInterrupt:
         if report is None:
@@ -139,57 +143,25 @@ def audit(
     return report
 
 
-def _measure(
-    saved: SavedState,
-    batches: Batches,
-    others: Batches | None,
-    loss: Loss,
-    passes: float,
-) -> tuple[_Audit, Status]:
-    """Measure all batches, or those until Ctrl-C."""
-    measured: _Audit | None = None
-    status = Status.FINISHED
-    count = batches.count + (0 if others is None else others.count)
-    of_holdout = zip(others or (), repeat(True))
-    try:
-        with meter("audit", count) as bar:
-            for batch, is_holdout in chain(zip(batches, repeat(False)), of_holdout):
-                if measured is None:
-                    measured = _Audit(
-                        saved,
-                        batch,
-                        batches.count,
-                        loss,
-                        passes,
-                        own_rows=others is None,
-                    )
-                measured.add(batch, is_holdout)
-                bar.advance()
-                if saved.interrupts.pending:
-                    status = Status.INTERRUPTED
-                    break
-    except KeyboardInterrupt:
-        if measured is None:
-            raise
-        status = Status.INTERRUPTED
-    assert measured is not None  # noqa: S101 (there is a batch)
-    return measured, status
-
-
 class _Audit:
     """The measurements of an audit, and one pass of the model for each batch."""
 
     def __init__(
         self,
         saved: SavedState,
-        batch: Batch,
-        batches: int,
+        batches: Batches,
+        others: Batches | None,
         loss: Loss,
         passes: float,
-        *,
-        own_rows: bool,
     ) -> None:
         """Look at a pass of two rows, or of the batch where the model fixes their number."""
+        of_holdout = zip(others or (), repeat(True))
+        stream = chain(zip(batches, repeat(False)), of_holdout)
+        first = next(stream)
+        self._data = chain([first], stream)
+        self._count = batches.count + (0 if others is None else others.count)
+        self._interrupts = saved.interrupts
+        batch = first[0]
         model = saved.model
         few = batch.inputs.first(2)
         try:
@@ -198,11 +170,12 @@ class _Audit:
             few = batch.inputs
             with name_failing_inputs(few, batch.where):
                 output = saved.plain_pass(few.given, few.output, noise=False)
+        with preserve_rng():
+            self._noises, structure = look_inside(saved, few, squared=is_squared(loss))
         saved.prepare(noise=False, copy_parameters=bool(saved.copy_parameters))
         self._model = model
         self._loss = loss
         self._outputs = output.numel() // len(few)
-        self._noises = find_noises(model, few)
         self._skipped = self._noises.skipped
         self._sources = self._noises.sources
         self._places = {source.name for source in self._sources if source.known}
@@ -214,14 +187,14 @@ class _Audit:
         self._inputs = ActiveUnits()
         # Two passes tell the error of noise that stays on in evaluation mode.
         self._evaluation_noise = Estimate(shared=True)
-        head = self._find_head(few)
+        head = self._find_head(structure)
         self._last: LastLayer | None = None
         self._exact: list[tuple[TailNoise, Mean]] = []
         if head is not None:
             self._places.add(head.name)
             x = batch.inputs.only
             self._last = LastLayer(
-                head, loss, self._outputs, x, self._skipped, own_rows=own_rows
+                head, loss, self._outputs, x, self._skipped, own_rows=others is None
             )
             self._exact = [(noise, Mean()) for noise in self._exact_noises(head)]
         self._watched = {
@@ -234,11 +207,24 @@ class _Audit:
             self._sources,
             loss,
             exact=len(self._exact),
-            batches=batches,
+            batches=batches.count,
             size=len(batch.inputs),
             passes=passes,
             whole=few is batch.inputs,
         )
+
+    def measure(self) -> Status:
+        """Add all batches, or those until Ctrl-C."""
+        try:
+            with meter("audit", self._count) as bar:
+                for batch, is_holdout in self._data:
+                    self.add(batch, is_holdout)
+                    bar.advance()
+                    if self._interrupts.pending:
+                        return Status.INTERRUPTED
+        except KeyboardInterrupt:  # raised by the data
+            return Status.INTERRUPTED
+        return Status.FINISHED
 
     def add(self, batch: Batch, is_holdout: bool) -> None:
         """Add a batch of the training data, or rows that the network was not trained on."""
@@ -357,17 +343,15 @@ class _Audit:
         losses = targets.losses(output, self._loss)
         return Seen(inputs, output.reshape(len(output), -1), targets, losses, units)
 
-    def _find_head(self, few: Inputs) -> Head | None:
+    def _find_head(self, structure: Structure | str) -> Head | None:
         """Return the last layers in a recorded pass, None if nothing is known of them."""
         head: Head | str = "the loss is a custom function, of which nothing is proved"
         if self._outputs > MAX_OUTPUTS:
             head = f"{self._outputs} outputs are too many (at most {MAX_OUTPUTS}) for a spectrum"
+        elif isinstance(structure, str):
+            head = structure
         elif isinstance(self._loss, str):
-            try:
-                structure = record_structure(self._model, few)
-                head = find_head(self._model, structure, self._noises, self._loss)
-            except UnsupportedError as error:
-                head = f"the pass cannot be recorded: {error}"
+            head = find_head(self._model, structure, self._noises, self._loss)
         if isinstance(head, str):
             self._skipped.append(("the last layer", head))
             return None

@@ -7,6 +7,7 @@ them, the output depends on what came before: the **tail** of the network.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,9 +20,6 @@ from torch.nn.modules.module import (
 
 from overt.nn.data.batches import Inputs, first_line
 from overt.nn.data.models import (
-    hook_modules,
-    modes,
-    preserve_rng,
     python_rng_states,
     torch_rng_bytes,
 )
@@ -37,7 +35,7 @@ from overt.nn.graph.record import (
     store_results,
     tensors,
 )
-from overt.nn.graph.state import SavedState, seed_all, untouched
+from overt.nn.graph.state import SavedState, seed_all
 from overt.nn.layers.recognized import (
     is_silent,
     is_unit_noise,
@@ -88,15 +86,6 @@ class Point:
     features: Tensor
     shifted: bool
     narrowest: int
-
-
-def record_structure(model: nn.Module, inputs: Inputs) -> Structure:
-    """Record a pass without noise; noise layers and linear layers are one operation each."""
-    with untouched(model) as saved:
-        recording = record(
-            saved, inputs.given, inputs.output, noise=False, whole=_is_whole
-        )
-    return Structure(recording, len(inputs))
 
 
 def _is_whole(module: nn.Module, args: Any) -> bool:
@@ -289,7 +278,8 @@ class FoundNoises:
     """Everything that samples in training mode, in the order of the pass.
 
     `always_on` names what samples in evaluation mode too, `skipped` gives reasons for what is
-    left out. `decides` says that noise may decide which operations run.
+    left out. `decides` says that noise may decide which operations run, as far as that was
+    looked for.
     """
 
     sources: list[NoiseSource]
@@ -310,10 +300,30 @@ class FoundNoises:
         return any(samples and path in unknown for path, samples in events[last + 1 :])
 
 
-def find_noises(model: nn.Module, inputs: Inputs) -> FoundNoises:
-    """Return everything that samples in training mode."""
+def look_inside(
+    saved: SavedState, inputs: Inputs, *, squared: bool
+) -> tuple[FoundNoises, Structure | str]:
+    """Return what samples in training mode, and a pass without noise, or why there is none.
+
+    Whether noise decides which operations run matters for a squared loss.
+    """
+    model = saved.model
     parts = dict(model.named_modules())
-    evaluation = follow_modules(model, inputs, noise=False)
+    given = (inputs.given, inputs.output)
+    structure: Structure | str
+
+    def record_plain() -> None:
+        nonlocal structure
+        recording = record(saved, *given, noise=False, whole=_is_whole)
+        structure = Structure(recording, len(inputs))
+
+    try:
+        evaluation = follow_modules(model, record_plain)
+    except UnsupportedError as error:
+        structure = f"the pass cannot be recorded: {error}"
+        evaluation = follow_modules(
+            model, lambda: saved.plain_pass(*given, noise=False)
+        )
     always_on = list(evaluation.count(samples=True))
     why = (
         "something samples in evaluation mode too, as functional dropout does without "
@@ -324,14 +334,17 @@ def find_noises(model: nn.Module, inputs: Inputs) -> FoundNoises:
     functions: dict[str, list[str]] = {}
     decides = True
     try:
-        training = follow_modules(model, inputs, noise=True)
-        with untouched(model) as saved:
-            if _has_private_generator(saved, inputs):
-                why = "it samples from a private generator: this noise is left out"
-                skipped.append(("training mode", why))
-            recording = record(saved, inputs.given, inputs.output)
-        functions = _sampling_functions(parts, Structure(recording, len(inputs)))
-        decides = False
+        training = follow_modules(model, lambda: saved.plain_pass(*given))
+        if _has_private_generator(saved, inputs):
+            why = "it samples from a private generator: this noise is left out"
+            skipped.append(("training mode", why))
+        unknown = [
+            not known_noise(parts[path]) for path in training.count(samples=True)
+        ]
+        if squared or any(unknown):
+            recording = record(saved, *given)
+            functions = _sampling_functions(parts, Structure(recording, len(inputs)))
+            decides = False
     except UnsupportedError:  # the noise decides what runs, or is not torch's
         pass
     except Exception as error:  # whatever the model's code raises in training mode
@@ -350,7 +363,8 @@ def find_noises(model: nn.Module, inputs: Inputs) -> FoundNoises:
     for path, part in parts.items():
         if known_noise(part) and path not in called:
             skipped.append((path, "not reached by the forward pass"))
-    return FoundNoises(list(sources.values()), training, always_on, skipped, decides)
+    found = FoundNoises(list(sources.values()), training, always_on, skipped, decides)
+    return found, structure
 
 
 def _unknown_source(path: str, module: nn.Module, names: list[str]) -> NoiseSource:
@@ -363,12 +377,13 @@ def _unknown_source(path: str, module: nn.Module, names: list[str]) -> NoiseSour
     return NoiseSource(path, module, kind, entrywise)
 
 
-def follow_modules(model: nn.Module, inputs: Inputs, *, noise: bool) -> ModulePass:
+def follow_modules(model: nn.Module, run: Callable[[], Any]) -> ModulePass:
     """Run a pass; note which modules are called, and which of them move a generator."""
     paths = {module: path for path, module in model.named_modules()}
     found = ModulePass()
     stack = [""]
     state: Any = None
+    hooks: list[Any] = []
 
     def note() -> None:
         nonlocal state
@@ -377,33 +392,34 @@ def follow_modules(model: nn.Module, inputs: Inputs, *, noise: bool) -> ModulePa
             found.events.append((stack[-1], True))
 
     def enter(module: nn.Module, args: Any) -> None:
-        if module in paths:
-            note()
-            stack.append(paths[module])
-            found.events.append((stack[-1], False))
+        if module not in paths:
+            return
+        note()
+        stack.append(paths[module])
+        found.events.append((stack[-1], False))
+        # Scripted modules have no hooks. A module's hook may sample: ours comes behind it.
+        if not isinstance(module, torch.jit.ScriptModule):
+            hooks.append(module.register_forward_hook(leave))
 
     def leave(module: nn.Module, args: Any, output: Any) -> None:
-        if module in paths:
+        note()
+        stack.pop()
+        hooks.pop().remove()
+
+    def leave_scripted(module: nn.Module, args: Any, output: Any) -> None:
+        if module in paths and isinstance(module, torch.jit.ScriptModule):
             note()
             stack.pop()
 
-    def leave_scripted(module: nn.Module, args: Any, output: Any) -> None:
-        if isinstance(module, torch.jit.ScriptModule):
-            leave(module, args, output)
-
-    # Scripted modules have no hooks, and a hook of a module may sample: ours come behind it.
-    plain = [m for m in paths if not isinstance(m, torch.jit.ScriptModule)]
     handles = [
         register_module_forward_pre_hook(enter),
         register_module_forward_hook(leave_scripted),
     ]
     try:
-        with preserve_rng(), modes(model, noise=noise):
-            with hook_modules(plain, after=leave), torch.no_grad():
-                inputs.run(model)
-            note()
+        run()
+        note()
     finally:
-        for handle in handles:
+        for handle in (*handles, *hooks):
             handle.remove()
     return found
 
@@ -415,6 +431,7 @@ def _has_private_generator(saved: SavedState, inputs: Inputs) -> bool:
         seed_all(0)
         saved.counters = {}
         outputs.append(saved.plain_pass(inputs.given, inputs.output))
+    saved.counters = {}
     first = outputs[0]
     return not all(
         first.shape == other.shape and torch.allclose(first, other, equal_nan=True)

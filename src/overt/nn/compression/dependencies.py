@@ -82,6 +82,18 @@ class Reader(NamedTuple):
     ids: Ids
 
 
+class Size(NamedTuple):
+    """An attribute of a module that counts units: rows of a table of units that have any left.
+
+    It is guessed where an attribute equals the length of an axis in the module's forward pass.
+    """
+
+    name: str
+    attribute: str
+    units: Ids
+    guessed: bool = False
+
+
 @dataclass(frozen=True, eq=False)
 class Group:
     """Units, one number for each class, that are outputs of the same layers."""
@@ -105,10 +117,7 @@ class DependencyGraph:
     axes: dict[int, dict[int, Ids]] = field(default_factory=dict)
     # Tensors that stay as they are, however they may be used elsewhere.
     locked: dict[int, str] = field(default_factory=dict)
-    # Attributes that count units.
-    sizes: list[tuple[str, str, Ids]] = field(default_factory=list)
-    # Attributes that equal the length of an axis, which has one row of this table per entry.
-    guesses: list[tuple[str, str, Ids]] = field(default_factory=list)
+    sizes: list[Size] = field(default_factory=list)
     # Layers that read units, by name.
     readers: dict[str, Reader] = field(default_factory=dict)
     # Normalizations over all units along an axis.

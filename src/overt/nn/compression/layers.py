@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor, nn
 
-from overt.nn.compression.dependencies import DependencyGraph, Ids, Reader
+from overt.nn.compression.dependencies import DependencyGraph, Ids, Reader, Size
 
 SEALED = (nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
 """Modules with several maps inside, which are not followed."""
@@ -124,7 +124,7 @@ class Layer:
         return self._norm_across(self.ids, x)
 
     def _size(self, attribute: str, ids: Ids) -> None:
-        self.found.sizes.append((self.name, attribute, ids))
+        self.found.sizes.append(Size(self.name, attribute, ids[:, None]))
 
     def _vector(self, ids: Ids, axis: int, length: int) -> Ids:
         """Return the units along one axis; those that differ only along others become one."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,13 @@ from overt.nn.compression.problem import (
 from overt.nn.compression.problem import recover as train_further
 from overt.nn.compression.report import Compression, Size
 from overt.nn.compression.units import by_units
-from overt.nn.data.batches import Batch, Batches, Inputs, name_failing_inputs
+from overt.nn.data.batches import (
+    Batch,
+    Batches,
+    Inputs,
+    Output,
+    name_failing_inputs,
+)
 from overt.nn.data.losses import LOSSES, Loss, check_loss, guess_loss, loss_text
 from overt.nn.data.models import check_model, preserve_rng
 from overt.results import Status
@@ -49,7 +55,7 @@ def compress(
     by: str = "auto",
     *,
     of: str = "parameters",
-    output: Callable[[Any], Any] | None = None,
+    output: Output = None,
     loss: Loss = "auto",
     holdout: Any = None,
     recover: int = 0,

@@ -281,26 +281,23 @@ def shrink(model: nn.Module, graph: DependencyGraph, cut: Cut) -> nn.Module:
         if tensor.shape != old.shape or key in cut.corrected:
             memo[key] = _like(tensor, old)
     small = copy_model(model, memo)
-    for name, attribute, ids in graph.sizes:
+    for (name, attribute), count in _new_sizes(graph, cut).items():
         module = small.get_submodule(name)
-        count = int(np.count_nonzero(cut.stays[ids]))
-        if count < len(ids):
-            several = isinstance(getattr(module, attribute), tuple)
-            setattr(module, attribute, (count,) if several else count)
-    for (name, attribute), count in _guesses(graph, cut).items():
-        vars(small.get_submodule(name))[attribute] = count
+        several = isinstance(getattr(module, attribute), tuple)
+        setattr(module, attribute, (count,) if several else count)
     return small
 
 
-def _guesses(graph: DependencyGraph, cut: Cut) -> dict[tuple[str, str], int]:
-    """Return the new values of attributes that equal the length of an axis of units."""
+def _new_sizes(graph: DependencyGraph, cut: Cut) -> dict[tuple[str, str], int]:
+    """Return the new values of attributes that count units."""
     found: dict[tuple[str, str], int] = {}
-    for name, attribute, table in graph.guesses if cut.guess else ():
-        left = int(np.count_nonzero(cut.stays[table].any(1)))
-        key = (name, attribute)
-        # Where the number and the width of heads are equal, the name says which it is.
-        choose = max if "dim" in attribute or "size" in attribute else min
-        found[key] = choose(found.get(key, left), left)
+    for size in graph.sizes:
+        if cut.guess or not size.guessed:
+            left = int(np.count_nonzero(cut.stays[size.units].any(1)))
+            key = (size.name, size.attribute)
+            # Where the number and the width of heads are equal, the name says which it is.
+            wide = "dim" in size.attribute or "size" in size.attribute
+            found[key] = (max if wide else min)(found.get(key, left), left)
     return found
 
 

@@ -98,7 +98,7 @@ def mean_loss(output: Tensor, y: Tensor, loss: Loss) -> Tensor:
     if not isinstance(loss, str):
         return loss(output, y)
     try:
-        return _mean(output, _fitted(y, output, loss), loss)
+        return _row_losses(output, _fitted(y, output, loss), loss).mean()
     except (RuntimeError, IndexError, ValueError) as error:
         raise InputError(
             f"loss {loss!r} does not fit outputs of shape {tuple(output.shape)} and targets of "
@@ -122,16 +122,18 @@ def _fitted(y: Tensor, output: Tensor, loss: str) -> Tensor:
     return y.to(output.dtype)
 
 
-def _mean(output: Tensor, y: Tensor, loss: str) -> Tensor:
-    match loss:
-        case "squared":
-            return ((output - y) ** 2).reshape(len(output), -1).sum(1).mean()
-        case "mse":
-            return functional.mse_loss(output, y)
-        case "cross_entropy":
-            return functional.cross_entropy(output, y)
-    losses = functional.binary_cross_entropy_with_logits(output, y, reduction="none")
-    return losses.reshape(len(losses), -1).sum(1).mean()
+def _row_losses(output: Tensor, y: Tensor, loss: str) -> Tensor:
+    """Return the loss of each row; for cross-entropy of each token or pixel."""
+    if loss == "cross_entropy":
+        return functional.cross_entropy(output, y, reduction="none")
+    if loss == "logistic":
+        losses = functional.binary_cross_entropy_with_logits(
+            output, y, reduction="none"
+        )
+    else:
+        losses = (output - y) ** 2
+    losses = losses.reshape(len(losses), -1)
+    return losses.mean(1) if loss == "mse" else losses.sum(1)
 
 
 def _are_classes(y: Tensor) -> bool:
@@ -215,23 +217,14 @@ class Targets:
         """Return the loss of each row in double precision, (n,)."""
         if not isinstance(loss, str):
             return _row_by_row(output, self.y, loss).double()
-        f, t = output.double().reshape(len(output), -1), self.rows
-        if loss == "cross_entropy":
-            return functional.cross_entropy(f, t, reduction="none")
-        if loss == "logistic":
-            return functional.binary_cross_entropy_with_logits(
-                f, t, reduction="none"
-            ).sum(1)
-        return ((f - t) ** 2).sum(1) * unit(loss, f.shape[1])
+        return _row_losses(output.double().reshape(len(output), -1), self.rows, loss)
 
     def entropies(self, loss: Loss) -> Tensor:
-        """Return the least loss that any outputs can have, for each row (n,)."""
+        """Return the least loss that any logits can have, for each row (n,)."""
         t = self.rows
-        if loss == "cross_entropy":
-            return torch.special.entr(t).sum(1)
         if loss == "logistic":
-            return (torch.special.entr(t) + torch.special.entr(1 - t)).sum(1)
-        return torch.zeros(len(t), dtype=t.dtype)
+            t = torch.cat([t, 1 - t], 1)
+        return torch.special.entr(t).sum(1)
 
 
 def _row_by_row(

@@ -48,48 +48,28 @@ def unwrap_model(model: nn.Module) -> nn.Module:
 
 
 @contextmanager
-def modes(
-    model: nn.Module,
-    *,
-    noise: bool | None,
-    statistics: Statistics = "running",
-    update: bool = False,
-) -> Iterator[None]:
-    """Put a model into training mode (`noise`) or evaluation mode, normalization separately.
+def modes(model: nn.Module, *, noise: bool | None) -> Iterator[None]:
+    """Put a model into training mode (`noise`) or evaluation mode, but for normalization.
 
-    With noise=None every layer but normalization stays as it is.
-    Normalization uses its running statistics, the batch's, or what its mode says ("as set").
-    Afterwards all modes are restored, and all buffers that a pass in training mode changes, unless
-    `update` lets them change.
+    Normalization uses its running statistics. With noise=None every other layer stays as it is.
+    Afterwards all modes are restored, and all buffers that a pass changes.
     """
-    with MODEL_LOCK:
+    with MODEL_LOCK, disable_fast_attention():
         before = [(module, module.training) for module in model.modules()]
-        norms = {module for module, _ in before if is_normalization(module)}
-        own = [
-            m
-            for m, _ in before
-            if m._buffers and not isinstance(m, torch.jit.ScriptModule)
-        ]
-        changing = [m for m in own if noise or m in norms or "draws" in m._buffers]
-        saved = (
-            [] if update else [(module, dict(module._buffers)) for module in changing]
-        )
+        plain = [m for m, _ in before if not isinstance(m, torch.jit.ScriptModule)]
+        saved = [(module, dict(module._buffers)) for module in plain]
         try:
-            for (
-                module,
-                buffers,
-            ) in saved:  # copies, so that nothing saved for a gradient changes
-                copies = {
-                    name: b if b is None else b.clone() for name, b in buffers.items()
-                }
-                module._buffers.update(copies)
-            for module, _ in before:
-                if module not in norms:
-                    module.training = module.training if noise is None else noise
-                elif statistics != "as set":
-                    module.training = statistics == "batch"
-            with disable_fast_attention():
-                yield
+            for module, buffers in saved:
+                # Copies, so that nothing saved for a gradient changes.
+                module._buffers.update(
+                    {k: b if b is None else b.clone() for k, b in buffers.items()}
+                )
+            for module, training in before:
+                if is_normalization(module):
+                    module.training = False
+                else:
+                    module.training = training if noise is None else noise
+            yield
         finally:
             for module, training in before:
                 module.training = training

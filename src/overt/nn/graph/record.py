@@ -81,13 +81,18 @@ class OpInfo(NamedTuple):
     shape_only: bool
 
 
-@cache
 def op_info(func: Any) -> OpInfo:
     """Return what is known of an operation."""
+    # These are not cached: they are equal as tuples, and would keep the module alive.
     if isinstance(func, LayerNoise):
         return OpInfo("mask", True, False, False, False)
     if isinstance(func, WholeModule):
         return OpInfo(type(func.module).__name__, False, False, False, False)
+    return _aten_info(func)
+
+
+@cache
+def _aten_info(func: Any) -> OpInfo:
     name = func.overloadpacket.__name__
     tags = set(func.tags)
     return OpInfo(

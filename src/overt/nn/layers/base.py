@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from overt import _check
 from overt._check import InputError, InputTypeError
-from overt.nn.layers.masks import Key, MaskCovariance
+from overt.nn.layers.masks import Key, MaskCovariance, Shape
 
 
 class NoiseLayer(nn.Module, ABC):  # type: ignore[misc]
@@ -98,7 +98,7 @@ class UnitNoise(NoiseLayer):
     """Noise that multiplies units by random numbers of mean 1; the identity in evaluation mode."""
 
     @abstractmethod
-    def mask_covariance(self, shape: tuple[int, ...]) -> MaskCovariance:
+    def mask_covariance(self, shape: Shape) -> MaskCovariance:
         """Return the exact second moments of the multipliers for an input of this shape."""
 
     @property
@@ -148,7 +148,7 @@ class RatedNoise(NoiseLayer):
         return f"drop_prob={self._drop_prob:g}"
 
 
-def check_shape(shape: Any) -> tuple[int, ...]:
+def check_shape(shape: Any) -> Shape:
     """Return the shape of an input, batch axis first."""
     if not isinstance(shape, (tuple, list)) or len(shape) < 2:
         raise InputTypeError(f"shape must be (rows, units, ...), got {shape!r:.60}")

@@ -20,7 +20,7 @@ from torch import Tensor
 from overt import _check
 from overt._check import Floats, InputError
 from overt.nn.layers.base import UnitNoise, check_shape
-from overt.nn.layers.masks import MaskCovariance, normal
+from overt.nn.layers.masks import MaskCovariance, Shape, normal
 from overt.noise import CovarianceNoise
 
 LARGEST = 1e18
@@ -112,7 +112,7 @@ class CovarianceDropout(UnitNoise):
         """Whether a unit's multiplier is 0 or one other number."""
         return self.distribution == "bernoulli"
 
-    def mask_covariance(self, shape: tuple[int, ...]) -> MaskCovariance:
+    def mask_covariance(self, shape: Shape) -> MaskCovariance:
         """K_ij / (mu_i mu_j) along the axis, independent along all others."""
         shape = check_shape(shape)
         axis = self._fitting(shape)
@@ -139,7 +139,7 @@ class CovarianceDropout(UnitNoise):
             multipliers = (g <= self.threshold.to(wide)) / mu
         return (x * multipliers.movedim(-1, axis)).to(x.dtype)
 
-    def _fitting(self, shape: tuple[int, ...]) -> int:
+    def _fitting(self, shape: Shape) -> int:
         axis, units = self.axis % max(len(shape), 1), len(self.mean)
         if (
             axis == 0

@@ -12,7 +12,7 @@ from overt import _check
 from overt._check import InputError
 from overt.nn.layers.base import RatedNoise, UnitNoise, check_shape
 from overt.nn.layers.dropout import axes_tuple
-from overt.nn.layers.masks import Blocks, MaskCovariance, keep_mask, sliding_mask
+from overt.nn.layers.masks import Blocks, MaskCovariance, Shape, keep_mask, sliding_mask
 from overt.noise.blocks import Sliding, grid_characteristic
 
 
@@ -41,7 +41,7 @@ class _DropBlock(RatedNoise, UnitNoise):
                 f"shared_axes must be 0 (the batch), 1 (the channels) or both, got {shared_axes!r}"
             )
 
-    def mask_covariance(self, shape: tuple[int, ...]) -> MaskCovariance:
+    def mask_covariance(self, shape: Shape) -> MaskCovariance:
         """Gamma among the units of a map; channels are independent unless they share a mask."""
         shape = check_shape(shape)
         sizes = self._fitting(shape)
@@ -87,11 +87,11 @@ class _DropBlock(RatedNoise, UnitNoise):
         where = Blocks(sizes, blocks, self.uniform)
         return (x * sliding_mask(x, key, p, lead, where)).to(x.dtype)
 
-    def _blocks(self, sizes: Sequence[int]) -> tuple[int, ...]:
+    def _blocks(self, sizes: Sequence[int]) -> Shape:
         """Return the block sizes, cut to the size of the map."""
         return tuple(min(b, n) for b, n in zip(self.block_size, sizes, strict=True))
 
-    def _fitting(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def _fitting(self, shape: Shape) -> Shape:
         if len(shape) != 2 + self._spatial:
             raise InputError(
                 f"x must have {2 + self._spatial} axes (batch, channels and {self._spatial} of the "
@@ -151,7 +151,7 @@ class DropBlock3d(_DropBlock):
     _spatial = 3
 
 
-def _block_sizes(value: int | Sequence[int], axes: int) -> tuple[int, ...]:
+def _block_sizes(value: int | Sequence[int], axes: int) -> Shape:
     values = tuple(value) if isinstance(value, Sequence) else (value,) * axes
     if len(values) != axes:
         raise InputError(f"block_size must be one number or {axes}, got {value!r}")

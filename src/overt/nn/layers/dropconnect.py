@@ -19,8 +19,8 @@ class _DropConnect(RatedNoise):
 
     def __init__(self, plain: Any, drop_prob: float, seed: int | None) -> None:
         super().__init__(drop_prob, seed)
-        self.weight = plain.weight
-        self.bias = plain.bias
+        for name in ("weight", "bias", *plain.__constants__):
+            setattr(self, name, getattr(plain, name))
 
     @property
     def strength(self) -> float:
@@ -67,19 +67,15 @@ class DropConnectLinear(_DropConnect):
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        in_features = whole("in_features", in_features)
-        out_features = whole("out_features", out_features)
-        plain = nn.Linear(in_features, out_features, bias, device=device, dtype=dtype)
+        sizes = (whole("in_features", in_features), whole("out_features", out_features))
+        plain = nn.Linear(*sizes, bias, device=device, dtype=dtype)
         super().__init__(plain, drop_prob, seed)
-        self.in_features, self.out_features = in_features, out_features
         self.per_sample = bool(per_sample)
 
     def extra_repr(self) -> str:
         """Return the settings, for printing."""
-        sizes = f"in_features={self.in_features}, out_features={self.out_features}"
-        bias = f"bias={self.bias is not None}"
         sample = f"per_sample={self.per_sample}"
-        return self._describe(sizes, bias, self._rate, sample)
+        return self._describe(nn.Linear.extra_repr(self), self._rate, sample)
 
     def reset_parameters(self) -> None:
         """Initialize weight and bias as torch.nn.Linear does."""
@@ -132,44 +128,26 @@ class DropConnectConv2d(_DropConnect):
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        channels = {"in_channels": in_channels, "out_channels": out_channels}
-        counts = [
-            whole(name, value)
-            for name, value in (channels | {"groups": groups}).items()
-        ]
-        if counts[0] % counts[2] or counts[1] % counts[2]:
+        sizes: dict[str, Any] = {
+            "in_channels": in_channels,
+            "out_channels": out_channels,
+            "kernel_size": kernel_size,
+            "stride": stride,
+            "padding": padding,
+            "dilation": dilation,
+            "groups": groups,
+        }
+        sizes = {name: _check_sizes(name, value) for name, value in sizes.items()}
+        if sizes["in_channels"] % sizes["groups"] or sizes["out_channels"] % groups:
             raise InputError(
                 f"groups must divide both numbers of channels, got {groups}"
             )
-        sizes: dict[str, Any] = {
-            "kernel_size": kernel_size,
-            "stride": stride,
-            "dilation": dilation,
-        }
-        for name, value in (sizes | {"padding": padding}).items():
-            pair = isinstance(value, tuple) and len(value) == 2
-            for size in value if pair else (value,):
-                whole(name, size, minimum=int(name != "padding"))
-        plain = nn.Conv2d(
-            *counts[:2],
-            **sizes,
-            padding=padding,
-            groups=counts[2],
-            bias=bias,
-            device=device,
-            dtype=dtype,
-        )
+        plain = nn.Conv2d(**sizes, bias=bias, device=device, dtype=dtype)
         super().__init__(plain, drop_prob, seed)
-        for name in (*channels, "groups", *sizes, "padding"):
-            setattr(self, name, getattr(plain, name))
 
     def extra_repr(self) -> str:
         """Return the settings, for printing."""
-        names = ("kernel_size", "stride", "padding", "dilation", "groups")
-        parts = [f"{name}={getattr(self, name)}" for name in names]
-        sizes = f"{self.in_channels}, {self.out_channels}"
-        bias = f"bias={self.bias is not None}"
-        return self._describe(sizes, *parts, bias, self._rate)
+        return self._describe(nn.Conv2d.extra_repr(self), self._rate)
 
     def reset_parameters(self) -> None:
         """Initialize weight and bias as torch.nn.Conv2d does."""
@@ -186,3 +164,10 @@ class DropConnectConv2d(_DropConnect):
         return functional.conv2d(
             x, weight, bias, self.stride, self.padding, self.dilation, self.groups
         )
+
+
+def _check_sizes(name: str, value: Any) -> Any:
+    """Return whole numbers, one or one for each axis; only padding may be 0."""
+    if isinstance(value, tuple):
+        return tuple(_check_sizes(name, part) for part in value)
+    return whole(name, value, minimum=int(name != "padding"))

@@ -10,7 +10,7 @@ from torch.nn import functional
 from overt import _check
 from overt._check import InputError
 from overt.nn.layers.base import RatedNoise, UnitNoise, check_shape
-from overt.nn.layers.masks import MaskCovariance, keep_mask
+from overt.nn.layers.masks import MaskCovariance, Shape, keep_mask
 
 
 class Dropout(RatedNoise, UnitNoise):
@@ -53,7 +53,7 @@ class Dropout(RatedNoise, UnitNoise):
         """Whether every unit is dropped independently, as by torch.nn.Dropout."""
         return not self.shared_axes
 
-    def mask_covariance(self, shape: tuple[int, ...]) -> MaskCovariance:
+    def mask_covariance(self, shape: Shape) -> MaskCovariance:
         """lam I, with lam 1 1' along the shared axes."""
         shape = check_shape(shape)
         shared = {axis % len(shape) for axis in self._fitting(len(shape))} - {0}
@@ -78,7 +78,7 @@ class Dropout(RatedNoise, UnitNoise):
         keep = keep_mask(sizes, p, x.device, key)
         return x * keep / (1 - p)
 
-    def _fitting(self, ndim: int) -> tuple[int, ...]:
+    def _fitting(self, ndim: int) -> Shape:
         for axis in self.shared_axes:
             if not -ndim <= axis < ndim:
                 raise InputError(
@@ -87,7 +87,7 @@ class Dropout(RatedNoise, UnitNoise):
         return self.shared_axes
 
 
-def axes_tuple(name: str, value: int | Sequence[int]) -> tuple[int, ...]:
+def axes_tuple(name: str, value: int | Sequence[int]) -> Shape:
     """Return axes as a tuple of whole numbers."""
     values = tuple(value) if isinstance(value, Iterable) else (value,)
     return tuple(_check.whole(name, v, minimum=-8) for v in values)

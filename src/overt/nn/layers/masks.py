@@ -23,6 +23,8 @@ from torch.nn import functional
 from overt._check import InputError
 from overt.noise.blocks import Sliding, running_minimum
 
+Shape = tuple[int, ...]
+
 
 class Key(NamedTuple):
     """The origin of a mask: the layer's sample count (0-dim int64) and its seed."""
@@ -84,8 +86,8 @@ def _mix(seed: int, draws: int) -> int:
 class Blocks(NamedTuple):
     """Sliding blocks on a map; `uniform` ones may hang over its border."""
 
-    sizes: tuple[int, ...]
-    blocks: tuple[int, ...]
+    sizes: Shape
+    blocks: Shape
     uniform: bool
 
 
@@ -190,11 +192,11 @@ class MaskCovariance:
         Axes along which all units have the same multiplier.
     """
 
-    shape: tuple[int, ...]
+    shape: Shape
     strength: float = 0.0
     matrix: Tensor | None = None
-    axes: tuple[int, ...] = ()
-    shared: tuple[int, ...] = ()
+    axes: Shape = ()
+    shared: Shape = ()
 
     @property
     def independent(self) -> bool:

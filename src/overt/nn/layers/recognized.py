@@ -6,7 +6,7 @@ from torch import nn
 
 from overt._check import InputError
 from overt.nn.layers.base import NoiseLayer, RatedNoise, UnitNoise
-from overt.nn.layers.masks import MaskCovariance
+from overt.nn.layers.masks import MaskCovariance, Shape
 
 _CHANNEL_DROPOUT = {nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}
 
@@ -26,13 +26,13 @@ def is_silent(module: nn.Module) -> bool:
     return bool((module.drop_prob if isinstance(module, NoiseLayer) else module.p) == 0)
 
 
-def mask_covariance_of(module: nn.Module, shape: tuple[int, ...]) -> MaskCovariance:
+def mask_covariance_of(module: nn.Module, shape: Shape) -> MaskCovariance:
     """Return the second moments of the multipliers of a noise on units, for an input's shape."""
     if isinstance(module, UnitNoise):
         return module.mask_covariance(shape)
     if not module.p < 1:
         raise InputError(f"the probability of {module} must be below 1")
-    shared: tuple[int, ...] = ()
+    shared: Shape = ()
     if type(module) in _CHANNEL_DROPOUT:
         spatial = _CHANNEL_DROPOUT[type(module)]
         if len(shape) != spatial + 2:
