@@ -1,7 +1,5 @@
 """Sums, curvatures and comparisons behind moments and penalties, against plain formulas."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -63,8 +61,7 @@ REPRS = [
     (
         DropConnectConv2d(4, 6, 3, padding=1, groups=2, bias=False, seed=5),
         "DropConnectConv2d(4, 6, kernel_size=(3, 3), stride=(1, 1), "
-        "padding=(1, 1), dilation=(1, 1), "
-        "groups=2, bias=False, drop_prob=0.5, seed=5)",
+        "padding=(1, 1), groups=2, bias=False, drop_prob=0.5, seed=5)",
     ),
 ]
 
@@ -72,29 +69,6 @@ REPRS = [
 @pytest.mark.parametrize(("layer", "text"), REPRS)
 def test_layers_print_their_settings(layer, text):
     assert repr(layer) == text
-
-
-def carried(mean, variance, exact=False, linearized=()):
-    """What `carry` returns, as far as errors are judged by it."""
-    tape = SimpleNamespace(linearized=dict.fromkeys(linearized))
-    output = SimpleNamespace(mean=mean, exact=exact)
-    return SimpleNamespace(
-        output=output,
-        noises=("noise",),
-        tape=tape,
-        parts=lambda: (variance, 0.3 * variance),
-    )
-
-
-def believed(d, b, s, least, some):
-    """The share b^2 / (b^2 + s^2) of d, b^2 scaled by what all d together say of it."""
-    rows, scale = len(d) * min(3, d[0].size), 1.0
-    seen = (np.mean(d[some] ** 2) - s**2) / np.mean(b[some] ** 2)
-    for _ in range(4):
-        worth = rows * np.mean((scale * b**2 / (scale * b**2 + s**2))[some]) ** 2
-        scale = max((3 + worth * seen) / (3 + worth), least)
-    b2 = scale * b**2
-    return b2 / (b2 + s**2) * d, np.sqrt(b2 * s**2 / (b2 + s**2))
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,13 @@ known needs all its units. The smaller network is compared with the large one in
 a mistake here keeps units but never changes results.
 
 Where the pass reads values of the data, other inputs may take another way. Then nothing is removed
-that the module's own forward pass uses, only inside the modules that it calls and that read no
-values.
+in that module's own forward pass, only inside the modules that it calls and that read no values.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import is_dataclass
 from typing import Any, NamedTuple
@@ -57,15 +56,23 @@ READ = torch.Tag.data_dependent_output
 
 def build_graph(model: nn.Module, inputs: Inputs) -> DependencyGraph:
     """Run a model in evaluation mode on an example, and find its groups of units."""
-    tracer = _Tracer(model, inputs.tensors)
-    with name_failing_inputs(inputs, "example"):
-        result, outputs = tracer.run(model, inputs)
+    reading: set[str] = set()
+    while True:
+        tracer = _Tracer(model, reading, inputs.tensors)
+        with name_failing_inputs(inputs, "example"):
+            result, outputs = tracer.run(model, inputs)
+        if tracer.reads == reading:
+            break
+        reading = tracer.reads
     if any(x.is_floating_point() and x.isnan().any() for x in tensors(outputs)):
         raise InputError("example: the model returns NaN")
     tracer.keep(tensors(result), "the model returns its units")
-    tracer.keep_where_values_decide()
     found = tracer.found
     found.outputs = outputs
+    for path in reading:
+        found.skipped[path or type(model).__name__] = (
+            "its forward pass depends on values: other inputs may take another way through it"
+        )
     for name, module in model.named_modules():
         if isinstance(module, layers.SEALED):
             found.skipped[name] = f"{type(module).__name__} keeps its maps inside"
@@ -107,15 +114,15 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[misc]
 class _Tracer(DispatchMode):
     """Passes units on from operation to operation, and from layer to layer."""
 
-    def __init__(self, model: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    def __init__(
+        self, model: nn.Module, reading: set[str], inputs: tuple[Tensor, ...]
+    ) -> None:
         super().__init__()
         self.found = DependencyGraph()
-        self._reading: set[str] = set()  # modules that read values
-        # What the own forward pass of each module uses: units and ids of tensors.
-        self._used: list[tuple[str, Ids | None, int]] = []
+        self.reading = reading  # modules known to read values
+        self.reads = set(reading)
         self._constant = self.found.units.new(1)
         self.found.units.keep(self._constant, "its units are joined with others")
-        self._name = type(model).__name__
         self._paths = {module: path for path, module in model.named_modules()}
         self._layers = {module for module in self._paths if layers.is_layer(module)}
         self._own = {id(t) for t in (*model.parameters(), *model.buffers())}
@@ -150,24 +157,6 @@ class _Tracer(DispatchMode):
             if id(tensor) in self._own:
                 self.found.locked[id(tensor)] = reason
 
-    def keep_where_values_decide(self) -> None:
-        """Keep what modules use that read values: other inputs may take another way."""
-        why = "its units go where the forward pass depends on values"
-        for path, ids, key in self._used:
-            if path in self._reading:
-                if ids is not None:
-                    self.found.units.keep(ids, why)
-                if key in self._own:
-                    self.found.locked[key] = why
-        for path in self._reading:
-            self.found.skipped[path or self._name] = (
-                "its forward pass depends on values: other inputs may take another way through it"
-            )
-
-    def _use(self, values: Iterable[Tensor]) -> None:
-        path = self._path()
-        self._used += [(path, self._known.get(t), id(t)) for t in values]
-
     def _enter(self, module: nn.Module, args: Any) -> None:
         if module in self._paths and self._leaf is None:
             self._stack.append(module)
@@ -178,12 +167,15 @@ class _Tracer(DispatchMode):
         if module not in self._paths or self._leaf not in (None, module):
             return
         self._stack.pop()
+        path = self._paths[module]
         if self._leaf is module:
             self._leaf = None
-            given = list(tensors((args, kwargs)))
-            self._use(given)
-            self._layer(self._paths[module], module, given, result)
-        self._use(tensors(result))
+            self._layer(path, module, list(tensors((args, kwargs))), result)
+        if path not in self.reading and self._path() in self.reading:
+            made = list(tensors(result))
+            self.keep(made, "its units go where the forward pass depends on values")
+            for tensor in made:
+                self._known.pop(tensor, None)
 
     def _path(self) -> str:
         return self._paths[self._stack[-1]] if self._stack else ""
@@ -213,7 +205,7 @@ class _Tracer(DispatchMode):
         depends = any(tensor in self._data for tensor in given)
         if depends and self._leaf is None and READ in func.tags:
             # Python gets to see values; the modules that run now depend on them.
-            self._reading.update(["", *(self._paths[module] for module in self._stack)])
+            self.reads.update(["", *(self._paths[module] for module in self._stack)])
         if depends:
             for tensor in made:
                 self._data[tensor] = True
@@ -225,7 +217,9 @@ class _Tracer(DispatchMode):
 
     def _follow(self, op: Operation) -> None:
         """Follow the units through one operation."""
-        self._use(op.given)
+        if self._path() in self.reading:
+            self.keep(op.given, "it is used where the forward pass depends on values")
+            return
         after = None
         if any(tensor in self._known for tensor in op.given):
             with suppress(*UNFORESEEN):
