@@ -22,7 +22,7 @@ from overt.nn.auditing.lower_bounds import LastLayerProblem, Target, norm_cost
 from overt.nn.auditing.measurements import Mean, Seen
 from overt.nn.auditing.report import HeadFindings, LowerBound, Suggestion
 from overt.nn.auditing.structure import (
-    FoundNoises,
+    Inspection,
     Point,
     Structure,
     drop_prob_of,
@@ -245,7 +245,7 @@ def unit_envelopes(covariance: MaskCovariance) -> list[NormCost]:
 
 
 def find_head(
-    model: nn.Module, structure: Structure, noises: FoundNoises, loss: Loss
+    model: nn.Module, structure: Structure, noises: Inspection, loss: Loss
 ) -> Head | str:
     """Return the head, or the reason why there is none."""
     output = structure.output

@@ -110,8 +110,10 @@ def squared_bound(
     """Return the largest bound, and the spectrum that would attain it."""
     m = target.spectrum[:rank]
     rest = float(np.sum(target.spectrum[rank:] ** 2))
-    envelope = max([norm_cost(0.0, 1), *envelopes], key=lambda cost: cost.bound(m))
-    return target.residual + envelope.bound(m) + rest, envelope.shrink(m)
+    costs = [norm_cost(0.0, 1), *envelopes]
+    bounds = [cost.bound(m) for cost in costs]
+    best = int(np.argmax(bounds))
+    return target.residual + bounds[best] + rest, costs[best].shrink(m)
 
 
 class LastLayerProblem:

@@ -23,7 +23,7 @@ from overt.nn.auditing.measurements import (
     is_layer,
 )
 from overt.nn.auditing.report import AuditReport, LayerFindings, NoiseFindings
-from overt.nn.auditing.structure import Structure, drop_prob_of, look_inside
+from overt.nn.auditing.structure import drop_prob_of, inspect_batch
 from overt.nn.data.batches import Batch, Batches, Output, name_failing_inputs
 from overt.nn.data.losses import (
     Loss,
@@ -154,7 +154,6 @@ class _Audit:
         loss: Loss,
         passes: float,
     ) -> None:
-        """Look at a pass of two rows, or of the batch where the model fixes their number."""
         of_holdout = zip(others or (), repeat(True))
         stream = chain(zip(batches, repeat(False)), of_holdout)
         first = next(stream)
@@ -163,21 +162,16 @@ class _Audit:
         self._interrupts = saved.interrupts
         batch = first[0]
         model = saved.model
-        few = batch.inputs.first(2)
-        try:
-            output = saved.plain_pass(few.given, few.output, noise=False)
-        except Exception:  # as of a graph's nodes; or the model is wrong
-            few = batch.inputs
-            with name_failing_inputs(few, batch.where):
-                output = saved.plain_pass(few.given, few.output, noise=False)
         with preserve_rng():
-            self._noises, structure = look_inside(saved, few, squared=is_squared(loss))
+            found = inspect_batch(saved, batch, squared=is_squared(loss))
+        saved.counters = {}
         saved.prepare(noise=False, copy_parameters=bool(saved.copy_parameters))
         self._model = model
         self._loss = loss
-        self._outputs = output.numel() // len(few)
-        self._skipped = self._noises.skipped
-        self._sources = self._noises.sources
+        self._inspection = found
+        self._outputs = found.outputs
+        self._skipped = found.skipped
+        self._sources = found.sources
         self._places = {source.name for source in self._sources if source.known}
         self._samples = 0
         self._plain = Mean()
@@ -187,7 +181,7 @@ class _Audit:
         self._inputs = ActiveUnits()
         # Two passes tell the error of noise that stays on in evaluation mode.
         self._evaluation_noise = Estimate(shared=True)
-        head = self._find_head(structure)
+        head = self._find_head()
         self._last: LastLayer | None = None
         self._exact: list[tuple[TailNoise, Mean]] = []
         if head is not None:
@@ -210,7 +204,7 @@ class _Audit:
             batches=batches.count,
             size=len(batch.inputs),
             passes=passes,
-            whole=few is batch.inputs,
+            whole=found.inputs is batch.inputs,
         )
 
     def measure(self) -> Status:
@@ -234,7 +228,7 @@ class _Audit:
         if is_holdout:
             self._holdout.add(seen.losses)
             return
-        if self._noises.always_on:
+        if self._inspection.always_on:
             again = self._forward(batch)
             difference = (again.losses - seen.losses) / math.sqrt(2)
             self._evaluation_noise.add(difference[None])
@@ -343,15 +337,16 @@ class _Audit:
         losses = targets.losses(output, self._loss)
         return Seen(inputs, output.reshape(len(output), -1), targets, losses, units)
 
-    def _find_head(self, structure: Structure | str) -> Head | None:
+    def _find_head(self) -> Head | None:
         """Return the last layers in a recorded pass, None if nothing is known of them."""
+        structure = self._inspection.structure
         head: Head | str = "the loss is a custom function, of which nothing is proved"
         if self._outputs > MAX_OUTPUTS:
             head = f"{self._outputs} outputs are too many (at most {MAX_OUTPUTS}) for a spectrum"
         elif isinstance(structure, str):
             head = structure
         elif isinstance(self._loss, str):
-            head = find_head(self._model, structure, self._noises, self._loss)
+            head = find_head(self._model, structure, self._inspection, self._loss)
         if isinstance(head, str):
             self._skipped.append(("the last layer", head))
             return None
@@ -360,10 +355,10 @@ class _Audit:
     def _exact_noises(self, head: Head) -> list[TailNoise]:
         """Return the noises at the end of the pass whose penalties are exact, the last first."""
         exact: list[TailNoise] = []
-        if not is_squared(self._loss) or self._noises.decides:
+        if not is_squared(self._loss) or self._inspection.decides:
             return exact
         for noise, source in zip(head.noises, reversed(self._sources), strict=False):
-            if noise.name != source.name or self._noises.calls(noise.name) != 1:
+            if noise.name != source.name or self._inspection.calls(noise.name) != 1:
                 break
             exact.append(noise)
         return exact

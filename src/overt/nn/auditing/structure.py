@@ -18,7 +18,7 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
-from overt.nn.data.batches import Inputs, first_line
+from overt.nn.data.batches import Batch, Inputs, first_line, name_failing_inputs
 from overt.nn.data.models import (
     python_rng_states,
     torch_rng_bytes,
@@ -274,14 +274,17 @@ class ModulePass:
 
 
 @dataclass(frozen=True, eq=False)
-class FoundNoises:
-    """Everything that samples in training mode, in the order of the pass.
+class Inspection:
+    """Everything that samples in training mode, in the order of the pass, and a pass without noise.
 
-    `always_on` names what samples in evaluation mode too, `skipped` gives reasons for what is
-    left out. `decides` says that noise may decide which operations run, as far as that was
-    looked for.
+    `inputs` are those of the passes, `outputs` the entries of the output per row. `always_on` names
+    what samples in evaluation mode too, `skipped` gives reasons for what is left out. `decides`
+    says that noise may decide which operations run, as far as that was looked for.
     """
 
+    inputs: Inputs
+    outputs: int
+    structure: Structure | str  # or why there is no recording
     sources: list[NoiseSource]
     training: ModulePass
     always_on: list[str]
@@ -300,28 +303,32 @@ class FoundNoises:
         return any(samples and path in unknown for path, samples in events[last + 1 :])
 
 
-def look_inside(
-    saved: SavedState, inputs: Inputs, *, squared: bool
-) -> tuple[FoundNoises, Structure | str]:
-    """Return what samples in training mode, and a pass without noise, or why there is none.
+def inspect_batch(saved: SavedState, batch: Batch, *, squared: bool) -> Inspection:
+    """Inspect passes of two rows, or of the batch where the model fixes their number.
 
     Whether noise decides which operations run matters for a squared loss.
     """
+    try:
+        return _inspect(saved, batch.inputs.first(2), squared=squared)
+    except Exception:  # as of a graph's nodes; or the model is wrong
+        with name_failing_inputs(batch.inputs, batch.where):
+            return _inspect(saved, batch.inputs, squared=squared)
+
+
+def _inspect(saved: SavedState, inputs: Inputs, *, squared: bool) -> Inspection:
     model = saved.model
     parts = dict(model.named_modules())
     given = (inputs.given, inputs.output)
     structure: Structure | str
-
-    def record_plain() -> None:
-        nonlocal structure
-        recording = record(saved, *given, noise=False, whole=_is_whole)
-        structure = Structure(recording, len(inputs))
-
     try:
-        evaluation = follow_modules(model, record_plain)
+        evaluation, recording = follow_modules(
+            model, lambda: record(saved, *given, noise=False, whole=_is_whole)
+        )
+        structure = Structure(recording, len(inputs))
+        output = structure.output
     except UnsupportedError as error:
         structure = f"the pass cannot be recorded: {error}"
-        evaluation = follow_modules(
+        evaluation, output = follow_modules(
             model, lambda: saved.plain_pass(*given, noise=False)
         )
     always_on = list(evaluation.count(samples=True))
@@ -334,8 +341,9 @@ def look_inside(
     functions: dict[str, list[str]] = {}
     decides = True
     try:
-        training = follow_modules(model, lambda: saved.plain_pass(*given))
-        if _has_private_generator(saved, inputs):
+        training, first = follow_modules(model, lambda: _seeded_pass(saved, inputs))
+        others = [_seeded_pass(saved, inputs) for _ in range(REPEATS - 1)]
+        if not all(_same(first, other) for other in others):
             why = "it samples from a private generator: this noise is left out"
             skipped.append(("training mode", why))
         unknown = [
@@ -363,8 +371,16 @@ def look_inside(
     for path, part in parts.items():
         if known_noise(part) and path not in called:
             skipped.append((path, "not reached by the forward pass"))
-    found = FoundNoises(list(sources.values()), training, always_on, skipped, decides)
-    return found, structure
+    return Inspection(
+        inputs=inputs,
+        outputs=output.numel() // len(inputs),
+        structure=structure,
+        sources=list(sources.values()),
+        training=training,
+        always_on=always_on,
+        skipped=skipped,
+        decides=decides,
+    )
 
 
 def _unknown_source(path: str, module: nn.Module, names: list[str]) -> NoiseSource:
@@ -377,17 +393,25 @@ def _unknown_source(path: str, module: nn.Module, names: list[str]) -> NoiseSour
     return NoiseSource(path, module, kind, entrywise)
 
 
-def follow_modules(model: nn.Module, run: Callable[[], Any]) -> ModulePass:
-    """Run a pass; note which modules are called, and which of them move a generator."""
+def follow_modules(
+    model: nn.Module,
+    run: Callable[[], Any],
+    states: Callable[[], Any] = torch_rng_bytes,
+) -> tuple[ModulePass, Any]:
+    """Run a pass; note which modules are called, and which of them move a generator.
+
+    Generators of Python and NumPy, which take long to read, are followed only if they move.
+    """
     paths = {module: path for path, module in model.named_modules()}
     found = ModulePass()
     stack = [""]
     state: Any = None
     hooks: list[Any] = []
+    python = python_rng_states()
 
     def note() -> None:
         nonlocal state
-        before, state = state, (torch_rng_bytes(), python_rng_states())
+        before, state = state, states()
         if before is not None and before != state:
             found.events.append((stack[-1], True))
 
@@ -416,27 +440,29 @@ def follow_modules(model: nn.Module, run: Callable[[], Any]) -> ModulePass:
         register_module_forward_hook(leave_scripted),
     ]
     try:
-        run()
+        result = run()
         note()
     finally:
         for handle in (*handles, *hooks):
             handle.remove()
-    return found
+    if states is torch_rng_bytes and python_rng_states() != python:
+        return follow_modules(model, run, _all_rng_states)
+    return found, result
 
 
-def _has_private_generator(saved: SavedState, inputs: Inputs) -> bool:
-    """Return whether passes from the same states of all known generators differ."""
-    outputs = []
-    for _ in range(REPEATS):
-        seed_all(0)
-        saved.counters = {}
-        outputs.append(saved.plain_pass(inputs.given, inputs.output))
+def _all_rng_states() -> Any:
+    return torch_rng_bytes(), python_rng_states()
+
+
+def _seeded_pass(saved: SavedState, inputs: Inputs) -> Tensor:
+    """Return the output under noise from fixed states of all known generators."""
+    seed_all(0)
     saved.counters = {}
-    first = outputs[0]
-    return not all(
-        first.shape == other.shape and torch.allclose(first, other, equal_nan=True)
-        for other in outputs
-    )
+    return saved.plain_pass(inputs.given, inputs.output)
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and torch.allclose(a, b, equal_nan=True)
 
 
 def _sampling_functions(
