@@ -17,7 +17,7 @@ from typing import Self
 
 import numpy as np
 
-from overt._check import InputError, instance, number, whole
+from overt._check import InputError
 from overt.decay import layers
 from overt.entries import Entries
 
@@ -71,7 +71,6 @@ class ApproximateRankSet:
         with lam = 2 weight_decay and C_1 the largest squared observation.
         """
         L, lam, n, C_1 = _constants(problem, depth, width, weight_decay)
-        rank = whole("rank", rank, 0)
         C = C_1 / lam if absorbing else C_1 / (2 * lam)
         residual = 2 * (C_1 + C**L)
         alpha = (lam**2 / residual) ** (1 / (L - 2))
@@ -114,10 +113,8 @@ def _constants(
     problem: Entries, depth: int, width: int, weight_decay: float
 ) -> tuple[int, float, int, float]:
     """Return L, lam, the largest side n, and C_1."""
-    instance("problem", problem, Entries, "overt.Entries")
-    lam = 2 * number("weight_decay", weight_decay, exclusive=True)
-    n = max(*problem.shape, whole("width", width))
-    return whole("depth", depth, 3), lam, n, float(np.max(problem.values**2))
+    n = max(*problem.shape, width)
+    return depth, 2 * weight_decay, n, float(np.max(problem.values**2))
 
 
 def approximate_rank(weights: layers.Layers, alpha: float) -> float:
