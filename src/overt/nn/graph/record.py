@@ -215,16 +215,18 @@ class WholeModule(NamedTuple):
         return self.module(x)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Call:
     """One operation: its arguments, its result in the recorded pass, and whether it is random.
 
-    `noise` is the name of a random operation, empty for others.
+    `inputs` are the tensors among the arguments. `noise` is the name of a random operation, empty
+    for others.
     """
 
     func: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    inputs: list[Tensor]
     out: Any
     noisy: bool
     noise: str = ""
@@ -272,12 +274,12 @@ class Recording:
 
 
 def tensors(tree: Any) -> list[Tensor]:
-    """Return the tensors of nested arguments; most arguments are flat, which is fast."""
+    """Return the tensors of nested arguments; lists of sizes, which are many, hold none."""
     found = []
     for item in tree:
         if isinstance(item, Tensor):
             found.append(item)
-        elif isinstance(item, (list, tuple)):
+        elif isinstance(item, (list, tuple)) and item and type(item[0]) is not int:
             found += tensors(item)
     return found
 
@@ -294,9 +296,12 @@ class _NoiseNames:
     def enter(self, module: nn.Module) -> None:
         """Note that a module begins to run."""
         path = self.paths.get(id(module), self.stack[-1][0])
-        is_dropout = isinstance(module, (nn.modules.dropout._DropoutNd, nn.RReLU))
-        is_layer = hasattr(module, "drop_prob") or hasattr(module, "mask_covariance")
-        self.stack.append((path, is_dropout or is_layer))
+        is_layer = isinstance(module, (nn.modules.dropout._DropoutNd, nn.RReLU))
+        # Layers of DropPath have the attribute, those of overt the property.
+        is_layer = is_layer or "drop_prob" in vars(module)
+        for name in ("drop_prob", "mask_covariance"):
+            is_layer = is_layer or hasattr(type(module), name)
+        self.stack.append((path, is_layer))
 
     def leave(self) -> None:
         """Note that a module has ended."""
@@ -344,7 +349,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
             return func(*args, **kwargs)
         info = op_info(func)
         self.has_read |= info.reads
-        noisy = not info.shape_only and self.is_noisy((*args, *kwargs.values()))
+        inputs = tensors((*args, *kwargs.values()) if kwargs else args)
+        noisy = not info.shape_only and self.is_noisy(inputs)
         if noisy or info.draws:
             parts = self.decompose(func)
             if parts is not None:
@@ -356,7 +362,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         if generator is not None:
             self.note_generator(generator)
         out = func(*args, **kwargs)
-        self.add(Call(func, args, kwargs, out, noisy or info.draws), info)
+        self.add(Call(func, args, kwargs, inputs, out, noisy or info.draws), info)
         return out
 
     def add(self, call: Call, info: OpInfo) -> None:
@@ -370,14 +376,15 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
             call.noise = self.names.new(info.name)
         self.calls.append(call)
 
-    def is_noisy(self, tree: Any) -> bool:
-        """Whether a random tensor is among the arguments."""
-        return any(id(tensor) in self.noisy for tensor in tensors(tree))
+    def is_noisy(self, inputs: list[Tensor]) -> bool:
+        """Whether a random tensor is among these."""
+        return not self.noisy.isdisjoint(map(id, inputs))
 
     def _noise_decides(self, name: str, args: Any) -> bool:
         """Whether noise decides on a size or is read; random entries may be indexed."""
-        indices = args[1] if name in ("index", "index_put") else args
-        return self.is_noisy((indices,))
+        return self.is_noisy(
+            tensors(args[1] if name in ("index", "index_put") else args)
+        )
 
 
 class _FunctionMode(TorchFunctionMode):  # type: ignore[misc]
@@ -418,7 +425,9 @@ def _inner_if_functional(tensor: Tensor) -> Tensor:
 
 def knows_its_covariance(module: nn.Module, args: Any) -> bool:
     """Whether a noise layer's mask is correlated, with a covariance that the layer can state."""
-    if not hasattr(module, "mask_covariance") or not module.training or module.silent:
+    if not hasattr(type(module), "mask_covariance"):
+        return False
+    if not module.training or module.silent:
         return False
     return module.mask_covariance(tuple(args[0].shape)).matrix is not None
 
@@ -441,9 +450,11 @@ def _module_hooks(recorder: _Recorder) -> Iterator[None]:
                 result = result.clone()
             masks = knows_its_covariance(module, args)
             func = LayerNoise(module) if masks else WholeModule(module)
-            noisy = masks or recorder.is_noisy((recorder.given,))
+            inputs = [recorder.given]
+            noisy = masks or recorder.is_noisy(inputs)
             made = _inner_if_functional(result)
-            recorder.add(Call(func, (recorder.given,), {}, made, noisy), op_info(func))
+            call = Call(func, tuple(inputs), {}, inputs, made, noisy)
+            recorder.add(call, op_info(func))
         recorder.paused = max(0, recorder.paused - 1)
         recorder.names.leave()
         return result
@@ -566,8 +577,8 @@ def _needed(calls: list[Call], output: Tensor) -> list[Call]:
     wanted = {id(output)}
     needed = []
     for call in reversed(calls):
-        if any(id(tensor) in wanted for tensor in tensors((call.out,))):
-            wanted.update(id(t) for t in tensors((*call.args, *call.kwargs.values())))
+        if not wanted.isdisjoint(map(id, tensors((call.out,)))):
+            wanted.update(map(id, call.inputs))
             needed.append(call)
     return needed[::-1]
 
@@ -628,8 +639,10 @@ def _close(a: Tensor, b: Tensor) -> bool:
 
 # -- recordings that run again ---------------------------------------------------------------------
 
-MAX_ENTRIES = 2**22
-"""Entries of all random tensors of the samples that run at once: 16 MB in single precision."""
+MAX_ENTRIES = 2**25
+"""Entries of all random tensors of the samples that run at once: 128 MB in single precision.
+
+Fewer at once cost more: transformers of four rows .6 passes a sample at 2^22, .35 at 2^25."""
 
 PLAIN_PASSES = 16
 """Ordinary passes that are handed out together."""
@@ -674,15 +687,14 @@ def map_tree(tree: Any, function: Callable[[Any], Any]) -> Any:
         return {name: map_tree(item, function) for name, item in tree.items()}
     if not isinstance(tree, (list, tuple)):
         return function(tree)
-    # Most arguments are flat: a call for each leaf would double the time.
-    return type(tree)(
-        [
-            map_tree(item, function)
-            if isinstance(item, (list, tuple, dict))
-            else function(item)
-            for item in tree
-        ]
-    )
+    if isinstance(tree, list) and tree and type(tree[0]) is int:  # sizes
+        return tree
+    mapped = [
+        # Most arguments are flat: a call for each would double the time.
+        function(item) if isinstance(item, Tensor) else map_tree(item, function)
+        for item in tree
+    ]
+    return type(tree)(mapped)
 
 
 def store_results(made: dict[int, Any], recorded: Any, out: Any) -> None:

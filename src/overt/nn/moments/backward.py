@@ -51,7 +51,8 @@ def output_variances(
     """Return the variance of each output; with `graph` it can be differentiated."""
     y = _by_rows(dev)
     rows, outputs = y.shape
-    total = rest = doubt = squares = y.new_zeros(outputs, rows)
+    total = y.new_zeros(outputs, rows)
+    rest = doubt = squares = total
     for k, source, g, scaled in _gradient_pairs(y, sources, graph, MAX_ENTRIES):
         parts = g * scaled
         square = parts.sum(2)
@@ -62,7 +63,8 @@ def output_variances(
         if source.rest:
             rest = rest.index_add(0, k, square)
         elif not source.normal:
-            squares = squares.index_add(0, k, parts.detach().square().sum(2))
+            parts = parts.detach()
+            squares = squares.index_add(0, k, (parts * parts).sum(2))
     tiny = torch.finfo(y.dtype).tiny
     concentration = squares / total.detach().square().clamp(min=tiny)
     found = (total, rest, doubt, concentration)
@@ -117,14 +119,20 @@ def _gradient_pairs(
         else:
             weights = torch.cat([_row_weights(y), weights])
             found = _gradients(y, sources, weights, graph)
-            axes = [_row_axis(g.detach(), rows) for g in found]
+            pairs = zip(found, sources, strict=True)
+            axes = [_row_axis(g.detach(), s.step, rows) for g, s in pairs]
             gradients = [g[2:] for g in found]
         for source, axis, g in zip(sources, axes, gradients, strict=True):
-            if axis is not None and axis != SHARED:
-                pair = (t.movedim(1 + axis, 1) for t in (g, source.times(g)))
-                yield k, source, *(t.reshape(len(k), rows, -1) for t in pair)
-    pairs = zip(sources, axes, strict=True)
-    shared = [source for source, axis in pairs if axis == SHARED]
+            if axis is None or axis == SHARED:
+                continue
+            scaled = source.times(g)
+            if axis:
+                g = g.movedim(1 + axis, 1)
+                scaled = scaled.movedim(1 + axis, 1)
+            shape = (len(k), rows, -1)
+            yield k, source, g.reshape(shape), scaled.reshape(shape)
+    known = zip(sources, axes, strict=True)
+    shared = [source for source, axis in known if axis == SHARED]
     if not shared:
         return
     entries = rows * sum(source.step.numel() for source in shared)
@@ -134,7 +142,8 @@ def _gradient_pairs(
         gradients = _gradients(y, shared, weights, graph)
         for source, g in zip(shared, gradients, strict=True):
             scaled = source.times(g)
-            yield k, source, *(t.reshape(len(k), rows, -1) for t in (g, scaled))
+            shape = (len(k), rows, -1)
+            yield k, source, g.reshape(shape), scaled.reshape(shape)
 
 
 def _chunks(k: Tensor, size: float) -> tuple[Tensor, ...]:
@@ -166,20 +175,25 @@ def _row_weights(y: Tensor) -> Tensor:
     return torch.stack([weight.expand(rows, outputs), weight * number])
 
 
-def _row_axis(gradients: Tensor, rows: int) -> int | None:
+def _row_axis(gradients: Tensor, step: Tensor, rows: int) -> int | None:
     """Return the axis along which an entry's row changes, SHARED if it belongs to several.
 
     None if no output depends on it.
     """
-    if not bool(gradients.any()):  # autograd gives zeros of another shape then
+    if gradients.ndim == step.ndim:  # zeros by autograd
         return None
-    g, numbered = gradients[:2]
-    bound = 1e-3 * float(g.abs().amax())
+    g = gradients[0]
+    numbered = gradients[1]
+    largest = float(g.abs().amax()) if g.numel() else 0.0
+    if largest == 0:
+        return None
     for axis, n in enumerate(g.shape):
         if n < rows or n % rows:
             continue
-        row = torch.arange(n, device=g.device) // (n // rows)
-        number = (1 + row).to(g).reshape(-1, *[1] * (g.ndim - 1 - axis))
-        if float((numbered - number * g).abs().amax()) <= bound:
+        size = n // rows
+        number = torch.arange(size, n + size, dtype=g.dtype, device=g.device)
+        number = (number / size).floor_()
+        off = numbered - number.reshape(-1, *[1] * (g.ndim - 1 - axis)) * g
+        if float(off.abs_().amax()) <= 1e-3 * largest:
             return axis
     return SHARED

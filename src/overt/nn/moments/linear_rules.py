@@ -50,17 +50,20 @@ def _fill_position(func: Any) -> int | None:
 
 def linear(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
     """Apply the map to means; to variances and deviations with all constants set to 0."""
-    given = [value.moments(run) for value in find_values((*args, *kwargs.values()))]
+    name = op_info(func).name
+    if name in ("view", "_unsafe_view", "expand") and [*args[1]] == [*args[0].shape]:
+        return args[0]  # which stays a function of its root
+    values = find_values((*args, *kwargs.values()))
+    given = [value.moments(run) for value in values]
     fill = _fill_position(func)
     function = RERUN_AS.get(func, func)
-
-    # Most calls are views: they have nothing else to replace.
-    view = len(given) == 1 and fill is None and not (kwargs or tensors(args))
-    view = view and isinstance(args[0], Value)
+    # Most calls are views: they have nothing to replace but their first argument.
+    is_view = args[0] is values[0] and len(values) == 1 and fill is None
+    is_view = is_view and not (kwargs or tensors(args))
 
     def apply_to(part: str) -> Any:
-        if view:
-            return function(getattr(args[0].found, part), *args[1:])
+        if is_view:
+            return function(getattr(given[0], part), *args[1:])
 
         def pick(leaf: Any) -> Any:
             if isinstance(leaf, Value):
@@ -69,18 +72,17 @@ def linear(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
                 return torch.zeros_like(leaf)
             return leaf
 
-        new_args = map_tree(tuple(args), pick)
+        new_args = [map_tree(item, pick) for item in args]
         new_kwargs = map_tree(kwargs, pick)
         if part != "mean" and fill is not None:
             if fill < len(new_args):
-                new_args = (*new_args[:fill], 0.0, *new_args[fill + 1 :])
+                new_args[fill] = 0.0
             elif "value" in new_kwargs:
                 new_kwargs["value"] = 0.0
         if part == "var" and "alpha" in kwargs:  # of index_add
             new_kwargs["alpha"] = kwargs["alpha"] ** 2
         return function(*new_args, **new_kwargs)
 
-    name = op_info(func).name
     flags = combined_flags(given)
     flags["independent"] &= name in ONE_TO_ONE
     if name in ADDING or (name == "index_put" and True in args[3:]):
@@ -91,13 +93,13 @@ def linear(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
     dev = apply_to("dev")
     if isinstance(mean, Tensor):
         return Value(RandomTensor(mean, var, dev, **flags))
-    return [
-        # Integers are the sizes of packed sequences.
-        Value(RandomTensor(*parts, **flags))
-        if parts[0].is_floating_point()
-        else parts[0]
-        for parts in zip(mean, var, dev, strict=True)
-    ]
+    results = []
+    for parts in zip(mean, var, dev, strict=True):
+        if parts[0].is_floating_point():
+            results.append(Value(RandomTensor(*parts, **flags)))
+        else:  # the sizes of packed sequences
+            results.append(parts[0])
+    return results
 
 
 register(f"{_ONE_TO_ONE} {_REPEATING} {_ADDING}", linear)
@@ -111,35 +113,19 @@ def average(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
     return multiply(run, total, math.prod(total.shape) / math.prod(args[0].shape))
 
 
-def windows(
-    run: Propagation, func: Any, args: Any, outside: float = 0.0
-) -> Value | None:
-    """Return the pooling windows of a value on a last axis, None if they are irregular."""
-    x, *given = args
-    axes = int(op_info(func).name[len("max_pool")])
-    # Stride, padding, dilation and ceil_mode are not given if they have their defaults.
-    if any(n not in ([1] * len(n), []) for n in given[3:4] if n) or any(given[4:]):
-        return None
-    sizes = (*given[:3], [], [])[:3]
-    kernel, stride, padding = (list(n) * (axes if len(n) == 1 else 1) for n in sizes)
-    if any(padding):
-        sides = [n for n in reversed(padding) for _ in range(2)]
-        x = linear(run, aten.constant_pad_nd.default, (x, sides, outside), {})
-    first = len(x.shape) - axes
-    for axis in range(axes):
-        size = (first + axis, kernel[axis], (stride or kernel)[axis])
-        x = linear(run, aten.unfold.default, (x, *size), {})
-    return linear(run, aten.view.default, (x, [*x.shape[:-axes], -1]), {})
-
-
 @rule("avg_pool2d avg_pool3d")
 def average_pool(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
-    """Averages over windows."""
-    regular = len(args) < 5 and not any(args[3:4] and args[3])
-    found = windows(run, func, args) if regular else None
-    if found is None:
+    """Averages over windows: the variance is that of the sum, divided twice."""
+    value, kernel, *rest = args
+    if len(rest) > 2:  # windows of several sizes
         return unknown_operation(run, func, args, kwargs)
-    return average(run, aten.mean.dim, (found, [-1]), {})
+    x = value.moments(run)
+    axes = int(op_info(func).name[len("avg_pool")])
+    size = math.prod(kernel) if len(kernel) == axes else kernel[0] ** axes
+    mean, var, dev = (func(t, kernel, *rest) for t in (x.mean, x.var, x.dev))
+    known = x.known and x.independent
+    changes = {"known": known, "independent": False}
+    return Value(x.changed(mean=mean, var=var / size, dev=dev, **changes))
 
 
 # -- sums and products --------------------------------------------------------------------------
@@ -147,37 +133,36 @@ def average_pool(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
 
 def add(run: Propagation, a: Any, b: Any, scale: float = 1.0) -> Any:
     """Return a + scale * b."""
-    x = a.moments(run) if isinstance(a, Value) else None
-    y = b.moments(run) if isinstance(b, Value) else None
-    mean = torch.add(x.mean if x else a, y.mean if y else b, alpha=scale)
-    one: Any = x or y
-    if one is None:
-        return mean
-    if x is None or y is None:
-        factor = 1.0 if x else scale
-        var = one.var if factor == 1 else factor**2 * one.var
-        dev = one.dev if factor == 1 else factor * one.dev
-        same = one.mean.shape == mean.shape
-        return Value(
-            one.changed(
-                mean=mean,
-                var=var.expand(mean.shape),
-                dev=dev.expand(mean.shape),
-                independent=one.independent and same,
-                product=one.product if same and factor == 1 else None,
-            )
-        )
+    if not isinstance(b, Value):
+        return _shift(run, a, b if scale == 1 else scale * b)
+    if scale != 1:
+        b = multiply(run, b, scale)
+    if not isinstance(a, Value):
+        return _shift(run, b, a)
+    x = a.moments(run)
+    y = b.moments(run)
     flags = combined_flags([x, y])
     flags["independent"] &= x.mean.shape == y.mean.shape
-    var = torch.add(x.var, y.var, alpha=scale**2)
-    return Value(RandomTensor(mean, var, torch.add(x.dev, y.dev, alpha=scale), **flags))
+    sums = (x.mean + y.mean, x.var + y.var, x.dev + y.dev)
+    return Value(RandomTensor(*sums, **flags))
+
+
+def _shift(run: Propagation, value: Value, constant: Any) -> Value:
+    x = value.moments(run)
+    mean = x.mean + constant
+    if mean.shape == x.mean.shape:
+        return Value(x.changed(mean=mean, product=x.product))
+    var = x.var.expand(mean.shape)
+    dev = x.dev.expand(mean.shape)
+    return Value(x.changed(mean=mean, var=var, dev=dev, independent=False))
 
 
 def multiply(run: Propagation, a: Any, b: Any) -> Any:
     """Return a * b entry by entry; b may be a number."""
-    if not isinstance(b, (Tensor, Value)):
-        b = torch.tensor(float(b), dtype=torch.float64)
-    return product(run, torch.mul, a, b)
+    if isinstance(b, (Tensor, Value)):
+        return product(run, torch.mul, a, b)
+    x = a.moments(run)
+    return Value(x.changed(mean=x.mean * b, var=x.var * b**2, dev=x.dev * b))
 
 
 def product(run: Propagation, f: Callable[[Any, Any], Tensor], a: Any, b: Any) -> Any:
@@ -188,14 +173,14 @@ def product(run: Propagation, f: Callable[[Any, Any], Tensor], a: Any, b: Any) -
     """
     entrywise = f is torch.mul
     if not isinstance(a, Value):
-        if not isinstance(b, Value):
-            return f(a, b)
         return _scale(run, lambda s, t: f(t, s), b.moments(run), a, entrywise)
     if not isinstance(b, Value):
         return _scale(run, f, a.moments(run), b, entrywise)
-    x, y = a.moments(run), b.moments(run)
+    x = a.moments(run)
+    y = b.moments(run)
     if entrywise:
-        x, y = _with_known_variance(run, x), _with_known_variance(run, y)
+        x = _with_known_variance(run, x)
+        y = _with_known_variance(run, y)
     flags = combined_flags([x, y])
     disjoint = not x.noises & y.noises
     mean = f(x.mean, y.mean)
@@ -207,22 +192,23 @@ def product(run: Propagation, f: Callable[[Any, Any], Tensor], a: Any, b: Any) -
     separate = [one.independent and one.mean.shape == mean.shape for one in (x, y)]
     exact = flags["exact"] and flags["known"] and disjoint
     exact &= any(separate) if entrywise else x.independent and y.independent
-    p, q = run.fixed(x.mean), run.fixed(y.mean)
+    p = run.fixed(x.mean)
+    q = run.fixed(y.mean)
     if run.sampled:
         dev = f(x.dev, q + y.dev) + f(p, y.dev)
     else:
         # The last term counts as independent entries, which it need not be.
         both = run.source(both.expand(mean.shape), rest=not exact)
         dev = f(x.dev, q) + f(p, y.dev) + both
-    flags |= {"exact": exact, "known": exact, "derived": max(1, flags["derived"])}
+    flags["exact"] = flags["known"] = exact
+    flags["derived"] = max(1, flags["derived"])
     flags["independent"] = entrywise and disjoint and all(separate)
     return Value(RandomTensor(mean, var.expand(mean.shape), dev, **flags))
 
 
 def _with_known_variance(run: Propagation, x: RandomTensor) -> RandomTensor:
     """Work out the variances of few correlated entries, where that keeps a product exact."""
-    units = x.mean.numel() / (len(x.mean) if x.mean.ndim else 1)
-    if run.sampled or x.known or not x.exact or units > SETTINGS.max_units:
+    if run.sampled or x.known or not x.exact or x.units > SETTINGS.max_units:
         return x
     var = output_variances(x.dev, run.sources, graph=run.grad).total
     return replace(x, var=var, known=True)
@@ -266,23 +252,23 @@ def _scale(
     mean = f(x.mean, factor)
     with run.variance_mode():
         var = f(x.var, factor * factor)
-    matrix = f is torch.matmul and x.mean.ndim == factor.ndim == 2
-    return Value(
-        x.changed(
-            mean=mean,
-            var=var,
-            dev=f(x.dev, run.fixed(factor)),
-            product=(x.var, factor) if matrix and x.independent else None,
-            known=x.known and (x.independent or entrywise),
-            independent=x.independent and entrywise and mean.shape == x.mean.shape,
-        )
-    )
+    dev = f(x.dev, run.fixed(factor))
+    changes: dict[str, Any] = {"mean": mean, "var": var, "dev": dev}
+    if not entrywise:
+        changes["known"] = x.known and x.independent
+    changes["independent"] = x.independent and entrywise and mean.shape == x.mean.shape
+    if f is torch.matmul and x.mean.ndim == factor.ndim == 2 and x.independent:
+        changes["product"] = (x.var, factor)
+    return Value(x.changed(**changes))
 
 
 def matmul(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
     """Matrix products, with or without a term that is added."""
     *start, a, b = args
-    made = product(run, torch.matmul, a, b)
+    if isinstance(a, Value) or isinstance(b, Value):
+        made = product(run, torch.matmul, a, b)
+    else:
+        made = torch.matmul(a, b)
     alpha, beta = (kwargs.get(name, 1) for name in ("alpha", "beta"))
     if alpha != 1:
         made = multiply(run, made, alpha)
@@ -296,7 +282,10 @@ def convolution(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
     def convolve(s: Tensor, t: Tensor) -> Tensor:
         return func(s, t, None, *rest)
 
-    out = product(run, convolve, x, weight)
+    if isinstance(x, Value) or isinstance(weight, Value):
+        out = product(run, convolve, x, weight)
+    else:
+        out = convolve(x, weight)
     if bias is None:
         return out
     shape = [-1, *[1] * len(rest[0])]

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from overt.nn.graph.record import UnsupportedError, aten, op_info
-from overt.nn.moments.linear_rules import add, linear, windows
-from overt.nn.moments.pointwise_rules import pointwise
+from overt.nn.moments.linear_rules import add, linear, multiply
+from overt.nn.moments.pointwise_rules import normal_density, pointwise
 from overt.nn.moments.registry import rule, unknown_operation
 from overt.nn.moments.values import (
     SETTINGS,
@@ -33,59 +33,70 @@ def logsumexp(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
     x = args[0].moments(run)
     dims = args[1]
     keepdim = len(args) > 2 and args[2]
-    mean = torch.logsumexp(x.mean, dims, keepdim=True)
-    p = torch.exp(x.mean - mean)
-    _check_logits(run, p, x.var, dims)
 
     def total(t: Tensor) -> Tensor:
         return t.sum(dims, keepdim=keepdim)
 
-    move = total(p * (1 - p) * x.var) / 2
-    mean = (mean if keepdim else mean.squeeze(dims)) + move
+    mean = torch.logsumexp(x.mean, dims, keepdim=True)
+    p = torch.exp(x.mean - mean)
+    pv = p * x.var
+    var = total(p * pv)
+    move = (total(pv) - var) / 2
+    _check_logits(run, x.var, 2 * move)
+    if not keepdim:
+        mean = mean.squeeze(dims)
     dev = run.doubt(total(run.fixed(p) * x.dev), 2 * move**2)
-    var = total(p * p * x.var)
-    return Value(x.approximated(mean=mean, var=var, dev=dev, independent=False))
+    return Value(x.approximated(mean=mean + move, var=var, dev=dev, independent=False))
 
 
 @rule("_log_softmax")
 def log_softmax(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
     """x - logsumexp(x)."""
-    return add(run, args[0], logsumexp(run, func, (args[0], [args[1]], True), {}), -1.0)
+    x, dim, *_ = args
+    return add(run, x, logsumexp(run, func, (x, [dim], True), {}), -1.0)
 
 
 @rule("_softmax _safe_softmax")
 def softmax(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
     """Second-order mean for independent logits, first-order deviation p (t - p't)."""
     x = args[0].moments(run)
-    finite = torch.isfinite(x.mean)  # masked positions are -inf
-    p = torch.nan_to_num(torch.softmax(x.mean, args[1]))
-    v = torch.where(finite, x.var, 0.0)
-    _check_logits(run, p, v, args[1])
-
-    def total(t: Tensor) -> Tensor:
-        return t.sum(args[1], keepdim=True)
-
-    ppv = total(p * p * v)
-    relative = (1 - 2 * p) * v + ppv
-    mean = p + p * (relative - total(p * v) + ppv) / 2
-    q = run.fixed(p)
-    t = torch.where(finite, x.dev, 0.0)
+    dim = args[1]
+    p = torch.softmax(x.mean, dim)
+    v = x.var
+    t = x.dev
+    finite = torch.isfinite(x.mean)
+    if not bool(finite.all()):  # masked positions are -inf
+        p = torch.nan_to_num(p)
+        v = torch.where(finite, v, 0.0)
+        t = torch.where(finite, t, 0.0)
+    pv = p * v
+    ppv = (p * pv).sum(dim, keepdim=True)
+    away = pv.sum(dim, keepdim=True) - ppv
+    _check_logits(run, v, away)
     # Relative to its value, an entry is exp(a) with a of variance u; a^2 / 2 is left out.
-    u = relative.clamp(min=0)
-    dev = run.doubt(q * (t - total(q * t)), (p * u) ** 2 / 2)
-    return Value(x.approximated(mean=mean, var=p * p * u, dev=dev, independent=False))
+    u = v - 2 * pv + ppv
+    mean = p + p * (u - away) / 2
+    u = u.clamp(min=0)
+    q = run.fixed(p)
+    qt = q * t
+    dev = qt - q * qt.sum(dim, keepdim=True)
+    square = p * p * u
+    dev = run.doubt(dev, square * u / 2)
+    return Value(x.approximated(mean=mean, var=square, dev=dev, independent=False))
 
 
-def _check_logits(run: Propagation, p: Tensor, var: Tensor, dim: Any) -> None:
-    """Refuse noise on logits that a second-order expansion cannot follow."""
+def _check_logits(run: Propagation, var: Tensor, weighted: Tensor) -> None:
+    """Refuse noise on logits that a second-order expansion cannot follow.
+
+    `weighted` is sum_k p_k (1 - p_k) var_k.
+    """
     if run.sampled or not var.numel():
         return
-    typical = (p * (1 - p) * var).detach().sum(dim).mean()
     if float(var.detach().amax()) > 100 * MAX_LOGIT_DEVIATION**2:
         raise UnsupportedError(
             "random masks before a softmax are too large to be propagated"
         )
-    if float(typical) > MAX_LOGIT_DEVIATION**2:
+    if float(weighted.detach().mean()) > MAX_LOGIT_DEVIATION**2:
         raise UnsupportedError("noise before a softmax is too strong to be propagated")
 
 
@@ -99,31 +110,38 @@ def standardize(
 ) -> Value:
     """u = (x - mean x) r, with the expected mean square in r; Jacobian r (I - 1/d - u u'/d)."""
     d = math.prod(x.mean.shape[i] for i in dims)
-    c = float(center)
 
     def average(t: Tensor) -> Tensor:
         return t.mean(dims, keepdim=True)
 
     m = x.mean
+    t = x.dev
+    v = x.var
+    average_v = average(v)
     if center:
         m = m - average(m)
-    v = x.var
-    square = average(m * m + v * (1 - c / d)) + eps
+        t = t - average(t)
+    square = average(m * m) + average_v * (1 - center / d) + eps
     r = torch.rsqrt(square)
     u = m * r
     w = run.fixed(u)
-    t = x.dev - average(x.dev) if center else x.dev
     dev = run.fixed(r) * (t - w * average(w * t))
     with run.variance_mode():
-        var = v * (1 - 2 * c / d) + u * u * (average(v * u * u) - 2 * v) / d
+        uv = u * v
+        average_uuv = average(u * uv)
+        shared = u * average_uuv - 2 * uv
         if center:
-            var = var + average(v) / d + 2 / d * u * average(v * u)
-        var = var.clamp(min=0) * r * r
+            shared = shared + 2 * average(uv)
+        shared = u * shared
+        if center:
+            shared = shared + average_v - 2 * v
+        var = (v + shared / d).clamp(min=0) / square
     if not run.sampled:
         with torch.no_grad():  # how much the mean square fluctuates, relative to itself
-            fluctuation = average(4 * m * m * v + 2 * v * v) / d / square**2
+            spread = 4 * average_uuv + 2 * average(v * v) / square
+            fluctuation = spread / square / d
             left_out = fluctuation * (var + u * u * fluctuation) / 4
-        dev = run.doubt(dev, left_out.clamp(min=0))
+        dev = run.doubt(dev, left_out)
     return Value(x.approximated(mean=u, var=var, dev=dev, independent=False))
 
 
@@ -131,13 +149,20 @@ def _scale_and_shift(
     run: Propagation, x: Value, weight: Any, bias: Any, shape: Any
 ) -> list[Value]:
     """Return x * weight + bias, the first result of each norm."""
+    found: Any = x
     if weight is not None:
-        weight = weight.reshape(shape) if isinstance(weight, Tensor) else weight
-        x = pointwise(run, aten.mul.Tensor, (x, weight), {})
+        found = multiply(run, found, _reshaped(run, weight, shape))
     if bias is not None:
-        bias = bias.reshape(shape) if isinstance(bias, Tensor) else bias
-        x = pointwise(run, aten.add.Tensor, (x, bias), {})
-    return [x]
+        found = add(run, found, _reshaped(run, bias, shape))
+    return [found]
+
+
+def _reshaped(run: Propagation, t: Any, shape: Any) -> Any:
+    return (
+        linear(run, aten.view.default, (t, shape), {})
+        if isinstance(t, Value)
+        else t.reshape(shape)
+    )
 
 
 def _per_channel(x: Value) -> tuple[int, ...]:
@@ -174,13 +199,38 @@ def batch_norm(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
         dims = tuple(i for i in range(len(x.shape)) if i != 1)
         out = standardize(run, x.moments(run), dims, more[-1], center=True)
         return _scale_and_shift(run, out, weight, bias, shape)
+    # An entrywise function, which may be one of random calls.
     scale = torch.rsqrt(square + more[-1]).reshape(shape)
     out = pointwise(run, aten.sub.Tensor, (x, center.reshape(shape)), {})
     out = pointwise(run, aten.mul.Tensor, (out, scale), {})
-    return _scale_and_shift(run, out, weight, bias, shape)
+    if weight is not None:
+        out = pointwise(run, aten.mul.Tensor, (out, _reshaped(run, weight, shape)), {})
+    if bias is not None:
+        out = pointwise(run, aten.add.Tensor, (out, _reshaped(run, bias, shape)), {})
+    return [out]
 
 
 # -- pooling by maxima --------------------------------------------------------------------------
+
+
+def windows(
+    run: Propagation, axes: int, args: Any, outside: float = 0.0
+) -> Value | None:
+    """Return the pooling windows of a value on a last axis, None if they are irregular."""
+    x, *given = args
+    # Stride, padding, dilation and ceil_mode are not given if they have their defaults.
+    if any(n not in ([1] * len(n), []) for n in given[3:4] if n) or any(given[4:]):
+        return None
+    sizes = (*given[:3], [], [])[:3]
+    kernel, stride, padding = (list(n) * (axes if len(n) == 1 else 1) for n in sizes)
+    if any(padding):
+        sides = [n for n in reversed(padding) for _ in range(2)]
+        x = linear(run, aten.constant_pad_nd.default, (x, sides, outside), {})
+    first = len(x.shape) - axes
+    for axis in range(axes):
+        size = (first + axis, kernel[axis], (stride or kernel)[axis])
+        x = linear(run, aten.unfold.default, (x, *size), {})
+    return linear(run, aten.view.default, (x, [*x.shape[:-axes], -1]), {})
 
 
 @rule("max_pool2d_with_indices max_pool3d_with_indices")
@@ -189,7 +239,8 @@ def max_pool(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
 
     Where a window has one random number, as after Dropout2d, the maximum is a function of it.
     """
-    axes = int(op_info(func).name[len("max_pool")])
+    name = op_info(func).name
+    axes = int(name[len("max_pool")])
     root = args[0].root
     shape = root.mean.shape
     alone = len(shape) == len(args[0].shape) and shape[-axes:].numel() == 1
@@ -197,14 +248,15 @@ def max_pool(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
         return [_largest_at_each_number(func, args, axes)]
     x = args[0].moments(run)
     if not x.independent:  # the entries of a window may share noise
-        run.unknown[op_info(func).name] = None
+        run.unknown[name] = None
     far = float(x.mean.detach().abs().amax() + x.var.detach().amax().sqrt())
-    found = windows(run, func, args, -10 * far)
+    found = windows(run, axes, args, -10 * far)
     if found is None or found.shape[-1] > SETTINGS.max_window:
         return unknown_operation(run, func, args, kwargs)
     x = found.moments(run)
     mean, slopes, var = largest_of_normals(x.mean, x.var)
-    rest = (var - (slopes * slopes * x.var).sum(-1)).clamp(min=0)
+    with run.variance_mode():
+        rest = (var - (slopes * slopes * x.var).sum(-1)).clamp(min=0)
     dev = (run.fixed(slopes) * x.dev).sum(-1) + run.source(rest, rest=True)
     return [Value(x.approximated(mean=mean, var=var, dev=dev))]
 
@@ -227,22 +279,23 @@ def _largest_at_each_number(func: Any, args: Any, axes: int) -> Value:
 def largest_of_normals(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return mean, slopes and variance of the largest on the last axis, one after the other."""
     tiny = torch.finfo(v.dtype).tiny
-    a, var_a = m[..., 0], v[..., 0]
+    a = m[..., 0]
+    var_a = v[..., 0]
     ahead = []  # the probability that the largest so far stays the largest
     for i in range(1, m.shape[-1]):
-        b, var_b = m[..., i], v[..., i]
+        b = m[..., i]
+        var_b = v[..., i]
         sd = (var_a + var_b).clamp(min=tiny).sqrt()
         z = (a - b) / sd
-        phi = torch.exp(z * z * -0.5) * (2 * math.pi) ** -0.5
+        phi = normal_density(z)
         P = torch.special.ndtr(z)
         above = sd * torch.addcmul(phi, z, P)  # E max(a, b) - b
         below = above - sd * z
-        var_a = (
-            P * (var_a + below**2)
-            + (1 - P) * (var_b + above**2)
-            - (below + above) * sd * phi
-        )
-        a, var_a = b + above, var_a.clamp(min=0)
+        if_a = P * (var_a + below**2)
+        if_b = (1 - P) * (var_b + above**2)
+        var_a = if_a + if_b - (below + above) * sd * phi
+        var_a = var_a.clamp(min=0)
+        a = b + above
         ahead.append(P)
     slopes = []
     later = torch.ones_like(a)

@@ -20,6 +20,7 @@ from overt.nn.moments.values import (
     Propagation,
     RandomTensor,
     Value,
+    coin_law,
     integrate,
 )
 
@@ -40,7 +41,8 @@ def is_pointwise(func: Any) -> bool:
 
 def pointwise(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
     """Return a function of the root, if all random arguments have the same one."""
-    given = list(dict.fromkeys(find_values((*args, *kwargs.values()))))
+    values = find_values((*args, *kwargs.values()))
+    given = list(dict.fromkeys(values))
     name = op_info(func).name
     shape = broadcast_shape(args, kwargs)
 
@@ -48,7 +50,7 @@ def pointwise(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
         def pick(leaf: Any) -> Any:
             return leaf.at(points, cache) if isinstance(leaf, Value) else leaf
 
-        return func(*map_tree(tuple(args), pick), **map_tree(kwargs, pick))
+        return func(*[pick(leaf) for leaf in args], **map_tree(kwargs, pick))
 
     first = given[0]
     root = first.root
@@ -69,7 +71,7 @@ def pointwise(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
     out = Value(root, function, length=length, positive=positive, shape=shape)
     if root.law is not None and root.law.quantile is not None and name in _STEPS:
         return _as_coin(run, out, root.law, compares=name in _COMPARISONS) or out
-    if len(find_values((*args, *kwargs.values()))) == 1:
+    if len(values) == 1:
         affine = _by_affine_rule(run, name, func, args, kwargs)
         if affine is not None:
             out.found = affine.found
@@ -180,7 +182,7 @@ def _as_coin(run: Propagation, out: Value, law: Law, *, compares: bool) -> Value
         else:
             high = middle
     p = 1 - low  # the probability of the second value
-    coin = Law(torch.tensor([first, last]), torch.tensor([low, p], dtype=torch.float64))
+    coin = coin_law(p, first, last)
     mean = torch.full_like(root.mean, first + p * (last - first))
     var = torch.full_like(mean, p * low * (last - first) ** 2)
     # Other functions of the same root depend on the coin in a way that no slope shows.
@@ -208,16 +210,24 @@ def _closed_form(
         return None
     x = value.moments(run)
     mean, slope, var = moments(x.mean, x.var)
-    rest = (var - slope * slope * x.var).clamp(min=0)
+    if run.sampled:  # variances inside the network have no gradients in training
+        var = var.detach()
+    with run.variance_mode():
+        rest = (var - slope * slope * x.var).clamp(min=0)
     dev = run.fixed(slope) * x.dev + run.source(rest, rest=True)
     return x.approximated(mean=mean, var=var, dev=dev)
+
+
+def normal_density(z: Tensor) -> Tensor:
+    """Return exp(-z^2 / 2) / sqrt(2 pi)."""
+    return torch.exp(z * z * -0.5) * (2 * math.pi) ** -0.5
 
 
 def relu_moments(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return E, mean slope and variance of max(x, 0) for normal x."""
     sd = var.clamp(min=torch.finfo(var.dtype).tiny).sqrt()
     a = mean / sd
-    phi = torch.exp(a * a * -0.5) * (2 * math.pi) ** -0.5
+    phi = normal_density(a)
     Phi = torch.special.ndtr(a)
     u = torch.addcmul(phi, a, Phi)
     # Var = v (Phi + u (a (1 - Phi) - phi)): no difference of large numbers.
@@ -236,13 +246,12 @@ def gelu_moments(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     a = mean * r
     aa = a * a
     Phi = torch.special.ndtr(a)
-    phi = torch.exp(aa * -0.5) * (2 * math.pi) ** -0.5
+    phi = normal_density(a)
     slope = Phi + a * phi * c
     h2 = 1 + c * (1 - aa)
     h3 = a * (h2 + 2 * c)
     h4 = aa - 1 + c * ((6 - aa) * aa - 3)
     cv = c * var
-    rest = (
-        var * cv * phi * phi / 6 * (3 * h2 * h2 + cv * h3 * h3 + cv * cv / 4 * h4 * h4)
-    )
+    squares = 3 * h2 * h2 + cv * (h3 * h3 + cv / 4 * h4 * h4)
+    rest = var * cv * phi * phi / 6 * squares
     return mean * Phi + phi * var * r, slope, slope * slope * var + rest

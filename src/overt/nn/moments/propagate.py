@@ -35,6 +35,7 @@ from overt.nn.moments.pointwise_rules import is_pointwise, pointwise
 from overt.nn.moments.registry import (
     EXACT_OPERATIONS,
     RULES,
+    Rule,
     find_values,
     unknown_operation,
 )
@@ -46,6 +47,7 @@ from overt.nn.moments.values import (
     Propagation,
     RandomTensor,
     Value,
+    coin_law,
 )
 
 HALF_PRECISION = (torch.float16, torch.bfloat16)
@@ -66,26 +68,38 @@ IDENTITY = {aten.alias, aten.clone, aten.detach, aten.lift_fresh, aten.lift_fres
 """Operations whose result is a function of the same root: the argument itself."""
 
 
-def apply_rule(
-    run: Propagation, call: Call, args: Any, kwargs: Any, given: list[Value]
-) -> Any:
-    """Return what comes out of a call of `given` values: a value, a tensor, or a list of them."""
-    func = call.func
-    name = op_info(func).name
-    if not isinstance(func, LayerNoise) and func.overloadpacket in IDENTITY:
-        return args[0]
-    if isinstance(func, LayerNoise) or op_info(func).draws:
-        out: Any = draw(run, call, args)
-    elif is_pointwise(func):
-        if kwargs.get("dtype") in HALF_PRECISION:
-            kwargs = {**kwargs, "dtype": torch.float32}
-        out = pointwise(run, func, args, kwargs)
-    else:
-        out = RULES.get(func.overloadpacket, unknown_operation)(run, func, args, kwargs)
-    if name not in EXACT_OPERATIONS or not all(value.enumerated for value in given):
-        for value in find_values(out if isinstance(out, (list, tuple)) else (out,)):
-            value.enumerated = False
-    return out
+def identity(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
+    """Return the argument itself."""
+    return args[0]
+
+
+def entrywise(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
+    """Apply an entrywise function, in single precision at least."""
+    if kwargs.get("dtype") in HALF_PRECISION:
+        kwargs = {**kwargs, "dtype": torch.float32}
+    return pointwise(run, func, args, kwargs)
+
+
+@cache
+def rule_for(func: Any) -> tuple[Rule | None, bool]:
+    """Return an operation's rule, None for random calls, and whether it may be called exact."""
+    exact = op_info(func).name in EXACT_OPERATIONS
+    if op_info(func).draws:
+        return None, exact
+    if func.overloadpacket in IDENTITY:
+        return identity, exact
+    if is_pointwise(func):
+        return entrywise, exact
+    return RULES.get(func.overloadpacket, unknown_operation), exact
+
+
+def apply_rule(run: Propagation, call: Call, args: Any, kwargs: Any) -> Any:
+    """Return what comes out of a call: a value, a tensor, or a list of them."""
+    rule, exact = rule_for(call.func)
+    run.enumerated &= exact
+    if rule is None:
+        return draw(run, call, args)
+    return rule(run, call.func, args, kwargs)
 
 
 # -- random calls ---------------------------------------------------------------------------------
@@ -114,12 +128,9 @@ def draw(run: Propagation, call: Call, args: Any) -> Any:
         p = args[1] if len(args) > 1 else args[0]
         if isinstance(p, Value):
             raise UnsupportedError("a probability is random itself")
-        law = None
-        if not isinstance(p, Tensor):
-            weights = torch.tensor([1 - p, p], dtype=torch.float64)
-            law = Law(torch.tensor([0.0, 1.0]), weights)
+        law = None if isinstance(p, Tensor) else coin_law(p)
         mean = torch.as_tensor(p, dtype=out.dtype, device=out.device).expand(out.shape)
-        var = mean * (1 - mean)
+        var = (mean * (1 - mean)).expand(out.shape)
     else:
         center, size, law = _DRAWS[name]
         mean = torch.full_like(out, center)
@@ -171,7 +182,7 @@ def masked_by_layer(run: Propagation, layer: Any, given: Any) -> Any:
         return Value(RandomTensor(mean, var, own, noises, independent=False))
     exact = x.exact and x.known and x.independent
     product = None
-    few = mean[0].numel() <= SETTINGS.max_units
+    few = x.units <= SETTINGS.max_units
     if x.exact and not exact and few and not run.sampled:
         S = output_covariances(x.dev, run.sources, graph=run.grad)
         product = RowCovariance(covariance.dense(mean) * S)
@@ -214,7 +225,7 @@ class PropagatedOutput:
     @property
     def exact(self) -> bool:
         """Whether mean and variance are exact but for rounding."""
-        return self.output.exact
+        return self.output.exact and self.run.enumerated
 
     @property
     def mean(self) -> Tensor:
@@ -311,7 +322,7 @@ def interpret(recording: Recording, run: Propagation) -> RandomTensor | Tensor:
         if isinstance(found, Tensor):
             if found.dtype in HALF_PRECISION:
                 found = found.float()
-            if not run.grad:
+            if not run.grad and found.requires_grad:
                 found = found.detach()
         return found
 
@@ -322,11 +333,6 @@ def interpret(recording: Recording, run: Propagation) -> RandomTensor | Tensor:
         if leaf.found is not None or _is_coin(leaf):
             return leaf.moments(run).mean
         return leaf.at({leaf.root: leaf.root.mean}, {})
-
-    def again(call: Call) -> bool:
-        """Whether a certain result depends on inputs that were not recorded."""
-        used = tensors((*call.args, *call.kwargs.values()))
-        return recording.reused and any(id(tensor) in made for tensor in used)
 
     with torch.set_grad_enabled(run.grad or not run.sampled):
         for call in recording.calls:
@@ -339,12 +345,13 @@ def interpret(recording: Recording, run: Propagation) -> RandomTensor | Tensor:
                 args = map_tree(args, at_mean)
                 kwargs = map_tree(kwargs, at_mean)
                 given = find_values((*args, *kwargs.values()))
-            if not call.noisy and (
-                given or not (again(call) or needs_grad(args, kwargs))
-            ):
-                continue  # only a shape is used, or there is nothing to differentiate
+            if not call.noisy:
+                # What depends on other inputs than those recorded is worked out again.
+                again = recording.reused and any(id(t) in made for t in call.inputs)
+                if given or not (again or needs_grad(args, kwargs)):
+                    continue  # only a shape is used, or there is nothing to differentiate
             if call.noise or given:
-                out = apply_rule(run, call, args, kwargs, given)
+                out = apply_rule(run, call, args, kwargs)
             else:
                 out = RERUN_AS.get(call.func, call.func)(*args, **kwargs)
             if run.off and _is_coin(out) and call.out.is_floating_point():

@@ -71,7 +71,7 @@ def find_values(tree: Any) -> list[Value]:
     for item in tree:
         if isinstance(item, Value):
             found.append(item)
-        elif isinstance(item, (list, tuple)) and item and not isinstance(item[0], int):
+        elif isinstance(item, (list, tuple)) and item and type(item[0]) is not int:
             found += find_values(item)
     return found
 

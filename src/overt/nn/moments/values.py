@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -93,6 +94,13 @@ UNIFORM = _uniform_law()
 NORMAL = Law(*hermite(32), torch.special.ndtri)
 
 
+@cache
+def coin_law(p: float, low: float = 0.0, high: float = 1.0) -> Law:
+    """Return the law of a number that is `high` with probability p and `low` otherwise."""
+    weights = torch.tensor([1 - p, p], dtype=torch.float64)
+    return Law(torch.tensor([low, high]), weights)
+
+
 @dataclass(frozen=True, eq=False)
 class RandomTensor:
     """Mean, variance per entry and deviation of a tensor.
@@ -131,6 +139,11 @@ class RandomTensor:
     product: tuple[Tensor, Tensor] | None = None
     roots: tuple[tuple[RandomTensor, ...], ...] = ()
     function: Function | None = None
+
+    @property
+    def units(self) -> int:
+        """Entries of each row."""
+        return self.mean.numel() // (len(self.mean) if self.mean.ndim else 1)
 
     @property
     def is_coin(self) -> bool:
@@ -200,7 +213,8 @@ class Propagation:
     A product f(x, y) of factors that share noise leaves E f(t_x, t_y) out of its mean: a sampled
     pass appends f(t_x, t_y) to `cross`, and their means with standard errors are the `corrections`
     of another pass. `shared` is how much the products may miss, in standard deviations. Noise has
-    at least the precision of `dtype`.
+    at least the precision of `dtype`. `enumerated`: all operations met are in the table of those
+    that may be called exact.
     """
 
     sampled: bool = False
@@ -210,6 +224,7 @@ class Propagation:
     corrections: Iterator[tuple[Tensor, Tensor]] | None = None
     sources: list[Source] = field(default_factory=list)
     unknown: dict[str, None] = field(default_factory=dict)
+    enumerated: bool = True
     shared: float = 0.0
     draws: int = 0
     dtype: torch.dtype = torch.float32
@@ -247,7 +262,10 @@ class Propagation:
 
 def random_signs(like: Tensor) -> Tensor:
     """Return independent entries that are 1 or -1."""
-    return torch.randint(0, 2, like.shape, dtype=like.dtype, device=like.device) * 2 - 1
+    # One random number has eight bytes, of which each gives a sign.
+    words = torch.empty(-(-like.numel() // 8), dtype=torch.int64, device=like.device)
+    bits = words.random_().view(torch.int8)[: like.numel()] & 1
+    return bits.to(like.dtype).mul_(2).sub_(1).view(like.shape)
 
 
 class Value:
@@ -270,8 +288,6 @@ class Value:
         self.positive = positive
         self.shape = root.mean.shape if shape is None else shape
         self.affine = function is None
-        self.enumerated = True
-        """Whether all operations that it came from are in the table of exact ones."""
 
     def at(self, points: Points, cache: dict[Value, Tensor]) -> Tensor:
         """Return the value where its root, or what that is made of, has the given values."""
@@ -289,8 +305,6 @@ class Value:
             self.found = integrate(
                 run, roots, self.at, self.shape, positive=self.positive
             )
-        if not self.enumerated and self.found.exact:
-            self.found = replace(self.found, exact=False)
         return self.found
 
 
@@ -340,22 +354,26 @@ def integrate(
         y = y.to(like.dtype)
     mean = (weights * y).sum(0)
     away = y - mean
+    share = weights * away
     slopes = [
-        (weights * away * (points[root] - root.mean)).sum(0) / width
+        (share * (points[root] - root.mean)).sum(0) / width
         for root, width in zip(roots, widths, strict=True)
     ]
     with run.variance_mode():
-        rest = (weights * away * away).sum(0)
-        var = torch.zeros_like(rest)
+        rest = (share * away).sum(0)
+        var: Any = 0.0
+        # Where the variance is but rounding, nodes are farther away than it says.
         shrink = torch.zeros_like(rest)
         for root, slope, width in zip(roots, slopes, widths, strict=True):
-            rest = rest - slope * slope * width
-            var = var + slope * slope * root.var
+            square = slope * slope
+            rest = rest - square * width
+            var = var + square * root.var
             shrink = torch.maximum(shrink, root.var / width)
         rest = (rest.clamp(min=0) * shrink * shrink).expand(shape)
         var = var + rest
-    pairs = zip(roots, slopes, strict=True)
-    dev = sum(run.fixed(slope) * root.dev for root, slope in pairs)
+    dev: Any = 0.0
+    for root, slope in zip(roots, slopes, strict=True):
+        dev = dev + run.fixed(slope) * root.dev
     mean, var, dev = (t.expand(shape) for t in (mean, var, dev))
     first = roots[0]
     same = single and first.mean.shape == mean.shape
