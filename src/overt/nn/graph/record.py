@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._decomp import core_aten_decompositions
+from torch._decomp import core_aten_decompositions, decomposition_table
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.module import (
@@ -130,13 +130,6 @@ BASIC_DRAWS = {"bernoulli", "rand", "rand_like", "randn", "randn_like"}
 """Random operations that vmap repeats for each sample; a test shows it for each."""
 
 
-def _native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
-    if train is False:
-        return x.clone(), torch.ones_like(x, dtype=torch.bool)
-    mask = aten.bernoulli(torch.empty_like(x), 1 - p)
-    return x * (mask / (1 - p)), mask
-
-
 def _rrelu(
     x: Tensor,
     noise: Tensor,
@@ -174,7 +167,7 @@ def _normal_of_size(mean: float, sd: float, size: Any, **options: Any) -> Tensor
 
 
 _PARTS: dict[Any, Callable[..., Any]] = {
-    aten.native_dropout.default: _native_dropout,
+    aten.native_dropout.default: decomposition_table[aten.native_dropout.default],
     aten.rrelu_with_noise_functional.default: _rrelu,
     aten.uniform.default: _uniform,
     aten.exponential.default: _exponential,
@@ -330,9 +323,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
     def __init__(self, saved: SavedState, decompose: Decompose, whole: Whole) -> None:
         super().__init__()
         self.whole = whole
-        self.given: Any = (
-            None  # the input of the module that is recorded as one operation
-        )
+        # The input of the module that is recorded as one operation.
+        self.given: Any = None
         self.calls: list[Call] = []
         self.noisy: set[int] = set()
         self.decompose = decompose
@@ -553,9 +545,8 @@ def record(
             result = select_output(call_model(model, given), output)
         except (UnsupportedError, InputError, MemoryError):
             raise
-        except (
-            Exception
-        ) as error:  # of functionalization or of the model: sampling will show it
+        except Exception as error:
+            # Of functionalization or of the model: sampling will show it.
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise UnsupportedError(reason[:100]) from error
         written = any(_inner(wrapper) is not tensor for wrapper, tensor in parameters)

@@ -48,7 +48,7 @@ def _fill_position(func: Any) -> int | None:
     return None
 
 
-def linear(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
+def linear(run: Propagation, func: Any, *args: Any, **kwargs: Any) -> Any:
     """Apply the map to means; to variances and deviations with all constants set to 0."""
     name = op_info(func).name
     if name in ("view", "_unsafe_view", "expand") and [*args[1]] == [*args[0].shape]:
@@ -105,27 +105,21 @@ def linear(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
 register(f"{_ONE_TO_ONE} {_REPEATING} {_ADDING}", linear)
 
 
-@rule("mean")
-def average(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
-    """Divide the sum over n entries by n."""
-    sums = aten.sum.dim_IntList if len(args) > 1 else aten.sum.default
-    total = linear(run, sums, args, kwargs)
-    return multiply(run, total, math.prod(total.shape) / math.prod(args[0].shape))
-
-
-@rule("avg_pool2d avg_pool3d")
-def average_pool(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
-    """Averages over windows: the variance is that of the sum, divided twice."""
-    value, kernel, *rest = args
-    if len(rest) > 2:  # windows of several sizes
-        return unknown_operation(run, func, args, kwargs)
+@rule("mean avg_pool2d avg_pool3d")
+def average(
+    run: Propagation, func: Any, value: Value, *sizes: Any, **dtype: Any
+) -> Any:
+    """Averages over n entries: the variance is that of a sum, divided by n twice."""
+    if len(sizes) > 3:  # windows of several sizes
+        return unknown_operation(run, func, value, *sizes)
     x = value.moments(run)
-    axes = int(op_info(func).name[len("avg_pool")])
-    size = math.prod(kernel) if len(kernel) == axes else kernel[0] ** axes
-    mean, var, dev = (func(t, kernel, *rest) for t in (x.mean, x.var, x.dev))
-    known = x.known and x.independent
-    changes = {"known": known, "independent": False}
-    return Value(x.changed(mean=mean, var=var / size, dev=dev, **changes))
+    mean, var, dev = (func(t, *sizes, **dtype) for t in (x.mean, x.var, x.dev))
+    n = x.mean.numel() / max(mean.numel(), 1)
+    if op_info(func).name != "mean":
+        axes = int(op_info(func).name[len("avg_pool")])
+        n = math.prod(sizes[0]) ** (axes // len(sizes[0]))
+    changes = {"known": x.known and x.independent, "independent": False}
+    return Value(x.changed(mean=mean, var=var / n, dev=dev, **changes))
 
 
 # -- sums and products --------------------------------------------------------------------------
@@ -173,6 +167,8 @@ def product(run: Propagation, f: Callable[[Any, Any], Tensor], a: Any, b: Any) -
     """
     entrywise = f is torch.mul
     if not isinstance(a, Value):
+        if not isinstance(b, Value):
+            return f(a, b)
         return _scale(run, lambda s, t: f(t, s), b.moments(run), a, entrywise)
     if not isinstance(b, Value):
         return _scale(run, f, a.moments(run), b, entrywise)
@@ -262,35 +258,31 @@ def _scale(
     return Value(x.changed(**changes))
 
 
-def matmul(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
+def matmul(run: Propagation, func: Any, *args: Any, **factors: Any) -> Any:
     """Matrix products, with or without a term that is added."""
     *start, a, b = args
-    if isinstance(a, Value) or isinstance(b, Value):
-        made = product(run, torch.matmul, a, b)
-    else:
-        made = torch.matmul(a, b)
-    alpha, beta = (kwargs.get(name, 1) for name in ("alpha", "beta"))
+    made = product(run, torch.matmul, a, b)
+    alpha = factors.get("alpha", 1)
+    beta = factors.get("beta", 1)
     if alpha != 1:
         made = multiply(run, made, alpha)
     return add(run, made, start[0], beta) if start and beta else made
 
 
-def convolution(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
+def convolution(
+    run: Propagation, func: Any, x: Any, weight: Any, bias: Any, *rest: Any
+) -> Any:
     """Convolution: bilinear in input and kernel, plus a bias."""
-    x, weight, bias, *rest = args
 
     def convolve(s: Tensor, t: Tensor) -> Tensor:
         return func(s, t, None, *rest)
 
-    if isinstance(x, Value) or isinstance(weight, Value):
-        out = product(run, convolve, x, weight)
-    else:
-        out = convolve(x, weight)
+    out = product(run, convolve, x, weight)
     if bias is None:
         return out
     shape = [-1, *[1] * len(rest[0])]
     if isinstance(bias, Value):
-        bias = linear(run, aten.view.default, (bias, shape), {})
+        bias = linear(run, aten.view.default, bias, shape)
     else:
         bias = bias.reshape(shape)
     return add(run, out, bias)

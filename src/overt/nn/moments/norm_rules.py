@@ -28,11 +28,11 @@ The second-order mean of a softmax is off by a tenth of a standard deviation at 
 
 
 @rule("logsumexp")
-def logsumexp(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
+def logsumexp(
+    run: Propagation, func: Any, value: Value, dims: Any, keepdim: bool = False
+) -> Value:
     """Second-order mean, first-order deviation p't."""
-    x = args[0].moments(run)
-    dims = args[1]
-    keepdim = len(args) > 2 and args[2]
+    x = value.moments(run)
 
     def total(t: Tensor) -> Tensor:
         return t.sum(dims, keepdim=keepdim)
@@ -50,17 +50,17 @@ def logsumexp(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 @rule("_log_softmax")
-def log_softmax(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
+def log_softmax(run: Propagation, func: Any, x: Value, dim: int, *_: Any) -> Any:
     """x - logsumexp(x)."""
-    x, dim, *_ = args
-    return add(run, x, logsumexp(run, func, (x, [dim], True), {}), -1.0)
+    return add(run, x, logsumexp(run, func, x, [dim], True), -1.0)
 
 
 @rule("_softmax _safe_softmax")
-def softmax(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
+def softmax(
+    run: Propagation, func: Any, value: Value, dim: int, *_: Any, **dtype: Any
+) -> Value:
     """Second-order mean for independent logits, first-order deviation p (t - p't)."""
-    x = args[0].moments(run)
-    dim = args[1]
+    x = value.moments(run)
     p = torch.softmax(x.mean, dim)
     v = x.var
     t = x.dev
@@ -101,12 +101,7 @@ def _check_logits(run: Propagation, var: Tensor, weighted: Tensor) -> None:
 
 
 def standardize(
-    run: Propagation,
-    x: RandomTensor,
-    dims: tuple[int, ...],
-    eps: float,
-    *,
-    center: bool,
+    run: Propagation, x: RandomTensor, dims: tuple[int, ...], eps: float, center: bool
 ) -> Value:
     """u = (x - mean x) r, with the expected mean square in r; Jacobian r (I - 1/d - u u'/d)."""
     d = math.prod(x.mean.shape[i] for i in dims)
@@ -117,10 +112,10 @@ def standardize(
     m = x.mean
     t = x.dev
     v = x.var
-    average_v = average(v)
     if center:
         m = m - average(m)
         t = t - average(t)
+    average_v = average(v)
     square = average(m * m) + average_v * (1 - center / d) + eps
     r = torch.rsqrt(square)
     u = m * r
@@ -129,40 +124,36 @@ def standardize(
     with run.variance_mode():
         uv = u * v
         average_uuv = average(u * uv)
-        shared = u * average_uuv - 2 * uv
+        shared = u * (u * average_uuv - 2 * uv)
         if center:
-            shared = shared + 2 * average(uv)
-        shared = u * shared
-        if center:
-            shared = shared + average_v - 2 * v
+            shared = shared + 2 * u * average(uv) + average_v - 2 * v
         var = (v + shared / d).clamp(min=0) / square
     if not run.sampled:
         with torch.no_grad():  # how much the mean square fluctuates, relative to itself
-            spread = 4 * average_uuv + 2 * average(v * v) / square
-            fluctuation = spread / square / d
+            fluctuation = (4 * average_uuv + 2 * average(v * v) / square) / square / d
             left_out = fluctuation * (var + u * u * fluctuation) / 4
         dev = run.doubt(dev, left_out)
     return Value(x.approximated(mean=u, var=var, dev=dev, independent=False))
 
 
 def _scale_and_shift(
-    run: Propagation, x: Value, weight: Any, bias: Any, shape: Any
+    run: Propagation,
+    x: Any,
+    weight: Any,
+    bias: Any,
+    shape: Any,
+    entrywise: bool = False,
 ) -> list[Value]:
-    """Return x * weight + bias, the first result of each norm."""
-    found: Any = x
-    if weight is not None:
-        found = multiply(run, found, _reshaped(run, weight, shape))
-    if bias is not None:
-        found = add(run, found, _reshaped(run, bias, shape))
-    return [found]
-
-
-def _reshaped(run: Propagation, t: Any, shape: Any) -> Any:
-    return (
-        linear(run, aten.view.default, (t, shape), {})
-        if isinstance(t, Value)
-        else t.reshape(shape)
-    )
+    """Return x * weight + bias, the first result of each norm; `entrywise`: it keeps its root."""
+    scaling = (aten.mul.Tensor, multiply, weight)
+    for func, affine, t in (scaling, (aten.add.Tensor, add, bias)):
+        if isinstance(t, Value):
+            t = linear(run, aten.view.default, t, shape)
+        elif t is not None:
+            t = t.reshape(shape)
+        if t is not None:
+            x = pointwise(run, func, x, t) if entrywise else affine(run, x, t)
+    return [x]
 
 
 def _per_channel(x: Value) -> tuple[int, ...]:
@@ -170,89 +161,96 @@ def _per_channel(x: Value) -> tuple[int, ...]:
 
 
 @rule("native_layer_norm _fused_rms_norm")
-def layer_norm(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
+def layer_norm(
+    run: Propagation, func: Any, x: Value, shape: Any, weight: Any, *more: Any
+) -> list[Value]:
     """LayerNorm and RMSNorm."""
-    x, shape, weight, *bias, eps = args
+    *bias, eps = more
     if eps is None:
         eps = torch.finfo(torch.float32).eps
     dims = tuple(range(-len(shape), 0))
-    out = standardize(run, x.moments(run), dims, eps, center=bool(bias))
+    out = standardize(run, x.moments(run), dims, eps, bool(bias))
     return _scale_and_shift(run, out, weight, bias[0] if bias else None, shape)
 
 
 @rule("native_group_norm")
-def group_norm(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
+def group_norm(
+    run: Propagation, func: Any, x: Value, weight: Any, bias: Any, n: int, *more: Any
+) -> list[Value]:
     """GroupNorm: LayerNorm of each group."""
-    x, weight, bias, n, _, _, groups, eps = args
-    split = linear(run, aten.view.default, (x, [n, groups, -1]), {})
-    out = standardize(run, split.moments(run), (-1,), eps, center=True)
-    out = linear(run, aten.view.default, (out, list(x.shape)), {})
+    *_, groups, eps = more
+    split = linear(run, aten.view.default, x, [n, groups, -1])
+    out = standardize(run, split.moments(run), (-1,), eps, True)
+    out = linear(run, aten.view.default, out, list(x.shape))
     return _scale_and_shift(run, out, weight, bias, _per_channel(x))
 
 
 @rule("native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional")
-def batch_norm(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
+def batch_norm(
+    run: Propagation, func: Any, x: Value, weight: Any, bias: Any, *more: Any
+) -> list[Value]:
     """Affine by running statistics; by batch statistics, rows share all noise."""
-    x, weight, bias, center, square, *more = args
+    *statistics, training, _, eps = more
     shape = _per_channel(x)
-    if (len(more) > 2 and more[0]) or square is None:
+    if training or not statistics:
         dims = tuple(i for i in range(len(x.shape)) if i != 1)
-        out = standardize(run, x.moments(run), dims, more[-1], center=True)
+        out = standardize(run, x.moments(run), dims, eps, True)
         return _scale_and_shift(run, out, weight, bias, shape)
-    # An entrywise function, which may be one of random calls.
-    scale = torch.rsqrt(square + more[-1]).reshape(shape)
-    out = pointwise(run, aten.sub.Tensor, (x, center.reshape(shape)), {})
-    out = pointwise(run, aten.mul.Tensor, (out, scale), {})
-    if weight is not None:
-        out = pointwise(run, aten.mul.Tensor, (out, _reshaped(run, weight, shape)), {})
-    if bias is not None:
-        out = pointwise(run, aten.add.Tensor, (out, _reshaped(run, bias, shape)), {})
-    return [out]
+    center, square = statistics
+    scale = torch.rsqrt(square + eps)
+    out = _scale_and_shift(run, x, scale, -center * scale, shape, True)[0]
+    return _scale_and_shift(run, out, weight, bias, shape, True)
 
 
 # -- pooling by maxima --------------------------------------------------------------------------
 
 
 def windows(
-    run: Propagation, axes: int, args: Any, outside: float = 0.0
+    run: Propagation,
+    x: Value,
+    axes: int,
+    outside: float,
+    kernel: list[int],
+    stride: Any = (),
+    padding: Any = (0,),
+    dilation: Any = (1,),
+    ceil_mode: bool = False,
 ) -> Value | None:
     """Return the pooling windows of a value on a last axis, None if they are irregular."""
-    x, *given = args
-    # Stride, padding, dilation and ceil_mode are not given if they have their defaults.
-    if any(n not in ([1] * len(n), []) for n in given[3:4] if n) or any(given[4:]):
+    if ceil_mode or any(n != 1 for n in dilation):
         return None
-    sizes = (*given[:3], [], [])[:3]
+    sizes = (kernel, stride or kernel, padding)
     kernel, stride, padding = (list(n) * (axes if len(n) == 1 else 1) for n in sizes)
     if any(padding):
         sides = [n for n in reversed(padding) for _ in range(2)]
-        x = linear(run, aten.constant_pad_nd.default, (x, sides, outside), {})
+        x = linear(run, aten.constant_pad_nd.default, x, sides, outside)
     first = len(x.shape) - axes
     for axis in range(axes):
-        size = (first + axis, kernel[axis], (stride or kernel)[axis])
-        x = linear(run, aten.unfold.default, (x, *size), {})
-    return linear(run, aten.view.default, (x, [*x.shape[:-axes], -1]), {})
+        size = (first + axis, kernel[axis], stride[axis])
+        x = linear(run, aten.unfold.default, x, *size)
+    return linear(run, aten.view.default, x, [*x.shape[:-axes], -1])
 
 
 @rule("max_pool2d_with_indices max_pool3d_with_indices")
-def max_pool(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
+def max_pool(run: Propagation, func: Any, value: Value, *sizes: Any) -> Any:
     """Take the largest of independent normal entries, one after the other (Clark).
 
     Where a window has one random number, as after Dropout2d, the maximum is a function of it.
     """
     name = op_info(func).name
     axes = int(name[len("max_pool")])
-    root = args[0].root
+    root = value.root
     shape = root.mean.shape
-    alone = len(shape) == len(args[0].shape) and shape[-axes:].numel() == 1
+    alone = len(shape) == len(value.shape) and shape[-axes:].numel() == 1
     if root.law is not None and alone:
-        return [_largest_at_each_number(func, args, axes)]
-    x = args[0].moments(run)
+        return [_largest_at_each_number(func, value, sizes, axes)]
+    x = value.moments(run)
     if not x.independent:  # the entries of a window may share noise
         run.unknown[name] = None
     far = float(x.mean.detach().abs().amax() + x.var.detach().amax().sqrt())
-    found = windows(run, axes, args, -10 * far)
+    found = windows(run, value, axes, -10 * far, *sizes)
     if found is None or found.shape[-1] > SETTINGS.max_window:
-        return unknown_operation(run, func, args, kwargs)
+        return unknown_operation(run, func, value, *sizes)
     x = found.moments(run)
     mean, slopes, var = largest_of_normals(x.mean, x.var)
     with run.variance_mode():
@@ -261,19 +259,17 @@ def max_pool(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
     return [Value(x.approximated(mean=mean, var=var, dev=dev))]
 
 
-def _largest_at_each_number(func: Any, args: Any, axes: int) -> Value:
+def _largest_at_each_number(func: Any, value: Value, sizes: Any, axes: int) -> Value:
     """Return the maxima as an entrywise function of the random numbers."""
-    given = args[0]
-    like = torch.empty(given.shape, device="meta")
-    shape = func(like, *args[1:])[0].shape
+    shape = func(torch.empty(value.shape, device="meta"), *sizes)[0].shape
 
     def function(points: Points, cache: dict[Value, Tensor]) -> Tensor:
-        y = given.at(points, cache)
-        y = y.expand(*y.shape[: -len(shape)], *given.shape)
-        pooled = func(y.reshape(-1, *given.shape[-axes - 1 :]), *args[1:])[0]
+        y = value.at(points, cache)
+        y = y.expand(*y.shape[: -len(shape)], *value.shape)
+        pooled = func(y.reshape(-1, *value.shape[-axes - 1 :]), *sizes)[0]
         return pooled.reshape(*y.shape[: -axes - 1], *pooled.shape[1:])
 
-    return Value(given.root, function, length=given.length + 1, shape=shape)
+    return Value(value.root, function, length=value.length + 1, shape=shape)
 
 
 def largest_of_normals(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

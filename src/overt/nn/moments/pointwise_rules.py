@@ -39,7 +39,7 @@ def is_pointwise(func: Any) -> bool:
     return op_info(func).pointwise or func.overloadpacket in ALSO_POINTWISE
 
 
-def pointwise(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
+def pointwise(run: Propagation, func: Any, *args: Any, **kwargs: Any) -> Any:
     """Return a function of the root, if all random arguments have the same one."""
     values = find_values((*args, *kwargs.values()))
     given = list(dict.fromkeys(values))
@@ -61,8 +61,9 @@ def pointwise(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
             return Value(leaf.moments(run)) if isinstance(leaf, Value) else leaf
 
         # The chain is too long: count its entries as normal from here on.
-        args = map_tree(tuple(args), restart)
-        return pointwise(run, func, args, map_tree(kwargs, restart))
+        return pointwise(
+            run, func, *map_tree(args, restart), **map_tree(kwargs, restart)
+        )
     if any(value.root is not root for value in given):
         return _several_roots(run, func, args, kwargs, given, function, shape)
     positive = name in _OF_POSITIVE or any(value.positive for value in given)
@@ -72,7 +73,7 @@ def pointwise(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
     if root.law is not None and root.law.quantile is not None and name in _STEPS:
         return _as_coin(run, out, root.law, compares=name in _COMPARISONS) or out
     if len(values) == 1:
-        affine = _by_affine_rule(run, name, func, args, kwargs)
+        affine = _by_affine_rule(run, func, *args, **kwargs)
         if affine is not None:
             out.found = affine.found
             out.affine = first.affine
@@ -94,7 +95,6 @@ def _several_roots(
 
     The roots may be the arguments' own, or what these are functions of.
     """
-    name = op_info(func).name
     out: Any = None
     choices = []
     for picked in itertools.product(
@@ -107,9 +107,9 @@ def _several_roots(
             if out is None and len(uses) > len(roots):
                 out = Value(integrate(run, roots, function, shape))
     if out is None:
-        out = _by_affine_rule(run, name, func, args, kwargs)
+        out = _by_affine_rule(run, func, *args, **kwargs)
     if out is None:
-        out = unknown_operation(run, func, args, kwargs)
+        out = unknown_operation(run, func, *args, **kwargs)
     if isinstance(out, Value):
         made = replace(out.moments(run), roots=tuple(choices[:6]), function=function)
         out.root = out.found = made
@@ -117,32 +117,32 @@ def _several_roots(
 
 
 def _by_affine_rule(
-    run: Propagation, name: str, func: Any, args: Any, kwargs: Any
+    run: Propagation, func: Any, a: Any, b: Any = None, c: Any = None, **options: Any
 ) -> Any:
     """Return sums, products and selections of tensors without a common root, None for others."""
-    a, b = (*args, None)[:2]
-    alpha = kwargs.get("alpha", 1)
-    if name in ("add", "sub"):
-        return add(run, a, b, alpha if name == "add" else -alpha)
-    if name == "rsub":
-        return add(run, b, a, -alpha)
+    name = op_info(func).name
+    if name in ("add", "sub", "rsub"):
+        sign = 1 if name == "add" else -1
+        if name == "rsub":
+            a, b = b, a
+        return add(run, a, b, sign * options.get("alpha", 1))
     if name == "neg":
         return multiply(run, a, -1.0)
     if name == "mul":
         return multiply(run, a, b)
-    if name == "div" and not kwargs.get("rounding_mode"):
+    if name == "div" and not options.get("rounding_mode"):
         if not isinstance(b, Value):
             return multiply(run, a, 1 / b)
         if isinstance(a, Value):
-            return multiply(run, a, pointwise(run, aten.reciprocal.default, (b,), {}))
-    if name == "_to_copy" and (kwargs.get("dtype") or torch.float).is_floating_point:
-        return linear(run, func, args, kwargs)
+            return multiply(run, a, pointwise(run, aten.reciprocal.default, b))
+    if name == "_to_copy" and (options.get("dtype") or torch.float).is_floating_point:
+        return linear(run, func, a, **options)
     if name in ("where", "masked_fill"):
-        condition, a, b = args if name == "where" else (b, args[2], a)
+        condition, one, other = (a, b, c) if name == "where" else (b, c, a)
         if isinstance(condition, Tensor) and not condition.is_floating_point():
-            return linear(run, func, args, kwargs)
-        if isinstance(a, Value) or isinstance(b, Value):
-            return _choose(run, condition, a, b)
+            return linear(run, func, a, b, c)
+        if isinstance(one, Value) or isinstance(other, Value):
+            return _choose(run, condition, one, other)
     return None
 
 
@@ -150,9 +150,9 @@ def _choose(run: Propagation, coin: Any, a: Any, b: Any) -> Value:
     """Return a where a coin shows 1 and b elsewhere: coin a + (1 - coin) b."""
     if isinstance(coin, Value):
         like = a if isinstance(a, Value) else b
-        dtype = {"dtype": like.moments(run).mean.dtype}
-        coin = pointwise(run, aten._to_copy.default, (coin,), dtype)
-        other = pointwise(run, aten.rsub.Scalar, (coin, 1.0), {})
+        dtype = like.moments(run).mean.dtype
+        coin = pointwise(run, aten._to_copy.default, coin, dtype=dtype)
+        other = pointwise(run, aten.rsub.Scalar, coin, 1.0)
     else:
         other = 1 - coin
     chosen: Value = add(run, multiply(run, coin, a), multiply(run, other, b))
@@ -165,22 +165,20 @@ def _as_coin(run: Propagation, out: Value, law: Law, *, compares: bool) -> Value
     `rand >= p`, `floor(rand + p)`: the threshold is found by bisection of the quantiles.
     """
     root = out.root
-
-    def at(u: Tensor) -> Tensor:
-        return out.at({root: law.quantile(u)}, {}).double()  # type: ignore[misc]
-
-    grid = (torch.arange(256, dtype=torch.float64) + 0.5) / 256
-    y = at(grid)
-    if y.shape != grid.shape or int((y[1:] != y[:-1]).sum()) != 1:
-        return None
-    first, last = float(y[0]), float(y[-1])
-    low, high = 0.0, 1.0
-    for _ in range(50):
-        middle = (low + high) / 2
-        if float(at(torch.tensor([middle], dtype=torch.float64))) == first:
-            low = middle
-        else:
-            high = middle
+    low = 1e-9  # rarer values are not seen
+    high = 1 - low
+    ends: list[float] = []
+    for _ in range(6):  # each finds eight binary digits of the threshold
+        grid = torch.linspace(low, high, 257, dtype=torch.float64)
+        y = out.at({root: law.quantile(grid)}, {}).double()  # type: ignore[misc]
+        if y.shape != grid.shape:
+            return None
+        steps = (y[1:] != y[:-1]).nonzero().flatten()
+        if len(steps) != 1:
+            return None
+        ends = ends or [float(y[0]), float(y[-1])]
+        low, high = grid[steps[0] :][:2].tolist()
+    first, last = ends
     p = 1 - low  # the probability of the second value
     coin = coin_law(p, first, last)
     mean = torch.full_like(root.mean, first + p * (last - first))

@@ -68,16 +68,16 @@ IDENTITY = {aten.alias, aten.clone, aten.detach, aten.lift_fresh, aten.lift_fres
 """Operations whose result is a function of the same root: the argument itself."""
 
 
-def identity(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
+def identity(run: Propagation, func: Any, x: Value, **options: Any) -> Value:
     """Return the argument itself."""
-    return args[0]
+    return x
 
 
-def entrywise(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
+def entrywise(run: Propagation, func: Any, *args: Any, **kwargs: Any) -> Any:
     """Apply an entrywise function, in single precision at least."""
     if kwargs.get("dtype") in HALF_PRECISION:
-        kwargs = {**kwargs, "dtype": torch.float32}
-    return pointwise(run, func, args, kwargs)
+        kwargs["dtype"] = torch.float32
+    return pointwise(run, func, *args, **kwargs)
 
 
 @cache
@@ -99,7 +99,7 @@ def apply_rule(run: Propagation, call: Call, args: Any, kwargs: Any) -> Any:
     run.enumerated &= exact
     if rule is None:
         return draw(run, call, args)
-    return rule(run, call.func, args, kwargs)
+    return rule(run, call.func, *args, **kwargs)
 
 
 # -- random calls ---------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ def masked_by_layer(run: Propagation, layer: Any, given: Any) -> Any:
         law = Law(nodes, torch.stack([strength, ones]) / (1 + strength))
         coins = RandomTensor(ones, strength, away, noises, law, independent=False)
         if x is None:
-            return pointwise(run, aten.mul.Tensor, (Value(coins), mean), {})
+            return pointwise(run, aten.mul.Tensor, Value(coins), mean)
     own = run.fixed(mean) * away
     var = strength * mean * mean
     if x is None:

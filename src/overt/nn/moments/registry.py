@@ -21,7 +21,8 @@ from overt.nn.moments.values import (
     random_signs,
 )
 
-Rule = Callable[[Propagation, Any, Any, Any], Any]
+Rule = Callable[..., Any]
+"""Called with the pass, the operation and its arguments."""
 
 RULES: dict[Any, Rule] = {}
 
@@ -55,9 +56,9 @@ def rule(names: str) -> Callable[[Rule], Rule]:
     """Use a function as the rule of these operations where their first argument is random."""
 
     def decorate(function: Rule) -> Rule:
-        def guarded(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
+        def guarded(run: Propagation, func: Any, *args: Any, **kwargs: Any) -> Any:
             chosen = function if isinstance(args[0], Value) else unknown_operation
-            return chosen(run, func, args, kwargs)
+            return chosen(run, func, *args, **kwargs)
 
         register(names, guarded)
         return function
@@ -110,7 +111,7 @@ def combined_flags(given: list[RandomTensor]) -> dict[str, Any]:
 Function = Callable[[list[Tensor]], Tensor]
 
 
-def unknown_operation(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
+def unknown_operation(run: Propagation, func: Any, *args: Any, **kwargs: Any) -> Any:
     """Return the moments of any differentiable operation: linear numerically, or by samples."""
     given = list(dict.fromkeys(find_values((*args, *kwargs.values()))))
 
@@ -120,7 +121,7 @@ def unknown_operation(run: Propagation, func: Any, args: Any, kwargs: Any) -> An
         def pick(leaf: Any) -> Any:
             return at[leaf] if isinstance(leaf, Value) else leaf
 
-        return func(*map_tree(tuple(args), pick), **map_tree(kwargs, pick))
+        return func(*map_tree(args, pick), **map_tree(kwargs, pick))
 
     name = op_info(func).name
     out = call([value.moments(run).mean for value in given])
