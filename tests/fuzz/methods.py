@@ -19,7 +19,6 @@ import overt
 from overt import decay, relu, robust
 from overt import nn as noisy
 from overt.completion import DropoutCompletion, DropoutImputer, evaluate, read_ratings
-from overt.robust import exact
 
 QUIET = {"progress", "n_jobs", "engine", "warn", "device", "door"}
 """Arguments that are checked by rows of their own, or start processes and displays."""
@@ -559,21 +558,8 @@ MORE = {
             robust.smoothed, model=MODEL, x=X, noise=0.25, draws=10, guesses=5
         ),
         "robust.Smoothed.errors": whole(SMOOTH.errors, y=Y.numpy(), radii=[0.1, 0.5]),
-        "robust.exact.two_layer": whole(
-            exact.two_layer,
-            hidden=by.grid(4, 3),
-            top=by.grid(2, 4),
-            x=by.X,
-            y=Y.numpy(),
-            threat=by.BALL,
-        ),
-        "robust.exact.linear whole": whole(
-            exact.linear,
-            weight=by.W2,
-            bias=by.Y[0],
-            x=by.X,
-            y=Y.numpy(),
-            threat=by.BALL,
+        "robust.exact_error whole": whole(
+            robust.exact_error, model=MODEL, x=X, y=Y, threat=by.BALL, level=0.0
         ),
     },
 }

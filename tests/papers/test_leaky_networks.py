@@ -17,7 +17,7 @@ from overt.papers.leaky_networks import (  # noqa: E402
     reflected_ascent,
     train_online,
 )
-from overt.robust import L2, PGD, exact  # noqa: E402
+from overt.robust import L2, PGD, exact_error  # noqa: E402
 
 
 def network(width=6, inputs=3, slope=0.4, seed=0, kappa=0.5):
@@ -76,7 +76,7 @@ def test_the_printed_training_learns_a_robust_network():
     attack = lambda n, v, t: reflected_ascent(n, v, t, 0.2, n.attack_step_size(), 10)  # noqa: E731
     *_, last = train_online(net, zip(x, y, strict=True), 0.1, attack)
     before = leaky.beta_robust_error(net, x[:25], y[:25], 0.2).value
-    after = exact.two_layer(last.W, last.a, x[:25], y[:25], L2(0.2), slope=0.4).value
+    after = exact_error(last.module(), x[:25], y[:25], L2(0.2)).value
     assert after < before or after == 0
     assert after <= 0.1
 
@@ -110,7 +110,7 @@ def test_beta_of_choice():
         leaky.beta_robust_error(net, x, y, 0.3, beta).value
         for beta in (0.0, 0.05, 0.5, None)
     ]
-    assert errors[0] == exact.two_layer(net.W, net.a, x, y, L2(0.3), slope=0.4).value
+    assert errors[0] == exact_error(net.module(), x, y, L2(0.3)).value
     assert errors == sorted(errors, reverse=True)
     assert errors[0] > errors[2]
     assert errors[-1] == leaky.beta_robust_error(net, x, y, 0.3, net.beta(0.3)).value

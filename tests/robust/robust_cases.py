@@ -57,3 +57,21 @@ def blobs(n=240, seed=0):
     centers = np.array([[0.2, 0.2], [0.8, 0.3], [0.4, 0.85]])
     x = np.clip(centers[y] + 0.06 * rng.standard_normal((n, 2)), 0, 1)
     return torch.tensor(x, dtype=torch.float32), torch.tensor(y)
+
+
+def linear_network(weight, bias=None):
+    """A linear layer with these weights, in double precision."""
+    W = torch.as_tensor(np.atleast_2d(weight)).double()
+    b = torch.zeros(len(W)) if bias is None else torch.as_tensor(bias)
+    layer = nn.Linear(W.shape[1], len(W)).double()
+    layer.load_state_dict({"weight": W, "bias": b.double().reshape(-1)})
+    return layer
+
+
+def two_layer_network(hidden, top, hidden_bias=None, top_bias=None, slope=0.0):
+    """x -> A max(slope z, z) + c, z = W x + b."""
+    return nn.Sequential(
+        linear_network(hidden, hidden_bias),
+        nn.LeakyReLU(slope),
+        linear_network(top, top_bias),
+    )

@@ -6,17 +6,15 @@ import cvxpy as cp
 import numpy as np
 import pytest
 import torch
-from robust_cases import (
-    points,
-    small_mlp,
-)
+from robust_cases import linear_network, points, small_mlp, two_layer_network
+from torch import nn
 
 from overt import InputError
 from overt.robust import (
     L1,
     L2,
     Linf,
-    exact,
+    exact_error,
     strongest,
 )
 
@@ -30,7 +28,7 @@ def test_leads_of_linear_models_are_convex_programs(kind, radius, bounds):
     y = (X @ W.T + b).argmax(1)
     y[3] = (y[3] + 1) % 3
     threat = kind(radius, bounds)
-    found = exact.linear(W, b, X, y, threat)
+    found = exact_error(linear_network(W, b), X, y, threat)
     for i in range(4):
         best = -np.inf
         for j in range(3):
@@ -52,30 +50,16 @@ def test_leads_of_linear_models_are_convex_programs(kind, radius, bounds):
     assert found.fooled.tolist() == (found.lead > 0).tolist()
     assert found.value == np.mean(found.fooled)
     assert found.status == "optimal"
-    tie = exact.linear(
-        np.array([[1.0, 0.0], [-1.0, 0.0]]), None, [[0.5, 0.0]], [0], kind(0.5)
-    )
+    level = linear_network([[1.0, 0.0], [-1.0, 0.0]])
+    tie = exact_error(level, [[0.5, 0.0]], [0], kind(0.5))
     assert (tie.undecided.tolist(), tie.status, tie.value) == ([True], "finished", 0.0)
-    one = exact.linear(W[0], b[:1], X, [0, 1, 0, 1], threat)
-    two = exact.linear(np.stack([0 * W[0], W[0]]), [0.0, b[0]], X, [0, 1, 0, 1], threat)
+    single = linear_network(W[0], b[:1])
+    pair = linear_network(np.stack([0 * W[0], W[0]]), [0.0, b[0]])
+    one, two = (exact_error(net, X, [0, 1, 0, 1], threat) for net in (single, pair))
     np.testing.assert_allclose(one.lead, two.lead)
 
 
 THREATS = [L1(0.8), L2(0.5), Linf(0.25), L2(0.5, (-1.5, 1.5)), Linf(0.25, (-1.5, 1.5))]
-
-
-def exactly(model, x, y, threat, **more):
-    first, last = model[0], model[2]
-    return exact.two_layer(
-        first.weight.detach(),
-        last.weight.detach(),
-        x,
-        y,
-        threat,
-        hidden_bias=first.bias.detach(),
-        top_bias=last.bias.detach(),
-        **more,
-    )
 
 
 @pytest.mark.parametrize("classes", [1, 3])
@@ -84,7 +68,7 @@ def test_attacks_come_close_to_the_exact_robust_error(threat, classes):
     model = small_mlp(4, 6, classes, seed=5)
     x = points(10, 4, seed=11).clamp(-1.5, 1.5)
     y = (model(x)[:, 0] > 0).long() if classes == 1 else model(x).argmax(1)
-    truth = exactly(model, x, y, threat)
+    truth = exact_error(model, x, y, threat)
     found = strongest(model, x, y, threat, budget=400, warn=False)
     assert 0 < truth.value < 1
     assert not bool(
@@ -119,18 +103,11 @@ def test_levels_are_decided_on_both_sides_of_the_largest_lead(threat, norm, slop
         f = np.maximum(slope * z, z) @ A.T + c
         y = int(f[0].argmin())  # so that the lead is positive
         best = np.delete(f - f[:, [y]], y, axis=1).max()
-        decide = lambda level, x=x, y=y: exact.two_layer(  # noqa: E731
-            W,
-            A,
-            x[None],
-            [y],
-            threat(0.7),
-            hidden_bias=b,
-            top_bias=c,
-            slope=slope,
-            level=level,
+        net = two_layer_network(W, A, b, c, slope)
+        below, above = (
+            exact_error(net, x[None], [y], threat(0.7), level=share * best)
+            for share in (0.995, 1.005)
         )
-        below, above = decide(0.995 * best), decide(1.005 * best)
         assert below.fooled.all()
         assert np.linalg.norm(below.x[0] - x, norm) <= 0.7 * (1 + 1e-12)
         assert not above.fooled.any()
@@ -150,9 +127,7 @@ def test_proofs_agree_with_a_fine_grid_of_the_plane(threat, order):
         return np.maximum(0.2 * z, z) @ A.T + c
 
     y = logits(x).argmax(1)
-    found = exact.two_layer(
-        W, A, x, y, threat(radius), hidden_bias=b, top_bias=c, slope=0.2
-    )
+    found = exact_error(two_layer_network(W, A, b, c, 0.2), x, y, threat(radius))
     axis = radius * np.linspace(-1, 1, 161)
     d = np.stack(np.meshgrid(axis, axis), -1).reshape(-1, 2)
     d = d[np.linalg.norm(d, order, axis=1) <= radius * (1 + 1e-12)]
@@ -183,23 +158,18 @@ def test_proofs_do_not_depend_on_units(scales):
     rng = np.random.default_rng(1)
     W, A, x, b, c = (rng.normal(size=shape) for shape in ((5, 3), (3, 5), (8, 3), 5, 3))
     y = (np.maximum(x @ W.T + b, 0) @ A.T + c).argmax(1)
-    plain = exact.two_layer(W, A, x, y, L2(0.4), hidden_bias=b, top_bias=c)
-    other = exact.two_layer(
-        hidden * W,
-        top * A,
-        inputs * x,
-        y,
-        L2(0.4 * inputs),
-        hidden_bias=hidden * inputs * b,
-        top_bias=hidden * top * inputs * c,
+    plain = exact_error(two_layer_network(W, A, b, c), x, y, L2(0.4))
+    scaled = two_layer_network(
+        hidden * W, top * A, hidden * inputs * b, hidden * top * inputs * c
     )
+    other = exact_error(scaled, inputs * x, y, L2(0.4 * inputs))
     assert 0 < plain.value < 1
     assert other.fooled.tolist() == plain.fooled.tolist()
     assert not other.undecided.any()
     assert np.allclose(
         other.bound, hidden * top * inputs * plain.bound, rtol=1e-3, atol=0
     )
-    linear = exact.linear(top * A[:, :3], None, x, y % 3, L2(0.4))
+    linear = exact_error(linear_network(top * A[:, :3]), x, y % 3, L2(0.4))
     assert not linear.undecided.any()
 
 
@@ -207,81 +177,45 @@ def test_proofs_do_not_depend_on_units(scales):
 def test_linear_leads_within_rounding_are_undecided(size):
     W, x = size * np.array([[1.0], [-1.0]]), [[1.0], [0.5], [1.0]]
     for short, open_ in ((0.5e-9, [True, False, True]), (2e-9, [False] * 3)):
-        found = exact.linear(W, None, x, [0, 0, 0], Linf(1 - short))
+        found = exact_error(linear_network(W), x, [0, 0, 0], Linf(1 - short))
         assert found.fooled.tolist() == [False, True, False]
         assert found.undecided.tolist() == open_
         np.testing.assert_allclose(found.lead[[0, 2]], -2 * size * short, rtol=1e-6)
     # The move gains twice the largest logit.
-    found = exact.linear(W, [-size, size], [[3 + 1.5e-9]], [0], Linf(2.0))
+    shifted = linear_network(W, [-size, size])
+    found = exact_error(shifted, [[3 + 1.5e-9]], [0], Linf(2.0))
     assert found.undecided.tolist() == [True]
 
 
 def test_the_solver_leaves_the_output_open(capfd):
-    found = exact.two_layer(
-        [[1.0], [-1.0]], [[1.0, 0.5]], [[0.3], [2.0]], [1, 1], L2(0.5)
-    )
+    net = two_layer_network([[1.0], [-1.0]], [[1.0, 0.5]])
+    found = exact_error(net, [[0.3], [2.0]], [1, 1], L2(0.5))
     os.write(1, b"still here")
     assert capfd.readouterr().out == "still here"
     assert len(found.lead) == 2
 
 
-W, A, X = np.eye(2), np.eye(2), np.ones((3, 2))
+X = np.ones((3, 2))
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("change", "message"),
     [
-        (
-            lambda: exact.linear(W, None, X, [0, 1, 2], L2(0.1)),
-            "0..1 for a model of 2 classes",
-        ),
-        (
-            lambda: exact.linear(np.eye(3), None, np.ones((2, 3)), [0, -1], L2(0.1)),
-            "got -1..0",
-        ),
-        (
-            lambda: exact.linear(W, None, X, [0, 0.5, 1], L2(0.1)),
-            "class numbers, got 0.5",
-        ),
-        (
-            lambda: exact.linear(W, None, X, [0, 1], L2(0.1)),
-            "one class for each of the 3 points",
-        ),
-        (lambda: exact.linear(W, [1, 2, 3], X, [0, 1, 1], L2(0.1)), "bias must hold 2"),
-        (
-            lambda: exact.linear(W, [1, np.nan], X, [0, 1, 1], L2(0.1)),
-            "bias must be finite",
-        ),
-        (
-            lambda: exact.linear(np.eye(3), None, X, [0, 1, 1], L2(0.1)),
-            "same number of columns",
-        ),
-        (lambda: exact.linear(W, None, X, [0, 1, 1], 0.1), "threat must be"),
-        (lambda: exact.two_layer(W, A, X, [0, 1, 5], L2(0.1)), "y must lie in 0..1"),
-        (
-            lambda: exact.two_layer(W, A, X, [0, 1], L2(0.1)),
-            "one class for each of the 3 points",
-        ),
-        (
-            lambda: exact.two_layer(W, A * np.nan, X, [0, 1, 1], L2(0.1)),
-            "top must be finite",
-        ),
-        (
-            lambda: exact.two_layer(W, A, X, [0, 1, 1], L2(0.1), hidden_bias=[1]),
-            "hidden_bias",
-        ),
-        (
-            lambda: exact.two_layer(W, A, X, [0, 1, 1], L2(0.1), level=-1.0),
-            "level must be",
-        ),
-        (lambda: exact.two_layer(W, A, X, [0, 1, 1], 0.1), "threat must be"),
-        (lambda: exact.two_layer(W, A[:, :1], X, [0, 1, 1], L2(0.1)), "must fit"),
-        (lambda: exact.two_layer(W, A, X[:, :1], [0, 1, 1], L2(0.1)), "must fit"),
+        ({"y": [0, 1, 2]}, "y must lie in 0..1"),
+        ({"y": [0, 1]}, "one class for each of the 3 points"),
+        ({"x": X * np.nan}, "x must be finite"),
+        ({"x": np.ones((3, 3))}, "model must take inputs"),
+        ({"level": -1.0}, "level must be"),
+        ({"threat": 0.1}, "threat must be"),
+        ({"model": lambda v: v}, "model must be a torch module"),
+        ({"model": nn.Sequential(nn.Linear(2, 2), nn.GELU())}, "does not model GELU"),
     ],
 )
-def test_bad_input_of_the_theory_is_refused(call, message):
+def test_what_cannot_be_decided_exactly_is_refused(change, message):
+    given = {"model": linear_network(np.eye(2)), "x": X, "y": [0, 1, 1]}
+    given |= {"threat": L2(0.1)} | change
     with pytest.raises(InputError, match=message):
-        call()
+        exact_error(**given)
 
 
 def test_a_tie_counts_as_the_prediction_does():
@@ -291,7 +225,7 @@ def test_a_tie_counts_as_the_prediction_does():
     x = np.array([[-0.5, 0.2], [0.2, -0.5]])
     y = model(torch.from_numpy(x)).argmax(1)
     assert y.tolist() == [1, 0]
-    truth = exact.two_layer(W, A, x, y, Linf(0.3), hidden_bias=b)
+    truth = exact_error(two_layer_network(W, A, b), x, y, Linf(0.3))
     found = strongest(model, x, y, Linf(0.3), budget=60, warn=False)
     assert truth.lead.tolist() == [0.0, 0.0]
     assert truth.fooled.tolist() == found.success.tolist() == [True, False]

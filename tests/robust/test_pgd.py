@@ -21,7 +21,7 @@ from overt.robust import (
     Linf,
     ReflectedAll,
     Square,
-    exact,
+    exact_error,
     strongest,
 )
 from overt.robust.losses import margin_of_best
@@ -56,7 +56,7 @@ ATTACKS = [
 def test_linear_models_are_attacked_to_their_closed_form_optimum(threat, classes):
     model, x = linear_model(classes, 12), points(80, 12).clamp(-4, 4)
     y = torch.arange(80) % max(classes, 2)
-    truth = exact.linear(model.weight.detach(), model.bias.detach(), x, y, threat)
+    truth = exact_error(model, x, y, threat)
     attack = PGD(threat, steps=50, loss="reflected_all", early_exit=False)
     found = attack(model, x, y, warn=False)
     lead = -margin_of_best(logits(model, found.x).detach(), y).numpy()

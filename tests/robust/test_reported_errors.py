@@ -11,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="robustness needs torch")
 
+from robust_cases import two_layer_network  # noqa: E402
 from torch import nn  # noqa: E402
 
 from overt._check import InputError  # noqa: E402
@@ -22,7 +23,7 @@ from overt.robust import (  # noqa: E402
     Linf,
     Square,
     adversarial_train,
-    exact,
+    exact_error,
     minimum_distance,
     robust_error,
     smoothed,
@@ -287,18 +288,24 @@ def linear_problem(seed):
 
 
 def exact_distance(model, x, y):
-    """Bisection over the radius of the closed form."""
-    low, high = np.zeros(len(x)), np.full(len(x), 40.0)
-    for _ in range(40):
-        middle = (low + high) / 2
-        for i in range(len(x)):
-            threat = L1(float(middle[i]), bounds=(0, 1))
-            weights = model.weight.detach(), model.bias.detach()
-            fooled = exact.linear(*weights, x[i : i + 1], y[i : i + 1], threat).fooled[
-                0
-            ]
-            low[i], high[i] = (low[i], middle[i]) if fooled else (middle[i], high[i])
-    return high
+    """The steepest features are moved to their bounds in turn until another class leads."""
+    W, b = (part.detach().double().numpy() for part in (model.weight, model.bias))
+    distances = []
+    for point, own in zip(x.double().numpy(), y.tolist(), strict=True):
+        f = W @ point + b
+        nearest = np.inf
+        for j in set(range(len(W))) - {own}:
+            g = W[j] - W[own]
+            room = np.where(g > 0, 1 - point, point)
+            order = np.argsort(-np.abs(g))
+            gains = np.cumsum((np.abs(g) * room)[order])
+            k = int(np.searchsorted(gains, f[own] - f[j]))
+            if k < len(g):
+                before = gains[k - 1] if k else 0.0
+                last = (f[own] - f[j] - before) / np.abs(g)[order[k]]
+                nearest = min(nearest, room[order[:k]].sum() + last)
+        distances.append(nearest)
+    return np.array(distances)
 
 
 def test_distances_in_l1_and_a_box_were_up_to_twice_the_exact_ones():
@@ -348,7 +355,7 @@ def test_a_proved_bound_on_the_lead_was_exceeded():
     rng = np.random.default_rng(0)
     W, A = rng.normal(size=(6, 2)), rng.normal(size=(4, 6))
     x, y = rng.normal(size=(30, 2)), rng.integers(4, size=30)
-    found = exact.two_layer(W, A, x, y, Linf(0.3))
+    found = exact_error(two_layer_network(W, A), x, y, Linf(0.3))
     steps = np.linspace(-0.3, 0.3, 31)
     grid = np.stack(np.meshgrid(steps, steps), -1).reshape(-1, 2)
     for i in range(len(x)):

@@ -16,7 +16,7 @@ from overt.robust import (
     Linf,
     RobustnessWarning,
     adversarial_train,
-    exact,
+    exact_error,
     robust_error,
     strongest,
 )
@@ -87,12 +87,11 @@ def results():
     """One of each kind of result, with tensors, arrays, NaN and infinity."""
     model, x = small_mlp(dtype=torch.float32), points(30, 6, dtype=torch.float32)
     y = model(x).argmax(1)
-    weight = model[0].weight.detach()[:3]
     return {
         "attack": PGD(L2(0.6), steps=9)(model, x, y),
         "strongest": strongest(model, x, y, L2(0.6), budget=30),
         "evaluation": robust_error(model, x, y, L2(0.5), radii=[0.1], budget=30),
-        "exact": exact.linear(weight, None, x, y, L2(0.1)),
+        "exact": exact_error(model, x[:4], y[:4], L2(0.1)),
         "training": adversarial_train(
             small_mlp(2, dtype=torch.float32), blobs(), None, epochs=2
         ),

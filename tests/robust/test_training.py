@@ -56,8 +56,6 @@ def test_adversarial_training_makes_the_network_more_robust():
         assert run.status is Status.FINISHED
         assert run.holdout_clean_accuracy[-1] > 0.95
         assert run.loss[-1] < run.loss[0]
-        if attack is None:
-            assert np.array_equal(run.clean_accuracy, run.robust_accuracy)
     assert accuracy["robust"] > accuracy["standard"] + 0.1
 
 
@@ -357,7 +355,7 @@ def test_batches_of_dicts_and_the_best_weights(tmp_path):
         holdout=held,
         checkpoint=path,
     )
-    assert run.clean_accuracy[-1] > 0.8
+    assert run.robust_accuracy[-1] > 0.8
     both = (run.holdout_robust_accuracy, run.holdout_clean_accuracy)
     score = list(zip(*both, strict=True))
     assert run.best_epoch == score.index(max(score)) + 1

@@ -10,7 +10,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
-from overt.robust import Linf, exact, strongest
+from overt.robust import Linf, exact_error, strongest
 
 rng = np.random.default_rng(1)
 W, b, a = rng.normal(size=(8, 2)), rng.normal(size=8), rng.normal(size=(1, 8))
@@ -28,7 +28,7 @@ found = [
     float(strongest(net, x, y, Linf(r), warn=False).success.double().mean())
     for r in radii
 ]
-truth = [exact.two_layer(W, a, x, y, Linf(r), hidden_bias=b).value for r in radii]
+truth = [exact_error(net, x, y, Linf(r)).value for r in radii]
 figure, axes = plt.subplots(figsize=(6.5, 3.5), layout="constrained")
 axes.plot(radii, truth, "-", lw=4, alpha=0.4, label="exact")
 axes.plot(radii, found, "o--", label="strongest attack")

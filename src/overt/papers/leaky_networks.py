@@ -13,13 +13,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.special import expit
 
 from overt._check import Floats, InputError
 from overt.results import Result
-from overt.robust.certify.exact import ExactError, two_layer
+from overt.robust import ExactError, exact_error
 from overt.robust.threats import L2
 
 SEPARABLE = 1e-8
@@ -48,6 +49,20 @@ class LeakyNetwork:
         """Return f(x) for one input or for rows of inputs."""
         z = np.asarray(x @ self.W.T)
         return np.maximum(self.slope * z, z) @ self.a
+
+    def module(self) -> Any:
+        """Return the network as a torch module with one logit."""
+        import torch
+
+        hidden, top = (torch.from_numpy(part) for part in (self.W, self.a[None]))
+        layers = [
+            torch.nn.Linear(w.shape[1], len(w), bias=False) for w in (hidden, top)
+        ]
+        net = torch.nn.Sequential(
+            layers[0], torch.nn.LeakyReLU(self.slope), layers[1]
+        ).double()
+        net.load_state_dict({"0.weight": hidden, "2.weight": top})
+        return net
 
     def input_gradient(self, x: Floats) -> Floats:
         """Return grad_x f(x) = sum_r a_r sigma'(w_r . x) w_r for one input."""
@@ -148,7 +163,7 @@ def beta_robust_error(
     """
     level = (net.beta(radius) if beta is None else beta) * net.norm
     threat = L2(radius)
-    return two_layer(net.W, net.a[None], x, y, threat, slope=net.slope, level=level)
+    return exact_error(net.module(), x, y, threat, level=level)
 
 
 @dataclass(frozen=True, repr=False, eq=False)

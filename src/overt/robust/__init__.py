@@ -26,7 +26,7 @@ from overt.robust.attack.ensemble import strongest
 from overt.robust.attack.pgd import BIM, FGSM, PGD
 from overt.robust.attack.queries import HopSkipJump, Square
 from overt.robust.attack.results import AttackResult, RobustnessWarning, Stage
-from overt.robust.certify import exact
+from overt.robust.certify.exact import ExactError, exact_error
 from overt.robust.certify.smoothing import Smoothed, smoothed
 from overt.robust.evaluate import RobustError, robust_error
 from overt.robust.losses import LOSSES, Loss, ReflectedAll
@@ -42,6 +42,7 @@ __all__ = [
     "PGD",
     "Attack",
     "AttackResult",
+    "ExactError",
     "HopSkipJump",
     "Linf",
     "Loss",
@@ -56,7 +57,7 @@ __all__ = [
     "Training",
     "TrainingConfig",
     "adversarial_train",
-    "exact",
+    "exact_error",
     "minimum_distance",
     "robust_error",
     "smoothed",

@@ -20,7 +20,7 @@ from overt.robust.attack.ensemble import run_ensemble
 from overt.robust.attack.results import Stage, report, stage_table
 from overt.robust.certify.bounds import compare, decide, read_network
 from overt.robust.certify.network import ReluNetwork
-from overt.robust.models import BATCH_SIZE, Model, ModelOptions
+from overt.robust.models import BATCH_SIZE, Model, ModelOptions, evaluation_mode
 from overt.robust.threats import Threat
 
 MAX_ROUNDING = 100
@@ -93,7 +93,8 @@ class RobustError(Result):
     def plot(self) -> Any:
         """Plot the curve with its intervals."""
         figure, ((axes,),) = subplots(1, 1, (5.6, 3.8))
-        radii, errors = np.r_[0.0, self.radii], np.r_[self.clean, self.errors]
+        radii = np.r_[0.0, self.radii]
+        errors = np.r_[self.clean, self.errors]
         failed = round(self.clean * self.points)
         clean = clopper_pearson(failed, self.points, self.confidence)
         band = np.vstack([clean, self.intervals]).T
@@ -176,7 +177,7 @@ def robust_error(
     counts = (state.y != state.target).cpu().numpy() if state.targeted else True
     proved = np.zeros(len(state.x), bool)
     perturbed = state.x
-    with state, meter("radii", len(curve), show=len(curve) > 1) as bar:
+    with evaluation_mode(model), meter("radii", len(curve), show=len(curve) > 1) as bar:
         network = _network(state) if certify else None
         clean = _numbers(state.success_rate(state.x)[1]) * counts
         rates = []
@@ -184,7 +185,7 @@ def robust_error(
             state.set_radius(threat.with_radius(float(radius)))
             state.start = state.region.project(state.best.delta)
             if attack is None:
-                run_ensemble(state, budget, queries, 9, surrogate, seed)
+                run_ensemble(state, budget, queries, surrogate, seed)
             else:
                 state.flag_saturation(attack)
                 state.run(attack)
@@ -246,7 +247,7 @@ def _decide(state: AttackState, network: ReluNetwork, seconds: float) -> Bools:
     with state.stage("certificate"):
         region = state.region.take(left).changed(lambda part: part.cpu().double())
         decision = decide(network, region, state.y[left].cpu(), seconds)
-        proved[left.cpu().numpy()] = decision.proved
+        proved[left.cpu().numpy()] = decision.below(0.0)
         delta = torch.from_numpy(decision.x) - region.x
         leads = np.flatnonzero(decision.lead >= 0)
         if len(leads):

@@ -37,7 +37,8 @@ def reflect(z: Tensor) -> Tensor:
 
 def reflected_pair(logits: Tensor, y: Tensor, rival: Tensor) -> Tensor:
     """Return l_-(f_y - f_rival), which grows as the class rival overtakes the class y."""
-    return reflect(_pick(logits, y) - _pick(logits, rival))
+    lead = lead_of_rival(logits, y, rival)
+    return reflect(-lead)
 
 
 def lead_of_rival(logits: Tensor, y: Tensor, rival: Tensor) -> Tensor:
@@ -47,8 +48,8 @@ def lead_of_rival(logits: Tensor, y: Tensor, rival: Tensor) -> Tensor:
 
 def margin_of_best(logits: Tensor, y: Tensor) -> Tensor:
     """Return f_y - max f_j over the other classes, (points,)."""
-    rival = logits.detach().scatter(1, y[:, None], -torch.inf).argmax(1)
-    return _pick(logits, y) - _pick(logits, rival)
+    others = logits.detach().scatter(1, y[:, None], -torch.inf)
+    return -lead_of_rival(logits, y, others.argmax(1))
 
 
 def margin_of_sum(logits: Tensor, y: Tensor) -> Tensor:
@@ -240,4 +241,6 @@ def find_targets(target: Any, y: Tensor, classes: int) -> Tensor:
 def is_fooled(logits: Tensor, y: Tensor, target: Tensor, targeted: bool) -> Tensor:
     """Return which points are fooled: argmax f is the target, or is not y."""
     predicted = logits.argmax(1)
-    return predicted == target if targeted else predicted != y
+    if targeted:
+        return predicted == target
+    return predicted != y

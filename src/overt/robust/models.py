@@ -247,10 +247,11 @@ def evaluation_mode(model: Model) -> Iterator[None]:
 
     Parts of a model in evaluation mode keep their modes: dropout that is on stays on. Only
     batch normalization always uses its running statistics. Modules inside a function are switched
-    when they are called.
+    when they are called. Gradients exist inside torch.inference_mode, too.
     """
     known: set[nn.Module] = set()
     with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
 
         def switch(module: nn.Module, *_: Any) -> None:
             if module not in known:
@@ -304,9 +305,11 @@ def examples(
     parts: list[Any] = [batch.inputs.given for batch in batches]
     named = isinstance(parts[0], dict)
     keys = parts[0] if named else range(len(parts[0]))
-    inputs = {key: torch.cat([part[key] for part in parts]) for key in keys}
+    inputs: Any = {key: torch.cat([part[key] for part in parts]) for key in keys}
+    if not named:
+        inputs = tuple(inputs.values())
     y = torch.cat([batch.y for batch in batches])
-    return (inputs if named else tuple(inputs.values())), y, threat
+    return inputs, y, threat
 
 
 def classes(y: Any, x: Any, count: int) -> Tensor:
@@ -320,7 +323,8 @@ def classes(y: Any, x: Any, count: int) -> Tensor:
         )
     if count == 2 and bool((y < 0).any()) and bool((y.abs() == 1).all()):
         y = (y + 1) // 2
-    low, high = int(y.min()), int(y.max())
+    low = int(y.min())
+    high = int(y.max())
     if low < 0 or high >= count:
         raise InputError(
             f"y must lie in 0..{count - 1} for a model of {count} classes, got {low}..{high}"
@@ -352,7 +356,8 @@ def _read_inputs(x: Any) -> Inputs:
 
 def _check_probabilities(output: Tensor) -> None:
     rounding = ROUNDING * torch.finfo(output.dtype).eps
-    low, high = float(output.min()), float(output.max())
+    low = float(output.min())
+    high = float(output.max())
     if low < -rounding or high > 1 + rounding:
         raise InputError(
             'outputs="probabilities" needs values in [0, 1], the model returns values between '

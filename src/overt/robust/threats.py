@@ -39,6 +39,9 @@ Length: TypeAlias = float | Tensor
 UNLIMITED = 1e30
 """Limit of features that may change freely beside others that may not; finite in every format."""
 
+FAR = 1e8
+"""Radii to a point whose projection is what a linear function prefers, to single precision."""
+
 MAX_SHRINKS = 8
 """Times that a stored perturbation is shortened; each takes off at least 4 machine epsilons."""
 
@@ -102,8 +105,9 @@ class Threat(ABC):
         mutable = _fit("mutable", self.mutable, x).bool()
         if limits is None:
             limits = flat - UNLIMITED, flat + UNLIMITED
-        low, high = limits
-        return torch.where(mutable, low, flat), torch.where(mutable, high, flat)
+        low = torch.where(mutable, limits[0], flat)
+        high = torch.where(mutable, limits[1], flat)
+        return low, high
 
     def _given_bounds(self, x: Tensor) -> Limits:
         if self.bounds is None:
@@ -118,7 +122,8 @@ class Threat(ABC):
                 f"{float(high.max()):.4g}) and inputs between {float(x.min()):.4g} and "
                 f"{float(x.max()):.4g}; were the inputs normalized?"
             )
-        return _round_up(low, x.dtype), -_round_up(-high, x.dtype)
+        highest = -_round_up(-high, x.dtype)
+        return _round_up(low, x.dtype), highest
 
     def region(self, x: Tensor, storage: torch.dtype | None = None) -> Region:
         """Return the set of allowed perturbations of the inputs x (points, ...)."""
@@ -158,8 +163,13 @@ class Threat(ABC):
         """
 
     def linear_argmax(self, gradient: Tensor, radius: Length, box: Limits) -> Tensor:
-        """Return argmax <gradient, d> over the allowed perturbations d of each row."""
-        return self.ascent(gradient, radius, box) * radius
+        """Return argmax <gradient, d> over the allowed perturbations d of each row.
+
+        It is the projection of a point far out along the gradient, whose normal cone contains it.
+        """
+        far = FAR * max(self.radius, 1.0)
+        direction = self.ascent(gradient, radius, box)
+        return self.project(direction * far, radius, box)
 
     @abstractmethod
     def draw(self, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
@@ -185,8 +195,9 @@ class Region:
         """Smallest and largest perturbation of each coordinate, (points, features) each."""
         if self.limits is None:
             return None
-        low, high = self.limits
-        return (low - self.x).clamp_(max=0), (high - self.x).clamp_(min=0)
+        low = self.limits[0] - self.x
+        high = self.limits[1] - self.x
+        return low.clamp_(max=0), high.clamp_(min=0)
 
     def draw(self, seed: int, *, extreme: bool = False, shared: bool = True) -> Tensor:
         """Return random allowed perturbations, from inside the ball or its extreme points.
@@ -197,12 +208,13 @@ class Region:
         generator = torch.Generator().manual_seed(seed)
         shape = (1 if shared else len(self.x), self.x.shape[1])
         if extreme:  # where a random linear function is largest
-            g = torch.randn(shape, generator=generator, dtype=torch.float64)
+            g = torch.randn(shape, generator=generator)
             delta = self.threat.ascent(g, 1.0, None)
         else:
             delta = self.threat.draw(shape, generator)
         delta = delta.to(self.x) * self.threat.radius
-        return self.project(delta.expand_as(self.x))
+        each = delta.expand_as(self.x)
+        return self.project(each)
 
     def project(self, delta: Tensor) -> Tensor:
         """Return the Euclidean projection of each row on the region."""
@@ -226,7 +238,9 @@ class Region:
     def perturbed(self, delta: Tensor) -> Tensor:
         """Return x + delta as the model is to see it."""
         moved = self.x + delta
-        return moved if self.storage == moved.dtype else self.store(delta).to(moved)
+        if self.storage == moved.dtype:
+            return moved
+        return self.store(delta).to(moved)
 
     def store(self, delta: Tensor) -> Tensor:
         """Return x + delta in the storage format, within the limits, no farther than delta."""
@@ -234,30 +248,35 @@ class Region:
         if self.limits is not None:
             moved = moved.clamp(*self.limits)
         moved = moved.to(self.storage)
-        too_far = (moved.double() - self.x.double()).abs() > delta.double().abs()
+        exact = moved.double() - self.x.double()
+        too_far = exact.abs() > delta.double().abs()
         nearer = torch.nextafter(moved, self.x.to(self.storage))
         return torch.where(too_far, nearer, moved)
 
     def store_exactly(self, delta: Tensor) -> Tensor:
         """Return x + delta in the storage format, inside the ball in exact arithmetic."""
         moved = self.store(delta)
+        radius = self.threat.radius
+        spacing = torch.finfo(moved.dtype).eps
         for _ in range(MAX_SHRINKS):
             exact = moved.double() - self.x.double()
-            size = self.threat.size(exact)
-            over = (size > self.threat.radius)[:, None]
+            size = self.threat.size(exact)[:, None]
+            over = size > radius
             if not bool(over.any()):
                 return moved
-            shrink = self.threat.radius / size * (1 - 4 * torch.finfo(moved.dtype).eps)
-            smaller = self.store((exact * shrink[:, None]).to(self.x))
+            shrink = radius / size * (1 - 4 * spacing)
+            shorter = exact * shrink
+            smaller = self.store(shorter.to(self.x))
             moved = torch.where(over, smaller, moved)
         return torch.where(over, self.x.to(self.storage), moved)
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> Region:
         """Return the region with points and limits changed in the same way."""
+        x = change(self.x)
         limits = self.limits
         if limits is not None:
             limits = change(limits[0]), change(limits[1])
-        return dataclasses.replace(self, x=change(self.x), limits=limits)
+        return dataclasses.replace(self, x=x, limits=limits)
 
     def take(self, rows: Tensor) -> Region:
         """Return the region of some of the points."""
@@ -269,7 +288,8 @@ class L2(Threat):
     """Perturbations of Euclidean norm at most `radius`."""
 
     name: ClassVar[str] = "l2"
-    order, dual_order = 2, 2
+    order = 2
+    dual_order = 2
 
     def project(self, v: Tensor, radius: Length, box: Limits) -> Tensor:
         """Return clip(s v, low, high) with the largest s in [0, 1] that keeps the norm.
@@ -292,12 +312,14 @@ class L2(Threat):
         while bool(moving.any()):
             w = v * q.sqrt()
             clipped = w.clamp(*box)
-            free = _squares(torch.where(clipped == w, w, 0))
+            moves = torch.where(clipped == w, w, 0)
+            free = _squares(moves)
             fixed = _squares(clipped) - free
             crossing = q * (target - fixed) / free
-            root = torch.where((free > 0) & (fixed < target), crossing, least)
-            first = moving is over
-            moving = over & (first | (root > q * grows))
+            crosses = (free > 0) & (fixed < target)
+            root = torch.where(crosses, crossing, least)
+            larger = root > q * grows
+            moving = over & ((moving is over) | larger)
             q = torch.where(moving, root, q)
         w = v * q.sqrt()
         clipped = w.clamp(*box)
@@ -313,16 +335,12 @@ class L2(Threat):
         norm = torch.linalg.vector_norm(scaled, dim=1, keepdim=True)
         return scaled / norm.clamp(min=tiny)
 
-    def linear_argmax(self, gradient: Tensor, radius: Length, box: Limits) -> Tensor:
-        """Return the projection of a point far out along g, whose normal cone contains g."""
-        far = 1e8 * max(self.radius, 1.0)
-        direction = self.ascent(gradient, radius, box)
-        return self.project(direction * far, radius, box)
-
     def draw(self, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
-        """Return points uniform in the ball: a uniform direction, radius u^(1/width)."""
-        g = torch.randn(shape, generator=generator, dtype=torch.float64)
-        return self.ascent(g, 1.0, None) * _radii(shape, generator)
+        """Return points uniform in the ball: on the sphere of two more dimensions, cut off."""
+        points, width = shape
+        g = torch.randn((points, width + 2), generator=generator)
+        sphere = self.ascent(g, 1.0, None)
+        return sphere[:, :width]
 
 
 @dataclass(frozen=True, eq=False)
@@ -330,24 +348,23 @@ class Linf(Threat):
     """Perturbations that change no coordinate by more than `radius`."""
 
     name: ClassVar[str] = "linf"
-    order, dual_order = torch.inf, 1
+    order = torch.inf
+    dual_order = 1
 
     def project(self, v: Tensor, radius: Length, box: Limits) -> Tensor:
         """Return clip(v, max(low, -radius), min(high, radius)): the problem is separable."""
         d = v.clamp(-radius, radius)
-        return d if box is None else d.clamp_(*box)
+        if box is None:
+            return d
+        return d.clamp_(*box)
 
     def ascent(self, gradient: Tensor, radius: Length, box: Limits) -> Tensor:
         """Return sign(g)."""
         return gradient.sign()
 
-    def linear_argmax(self, gradient: Tensor, radius: Length, box: Limits) -> Tensor:
-        """Return the vertex in the direction of g."""
-        return self.project(gradient.sign() * radius, radius, box)
-
     def draw(self, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
         """Return points uniform in the cube."""
-        share = torch.rand(shape, generator=generator, dtype=torch.float64)
+        share = torch.rand(shape, generator=generator)
         return 2 * share - 1
 
 
@@ -356,7 +373,8 @@ class L1(Threat):
     """Perturbations whose absolute values sum to at most `radius`."""
 
     name: ClassVar[str] = "l1"
-    order, dual_order = 1, torch.inf
+    order = 1
+    dual_order = torch.inf
 
     def project(self, v: Tensor, radius: Length, box: Limits) -> Tensor:
         """Return sign(v) min(max(|v| - t, 0), c) with the smallest t >= 0 that keeps the norm.
@@ -373,18 +391,23 @@ class L1(Threat):
             # Going down from t = inf, coordinate i starts to grow at a_i and stops at a_i - c_i.
             points = torch.cat([a, a - cap], 1)
             slope = torch.cat([slope, -slope], 1)
-        inside = torch.minimum(a, cap).sum(1, keepdim=True) <= radius
+        largest = torch.minimum(a, cap)
+        inside = largest.sum(1, keepdim=True) <= radius
         points, order = points.sort(dim=1, descending=True)
         # The slope of the norm just below each break point, and the norm at each.
         slope = slope.gather(1, order).cumsum(1)
-        norm = torch.zeros_like(points)
         gaps = points[:, :-1] - points[:, 1:]
-        norm[:, 1:] = (slope[:, :-1] * gaps).cumsum(1)
-        piece = ((norm < radius).sum(1, keepdim=True) - 1).clamp_(min=0)
+        grown = slope[:, :-1] * gaps
+        norm = torch.zeros_like(points)
+        norm[:, 1:] = grown.cumsum(1)
+        below = (norm < radius).sum(1, keepdim=True)
+        piece = (below - 1).clamp_(min=0)
         missing = radius - norm.gather(1, piece)
-        t = points.gather(1, piece) - missing / slope.gather(1, piece)
+        more = missing / slope.gather(1, piece)
+        t = points.gather(1, piece) - more
         t = torch.where(inside, 0, t.clamp(min=0))
-        return v.sign() * torch.minimum((a - t).clamp_(min=0), cap)
+        left = (a - t).clamp_(min=0)
+        return v.sign() * torch.minimum(left, cap)
 
     def ascent(self, gradient: Tensor, radius: Length, box: Limits) -> Tensor:
         """Return argmax <g, d> over |d|_1 <= 1, each coordinate within its share of the box.
@@ -405,23 +428,21 @@ class L1(Threat):
         used = room.cumsum(1) - room  # by steeper coordinates
         unused = (1 - used).clamp_(min=0)
         filled = torch.minimum(room, unused)
-        step = torch.zeros_like(a).scatter_(1, order, filled)
+        step = torch.zeros_like(a)
+        step.scatter_(1, order, filled)
         return step * gradient.sign()
 
+    def linear_argmax(self, gradient: Tensor, radius: Length, box: Limits) -> Tensor:
+        """Return the steepest coordinates, filled in turn."""
+        return self.ascent(gradient, radius, box) * radius
+
     def draw(self, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
-        """Return points uniform in the ball: normalized exponentials with signs, u^(1/width)."""
-        normal = torch.randn(shape, generator=generator, dtype=torch.float64)
-        sign = normal.sign()
-        share = torch.empty_like(sign).exponential_(generator=generator)
-        share /= share.sum(1, keepdim=True)
-        return sign * share * _radii(shape, generator)
-
-
-def _radii(shape: tuple[int, int], generator: torch.Generator) -> Tensor:
-    """Return the radii (points, 1) of points uniform in a ball of radius 1: u^(1/width)."""
-    points, width = shape
-    share = torch.rand((points, 1), generator=generator, dtype=torch.float64)
-    return share ** (1 / width)
+        """Return points uniform in the ball: shares of one more exponential, with signs."""
+        points, width = shape
+        sign = torch.randn(shape, generator=generator).sign()
+        parts = sign.new_empty((points, width + 1)).exponential_(generator=generator)
+        share = parts / parts.sum(1, keepdim=True)
+        return sign * share[:, :width]
 
 
 def _squares(v: Tensor) -> Tensor:
@@ -449,12 +470,16 @@ def broadcast(name: str, value: Any, shape: torch.Size) -> Tensor:
 def _fit(name: str, value: Any, x: Tensor) -> Tensor:
     """Return a value for one input as (1, features), for all inputs as (points, features)."""
     given = as_tensor(name, value)
-    rows = len(x) if given.ndim == x.ndim and len(given) > 1 else 1
-    return broadcast(name, given, x[:rows].shape).flatten(1).to(x.device)
+    single = x[:1].shape
+    if given.ndim == x.ndim and len(given) > 1:
+        single = x.shape
+    fitted = broadcast(name, given, single)
+    return fitted.flatten(1).to(x.device)
 
 
 def _round_up(value: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the smallest numbers of a format that are not below `value` (double)."""
     near = value.to(dtype)
-    above = torch.nextafter(near, torch.full_like(near, torch.inf))
+    top = torch.full_like(near, torch.inf)
+    above = torch.nextafter(near, top)
     return torch.where(near.double() < value, above, near)

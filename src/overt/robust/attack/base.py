@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any, ClassVar, Self, Unpack, final
+from typing import Any, ClassVar, Unpack, final
 
 import torch
 from torch import Tensor
@@ -79,13 +80,20 @@ class Batch:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the objective at the moved points, which of them are fooled, the gradient."""
         if self.source is not None:
-            return *self.evaluate(moved), self.source.gradient(moved, self, step)
+            value, fooled = self.evaluate(moved)
+            return value, fooled, self.source.gradient(moved, self, step)
+        logits, value, gradient = self.own_gradient(moved)
+        value, fooled = self._judge(logits, value)
+        return value, fooled, gradient
+
+    def own_gradient(self, moved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the model's logits at the moved points, the objective, its gradient."""
         moved = moved.detach().requires_grad_()
         with torch.enable_grad():
             logits = self.adapter.logits(moved, self.rows)
             value = self.objective(logits, self.y, self.target)
             gradient = slope(value, moved)
-        return *self._judge(logits.detach(), value.detach()), gradient
+        return logits.detach(), value.detach(), gradient
 
     @property
     def gradient_cost(self) -> int:
@@ -180,7 +188,9 @@ def slope(value: Tensor, x: Tensor, *, retain: bool = False) -> Tensor:
     (gradient,) = torch.autograd.grad(
         value.sum(), x, retain_graph=retain, allow_unused=True
     )
-    return torch.zeros_like(x) if gradient is None else gradient
+    if gradient is None:
+        return torch.zeros_like(x)
+    return gradient
 
 
 def likely_rivals(logits: Tensor, y: Tensor, count: int) -> Tensor:
@@ -190,9 +200,9 @@ def likely_rivals(logits: Tensor, y: Tensor, count: int) -> Tensor:
 
 
 class AttackState:
-    """The best perturbation of every point so far; a context in which the model is evaluated.
+    """The best perturbation of every point so far; `loss` is what they are compared by.
 
-    `loss` is what perturbations are compared by.
+    Everything but its construction needs `evaluation_mode`.
     """
 
     def __init__(
@@ -215,44 +225,33 @@ class AttackState:
         self.loss = loss or LOSSES["reflected_greedy"]
         self.status = Status.FINISHED
         self.stages: list[Stage] = []
-        self._contexts = ExitStack()
         self._several_losses = False
         self.set_radius(check_threat(threat))
         modes_change = mode_changes_outputs(model)
-        with self:
-            self._first_evaluation(y, target)
-        self.flags["modes"] = modes_change
-
-    def _first_evaluation(self, y: Any, target: Any) -> None:
-        adapter = self.adapter
-        clean = adapter.clean_logits(self.batch_size, y)
-        self.y = classes(y, self.x, clean.shape[1])
-        differs = adapter.find_randomness()
-        self.random = bool(differs.any())
-        if self.random and adapter.samples > 1:
-            clean = adapter.all_logits(self.x, self.batch_size)
-        self.clean = clean
-        self.targeted = target is not None
-        self.target = self.y
-        if self.targeted:
-            self.target = find_targets(target, self.y, clean.shape[1])
-        self._objective = objective_of(self.loss, targeted=self.targeted)
-        self.best = BestIterates.start(torch.zeros_like(self.x).flatten(1))
-        self.best.value = self._objective(clean, self.y, self.target)
-        self.best.fooled = is_fooled(clean, self.y, self.target, self.targeted)
-        self.flags: dict[str, Any] = {
-            "random": differs & adapter.chooses_samples,
-            "probabilities": adapter.looks_like_probabilities(clean, self.y),
-            "labels": adapter.hard_labels,
-        }
-
-    def __enter__(self) -> Self:
-        self._contexts.enter_context(torch.inference_mode(False))
-        self._contexts.enter_context(evaluation_mode(self.adapter.model))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._contexts.close()
+        with evaluation_mode(model):
+            clean = self.adapter.clean_logits(self.batch_size, y)
+            differs = self.adapter.find_randomness()
+            self.random = bool(differs.any())
+            if self.random:
+                clean = self.adapter.all_logits(self.x, self.batch_size)
+            count = clean.shape[1]
+            self.clean = clean
+            self.y = classes(y, self.x, count)
+            self.targeted = target is not None
+            self.target = self.y
+            if self.targeted:
+                self.target = find_targets(target, self.y, count)
+            self._objective = objective_of(self.loss, targeted=self.targeted)
+            self.best = BestIterates.start(torch.zeros_like(self.x).flatten(1))
+            self.best.value = self._objective(clean, self.y, self.target)
+            self.best.fooled = is_fooled(clean, self.y, self.target, self.targeted)
+            nowhere = torch.zeros_like(self.best.fooled)
+            self.flags: dict[str, Any] = defaultdict(lambda: nowhere)
+            self.flags["random"] = differs & self.adapter.chooses_samples
+            probable = self.adapter.looks_like_probabilities(clean, self.y)
+            self.flags["probabilities"] = nowhere | probable
+            self.flags["labels"] = nowhere | self.adapter.hard_labels
+            self.flags["modes"] = nowhere | modes_change
 
     def set_radius(self, threat: Threat) -> None:
         """Attack the same points with this threat from now on."""
@@ -267,7 +266,7 @@ class AttackState:
 
     def flag(self, name: str, points: Tensor) -> None:
         """Add points (a mask over all) to those with a warning flag."""
-        self.flags[name] = self.flags.get(name, False) | points
+        self.flags[name] = self.flags[name] | points
 
     def batch(self, rows: Tensor, **changes: Any) -> Batch:
         """Return some points, ready to be attacked by the state's own loss."""
@@ -286,8 +285,8 @@ class AttackState:
         """Run an attack on the points left, from `start`; an interruption keeps what was found."""
         if self.threat.radius == 0 or self.status is Status.INTERRUPTED:
             return
-        run = _AttackRun(self, attack, source)
-        self._several_losses = self._several_losses or run.loss is not self.loss
+        run = _AttackRun(self, attack, source, find_loss(attack.loss))
+        self._several_losses |= run.loss is not self.loss
         # The last attack that followed the model's own gradients says where there are none.
         if attack.follows_gradients and source is None:
             self.best.flat &= self.best.fooled
@@ -304,14 +303,17 @@ class AttackState:
     def stage(self, name: str) -> Iterator[None]:
         """Add what is found and spent inside to the table; Ctrl-C ends the work, not the call."""
         best = self.best
-        found, gradients, queries = int(best.fooled.sum()), best.gradients, best.queries
+        found = int(best.fooled.sum())
+        gradients = best.gradients
+        queries = best.queries
         try:
             yield
         except KeyboardInterrupt:
             self.status = Status.INTERRUPTED
         new = int(best.fooled.sum()) - found
-        spent = best.gradients - gradients, best.queries - queries
-        self.stages.append(Stage(name, new, *spent))
+        gradients = best.gradients - gradients
+        queries = best.queries - queries
+        self.stages.append(Stage(name, new, gradients, queries))
 
     def flag_saturation(self, attack: Attack) -> None:
         """Flag where the loss of an attack that runs alone is blind; an ensemble has others."""
@@ -375,61 +377,67 @@ class AttackState:
     def add_doubts(self, success: Tensor) -> None:
         """Flag what cannot be trusted, given which points are certainly fooled."""
         best = self.best
-        flags = self.flags
-        explained = best.broken | self.random | flags["probabilities"]
-        explained = explained | flags.get("saturated", False) | flags["labels"]
+        explained = best.broken | self.random
+        for other in ("probabilities", "saturated", "labels"):
+            explained = explained | self.flags[other]
         # The best iterate is the input itself where no step raised the loss.
         same = (best.delta == 0).all(1) & (self.threat.radius > 0)
-        masked = flags.get("masked", False)
-        self.flag("flat", best.flat & ~explained & ~(success & self._several_losses))
+        settled = success & self._several_losses
+        self.flag("flat", best.flat & ~explained & ~settled)
         self.flag("broken", best.broken & ~success)
-        self.flag("stuck", same & ~(explained | success | best.flat | masked))
+        explained = explained | success | best.flat | self.flags["masked"]
+        self.flag("stuck", same & ~explained)
         self.flag("lost", best.fooled & ~success & (not self.random))
 
 
+@dataclass(frozen=True, eq=False)
 class _AttackRun:
     """One attack on the points of a state that are not fooled yet."""
 
-    def __init__(self, state: AttackState, attack: Attack, source: Any) -> None:
-        self._state = state
-        self._attack = attack
-        self.loss = find_loss(attack.loss)
-        objective = objective_of(self.loss, targeted=state.targeted)
-        self._changes = {"objective": objective, "source": source}
-        # Where the largest loss counts and not success, a loss with separate steps gets all
-        # of them.
-        plan = self.loss.plan(attack.length, state.clean.shape[1])
-        early = attack.early_exit and not state.random
-        split = not state.targeted and (early or plan.steps == 0)
-        self._plan = plan if split else Plan(attack.length)
+    state: AttackState
+    attack: Attack
+    source: Any
+    loss: Loss
 
     def __call__(self, rows: Tensor) -> None:
         """Attack a batch, against its likeliest rivals in turn if the loss asks for it."""
-        plan = self._plan
-        state = self._state
+        state = self.state
+        attack = self.attack
+        plan = self.loss.plan(attack.length, state.clean.shape[1])
+        # Where the largest loss counts and not success, a loss with separate steps gets all
+        # of them.
+        early = attack.early_exit and not state.random
+        if state.targeted or not (early or plan.steps == 0):
+            plan = Plan(attack.length)
         rivals = likely_rivals(state.clean, state.y, plan.rivals)
-        for restart in range(self._attack.restarts):
+        for restart in range(attack.restarts):
             if plan.steps:
-                self._run(self._left(rows), plan.steps, restart)
+                self._run(rows, plan.steps, restart)
             for rank in range(plan.rivals):
-                left = self._left(rows)
-                self._run(left, plan.each, restart, rivals[left, rank])
-
-    def _left(self, rows: Tensor) -> Tensor:
-        """Return the rows that are to be attacked."""
-        return rows[~self._state.best.fooled[rows]] if self._attack.early_exit else rows
+                self._run(rows, plan.each, restart, rivals[:, rank])
 
     def _run(
-        self, rows: Tensor, steps: int, restart: int, rival: Tensor | None = None
+        self, rows: Tensor, steps: int, restart: int, rivals: Tensor | None = None
     ) -> None:
+        """Attack the rows left, of which each may have a rival of its own."""
+        state = self.state
+        attack = self.attack
+        if attack.early_exit:
+            rows = rows[~state.best.fooled[rows]]
         if len(rows) == 0:
             return
-        state, attack = self._state, self._attack
         own = state.batch(rows)
         region = own.region
-        batch = replace(own, **self._changes)
-        if rival is not None:
-            batch = replace(batch, objective=reflected_pair, target=rival)
+        if rivals is None:
+            objective = objective_of(self.loss, targeted=state.targeted)
+            batch = replace(own, source=self.source, objective=objective)
+        else:
+            batch = replace(
+                own,
+                source=self.source,
+                objective=reflected_pair,
+                target=rivals[rows],
+            )
 
         def draw() -> Tensor:
             return region.draw(attack.seed + restart, extreme=restart % 2 == 1)
@@ -438,9 +446,9 @@ class _AttackRun:
         if restart > 0 or attack.random_start:
             delta = draw()
         found = attack.run(batch, delta, steps, draw)
-        if batch.source is not None:
+        if self.source is not None:
             found.flat.zero_()
-        if rival is not None or self.loss is not state.loss:
+        if rivals is not None or self.loss is not state.loss:
             # Runs are compared by the state's loss.
             value, _ = own.evaluate(region.perturbed(found.delta))
             found.value = value.nan_to_num_(-math.inf)
@@ -565,7 +573,7 @@ class Attack(ABC):
             batch_size=self.batch_size,
             options=options,
         )
-        with state:
+        with evaluation_mode(model):
             state.flag_saturation(self)
             state.run(self)
             return state.result(warn=warn)

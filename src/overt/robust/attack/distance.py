@@ -27,7 +27,7 @@ from overt.robust.attack.base import (
 )
 from overt.robust.attack.results import AttackResult, report
 from overt.robust.losses import LOSSES, lead_of_rival
-from overt.robust.models import BATCH_SIZE, Model, ModelOptions
+from overt.robust.models import BATCH_SIZE, Model, ModelOptions, evaluation_mode
 from overt.robust.threats import Region, Threat
 
 BISECTIONS = 12
@@ -110,7 +110,7 @@ def minimum_distance(
         raise InputError(
             "model must not be random for minimum_distance; measure robust_error at several radii"
         )
-    with state:
+    with evaluation_mode(model):
         with state.stage("boundary"):
             for rows in state.left.split(state.batch_size):
                 if len(rows) and state.threat.radius > 0:

@@ -20,7 +20,13 @@ from overt.robust.attack.pgd import PGD
 from overt.robust.attack.queries import HopSkipJump, Square
 from overt.robust.attack.results import MIN_REPORTED_SHARE, AttackResult
 from overt.robust.losses import LOSSES, ReflectedAll, objective_of
-from overt.robust.models import BATCH_SIZE, Model, ModelAdapter, ModelOptions
+from overt.robust.models import (
+    BATCH_SIZE,
+    Model,
+    ModelAdapter,
+    ModelOptions,
+    evaluation_mode,
+)
 from overt.robust.threats import Threat
 
 MIN_BUDGET = 24
@@ -39,6 +45,7 @@ class EnsembleConfig:
         ("dlr", 8),
         ("reflected_lse", 6),
     )
+    rivals: int = 9  # wrong classes tried one by one, likeliest first
     max_steps: int = 20  # of a run against one class; the rest goes into restarts
     honest_queries: int = 10  # where gradients are honest
     masked_budget: int = 4  # of the model's own gradients where they are masked
@@ -82,7 +89,6 @@ def strongest(
     *,
     budget: int = 1000,
     queries: int = 1500,
-    rivals: int = 9,
     surrogate: Model | None = None,
     target: Any = None,
     batch_size: int = BATCH_SIZE,
@@ -111,8 +117,6 @@ def strongest(
     queries
         Evaluations spent on a point at most in the search without gradients, and on top those that
         masked gradients leave of the budget.
-    rivals
-        Wrong classes tried one by one, likeliest first.
     surrogate
         A model whose gradients are followed as well, at up to half of the budget on top: the model
         without what masks its gradients, or one trained to do the same.
@@ -124,8 +128,8 @@ def strongest(
     state = AttackState(
         model, x, y, threat, target=target, batch_size=batch_size, options=options
     )
-    with state:
-        run_ensemble(state, budget, queries, rivals, surrogate, seed)
+    with evaluation_mode(model):
+        run_ensemble(state, budget, queries, surrogate, seed)
         return state.result(warn=warn)
 
 
@@ -133,14 +137,12 @@ def run_ensemble(
     state: AttackState,
     budget: int,
     queries: int,
-    rivals: int,
     surrogate: Any,
     seed: int,
 ) -> None:
     """Run the stages of `strongest` on the points that are left."""
     whole("budget", budget, minimum=MIN_BUDGET)
     whole("queries", queries, minimum=0)
-    whole("rivals", rivals)
     if state.threat.radius == 0 or len(state.left) == 0:
         return
     common: dict[str, Any] = {"seed": seed, "batch_size": state.batch_size}
@@ -155,7 +157,7 @@ def run_ensemble(
         if not honest:
             state.flag("masked", doubtful)
     given = budget - 1 if honest else max(budget // CONFIG.masked_budget, MIN_BUDGET)
-    for name, attack in gradient_stages(state, given, rivals, common):
+    for name, attack in gradient_stages(state, given, common):
         state.run(attack, name=name)
     for name, source, attack in _further_stages(
         state, surrogate, honest, budget, common
@@ -167,18 +169,18 @@ def run_ensemble(
 
 
 def gradient_stages(
-    state: AttackState, budget: int, rivals: int, common: dict[str, Any]
+    state: AttackState, budget: int, common: dict[str, Any]
 ) -> list[tuple[str, PGD]]:
     """Return the attacks by gradients, which together take at most `budget` of them a point.
 
     Cross-entropy gets a twelfth, the ratio of logits an eighth, the log-sum-exp reflected loss a
-    sixth, and the reflected loss against each of the `rivals` likeliest wrong classes the rest.
+    sixth, and the reflected loss against each of the likeliest wrong classes the rest.
     Small budgets try fewer classes, large ones start again at random.
     """
     threat = state.threat
     steps = {name: budget // part for name, part in CONFIG.shares}
     rest = max(budget - sum(steps.values()), 4)
-    top = max(min(rivals, state.clean.shape[1] - 1, rest // 7), 1)
+    top = max(min(CONFIG.rivals, state.clean.shape[1] - 1, rest // 7), 1)
     longest = CONFIG.max_steps
     further: dict[str, Any] = {}
     last: dict[str, Any] = {}

@@ -30,7 +30,7 @@ def ascend(
     batch: Batch,
     start: Tensor,
     lengths: list[float],
-    escape: Draw | None = None,
+    escape: Draw,
     *,
     normalize: bool = True,
     early_exit: bool = False,
@@ -46,29 +46,34 @@ def ascend(
     delta = start
     for step, length in enumerate(lengths):
         moved = batch.region.perturbed(delta)
-        value, fooled, gradient = batch.differentiate(moved, step)
         best.gradients += len(rows) * batch.gradient_cost
-        if not last:
+        if last:
+            gradient = batch.own_gradient(moved)[2]
+        else:
+            value, fooled, gradient = batch.differentiate(moved, step)
             best.enter(rows, delta, value, fooled)
-        if step == 0 and escape is not None:
-            best.flat = ~(gradient.abs().amax(1) > 0) & ~fooled
-        if early_exit and bool(fooled.any()):
-            stay = (~fooled).nonzero().squeeze(1)
-            if len(stay) == 0:
-                return best
-            batch, rows = batch.take(stay), rows[stay]
-            delta, gradient = delta[stay], gradient[stay]
+            if step == 0:
+                best.flat = ~(gradient.abs().amax(1) > 0) & ~fooled
+            if early_exit and bool(fooled.any()):
+                stay = (~fooled).nonzero().squeeze(1)
+                if len(stay) == 0:
+                    return best
+                batch = batch.take(stay)
+                rows = rows[stay]
+                delta = delta[stay]
+                gradient = gradient[stay]
         region = batch.region
         if not normalize:
             gradient = gradient.nan_to_num(0, 0, 0)
         direction = region.ascent(gradient) if normalize else gradient
         delta = region.project(torch.add(delta, direction, alpha=length))
-        if step == 0 and escape is not None and bool(best.flat.any()):
+        if step == 0 and bool(best.flat.any()):
             delta = torch.where(best.flat[rows][:, None], escape()[rows], delta)
     if last:
         best.delta = delta
-    else:
-        best.enter(rows, delta, *batch.evaluate(batch.region.perturbed(delta)))
+        return best
+    value, fooled = batch.evaluate(batch.region.perturbed(delta))
+    best.enter(rows, delta, value, fooled)
     return best
 
 
@@ -160,8 +165,9 @@ class PGD(Attack):
         if self.restarts > 1 or self.larger:
             return super().perturb(batch, start, draw)
         lengths = self._lengths(batch.region.threat.radius, self.steps)
-        found = ascend(batch, start, lengths, normalize=self.normalize, last=True)
-        return found.delta
+        return ascend(
+            batch, start, lengths, draw, normalize=self.normalize, last=True
+        ).delta
 
 
 @dataclass(frozen=True, eq=False)

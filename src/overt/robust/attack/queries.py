@@ -12,6 +12,7 @@ labels of random nearby points, and steps along it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, final
 
@@ -86,7 +87,7 @@ class Square(_Search):
                 stay = (~fooled).nonzero().squeeze(1)
                 batch = batch.take(stay)
                 rows = rows[stay]
-            if step == steps or len(rows) == 0:
+            if len(rows) == 0:
                 break
             halvings = sum(step > share * steps for share in HALVING_AT)
             area = FIRST_AREA / 2**halvings
@@ -107,15 +108,15 @@ class _Windows:
 
     def stripes(self, region: Region) -> Tensor:
         """Return a first perturbation: columns of random signs, as large as is allowed."""
-        columns = self._signs(1, self._width).to(region.x)
-        wide = columns.flatten().expand_as(region.x)
+        columns = self._signs(self._width).to(region.x)
+        wide = columns.expand_as(region.x)
         return region.project(_unit(region, wide) * region.threat.radius)
 
     def changed(self, delta: Tensor, region: Region, area: float) -> Tensor:
         """Return perturbations with one window changed, projected on the region."""
         here = self._mask(area).to(delta.device)
         there = self._mask(area).to(delta.device)
-        sign = self._signs(1, 1).flatten().to(delta)
+        sign = self._signs(1).to(delta)
         threat = region.threat
         if threat.order == torch.inf:
             return region.project(torch.where(here, sign * threat.radius, delta))
@@ -131,26 +132,28 @@ class _Windows:
         mixed = _unit(region, new + old)
         return region.project(rest + mixed * available[:, None].to(delta))
 
-    def _signs(self, height: int, width: int) -> Tensor:
-        """Return random signs (channels, height, width), repeated over the whole plane."""
-        shape = (self._channels, height, width)
+    def _signs(self, width: int) -> Tensor:
+        """Return random signs of each channel, one or one for each column, (features,)."""
+        shape = (self._channels, 1, width)
         signs = torch.randn(shape, generator=self._generator).sign()
-        return signs.expand(-1, self._height, self._width)
+        return signs.expand(-1, self._height, self._width).flatten()
 
     def _mask(self, area: float) -> Tensor:
         """Return where a random window of about this share of the input is, (features,)."""
         pixels = area * self._height * self._width
         tall = min(max(round(pixels**0.5), 1), self._height)
         broad = min(max(round(pixels / tall), 1), self._width)
-        top = self._integer(self._height - tall + 1)
-        left = self._integer(self._width - broad + 1)
         shape = (self._channels, self._height, self._width)
         mask = torch.zeros(shape, dtype=torch.bool)
-        mask[:, top : top + tall, left : left + broad] = True
+        rows = self._window(tall, self._height)
+        columns = self._window(broad, self._width)
+        mask[:, rows, columns] = True
         return mask.flatten()
 
-    def _integer(self, end: int) -> int:
-        return int(torch.randint(end, (), generator=self._generator))
+    def _window(self, size: int, end: int) -> slice:
+        """Return a random range of this size below `end`."""
+        first = int(torch.randint(end - size + 1, (), generator=self._generator))
+        return slice(first, first + size)
 
 
 def _unit(region: Region, v: Tensor) -> Tensor:
@@ -174,13 +177,13 @@ class HopSkipJump(_Search):
         self, batch: Batch, start: Tensor, steps: int, escape: Draw
     ) -> BestIterates:
         """Attack one batch."""
-        walk = _BoundaryWalk(batch, steps, torch.Generator().manual_seed(self.seed))
+        walk = _BoundaryWalk(batch, steps, self.seed)
         walk.start()
         while walk.round():
             pass
         best = BestIterates.start(start)
-        inside = (walk.distance <= batch.region.threat.radius)[:, None]
-        delta = torch.where(inside, walk.delta, start)
+        inside = walk.distance <= batch.region.threat.radius
+        delta = torch.where(inside[:, None], walk.delta, start)
         value, fooled = batch.evaluate(batch.region.perturbed(delta))
         best.enter(torch.arange(len(delta), device=delta.device), delta, value, fooled)
         best.queries = len(delta) * (steps - walk.available)
@@ -193,10 +196,10 @@ class _BoundaryWalk:
     Their `distance` is infinite where nothing was found.
     """
 
-    def __init__(self, batch: Batch, queries: int, generator: torch.Generator) -> None:
+    def __init__(self, batch: Batch, queries: int, seed: int) -> None:
         self._batch = batch
         self._region = batch.region
-        self._generator = generator
+        self._generator = torch.Generator().manual_seed(seed)
         self._rounds = 0
         self.available = queries - 1
         self.delta = torch.zeros_like(batch.region.x)
@@ -209,17 +212,26 @@ class _BoundaryWalk:
 
     def start(self) -> None:
         """Find any perturbation that fools the model, within ever larger balls."""
-        found = torch.zeros_like(self.distance, dtype=torch.bool)
-        delta = self.delta
+        trials = self._random_trials()
+        delta, found = self._first_success(trials)
+        self._shrink(delta, found)
+
+    def _random_trials(self) -> Iterator[Tensor]:
         for scale, seed in STARTS:
+            larger = self._region.with_radius(scale * self._region.threat.radius)
+            yield larger.draw(seed, extreme=seed % 2 == 0)
+
+    def _first_success(self, trials: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the first of some perturbations that fools each point, and whether one does."""
+        delta = self.delta
+        found = torch.zeros_like(self.distance, dtype=torch.bool)
+        for trial in trials:
             if self.available < 1 or bool(found.all()):
                 break
-            larger = self._region.with_radius(scale * self._region.threat.radius)
-            trial = larger.draw(seed, extreme=seed % 2 == 0)
             new = self._decide(trial) & ~found
             delta = torch.where(new[:, None], trial, delta)
             found |= new
-        self._shrink(delta, found)
+        return delta, found
 
     def round(self) -> bool:
         """Estimate the boundary's normal, step along it, and shrink; return whether to continue."""
@@ -233,16 +245,10 @@ class _BoundaryWalk:
         ascent = self._region.ascent(self._estimate_normal(directions))
         distance = self.distance.where(found, 0)[:, None].to(ascent)
         length = distance / self._rounds**0.5
-        trial = self.delta
-        moved = torch.zeros_like(found)
-        for _ in range(SHORTER_STEPS):  # until one still fools the model
-            step = self.delta + ascent * length
-            if self._region.delta_bounds is not None:
-                step = step.clamp(*self._region.delta_bounds)
-            new = self._decide(step) & ~moved
-            trial = torch.where(new[:, None], step, trial)
-            moved |= new
-            length = length / 2
+        box = self._region.delta_bounds or (None, torch.inf)
+        shorter = [length / 2**k for k in range(SHORTER_STEPS)]
+        steps = [(self.delta + ascent * part).clamp(*box) for part in shorter]
+        trial, moved = self._first_success(steps)
         self._shrink(trial, moved & active)
         return True
 
@@ -254,7 +260,7 @@ class _BoundaryWalk:
         u = torch.randn(directions, width, generator=self._generator).to(self.delta)
         u /= torch.linalg.vector_norm(u, dim=1, keepdim=True)
         fooled = [self._decide(self.delta + size * row) for row in u]
-        votes = 2.0 * torch.stack(fooled, 1).to(u) - 1
+        votes = torch.stack(fooled, 1).to(u)
         # Subtracting the mean vote reduces the variance (Chen et al. 2020, section 3.3).
         return (votes - votes.mean(1, keepdim=True)) @ u
 

@@ -15,11 +15,7 @@ The program, for scipy's HiGHS, has a binary for each hidden unit that the pertu
 
 from __future__ import annotations
 
-import os
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -37,7 +33,7 @@ MAX_UNITS = 1500
 """Inputs and hidden units above which the mixed-integer program is not tried."""
 
 ROUNDING = 1e-9
-"""Share of the largest logit that rounding in double precision may add to a lead."""
+"""Share of the largest difference of logits that rounding may add to a lead."""
 
 MAX_DIFFERENCE = 1e4
 """Machine epsilons of the largest logit by which model and modelled network may differ."""
@@ -68,13 +64,12 @@ class Decision:
     lead: Floats
     bound: Floats
     x: Floats
-    scale: Floats  # the largest logits at the inputs
+    scale: Floats  # the largest difference of two logits that the inputs allow
     status: Status
 
-    @property
-    def proved(self) -> Bools:
-        """Which points are robust, rounding allowed for."""
-        return np.asarray(self.bound < -ROUNDING * self.scale)
+    def below(self, level: float) -> Bools:
+        """Return where no wrong class can lead by the level, rounding allowed for."""
+        return np.asarray(self.bound < level - ROUNDING * self.scale)
 
 
 def read_network(adapter: ModelAdapter, region: Region, batch_size: int) -> ReluNetwork:
@@ -125,7 +120,8 @@ def compare(
     given = adapter.all_logits(x, batch_size).cpu().double()
     lowest = float(np.log(torch.finfo(adapter.x.dtype).tiny))
     if network.normalized:  # probabilities may round to 0
-        modelled, given = modelled.clamp(min=lowest), given.clamp(min=lowest)
+        modelled = modelled.clamp(min=lowest)
+        given = given.clamp(min=lowest)
     scale = max(float(network.logits(x.cpu().double()).abs().max()), 1e-30)
     difference = float((modelled - given).abs().max())
     if not difference <= MAX_DIFFERENCE * adapter.precision * scale:
@@ -151,23 +147,26 @@ def decide(
     """
     n = len(y)
     x = region.x.view(n, *network.shape)
-    scale = network.logits(x).abs().amax(1).numpy() if n else np.zeros(0)
-    lead, bound = np.full(n, -np.inf), np.full(n, np.inf)
+    scale = 2 * network.logits(x).abs().amax(1).numpy() if n else np.zeros(0)
+    lead = np.full(n, -np.inf)
+    bound = np.full(n, np.inf)
     found = Decision(lead, bound, region.x.numpy().copy(), scale, Status.FINISHED)
     hidden_units = sum(shape.numel() for shape, _ in network.units)
-    small = 0 < hidden_units <= MAX_UNITS - region.x.shape[1]
+    small = hidden_units <= MAX_UNITS - region.x.shape[1]
     programmed = level is not None or (seconds > 0 and small)
+    least = 0.0 if level is None else level
     try:
         with meter("certify", n) as bar:
-            for i in range(n):
+            for i, own in enumerate(y.tolist()):
                 around = region.take(torch.tensor([i]))
                 bounds = LinearBounds(network, around)
-                bound[i] = bounds.best_lead(int(y[i]))
-                if programmed and (level is not None or not found.proved[i]):
-                    own = int(y[i])
-                    lead[i], upper, found.x[i] = _search(
-                        bounds, own, level or 0.0, seconds
-                    )
+                bound[i], best = bounds.best_lead(own)
+                if hidden_units == 0:  # the bound is reached
+                    lead[i] = bound[i]
+                    found.x[i] = best
+                elif programmed and (level is not None or not found.below(0.0)[i]):
+                    reached = _search(bounds, own, least, seconds)
+                    lead[i], upper, found.x[i] = reached
                     bound[i] = max(min(bound[i], upper), lead[i])
                 bar.advance()
     except KeyboardInterrupt:
@@ -184,17 +183,24 @@ class LinearBounds:
         self.hidden: list[tuple[Tensor, Tensor]] = []
         for k, (shape, _) in enumerate(network.units):
             eye = torch.eye(shape.numel()).double()
-            self.hidden.append((self.least(k, eye), -self.least(k, -eye)))
+            low, _ = self.least(k, eye)
+            high, _ = self.least(k, -eye)
+            self.hidden.append((low, -high))
 
-    def best_lead(self, own: int) -> float:
-        """Return a proved upper bound on the lead of any wrong class."""
+    def best_lead(self, own: int) -> tuple[float, Floats]:
+        """Return a proved upper bound on the lead of any wrong class, and where it is taken."""
         eye = torch.eye(self.network.classes).double()
         others = [j for j in range(len(eye)) if j != own]
         margins = eye[own] - eye[others]
-        return -float(self.least(len(self.network.units), margins).min())
+        least, where = self.least(len(self.network.units), margins)
+        rival = int(least.argmin())
+        return -float(least[rival]), where[rival].numpy()
 
-    def least(self, depth: int, weights: Tensor) -> Tensor:
-        """Return lower bounds on weights . z over the region, z the units of layer `depth`."""
+    def least(self, depth: int, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Return lower bounds on weights . z over the region, and the inputs that they come from.
+
+        z are the units of layer `depth`.
+        """
         total, first, rest = self.network.transposed(depth, weights)
         for k in reversed(range(depth)):
             weights_k = rest[k]
@@ -209,8 +215,8 @@ class LinearBounds:
                 if more is not None:
                     rest[j] = more if known is None else known + more
         everywhere = self.region.take(torch.zeros(len(first), dtype=torch.long))
-        worst = everywhere.linear_argmax(-first)
-        return total + (first * (everywhere.x + worst)).sum(1)
+        worst = everywhere.x + everywhere.linear_argmax(-first)
+        return total + (first * worst).sum(1), worst
 
     def _relax(self, k: int, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Return weights of z_k below those of h_k, and what must be added."""
@@ -221,8 +227,10 @@ class LinearBounds:
         steep = torch.where(high <= 0, a, steep)
         offset = torch.where(mixed, high - steep * high, 0.0)
         under = torch.where(mixed, torch.where(high >= -low, 1.0, a), steep)
-        up, down = weights.clamp(min=0), weights.clamp(max=0)
-        return up * under + down * steep, (down * offset).sum(1)
+        up = weights.clamp(min=0)
+        down = weights.clamp(max=0)
+        below = up * under + down * steep
+        return below, (down * offset).sum(1)
 
 
 def _search(
@@ -236,7 +244,9 @@ def _search(
     network = bounds.network
     threat = bounds.region.threat
     x = bounds.region.x[0].numpy()
-    best, bound, where = -np.inf, -np.inf, x
+    best = -np.inf
+    bound = -np.inf
+    where = x
     end = time.monotonic() + seconds
     rivals = [j for j in range(network.classes) if j != own]
     for j in rivals:
@@ -249,11 +259,15 @@ def _search(
                 break
             length = float(np.linalg.norm(delta))
             outside = isinstance(threat, L2) and length > threat.radius
-            moved = x + (delta * (threat.radius / length) if outside else delta)
-            f = network.logits(torch.from_numpy(moved).view(1, *network.shape))[0]
+            moved = x + delta
+            if outside:
+                moved = x + delta * (threat.radius / length)
+            point = torch.from_numpy(moved).view(1, *network.shape)
+            f = network.logits(point)[0]
             lead = float(f[j] - f[own])
             if lead > best:
-                best, where = lead, moved
+                best = lead
+                where = moved
             if upper < level or best > max(level, 0.0):  # decided
                 break
             # In a tie more planes cannot decide.
@@ -365,14 +379,13 @@ class _Program:
         limited = bool(np.isfinite(seconds))
         if limited:
             options["time_limit"] = max(seconds, 1e-3)
-        with _silence():
-            answer = milp(
-                self._cost,
-                constraints=LinearConstraint(rows, -np.inf, limits),
-                bounds=Bounds(self._least, self._most),
-                integrality=self._integral,
-                options=options,
-            )
+        answer = milp(
+            self._cost,
+            constraints=LinearConstraint(rows, -np.inf, limits),
+            bounds=Bounds(self._least, self._most),
+            integrality=self._integral,
+            options=options,
+        )
         if answer.x is None and not limited:
             raise RuntimeError(f"the mixed-integer solver failed: {answer.message}")
         dual = answer.mip_dual_bound
@@ -406,22 +419,3 @@ def _combined(
         base = base + W @ before
         rows = rows + W @ of_variables
     return base, rows
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    """Keep what the solver writes past Python from the terminal."""
-    sys.stdout.flush()
-    try:
-        before = os.dup(1)
-    except OSError:  # there is no such output
-        yield
-        return
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 1)
-        yield
-    finally:
-        os.dup2(before, 1)
-        os.close(before)
-        os.close(nowhere)

@@ -160,9 +160,11 @@ class ReluNetwork:
             traced.eval()
         final = _check_nodes(traced)
         if mean is not None:
-            mean, std = mean.double().cpu(), std.double().cpu()
-        normalized, softmax = final is not None, final in SOFTMAXES
-        return cls(traced, tuple(x.shape[1:]), mean, std, normalized, softmax)
+            mean = mean.double().cpu()
+            std = std.double().cpu()
+        shape = tuple(x.shape[1:])
+        normalized = final is not None
+        return cls(traced, shape, mean, std, normalized, final in SOFTMAXES)
 
     def run(self, x: Tensor, activation: Activation) -> Tensor:
         """Return the logits of inputs (points, ...), with `activation` in place of rectifiers."""
@@ -181,7 +183,9 @@ class ReluNetwork:
     def outputs(self, x: Tensor) -> Tensor:
         """Return what the model itself returns: logits, or their log-softmax."""
         logits = self.logits(x)
-        return logits.log_softmax(1) if self.normalized else logits
+        if self.normalized:
+            return logits.log_softmax(1)
+        return logits
 
     @cached_property
     def units(self) -> list[tuple[torch.Size, float]]:
@@ -254,23 +258,20 @@ class ReluNetwork:
         return maps, offsets
 
 
+def _recorded(function: Any) -> Any:
+    """Return a method that records a function of two values."""
+    return lambda self, other: self.tracer.create_proxy(
+        "call_function", function, (self, other), {}
+    )
+
+
 class _Proxy(fx.Proxy):  # type: ignore[misc]
     """Records operations in place as what they are; torch's own proxies record new values."""
 
-    def __iadd__(self, other: Any) -> Any:
-        return self._record(operator.iadd, other)
-
-    def __isub__(self, other: Any) -> Any:
-        return self._record(operator.isub, other)
-
-    def __imul__(self, other: Any) -> Any:
-        return self._record(operator.imul, other)
-
-    def __itruediv__(self, other: Any) -> Any:
-        return self._record(operator.itruediv, other)
-
-    def _record(self, function: Any, other: Any) -> Any:
-        return self.tracer.create_proxy("call_function", function, (self, other), {})
+    __iadd__ = _recorded(operator.iadd)
+    __isub__ = _recorded(operator.isub)
+    __imul__ = _recorded(operator.imul)
+    __itruediv__ = _recorded(operator.itruediv)
 
 
 class _Tracer(fx.Tracer):  # type: ignore[misc]
@@ -323,9 +324,11 @@ class _Interpreter(fx.Interpreter):  # type: ignore[misc]
         players = z.flatten(rank)
         while players.shape[-1] > 1:
             half = players.shape[-1] // 2
-            a, b = players[..., :half], players[..., half : 2 * half]
+            a = players[..., :half]
+            b = players[..., half : 2 * half]
+            rest = players[..., 2 * half :]
             winners = a + self._activation(b - a, 0.0)
-            players = torch.cat([winners, players[..., 2 * half :]], -1)
+            players = torch.cat([winners, rest], -1)
         return players.squeeze(-1)
 
 
@@ -359,15 +362,18 @@ def _module(node: fx.Node) -> nn.Module:
 
 def _kind(node: fx.Node) -> Any:
     """Return what a node computes, as the tables above name it."""
-    return type(_module(node)) if node.op == "call_module" else node.target
+    if node.op == "call_module":
+        return type(_module(node))
+    return node.target
 
 
 def _argument(node: fx.Node, name: str, default: Any) -> Any:
     """Return a setting of a module, or the second or a named argument of a function."""
     if node.op == "call_module":
         return getattr(_module(node), name, default)
-    given = node.kwargs.get(name, default)
-    return node.args[1] if len(node.args) > 1 else given
+    if len(node.args) > 1:
+        return node.args[1]
+    return node.kwargs.get(name, default)
 
 
 def _slope(node: fx.Node) -> float:

@@ -77,10 +77,14 @@ class Smoothed(Result):
     def errors(self, y: Any, radii: Any) -> Floats:
         """Return for each of radii the share of points not certified to be of their class y."""
         truth = check_classes(y, torch.as_tensor(self.predicted), self.classes).numpy()
-        asked = doubles("radii", np.atleast_1d(plain_array("radii", radii)), ndim=1)
-        abstains = np.asarray(self.predicted) < 0
-        right = (np.asarray(self.predicted) == truth) & ~abstains
-        return np.array([1 - float(np.mean(right & (self.radius >= r))) for r in asked])
+        given = np.atleast_1d(plain_array("radii", radii))
+        predicted = np.asarray(self.predicted)
+        right = (predicted == truth) & (predicted >= 0)
+        errors = []
+        for radius in doubles("radii", given, ndim=1):
+            certified = right & (self.radius >= radius)
+            errors.append(1 - certified.mean())
+        return np.array(errors)
 
 
 def smoothed(
@@ -119,10 +123,13 @@ def smoothed(
         raise InputError(f"confidence must lie between 0.5 and 1, got {confidence!r}")
     whole("seed", seed, minimum=0)
     adapter = ModelAdapter(model, x, options)
-    n, parts = len(adapter.x), (whole("guesses", guesses), whole("draws", draws))
+    n = len(adapter.x)
+    parts = whole("guesses", guesses), whole("draws", draws)
     reach = _reach(noise, tuple(adapter.x.shape[1:]))
     level = 1 - 2 * (1 - confidence)  # of the two-sided interval
-    predicted, radius, lower = np.full(n, -1), np.zeros(n), np.zeros(n)
+    predicted = np.full(n, -1)
+    radius = np.zeros(n)
+    lower = np.zeros(n)
     status = Status.FINISHED
     with evaluation_mode(adapter.model):
         classes = adapter.clean_logits(whole("batch_size", batch_size)).shape[1]
@@ -136,7 +143,8 @@ def smoothed(
                     best = int(first.argmax())
                     bound = float(clopper_pearson(second[best], draws, level)[0])
                     if bound > 0.5:
-                        predicted[i], radius[i] = best, reach(bound)
+                        predicted[i] = best
+                        radius[i] = reach(bound)
                     lower[i] = bound
                     bar.advance()
         except KeyboardInterrupt:
@@ -163,17 +171,17 @@ def _votes(
     rng: np.random.Generator,
 ) -> Ints:
     """Return how often each class is predicted at point i under noise, (classes,)."""
-    x, votes = adapter.x[i].to(adapter.device), np.zeros(1, int)
+    x = adapter.x[i]
+    shape = tuple(x.shape)
+    votes = np.zeros(1, int)
     for k in range(0, draws, batch_size):
         size = min(batch_size, draws - k)
         if isinstance(noise, Noise):
-            moved = x * torch.from_numpy(
-                noise.multipliers(tuple(x.shape), size, rng)
-            ).to(x)
+            drawn = noise.multipliers(shape, size, rng)
+            moved = x * torch.from_numpy(drawn).to(x)
         else:
-            moved = x + float(noise) * torch.from_numpy(
-                rng.standard_normal((size, *x.shape))
-            ).to(x)
+            drawn = rng.standard_normal((size, *shape))
+            moved = x + float(noise) * torch.from_numpy(drawn).to(x)
         with torch.no_grad():
             logits = adapter.logits(moved, torch.full((size,), i))
         finite = torch.isfinite(logits).all(1)  # anything else is a vote for nobody

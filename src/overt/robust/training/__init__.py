@@ -11,12 +11,14 @@ climbs its divergence (Zhang et al. 2019).
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import count
 from operator import itemgetter
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -50,12 +52,8 @@ from overt.robust.training.checkpoints import TrainingCheckpoint
 MAX_LOSS = 100.0
 """Mean training loss of an epoch from which training has diverged: beyond any guessing."""
 
-CLEAN_PERIOD = 10
-"""One batch in 10 has its clean accuracy measured where clean inputs are not trained on."""
-
 COLUMNS = (
     "loss",
-    "clean_accuracy",
     "robust_accuracy",
     "holdout_clean_accuracy",
     "holdout_robust_accuracy",
@@ -91,12 +89,10 @@ class Training(Result):
     ----------
     loss
         Mean of the training loss.
-    clean_accuracy, robust_accuracy
-        On the training batches just before their steps: of the inputs (in evaluation mode and on
-        one batch in ten unless they are trained on), and of what the attack made of them (equal
-        without an attack).
+    robust_accuracy
+        On the training batches just before their steps: of what the attack made of them.
     holdout_clean_accuracy, holdout_robust_accuracy
-        The same on the holdout after the epoch; NaN without it.
+        On the holdout after the epoch, without and with the attack; NaN without a holdout.
     epochs
         Epochs that were finished, resumed ones included.
     best_epoch
@@ -107,7 +103,6 @@ class Training(Result):
     """
 
     loss: Floats
-    clean_accuracy: Floats
     robust_accuracy: Floats
     holdout_clean_accuracy: Floats
     holdout_robust_accuracy: Floats
@@ -213,8 +208,9 @@ def adversarial_train(
                     status = Status.DIVERGED
                     break
                 saved.save(history, best=held is not None and _best(history))
-                clean, robust = row["clean_accuracy"], row["robust_accuracy"]
-                bar.advance(note=f"clean {clean:.3f} robust {robust:.3f}")
+                mean = row["loss"]
+                accuracy = row["robust_accuracy"]
+                bar.advance(note=f"loss {mean:.3f} robust {accuracy:.3f}")
     except KeyboardInterrupt:
         status = Status.INTERRUPTED
     columns = {name: np.array([row[name] for row in history]) for name in COLUMNS}
@@ -240,31 +236,33 @@ class _Trainer:
     def epoch(
         self, batches: Batches, scheduler: Any, seed: int, number: int
     ) -> dict[str, float]:
-        """Train on all batches; return loss and accuracies, which follow from seed and number."""
+        """Train on all batches; return loss and accuracy, which follow from seed and number."""
         first = _mix(seed, number)
         torch.manual_seed(first)
         batches.seed(first)
         each = self.config.step_scheduler_each
-        sums = np.zeros(5)  # points, loss, robust hits, clean hits, points of these
+        points = hits = 0
+        total = 0.0
         for k, batch in enumerate(batches, 1):
-            new = self.step(batch.inputs, batch.y, _mix(seed, number, k), k)
-            sums += new
-            if not np.isfinite(new[1]):
+            loss, right = self.step(batch.inputs, batch.y, _mix(seed, number, k))
+            count = len(batch.inputs)
+            points += count
+            hits += right
+            total += count * loss
+            if not math.isfinite(loss):
                 break
             if scheduler is not None and each == "batch":
                 scheduler.step()
-        n, loss, robust, clean, measured = sums.tolist()
+        mean = total / points
         if scheduler is not None and each == "epoch":
-            plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
-            scheduler.step(*([loss / n] if isinstance(scheduler, plateau) else ()))
-        return {
-            "loss": loss / n,
-            "clean_accuracy": clean / max(measured, 1),
-            "robust_accuracy": robust / n,
-        }
+            if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+                scheduler.step(mean)
+            else:
+                scheduler.step()
+        return {"loss": mean, "robust_accuracy": hits / points}
 
-    def step(self, inputs: Inputs, y: Any, seed: int, number: int) -> Floats:
-        """Attack a batch and take one step of the optimizer; return what the epoch sums."""
+    def step(self, inputs: Inputs, y: Any, seed: int) -> tuple[float, int]:
+        """Attack a batch and step on it; return the mean loss and how many points were right."""
         adapter = ModelAdapter(self.model, inputs, {})
         x = adapter.x
         rows = torch.arange(len(x))
@@ -272,7 +270,7 @@ class _Trainer:
             if self.attack is not None:  # refuse limits for single points
                 self.attack.threat.input_bounds(x[:1])
             with evaluation_mode(self.model):
-                self.columns = adapter.all_logits(adapter.x[:1], 1).shape[1]
+                self.columns = adapter.all_logits(x[:1], 1).shape[1]
         y = classes(y, x, self.columns)
         moved = x
         if self.attack is not None:
@@ -280,20 +278,12 @@ class _Trainer:
         robust = adapter.logits(moved, rows)
         clean = adapter.logits(x, rows) if self.loss == "trades" else None
         loss = self._mean_loss(clean, robust, y)
-        if not torch.isfinite(loss):
-            return np.array([len(x), np.inf, 0, 0, 0])
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
-        if self.attack is None:
-            clean = robust
-        elif clean is None and number % CLEAN_PERIOD == 1:
-            # In evaluation mode: no trace in batch normalization.
-            with evaluation_mode(self.model), torch.no_grad():
-                clean = adapter.logits(x, rows)
-        hits = [] if clean is None else [_hits(clean, y), len(x)]
-        found = [len(x), len(x) * float(loss.detach()), _hits(robust, y), *hits, 0, 0]
-        return np.array(found[:5])
+        value = float(loss.detach())
+        if math.isfinite(value):
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+        return value, _hits(robust, y)
 
     def holdout_accuracy(self, held: Any) -> dict[str, float]:
         """Return clean and robust accuracy on the holdout, NaN without one."""
@@ -393,7 +383,8 @@ def _shuffled(data: Any, batch_size: int) -> Iterable[Any]:
     batch_size = whole("batch_size", batch_size)
     if not is_pair(data):
         return data
-    inputs, y = Inputs.of(data[0], "data"), as_tensor("data", data[1])
+    inputs = Inputs.of(data[0], "data")
+    y = as_tensor("data", data[1])
     if len(inputs) != len(y):
         raise InputError(
             f"data must have a class for each input, got {len(inputs)} inputs and {len(y)} classes"
@@ -405,7 +396,9 @@ def _best(history: list[dict[str, float]]) -> int:
     """Return the epoch, from 1, of the best robust accuracy on the holdout; clean breaks ties."""
     names = ("holdout_robust_accuracy", "holdout_clean_accuracy")
     score = [tuple(row[name] for name in names) for row in history]
-    return score.index(max(score)) + 1 if score else 0
+    if not score:
+        return 0
+    return score.index(max(score)) + 1
 
 
 def _optimizer(optimizer: Any, model: nn.Module) -> torch.optim.Optimizer:
@@ -423,4 +416,4 @@ def _optimizer(optimizer: Any, model: nn.Module) -> torch.optim.Optimizer:
 
 
 def _mix(*parts: int) -> int:
-    return int(np.random.SeedSequence(parts).generate_state(1)[0])
+    return crc32(repr(parts).encode())

@@ -143,7 +143,9 @@ def _plain(value: Any, name: str) -> Any:
 def _restore(leaf: Any, tensors: dict[str, Tensor]) -> Any:
     if not isinstance(leaf, dict):
         return leaf
-    return tensors[leaf["tensor"]] if "tensor" in leaf else Counter(dict(leaf[COUNTER]))
+    if "tensor" in leaf:
+        return tensors[leaf["tensor"]]
+    return Counter(dict(leaf[COUNTER]))
 
 
 def _checksum(text: str, tensors: dict[str, Tensor]) -> str:
