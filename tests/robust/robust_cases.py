@@ -25,7 +25,7 @@ def small_mlp(inputs=6, width=8, classes=3, seed=0, dtype=torch.float64):
 def logits(model, x):
     from overt.robust.models import ModelAdapter
 
-    return ModelAdapter(model, x, {}).logits(x, torch.arange(len(x)))
+    return ModelAdapter(model, x).logits(x, torch.arange(len(x)))
 
 
 def points(n, inputs, seed=0, dtype=torch.float64):

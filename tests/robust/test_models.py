@@ -279,7 +279,6 @@ WRONG = [
     ({"queries": -1}, "queries must be"),
     ({"rivals": 0}, "rivals must be"),
     ({"batch_size": 0}, "batch_size must be"),
-    ({"depth": 3}, "unexpected argument depth"),
     ({"mean": [1.0, 2.0]}, "mean must be a number or an array that fits"),
     ({"std": 0.0}, "std must be positive"),
     ({"samples": 0}, "samples must be at least 1"),
@@ -313,6 +312,11 @@ WRONG = [
     ({"model": []}, "model must be a torch module"),
     ({"model": nn.Linear}, "model must be a torch module or a function"),
 ]
+
+
+def test_an_argument_that_does_not_exist_is_named():
+    with pytest.raises(TypeError, match="unexpected keyword argument 'depth'"):
+        strongest(MLP, X, Y, L2(0.5), depth=3)
 
 
 @pytest.mark.parametrize(("change", "message"), WRONG)

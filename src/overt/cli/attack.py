@@ -269,7 +269,7 @@ def _save_examples(
     from overt.robust.models import ModelAdapter, evaluation_mode
 
     with evaluation_mode(net):
-        adapters = [ModelAdapter(net, v, options) for v in (x, moved)]
+        adapters = [ModelAdapter(net, v, **options) for v in (x, moved)]
         before, after = (a.all_logits(a.x, 256).cpu() for a in adapters)
     arrays = {
         "x": x,

@@ -93,12 +93,10 @@ class RobustError(Result):
     def plot(self) -> Any:
         """Plot the curve with its intervals."""
         figure, ((axes,),) = subplots(1, 1, (5.6, 3.8))
+        low, high = self.intervals.T
+        axes.fill_between(self.radii, low, high, alpha=0.25, lw=0)
         radii = np.r_[0.0, self.radii]
         errors = np.r_[self.clean, self.errors]
-        failed = round(self.clean * self.points)
-        clean = clopper_pearson(failed, self.points, self.confidence)
-        band = np.vstack([clean, self.intervals]).T
-        axes.fill_between(radii, *band, alpha=0.25, lw=0)
         axes.plot(radii, errors, marker="o", ms=4)
         axes.set(xlabel=f"radius ({self.norm})", ylabel="robust error found")
         axes.set(ylim=(0, 1), xlim=(0, None))

@@ -98,10 +98,6 @@ class Loss(ABC):
         """Return how to spend `steps` gradients on a point among `classes` classes."""
         return Plan(steps)
 
-    def saturated(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Return for which points the slope is lost to rounding although they are not fooled."""
-        return torch.zeros_like(y, dtype=torch.bool)
-
 
 class CrossEntropy(Loss):
     """-log p_y: the usual loss, blind where p_y is 1 up to rounding."""
@@ -110,10 +106,11 @@ class CrossEntropy(Loss):
         """Return -log p_y."""
         return cross_entropy(logits, y, reduction="none")
 
-    def saturated(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Return where 1 - p_y is below SATURATED_EPS machine epsilons."""
-        lost = SATURATED_EPS * torch.finfo(logits.dtype).eps
-        return margin_of_sum(logits, y) > -math.log(lost)
+
+def saturated(logits: Tensor, y: Tensor) -> Tensor:
+    """Return where 1 - p_y is below SATURATED_EPS machine epsilons."""
+    lost = SATURATED_EPS * torch.finfo(logits.dtype).eps
+    return margin_of_sum(logits, y) > -math.log(lost)
 
 
 @dataclass(frozen=True)

@@ -73,25 +73,30 @@ class ModelAdapter:
     returned.
     """
 
-    def __init__(self, model: Model, x: Any, options: Any) -> None:
+    def __init__(
+        self,
+        model: Model,
+        x: Any,
+        *,
+        output: Callable[[Any], Tensor] | None = None,
+        outputs: str = "logits",
+        mean: Any = None,
+        std: Any = None,
+        samples: int | None = None,
+    ) -> None:
         if not callable(model) or isinstance(model, type):
             raise InputTypeError(
                 "model must be a torch module or a function from inputs to logits, got "
                 f"{model!r:.80}"
             )
-        unknown = set(options) - set(ModelOptions.__annotations__)
-        if unknown:
-            raise InputTypeError(f"unexpected argument {', '.join(sorted(unknown))}")
-        self.model = model
-        self.output = options.get("output")
-        if self.output is not None and not callable(self.output):
+        if output is not None and not callable(output):
             raise InputTypeError(
                 "output must be a function from what the model returns to logits, such as "
-                f"lambda o: o.logits, got {self.output!r}"
+                f"lambda o: o.logits, got {output!r}"
             )
-        names = ("logits", "probabilities")
-        self.outputs = choice("outputs", options.get("outputs", "logits"), names)
-        samples = options.get("samples")
+        self.model = model
+        self.output = output
+        self.outputs = choice("outputs", outputs, ("logits", "probabilities"))
         self.samples = 1 if samples is None else whole("samples", samples)
         self.chooses_samples = samples is None
         self.inputs = _read_inputs(x)
@@ -103,11 +108,12 @@ class ModelAdapter:
         self.device = given.device if weight is None else weight.device
         compute = torch.float32 if torch.finfo(self._format).bits < 32 else self._format
         self.x = given.to(self.device, compute)
-        narrower = torch.finfo(given.dtype).bits < torch.finfo(compute).bits
-        self.storage = given.dtype if narrower else compute
+        self.storage = compute
+        if torch.finfo(given.dtype).bits < torch.finfo(compute).bits:
+            self.storage = given.dtype
         if any(len(part) != len(given) for part in self.inputs.tensors):
             raise InputError("x must hold inputs with one row for each point each")
-        self.scale = _scale(options.get("mean"), options.get("std"), self.x)
+        self.scale = _scale(mean, std, self.x)
         self.hard_labels = False
         self._overwrites = False  # whether the model changes its inputs in place
         self._label_count = 0
@@ -124,11 +130,13 @@ class ModelAdapter:
         elif self._overwrites:
             x = x.clone()
         arguments = self._arguments(x.to(self._format), rows)
-        samples = [
-            self._columns_of(call_model(self.model, arguments, self.output), len(x))
-            for _ in range(self.samples)
-        ]
-        result = samples[0] if len(samples) == 1 else torch.stack(samples).mean(0)
+        samples = []
+        for _ in range(self.samples):
+            output = call_model(self.model, arguments, self.output)
+            samples.append(self._columns_of(output, len(x)))
+        result = samples[0]
+        if len(samples) > 1:
+            result = torch.stack(samples).mean(0)
         result = result.to(self.x.dtype)
         if self.outputs == "probabilities":  # their logarithms are logits
             result = result.clamp(min=torch.finfo(result.dtype).tiny).log()
@@ -136,9 +144,10 @@ class ModelAdapter:
 
     def all_logits(self, x: Tensor, batch_size: int) -> Tensor:
         """Return the logits of all points, moved to x, in batches and without a gradient."""
-        rows = torch.arange(len(x), device=self.device).split(batch_size)
+        rows = torch.arange(len(x), device=self.device)
+        parts = rows.split(batch_size)
         with torch.no_grad():
-            return torch.cat([self.logits(x[part].to(self.x), part) for part in rows])
+            return torch.cat([self.logits(x[part].to(self.x), part) for part in parts])
 
     def clean_logits(self, batch_size: int, y: Any = None) -> Tensor:
         """Return the logits of the inputs, which must be finite."""
@@ -160,9 +169,8 @@ class ModelAdapter:
                 f"{len(result)} points"
             )
         if self._columns > 1 and self.outputs == "logits":
-            binary = bool(((result == 0) | (result == 1)).all())
-            one_each = bool((result.sum(1) == 1).all())
-            self.hard_labels = self.hard_labels or (binary and one_each)
+            one_hot = (result.amax(1) == 1) & (result.abs().sum(1) == 1)
+            self.hard_labels |= bool(one_hot.all())
         return result
 
     def looks_like_probabilities(self, logits: Tensor, y: Tensor) -> bool:

@@ -167,7 +167,7 @@ class Threat(ABC):
 
         It is the projection of a point far out along the gradient, whose normal cone contains it.
         """
-        far = FAR * max(self.radius, 1.0)
+        far = FAR * (1 + self.radius)
         direction = self.ascent(gradient, radius, box)
         return self.project(direction * far, radius, box)
 
@@ -451,8 +451,9 @@ def _squares(v: Tensor) -> Tensor:
 
 def check_threat(threat: Threat) -> Threat:
     """Return the threat, if it is one."""
-    kind = "L1, L2 or Linf of a radius, as in L2(0.5)"
-    return instance("threat", threat, Threat, kind)
+    return instance(
+        "threat", threat, Threat, "L1, L2 or Linf of a radius, as in L2(0.5)"
+    )
 
 
 def broadcast(name: str, value: Any, shape: torch.Size) -> Tensor:

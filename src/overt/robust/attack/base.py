@@ -19,6 +19,7 @@ from overt.results import Result, Status
 from overt.robust.attack.results import AttackResult, Stage, report
 from overt.robust.losses import (
     LOSSES,
+    CrossEntropy,
     Loss,
     Objective,
     Plan,
@@ -27,6 +28,7 @@ from overt.robust.losses import (
     is_fooled,
     objective_of,
     reflected_pair,
+    saturated,
 )
 from overt.robust.models import (
     BATCH_SIZE,
@@ -73,7 +75,8 @@ class Batch:
         """Return the objective at the moved points and which of them are fooled."""
         with torch.no_grad():
             logits = self.adapter.logits(moved, self.rows)
-            return self._judge(logits, self.objective(logits, self.y, self.target))
+            value = self.objective(logits, self.y, self.target)
+        return self._judge(logits, value)
 
     def differentiate(
         self, moved: Tensor, step: int = 0
@@ -98,8 +101,10 @@ class Batch:
     @property
     def gradient_cost(self) -> int:
         """Gradients of the model, or of the source, behind one gradient of a point."""
-        evaluations = 1 if self.source is None else self.source.evaluations
-        return int(evaluations * self.adapter.samples)
+        samples = self.adapter.samples
+        if self.source is None:
+            return samples
+        return int(samples * self.source.evaluations)
 
     def take(self, rows: Tensor) -> Batch:
         """Return some of the points."""
@@ -138,7 +143,8 @@ class BestIterates:
         """Return the state before the first evaluation."""
         lowest = torch.full_like(delta[:, 0], -torch.inf)
         none = torch.zeros_like(lowest, dtype=torch.bool)
-        return cls(delta.clone(), lowest, none, none.clone(), none.clone())
+        flat = none.clone()
+        return cls(delta.clone(), lowest, none, flat, none.clone())
 
     def enter(
         self,
@@ -196,7 +202,8 @@ def slope(value: Tensor, x: Tensor, *, retain: bool = False) -> Tensor:
 def likely_rivals(logits: Tensor, y: Tensor, count: int) -> Tensor:
     """Return the likeliest wrong classes (points, count), likeliest first."""
     others = logits.detach().scatter(1, y[:, None], -math.inf)
-    return others.argsort(1, descending=True)[:, :count]
+    order = others.argsort(1, descending=True)
+    return order[:, :count]
 
 
 class AttackState:
@@ -220,7 +227,7 @@ class AttackState:
         x, y, threat = examples(x, y, threat)
         self.options = options
         self.batch_size = whole("batch_size", batch_size)
-        self.adapter = ModelAdapter(model, x, options)
+        self.adapter = ModelAdapter(model, x, **options)
         self.x = self.adapter.x
         self.loss = loss or LOSSES["reflected_greedy"]
         self.status = Status.FINISHED
@@ -290,7 +297,8 @@ class AttackState:
         # The last attack that followed the model's own gradients says where there are none.
         if attack.follows_gradients and source is None:
             self.best.flat &= self.best.fooled
-        rows = torch.arange(len(self.x), device=self.x.device).split(self.batch_size)
+        everyone = torch.arange(len(self.x), device=self.x.device)
+        rows = everyone.split(self.batch_size)
         with self.stage(name or type(attack).__name__):
             with meter("attack", len(rows), show=len(rows) > 1) as bar:
                 for part in rows:
@@ -317,12 +325,14 @@ class AttackState:
 
     def flag_saturation(self, attack: Attack) -> None:
         """Flag where the loss of an attack that runs alone is blind; an ensemble has others."""
-        if not self.targeted and self.threat.radius > 0:
-            self.flag("saturated", find_loss(attack.loss).saturated(self.clean, self.y))
+        loss = find_loss(attack.loss)
+        blind = isinstance(loss, CrossEntropy) and not self.targeted
+        if blind and self.threat.radius > 0:
+            self.flag("saturated", saturated(self.clean, self.y))
 
     def _recheck(self) -> None:
         """Keep attacking points of a random model that are not fooled nearly always."""
-        rate = self.success_rate(self.stored(), RECHECK_SAMPLES)[1]
+        _, rate = self.success_rate(self.stored(), RECHECK_SAMPLES)
         self.best.queries += RECHECK_SAMPLES * len(self.x)
         self.best.fooled &= rate >= MIN_RATE
 
@@ -342,8 +352,8 @@ class AttackState:
         try:
             for _ in range(total):
                 after = self.adapter.all_logits(x, self.batch_size)
-                finite = torch.isfinite(after).all(1)
-                hits += finite & is_fooled(after, self.y, self.target, self.targeted)
+                fooled = is_fooled(after, self.y, self.target, self.targeted)
+                hits += fooled & torch.isfinite(after).all(1)
                 done += 1
         except KeyboardInterrupt:
             self.status = Status.INTERRUPTED
@@ -428,16 +438,10 @@ class _AttackRun:
             return
         own = state.batch(rows)
         region = own.region
-        if rivals is None:
-            objective = objective_of(self.loss, targeted=state.targeted)
-            batch = replace(own, source=self.source, objective=objective)
-        else:
-            batch = replace(
-                own,
-                source=self.source,
-                objective=reflected_pair,
-                target=rivals[rows],
-            )
+        objective = objective_of(self.loss, targeted=state.targeted)
+        batch = replace(own, source=self.source, objective=objective)
+        if rivals is not None:
+            batch = replace(batch, objective=reflected_pair, target=rivals[rows])
 
         def draw() -> Tensor:
             return region.draw(attack.seed + restart, extreme=restart % 2 == 1)

@@ -153,7 +153,8 @@ class _Nearest:
         reach = torch.full_like(self.size, self._threat.radius)
         crossed = torch.zeros_like(self.size, dtype=torch.bool)
         for step in range(steps):
-            falling = (1 + math.cos(math.pi * step / steps)) / 2
+            turn = math.pi * step / steps
+            falling = (1 + math.cos(turn)) / 2
             value, fooled, gradient = batch.differentiate(self._seen(delta))
             gradient = gradient.nan_to_num(0, 0, 0)
             if step == 0:
@@ -164,16 +165,18 @@ class _Nearest:
             rate = 0.001 + 0.049 * falling
             size = self._threat.size(delta)
             missing = -value.double().nan_to_num(0).clamp(max=0)
-            steepness = self._threat.dual(gradient).double().clamp(min=MIN_SLOPE)
-            linearized = size + missing / steepness
+            steepness = self._threat.dual(gradient).double()
+            linearized = size + missing / steepness.clamp(min=MIN_SLOPE)
             grown = torch.where(crossed, reach, linearized) * (1 + rate)
             shrunk = torch.minimum(reach, size) * (1 - rate)
             reach = torch.where(fooled, shrunk, grown)
-            reach = torch.minimum(reach, self.size.clamp(max=self._threat.radius))
+            largest = self.size.clamp(max=self._threat.radius)
+            reach = torch.minimum(reach, largest)
             radius = reach.clamp(min=MIN_SLOPE)[:, None].to(delta)
             ball = batch.region.with_radius(radius)
             length = (0.01 + 0.99 * falling) * radius
-            delta = ball.project(delta + length * ball.ascent(gradient))
+            moved = delta + length * ball.ascent(gradient)
+            delta = ball.project(moved)
         self._best.gradients += steps * len(reach) * batch.gradient_cost
         self._store()
 

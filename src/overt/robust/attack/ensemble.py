@@ -385,7 +385,7 @@ def hides_gradients(state: AttackState) -> bool:
 
 def surrogate_gradients(state: AttackState, surrogate: Any) -> GradientSource:
     """Return the gradients of a surrogate, which must have the model's classes."""
-    other = ModelAdapter(surrogate, state.adapter.inputs, state.options)
+    other = ModelAdapter(surrogate, state.adapter.inputs, **state.options)
     found = other.clean_logits(state.batch_size).shape[1]
     if found != state.clean.shape[1]:
         raise InputError(

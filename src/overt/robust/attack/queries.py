@@ -212,8 +212,7 @@ class _BoundaryWalk:
 
     def start(self) -> None:
         """Find any perturbation that fools the model, within ever larger balls."""
-        trials = self._random_trials()
-        delta, found = self._first_success(trials)
+        delta, found = self._first_success(self._random_trials())
         self._shrink(delta, found)
 
     def _random_trials(self) -> Iterator[Tensor]:

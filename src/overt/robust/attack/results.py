@@ -6,7 +6,6 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from overt.results import Result, Status
@@ -140,7 +139,7 @@ def report(
     """Return the messages of flagged points, each with its share, and warn of them."""
     messages = []
     for name, message in MESSAGES.items():
-        share = float(torch.as_tensor(flags.get(name, False)).double().mean())
+        share = float(flags[name].double().mean())
         if share > 0 and (share >= MIN_REPORTED_SHARE or name in ALWAYS_REPORTED):
             messages.append(message.format(f"{share:.1%}"))
     for message in messages if warn else ():

@@ -73,7 +73,7 @@ def exact_error(
     instance("model", model, nn.Module, "a torch module")
     check_threat(threat)
     level = number("level", level)
-    adapter = ModelAdapter(model, x, {})
+    adapter = ModelAdapter(model, x)
     inputs = adapter.x.cpu().double()
     with evaluation_mode(model):
         network = read_network(adapter, threat.region(adapter.x), BATCH_SIZE)

@@ -111,7 +111,7 @@ FINAL = SOFTMAXES | {
     torch.log_softmax,
     "log_softmax",
 }
-IN_PLACE: dict[Any, Callable[..., Tensor]] = {
+IN_PLACE: dict[Any, Any] = {
     operator.iadd: operator.add,
     operator.isub: operator.sub,
     "add_": torch.add,
@@ -305,19 +305,18 @@ class _Interpreter(fx.Interpreter):  # type: ignore[misc]
         if kind in RECTIFIERS:
             return self._activation(args[0], _slope(n))
         if kind in MAXIMA:
-            pool = _module(n)
-            return self._pool(
-                args[0], pool.kernel_size, pool.stride, kind is nn.MaxPool2d
-            )
+            return self._pool(args[0], _module(n))
         if kind in IN_PLACE:
             return IN_PLACE[kind](*args)
         return super().run_node(n)
 
-    def _pool(self, z: Tensor, kernel: Any, stride: Any, plane: bool) -> Tensor:
+    def _pool(self, z: Tensor, pool: nn.Module) -> Tensor:
         """Return maxima over windows, by a tournament of pairs."""
-        axes = (-2, -1) if plane else (-1,)
-        sizes = np.broadcast_to(kernel, len(axes)).tolist()
-        steps = np.broadcast_to(stride, len(axes)).tolist()
+        axes = [-1]
+        if isinstance(pool, nn.MaxPool2d):
+            axes = [-2, -1]
+        sizes = np.broadcast_to(pool.kernel_size, len(axes)).tolist()
+        steps = np.broadcast_to(pool.stride, len(axes)).tolist()
         rank = z.ndim
         for axis, size, step in zip(axes, sizes, steps, strict=True):
             z = z.unfold(rank + axis, size, step)

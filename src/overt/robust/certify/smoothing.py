@@ -122,7 +122,7 @@ def smoothed(
     if not 0.5 <= confidence < 1:
         raise InputError(f"confidence must lie between 0.5 and 1, got {confidence!r}")
     whole("seed", seed, minimum=0)
-    adapter = ModelAdapter(model, x, options)
+    adapter = ModelAdapter(model, x, **options)
     n = len(adapter.x)
     parts = whole("guesses", guesses), whole("draws", draws)
     reach = _reach(noise, tuple(adapter.x.shape[1:]))

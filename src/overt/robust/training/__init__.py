@@ -263,7 +263,7 @@ class _Trainer:
 
     def step(self, inputs: Inputs, y: Any, seed: int) -> tuple[float, int]:
         """Attack a batch and step on it; return the mean loss and how many points were right."""
-        adapter = ModelAdapter(self.model, inputs, {})
+        adapter = ModelAdapter(self.model, inputs)
         x = adapter.x
         rows = torch.arange(len(x))
         if not self.columns:
@@ -289,7 +289,7 @@ class _Trainer:
         """Return clean and robust accuracy on the holdout, NaN without one."""
         clean = robust = float("nan")
         if held is not None:
-            adapter = ModelAdapter(self.model, held[0], {})
+            adapter = ModelAdapter(self.model, held[0])
             with evaluation_mode(self.model):
                 logits = adapter.clean_logits(BATCH_SIZE)
             y = classes(held[1], adapter.x, logits.shape[1])
