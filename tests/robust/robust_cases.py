@@ -61,10 +61,10 @@ def blobs(n=240, seed=0):
 
 def linear_network(weight, bias=None):
     """A linear layer with these weights, in double precision."""
-    W = torch.as_tensor(np.atleast_2d(weight)).double()
-    b = torch.zeros(len(W)) if bias is None else torch.as_tensor(bias)
+    W = np.atleast_2d(np.asarray(weight, float))
+    b = np.zeros(len(W)) if bias is None else np.asarray(bias, float).reshape(-1)
     layer = nn.Linear(W.shape[1], len(W)).double()
-    layer.load_state_dict({"weight": W, "bias": b.double().reshape(-1)})
+    layer.load_state_dict({"weight": torch.tensor(W), "bias": torch.tensor(b)})
     return layer
 
 

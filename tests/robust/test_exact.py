@@ -207,7 +207,7 @@ X = np.ones((3, 2))
         ({"x": np.ones((3, 3))}, "model must take inputs"),
         ({"level": -1.0}, "level must be"),
         ({"threat": 0.1}, "threat must be"),
-        ({"model": lambda v: v}, "model must be a torch module"),
+        ({"model": lambda v: v}, "needs one torch module"),
         ({"model": nn.Sequential(nn.Linear(2, 2), nn.GELU())}, "does not model GELU"),
     ],
 )

@@ -1,3 +1,5 @@
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,6 @@ from overt.robust import (
     L2,
     PGD,
     Linf,
-    Square,
     TrainingConfig,
     adversarial_train,
     strongest,
@@ -307,34 +308,59 @@ def test_every_loss_trains(loss, attack):
     assert run.robust_accuracy[-1] > 0.8
 
 
-def test_trades_descends_on_its_formula():
-    """One step of SGD from known weights is that of the formula, with the attack's own point."""
-    x, y = blobs(30)
-    model = nn.Linear(2, 3)
-    twin = nn.Linear(2, 3)
-    twin.load_state_dict(model.state_dict())
-    attack = Still(Linf(0.1))
+@pytest.mark.parametrize("loss", ["cross_entropy", "trades"])
+def test_training_is_the_loop_of_madry_or_of_trades(loss):
+    """Given the same batches and random starts, a loop written by hand reaches the same weights."""
+    x, y = blobs(60)
+    batches = list(zip(x.double().split(20), y.split(20), strict=True))
+    model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 3)).double()
+    twin = copy.deepcopy(model)
+    seen = []
+    model.register_forward_pre_hook(lambda _, given: seen.append(given[0].detach()))
+    attack = PGD(
+        Linf(0.1, (0.0, 1.0)),
+        steps=4,
+        loss="cross_entropy",
+        schedule="constant",
+        step_size=0.04,
+        random_start=True,
+    )
     adversarial_train(
         model,
-        [(x, y)],
+        batches,
         attack,
-        epochs=1,
-        loss="trades",
-        optimizer=torch.optim.SGD(model.parameters(), 0.5),
+        epochs=2,
+        loss=loss,
+        optimizer=torch.optim.SGD(model.parameters(), 0.5, momentum=0.9),
         config=TrainingConfig(beta=3.0),
     )
-    p, q = twin(x).softmax(1), twin(x + 0.1).softmax(1)
-    kl = (p * (p.log() - q.log())).sum(1).mean()
-    (cross_entropy(twin(x), y) + 3.0 * kl).backward()
+    optimizer = torch.optim.SGD(twin.parameters(), 0.5, momentum=0.9)
+    passes = 7 if loss == "trades" else 5
+    starts = iter(seen[2::passes] if loss == "trades" else seen[1::passes])
+    for inputs, targets in 2 * batches:
+        p = twin(inputs).softmax(1).detach()
+        moved = next(starts)
+        assert 0 < float((moved - inputs).abs().max()) <= 0.1
+        for _ in range(4):
+            moved = moved.detach().requires_grad_()
+            q = twin(moved).log_softmax(1)
+            value = cross_entropy(twin(moved), targets)
+            if loss == "trades":
+                value = (p * (p.log() - q)).sum()
+            (gradient,) = torch.autograd.grad(value, moved)
+            moved = moved.detach() + 0.04 * gradient.sign()
+            moved = torch.minimum(torch.maximum(moved, inputs - 0.1), inputs + 0.1)
+            moved = moved.clamp(0, 1)
+        value = cross_entropy(twin(moved), targets)
+        if loss == "trades":
+            p, q = twin(inputs).softmax(1), twin(moved).softmax(1)
+            kl = (p * (p.log() - q.log())).sum(1).mean()
+            value = cross_entropy(twin(inputs), targets) + 3.0 * kl
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
     for own, wanted in zip(model.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(own, wanted - 0.5 * wanted.grad)
-
-
-class Still(Square):
-    """An attack that moves every point by the radius in every coordinate."""
-
-    def perturb(self, batch, start, draw):
-        return torch.full_like(start, self.threat.radius)
+        torch.testing.assert_close(own, wanted, rtol=1e-10, atol=1e-12)
 
 
 def test_batches_of_dicts_and_the_best_weights(tmp_path):

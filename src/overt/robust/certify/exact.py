@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from overt._check import Bools, Floats, instance, number
+from overt._check import Bools, Floats, number
 from overt.results import Result, Status
 from overt.robust.certify.bounds import decide, read_network
 from overt.robust.models import BATCH_SIZE, ModelAdapter, classes, evaluation_mode
@@ -70,12 +70,12 @@ def exact_error(
     level
         Lead of a wrong class that counts as success: beta for beta-effective attacks.
     """
-    instance("model", model, nn.Module, "a torch module")
     check_threat(threat)
     level = number("level", level)
     adapter = ModelAdapter(model, x)
     inputs = adapter.x.cpu().double()
     with evaluation_mode(model):
+        adapter.clean_logits(BATCH_SIZE)
         network = read_network(adapter, threat.region(adapter.x), BATCH_SIZE)
     y = classes(y, inputs, network.classes)
     found = decide(network, threat.region(inputs), y, np.inf, level=level)
