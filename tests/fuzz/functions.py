@@ -972,6 +972,7 @@ NETWORKS = {
 GOOD = {"model": (t, net().eval()), "x": x, "y": (t, LABELS)}
 HARD = "."
 BALL = robust.L2(0.5)
+EXACT = nn.Linear(X.shape[1], 3, dtype=torch.float64)
 
 
 def attacked(attack):
@@ -1099,9 +1100,9 @@ ROBUST = {
         warns=".",
         unique=False,
     ),
-    "robust.exact": Row(
-        lambda weight, bias, x, y: robust.exact.linear(weight, bias, x, y, BALL).value,
-        {"weight": (a, W2), "bias": (a, Y[0]), "x": (a, X), "y": (i, LABELS.numpy())},
+    "robust.exact_error": Row(
+        lambda x, y: robust.exact_error(EXACT, x, y, BALL).value,
+        {"x": (a, X), "y": (i, LABELS.numpy())},
     ),
 }
 
