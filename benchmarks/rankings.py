@@ -17,7 +17,7 @@ from overt import datasets
 from overt.completion import DropoutCompletion
 from overt.completion.evaluation import divide, list_figures
 from overt.completion.implicit import Strengths
-from overt.completion.recommend import best_columns, least_relevant
+from overt.completion.recommend import EntryIndex, least_relevant, long_lists
 from overt.entries import Entries
 
 SHOWN = ("ndcg@10", "recall@20", "mrr", "map", "columns_shown")
@@ -31,9 +31,10 @@ def run() -> list[Table]:
 def compare(size: str, split: str) -> Table:
     """One split: ours with nothing set, peers tuned on a tenth of what is fitted."""
     entries = datasets.movielens(size)
-    train, held, _ = divide(entries, split, 0.1, 0)
+    train, held = divide(entries, split, 0.1, 0)
     rows = np.unique(held.rows)
-    known = (train.rows, train.cols, rows, train.shape[1])
+    index = EntryIndex(train)
+    known = (lambda row: index.of_row(row)[0], rows, train.shape[1])
     least = least_relevant(entries.values)
     table = Table(
         f"Rankings: MovieLens {size.upper()}, {_names[split]}",
@@ -51,13 +52,13 @@ def compare(size: str, split: str) -> Table:
         model = DropoutCompletion(n_jobs=1, **setting).fit_entries(train)
         ranking = model.prepare_ranking()._ranking()
         cpu = time.process_time() - start
-        lists = best_columns(lambda some, by=ranking: by.of_rows(some)[1], *known)
+        lists = long_lists(lambda some, by=ranking: by.of_rows(some)[1], *known)
         figures = list_figures(lists, rows, train, held, least)
         found[name] = figures, cpu
         factors = (ranking.chosen or ranking.model).base.columns.n_factors
         _add(table, name, f"defaults, {factors} factors", figures, cpu)
     counts = np.bincount(train.cols, minlength=train.shape[1])
-    lists = best_columns(lambda some: np.tile(counts, (len(some), 1)), *known)
+    lists = long_lists(lambda some: np.tile(counts, (len(some), 1)), *known)
     _add(table, "popularity", "", list_figures(lists, rows, train, held, least), None)
     told, peers = _peers(entries, train, split)
     for name, lists in peers.items():
@@ -82,7 +83,7 @@ def _add(table, who, setting, figures, cpu) -> None:  # type: ignore[no-untyped-
 
 def _peers(entries: Entries, train: Entries, split: str):  # type: ignore[no-untyped-def]
     """Return what peers say of themselves, and their lists for all rows."""
-    _, aside, _ = divide(train, split, 0.1, 1)
+    _, aside = divide(train, split, 0.1, 1)
     width = train.shape[1]
     keys = train.rows * width + train.cols
     validation = np.isin(keys, aside.rows * width + aside.cols)

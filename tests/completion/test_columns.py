@@ -37,7 +37,7 @@ def test_columns_are_said_by_name_or_number(tmp_path):
         read_ratings(path, row="who")
     bare = write(tmp_path / "bare.csv", "5,1,a", "4,2,b")
     assert read_ratings(bare, value="1", row="3").row_ids.tolist() == ["a", "b"]
-    with pytest.raises(overt.InputError, match="by number"):
+    with pytest.raises(overt.InputError, match="its columns are 1, 2, 3"):
         read_ratings(bare, value="stars")
 
 

@@ -3,13 +3,14 @@
 import csv
 import json
 import re
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from overt import datasets
+from overt import Entries, datasets
 from overt.cli import app
 from overt.completion import DropoutCompletion
 
@@ -121,6 +122,42 @@ def test_clicks_are_ranked(tmp_path):
     best = json.loads(run("recommend", model, "--user", "4.0", "-n", 2, "--json"))
     run("recommend", model, "--all", tmp_path / "new folder" / "lists.csv", "-n", 2)
     assert all(line["column"] % 3 == 1 for line in best)
+
+
+@pytest.mark.parametrize("header", ["sku", "customer,sku", "item;value"])
+def test_the_header_of_a_file_of_columns_is_no_column(tmp_path, header):
+    """It was warned of as a column that was never seen."""
+    ratings = datasets.generate_ratings(20, 9, 120, seed=0)[0]
+    rows, cols = (
+        [f"{x} {i}" for i in at] for x, at in (("c", ratings.rows), ("s", ratings.cols))
+    )
+    model = DropoutCompletion(2, max_sweeps=2)
+    model.fit(Entries.from_ids(rows, cols, ratings.values)).save(tmp_path / "model")
+    delimiter = ";" if ";" in header else ","
+    line = ["c 3", "s 4"] if "customer" in header else ["s 4", "5"]
+    file = tmp_path / "exclude.csv"
+    file.write_text(
+        f"{header}\n{delimiter.join(line[: header.count(delimiter) + 1])}\n"
+    )
+    asked = [
+        "recommend",
+        tmp_path / "model",
+        "--user",
+        "c 3",
+        "-n",
+        9,
+        "--seen",
+        "--json",
+    ]
+    if delimiter == ";":
+        asked = ["recommend", tmp_path / "model", "--entries", file, "--json"]
+    else:
+        asked += ["--exclude", file]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        best = [line["column"] for line in json.loads(run(*asked))]
+    assert best
+    assert "s 4" not in best
 
 
 def test_mistakes_are_told(tmp_path):

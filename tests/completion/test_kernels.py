@@ -11,10 +11,10 @@ from overt.completion.kernels.rows import (
     FixedSide,
     RowPrior,
     Rows,
-    block,
     pack,
     unpack,
 )
+from overt.completion.memory import sort_by_chunk
 
 ROWS, CUTS = np.array([3, 0, 1, 6, 2, 5, 4]), np.array([0, 3, 7])
 N_ROWS, N_COLS = len(ROWS), 9
@@ -33,7 +33,7 @@ def in_blocks(keys, partners, values):
     """The entries by chunk of ROWS."""
     chunk, slot = np.empty((2, N_ROWS), np.int32)
     chunk[ROWS], slot[ROWS] = np.repeat([0, 1], [3, 4]), [0, 1, 2, 0, 1, 2, 3]
-    return Blocks(*block(keys, partners, values, chunk, slot, 2, N_COLS))
+    return Blocks(*sort_by_chunk(keys, partners, values, chunk, slot, None))
 
 
 def problem(kind, biases=False, dtype=np.float64, k=3):

@@ -1,8 +1,7 @@
-"""score: one meaning for every container, and weights that count."""
+"""score: one meaning for every container."""
 
 import numpy as np
 import pytest
-import scipy.sparse
 
 import overt
 from overt import datasets
@@ -46,25 +45,3 @@ def test_other_rows_than_were_fitted_are_refused(model, split):
     with pytest.raises(overt.InputError, match="as if its rows were others"):
         model.score(shuffled)
     assert model.score(dense(split[0])) > model.score(test)
-
-
-@pytest.mark.parametrize(
-    "container", [dense, lambda e: scipy.sparse.csr_array(e.to_sparse())]
-)
-def test_weights_of_rows_count(model, split, container):
-    """They were ignored where X is a table."""
-    test = split[1]
-    weights = np.arange(80.0)
-    error = model.predict(test) - test.values
-    expected = -np.sqrt(np.average(error**2, weights=weights[test.rows]))
-    assert model.score(container(test), sample_weight=weights) == pytest.approx(
-        expected
-    )
-    with pytest.raises(overt.InputError, match="sample_weight must be"):
-        model.score(container(test), sample_weight=weights[1:])
-
-
-def test_a_ranking_takes_no_weights(split):
-    model = DropoutCompletion(3, missing="negative", max_sweeps=3).fit(split[0])
-    with pytest.raises(overt.InputError, match="takes no sample_weight"):
-        model.score(split[1], sample_weight=np.ones(len(split[1])))

@@ -112,3 +112,49 @@ def test_a_new_row_of_a_matrix_with_few_rows_is_not_far_off():
         rest = np.flatnonzero(~seen[row])
         errors.append(model.fold_in((at, Y[row, at])).predict(rest) - Y[row, rest])
     assert np.sqrt(np.mean(np.concatenate(errors) ** 2)) < 1
+
+
+def test_intervals_of_new_rows_with_few_entries_hold():
+    """With 3 entries 84 of 100 values were inside of 90 % intervals, and of one seed 80."""
+    inside = []
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        Y = rng.standard_normal((90, 4)) @ rng.standard_normal((4, 250))
+        Y += 0.5 * rng.standard_normal(Y.shape)
+        rows, cols = np.nonzero(rng.random((50, 250)) < 0.3)
+        entries = Entries(rows, cols, Y[rows, cols], (50, 250))
+        model = DropoutCompletion(average=0).fit(entries)
+        for row in range(50, 90):
+            at = rng.choice(250, 3, replace=False)
+            rest = np.setdiff1d(np.arange(250), at)
+            mean, std = model.fold_in((at, Y[row, at])).predict(rest, return_std=True)
+            inside.append(np.mean(np.abs(mean - Y[row, rest]) < 1.645 * std))
+    # Rows of one matrix share the errors of its columns: 4 matrices, no standard error.
+    assert np.mean(inside) > 0.865
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_averaged_rows_without_features_are_as_uncertain_as_others(side):
+    """They took the average's features with certainty where samples are averaged."""
+    inside = []
+    for seed in range(2):
+        rng = np.random.default_rng(seed)
+        features = rng.standard_normal((200, 3))
+        Y = features @ rng.standard_normal((3, 4)) @ rng.standard_normal((4, 60))
+        Y += 0.5 * rng.standard_normal(Y.shape)
+        seen = rng.random(Y.shape) < 0.3
+        seen[:60] = False
+        for row in range(60):
+            seen[row, rng.choice(60, rng.integers(1, 6), replace=False)] = True
+        features[:60] = np.nan
+        rows, cols = np.nonzero(seen)
+        places = (rows, cols) if side == 0 else (cols, rows)
+        entries = Entries(*places, Y[rows, cols])
+        given = {("row_features", "col_features")[side]: features}
+        model = DropoutCompletion(average=30).fit(entries, **given)
+        rows, cols = np.nonzero(~seen[:60])
+        places = (rows, cols) if side == 0 else (cols, rows)
+        mean, std = model.predict(*places, return_std=True)
+        held = np.abs(mean - Y[rows, cols]) < 1.645 * std
+        inside += [held[rows == row].mean() for row in range(60)]
+    assert np.mean(inside) > 0.8

@@ -162,7 +162,7 @@ BAD = {
     "none": (lambda: Entries([], [], []), "at least one observed entry, got 0"),
     "negative": (
         lambda: Entries([-1], [0], [1.0]),
-        "rows must not be negative, got -1",
+        "rows must be indices from 0, got -1",
     ),
     "fraction": (
         lambda: Entries([0], [0.5], [1.0]),

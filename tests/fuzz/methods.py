@@ -190,14 +190,13 @@ MORE = {
             average=0,
         ),
         "completion.DropoutCompletion.fit whole": whole(
-            lambda X, y, row_features, col_features, sample_weight, checkpoint, resume: (
+            lambda X, y, row_features, col_features, checkpoint, resume: (
                 by.fitted(drop_prob=0.5)
                 .fit(
                     X,
                     y,
                     row_features,
                     col_features,
-                    sample_weight=sample_weight,
                     checkpoint=checkpoint,
                     resume=resume,
                 )
@@ -205,7 +204,6 @@ MORE = {
             ),
             X=np.stack([by.ROWS, by.COLS], 1),
             y=by.VALUES,
-            sample_weight=np.ones(5),
             resume=False,
             checkpoint=None,
             row_features=None,
@@ -250,7 +248,6 @@ MORE = {
             by.MODEL.score,
             X=np.stack([by.ROWS, by.COLS], 1),
             y=by.VALUES,
-            sample_weight=np.ones(5),
         ),
         "completion.DropoutCompletion.fold_in whole": whole(
             lambda entries, features: by.MODEL.fold_in(entries, features).predict([0]),

@@ -123,7 +123,7 @@ def complete(
     checkpoints = [
         (SweepCheckpoint(folder, train, model.get_params(), resume=resume), folder)
     ]
-    model.fit_entries(train, holdout=held_out, checkpoint=checkpoints[0][0])
+    model.fit_entries(train, checkpoint=checkpoints[0][0])
     (out / HOLDOUT).unlink(missing_ok=True)
     measured = {} if held_out is None else _measure(model, held_out, out / HOLDOUT)
     refitted = held_out is not None and model.status_ != "interrupted"

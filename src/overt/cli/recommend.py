@@ -11,6 +11,7 @@ from typer import Option
 from overt._check import InputError
 from overt.cli import ratings as shared
 from overt.cli.base import AsJson, app, console, show_json, show_path, show_table
+from overt.entries.frames import role_of
 from overt.entries.identifiers import UNKNOWN, whole_number
 
 
@@ -59,7 +60,7 @@ def recommend(
     fitted = DropoutCompletion.load(model)
     if by != "value":
         fitted.prepare_ranking()
-    left_out = _left_out(exclude)
+    left_out = _left_out(exclude, fitted)
     how: dict[str, Any] = {"exclude_seen": not seen, "by": by}
     if everyone is not None:
         fitted.recommend_all(everyone, n, exclude=left_out, **how)
@@ -79,7 +80,7 @@ def recommend(
             raise InputError(
                 "--why and pairs to exclude are for rows that the model knows"
             )
-        cols, values = _newcomer(entries)
+        cols, values = _newcomer(entries, fitted)
         if values is None:
             if fitted.missing != "negative":
                 raise InputError(
@@ -116,19 +117,19 @@ def recommend(
     show_table(header, [list(line.values()) for line in rows])
 
 
-def _left_out(path: Path | None) -> Any:
+def _left_out(path: Path | None, fitted: Any) -> Any:
     """Return the columns, or the pairs, that a file names."""
     if path is None:
         return []
-    lines = _fields(path)
+    lines = _fields(path, fitted)
     if all(len(parts) == 1 for parts in lines):
         return [parts[0] for parts in lines]
     return np.array([parts[:2] for parts in lines if len(parts) > 1])
 
 
-def _newcomer(path: Path | None) -> tuple[list[str], list[float] | None]:
+def _newcomer(path: Path | None, fitted: Any) -> tuple[list[str], list[float] | None]:
     """Return columns and values of a newcomer; None for values of columns alone (clicks)."""
-    lines = _fields(Path(path or ""))
+    lines = _fields(Path(path or ""), fitted)
     if all(len(parts) == 1 for parts in lines):
         return [parts[0] for parts in lines], None
     cols: list[str] = []
@@ -151,7 +152,8 @@ def _newcomer(path: Path | None) -> tuple[list[str], list[float] | None]:
     return cols, values
 
 
-def _fields(path: Path) -> list[list[str]]:
+def _fields(path: Path, fitted: Any) -> list[list[str]]:
+    """Return the fields of a file's lines, without a header of known names such as item."""
     from overt.completion.ratings_file import short_lines
 
     if not path.is_file():
@@ -159,4 +161,6 @@ def _fields(path: Path) -> list[list[str]]:
     found = short_lines(path)
     if not found:
         raise InputError(f"{path} is empty")
-    return found
+    ids = [] if fitted.col_ids_ is None else fitted.col_ids_.tolist()
+    is_header = any(map(role_of, found[0])) and not set(map(str, ids)) & set(found[0])
+    return found[1:] if is_header else found

@@ -80,9 +80,9 @@ class AveragedModel:
     noise: Floats
     H: Floats  # (samples, scores, unknowns)
     share: float  # weight of each sample; the learned means have the rest of 1
-    seen: tuple[
-        Bools, Bools
-    ]  # rows with entries; others have the variance of the prior
+    # Rows with entries and features. The others have the learned mean and variance: samples take
+    # the average for features that a row does not have.
+    seen: tuple[Bools, Bools]
 
     @classmethod
     def of_chain(cls, base: FactorModel, chain: SampledFit) -> AveragedModel:
@@ -115,18 +115,23 @@ class AveragedModel:
             stack["noise"][:, 0] * problem.scale**2,
             stack["H"] * u,
             1 / (len(samples) + OPTIONS.means_weight),
-            (np.append(by_row, False), np.append(by_col, False)),
+            (
+                np.append(by_row & base.has_given(0), False),
+                np.append(by_col & base.has_given(1), False),
+            ),
         )
 
     def _products(self, rows: Array, cols: Array) -> Floats:
         """Return the average of u_a . v_b over learned means and samples."""
+        learned = np.empty(len(rows))
+        dots(rows, cols, *self.base.means, learned)
         one = np.empty(len(rows))
-        dots(rows, cols, *self.base.means, one)
-        total = (1 - self.share * len(self.V)) * one
+        total = np.zeros(len(rows))
         for U, V in zip(self.U, self.V, strict=True):
             dots(rows, cols, U, V, one)
-            total += self.share * one
-        return total
+            total += one - learned
+        sampled = self.seen[0][rows] & self.seen[1][cols]
+        return learned + self.share * np.where(sampled, total, 0)
 
     def predict(self, rows: Array, cols: Array) -> Floats:
         """Return the averaged prediction, clipped."""
@@ -134,11 +139,12 @@ class AveragedModel:
 
     def block(self, rows: Array) -> Floats:
         """Return the predictions of some rows for all columns and an unseen one, not clipped."""
-        U, V = self.base.means
-        total = (1 - self.share * len(self.V)) * (U[rows] @ V.T).astype(np.float64)
+        learned = self.base.block(rows) - self.base.center
+        total = np.zeros_like(learned)
         for U, V in zip(self.U, self.V, strict=True):
-            total += self.share * (U[rows] @ V.T)
-        return total + self.base.center
+            total += U[rows] @ V.T - learned
+        sampled = self.seen[0][rows][:, None] & self.seen[1]
+        return self.base.center + learned + self.share * np.where(sampled, total, 0)
 
     def variance(self, rows: Array, cols: Array) -> Floats:
         """Predictive variance: the scatter of the samples about the prediction, and the noise."""
@@ -207,18 +213,8 @@ class AveragedModel:
 class SampledFit:
     """A Markov chain over the factors; `step` samples both sides once.
 
-    Sample t depends on the state before it and on (seed, t) alone, so a chain can be continued.
-    `history` continues the learned fit's, whose last objective is repeated for each sample.
+    Sample t depends on the state before it and on (seed, t) alone.
     """
-
-    kind: ClassVar[str] = "sampled"
-    state: ClassVar[tuple[str, ...]] = (
-        "means",
-        "history",
-        "noise",
-        "priors",
-        "conditional_V",
-    )
 
     def __init__(self, learned: LearnedFit, seed: int) -> None:
         k = learned.problem.columns.n_factors
@@ -236,42 +232,30 @@ class SampledFit:
             for known, prior in zip(learned.features, learned.priors, strict=True)
         ]
         self.seed = seed
-        self.history = list(learned.history)
-        self.learned_sweeps = len(self.history)
+        self.steps = 0
         self.samples: list[Mapping[str, Array]] = []
         self.priors: list[Prior | None] = [None, None]
         self.conditional_V = self.means[1].copy()
 
     def step(self, engine: Engine) -> None:
         """Sample the priors, both sides and the noise; store the sample after the burn-in."""
-        self.history.append(self.history[-1])
-        t = len(self.history) - self.learned_sweeps
+        self.steps += 1
         sample: dict[str, Array] = {"V": self.conditional_V}
         for side in (0, 1):
-            rng = np.random.default_rng([self.seed, t, side])
+            rng = np.random.default_rng([self.seed, self.steps, side])
             prior = self._sample_prior(side, rng)
             self.priors[side] = prior
             out = self._sample_rows(side, prior, rng, engine)
             if side == 0:
-                sample |= {"U": out.centers, "W": out.means.copy()} | _law(
-                    prior, self.noise
-                )
+                law = _law(prior, self.noise)
+                sample |= {"U": out.centers, "W": out.means.copy()} | law
         seen = (self.problem.sides[1].counts > 0)[:, None]
         self.conditional_V = np.where(seen, out.means, out.centers)
-        rng = np.random.default_rng([self.seed, t, 2])
+        rng = np.random.default_rng([self.seed, self.steps, 2])
         error = float(self.weights[1] @ out.stats[:, 0])
         self.noise = max(error / rng.chisquare(self.problem.n_ratings), MIN_NOISE)
-        if self.n_stored:
+        if self.steps > OPTIONS.burn_in:
             self.samples.append(sample)
-
-    @property
-    def n_stored(self) -> int:
-        """Number of samples after the burn-in."""
-        return max(0, len(self.history) - self.learned_sweeps - OPTIONS.burn_in)
-
-    def settled(self, tol: float) -> bool:
-        """Return False: a chain has no end."""
-        return False
 
     def _sample_prior(self, side: int, rng: np.random.Generator) -> Prior:
         """P_ii ~ Gamma((N + nu) / 2, (sum (w_i - g_i - m_i)^2 + nu c_i) / 2), m ~ N(., 1 / (N P)).

@@ -5,7 +5,7 @@ either, bit for bit.
 
 On a cluster, workers store shares of the entries, which are sent once. A half sweep sends the fixed
 side to every worker, runs the kernel on each share where its entries are, and returns the updated
-rows to the client. A lost worker loses nothing: its shares are sent to others and computed there.
+rows to the client. Where a worker is lost, entries are sent again and the half sweep is repeated.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import cycle
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from overt._check import Array, Floats
+from overt._check import Array, Floats, Ints
 from overt._running import ClusterLostError, checked_engine, connected, thread_count
 from overt.completion.kernels.rows import Blocks, Rows, update_rows
 from overt.completion.memory import forget
@@ -35,10 +35,10 @@ SHARES_PER_THREAD = 2
 """Shares for each worker thread: a second one evens out differences in speed."""
 
 MAX_ATTEMPTS = 6
-"""Attempts in a row that finish nothing before a fit is given up."""
+"""Attempts at a half sweep before a fit is given up."""
 
 PAUSE_SECONDS = 1.0
-"""Pause after the first attempt that finished nothing, twice that after the second, and so on."""
+"""Pause after the second attempt, twice that after the third, and so on."""
 
 REACH_SECONDS = 3.0
 """Seconds in which a worker that can be reached answers."""
@@ -53,9 +53,7 @@ SEND_SECONDS = 3
 class Engine(Protocol):
     """Runs a kernel over all rows of one side; `faults` say what was lost and done again."""
 
-    @property
-    def faults(self) -> Sequence[str]:
-        """Describe each loss, needed or not."""
+    faults: list[str]
 
     def run(self, layout: Layout, shared: Any, by_row: Any, out: Rows) -> Floats:
         """Update the rows of the arrays in `out`; return the sum of their tables.
@@ -139,20 +137,14 @@ def update(
     return out, sums
 
 
-class Share:
-    """Some chunks of a side's rows, and the future of their entries."""
+class Share(NamedTuple):
+    """Some chunks of a side's rows, and the future of their entries on one worker."""
 
-    def __init__(self, layout: Layout, chunks: Sequence[int]) -> None:
-        self.layout = layout
-        self.chunks = chunks
-        self.rows = layout.rows_of(chunks)
-        self.worker = ""
-        self.entries: Any = None
-
-    @property
-    def lost(self) -> bool:
-        """Whether the entries were sent, and no worker has them any more."""
-        return self.entries is not None and self.entries.status != "finished"
+    layout: Layout
+    chunks: Sequence[int]
+    rows: Ints
+    worker: str
+    entries: Any
 
 
 class KernelError(Exception):
@@ -160,141 +152,98 @@ class KernelError(Exception):
 
 
 class DaskEngine:
-    """Sends shares of the rows to workers, and to others what is lost."""
+    """Sends shares of the entries to workers, and again after a worker was lost."""
 
     def __init__(self, client: Any) -> None:
         self.client = client
-        self._direct = reachable(client)
+        self.faults: list[str] = []
         self._shares: dict[int, list[Share]] = {}
-        self._losses: list[str] = []
-        self._known = set(client.nthreads())
-
-    @property
-    def faults(self) -> list[str]:
-        """Losses that were computed again, and workers that left, needed or not."""
-        try:
-            gone = self._known - set(self.client.nthreads())
-        except Exception:  # the scheduler itself is gone, and its work is done
-            gone = self._known
-        left = (
-            [f"workers left before the end: {', '.join(sorted(gone))}"] if gone else []
-        )
-        return self._losses + left
 
     def run(self, layout: Layout, shared: Any, by_row: Any, out: Rows) -> Floats:
         """Update the rows of `out`, each share on the worker that has its entries."""
-        formats = [(array.shape[1], array.dtype) for array in out]
-        sums = np.zeros((layout.n_chunks, out.tables.shape[1]))
-        waiting = self._shares_of(layout)
-        fruitless = 0
-        while waiting:
-            finished = []
-            reason = ""
+        reason = ""
+        for attempt in range(MAX_ATTEMPTS):
             try:
-                for share, rows, chunk_sums in self._results(
-                    formats, waiting, shared, by_row
-                ):
-                    for array, new in zip(out, rows, strict=True):
-                        array[share.rows] = new
-                    sums[share.chunks] = chunk_sums
-                    finished.append(share)
+                return self._half_sweep(layout, shared, by_row, out)
             except KernelError as error:
                 raise error.__cause__ or error from None
-            except ClusterLostError:
-                raise
             except (Exception, CancelledError) as error:  # of a connection
                 reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            waiting = [share for share in waiting if share not in finished]
-            if waiting:
-                fruitless = 0 if finished else fruitless + 1
-                self._recover(len(waiting), reason, fruitless)
-        return np.asarray(sums.sum(axis=0))
+            await_workers(self.client)
+            self._shares.clear()
+            fault = f"workers were lost; a half sweep was computed again ({reason})"
+            self.faults.append(fault)
+            warnings.warn(fault, stacklevel=2)
+            time.sleep(PAUSE_SECONDS * attempt)
+        raise ClusterLostError(
+            f"{MAX_ATTEMPTS} attempts in a row finished nothing ({reason})"
+        )
 
-    def _results(
-        self, formats: Formats, shares: list[Share], shared: Any, by_row: Any
-    ) -> Iterator[tuple[Share, Rows, Floats]]:
-        """Yield the results of shares as workers finish them, without lost ones."""
+    def _half_sweep(
+        self, layout: Layout, shared: Any, by_row: Any, out: Rows
+    ) -> Floats:
         from distributed import KilledWorker, as_completed
 
-        self._report(sum(share.lost for share in shares))
-        fixed = self._send(shared)
-        threads = self._threads()
+        formats = [(array.shape[1], array.dtype) for array in out]
+        sums = np.zeros((layout.n_chunks, out.tables.shape[1]))
+        direct = reachable(self.client)
+        shares = self._shares_of(layout, direct)
+        fixed = self._send(shared, direct)
         futures: dict[Any, Share] = {}
-        for share, worker in zip(shares, cycle(threads), strict=False):
-            if share.entries is None or share.lost:
-                share.worker = worker
-                share.entries = self._send(share.layout.take(share.chunks), worker)
-            place = share.worker if share.worker in threads else worker
-            mine = self._send([array[share.rows] for array in by_row], place)
+        for share in shares:
+            if share.entries.status != "finished":
+                raise ConnectionError(f"{share.worker} and its entries are gone")
+            mine = [array[share.rows] for array in by_row]
+            mine = self._send(mine, direct, share.worker)
             future = self.client.submit(
                 update, formats, share.entries, mine, fixed, pure=False
             )
             futures[future] = share
         try:
             for future in as_completed(list(futures)):
-                if future.status == "finished":
-                    yield (
-                        futures[future],
-                        *self.client.gather(future, direct=self._direct),
-                    )
-                elif future.status == "error" and not isinstance(
+                if future.status == "error" and not isinstance(
                     future.exception(), KilledWorker
                 ):
                     raise KernelError from future.exception()
+                share = futures[future]
+                rows, chunk_sums = self.client.gather(future, direct=direct)
+                for array, new in zip(out, rows, strict=True):
+                    array[share.rows] = new
+                sums[share.chunks] = chunk_sums
         finally:
             with suppress(Exception):  # of a cluster that is gone
                 self.client.cancel(list(futures))
+        return np.asarray(sums.sum(axis=0))
 
-    def _shares_of(self, layout: Layout) -> list[Share]:
-        """Return the shares of a layout, cut when first asked for."""
+    def _shares_of(self, layout: Layout, direct: bool) -> list[Share]:
+        """Return the shares of a layout, cut and sent when first asked for."""
         if id(layout) not in self._shares:
-            wanted = SHARES_PER_THREAD * max(1, len(self._threads()))
-            count = min(wanted, layout.n_chunks)
-            # Shares refer to the layout, so that no other one gets its id as long as they live.
-            self._shares[id(layout)] = [
-                Share(layout, range(first, layout.n_chunks, count))
-                for first in range(count)
+            threads = [
+                worker
+                for worker, count in self.client.nthreads().items()
+                for _ in range(count)
             ]
-        return list(self._shares[id(layout)])
+            count = min(SHARES_PER_THREAD * max(1, len(threads)), layout.n_chunks)
+            shares = []
+            for first, worker in zip(range(count), cycle(threads), strict=False):
+                chunks = range(first, layout.n_chunks, count)
+                entries = self._send(layout.take(chunks), direct, worker)
+                rows = layout.rows_of(chunks)
+                shares.append(Share(layout, chunks, rows, worker, entries))
+            # Shares refer to the layout, so that no other one gets its id as long as they live.
+            self._shares[id(layout)] = shares
+        return self._shares[id(layout)]
 
-    def _send(self, value: Any, worker: str | None = None) -> Any:
+    def _send(self, value: Any, direct: bool, worker: str | None = None) -> Any:
         """Return the future of a value that was sent to one worker, or to all of them."""
-        workers = None if worker is None else [worker]
         return self.client.scatter(
             [value],
-            workers=workers,
+            workers=None if worker is None else [worker],
             broadcast=worker is None,
-            direct=self._direct,
+            direct=direct,
             hash=False,
             timeout=SEND_SECONDS,
         )[0]
-
-    def _recover(self, count: int, reason: str, fruitless: int) -> None:
-        """Wait for workers; the next attempt sends lost shares again."""
-        if fruitless > MAX_ATTEMPTS:
-            raise ClusterLostError(
-                f"{MAX_ATTEMPTS} attempts in a row finished nothing ({reason})"
-            )
-        self._report(count, reason)
-        self._direct = reachable(self.client)
-        time.sleep(PAUSE_SECONDS * fruitless)
-
-    def _report(self, count: int, reason: str = "") -> None:
-        """Warn of shares that were lost, and wait for a worker that can take them."""
-        if not count:
-            return
-        await_workers(self.client)
-        text = (
-            f"workers were lost; {count} parts of a half sweep were computed elsewhere"
-        )
-        self._losses.append(f"{text} ({reason})" if reason else text)
-        warnings.warn(self._losses[-1], stacklevel=2)
-
-    def _threads(self) -> list[str]:
-        """Return the addresses of workers, each as often as it has threads."""
-        threads = self.client.nthreads()
-        self._known |= set(threads)
-        return [worker for worker, count in threads.items() for _ in range(count)]
 
 
 def reachable(client: Any) -> bool:

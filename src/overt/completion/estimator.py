@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Self
 
@@ -48,7 +47,7 @@ from overt.completion.recommend import (
 )
 from overt.completion.storage import SweepCheckpoint, load_model, save_model
 from overt.entries import Entries, observed
-from overt.entries.frames import is_frame, is_table
+from overt.entries.frames import is_table
 from overt.entries.identifiers import UNKNOWN, IdentifierIndex, warn_unknown
 from overt.results import Status
 
@@ -225,7 +224,6 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         y: Any = None,
         row_features: Any = None,
         col_features: Any = None,
-        sample_weight: Any = None,
         *,
         checkpoint: Path | None = None,
         resume: bool = False,
@@ -244,7 +242,6 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         pair (identifiers, table) or a data frame whose index holds them. Categories are encoded
         first, for example by scikit-learn's OneHotEncoder.
 
-        `sample_weight` says how often each entry counts (of a matrix: the entries of each row).
         `checkpoint` names a folder in which every sweep is saved; `resume` continues from it, on
         any engine.
         """
@@ -254,17 +251,10 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
                 raise InputError("a file holds the values itself: leave out y")
             read = ratings_file.read_ratings(X, memory_limit=self.memory_limit)
             ratings_file.warn_of_lines(X, read)
-            entries = read.entries
-            if sample_weight is not None:
-                entries = entries.repeated(sample_weight)
-            self.fit_entries(entries, *tables, checkpoint, resume)
+            self.fit_entries(read.entries, *tables, checkpoint, resume)
             self.file_report_ = read
             return self
-        matrix = y is None and not isinstance(X, Entries)
         entries = read_entries(X, y, self.missing)
-        if sample_weight is not None:
-            by_row = matrix and (is_table(X) or not is_frame(X))
-            entries = entries.repeated(sample_weight, by_row=by_row)
         return self.fit_entries(entries, *tables, checkpoint, resume)
 
     def fit_triplets(
@@ -274,11 +264,9 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         values: Any,
         *,
         shape: tuple[int, int] | None = None,
-        on_sweep: Callable[[int, float], Any] = lambda sweeps, objective: None,
         **features: Any,
     ) -> Self:
-        """Fit to three arrays; `on_sweep(sweeps done, objective)` may watch; features as in fit."""
-        features["on_step"] = lambda fit: on_sweep(len(fit.history), fit.history[-1])
+        """Fit to three arrays, with features as in `fit`."""
         return self.fit_entries(Entries(rows, cols, values, shape), **features)
 
     def fit_entries(
@@ -557,7 +545,7 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         fit = replace(self._fit, model=model, objective=[], status=Status.FINISHED)
         return self._adopt(entries, fit, ranking_model)
 
-    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
+    def score(self, X: Any, y: Any = None) -> float:
         """Return the negative root mean squared error on the entries of X (as in `fit`).
 
         The rows of a dense table or a sparse matrix are those that were fitted, in the same order;
@@ -566,7 +554,7 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         entries of X.
         """
         check_is_fitted(self)
-        return score_entries(self, X, y, sample_weight)
+        return score_entries(self, X, y)
 
     def save(self, path: Path) -> None:
         """Write the model into a folder, as model.safetensors."""
@@ -667,47 +655,36 @@ def different_units(entries: Entries) -> bool:
     shown = counts >= MIN_UNIT_ENTRIES
     if np.count_nonzero(shown) < max(2, len(shown) // 2):
         return False
-    order = np.argsort(entries.cols, kind="stable")
-    parts = np.split(entries.values[order], np.cumsum(counts)[:-1])
-    moments = np.array(
-        [_robust(y) for y, many in zip(parts, shown, strict=True) if many]
-    )
-    center, scale = moments.T
-    low, high = np.quantile(scale, [0.1, 0.9])
-    apart = np.ptp(center) > MAX_UNIT_RATIO**2 * np.median(scale)
-    if high <= MAX_UNIT_RATIO * low and not apart:
+    Y = np.full(entries.shape, np.nan)
+    Y[entries.rows, entries.cols] = entries.values
+    Y = Y[:, shown]
+    # Outliers are moved to 5 quartile distances from the quartiles.
+    low, high = np.nanquantile(Y, [0.25, 0.75], axis=0)
+    reach = np.where(high > low, 5 * (high - low), np.inf)
+    Y = np.clip(Y, low - reach, high + reach)
+    scale = np.nanstd(Y, axis=0)
+    scale[scale == 0] = 1
+    least, most = np.quantile(scale, [0.1, 0.9])
+    distance = np.ptp(np.nanmean(Y, axis=0))
+    typical = float(np.median(scale))
+    if most <= MAX_UNIT_RATIO * least and distance <= MAX_UNIT_RATIO**2 * typical:
         return False
-    return not _few_factors_explain(entries, float(np.median(scale)))
+    return not _few_factors_explain(Y[:UNIT_SAMPLE_ROWS], typical)
 
 
-def _few_factors_explain(entries: Entries, scale: float) -> bool:
+def _few_factors_explain(Y: Floats, scale: float) -> bool:
     """Return whether a few factors leave errors of the same size in all columns.
 
     So they do in a matrix of one quantity and low rank, whose columns may differ as much as those
     of a table: there the largest columns would be explained first, and the others not at all.
     """
-    shown = entries.rows < UNIT_SAMPLE_ROWS
-    shape = (min(entries.shape[0], UNIT_SAMPLE_ROWS), entries.shape[1])
-    if shape[1] <= 2 * UNIT_FACTORS or not shown.any():
+    seen = ~np.isnan(Y)
+    if Y.shape[1] <= 2 * UNIT_FACTORS or not seen.any(axis=0).all():
         return False
-    Y = np.zeros(shape)
-    seen = np.zeros(shape, dtype=bool)
-    Y[entries.rows[shown], entries.cols[shown]] = entries.values[shown]
-    seen[entries.rows[shown], entries.cols[shown]] = True
-    counts = np.maximum(seen.sum(axis=0), 1)
-    fitted = np.tile(Y.sum(axis=0) / counts, (shape[0], 1))
+    fitted = np.tile(np.nanmean(Y, axis=0), (len(Y), 1))
     for _ in range(UNIT_STEPS):
         U, s, V = np.linalg.svd(np.where(seen, Y, fitted), full_matrices=False)
         fitted = (U[:, :UNIT_FACTORS] * s[:UNIT_FACTORS]) @ V[:UNIT_FACTORS]
-    left = np.sqrt(np.sum(np.where(seen, Y - fitted, 0) ** 2, axis=0) / counts)
+    left = np.sqrt(np.nanmean((Y - fitted) ** 2, axis=0))
     low, high = np.quantile(left, [0.1, 0.9])
     return bool(high <= MAX_UNIT_RATIO * max(low, UNIT_ROUNDING * scale))
-
-
-def _robust(y: Floats) -> tuple[float, float]:
-    """Mean and standard deviation, values clipped at 5 quartile distances from the quartiles."""
-    low, high = np.quantile(y, [0.25, 0.75])
-    reach = 5 * (high - low)
-    if reach > 0:
-        y = np.clip(y, low - reach, high + reach)
-    return float(y.mean()), float(y.std()) or 1.0

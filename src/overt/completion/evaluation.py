@@ -24,8 +24,8 @@ from overt.completion.recommend import (
     LIST_LENGTH,
     NDCG_LENGTH,
     JudgedLists,
-    best_columns,
     least_relevant,
+    long_lists,
 )
 from overt.entries import Entries
 from overt.results import Result
@@ -133,7 +133,7 @@ def evaluate(
     }
     found: dict[str, Figures] = {}
     for who, scores in rankings.items():
-        lists = best_columns(scores, lambda row: index.of_row(row)[0], rows, n)
+        lists = long_lists(scores, lambda row: index.of_row(row)[0], rows, n)
         found[who] = list_figures(lists, rows, train, test, least)
     if not isinstance(fitted.model_, ImplicitModel):
         predicted = fitted.model_.predict(test.rows, test.cols)
@@ -212,8 +212,6 @@ def list_figures(
     ranks = np.arange(1, LIST_LENGTH + 1)
     precision = np.cumsum(hits, axis=1) / ranks
     average = (hits * precision).sum(axis=1) / np.minimum(judged.counts, LIST_LENGTH)
-    n_rows = len(np.unique(train.rows))
-    shares = np.bincount(train.cols, minlength=train.shape[1]) / n_rows
     shown = judged.lists[judged.lists >= 0]
     return {
         f"ndcg@{NDCG_LENGTH}": _mean(judged.ndcg()),
@@ -221,7 +219,6 @@ def list_figures(
         "mrr": _mean((hits / ranks).max(axis=1)),
         "map": _mean(average),
         "columns_shown": (len(np.unique(shown)) / train.shape[1], 0.0),
-        "novelty": _mean(-np.log2(np.maximum(shares[shown], 1e-9))),
     }
 
 

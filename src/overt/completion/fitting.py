@@ -237,7 +237,7 @@ class Settings:
             standard=self.learned and not negative,
             precise=given
             and bool(np.min(self.drop_prob) < DEFAULTS.min_single_precision),
-            memory_limit=n_bytes(self.memory_limit) or 0,
+            memory_limit=n_bytes(self.memory_limit),
         )
 
 
@@ -257,7 +257,6 @@ class Run:
     engine: Engine
     bar: Meter
     on_step: OnStep | None = None
-    holdout: Entries | None = None
     checkpoint: SweepCheckpoint | None = None
 
     def descend(self, fit: Any, max_sweeps: int, tol: float) -> Status:
@@ -271,11 +270,18 @@ class Run:
             done = f"{len(fit.history)} sweeps were done, and {stored} checkpoint"
             raise ClusterLostError(f"{error}; {done}") from None
 
+    def sample(self, chain: SampledFit, count: int) -> bool:
+        """Take samples; return False if Ctrl-C ends the chain earlier."""
+        try:
+            for _ in range(count):
+                chain.step(self.engine)
+                self.bar.advance(note="samples")
+        except KeyboardInterrupt:
+            return False
+        return True
+
     def _report(self, fit: Any) -> None:
-        note = f"objective {fit.history[-1]:.5f}"
-        if self.holdout is not None:
-            note += f", holdout RMSE {holdout_error(fit, self.holdout):.4f}"
-        self.bar.advance(note=note)
+        self.bar.advance(note=f"objective {fit.history[-1]:.5f}")
         if self.on_step is not None:
             self.on_step(fit)
         if self.checkpoint is not None:
@@ -317,25 +323,23 @@ def fit_entries(
     entries: Entries,
     *,
     on_step: OnStep | None = None,
-    holdout: Entries | None = None,
     checkpoint: SweepCheckpoint | None = None,
     given: tuple[Any, Any] = (None, None),
 ) -> Fit:
     """Fit the kind of model that the settings name; see `DropoutCompletion`.
 
-    `on_step` gets the fit after each sweep; `holdout` is only measured; `given` are features of
-    the rows and of the columns, as numbers.
+    `on_step` gets the fit after each sweep; `given` are features of the rows and of the columns, as
+    numbers.
     """
     strengths = None
     if settings.missing == "negative":
         strengths = Strengths.of(entries.values)
         entries = strengths.enter(entries)
-        holdout = None if holdout is None else strengths.enter(holdout)
     problem = settings.problem(entries)
     samples = settings.samples(len(entries), entries.shape)
     engine_context = make_engine(settings.engine, settings.n_jobs)
     with engine_context as engine, meter("sweeps", settings.sweeps + samples) as bar:
-        run = Run(engine, bar, on_step, holdout, checkpoint)
+        run = Run(engine, bar, on_step, checkpoint)
         if strengths is not None:
             fit = _fit_implicit(settings, entries, problem, strengths, run)
         elif settings.learned:
@@ -363,8 +367,7 @@ def _fit_learned(
     chain = None
     if samples and status is not Status.INTERRUPTED:
         chain = SampledFit(fit, settings.seed)
-        steps = len(fit.history) + averaged.OPTIONS.burn_in + samples
-        if run.descend(chain, steps, 0.0) is Status.INTERRUPTED:
+        if not run.sample(chain, averaged.OPTIONS.burn_in + samples):
             status = Status.INTERRUPTED
     base = fit.model(settings.limits(entries.values))
     for side, group in enumerate(problem.sides):

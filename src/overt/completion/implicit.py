@@ -228,31 +228,29 @@ class ImplicitModel:
             "no observed value is expected to be near them"
         )
 
-    def row_sums(self, partners: Array, values: Array, side: int = 0) -> RowSums:
+    def row_sums(self, partners: Array, values: Array) -> RowSums:
         """Return the sums of a row's entries, unobserved pairs included."""
         y = self.strengths(values)
-        r = float(self.rules[side](np.sum(y**2)))
-        c = self.precisions[1 - side][partners]
+        r = float(self.rules[0](np.sum(y**2)))
+        c = self.precisions[1][partners]
         weight = OPTIONS.weight
-        more = self.base.weighted_moment(partners, (weight - 1) * c, side)
-        W = self.base.means[1 - side][partners].astype(np.float64)
-        return RowSums(W, y, r * weight * c, r * (self._all_pairs[1 - side] + more))
+        more = self.base.weighted_moment(1, partners, (weight - 1) * c)
+        W = self.base.means[1][partners].astype(np.float64)
+        return RowSums(W, y, r * weight * c, r * (self._all_pairs[1] + more))
 
     @cached_property
     def _all_pairs(self) -> tuple[Floats, Floats]:
         """sum_a r_a T_a over all known rows, and sum_b c_b T_b over all known columns."""
         left, right = (
-            self.base.weighted_moment(np.arange(len(c)), c, 1 - side)
+            self.base.weighted_moment(side, np.arange(len(c)), c)
             for side, c in enumerate(self.precisions)
         )
         return left, right
 
-    def fold(
-        self, partners: Array, values: Array, features: Any = None, side: int = 0
-    ) -> Row:
+    def fold(self, partners: Array, values: Array, features: Any = None) -> Row:
         """Return a row with these entries, everything else fixed."""
-        sums = self.row_sums(partners, values, side)
-        return self.base.fold(partners, values, features, side, sums)
+        sums = self.row_sums(partners, values)
+        return self.base.fold(partners, values, features, sums)
 
     def equations(self, side: int) -> tuple[Floats, Floats, RowPrior]:
         """Return precisions of a side's rows, weights of their partners, and what rows share."""

@@ -7,6 +7,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,11 @@ def room(count: int, dtype: Any) -> Array:
         ]
 
 
+def allocate(count: int, dtype: Any, limit: int | None) -> Array:
+    """Return an array, on disk if there is a limit of memory."""
+    return room(count, dtype) if limit else np.empty(count, dtype)
+
+
 def slices(count: int, *arrays: Array) -> Iterator[slice]:
     """Yield slices that cover `count` entries; arrays that are mapped leave memory after each."""
     for start in range(0, count, SLICE):
@@ -77,9 +83,11 @@ def forget(*arrays: Any) -> None:
             base.madvise(mmap.MADV_DONTNEED)
 
 
-def standardized(values: Array, center: float, scale: float, dtype: Any) -> Array:
-    """(values - center) / scale, on disk."""
-    out = room(len(values), dtype)
+def standardized(
+    values: Array, center: float, scale: float, dtype: Any, limit: int | None
+) -> Array:
+    """(values - center) / scale, on disk if there is a limit."""
+    out = allocate(len(values), dtype, limit)
     for some in slices(len(values), values, out):
         out[some] = (values[some] - center) / scale
     return out
@@ -87,50 +95,51 @@ def standardized(values: Array, center: float, scale: float, dtype: Any) -> Arra
 
 def moments(values: Array) -> tuple[float, float]:
     """Return mean and standard deviation."""
-    mean = sum(float(values[some].sum()) for some in slices(len(values), values)) / len(
-        values
-    )
-    square = sum(
-        float(((values[some] - mean) ** 2).sum())
-        for some in slices(len(values), values)
-    )
-    return mean, float(np.sqrt(square / len(values)))
+    count = len(values)
+    total = 0.0
+    for some in slices(count, values):
+        total += float(values[some].sum())
+    mean = total / count
+    square = 0.0
+    for some in slices(count, values):
+        square += float(((values[some] - mean) ** 2).sum())
+    return mean, float(np.sqrt(square / count))
 
 
-def arranged(
+def sort_by_chunk(
     keys: Array,
     others: Array,
     values: Array,
-    bucket: Array,
-    n_buckets: int,
+    chunk: Array,
+    slot: Array,
+    limit: int | None,
 ) -> tuple[Array, Array, Array, Array]:
-    """Sort triplets by bucket[key], then by other, keeping the order of equals.
+    """Sort triplets by chunk[key], then by other, keeping the order of equals.
 
-    Returns where buckets start, keys, others and values, the last three on disk. Buckets are
-    filled slice by slice and then sorted one by one, so that only a slice or a bucket is in memory.
+    Returns where chunks start, slot[key], others and values. Chunks are filled slice by slice and
+    then sorted one by one, so that only a slice or a chunk is in memory where arrays are on disk.
     """
-    n, counts, given = len(keys), np.zeros(n_buckets, np.int64), (keys, others, values)
-    for some in slices(n, *given):
-        counts += np.bincount(bucket[keys[some]], minlength=n_buckets)
-    starts = np.concatenate([[0], np.cumsum(counts)])
-    out = room(n, np.int32), room(n, np.int32), room(n, values.dtype)
+    count = len(keys)
+    n_chunks = int(chunk.max()) + 1
+    sizes = np.zeros(n_chunks, np.int64)
+    for some in slices(count, keys):
+        sizes += np.bincount(chunk[keys[some]], minlength=n_chunks)
+    starts = np.append(0, np.cumsum(sizes))
+    kinds = (slot.dtype, np.dtype(np.int32), values.dtype)
+    out = [allocate(count, kind, limit) for kind in kinds]
     at = starts[:-1].copy()
-    for some in slices(n, *given, *out):
-        part = bucket[keys[some]]
-        order, sizes = (
-            np.argsort(part, kind="stable"),
-            np.bincount(part, minlength=n_buckets),
-        )
-        sorted_parts = [array[some][order] for array in given]
-        ends = np.cumsum(sizes)
-        for b in np.flatnonzero(sizes).tolist():
-            for array, found in zip(out, sorted_parts, strict=True):
-                array[at[b] : at[b] + sizes[b]] = found[ends[b] - sizes[b] : ends[b]]
-        at += sizes
-    for b in range(n_buckets):
-        here = slice(starts[b], starts[b + 1])
-        order = np.argsort(out[1][here], kind="stable")
+    for some in slices(count, keys, others, values, *out):
+        part = chunk[keys[some]]
+        order = np.argsort(part, kind="stable")
+        given = (slot[keys[some]][order], others[some][order], values[some][order])
+        cuts = np.searchsorted(part[order], np.arange(n_chunks + 1))
+        for c, size in enumerate(np.diff(cuts)):
+            for array, found in zip(out, given, strict=True):
+                array[at[c] : at[c] + size] = found[cuts[c] : cuts[c + 1]]
+            at[c] += size
+    for start, end in pairwise(starts):
+        order = np.argsort(out[1][start:end], kind="stable")
         for array in out:
-            array[here] = array[here][order]
+            array[start:end] = array[start:end][order]
         forget(*out)
-    return starts, *out
+    return starts, out[0], out[1], out[2]

@@ -280,7 +280,7 @@ class FactorModel:
         return np.asarray(np.maximum(factors, 0) + self.noise * noises)
 
     def scores(
-        self, partners: Array, features: Any = None, side: int = 0, row: int = UNKNOWN
+        self, partners: Array, features: Any = None, row: int = UNKNOWN
     ) -> tuple[Floats, Floats]:
         """Return mean and covariance of the scores of a row with entries at `partners`.
 
@@ -288,7 +288,7 @@ class FactorModel:
         F = A R', scores have the error G e where only features u are unknown: G = R_u'R_u, and e
         has the covariance of scores.
         """
-        directions = self.directions[side]
+        directions = self.directions[0]
         mean = directions.mean.copy()
         unknown = np.eye(len(mean))
         if len(partners) and MISSINGNESS in directions.parts:
@@ -305,39 +305,34 @@ class FactorModel:
                 missing = np.isnan(f)
                 mean[at] = np.where(missing, 0.0, f) @ R
                 unknown[at, at] = R[missing].T @ R[missing]
-            elif row != UNKNOWN and not np.isnan(self.given[side][row]).any():
-                mean[at] = self.given[side][row]
+            elif row != UNKNOWN and not np.isnan(self.given[0][row]).any():
+                mean[at] = self.given[0][row]
                 unknown[at] = 0
         return mean, unknown @ directions.covariance @ unknown.T
 
-    def row_prior(
-        self, partners: Array, features: Any, side: int
-    ) -> tuple[Floats, Any, Floats]:
+    def row_prior(self, partners: Array, features: Any) -> tuple[Floats, Any, Floats]:
         """Return mean, covariance and precision of a new row before its values are seen."""
-        prior = self.priors[side]
-        scores, unknown = self.scores(partners, features, side)
+        prior = self.priors[0]
+        scores, unknown = self.scores(partners, features)
         center = prior.means(scores[None])[0]
         if not self.learned:
             return center, 0.0, prior.precision
         S = prior.covariances(scores[None], unknown)[0]
         return center, S, np.asarray(np.linalg.inv(S))
 
-    def row_sums(self, partners: Array, values: Array, side: int = 0) -> RowSums:
+    def row_sums(self, partners: Array, values: Array) -> RowSums:
         """Return the sums of a row's entries that determine its mean."""
-        W = self.means[1 - side][partners].astype(np.float64)
-        weights = self.noises[1 - side].weights[partners]
-        second = self.weighted_moment(partners, weights, side)
+        W = self.means[1][partners].astype(np.float64)
+        weights = self.noises[1].weights[partners]
+        second = self.weighted_moment(1, partners, weights)
         return RowSums(
             W, np.asarray(values, dtype=float) - self.center, weights, second
         )
 
-    def weighted_moment(
-        self, partners: Array, weights: Floats, side: int = 0
-    ) -> Floats:
-        """sum_b c_b T_b, T_b = w_b w_b' + S_b, over partners of a row (or column) of `side`."""
-        other = 1 - side
-        W = self.means[other][partners].astype(np.float64)
-        S = self.covariance.total(self.means, other, partners, weights)
+    def weighted_moment(self, side: int, rows: Array, weights: Floats) -> Floats:
+        """sum_b c_b T_b, T_b = w_b w_b' + S_b, over some rows of a side."""
+        W = self.means[side][rows].astype(np.float64)
+        S = self.covariance.total(self.means, side, rows, weights)
         return (W.T * weights) @ W + S
 
     def fold(
@@ -345,32 +340,40 @@ class FactorModel:
         partners: Array,
         values: Array,
         features: Any = None,
-        side: int = 0,
         sums: RowSums | None = None,
     ) -> Row:
-        """Return a new row (or column) with these entries and features, everything else fixed.
+        """Return a new row with these entries and features, everything else fixed.
 
         The row and its share in the noise are solved for in turn.
         """
-        nu = self.noises[side].nu
-        center, S, prior_precision = self.row_prior(partners, features, side)
-        mean, S = self.columns.fill(side, center, S)
-        found = Row(mean, S, self.noises[side].unseen)
+        nu = self.noises[0].nu
+        center, S, prior_precision = self.row_prior(partners, features)
+        mean, S = self.columns.fill(0, center, S)
+        found = Row(mean, S, self.noises[0].unseen)
         if not len(partners):
             return found
-        if sums is None:
-            sums = self.row_sums(partners, values, side)
+        covariance = None if sums is not None else self.covariance
+        sums = sums or self.row_sums(partners, values)
         W, y, c, second = sums
         for _ in range(FOLD_STEPS if np.isfinite(nu) else 1):
             precision = found.weight / self.noise if self.learned else 1.0
-            w, S = self._solve(sums, precision, center, prior_precision, side)
-            mean, S = self.columns.fill(side, w, S)
+            w, S = self._solve(sums, precision, center, prior_precision)
+            mean, S = self.columns.fill(0, w, S)
             error = c @ y**2 - 2 * mean @ (W.T @ (c * y))
             error += np.sum((np.outer(mean, mean) + S) * second)
             misfit = max(float(error), 0.0) / self.noise
             weight, noise = noise_shares(nu, float(len(partners)), misfit)
             found = Row(mean, S, noise, weight)
-        return found
+        if not isinstance(covariance, FullCovariance):
+            return found
+        # Sweeps add the errors S_b of the partners to the precision of a row, which shrinks its
+        # mean as it should; few entries say less, as these errors add to their noise.
+        free = self.columns.free(0)
+        errors = covariance.traces(1, partners, np.outer(mean, mean) + S)
+        precisions = 1 / (self.noise / (found.weight * c) + errors)
+        P = prior_precision + (W[:, free].T * precisions) @ W[:, free]
+        _, S = self.columns.fill(0, w, np.linalg.inv(P))
+        return replace(found, covariance=S)
 
     def equations(self, side: int) -> tuple[Floats, Floats, RowPrior]:
         """Return precisions of a side's rows, weights of their partners, and what rows share."""
@@ -435,13 +438,13 @@ class FactorModel:
         noise.variances[rows] = variances
 
     def _solve(
-        self, sums: RowSums, precision: float, center: Floats, P: Floats, side: int
+        self, sums: RowSums, precision: float, center: Floats, P: Floats
     ) -> tuple[Floats, Any]:
         """S = (precision sum T_b + P)^-1, w = S (precision sum (y_b v_b - pinned) + P center)."""
-        free = self.columns.free(side)
+        free = self.columns.free(0)
         right = sums.W.T @ (sums.weights * sums.values)
         if self.columns.biases:
-            right = right - sums.second[:, self.columns.pinned(side)]
+            right = right - sums.second[:, self.columns.pinned(0)]
         right = precision * right[free] + P @ center
         P = P + precision * sums.second[np.ix_(free, free)]
         if not self.learned:  # P may be singular

@@ -52,8 +52,8 @@ MIN_VARIANCE = 1e-4
 A factor that is not needed shrinks until its prior variance is this, where it adds nothing to
 predictions; without it the prior would narrow for ever, and the objective fall with it."""
 
-NUS = np.append(np.logspace(np.log10(4), 3.5, 60), np.inf)
-"""Values of nu that are tried; at 4 a row never seen has twice the variance."""
+NU_RANGE = (4.0, 3200.0)
+"""Values of nu that are tried beside infinity; at 4 a row never seen has twice the variance."""
 
 
 class Sums(NamedTuple):
@@ -353,27 +353,26 @@ class RowNoise:
 
     def learn(self, counts: Array, misfits: Floats) -> RowNoise:
         """Return q(alpha) and nu for rows with these numbers of entries and misfits."""
+        from scipy.optimize import minimize_scalar
+
         active = counts > 0
         n = counts[active].astype(float)
         e = np.maximum(misfits[active], 0)
-        at = int(np.searchsorted(NUS, self.nu))
-        if not np.isfinite(
-            self.nu
-        ):  # the first search is over all, later ones around the last
-            at = 4 * int(np.argmin([_noise_cost(nu, n, e) for nu in NUS[::4]]))
-        costs = {at: _noise_cost(NUS[at], n, e)}
-        while True:
-            for near in (at - 1, at + 1):
-                if 0 <= near < len(NUS) and near not in costs:
-                    costs[near] = _noise_cost(NUS[near], n, e)
-            best = min(costs, key=costs.__getitem__)
-            if best == at:
-                break
-            at = best
-        found = replace(RowNoise.equal(len(counts)), nu=float(NUS[at]))
-        found.variances[:] = found.unseen
-        found.weights[active], found.variances[active] = noise_shares(found.nu, n, e)
-        return replace(found, fixed=costs[at] - float(found.weights[active] @ e) / 2)
+        found = minimize_scalar(
+            lambda log_nu: _noise_cost(np.exp(log_nu), n, e),
+            bounds=np.log(NU_RANGE),
+            method="bounded",
+            options={"xatol": 0.05},
+        )
+        nu = float(np.exp(found.x))
+        cost = float(found.fun)
+        if cost >= e.sum() / 2:
+            nu = np.inf
+            cost = float(e.sum()) / 2
+        noise = replace(RowNoise.equal(len(counts)), nu=nu)
+        noise.variances[:] = noise.unseen
+        noise.weights[active], noise.variances[active] = noise_shares(nu, n, e)
+        return replace(noise, fixed=cost - float(noise.weights[active] @ e) / 2)
 
 
 def noise_shares(nu: float, n: Any, e: Any) -> tuple[Any, Any]:
@@ -387,8 +386,6 @@ def _noise_cost(nu: float, n: Floats, e: Floats) -> float:
     """Return what alpha leaves in the negative evidence bound, summed over rows."""
     from scipy.special import gammaln
 
-    if not np.isfinite(nu):
-        return float(e.sum()) / 2
     half = nu / 2
     each = gammaln(half) - half * np.log(half) - gammaln(half + n / 2)
     return float(np.sum(each + (half + n / 2) * np.log(half + e / 2)))

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from overt._check import Array, Floats, InputError, Ints
-from overt.completion.kernels.rows import NOT_PINNED, Blocks, block, dots
-from overt.completion.memory import arranged, moments, room, slices, standardized
+from overt.completion.kernels.rows import NOT_PINNED, Blocks, dots
+from overt.completion.memory import moments, slices, sort_by_chunk, standardized
 from overt.entries import Entries
 
 DOUBLE_BELOW = 5_000_000
@@ -140,7 +140,7 @@ class Grouped:
     counts: Ints
     n_others: int
     width: int
-    memory_limit: int = 0  # bytes; 0: the layout is stored in memory
+    memory_limit: int | None = None  # bytes; None: the layout is stored in memory
 
     @cached_property
     def rows(self) -> Ints:
@@ -174,19 +174,13 @@ class Grouped:
         packed = self.width * (self.width + 1) // 2 * self.values.dtype.itemsize
         cuts = self._cuts(min(max(1, CACHE_BYTES // packed), MAX_CHUNK_ROWS))
         sizes = np.diff(cuts)
-        chunk = np.zeros(len(self.counts), np.int32)
+        # Numbers of 16 bits are sorted in linear time.
+        chunk = np.zeros(len(self.counts), np.min_scalar_type(len(sizes)))
         slot = np.zeros(len(self.counts), np.uint16)
         chunk[self.rows] = np.repeat(np.arange(len(sizes)), sizes)
         slot[self.rows] = np.arange(len(self.rows)) - np.repeat(cuts[:-1], sizes)
-        given = (self.keys, self.others, self.values, chunk)
-        if self.memory_limit:
-            starts, keys, partners, values = arranged(*given, len(sizes))
-            slots = room(len(keys), np.uint16)
-            for some in slices(len(keys), keys, slots):
-                slots[some] = slot[keys[some]]
-            blocks = Blocks(starts, slots, partners, values)
-        else:
-            blocks = Blocks(*block(*given, slot, len(sizes), self.n_others))
+        given = (self.keys, self.others, self.values, chunk, slot)
+        blocks = Blocks(*sort_by_chunk(*given, self.memory_limit))
         return Layout(blocks, self.rows, cuts)
 
     def _cuts(self, most: int) -> Ints:
@@ -215,7 +209,7 @@ class CompletionProblem:
         *,
         standard: bool,
         precise: bool = False,
-        memory_limit: int = 0,
+        memory_limit: int | None = None,
     ) -> CompletionProblem:
         """Group the entries, on disk with a `memory_limit`; `standard` gives values unit variance.
 
@@ -228,15 +222,12 @@ class CompletionProblem:
                 f"values must differ by at least {MIN_RANGE:g} or not at all, as their squares are "
                 f"summed, got {extent:g}; multiply them by a constant"
             )
-        mean, std = moments(y) if memory_limit else (float(y.mean()), float(y.std()))
+        mean, std = moments(y)
         center = mean if columns.biases else 0.0
         scale = std if standard and std else 1.0
         double = precise or len(y) * columns.width <= DOUBLE_BELOW
         dtype = np.float64 if double else np.float32
-        if memory_limit:
-            values = standardized(y, center, scale, dtype)
-        else:
-            values = ((y - center) / scale).astype(dtype)
+        values = standardized(y, center, scale, dtype, memory_limit)
         keys = (np.asarray(entries.rows), np.asarray(entries.cols))
         m, n = entries.shape
         by_row, by_col = (
@@ -271,10 +262,7 @@ class CompletionProblem:
     def zeroed(self, at: Ints) -> CompletionProblem:
         """Return the problem in which some of the entries have the value 0."""
         by_row, by_col = self.sides
-        if by_row.memory_limit:
-            values = standardized(by_row.values, 0.0, 1.0, self.dtype)
-        else:
-            values = by_row.values.copy()
+        values = standardized(by_row.values, 0, 1, self.dtype, by_row.memory_limit)
         values[at] = 0
         sides = (replace(by_row, values=values), replace(by_col, values=values))
         return replace(self, sides=sides)

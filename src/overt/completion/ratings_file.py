@@ -256,46 +256,24 @@ def places_of(
     `header` is the names of columns, or their number where there are no names: then the first ones
     count.
     """
-    needed = ORDER[: 3 if with_values else 2]
+    has_names = not isinstance(header, int)
     if isinstance(header, int):
-        return _places_by_number(header, needed, said, what), []
-    names = [name.strip() for name in header]
-    asked = {role: _column_name(names, name) for role, name in said.items()}
+        names = [str(number + 1) for number in range(header)]
+    else:
+        names = [name.strip() for name in header]
+    asked = {}
+    for role, name in said.items():
+        by_number = name is not None and name not in names and name.isdigit()
+        numbered = names[int(name) - 1 : int(name)] if by_number else []  # type: ignore[arg-type]
+        asked[role] = numbered[0] if numbered else name
     places, guessed = find_roles(names, asked, what)
     if not with_values:
         places.pop("value", None)
-    for role in needed:
+    for role in ORDER[: 3 if with_values else 2]:
         if role not in places:
             have = ", ".join(names)
             raise InputError(f"{what} has no column for {role}; its columns are {have}")
-    return places, [role for role in guessed if role in places]
-
-
-def _places_by_number(
-    count: int, needed: Sequence[str], said: Said, what: str
-) -> dict[str, int]:
-    """Return where roles stand in a file without a header."""
-    numbers = [str(number + 1) for number in range(count)]
-    places = {}
-    for role, name in said.items():
-        if name and name not in numbers:
-            raise InputError(
-                f"{what} has no header; columns are given by number, 1 to {count}"
-            )
-        if name:
-            places[role] = numbers.index(name)
-    free = [place for place in range(count) if place not in places.values()]
-    for role in needed:
-        if role not in places:
-            places[role] = free.pop(0) if free else 0
-    return places
-
-
-def _column_name(names: Sequence[str], said: str | None) -> str | None:
-    """Return the name of a column that is given by name or by number."""
-    if said is None or said in names or not said.isdigit():
-        return said
-    return names[int(said) - 1] if 0 < int(said) <= len(names) else said
+    return places, [role for role in guessed if role in places and has_names]
 
 
 def fields_of(number: int, line: str, dialect: Dialect) -> list[str] | str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.sparse import issparse
 
-from overt._check import Array, Floats, InputError, Ints, doubles, whole
+from overt._check import Array, Floats, InputError, Ints, whole
 from overt._io import as_path, ready, replacing, write_csv
 from overt._running import meter
 from overt.completion.fitting import Model
@@ -27,7 +27,7 @@ from overt.completion.implicit import (
 from overt.completion.model import FullCovariance, Row
 from overt.completion.ratings_file import duckdb
 from overt.entries import Entries, observed
-from overt.entries.entries import checked_values, find_pairs, weighted_error
+from overt.entries.entries import checked_values, find_pairs
 from overt.entries.frames import is_frame, is_table
 from overt.entries.identifiers import (
     UNKNOWN,
@@ -37,6 +37,9 @@ from overt.entries.identifiers import (
     warn_unknown,
 )
 from overt.results import Result
+
+NO_COLUMNS = np.zeros(0, np.int64)
+"""Excludes nothing."""
 
 PREDICTIONS_AT_ONCE = 1 << 22
 """Entries of a completed matrix that are computed at once."""
@@ -269,11 +272,40 @@ class NewRow:
     ) -> Recommendation:
         """Return the columns that suit the row best, as `DropoutCompletion.recommend` does."""
         ranking = self.ranking(by).of_row(self.model, self.seen, self.values)
-        values, scores = ranking.of_rows(np.zeros(1, np.int64))
+        known = self.seen if exclude_seen else NO_COLUMNS
         allowed = column_mask(self.index, exclude, candidates)
-        if exclude_seen:
-            allowed[self.seen] = False
-        return _best(self.index, ranking, values[0], scores[0], n, allowed)
+        row = np.zeros(1, np.int64)
+        lists = best_columns(ranking.of_rows, lambda row: known, row, n, allowed)
+        return _recommendation(self.index, ranking, *next(lists))
+
+
+def best_columns(
+    of_rows: Callable[[Ints], tuple[Floats, Floats]],
+    known: Callable[[int], Array],
+    rows: Ints,
+    n: int,
+    allowed: Array,
+) -> Iterator[tuple[Ints, Floats, Floats]]:
+    """Yield the best allowed columns of each row that it does not know, values and scores.
+
+    `of_rows` returns values and scores of rows for all columns.
+    """
+    n = whole("n", n)
+    step = max(1, PREDICTIONS_AT_ONCE // max(1, len(allowed)))
+    with meter("rows", len(rows)) as bar:
+        for start in range(0, len(rows), step):
+            some = rows[start : start + step]
+            for row, values, scores in zip(some, *of_rows(some), strict=True):
+                open_scores = np.where(allowed, scores, -np.inf)
+                open_scores[known(row)] = -np.inf
+                best = top(open_scores, n)
+                yield best, values[best], scores[best]
+            bar.advance(len(some))
+
+
+def _known(index: EntryIndex, exclude_seen: bool) -> Callable[[int], Array]:
+    """Return what gives the columns of a row that are not recommended to it."""
+    return lambda row: index.of_row(row)[0] if exclude_seen else NO_COLUMNS
 
 
 def best_for_row(
@@ -286,12 +318,18 @@ def best_for_row(
     candidates: Any,
 ) -> Recommendation:
     """Return the columns that suit a row best."""
-    a = index.rows.find_one(row)
-    values, scores = ranking.of_rows(np.array([a]))
+    a = np.array([index.rows.find_one(row)])
     allowed = column_mask(index, exclude, candidates)
-    if exclude_seen:
-        allowed[index.of_row(a)[0]] = False
-    return _best(index, ranking, values[0], scores[0], n, allowed)
+    known = _known(index, exclude_seen)
+    lists = best_columns(ranking.of_rows, known, a, n, allowed)
+    return _recommendation(index, ranking, *next(lists))
+
+
+def _recommendation(
+    index: EntryIndex, ranking: Ranking, best: Ints, values: Floats, scores: Floats
+) -> Recommendation:
+    values = ranking.model.base.clip(values)
+    return Recommendation(index.cols.labels(best), values, scores, BY[ranking.by])
 
 
 def similar_columns(
@@ -324,9 +362,9 @@ def similar_columns(
     scores = np.divide(V @ (C @ V[b]), scale, where=scale > 0, out=np.zeros(len(V)))
     allowed = index.entered.copy()
     allowed[b] = False
-    return _best(
-        index, Ranking("similarity", model, None, 0.0), scores, scores, n, allowed
-    )
+    best = top(np.where(allowed, scores, -np.inf), whole("n", n))
+    names = index.cols.labels(best)
+    return Recommendation(names, scores[best], scores[best], BY["similarity"])
 
 
 def new_row(
@@ -417,21 +455,6 @@ def column_mask(index: EntryIndex, exclude: Any, candidates: Any) -> Array:
     return chosen
 
 
-def _best(
-    index: EntryIndex,
-    ranking: Ranking,
-    values: Floats,
-    scores: Floats,
-    n: int,
-    allowed: Array,
-) -> Recommendation:
-    best = top(np.where(allowed, scores, -np.inf), whole("n", n))
-    values = values[best]
-    if ranking.by != "similarity":
-        values = ranking.model.base.clip(values)
-    return Recommendation(index.cols.labels(best), values, scores[best], BY[ranking.by])
-
-
 def top(scores: Floats, n: int) -> Array:
     """Return where the n largest finite scores are, largest first, ties in order."""
     n = min(n, int(np.count_nonzero(scores > -np.inf)))
@@ -501,37 +524,23 @@ def best_for_rows(
     candidates: Any,
 ) -> Recommendations:
     """Return the columns that suit many rows best (None: all rows), block by block."""
-    n = whole("n", n)
-    mask = column_mask(index, exclude, candidates)
+    allowed = column_mask(index, exclude, candidates)
     places = np.arange(index.rows.count) if rows is None else index.rows.find(rows)
     unknown = describe_unknown("rows", rows, places)
     if unknown:
         raise InputError(f"rows must have been fitted, but {unknown}")
-    best = []
-    values = []
-    scores = []
-    step = max(1, PREDICTIONS_AT_ONCE // max(1, index.cols.count))
-    with meter("rows", len(places)) as bar:
-        for start in range(0, len(places), step):
-            some = places[start : start + step]
-            for row, y, x in zip(some, *ranking.of_rows(some), strict=True):
-                allowed = mask.copy()
-                if exclude_seen:
-                    allowed[index.of_row(row)[0]] = False
-                found = top(np.where(allowed, x, -np.inf), n)
-                best.append(found)
-                values.append(y[found])
-                scores.append(x[found])
-            bar.advance(len(some))
-    counts = [len(found) for found in best]
+    known = _known(index, exclude_seen)
+    nothing = (np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
+    lists = [nothing, *best_columns(ranking.of_rows, known, places, n, allowed)]
+    best, values, scores = zip(*lists, strict=True)
+    counts = [len(found) for found in best[1:]]
     ranks = [np.arange(1, count + 1) for count in counts]
-    nothing = np.zeros(0, np.int64)
     return Recommendations(
         index.rows.labels(np.repeat(places, counts)),
-        index.cols.labels(np.concatenate([nothing, *best])),
-        np.concatenate([nothing, *ranks]),
-        ranking.model.base.clip(np.concatenate([np.zeros(0), *values])),
-        np.concatenate([np.zeros(0), *scores]),
+        index.cols.labels(np.concatenate(best)),
+        np.concatenate([nothing[0], *ranks]),
+        ranking.model.base.clip(np.concatenate(values)),
+        np.concatenate(scores),
         BY[ranking.by],
     )
 
@@ -596,7 +605,7 @@ def least_relevant(values: Floats) -> float:
     return strengths.zero + RELEVANT_STRENGTH * strengths.scale
 
 
-def best_columns(
+def long_lists(
     scores: Callable[[Ints], Floats],
     known: Callable[[int], Array],
     rows: Ints,
@@ -604,13 +613,14 @@ def best_columns(
 ) -> Ints:
     """Return the LIST_LENGTH best columns of each row that it does not know; -1 where fewer."""
     found = np.full((len(rows), LIST_LENGTH), -1)
-    step = max(1, PREDICTIONS_AT_ONCE // n_cols)
-    for start in range(0, len(rows), step):
-        block = np.array(scores(rows[start : start + step]), dtype=float)
-        for i, line in enumerate(block, start):
-            line[known(rows[i])] = -np.inf
-            best = top(line, LIST_LENGTH)
-            found[i, : len(best)] = best
+    allowed = np.ones(n_cols, dtype=bool)
+
+    def of_rows(some: Ints) -> tuple[Floats, Floats]:
+        return (scores(some),) * 2
+
+    lists = best_columns(of_rows, known, rows, LIST_LENGTH, allowed)
+    for line, (best, *_) in zip(found, lists, strict=True):
+        line[: len(best)] = best
     return found
 
 
@@ -643,30 +653,18 @@ class JudgedLists(NamedTuple):
         return self.hits[:, :NDCG_LENGTH] @ discount / ideal
 
 
-def score_entries(fitted: Any, X: Any, y: Any, sample_weight: Any) -> float:
+def score_entries(fitted: Any, X: Any, y: Any) -> float:
     """Return the negative root mean squared error of entries, or nDCG@10 of what was chosen."""
     given = observed(X, y)
-    ranks = isinstance(fitted.model_, ImplicitModel)
-    if ranks and sample_weight is not None:
-        raise InputError(
-            'with missing="negative" the score ranks, and takes no sample_weight'
-        )
     matrix = (
         y is None and not isinstance(X, Entries) and (is_table(X) or not is_frame(X))
     )
     if matrix and given.row_ids is None:
         _check_rows(given, fitted.entries_)
-    if ranks:
+    if isinstance(fitted.model_, ImplicitModel):
         return _ndcg_of_entries(fitted, fitted.index_.align(given, named=y is not None))
     error = fitted.predict(given if y is None else X) - given.values
-    if matrix and sample_weight is not None:  # of rows, as in fit
-        weights = doubles("sample_weight", sample_weight, ndim=1)
-        if len(weights) != given.shape[0]:
-            raise InputError(
-                f"sample_weight must be one number for each of {given.shape[0]} rows"
-            )
-        sample_weight = weights[given.rows]
-    return -weighted_error(error, sample_weight)
+    return -float(np.sqrt(np.mean(error**2)))
 
 
 def _check_rows(given: Entries, known: Entries) -> None:
@@ -701,6 +699,6 @@ def _ndcg_of_entries(fitted: Any, entries: Entries) -> float:
     def known(row: int) -> Array:
         return np.setdiff1d(fitted.index_.of_row(row)[0], test.of_row(row)[0])
 
-    lists = best_columns(fitted.model_.rank_rows, known, rows, n)
+    lists = long_lists(fitted.model_.rank_rows, known, rows, n)
     judged = JudgedLists.of(lists, rows, entries, least_relevant(entries.values))
     return float(judged.ndcg().mean()) if len(judged.counts) else 0.0

@@ -26,7 +26,7 @@ from overt._io import (
     ready,
     write_sealed,
 )
-from overt.completion.averaged import AveragedModel, SampledFit
+from overt.completion.averaged import AveragedModel
 from overt.completion.features import Directions, Encoder
 from overt.completion.implicit import ImplicitModel, PrecisionRule, Strengths
 from overt.completion.model import (
@@ -208,36 +208,25 @@ class SweepCheckpoint:
         if not resume:
             self.clear()
         for path in self._folder.glob("*.safetensors"):
-            if not _is_sample(path):
-                self._read(path.stem)
+            self._read(path.stem)
 
     def write(self, fit: Any) -> None:
         """Store the state of a fit."""
-        if isinstance(fit, SampledFit) and fit.samples:
-            self._write(_sample_name(len(fit.samples)), dict(fit.samples[-1]))
-        self._write(fit.kind, {name: getattr(fit, name) for name in fit.state})
+        state = {name: getattr(fit, name) for name in fit.state}
+        write_state(self._path(fit.kind), state, f"{fit.kind} {self._fingerprint}")
 
     def restore(self, fit: Any) -> None:
         """Bring a fresh fit to the stored state, if there is one to resume from."""
-        if not (self._resume and self._path(fit.kind).exists()):
-            return
-        fit.__dict__.update(self._read(fit.kind))
-        if isinstance(fit, SampledFit):
-            for number in range(1, fit.n_stored + 1):
-                fit.samples.append(self._read(_sample_name(number)))
+        if self._resume and self._path(fit.kind).exists():
+            fit.__dict__.update(self._read(fit.kind))
 
     def clear(self) -> None:
         """Remove everything that was stored."""
-        # Samples last: a state is only read with all of its samples, also after a kill meanwhile.
-        paths = sorted(self._folder.glob("*.safetensors*"), key=_is_sample)
-        for path in paths:
+        for path in self._folder.glob("*.safetensors*"):
             path.unlink(missing_ok=True)
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}.safetensors"
-
-    def _write(self, name: str, state: dict[str, Any]) -> None:
-        write_state(self._path(name), state, f"{name} {self._fingerprint}")
 
     def _read(self, name: str) -> dict[str, Any]:
         try:
@@ -249,14 +238,6 @@ class SweepCheckpoint:
                 f"{self._folder} holds a run with other data or settings; give the same ones, or "
                 "start anew without resuming"
             ) from None
-
-
-def _is_sample(path: Path) -> bool:
-    return path.name.startswith("sample-")
-
-
-def _sample_name(number: int) -> str:
-    return f"sample-{number:05d}"
 
 
 def _fingerprint(

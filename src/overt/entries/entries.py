@@ -246,68 +246,62 @@ class Entries:
 
     def take(self, chosen: Array) -> Self:
         """Return some of the entries (numbers, or a mask), in a matrix of the same shape."""
-        chosen = plain_array("chosen", chosen)
+        chosen = np.atleast_1d(plain_array("chosen", chosen))
+        if not chosen.any() and (chosen.dtype == bool or not chosen.size):
+            raise InputError("there must be at least one observed entry, got 0")
+        given = (self.rows, self.cols, self.values, self.times)
         try:
-            chosen = np.arange(len(self))[chosen if chosen.size else chosen.astype(int)]
+            rows, cols, values, times = (
+                None if array is None else array[chosen] for array in given
+            )
         except (IndexError, OverflowError) as error:
             raise InputError(
                 f"chosen must be some of {len(self)} entries: {error}"
             ) from None
-        if not len(chosen):
-            raise InputError("there must be at least one observed entry, got 0")
-        times = None if self.times is None else self.times[chosen]
-        return self._with(
-            self.rows[chosen], self.cols[chosen], self.values[chosen], times
-        )
+        return self._with(rows, cols, values, times)
 
-    def _with(
-        self, rows: Ints, cols: Ints, values: Floats, times: Array | None
-    ) -> Self:
+    def _with(self, rows: Any, cols: Any, values: Any, times: Array | None) -> Self:
         """Return other entries of the same matrix, which need no check."""
         found = object.__new__(type(self))
-        found._set(
-            rows,
-            cols,
-            values,
-            self.shape,
-            self.row_ids,
-            self.col_ids,
-            times,
-            self.truth,
-        )
+        ids = (self.row_ids, self.col_ids)
+        found._set(rows, cols, values, self.shape, *ids, times, self.truth)
         return found
 
     def _merged(self, how: str) -> Self:
-        """Merge entries that are given more than once, with a warning."""
-        times = np.full(len(self), np.nan) if self.times is None else self.times
-        found = merge_duplicates(self.rows, self.cols, self.values, times, how)
-        if found is None:
-            return self
-        first, values, latest = found
+        """Merge entries that are given more than once: first ones stay, with the latest time.
+
+        `how` is "mean", "last", "error" or "count" (the value is how often an entry was given).
+        """
+        keys = self.rows * self.shape[1] + self.cols
+        _, first, place, sizes = np.unique(
+            keys, return_index=True, return_inverse=True, return_counts=True
+        )
         count = len(self) - len(first)
+        if not count:
+            return self
         if how == "error":
             raise InputError(
                 f"there are {count} duplicate entries; duplicates 'mean' or 'last' merges them"
             )
+        in_order = np.argsort(first)
+        first = first[in_order]
+        times = None
+        by_time = np.arange(len(self))
+        if self.times is not None:
+            by_time = np.argsort(self.times, kind="stable")
+            latest = np.full(len(first), -np.inf)
+            np.maximum.at(latest, place, self.times)
+            times = latest[in_order]
+        values = sizes.astype(float)
+        done = "averaged"
+        if how == "mean":
+            values = np.bincount(place, self.values) / sizes
+        elif how == "last":
+            values[place[by_time]] = self.values[by_time]  # the last one written stays
+            done = "the last one is used"
         if how != "count":
-            done = "averaged" if how == "mean" else "the last one is used"
             warnings.warn(f"{count} duplicate entries: {done}", stacklevel=3)
-        kept_times = None if self.times is None else latest
-        return self._with(self.rows[first], self.cols[first], values, kept_times)
-
-    def repeated(self, weights: Any, *, by_row: bool = False) -> Self:
-        """Return each entry (or the entries of each row) as often as whole weights say."""
-        often = doubles("sample_weight", weights, ndim=1)
-        count = self.shape[0] if by_row else len(self)
-        is_whole = np.array_equal(often, np.floor(np.abs(often)))
-        fits = often.sum() < 10 * MAX_UNCHECKED_SIZE
-        if len(often) != count or not is_whole or not fits or not often.any():
-            raise InputError(
-                f"sample_weight must be {count} whole numbers from 0, not all zero: how often each "
-                f"{'row' if by_row else 'entry'} counts, got {weights!r:.100}"
-            )
-        times: Ints = (often[self.rows] if by_row else often).astype(np.int64)
-        return self.take(np.repeat(np.arange(len(self)), times))
+        return self._with(self.rows[first], self.cols[first], values[in_order], times)
 
     def split(self, holdout: float = 0.1, seed: Seed = 0) -> tuple[Self, Self]:
         """Return (train, holdout); the holdout is the start of a random permutation."""
@@ -409,32 +403,6 @@ def _find_side(
     return side.find(ids)[positions], ids[positions]
 
 
-def merge_duplicates(
-    rows: Array, cols: Array, values: Floats, times: Floats, how: str
-) -> tuple[Ints, Floats, Floats] | None:
-    """Return the first of entries with equal (row, col), merged values and latest times.
-
-    Entries stay in their order; None means that all are different. `how` is "mean", "last" or
-    "count" (the value is how often an entry was given).
-    """
-    keys = rows * (cols.max(initial=0) + 1) + cols
-    _, first, place, sizes = np.unique(
-        keys, return_index=True, return_inverse=True, return_counts=True
-    )
-    if len(first) == len(rows):
-        return None
-    merged = sizes.astype(float)
-    if how == "mean":
-        merged = np.bincount(place, values) / sizes
-    elif how == "last":
-        by_time = np.argsort(np.where(np.isnan(times), 0.0, times), kind="stable")
-        merged[place[by_time]] = values[by_time]  # the last one written stays
-    latest = np.full(len(first), np.nan)
-    np.fmax.at(latest, place, times)
-    in_order = np.argsort(first)
-    return first[in_order], merged[in_order], latest[in_order]
-
-
 def checked_values(value: Any) -> Floats:
     """Return finite numbers, of any library or as text."""
     values = plain_array("values", value)
@@ -493,11 +461,9 @@ def _checked_times(given: Any, count: int) -> Array | None:
             raise InputError(
                 f"times must be given for all entries, got {missing} missing"
             )
-    return (
-        times.astype("datetime64[us]").astype(float) / 1e6
-        if times.dtype.kind == "M"
-        else times
-    )
+    if times.dtype.kind == "M":
+        return times.astype("datetime64[us]").astype(float) / 1e6
+    return times
 
 
 def _moment(when: Any) -> Any:

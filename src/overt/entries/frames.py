@@ -12,44 +12,17 @@ import numpy as np
 from overt._check import Array, InputError, plain_array
 from overt.entries.identifiers import as_identifiers, holds_whole, is_missing
 
-ROLES: dict[str, tuple[str, ...]] = {
-    "row": (
-        *(
-            "user",
-            "userid",
-            "user_id",
-            "row",
-            "row_id",
-            "customer",
-            "customer_id",
-            "customerid",
-        ),
-        *(
-            "member",
-            "member_id",
-            "visitor",
-            "visitorid",
-            "visitor_id",
-            "session",
-            "session_id",
-        ),
-    ),
-    "col": (
-        *("item", "itemid", "item_id", "movie", "movieid", "movie_id", "col", "column"),
-        *(
-            "product",
-            "product_id",
-            "productid",
-            "sku",
-            "article",
-            "article_id",
-            "book",
-            "book_id",
-        ),
-        *("track", "track_id", "song", "song_id", "business_id"),
-    ),
-    "value": ("rating", "value", "score", "stars", "count", "plays", "quantity"),
-    "time": ("time", "timestamp", "date", "datetime", "at", "ts", "created_at"),
+ROW_NAMES = """user userid user_id row row_id customer customer_id customerid member member_id
+visitor visitorid visitor_id session session_id"""
+
+COL_NAMES = """item itemid item_id movie movieid movie_id col column product product_id productid
+sku article article_id book book_id track track_id song song_id business_id"""
+
+ROLES = {
+    "row": ROW_NAMES.split(),
+    "col": COL_NAMES.split(),
+    "value": ["rating", "value", "score", "stars", "count", "plays", "quantity"],
+    "time": ["time", "timestamp", "date", "datetime", "at", "ts", "created_at"],
 }
 """Names by which columns are known for what they are."""
 

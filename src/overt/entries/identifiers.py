@@ -140,10 +140,10 @@ def as_index(name: str, value: Any) -> Ints:
         raise InputTypeError(
             f"{name} must be an array of whole numbers, got {found.dtype}"
         )
-    if len(found) and int(found.min()) < 0:
-        raise InputError(f"{name} must not be negative, got {int(found.min())}")
-    if len(found) and int(found.max()) >= MAX_INDEX:
-        raise InputError(f"{name} must be indices below 2^31, got {int(found.max())}")
+    if found.min(initial=0) < 0:
+        raise InputError(f"{name} must be indices from 0, got {found.min()}")
+    if found.max(initial=0) >= MAX_INDEX:
+        raise InputError(f"{name} must be indices below 2^31, got {found.max()}")
     return found.astype(np.int64, copy=False)
 
 
@@ -175,11 +175,8 @@ class IdentifierIndex:
         given = _listed(given)
         if self.ids is None:
             return self._check_positions(name, given)
-        given = (
-            given
-            if isinstance(given, list)
-            else np.atleast_1d(plain_array(name, given))
-        )
+        if not isinstance(given, list):
+            given = np.atleast_1d(plain_array(name, given))
         if not len(given):
             return np.zeros(0, np.int64)
         given = as_identifiers(name, given)
@@ -246,28 +243,10 @@ class IdentifierIndex:
     def _check_positions(self, name: str, given: Any) -> Ints:
         """Return indices; UNKNOWN for those beyond the matrix."""
         given = np.atleast_1d(plain_array(name, given))
-        if given.ndim != 1:
-            raise InputError(f"{name} must be one-dimensional, got shape {given.shape}")
-        if not len(given):
-            return np.zeros(0, np.int64)
-        if holds_whole(given):
-            given = given.astype(np.int64)
         if given.dtype.kind in "OU" and all(str(x).isdecimal() for x in given.tolist()):
-            given = np.array(
-                [min(int(x), 2**62) for x in given.tolist()]
-            )  # a file has only text
-        if given.dtype.kind not in "iu":
-            raise InputTypeError(
-                f"{name} must be whole numbers: indices, as there are no identifiers or "
-                f"keys='index' is given; got {given.dtype}"
-            )
-        if int(given.min()) < 0:
-            raise InputError(
-                f"{name} must be indices from 0, got {int(given.min())}; an index beyond the "
-                "matrix stands for what was never seen"
-            )
-        # Converted first: in an array of unsigned numbers UNKNOWN would wrap around.
-        return np.where(given < self.count, given.astype(np.int64), UNKNOWN)
+            given = np.array(list(map(int, given.tolist())))  # a file has only text
+        found = as_index(name, given)
+        return np.where(found < self.count, found, UNKNOWN)
 
 
 def _listed(given: Any) -> Any:

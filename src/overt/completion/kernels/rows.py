@@ -82,44 +82,6 @@ class Rows(NamedTuple):
 
 
 @njit(**OPTIONS)
-def block(
-    keys: Array,
-    others: Array,
-    values: Array,
-    chunk: Array,
-    slot: Array,
-    n_chunks: int,
-    n_others: int,
-) -> tuple[Array, Array, Array, Array]:
-    """Sort triplets by chunk[key], then by other, as `Blocks` has them."""
-    n = len(keys)
-    starts = np.zeros(n_chunks + 1, np.int64)
-    place = np.zeros(n_others + 1, np.int64)
-    order = np.empty(n, np.uint32)
-    for e in range(n):
-        place[others[e] + 1] += 1
-        starts[chunk[keys[e]] + 1] += 1
-    for counts in (place, starts):
-        for i in range(1, len(counts)):
-            counts[i] += counts[i - 1]
-    for e in range(n):
-        order[place[others[e]]] = e
-        place[others[e]] += 1
-    at = starts.copy()
-    slots = np.empty(n, slot.dtype)
-    partners = np.empty(n, np.int32)
-    sorted_values = np.empty(n, values.dtype)
-    for i in range(n):
-        e = order[i]
-        c = chunk[keys[e]]
-        slots[at[c]] = slot[keys[e]]
-        partners[at[c]] = others[e]
-        sorted_values[at[c]] = values[e]
-        at[c] += 1
-    return starts, slots, partners, sorted_values
-
-
-@njit(**OPTIONS)
 def dots(rows: Array, cols: Array, U: Array, V: Array, out: Array) -> None:
     """out_e = u_(rows e) . v_(cols e)."""
     for e in range(len(rows)):
