@@ -23,7 +23,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from overt._check import Array, Bools, Floats
-from overt.completion.engines import Engine
+from overt.completion.engines import Engine, half_sweep
 from overt.completion.kernels.rows import FixedSide, Rows, dots
 from overt.completion.learned import LearnedFit, balanced_bases
 from overt.completion.model import FactorModel, Row
@@ -310,10 +310,11 @@ class SampledFit:
             other, other[:, :0], self.weights[1 - side], np.zeros(columns.width)
         )
         means = self.means[side]
-        out = Rows(means, np.ones_like(means), means[:, :0], np.zeros((count, 2)))
-        by_row = (expected @ prior.precision, self.weights[side] / self.noise, normals)
+        shifts = expected @ prior.precision
+        precisions = self.weights[side] / self.noise
         shared = (fixed, prior.for_rows(columns, side))
-        engine.run(group.layout, shared, by_row, out)
+        own = (means, means[:, :0], normals)
+        out, _ = half_sweep(engine, group.layout, shared, shifts, precisions, *own)
         unseen = group.counts == 0
         if unseen.any():
             samples = expected + normals / np.sqrt(np.diag(prior.precision))

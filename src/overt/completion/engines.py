@@ -24,7 +24,13 @@ import numpy as np
 
 from overt._check import Array, Floats, Ints
 from overt._running import ClusterLostError, checked_engine, connected, thread_count
-from overt.completion.kernels.rows import Blocks, Rows, update_rows
+from overt.completion.kernels.rows import (
+    Blocks,
+    FixedSide,
+    RowPrior,
+    Rows,
+    update_rows,
+)
 from overt.completion.memory import forget
 from overt.completion.problem import Layout
 
@@ -61,6 +67,28 @@ class Engine(Protocol):
         `shared` (the fixed side, the prior) is needed for every row; arrays in `by_row` and `out`
         have a row for each row of the side.
         """
+
+
+def half_sweep(
+    engine: Engine,
+    layout: Layout,
+    shared: tuple[FixedSide, RowPrior],
+    shifts: Floats,
+    precisions: Floats,
+    means: Array,
+    tables: Array,
+    normals: Floats | None = None,
+) -> tuple[Rows, Floats]:
+    """Update a side's means and tables in place; return all results and the sum of the tables.
+
+    Without stored tables, means are samples where there are standard `normals`.
+    """
+    stored = tables.shape[1] > 0
+    centers = means[:, :0] if stored else means.copy()
+    if normals is None:
+        normals = np.zeros((len(means), 0 if stored else shifts.shape[1]))
+    out = Rows(means, centers, tables, np.zeros((len(means), 2)))
+    return out, engine.run(layout, shared, (shifts, precisions, normals), out)
 
 
 def make_engine(name: str, n_jobs: int | None) -> AbstractContextManager[Engine]:

@@ -73,11 +73,9 @@ class Encoder:
         names = tuple(map(str, read_frame(table).columns)) if is_frame(table) else ()
         if sparse.issparse(F):
             return cls(np.zeros(F.shape[1]), np.ones(F.shape[1]))
-        known = ~np.isnan(F)
-        counts = np.maximum(known.sum(axis=0), 1)
-        means = np.where(known, F, 0).sum(axis=0) / counts
-        variances = np.where(known, F - means, 0) ** 2
-        scales = np.sqrt(variances.sum(axis=0) / counts)
+        known = np.ma.masked_invalid(F)
+        means = np.ma.filled(known.mean(axis=0), 0.0)
+        scales = np.ma.filled(known.std(axis=0), 1.0)
         return cls(means, np.where(scales > 0, scales, 1.0), names)
 
     def encode(self, table: Any) -> Any:

@@ -24,7 +24,7 @@ from overt._check import Array, Floats, InputError, InputTypeError, Ints
 from overt._running import ClusterLostError, Meter, checked_engine, meter
 from overt.completion import averaged, fixed, implicit, learned
 from overt.completion.averaged import AveragedModel, SampledFit
-from overt.completion.engines import Engine, make_engine
+from overt.completion.engines import Engine, half_sweep, make_engine
 from overt.completion.features import GivenFeatures, both_features
 from overt.completion.fixed import FixedFit
 from overt.completion.implicit import (
@@ -35,7 +35,7 @@ from overt.completion.implicit import (
     hide_entries,
     observed_pairs,
 )
-from overt.completion.kernels.rows import FixedSide, Rows
+from overt.completion.kernels.rows import FixedSide
 from overt.completion.learned import LearnedFit, equivalent_drop_prob
 from overt.completion.memory import n_bytes
 from overt.completion.model import MAX_FULL_BYTES, FactorModel, Fit
@@ -606,14 +606,8 @@ def solve_rows(
         base.covariance.strengths(base.columns),
     )
     centers, P = base.priors_of(side, rows, group, partners)
-    n = len(prior.free)
-    means = base.means[side][rows]
-    out = Rows(
-        means,
-        means.copy(),
-        np.zeros((len(rows), fixed.tables.shape[1]), dtype),
-        np.zeros((len(rows), 2)),
-    )
-    by_row = (centers @ P, weights[rows], np.zeros((len(rows), n)))
-    engine.run(group.layout, (fixed, prior._replace(precision=P)), by_row, out)
+    tables = np.zeros((len(rows), fixed.tables.shape[1]), dtype)
+    own = (base.means[side][rows], tables)
+    shared = (fixed, prior._replace(precision=P))
+    out, _ = half_sweep(engine, group.layout, shared, centers @ P, weights[rows], *own)
     base.write(side, rows, out, counts)

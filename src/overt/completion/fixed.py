@@ -15,9 +15,9 @@ from typing import ClassVar
 import numpy as np
 
 from overt._check import Floats
-from overt.completion.engines import Engine
+from overt.completion.engines import Engine, half_sweep
 from overt.completion.features import NO_FEATURES
-from overt.completion.kernels.rows import FixedSide, Rows
+from overt.completion.kernels.rows import FixedSide
 from overt.completion.model import DropoutCovariance, FactorModel
 from overt.completion.prior import Prior, RowNoise
 from overt.completion.problem import CompletionProblem
@@ -83,10 +83,11 @@ class FixedFit:
         fixed = FixedSide(other, other[:, :0], weights, self.covariance.strength)
         prior = self.priors[side].for_rows(self.problem.columns, side)
         means = self.means[side]
-        out = Rows(means, means.copy(), means[:, :0], np.zeros((count, 2)))
-        zeros = np.zeros((count, len(prior.free)))
+        shifts = np.zeros((count, len(prior.free)))
         layout = self.problem.sides[side].layout
-        engine.run(layout, (fixed, prior), (zeros, np.ones(count), zeros), out)
+        shared = (fixed, prior)
+        own = (means, means[:, :0])
+        out, _ = half_sweep(engine, layout, shared, shifts, np.ones(count), *own)
         return float(out.stats[:, 0].sum())
 
     def model(self, limits: tuple[float, float]) -> FactorModel:

@@ -45,12 +45,11 @@ import numpy as np
 from scipy import sparse
 
 from overt._check import Array, Floats, InputError, Ints
-from overt.completion.engines import Engine
+from overt.completion.engines import Engine, half_sweep
 from overt.completion.features import NO_FEATURES
 from overt.completion.kernels.rows import (
     FixedSide,
     RowPrior,
-    Rows,
     pack,
     unpack,
     weighted_sum,
@@ -303,7 +302,7 @@ class ImplicitModel:
         return np.where(chosen, scores, np.minimum(scores, lowest - 1e-9 * abs(lowest)))
 
 
-def mix_popularity(x: Floats, shares: Floats, q: float) -> Floats:
+def mix_popularity(x: Floats, shares: Floats, q: Any) -> Floats:
     """(1 - q) x + q p sum max(x, 0) for rows (count, columns), or for one."""
     total = np.maximum(x, 0).sum(axis=-1, keepdims=True)
     return (1 - q) * x + q * np.where(total > 0, total, 1) * shares
@@ -411,12 +410,13 @@ class ImplicitFit:
         )
         no_dropout = np.zeros(problem.columns.width)
         fixed = FixedSide(self.means[other], tables[other], c, no_dropout)
-        count = problem.shape[side]
-        nothing = np.zeros((count, 0), problem.dtype)
-        out = Rows(self.means[side], nothing, tables[side], np.zeros((count, 2)))
         r = self.precisions[side]
-        by_row = (np.tile(shift, (count, 1)), r / self.noise, np.zeros((count, 0)))
-        moment = engine.run(group.layout, (fixed, all_pairs), by_row, out)
+        shifts = np.tile(shift, (problem.shape[side], 1))
+        own = (self.means[side], tables[side])
+        shared = (fixed, all_pairs)
+        out, moment = half_sweep(
+            engine, group.layout, shared, shifts, r / self.noise, *own
+        )
         errors, logdets = out.stats.T
         return unpack(moment), float(r @ errors), float(logdets.sum())
 
@@ -475,26 +475,24 @@ def choose_popularity(fit: ImplicitFit, hidden: Ints) -> float:
     shares = counts / max(counts.sum(), 1)
     U, V = (w.astype(np.float64) for w in fit.means)
     csr = sparse.csr_array((side.values, (side.keys, side.others)), fit.problem.shape)
-    rows = np.unique(a)
-    gains = np.empty((len(rows), len(OPTIONS.mixtures)))
-    for i, row in enumerate(rows):
+    mixtures = np.array(OPTIONS.mixtures)[:, None]
+    gains = []
+    for row in np.unique(a):
         wanted = b[a == row]
         row_cols = csr.indices[csr.indptr[row] : csr.indptr[row + 1]]
-        known = np.setdiff1d(row_cols, wanted)
-        predicted = V @ U[row]
-        for j, q in enumerate(OPTIONS.mixtures):
-            scores = mix_popularity(predicted, shares, q)
-            targets = scores[wanted][:, None]
-            scores[known] = -np.inf
-            above = (scores > targets).sum(axis=1)
-            equal = (scores == targets).sum(axis=1) - 1
-            gains[i, j] = np.mean(1 / np.log2(2 + above + equal / 2))
-    if len(rows) < 2:
+        scores = mix_popularity(V @ U[row], shares, mixtures)
+        targets = scores[:, wanted, None]
+        scores[:, np.setdiff1d(row_cols, wanted)] = -np.inf
+        above = (scores[:, None] > targets).sum(axis=2)
+        equal = (scores[:, None] == targets).sum(axis=2) - 1
+        gains.append(np.mean(1 / np.log2(2 + above + equal / 2), axis=1))
+    each = np.array(gains)
+    if len(each) < 2:
         return OPTIONS.mixtures[-1]
-    best = int(gains.mean(axis=0).argmax())
+    best = int(each.mean(axis=0).argmax())
     for simple in (-1, 0):  # counts alone, then the model alone
-        better = gains[:, best] - gains[:, simple]
-        error = better.std(ddof=1) / np.sqrt(len(rows))
+        better = each[:, best] - each[:, simple]
+        error = better.std(ddof=1) / np.sqrt(len(each))
         if better.mean() <= OPTIONS.clear_errors * error:
             return OPTIONS.mixtures[simple]
     return OPTIONS.mixtures[best]

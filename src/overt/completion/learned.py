@@ -22,14 +22,14 @@ from typing import Any, ClassVar
 import numpy as np
 
 from overt._check import Floats, InputError
-from overt.completion.engines import Engine
+from overt.completion.engines import Engine, half_sweep
 from overt.completion.features import (
     GIVEN,
     MISSINGNESS,
     NO_FEATURES,
     Features,
 )
-from overt.completion.kernels.rows import FixedSide, Rows, pack, unpack
+from overt.completion.kernels.rows import FixedSide, pack, unpack
 from overt.completion.model import (
     MAX_FULL_BYTES,
     FactorModel,
@@ -74,9 +74,6 @@ OPTIONS = LearnedOptions()
 
 MIN_NOISE = {np.dtype(np.float64): 1e-12, np.dtype(np.float32): 1e-6}
 """Residual variance that a storage format can still distinguish from 0."""
-
-ROWS_AT_ONCE = 1 << 16
-"""Rows whose tables are converted to double precision at once."""
 
 EMPTY_ROWS_AT_ONCE = 1024
 """Rows without entries whose prior covariances are computed at once."""
@@ -190,12 +187,10 @@ class LearnedFit:
         fixed = FixedSide(self.means[1 - side], tables[1 - side], weights, no_dropout)
         shifts = prior.means(features.scores) @ prior.precision
         precisions = self.noises[side].weights / self.noise
-        count = problem.shape[side]
-        nothing = np.zeros((count, 0), problem.dtype)
-        out = Rows(self.means[side], nothing, tables[side], np.zeros((count, 2)))
         shared = (fixed, prior.for_rows(columns, side))
-        by_row = (shifts, precisions, np.zeros((count, 0)))
-        moment = unpack(engine.run(group.layout, shared, by_row, out))
+        own = (self.means[side], tables[side])
+        out, total = half_sweep(engine, group.layout, shared, shifts, precisions, *own)
+        moment = unpack(total)
         free = columns.free(side)
         W = self.means[side][:, free].astype(np.float64)
         W[group.counts == 0] = 0
@@ -269,16 +264,13 @@ def equivalent_drop_prob(model: FactorModel, fit: Any) -> tuple[float, Floats]:
     size = np.ones(k)
     for side, basis in enumerate(balanced_bases(fit)):
         counts = fit.problem.sides[side].counts.astype(float)
-        squares = np.zeros(k)
-        total = np.zeros((model.columns.width, model.columns.width))
         units = model.columns.units(fit.problem.scale)[side][:k]
-        for start in range(0, len(counts), ROWS_AT_ONCE):
-            rows = np.arange(start, min(start + ROWS_AT_ONCE, len(counts)))
-            W = model.means[side][rows, :k].astype(np.float64) / units @ basis
-            squares += counts[rows] @ (W**2)
-            total += model.covariance.total(model.means, side, rows, counts[rows])
-        S = total[:k, :k] / np.outer(units, units)
-        noise = np.diag(basis.T @ S @ basis)
+        turned = basis / units[:, None]
+        W = model.means[side][:-1, :k] @ turned.astype(fit.problem.dtype)
+        squares = counts @ W**2
+        known = slice(None, -1)
+        S = model.covariance.total(model.means, side, known, counts)[:k, :k]
+        noise = np.diag(turned.T @ S @ turned)
         ratio *= 1 + np.minimum(noise / np.maximum(squares, 1e-100), 1e12)
         size *= squares
     lam = np.maximum(ratio - 1, 0)

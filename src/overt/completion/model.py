@@ -31,6 +31,7 @@ from overt.completion.kernels.rows import (
     dots,
     pack,
     unpack,
+    weighted_sum,
 )
 from overt.completion.prior import Prior, RowNoise, noise_shares
 from overt.completion.problem import Columns, CompletionProblem, Grouped
@@ -68,7 +69,7 @@ class DropoutCovariance:
         """Return no tables: the kernels make them of the means."""
         return means[side][rows, :0]
 
-    def total(self, means: Means, side: int, rows: Array, weights: Floats) -> Floats:
+    def total(self, means: Means, side: int, rows: Any, weights: Floats) -> Floats:
         """Return the weighted sum of S over some rows of a side."""
         return np.diag(
             self.strength * (weights @ means[side][rows].astype(np.float64) ** 2)
@@ -99,9 +100,9 @@ class FullCovariance:
         """Return w w' + S of some rows, packed."""
         return add_squares(self.tables[side][rows], means[side][rows])
 
-    def total(self, means: Means, side: int, rows: Array, weights: Floats) -> Floats:
+    def total(self, means: Means, side: int, rows: Any, weights: Floats) -> Floats:
         """Return the weighted sum of S over some rows of a side."""
-        return unpack(weights @ self.tables[side][rows])
+        return unpack(weighted_sum(weights, self.tables[side][rows]))
 
     def take(self, picks: Sequence[Ints]) -> Self:
         """Return a copy of some rows of both tables."""
@@ -310,16 +311,6 @@ class FactorModel:
                 unknown[at] = 0
         return mean, unknown @ directions.covariance @ unknown.T
 
-    def row_prior(self, partners: Array, features: Any) -> tuple[Floats, Any, Floats]:
-        """Return mean, covariance and precision of a new row before its values are seen."""
-        prior = self.priors[0]
-        scores, unknown = self.scores(partners, features)
-        center = prior.means(scores[None])[0]
-        if not self.learned:
-            return center, 0.0, prior.precision
-        S = prior.covariances(scores[None], unknown)[0]
-        return center, S, np.asarray(np.linalg.inv(S))
-
     def row_sums(self, partners: Array, values: Array) -> RowSums:
         """Return the sums of a row's entries that determine its mean."""
         W = self.means[1][partners].astype(np.float64)
@@ -347,7 +338,14 @@ class FactorModel:
         The row and its share in the noise are solved for in turn.
         """
         nu = self.noises[0].nu
-        center, S, prior_precision = self.row_prior(partners, features)
+        prior = self.priors[0]
+        scores, unknown = self.scores(partners, features)
+        center = prior.means(scores[None])[0]
+        S: Any = 0.0
+        prior_precision = prior.precision
+        if self.learned:
+            S = prior.covariances(scores[None], unknown)[0]
+            prior_precision = np.linalg.inv(S)
         mean, S = self.columns.fill(0, center, S)
         found = Row(mean, S, self.noises[0].unseen)
         if not len(partners):

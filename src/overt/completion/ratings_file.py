@@ -35,7 +35,7 @@ import numpy as np
 
 from overt._check import Array, Floats, InputError, Ints, MissingExtraError, choice
 from overt._io import as_path, bounded_lines, is_number, reading
-from overt.completion.memory import n_bytes, room, slices
+from overt.completion.memory import allocate, n_bytes, slices
 from overt.entries import Entries
 from overt.entries.entries import DUPLICATES
 from overt.entries.frames import find_roles, role_of
@@ -903,30 +903,22 @@ class Loader:
         """Return rows, columns, values and times (NaN where unknown), memory-mapped if wanted."""
         count = int(self._fetch_one("select count(*) from entries"))
         kinds = {"a": np.int64, "b": np.int64, "x": np.float64, "t": np.float64}
-        if not mapped:
-            found = self._db.execute("from entries").fetchnumpy()
-            rows, cols, values, times = (
-                _plain(found[name], kinds[name]) for name in kinds
-            )
-            return rows, cols, values, times
-        arrays = [room(count, kind) for kind in kinds.values()]
+        rows, cols, values, times = arrays = [
+            allocate(count, kind, int(mapped)) for kind in kinds.values()
+        ]
         for some in slices(count, *arrays):
             found = self._db.execute(
                 "from entries where rowid >= ? and rowid < ?", [some.start, some.stop]
             ).fetchnumpy()
             for array, name in zip(arrays, kinds, strict=True):
-                array[some] = _plain(found[name], kinds[name])
-        return arrays[0], arrays[1], arrays[2], arrays[3]
+                column = found[name]
+                # Null is NaN.
+                is_masked = np.ma.is_masked(column)
+                array[some] = column.filled(np.nan) if is_masked else column
+        return rows, cols, values, times
 
     def _fetch_one(self, query: str) -> Any:
         return self._db.execute(query).fetchone()[0]
-
-
-def _plain(column: Any, kind: Any) -> Array:
-    """Return a column of the database as an array; null is NaN."""
-    if not np.ma.is_masked(column):
-        return np.ma.getdata(column).astype(kind, copy=False)
-    return np.ma.filled(column.astype(kind), np.nan)
 
 
 def _refuse_archives(path: Path, magic: bytes) -> None:
