@@ -34,7 +34,7 @@ def compare(size: str, split: str) -> Table:
     train, held = divide(entries, split, 0.1, 0)
     rows = np.unique(held.rows)
     index = EntryIndex(train)
-    known = (lambda row: index.of_row(row)[0], rows, train.shape[1])
+    known = (index.cols_of_row, rows, train.shape[1])
     least = least_relevant(entries.values)
     table = Table(
         f"Rankings: MovieLens {size.upper()}, {_names[split]}",

@@ -26,7 +26,7 @@ from overt._check import Array, Bools, Floats
 from overt.completion.engines import Engine, half_sweep
 from overt.completion.kernels.rows import FixedSide, Rows, dots
 from overt.completion.learned import LearnedFit, balanced_bases
-from overt.completion.model import FactorModel, Row
+from overt.completion.model import FactorModel, Row, RowSums
 from overt.completion.prior import Prior, sample_effects
 
 
@@ -166,31 +166,25 @@ class AveragedModel:
         """Return a row with these entries and features, also given each sample."""
         base = self.base
         row = base.fold(partners, values, features)
-        columns = base.columns
-        free = columns.free(0)
-        _, y, weights, _ = base.row_sums(partners, values)
-        W = self.V[:, partners].astype(np.float64)  # (samples, entries, width)
-        weighted = W * weights[:, None]
-        precision = (row.weight / self.noise)[:, None]
-        right = np.einsum("dew,e->dw", weighted, y)
-        second = weighted.transpose(0, 2, 1) @ W
-        if columns.biases:
-            right -= second[:, :, columns.pinned(0)]
+        free = base.columns.free(0)
         scores, unknown = base.scores(partners, features)
-        expected = self.mean
-        covariance = np.eye(len(free)) / self.precision[:, None]
-        if self.H.shape[1]:
-            expected = expected + scores @ self.H
-            covariance = covariance + self.H.transpose(0, 2, 1) @ unknown @ self.H
-        prior = np.linalg.inv(covariance)
-        P = precision[..., None] * second[:, free[:, None], free] + prior
-        right = precision * right[:, free] + (prior @ expected[..., None])[..., 0]
-        means = np.ones((len(W), columns.width))
-        means[:, free] = np.linalg.solve(P, right[..., None])[..., 0]
+        _, y, weights, _ = base.row_sums(partners, values)
+        normals = np.random.default_rng(0).standard_normal((len(self.V), len(free)))
+        means = np.ones((len(self.V), base.columns.width))
         rows = means.copy()
-        normals = np.random.default_rng(0).standard_normal((*right.shape, 1))
-        upper = np.linalg.cholesky(P).transpose(0, 2, 1)
-        rows[:, free] += np.linalg.solve(upper, normals)[..., 0]
+        for d, H in enumerate(self.H):
+            W = self.V[d, partners].astype(np.float64)
+            sums = RowSums(W, y, weights, (W.T * weights) @ W)
+            center = self.mean[d]
+            covariance = np.diag(1 / self.precision[d])
+            if len(H):
+                center = center + scores @ H
+                covariance = covariance + H.T @ unknown @ H
+            prior_precision = np.linalg.inv(covariance)
+            precision = row.weight / self.noise[d]
+            w, S = base.solve_row(sums, precision, center, prior_precision)
+            means[d, free] = w
+            rows[d, free] = w + np.linalg.cholesky(S) @ normals[d]
         return replace(row, samples=RowSamples(means, rows, len(partners)))
 
     def of_row(self, row: Row) -> AveragedModel:

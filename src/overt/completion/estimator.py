@@ -36,7 +36,6 @@ from overt.completion.recommend import (
     Ranking,
     Recommendation,
     Recommendations,
-    best_for_row,
     best_for_rows,
     explain,
     list_path,
@@ -442,7 +441,9 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         _, index = self._query(keys)
         index.rows.find_one(row)  # an unknown row is refused first
         ranking = self._ranking(by)
-        return best_for_row(ranking, index, row, n, exclude_seen, exclude, candidates)
+        how = ([row], n, exclude_seen, exclude, candidates)
+        found = best_for_rows(ranking, index, *how)
+        return Recommendation(found.cols, found.values, found.scores, found.by)
 
     def recommend_all(
         self,

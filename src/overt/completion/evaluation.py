@@ -133,7 +133,7 @@ def evaluate(
     }
     found: dict[str, Figures] = {}
     for who, scores in rankings.items():
-        lists = long_lists(scores, lambda row: index.of_row(row)[0], rows, n)
+        lists = long_lists(scores, index.cols_of_row, rows, n)
         found[who] = list_figures(lists, rows, train, test, least)
     if not isinstance(fitted.model_, ImplicitModel):
         predicted = fitted.model_.predict(test.rows, test.cols)

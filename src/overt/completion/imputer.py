@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Self
@@ -406,31 +407,21 @@ def extrapolate(start: Floats, first: Floats, second: Floats) -> Floats:
     length = float(np.linalg.norm(step)) / max(float(np.linalg.norm(bend)), 1e-300)
     while length > 1:
         jump = start + 2 * length * step + length**2 * bend
-        if is_positive_definite(jump[1:]):
+        with suppress(np.linalg.LinAlgError):
+            np.linalg.cholesky(jump[1:])
             return jump
         length = length / 2
     return second
 
 
-def is_positive_definite(matrix: Floats) -> bool:
-    """Whether a Cholesky factor exists."""
-    try:
-        np.linalg.cholesky(matrix)
-    except np.linalg.LinAlgError:
-        return False
-    return True
-
-
-def choose_prior_rows(
-    Z: Floats, missing: Array, options: GaussianOptions = GAUSSIAN
-) -> tuple[float, Floats]:
+def choose_prior_rows(Z: Floats, missing: Array) -> tuple[float, Floats]:
     """Return the nu with the least leave-one-out error, and parameters to start from.
 
     Rows are in canonical order, which is unrelated to their contents, so that the first rows are a
     random sample and every third row a random part.
     """
-    Z = Z[: options.max_rows]
-    missing = missing[: options.max_rows]
+    Z = Z[: GAUSSIAN.max_rows]
+    missing = missing[: GAUSSIAN.max_rows]
     observed = ~missing
     n = Z.shape[1]
     nu = 1.0
@@ -440,12 +431,11 @@ def choose_prior_rows(
     models = [GaussianRows.start(n) for _ in range(fold_count(len(Z)))]
     least_error = np.inf
     worse = 0
-    for (
-        candidate
-    ) in options.prior_rows:  # each model starts where the last candidate ended
+    # Each model starts where the last candidate ended.
+    for candidate in GAUSSIAN.prior_rows:
         residuals, _ = residuals_of_folds(Z, missing, models, candidate)
         error = float(np.mean(residuals[observed] ** 2))
-        if error < least_error * (1 - options.min_gain):
+        if error < least_error * (1 - GAUSSIAN.min_gain):
             least_error = error
             nu = candidate
             parameters = np.mean([model.parameters for model in models], axis=0)
@@ -462,7 +452,6 @@ def calibrate(
     missing: Array,
     model: GaussianRows,
     nu: float,
-    options: GaussianOptions = GAUSSIAN,
 ) -> tuple[float, Floats]:
     """Return the factor of standard deviations, and a factor of predictions per column.
 
@@ -473,7 +462,7 @@ def calibrate(
         return 1.0, np.ones(Z.shape[1])
     folds = fold_count(len(Z))
     # As many parts as hold `max_rows` rows are enough.
-    count = min(folds, -(-options.max_rows * folds // len(Z)))
+    count = min(folds, -(-GAUSSIAN.max_rows * folds // len(Z)))
     models = [GaussianRows(model.parameters) for _ in range(count)]
     residuals, std = residuals_of_folds(Z, missing, models, nu * (1 - 1 / folds), folds)
     observed = ~missing
@@ -484,10 +473,12 @@ def calibrate(
     return width, column_shrinkage(Z, residuals, observed)
 
 
-def fold_count(rows: int, options: GaussianOptions = GAUSSIAN) -> int:
+def fold_count(rows: int) -> int:
     """Return the number of parts of which each is predicted from the others."""
-    many = rows >= options.many_rows
-    return min(options.folds_of_many_rows if many else options.folds_of_few_rows, rows)
+    folds = GAUSSIAN.folds_of_few_rows
+    if rows >= GAUSSIAN.many_rows:
+        folds = GAUSSIAN.folds_of_many_rows
+    return min(folds, rows)
 
 
 def residuals_of_folds(
@@ -496,7 +487,6 @@ def residuals_of_folds(
     models: list[GaussianRows],
     nu: float,
     folds: int | None = None,
-    options: GaussianOptions = GAUSSIAN,
 ) -> tuple[Floats, Floats]:
     """Return leave-one-out residuals and their std, each model on its fold.
 
@@ -507,14 +497,12 @@ def residuals_of_folds(
     fold = np.arange(len(Z)) % (folds or len(models))
     for k, model in enumerate(models):
         own = fold == k
-        model.learn(Z[~own], missing[~own], nu, options.sweeps, options.tol)
+        model.learn(Z[~own], missing[~own], nu, GAUSSIAN.sweeps, GAUSSIAN.tol)
         residuals[own], std[own] = model.residuals(Z[own], missing[own])
     return residuals, std
 
 
-def column_shrinkage(
-    Z: Floats, residuals: Floats, observed: Array, options: GaussianOptions = GAUSSIAN
-) -> Floats:
+def column_shrinkage(Z: Floats, residuals: Floats, observed: Array) -> Floats:
     """Return factors of at most 1 for the predictions of each column, by least squares.
 
     Nearly constant columns, such as the border of an image, are predicted too boldly. The ridge is
@@ -527,7 +515,7 @@ def column_shrinkage(
     excess = np.clip(-np.sum(prediction * residuals, axis=0) / ridge, 0, 1)
     gain = residuals**2 - (residuals + excess * prediction) ** 2
     standard_error = np.sqrt(np.sum(gain**2, axis=0))
-    clear = np.sum(gain, axis=0) > options.min_standard_errors * standard_error
+    clear = np.sum(gain, axis=0) > GAUSSIAN.min_standard_errors * standard_error
     return np.where(clear, 1 - excess, 1.0)
 
 
@@ -537,7 +525,6 @@ def posterior_samples(
     model: GaussianRows,
     nu: float,
     rng: np.random.Generator,
-    options: GaussianOptions = GAUSSIAN,
 ) -> Iterator[tuple[Floats, Floats]]:
     """Yield samples of (mean, precision) given the observed entries, by data augmentation.
 
@@ -556,8 +543,8 @@ def posterior_samples(
     nu = max(nu, 2.0 * p + 2 - N)
     # The chain forgets at the rate of missing information, at most about that of entries.
     share = np.clip(missing.mean(axis=0).max(), 0.01, 0.99)
-    steps = int(np.ceil(np.log(options.autocorrelation) / np.log(share)))
-    steps = min(max(steps, options.min_steps), options.max_steps)
+    steps = int(np.ceil(np.log(GAUSSIAN.autocorrelation) / np.log(share)))
+    steps = min(max(steps, GAUSSIAN.min_steps), GAUSSIAN.max_steps)
     burn_in = 2 * steps
     mean = model.mean
     P = model.precision
@@ -602,20 +589,14 @@ class Neighbors:
     width: float = 1.0  # factor of standard deviations
 
     @classmethod
-    def learn(
-        cls,
-        Z: Floats,
-        missing: Array,
-        model: GaussianRows,
-        options: NeighborOptions = NEIGHBORS,
-    ) -> Self:
+    def learn(cls, Z: Floats, missing: Array, model: GaussianRows) -> Self:
         """Return donors from a table in canonical order, with weights where they help."""
         rng = np.random.default_rng(0)
-        missing = missing[: options.max_donors]
-        donors, _ = cls._donors(Z[: options.max_donors], missing, model)
-        hidden = (rng.random(missing.shape) < options.hidden_share) & ~missing
+        missing = missing[: NEIGHBORS.max_donors]
+        donors, _ = cls._donors(Z[: NEIGHBORS.max_donors], missing, model)
+        hidden = (rng.random(missing.shape) < NEIGHBORS.hidden_share) & ~missing
         count = np.count_nonzero(hidden)
-        if count < options.min_hidden:
+        if count < NEIGHBORS.min_hidden:
             return donors
         trial, std = cls._donors(donors.rows, missing | hidden, model)
         A = np.column_stack([part[hidden] for part in trial._parts(trial.rows)])
@@ -626,7 +607,7 @@ class Neighbors:
             w = ridge_regression(A[~test], y[~test])
             gain[test] = y[test] ** 2 - (y[test] - A[test] @ w) ** 2
         standard_error = gain.std() / np.sqrt(count)
-        if not gain.mean() > options.min_standard_errors * standard_error:
+        if not gain.mean() > NEIGHBORS.min_standard_errors * standard_error:
             return donors
         weights = ridge_regression(A, y)
         width = calibration((y - A @ weights) / std[hidden]) / calibration(
@@ -655,14 +636,14 @@ class Neighbors:
                 total += weight * part
         return total
 
-    def _parts(self, Z: Floats, options: NeighborOptions = NEIGHBORS) -> list[Floats]:
+    def _parts(self, Z: Floats) -> list[Floats]:
         """Return mean residuals and differences of the nearest rows, for each number of rows."""
-        parts = [np.empty_like(Z) for _ in range(2 * len(options.counts))]
+        parts = [np.empty_like(Z) for _ in range(2 * len(NEIGHBORS.counts))]
         squares = np.sum(self.rows**2, axis=1)
-        counts = [min(k, len(self.rows)) for k in options.counts]
+        counts = [min(k, len(self.rows)) for k in NEIGHBORS.counts]
         last = [k - 1 for k in counts]
-        for start in range(0, len(Z), options.block):
-            block = slice(start, start + options.block)
+        for start in range(0, len(Z), NEIGHBORS.block):
+            block = slice(start, start + NEIGHBORS.block)
             z = Z[block]
             d = np.maximum(
                 np.sum(z**2, axis=1)[:, None] + squares - 2 * z @ self.rows.T, 0

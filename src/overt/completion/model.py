@@ -355,7 +355,7 @@ class FactorModel:
         W, y, c, second = sums
         for _ in range(FOLD_STEPS if np.isfinite(nu) else 1):
             precision = found.weight / self.noise if self.learned else 1.0
-            w, S = self._solve(sums, precision, center, prior_precision)
+            w, S = self.solve_row(sums, precision, center, prior_precision)
             mean, S = self.columns.fill(0, w, S)
             error = c @ y**2 - 2 * mean @ (W.T @ (c * y))
             error += np.sum((np.outer(mean, mean) + S) * second)
@@ -435,7 +435,7 @@ class FactorModel:
         noise.weights[rows] = weights
         noise.variances[rows] = variances
 
-    def _solve(
+    def solve_row(
         self, sums: RowSums, precision: float, center: Floats, P: Floats
     ) -> tuple[Floats, Any]:
         """S = (precision sum T_b + P)^-1, w = S (precision sum (y_b v_b - pinned) + P center)."""

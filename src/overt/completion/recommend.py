@@ -38,9 +38,6 @@ from overt.entries.identifiers import (
 )
 from overt.results import Result
 
-NO_COLUMNS = np.zeros(0, np.int64)
-"""Excludes nothing."""
-
 PREDICTIONS_AT_ONCE = 1 << 22
 """Entries of a completed matrix that are computed at once."""
 
@@ -111,6 +108,10 @@ class EntryIndex:
         order, starts = self._by_row
         some = order[starts[row] : starts[row + 1]]
         return self._entries.cols[some], self._entries.values[some]
+
+    def cols_of_row(self, row: int) -> Array:
+        """Return the columns observed in a row."""
+        return self.of_row(row)[0]
 
     def find_pairs(
         self, rows: Any, cols: Any = None
@@ -272,17 +273,25 @@ class NewRow:
     ) -> Recommendation:
         """Return the columns that suit the row best, as `DropoutCompletion.recommend` does."""
         ranking = self.ranking(by).of_row(self.model, self.seen, self.values)
-        known = self.seen if exclude_seen else NO_COLUMNS
         allowed = column_mask(self.index, exclude, candidates)
-        row = np.zeros(1, np.int64)
-        lists = best_columns(ranking.of_rows, lambda row: known, row, n, allowed)
-        return _recommendation(self.index, ranking, *next(lists))
+        if exclude_seen:
+            allowed[self.seen] = False
+        lists = best_columns(ranking.of_rows, nothing_known, [0], n, allowed)
+        best, values, scores = next(lists)
+        cols = self.index.cols.labels(best)
+        values = self.model.base.clip(values)
+        return Recommendation(cols, values, scores, BY[ranking.by])
+
+
+def nothing_known(row: int) -> Array:
+    """Return no columns."""
+    return np.zeros(0, np.int64)
 
 
 def best_columns(
     of_rows: Callable[[Ints], tuple[Floats, Floats]],
     known: Callable[[int], Array],
-    rows: Ints,
+    rows: Any,
     n: int,
     allowed: Array,
 ) -> Iterator[tuple[Ints, Floats, Floats]]:
@@ -292,7 +301,7 @@ def best_columns(
     """
     n = whole("n", n)
     step = max(1, PREDICTIONS_AT_ONCE // max(1, len(allowed)))
-    with meter("rows", len(rows)) as bar:
+    with meter("rows", len(rows), show=len(rows) > 1) as bar:
         for start in range(0, len(rows), step):
             some = rows[start : start + step]
             for row, values, scores in zip(some, *of_rows(some), strict=True):
@@ -301,35 +310,6 @@ def best_columns(
                 best = top(open_scores, n)
                 yield best, values[best], scores[best]
             bar.advance(len(some))
-
-
-def _known(index: EntryIndex, exclude_seen: bool) -> Callable[[int], Array]:
-    """Return what gives the columns of a row that are not recommended to it."""
-    return lambda row: index.of_row(row)[0] if exclude_seen else NO_COLUMNS
-
-
-def best_for_row(
-    ranking: Ranking,
-    index: EntryIndex,
-    row: Any,
-    n: int,
-    exclude_seen: bool,
-    exclude: Any,
-    candidates: Any,
-) -> Recommendation:
-    """Return the columns that suit a row best."""
-    a = np.array([index.rows.find_one(row)])
-    allowed = column_mask(index, exclude, candidates)
-    known = _known(index, exclude_seen)
-    lists = best_columns(ranking.of_rows, known, a, n, allowed)
-    return _recommendation(index, ranking, *next(lists))
-
-
-def _recommendation(
-    index: EntryIndex, ranking: Ranking, best: Ints, values: Floats, scores: Floats
-) -> Recommendation:
-    values = ranking.model.base.clip(values)
-    return Recommendation(index.cols.labels(best), values, scores, BY[ranking.by])
 
 
 def similar_columns(
@@ -529,7 +509,9 @@ def best_for_rows(
     unknown = describe_unknown("rows", rows, places)
     if unknown:
         raise InputError(f"rows must have been fitted, but {unknown}")
-    known = _known(index, exclude_seen)
+    known = nothing_known
+    if exclude_seen:
+        known = index.cols_of_row
     nothing = (np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
     lists = [nothing, *best_columns(ranking.of_rows, known, places, n, allowed)]
     best, values, scores = zip(*lists, strict=True)

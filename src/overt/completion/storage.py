@@ -124,9 +124,14 @@ def write_state(path: Path, state: dict[str, Any], what: str) -> None:
     write_sealed(path, arrays, what)
 
 
-def read_state(path: Path, what: str) -> dict[str, Any]:
-    """Return what `write_state` wrote."""
-    arrays = read_sealed(path, what)
+def read_state(path: Path, what: str, otherwise: str) -> dict[str, Any]:
+    """Return what `write_state` wrote; `otherwise` is said of a file that is something else."""
+    try:
+        arrays = read_sealed(path, what)
+    except InputError as error:
+        raise InputError(
+            otherwise if "something else" in str(error) else str(error)
+        ) from None
     header = json.loads(arrays["header"].tobytes())
     found: dict[str, Any] = from_plain(header, arrays)
     return found
@@ -168,15 +173,11 @@ def load_model(
     folder = as_path("path", path)
     if not (folder / FILE).exists():
         raise InputError(f"{folder} holds no completion model ({FILE} is missing)")
-    try:
-        state = read_state(folder / FILE, KIND)
-    except InputError as error:
-        if "something else" not in str(error):
-            raise
-        raise InputError(
-            f"{folder} holds a model of another format; this version reads format {FORMAT}: fit "
-            "the model again, or read it with the version that saved it"
-        ) from None
+    otherwise = (
+        f"{folder} holds a model of another format; this version reads format {FORMAT}: fit the "
+        "model again, or read it with the version that saved it"
+    )
+    state = read_state(folder / FILE, KIND, otherwise)
     with reading(folder, "holds no readable completion model"):
         stored = state["entries"]
         for name in ("row_ids", "col_ids"):
@@ -229,15 +230,11 @@ class SweepCheckpoint:
         return self._folder / f"{name}.safetensors"
 
     def _read(self, name: str) -> dict[str, Any]:
-        try:
-            return read_state(self._path(name), f"{name} {self._fingerprint}")
-        except InputError as error:
-            if "something else" not in str(error):
-                raise InputError(f"{error}; start anew without resuming") from None
-            raise InputError(
-                f"{self._folder} holds a run with other data or settings; give the same ones, or "
-                "start anew without resuming"
-            ) from None
+        otherwise = (
+            f"{self._folder} holds a run with other data or settings; give the same ones, or start "
+            "anew without resuming"
+        )
+        return read_state(self._path(name), f"{name} {self._fingerprint}", otherwise)
 
 
 def _fingerprint(
