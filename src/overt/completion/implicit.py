@@ -177,22 +177,19 @@ def observed_pairs(entries: Entries) -> Entries:
 
 @dataclass(frozen=True, eq=False)
 class PrecisionRule:
-    """r(x) = ((floor t + x) / t)^-1/2 / level for a row with sum of squares x; t is the mean x."""
+    """r(x) = ((floor t + x) / t)^-1/2 for a row with sum of squares x; t is the mean x."""
 
     mean: float
-    level: float
 
     @classmethod
     def of(cls, square_sums: Floats) -> PrecisionRule:
-        """Return r with mean 1 over the rows that have entries."""
-        entered = square_sums[square_sums > 0]
-        mean = float(entered.mean())
-        return cls(mean, float(cls(mean, 1.0)(entered).mean()))
+        """Return r for rows with these sums; empty rows do not count."""
+        return cls(float(square_sums[square_sums > 0].mean()))
 
     def __call__(self, square_sums: Any) -> Floats:
         """Return r for sums of squares."""
         size = OPTIONS.precision_floor + square_sums / self.mean
-        return np.asarray(size**-0.5 / self.level, dtype=np.float64)
+        return np.asarray(size**-0.5, dtype=np.float64)
 
     def of_rows(self, square_sums: Any) -> Floats:
         """Return r of rows, 0 for those without entries."""

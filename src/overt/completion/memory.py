@@ -17,9 +17,6 @@ from overt._check import Array, InputError
 SLICE = 1 << 21
 """Entries that are looked at together."""
 
-UNITS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
-UNITS |= {"ki": 2.0**10, "mi": 2.0**20, "gi": 2.0**30, "ti": 2.0**40}
-
 LEAST = 100_000_000
 """Bytes below which nothing can be read."""
 
@@ -28,18 +25,17 @@ def n_bytes(limit: Any) -> int | None:
     """Return the bytes that a limit of memory stands for, such as 4e9, "4GB" or "4GiB"."""
     if limit is None:
         return None
-    found = re.fullmatch(
-        r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kmgt]?i?)b?\s*", str(limit).lower()
-    )
-    try:
-        size = int(float(found[1]) * UNITS[found[2]]) if found else 0
-    except (ValueError, KeyError, OverflowError):
-        size = 0
-    if size < LEAST:
+    number = r"([0-9]+(?:\.[0-9]*)?(?:e[0-9]+)?)"
+    found = re.fullmatch(number + r"\s*([kmgt]?)i?b?", str(limit).strip().lower())
+    size = 0.0
+    if found:
+        power = "kmgt".find(found[2] or "?") + 1
+        size = float(found[1]) * 1000.0**power
+    if not LEAST <= size < np.inf:
         raise InputError(
             f'memory_limit must be at least 100 MB, as bytes or as in "4GB", got {limit!r}'
         )
-    return size
+    return int(size)
 
 
 def room(count: int, dtype: Any) -> Array:
@@ -96,14 +92,9 @@ def standardized(
 def moments(values: Array) -> tuple[float, float]:
     """Return mean and standard deviation."""
     count = len(values)
-    total = 0.0
-    for some in slices(count, values):
-        total += float(values[some].sum())
-    mean = total / count
-    square = 0.0
-    for some in slices(count, values):
-        square += float(((values[some] - mean) ** 2).sum())
-    return mean, float(np.sqrt(square / count))
+    mean = sum(values[some].sum() for some in slices(count, values)) / count
+    squares = (np.sum((values[some] - mean) ** 2) for some in slices(count, values))
+    return float(mean), float(np.sqrt(sum(squares) / count))
 
 
 def sort_by_chunk(

@@ -213,9 +213,8 @@ class Entries:
                 "a data frame must have three columns (row, column, value) or be a table, got "
                 f"{len(read.columns)}: {names}"
             )
-        table = frames.read_table(read, row)
-        entries = cls.from_matrix(table.values)
-        return replace(entries, row_ids=table.row_ids, col_ids=table.col_ids)
+        values, row_ids, col_ids = frames.read_table(read, row)
+        return replace(cls.from_matrix(values), row_ids=row_ids, col_ids=col_ids)
 
     @classmethod
     def sample(cls, truth: Any, count: int, seed: Seed = 0) -> Self:

@@ -203,20 +203,11 @@ def is_table(X: Any) -> bool:
     return not hasattr(X, "tocoo") and plain_array("X", X).ndim == 2
 
 
-@dataclass(frozen=True)
-class Table:
-    """A dense table with NaN for what is missing; `row_ids` is None if rows have no names."""
+def read_table(frame: Frame, row: Any = None) -> tuple[Array, Array | None, Array]:
+    """Return the values of a frame with a row of the matrix on each line, and identifiers.
 
-    values: Array
-    row_ids: Array | None
-    col_ids: Array
-
-
-def read_table(frame: Frame, row: Any = None) -> Table:
-    """Return a frame that has a row of the matrix on each line.
-
-    Rows are identified by the column `row`, by a column with a known name such as user, or by the
-    index of a pandas frame.
+    Values are NaN where missing. Rows are identified by the column `row`, by a column with a known
+    name such as user, or by the index of a pandas frame; None stands for no identifiers.
     """
     columns = dict(frame.columns)
     key = (
@@ -241,7 +232,7 @@ def read_table(frame: Frame, row: Any = None) -> Table:
                 "name the columns with overt.Entries.from_frame(frame, row=..., col=..., "
                 "value=...), or the one that names rows with row=... alone"
             ) from None
-    return Table(np.column_stack(numbers), row_ids, col_ids)
+    return np.column_stack(numbers), row_ids, col_ids
 
 
 def _plain_name(name: Any) -> Any:
