@@ -334,7 +334,7 @@ def test_damaged_models_and_other_formats_are_refused(ratings, tmp_path):
     model.save(tmp_path)
     path = tmp_path / "model.safetensors"
     content = path.read_bytes()
-    path.write_bytes(content.replace(b", format 8", b", format 1"))
+    path.write_bytes(content.replace(b", format 9", b", format 1"))
     with pytest.raises(overt.InputError, match="another format"):
         DropoutCompletion.load(tmp_path)
     for damaged, match in ((b"damaged", "cannot be read"), (content[:-9], "read")):
