@@ -196,6 +196,14 @@ class PrecisionRule:
         return np.where(square_sums > 0, self(square_sums), 0.0)
 
 
+def with_all_pairs(prior: RowPrior, total: Array) -> RowPrior:
+    """Return what rows share where every pair counts; `total` is the packed sum over all."""
+    more = OPTIONS.weight - 1
+    return prior._replace(
+        background=total, table_weight=more, value_weight=OPTIONS.weight
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class ImplicitModel:
     """A model whose predictions rank columns: unobserved pairs counted as zero."""
@@ -252,11 +260,7 @@ class ImplicitModel:
         """Return precisions of a side's rows, weights of their partners, and what rows share."""
         base = self.base
         prior = base.priors[side].for_rows(base.columns, side)
-        prior = prior._replace(
-            background=pack(self._all_pairs[1 - side]),
-            table_weight=OPTIONS.weight - 1,
-            value_weight=OPTIONS.weight,
-        )
+        prior = with_all_pairs(prior, pack(self._all_pairs[1 - side]))
         return self.precisions[side] / base.noise, self.precisions[1 - side], prior
 
     def of_row(self, row: Row) -> ImplicitModel:
@@ -400,11 +404,7 @@ class ImplicitFit:
         c = np.where(problem.sides[other].counts > 0, self.precisions[other], 0)
         shift = prior.precision @ prior.mean
         total = weighted_sum(c, tables[other])
-        all_pairs = prior.for_rows(problem.columns, side)._replace(
-            background=total,
-            table_weight=OPTIONS.weight - 1,
-            value_weight=OPTIONS.weight,
-        )
+        all_pairs = with_all_pairs(prior.for_rows(problem.columns, side), total)
         no_dropout = np.zeros(problem.columns.width)
         fixed = FixedSide(self.means[other], tables[other], c, no_dropout)
         r = self.precisions[side]

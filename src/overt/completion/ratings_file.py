@@ -152,12 +152,6 @@ class Dialect:
         names = self.header[1]
         return tuple(names[self.places[role]] for role in ORDER if role in self.places)
 
-    @property
-    def roles(self) -> str:
-        """The columns that count, by name where they have one."""
-        roles = " and ".join(role for role in ORDER if role in self.places)
-        return ", ".join(self.used) or roles
-
 
 def find_dialect(
     path: Path, with_values: bool, names: Sequence[str] = (), said: Said | None = None
@@ -680,10 +674,13 @@ class Loader:
     def _take_columns(self, found: Dialect) -> None:
         if len(self._files) == 1:
             self._dialect = found
-        elif found.roles != self._dialect.roles:
+            return
+        here = list(found.used or found.places)
+        first = list(self._dialect.used or self._dialect.places)
+        if here != first:
             raise InputError(
-                f"{self._files[-1]} has the columns {found.roles}, {self._files[0]} has "
-                f"{self._dialect.roles}; all files must have the same"
+                f"{self._files[-1]} has the columns {', '.join(here)}, {self._files[0]} has "
+                f"{', '.join(first)}; all files must have the same"
             )
 
     def _load_parquet(self, path: Path) -> None:

@@ -10,8 +10,8 @@ with the second moments T_b of its partners: w_b w_b' + S_b where their covarian
 w_b w_b' + diag(strength o w_b o w_b) otherwise, the noise of dropout.
 
 Symmetric tables are packed by rows of their lower triangle, entry (i, j) with j <= i at
-i (i + 1) / 2 + j. `overt.completion.kernels.reference` has the kernel in plain NumPy. Everything
-that it calls stands in this file, because Numba's cache does not notice a change in another one.
+i (i + 1) / 2 + j. `tests/completion/test_kernels.py` has the kernel in plain NumPy. Everything that
+it calls stands in this file, because Numba's cache does not notice a change in another one.
 """
 
 from __future__ import annotations
