@@ -13,14 +13,14 @@ The kinds are `learned.LearnedFit` (with `averaged.SampledFit` after it), `impli
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from overt import _check
-from overt._check import Array, Floats, InputError, InputTypeError, Ints
+from overt._check import Floats, InputError, InputTypeError, Ints
 from overt._running import ClusterLostError, Meter, checked_engine, meter
 from overt.completion import averaged, fixed, implicit, learned
 from overt.completion.averaged import AveragedModel, SampledFit
@@ -442,43 +442,34 @@ def choose_drop_prob(
 
     Each of a path of probabilities starts from the factors of the one before.
     """
-    count = len(entries) // 10
-    if not count:
+    if len(entries) < 10:
         raise InputError(
             f'drop_prob="auto" needs at least 10 entries, got {len(entries)}'
         )
-    order = np.random.default_rng([settings.seed, 1]).permutation(len(entries))
-    holdout = entries.take(np.sort(order[:count]))
-    problem = replace(settings, memory_limit=None).problem(
-        entries.take(np.sort(order[count:]))
-    )
+    train, holdout = entries.split(0.1, np.random.default_rng([settings.seed, 1]))
+    problem = replace(settings, memory_limit=None).problem(train)
     tol = settings.tol_or(PATH_TOL)
     tried: dict[float, float] = {}
 
-    def attempt(drop_prob: float, means: list[Array] | None) -> list[Array]:
-        fit = FixedFit(problem, drop_prob, settings.ridge, settings.seed)
-        if means is not None:
-            fit.means = means
-        if descend(fit, engine, settings.sweeps, tol) is Status.INTERRUPTED:
-            raise KeyboardInterrupt
-        tried[drop_prob] = holdout_error(fit, holdout)
-        return [w.copy() for w in fit.means]
-
-    def worse_in_a_row() -> int:
-        errors = list(tried.values())
-        return len(errors) - 1 - int(np.argmin(errors))
-
-    first = attempt(DROP_PROBS[0], None)
-    means = first
-    for drop_prob in DROP_PROBS[1:]:
-        means = attempt(drop_prob, means)
-        if worse_in_a_row() >= PATIENCE:
-            break
-    if min(tried, key=tried.__getitem__) == DROP_PROBS[0]:
-        for drop_prob in LARGER_DROP_PROBS:
-            first = attempt(drop_prob, first)
-            if worse_in_a_row():
+    def follow(drop_probs: Sequence[float], means: Any, patience: int) -> Any:
+        """Try drop probabilities from some means, until as many in a row are worse."""
+        for drop_prob in drop_probs:
+            fit = FixedFit(problem, drop_prob, settings.ridge, settings.seed)
+            if means is not None:
+                fit.means = [w.copy() for w in means]
+            if descend(fit, engine, settings.sweeps, tol) is Status.INTERRUPTED:
+                raise KeyboardInterrupt
+            means = fit.means
+            tried[drop_prob] = holdout_error(fit, holdout)
+            errors = list(tried.values())
+            if len(errors) - 1 - np.argmin(errors) >= patience:
                 break
+        return means
+
+    first = follow(DROP_PROBS[:1], None, 1)
+    follow(DROP_PROBS[1:], first, PATIENCE)
+    if min(tried, key=tried.__getitem__) == DROP_PROBS[0]:
+        follow(LARGER_DROP_PROBS, first, 1)
     best = min(tried, key=tried.__getitem__)
     return best, np.array(sorted(tried.items(), reverse=True))
 
@@ -529,6 +520,16 @@ def merge_entries(old: Entries, new: Entries) -> Entries:
     """Return both in one matrix; an entry that was known is replaced by the new one."""
     shape = (max(old.shape[0], new.shape[0]), max(old.shape[1], new.shape[1]))
     stays = ~np.isin(old.rows * shape[1] + old.cols, new.rows * shape[1] + new.cols)
+    rows, cols, values = (
+        np.concatenate([mine[stays], more])
+        for mine, more in (
+            (old.rows, new.rows),
+            (old.cols, new.cols),
+            (old.values, new.values),
+        )
+    )
+    row_ids = old.row_ids if new.row_ids is None else new.row_ids
+    col_ids = old.col_ids if new.col_ids is None else new.col_ids
     times = None
     if old.times is not None and new.times is not None:
         times = np.concatenate([old.times[stays], new.times])
@@ -538,15 +539,7 @@ def merge_entries(old: Entries, new: Entries) -> Entries:
             "chose last",
             stacklevel=3,
         )
-    return Entries(
-        np.concatenate([old.rows[stays], new.rows]),
-        np.concatenate([old.cols[stays], new.cols]),
-        np.concatenate([old.values[stays], new.values]),
-        shape,
-        old.row_ids if new.row_ids is None else new.row_ids,
-        old.col_ids if new.col_ids is None else new.col_ids,
-        times,
-    )
+    return Entries(rows, cols, values, shape, row_ids, col_ids, times)
 
 
 def extend_model(model: Any, entries: Entries, new: Entries, sweeps: int) -> Any:
