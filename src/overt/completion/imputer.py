@@ -638,21 +638,19 @@ class Neighbors:
 
     def _parts(self, Z: Floats) -> list[Floats]:
         """Return mean residuals and differences of the nearest rows, for each number of rows."""
+        from sklearn.neighbors import NearestNeighbors
+
         parts = [np.empty_like(Z) for _ in range(2 * len(NEIGHBORS.counts))]
-        squares = np.sum(self.rows**2, axis=1)
         counts = [min(k, len(self.rows)) for k in NEIGHBORS.counts]
-        last = [k - 1 for k in counts]
+        finder = NearestNeighbors(n_neighbors=max(counts)).fit(self.rows)
         for start in range(0, len(Z), NEIGHBORS.block):
             block = slice(start, start + NEIGHBORS.block)
             z = Z[block]
-            d = np.maximum(
-                np.sum(z**2, axis=1)[:, None] + squares - 2 * z @ self.rows.T, 0
-            )
-            nearest = np.argpartition(d, last, axis=1)[:, : max(counts)]
-            d = np.take_along_axis(d, nearest, 1)
+            distances, nearest = finder.kneighbors(z)
+            d = distances**2
             for i, k in enumerate(counts):
                 b = nearest[:, :k]
-                farthest = np.maximum(d[:, :k].max(axis=1, keepdims=True), 1e-300)
+                farthest = np.maximum(d[:, k - 1 : k], 1e-300)
                 s = np.exp(-2 * d[:, :k] / farthest)[:, None, :]
                 total = (s @ self.observed[b])[:, 0]
                 residual = (s @ self.residuals[b])[:, 0]
