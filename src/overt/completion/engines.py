@@ -186,6 +186,7 @@ class DaskEngine:
         self.client = client
         self.faults: list[str] = []
         self._shares: dict[int, list[Share]] = {}
+        self._direct = reachable(client)
 
     def run(self, layout: Layout, shared: Any, by_row: Any, out: Rows) -> Floats:
         """Update the rows of `out`, each share on the worker that has its entries."""
@@ -199,6 +200,7 @@ class DaskEngine:
                 reason = f"{type(error).__name__}: {error}".splitlines()[0]
             await_workers(self.client)
             self._shares.clear()
+            self._direct = reachable(self.client)
             fault = f"workers were lost; a half sweep was computed again ({reason})"
             self.faults.append(fault)
             warnings.warn(fault, stacklevel=2)
@@ -214,15 +216,14 @@ class DaskEngine:
 
         formats = [(array.shape[1], array.dtype) for array in out]
         sums = np.zeros((layout.n_chunks, out.tables.shape[1]))
-        direct = reachable(self.client)
-        shares = self._shares_of(layout, direct)
-        fixed = self._send(shared, direct)
+        shares = self._shares_of(layout)
+        fixed = self._send(shared)
         futures: dict[Any, Share] = {}
         for share in shares:
             if share.entries.status != "finished":
                 raise ConnectionError(f"{share.worker} and its entries are gone")
             mine = [array[share.rows] for array in by_row]
-            mine = self._send(mine, direct, share.worker)
+            mine = self._send(mine, share.worker)
             future = self.client.submit(
                 update, formats, share.entries, mine, fixed, pure=False
             )
@@ -234,7 +235,7 @@ class DaskEngine:
                 ):
                     raise KernelError from future.exception()
                 share = futures[future]
-                rows, chunk_sums = self.client.gather(future, direct=direct)
+                rows, chunk_sums = self.client.gather(future, direct=self._direct)
                 for array, new in zip(out, rows, strict=True):
                     array[share.rows] = new
                 sums[share.chunks] = chunk_sums
@@ -243,7 +244,7 @@ class DaskEngine:
                 self.client.cancel(list(futures))
         return np.asarray(sums.sum(axis=0))
 
-    def _shares_of(self, layout: Layout, direct: bool) -> list[Share]:
+    def _shares_of(self, layout: Layout) -> list[Share]:
         """Return the shares of a layout, cut and sent when first asked for."""
         if id(layout) not in self._shares:
             threads = [
@@ -255,20 +256,20 @@ class DaskEngine:
             shares = []
             for first, worker in zip(range(count), cycle(threads), strict=False):
                 chunks = range(first, layout.n_chunks, count)
-                entries = self._send(layout.take(chunks), direct, worker)
+                entries = self._send(layout.take(chunks), worker)
                 rows = layout.rows_of(chunks)
                 shares.append(Share(layout, chunks, rows, worker, entries))
             # Shares refer to the layout, so that no other one gets its id as long as they live.
             self._shares[id(layout)] = shares
         return self._shares[id(layout)]
 
-    def _send(self, value: Any, direct: bool, worker: str | None = None) -> Any:
+    def _send(self, value: Any, worker: str | None = None) -> Any:
         """Return the future of a value that was sent to one worker, or to all of them."""
         return self.client.scatter(
             [value],
             workers=None if worker is None else [worker],
             broadcast=worker is None,
-            direct=direct,
+            direct=self._direct,
             hash=False,
             timeout=SEND_SECONDS,
         )[0]
