@@ -153,8 +153,6 @@ def test_ranks_go_where_they_are_worth_most():
         change = float((small(x) - model(x)).detach().norm())
         assert change <= previous * 1.001
         previous = change
-    _, alone = compress(model, {"2": 0.5}, x, by="spectrum")
-    assert [(c.layers, c.after) for c in alone.changes] == [(("2",), 7)]
     assert compress(model, 1.0, x, by="spectrum")[1].changes == ()
 
 

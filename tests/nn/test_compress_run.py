@@ -57,6 +57,7 @@ def batches(inputs, classes=3, count=2, seed=0):
         ({"recover": 3, "data": None, "by": "flow"}, "recover needs data"),
         ({"of": "size"}, "of must be one of"),
         ({"of": "units", "by": "spectrum"}, "removes no units"),
+        ({"keep": {"0": 0.5}, "by": "spectrum"}, "removes no units"),
         ({"keep": float("nan")}, "keep must be"),
         ({"data": (torch.eye(5).to_sparse(), torch.zeros(5).long())}, "must be dense"),
         ({"model": nn.LazyLinear(3)}, "weight has no values"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -259,18 +259,14 @@ class NoiseSource:
         return 0 in getattr(self.module, "shared_axes", ())
 
 
-@dataclass(eq=False)
-class ModulePass:
-    """Which modules one pass calls, and which of them sample, in order.
+Events = list[tuple[str, bool]]
+"""What happens in a pass, in order: a module's path, and whether its own code samples (or it is
+called)."""
 
-    An event is a module's path, and whether its own code samples (or it is called).
-    """
 
-    events: list[tuple[str, bool]] = field(default_factory=list)
-
-    def count(self, *, samples: bool) -> Counter[str]:
-        """Return how often each module's own code samples, or how often it is called."""
-        return Counter(path for path, event in self.events if event is samples)
+def _count(events: Events, *, samples: bool) -> Counter[str]:
+    """Return how often each module's own code samples, or how often it is called."""
+    return Counter(path for path, event in events if event is samples)
 
 
 @dataclass(frozen=True, eq=False)
@@ -286,21 +282,20 @@ class Inspection:
     outputs: int
     structure: Structure | str  # or why there is no recording
     sources: list[NoiseSource]
-    training: ModulePass
+    training: Events
     always_on: list[str]
     skipped: list[tuple[str, str]]
     decides: bool
 
     def calls(self, name: str) -> int:
         """Return how often a pass in training mode calls a module."""
-        return self.training.count(samples=False)[name]
+        return _count(self.training, samples=False)[name]
 
     def unknown_noise_behind(self, name: str) -> bool:
         """Return whether a noise with unknown moments is sampled behind the layer of this name."""
-        events = self.training.events
-        last = max(i for i, (path, _) in enumerate(events) if path == name)
-        unknown = {source.name for source in self.sources if not source.known}
-        return any(samples and path in unknown for path, samples in events[last + 1 :])
+        last = max(i for i, (path, _) in enumerate(self.training) if path == name)
+        unknown = {(source.name, True) for source in self.sources if not source.known}
+        return not unknown.isdisjoint(self.training[last + 1 :])
 
 
 def inspect_batch(saved: SavedState, batch: Batch, *, squared: bool) -> Inspection:
@@ -331,7 +326,7 @@ def _inspect(saved: SavedState, inputs: Inputs, *, squared: bool) -> Inspection:
         evaluation, output = follow_modules(
             model, lambda: saved.plain_pass(*given, noise=False)
         )
-    always_on = list(evaluation.count(samples=True))
+    always_on = list(_count(evaluation, samples=True))
     why = (
         "something samples in evaluation mode too, as functional dropout does without "
         "training=self.training: this noise is in every number here"
@@ -346,10 +341,8 @@ def _inspect(saved: SavedState, inputs: Inputs, *, squared: bool) -> Inspection:
         if not all(_same(first, other) for other in others):
             why = "it samples from a private generator: this noise is left out"
             skipped.append(("training mode", why))
-        unknown = [
-            not known_noise(parts[path]) for path in training.count(samples=True)
-        ]
-        if squared or any(unknown):
+        sampling = _count(training, samples=True)
+        if squared or not all(known_noise(parts[path]) for path in sampling):
             recording = record(saved, *given)
             functions = _sampling_functions(parts, Structure(recording, len(inputs)))
             decides = False
@@ -358,9 +351,9 @@ def _inspect(saved: SavedState, inputs: Inputs, *, squared: bool) -> Inspection:
     except Exception as error:  # whatever the model's code raises in training mode
         why = f"noise of other kinds is not looked for: {first_line(error)}"
         skipped.append(("training mode", why))
-    called = training.count(samples=False)
+    called = _count(training, samples=False)
     sources: dict[str, NoiseSource] = {}
-    for path, samples in training.events:
+    for path, samples in training:
         module = parts[path]
         if path in sources:
             continue
@@ -397,13 +390,13 @@ def follow_modules(
     model: nn.Module,
     run: Callable[[], Any],
     states: Callable[[], Any] = torch_rng_bytes,
-) -> tuple[ModulePass, Any]:
+) -> tuple[Events, Any]:
     """Run a pass; note which modules are called, and which of them move a generator.
 
     Generators of Python and NumPy, which take long to read, are followed only if they move.
     """
     paths = {module: path for path, module in model.named_modules()}
-    found = ModulePass()
+    found: Events = []
     stack = [""]
     state: Any = None
     hooks: list[Any] = []
@@ -413,14 +406,14 @@ def follow_modules(
         nonlocal state
         before, state = state, states()
         if before is not None and before != state:
-            found.events.append((stack[-1], True))
+            found.append((stack[-1], True))
 
     def enter(module: nn.Module, args: Any) -> None:
         if module not in paths:
             return
         note()
         stack.append(paths[module])
-        found.events.append((stack[-1], False))
+        found.append((stack[-1], False))
         # Scripted modules have no hooks. A module's hook may sample: ours comes behind it.
         if not isinstance(module, torch.jit.ScriptModule):
             hooks.append(module.register_forward_hook(leave))

@@ -30,7 +30,6 @@ from overt.nn.compression.problem import (
     Outcome,
     Problem,
     bisect,
-    check_layers,
     copy_model,
     why_it_fails,
 )
@@ -82,11 +81,7 @@ class Factors:
 
 def by_spectrum(problem: Problem) -> Outcome:
     """Rewrite layers as products of two, each with its rank."""
-    keep = problem.keep
     layers, skipped = _rewritable(problem)
-    if isinstance(keep, Mapping):
-        check_layers(keep, [*layers, *skipped])
-        layers = {name: module for name, module in layers.items() if name in keep}
     moments: dict[str, Moments] = {}
     if problem.judge is not None:
         moments = collect(problem.base, layers, problem.judge, outputs=True)
@@ -94,16 +89,10 @@ def by_spectrum(problem: Problem) -> Outcome:
         _factorize(problem, name, module, moments.get(name))
         for name, module in layers.items()
     ]
-    least = None
-    if isinstance(keep, Mapping):
-        ranks: dict[Factors, int] = {}
-        for f in factors:
-            ranks.update(_choose_ranks([f], keep[f.name] * f.cost))
-    else:
-        total = problem.total or 1
-        fixed = total - sum(f.cost for f in factors)
-        least = (fixed + sum(float(f.choices()[0][0]) for f in factors)) / total
-        ranks = _choose_ranks(factors, problem.aim(least) * total - fixed)
+    total = problem.total or 1
+    fixed = total - sum(f.cost for f in factors)
+    least = (fixed + sum(float(f.choices()[0][0]) for f in factors)) / total
+    ranks = _choose_ranks(factors, problem.aim(least) * total - fixed)
     for f in factors:
         if f not in ranks:
             why = "it is worth its cost" if f.limit else "no rank saves anything"

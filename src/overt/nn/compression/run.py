@@ -96,7 +96,7 @@ def compress(
         It is met as closely as whole units allow, up to 5 % above. Where what cannot be removed
         is too large for that, this share of what can be is kept: `report.met` is then False, and
         `report.shortfall` says why.
-        Or {layer: share}, the share of units (of multiply-adds for "spectrum") of these layers.
+        Or {layer: share}, the share of the units of these layers, by "flow".
     example
         A batch of inputs (a tensor, a tuple of them, or a dict by name) on which the model runs.
     data
@@ -154,10 +154,11 @@ def compress(
         keep = {str(k): _check_share(f"keep[{k!r}]", v) for k, v in keep.items()}
     else:
         keep = _check_share("keep", keep)
-        if of == "units" and by == "spectrum":
-            raise InputError(
-                "by='spectrum' removes no units: of must be another than 'units'"
-            )
+    if by == "spectrum" and (of == "units" or isinstance(keep, Mapping)):
+        raise InputError(
+            "by='spectrum' removes no units: keep must be one share, of parameters or "
+            "multiply-adds"
+        )
     steps = _check.whole("recover", recover, minimum=0)
     rate = _check.number("learning_rate", learning_rate, exclusive=True)
     loss = check_loss(loss, ("auto", *LOSSES))

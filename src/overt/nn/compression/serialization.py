@@ -9,7 +9,7 @@ import json
 import os
 from typing import Any
 
-import torch
+import numpy as np
 from torch import Tensor, nn
 
 from overt._check import InputError
@@ -79,13 +79,8 @@ def load_compressed(
 
 
 def _checksum(metadata: dict[str, str], state: dict[str, Tensor]) -> str:
-    kinds = {
-        key: [str(tensor.dtype), tuple(tensor.shape)] for key, tensor in state.items()
-    }
-    flat = {key: tensor.reshape(-1).view(torch.uint8) for key, tensor in state.items()}
-    return digest(
-        [metadata, kinds], {key: part.cpu().numpy() for key, part in flat.items()}
-    )
+    data = safetensors("torch", "torch").torch.save(state)
+    return digest([metadata], {"tensors": np.frombuffer(data, np.uint8)})
 
 
 def _numbers(module: nn.Module) -> dict[str, Any]:
