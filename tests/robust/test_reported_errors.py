@@ -678,3 +678,34 @@ def test_a_keyboard_interrupt_while_scoring_lost_what_was_found(samples):
     assert str(found.status) == "interrupted"
     assert torch.equal(found.x, whole.x) or samples
     assert int(found.success.sum()) > 0
+
+
+def test_a_model_that_fails_on_single_points_raised_inside_the_attack():
+    layers = nn.Linear(4, 6), nn.BatchNorm1d(6, track_running_stats=False)
+    model = nn.Sequential(*layers, nn.ReLU(), nn.Linear(6, 2)).eval()
+    x = torch.rand(12, 4)
+    y = model(x).argmax(1)
+    with pytest.raises(InputError, match="one by one, it fails: ValueError"):
+        robust_error(model, x, y, Linf(0.1), budget=24, queries=0)
+
+
+def test_robust_error_of_a_model_of_batches_was_reported_without_a_word():
+    torch.manual_seed(0)
+    net = nn.Linear(4, 3)
+    x = torch.rand(12, 4)
+
+    def centered(v):
+        return net(v - v.mean(0))
+
+    y = centered(x).argmax(1)
+    with pytest.warns(UserWarning, match="depend on the other points of its batch"):
+        found = robust_error(centered, x, y, Linf(0.1), budget=24, queries=0)
+    assert "other points" in found.warnings[0]
+    assert not robust_error(net, x, y, Linf(0.1), budget=24, queries=0).warnings
+
+
+def test_training_a_frozen_model_raised_inside_torch():
+    model = nn.Linear(4, 3).requires_grad_(False)
+    data = torch.rand(6, 4), torch.zeros(6)
+    with pytest.raises(InputError, match="require a gradient"):
+        adversarial_train(model, data, None, epochs=1)

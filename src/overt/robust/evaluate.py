@@ -255,8 +255,7 @@ def _decide(state: AttackState, network: ReluNetwork, seconds: float) -> Bools:
             stored = batch.region.store_exactly(found).to(found)
             value, fooled = batch.evaluate(stored)
             state.best.enter(rows, found, value, fooled)
-        if decision.status is Status.INTERRUPTED:
-            state.status = decision.status
+        state.status = decision.status
     return proved
 
 

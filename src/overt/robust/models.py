@@ -37,8 +37,11 @@ one, at a third of the steps.
 CHECKED_POINTS = 64
 """Points at which a model is evaluated twice to see whether it is random."""
 
+SINGLE_POINTS = 8
+"""Points that are also evaluated alone, to see whether the others of a batch matter."""
+
 RANDOM_DIFFERENCE = 1e-3
-"""Difference of two evaluations, relative to the largest logit, that counts as randomness."""
+"""Difference of two evaluations, relative to the largest logit, that is no rounding."""
 
 ROUNDING = 32
 """Machine epsilons by which probabilities may be off."""
@@ -155,12 +158,13 @@ class ModelAdapter:
             self._label_count = max(int(class_numbers("y", y).max()) + 1, 2)
         try:
             result = self.all_logits(self.x, batch_size)
+            alone = self.all_logits(self.x[:SINGLE_POINTS], 1)
         except InputError:
             raise
         except Exception as error:
             raise InputError(
-                f"model must take inputs shaped {tuple(self.x.shape)}, it fails: "
-                f"{type(error).__name__}: {error}"
+                f"model must take inputs shaped {tuple(self.x.shape)}, all and one by one, it "
+                f"fails: {type(error).__name__}: {error}"
             ) from error
         bad = ~torch.isfinite(result).all(1)
         if bool(bad.any()):
@@ -168,8 +172,11 @@ class ModelAdapter:
                 f"model must return finite logits, got NaN or infinity for {int(bad.sum())} of "
                 f"{len(result)} points"
             )
+        apart = (alone - result[: len(alone)]).abs().max()
+        self.mixes_points = bool(apart > RANDOM_DIFFERENCE * result.abs().max())
         if self._columns > 1 and self.outputs == "logits":
-            one_hot = (result.amax(1) == 1) & (result.abs().sum(1) == 1)
+            zeros = (result == 0).sum(1)
+            one_hot = (zeros == self._columns - 1) & (result.amax(1) == 1)
             self.hard_labels |= bool(one_hot.all())
         return result
 
@@ -220,7 +227,8 @@ class ModelAdapter:
         if not isinstance(output, Tensor):
             raise InputTypeError(
                 f"model must return a tensor of logits, got {type(output).__name__}; "
-                'output=lambda o: o["logits"] or lambda o: o[0], say, picks it'
+                'output=lambda o: o["logits"] or lambda o: o[0], say, picks it; to be trained, a '
+                "model must return logits itself"
             )
         if output.ndim < 2:  # a model that squeezes drops the axis of a single point
             output = output.reshape(1, -1) if points == 1 else output[..., None]

@@ -256,9 +256,10 @@ class AttackState:
             self.flags: dict[str, Any] = defaultdict(lambda: nowhere)
             self.flags["random"] = differs & self.adapter.chooses_samples
             probable = self.adapter.looks_like_probabilities(clean, self.y)
-            self.flags["probabilities"] = nowhere | probable
-            self.flags["labels"] = nowhere | self.adapter.hard_labels
-            self.flags["modes"] = nowhere | modes_change
+            self.flag("probabilities", probable)
+            self.flag("labels", self.adapter.hard_labels)
+            self.flag("modes", modes_change)
+            self.flag("batch", self.adapter.mixes_points and not self.random)
 
     def set_radius(self, threat: Threat) -> None:
         """Attack the same points with this threat from now on."""
@@ -271,8 +272,8 @@ class AttackState:
         """The points that are not fooled."""
         return (~self.best.fooled).nonzero().squeeze(1)
 
-    def flag(self, name: str, points: Tensor) -> None:
-        """Add points (a mask over all) to those with a warning flag."""
+    def flag(self, name: str, points: Tensor | bool) -> None:
+        """Add points, a mask over all or all of them, to those with a warning flag."""
         self.flags[name] = self.flags[name] | points
 
     def batch(self, rows: Tensor, **changes: Any) -> Batch:
@@ -325,8 +326,7 @@ class AttackState:
 
     def flag_saturation(self, attack: Attack) -> None:
         """Flag where the loss of an attack that runs alone is blind; an ensemble has others."""
-        loss = find_loss(attack.loss)
-        blind = isinstance(loss, CrossEntropy) and not self.targeted
+        blind = isinstance(find_loss(attack.loss), CrossEntropy) and not self.targeted
         if blind and self.threat.radius > 0:
             self.flag("saturated", saturated(self.clean, self.y))
 

@@ -355,9 +355,7 @@ class StraightThrough(TorchFunctionMode):  # type: ignore[misc]
         ("round", "floor", "ceil", "trunc", "sign", "int", "long", "byte", "detach")
     )
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen = False
+    seen = False
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None

@@ -12,7 +12,7 @@ labels of random nearby points, and steps along it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, final
 
@@ -212,13 +212,14 @@ class _BoundaryWalk:
 
     def start(self) -> None:
         """Find any perturbation that fools the model, within ever larger balls."""
-        delta, found = self._first_success(self._random_trials())
+        region = self._region
+        radius = region.threat.radius
+        trials = (
+            region.with_radius(scale * radius).draw(seed, extreme=seed % 2 == 0)
+            for scale, seed in STARTS
+        )
+        delta, found = self._first_success(trials)
         self._shrink(delta, found)
-
-    def _random_trials(self) -> Iterator[Tensor]:
-        for scale, seed in STARTS:
-            larger = self._region.with_radius(scale * self._region.threat.radius)
-            yield larger.draw(seed, extreme=seed % 2 == 0)
 
     def _first_success(self, trials: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
         """Return the first of some perturbations that fools each point, and whether one does."""

@@ -105,6 +105,9 @@ MESSAGES = {
     "normalization uses its running statistics, and dropout is off if the whole model was in "
     "training mode. Call model.eval() first; dropout layers that are put into training mode after "
     "that stay random.",
+    "batch": "the logits of a point depend on the other points of its batch, as with batch "
+    "normalization without running statistics. What is found belongs to these batches and not to "
+    "single points.",
     "probabilities": "the outputs look like probabilities at {} of the points, and were taken for "
     'logits: pass outputs="probabilities" if the model ends in a softmax or a sigmoid.',
     "labels": "the model returns class labels at {} of the points: there is no gradient, and "
@@ -130,7 +133,7 @@ MESSAGES = {
 }
 """What makes a result doubtful, with the share of the points; in the order of reporting."""
 
-ALWAYS_REPORTED = ("random", "probabilities", "labels", "modes", "lost")
+ALWAYS_REPORTED = ("random", "probabilities", "labels", "modes", "batch", "lost")
 
 
 def report(

@@ -26,7 +26,7 @@ from overt._check import Bools, Floats, InputError
 from overt._running import meter
 from overt.results import Status
 from overt.robust.certify.network import ReluNetwork
-from overt.robust.models import ModelAdapter
+from overt.robust.models import SINGLE_POINTS, ModelAdapter
 from overt.robust.threats import L1, L2, Region
 
 MAX_UNITS = 1500
@@ -37,9 +37,6 @@ ROUNDING = 1e-9
 
 MAX_DIFFERENCE = 1e4
 """Machine epsilons of the largest logit by which model and modelled network may differ."""
-
-MIXING_POINTS = 8
-"""Points whose logits are computed alone and in a batch."""
 
 RANDOM_POINTS = 4
 """Random points of each ball at which the model is compared with the modelled network."""
@@ -91,7 +88,7 @@ def read_network(adapter: ModelAdapter, region: Region, batch_size: int) -> Relu
         raise InputError(
             'certify models outputs="probabilities" of models that end in a softmax, and no others'
         )
-    _refuse_mixing(network, adapter.x[:MIXING_POINTS].cpu().double())
+    _refuse_mixing(network, adapter.x[:SINGLE_POINTS].cpu().double())
     compare(network, adapter, adapter.x, batch_size)
     for seed in range(RANDOM_POINTS):
         moved = region.perturbed(region.draw(seed, extreme=seed % 2 == 1))
@@ -221,7 +218,7 @@ class LinearBounds:
     def _relax(self, k: int, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Return weights of z_k below those of h_k, and what must be added."""
         low, high = self.hidden[k]
-        a = self.network.slopes[k]
+        _, a = self.network.units[k]
         mixed = (low < 0) & (high > 0)
         steep = torch.where(mixed, (high - a * low) / (high - low), 1.0)
         steep = torch.where(high <= 0, a, steep)
@@ -318,7 +315,7 @@ class _Program:
         maps, offsets = bounds.network.dense
         # What feeds layers, each base + rows . v.
         sources = [(x, self.radius * d)]
-        for k, slope in enumerate(bounds.network.slopes):
+        for k, (_, slope) in enumerate(bounds.network.units):
             low, high = (part.numpy() for part in bounds.hidden[k])
             unit = np.maximum(np.abs(low), np.abs(high))
             unit[unit == 0] = 1.0

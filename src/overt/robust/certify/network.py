@@ -199,11 +199,6 @@ class ReluNetwork:
         self.run(torch.zeros(1, *self.shape).double(), record)
         return found
 
-    @property
-    def slopes(self) -> tuple[float, ...]:
-        """The slope of each layer of rectifiers for negative inputs."""
-        return tuple(slope for _, slope in self.units)
-
     @cached_property
     def classes(self) -> int:
         """The number of logits."""

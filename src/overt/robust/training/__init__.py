@@ -404,13 +404,14 @@ def _best(history: list[dict[str, float]]) -> int:
 def _optimizer(optimizer: Any, model: nn.Module) -> torch.optim.Optimizer:
     """Return the optimizer, which must be one of this model's parameters, or the default one."""
     if optimizer is None:
-        return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     instance("optimizer", optimizer, torch.optim.Optimizer, "a torch optimizer")
-    own = {id(weight) for weight in model.parameters()}
+    own = {id(weight) for weight in model.parameters() if weight.requires_grad}
     held = [weight for group in optimizer.param_groups for weight in group["params"]]
     if not any(id(weight) in own for weight in held):
         raise InputError(
-            "optimizer must hold parameters of the model, it holds none of them"
+            "optimizer must hold parameters of the model that require a gradient, it holds none "
+            "of them"
         )
     return optimizer
 
