@@ -105,7 +105,7 @@ def test_a_network_that_was_not_modelled_was_certified(name):
     model = NOT_MODELLED[name]().eval()
     x = torch.rand(10, 8)
     y = model(x).argmax(1)
-    with pytest.raises(InputError, match="certify|one by one"):
+    with pytest.raises(InputError, match=r"certify|one by one"):
         robust_error(
             model, x, y, Linf(0.05), certify=True, attack=Square(Linf(0.05), queries=1)
         )
