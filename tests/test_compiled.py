@@ -42,10 +42,3 @@ def test_a_kernel_uses_nothing_of_another_file():
                 f"{path.name}: {function.name} uses {name}" for name in used & others
             ]
     assert not offenders
-
-
-def test_a_limit_that_is_written_twice_is_one_number():
-    from overt.linear import kernels as linear_kernels
-    from overt.linear import training
-
-    assert linear_kernels.LIMIT == training.LIMIT

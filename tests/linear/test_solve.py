@@ -6,7 +6,7 @@ import pytest
 from scipy.optimize import minimize
 
 import overt
-from overt.linear.sharing import block_factors, hadamard
+from overt.linear.shallow import block_factors, hadamard
 
 
 def lowest_of_restarts(net, restarts, seed):

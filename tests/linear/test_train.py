@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import overt
-from overt.linear import inverse_decay, kernels, training
+from overt.linear import descent, inverse_decay
 from overt.linear.regression import DATA, Samples, samples_of_target
 
 
@@ -65,7 +65,7 @@ def masked_steps(Ut, Vt, x, y, z, rates):
         seen = z[step][:, :, None] * x[step]  # (batch, width, inputs)
         h = np.sum(seen * Vt, axis=2)
         e = h @ Ut - y[step]
-        if not np.sum(e * e) < training.LIMIT:
+        if not np.sum(e * e) < descent.LIMIT:
             return step
         g = e @ Ut.T
         Ut -= rate * h.T @ e / len(e)
@@ -81,7 +81,7 @@ def test_compiled_steps_equal_the_reference(name, batch):
     x = rng.standard_normal((300, batch, rows, 3))
     outputs = rng.standard_normal((300, batch, 3 if name == "tied" else 5))
     mask = rng.choice([0.0, 1.0, 1.5], (300, batch, 4))
-    for steps_of in (kernels.masked_steps, masked_steps):
+    for steps_of in (descent.compiled_steps(), masked_steps):
         Ut, Vt = factors()
         if name == "tied":
             Ut = Vt
@@ -129,7 +129,7 @@ def test_a_first_run_says_that_it_compiles(monkeypatch):
         said.append(title)
         yield
 
-    monkeypatch.setattr(training, "working", working)
+    monkeypatch.setattr(descent, "working", working)
     overt.LinearNetwork(np.eye(2), 2, overt.Dropout(0.5)).train(5)
     assert len(said) == 1
     assert "compiling" in said[0]
@@ -224,7 +224,7 @@ def test_weights_of_which_some_are_not_finite_are_not_measured(which):
         assert all(np.isfinite(W).all() for W in weights)
         return 1.0, 2.0, 3
 
-    found = training.run_seeds(
+    found = descent.run_seeds(
         lambda rng: [np.zeros(2), np.zeros(3)],
         lambda rng: advance,
         measure,
@@ -251,8 +251,8 @@ def test_an_interrupt_keeps_what_was_computed(monkeypatch):
             raise KeyboardInterrupt
         return compiled(*args)
 
-    compiled = kernels.masked_steps
-    monkeypatch.setattr(kernels, "masked_steps", steps)
+    compiled = descent.compiled_steps()
+    monkeypatch.setattr(descent, "compiled_steps", lambda: steps)
     run = net.train(1000, 0.01, 1, records=30, n_jobs=1)
     assert run.status == "interrupted"
     reached = np.isfinite(run.objective[0])
@@ -265,7 +265,7 @@ def test_an_interrupt_is_told_beside_seeds_that_diverged():
         raise KeyboardInterrupt
 
     steps = iter([lambda weights, rates: 0, interrupted])
-    found = training.run_seeds(
+    found = descent.run_seeds(
         lambda rng: [np.zeros(1)],
         lambda rng: next(steps),
         lambda weights: (1.0, 2.0, 3),
@@ -282,7 +282,7 @@ def test_an_interrupt_is_told_beside_seeds_that_diverged():
 
 def test_records_cover_the_run_from_start_to_end():
     for steps in (1, 2, 7, 1000):
-        grid = training._grid(steps, 10)
+        grid = descent._grid(steps, 10)
         assert grid[0] == 0
         assert grid[-1] == steps
         assert grid == sorted(set(grid))
@@ -299,8 +299,8 @@ def test_each_step_is_taken_once_in_chunks(monkeypatch):
         asked.extend(steps)
         return 0.5 * steps
 
-    monkeypatch.setattr(training, "CHUNK", 3)
-    found = training.run_seeds(
+    monkeypatch.setattr(descent, "CHUNK", 3)
+    found = descent.run_seeds(
         lambda rng: [np.zeros(1)],
         lambda rng: advance,
         lambda weights: (1.0, 2.0, 3),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from overt.linear.deep import DeepLinearNetwork
+from overt.linear.descent import inverse_decay
 from overt.linear.regularization import (
     RegularizationPath,
     drop_prob_for_rank,
@@ -11,7 +12,6 @@ from overt.linear.regularization import (
 )
 from overt.linear.shallow import LinearNetwork
 from overt.linear.tied import TiedAutoencoder
-from overt.linear.training import inverse_decay
 
 __all__ = [
     "DeepLinearNetwork",

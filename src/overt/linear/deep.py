@@ -10,6 +10,7 @@ import numpy as np
 from overt import _check
 from overt._check import Floats, InputError, InputTypeError
 from overt.linear.deep_landscape import DeepLandscape, deep_landscape
+from overt.linear.descent import Rate
 from overt.linear.layers import DeepNoise
 from overt.linear.network import (
     NoisyNetwork,
@@ -18,7 +19,6 @@ from overt.linear.network import (
     require_consistent,
     target_or_data,
 )
-from overt.linear.training import Rate
 from overt.noise import Dropout, Noise
 from overt.results import DeepSolution, Trace
 

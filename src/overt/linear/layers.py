@@ -36,12 +36,10 @@ from overt.linear.deep_shares import (
     best_shares,
     noise_cost,
 )
-from overt.linear.descent import attains, refine
+from overt.linear.descent import LIMIT, Advance, attains, refine
 from overt.linear.network import Evaluation, NoiseEffect
 from overt.linear.regression import DenseRegression, from_target, multipliers
-from overt.linear.sharing import sharing
-from overt.linear.training import LIMIT, Advance
-from overt.linear.units import UnitNoise
+from overt.linear.shallow import UnitNoise, sharing
 from overt.noise import Noise
 
 MAX_ROUNDS = 300

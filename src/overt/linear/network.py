@@ -15,6 +15,7 @@ from overt import _check
 from overt._check import Floats, InputError, bounded, seed_numbers
 from overt._running import checked_engine, mapped_seeds, thread_count
 from overt.linear.bounds import EXACT, Relaxation, numerical_rank
+from overt.linear.descent import VISIBLE, Advance, Rate, gradient_descent, run_seeds
 from overt.linear.regression import (
     ImplicitRegression,
     Regression,
@@ -22,13 +23,12 @@ from overt.linear.regression import (
     from_target,
     is_implicit,
 )
-from overt.linear.training import VISIBLE, Advance, Rate, gradient_descent, run_seeds
 from overt.noise import Noise, check
 from overt.noise.checking import is_built_in
 from overt.results import Certificate, RankCertificate, Status, Trace
 
 if TYPE_CHECKING:
-    from overt.proofs import Proof
+    from overt.proofs.proofs import Proof
 
 
 class NoiseEffect(ABC):
@@ -284,7 +284,7 @@ class NoisyNetwork(ABC):
         arrays = self._checked(*weights)
         if not rigorous:
             return certify(self.effect, *arrays)[0]
-        from overt.proofs import Question, prove
+        from overt.proofs.proofs import Question, prove
 
         effect = self.effect
         given = effect.regression.given

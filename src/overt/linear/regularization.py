@@ -14,7 +14,7 @@ from overt._figures import subplots
 from overt.linear.bounds import Envelope, positive
 from overt.linear.deep_shares import best_shares, jump_ratio
 from overt.linear.network import regression_of, target_or_data
-from overt.linear.sharing import attains_bound, sharing
+from overt.linear.shallow import attains_bound, sharing
 from overt.noise import DropBlock, DropConnect, Dropout, Noise
 from overt.results import Result
 

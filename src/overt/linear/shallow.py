@@ -1,5 +1,8 @@
 """Two-layer linear networks x -> U V'x whose hidden units (or weights) are masked by noise.
 
+With P = L'V and R = T - U P' the objective is residual + |R|^2 + <Gamma, U'U o P'P>. `sharing` says
+what theory knows of a noise over units: what a map costs, and how units share it at that cost.
+
 Noise on the weights V, DropConnect, has the penalty lam sum_k |u_k|^2 v_k'D v_k. It
 lives in the geometry of D = diag(C), not of C. With B = A D^(1/2), K = D^(-1/2) L, the best map
 solves the convex problem
@@ -14,16 +17,28 @@ D = C, and everything but the steps is as for Dropout.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cached_property
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from overt import _check, equalize, penalty
-from overt._check import Floats, InputError, InputTypeError
-from overt.linear.bounds import Relaxation
-from overt.linear.descent import attains, refine
+from overt._check import Array, Bools, Floats, InputError, InputTypeError
+from overt.linear.bounds import (
+    EPS,
+    EXACT,
+    Envelope,
+    NormCost,
+    Relaxation,
+    UnitShares,
+    any_noise_bound,
+    certified_pieces,
+    pairs_below,
+    positive,
+    relax,
+)
+from overt.linear.descent import Advance, attains, least_penalty, masked_steps, refine
 from overt.linear.network import (
     Evaluation,
     NoiseEffect,
@@ -34,11 +49,9 @@ from overt.linear.network import (
     target_or_data,
 )
 from overt.linear.regression import DenseRegression, Regression
-from overt.linear.training import Advance, masked_steps
-from overt.linear.units import UnitNoise
-from overt.noise import DropConnect, Dropout, Noise
+from overt.noise import DropBlock, DropConnect, Dropout, Noise
 from overt.results import Solution
-from overt.spectral import SquaredNuclear, induced
+from overt.spectral import KSupport, SquaredNuclear, induced
 
 TOL = 3e-12
 """Relative duality gap at which the steps stop."""
@@ -362,3 +375,429 @@ def _positive_root(regression: Regression) -> Floats:
     """Return the diagonal of D^(1/2), with 1 in place of 0."""
     D = regression.input_variances
     return np.sqrt(np.where(D > 0, D, 1.0))
+
+
+CANCELS = 0.01
+"""Share of its terms' absolute values below which a penalty is evaluated without cancellation."""
+
+RANK_MARGIN = 1e-10
+"""Share of the largest singular value within which a threshold does not decide the rank."""
+
+RIDGE = 1e-14
+"""Ridge added to the costs of units, relative to their sizes, so that they decide."""
+
+
+SETS_SLACK = 1e-11
+"""Share of the matrix that sets of units leave to single units, to absorb rounding."""
+
+SLACK = 1e-12
+"""Share of the matrix by which costs are lowered, so that the difference can be shown positive."""
+
+
+class UnitNoise(NoiseEffect):
+    """Any noise over the hidden units of a two-layer network."""
+
+    def __init__(self, regression: Regression, width: int, noise: Noise) -> None:
+        noise.mean(width)  # the noise must fit the width
+        self.regression = regression
+        self.width = width
+        self.noise = noise
+        self.shapes = (regression.outputs, width), (regression.inputs, width)
+        self.sharing = sharing(noise, width)
+        if not noise.independent and self._characteristic.min() < 0:
+            # Terms of the penalty cancel; the remainder is known up to the rounding of Gamma.
+            largest = float(self._characteristic.max())
+            self.least = max(32 * EPS / EXACT * min(1.0, largest), self.least)
+
+    @property
+    def directions(self) -> int:
+        """The largest rank of a map."""
+        return self.width if self.max_rank is None else min(self.width, self.max_rank)
+
+    @cached_property
+    def relaxation(self) -> Relaxation:
+        """The target with the noise's envelopes in place of its penalty."""
+        leading = partial(self.regression.leading, self.directions)
+        rule = self.sharing
+        return relax(leading, rule.envelopes(), self.regression, rule.refined)
+
+    @property
+    def rank_range(self) -> tuple[int, int] | None:
+        """That of the one best map, where its spectrum is known in closed form.
+
+        Values that are within rounding of the threshold may or may not belong to it.
+        """
+        (costs,) = self.sharing.envelopes() if self.sharing.exact else (None,)
+        if not isinstance(costs, UnitShares) or costs.one_direction:
+            return None
+        s = self.regression.leading(self.directions, costs).s
+        margin = s - costs.multipliers(s)[: len(s)]
+        unsure = RANK_MARGIN * s[0]
+        return int(np.sum(margin > unsure)), int(np.sum((margin > -unsure) & (s > 0)))
+
+    def best_weights(self) -> Sequence[Floats]:
+        """Return factors of the relaxation's map, refined by descent if they are not exact.
+
+        The penalty depends on U'U and P'P only, so turning a map's singular directions to those of
+        T costs nothing and gains (von Neumann): the best U and P lie in the leading directions.
+        """
+        if self.sharing.exact:
+            U, P = self.sharing.factors(*self.relaxation.kept)
+            return U, self.regression.unwhiten(P)
+        task = self.regression.dense("refine by descent")
+        left, s, right = task.svd
+        d = self.directions
+        rest = task.residual + float(np.sum(s[d:] ** 2))
+        enough = attains(self.relaxation.bound) - rest
+        U, P = _balanced(*self._best_factors(s[:d], self.relaxation.spectrum, enough))
+        return left[:, :d] @ U, task.unwhiten(right[:, :d] @ P)
+
+    def best_root(self, m: Floats, a: Floats, enough: float) -> Floats:
+        """Return the best B found of |diag(m) - B B'|^2 + <Gamma, B'B o B'B>, m >= 0 decreasing.
+
+        The first start are factors of the relaxation's map, with the spectrum a.
+        """
+
+        def value(B: Floats) -> tuple[float, Sequence[Floats]]:
+            objective, (gradient, other) = self._value(np.diag(m), B, B)
+            return objective, (gradient + other,)
+
+        (B,) = refine(value, [(self._shared(m, a),)], enough)
+        return B
+
+    def _best_factors(self, m: Floats, a: Floats, enough: float) -> Pair:
+        """Return the best (U, P) found of |diag(m) - U P'|^2 + <Gamma, U'U o P'P>.
+
+        P may differ from U where noise is correlated: units that cancel each other cancel noise
+        too. The best P for a U is known, so descent is in U alone.
+        """
+        start = self._shared(m, a)
+        T = np.diag(m)
+
+        def value(U: Floats) -> tuple[float, Sequence[Floats]]:
+            objective, (gradient, _) = self._value(T, U, self._partner(T, U))
+            return objective, (gradient,)
+
+        if self._value(T, start, start)[0] <= enough:
+            return start, start
+        (U,) = refine(value, [(start,)], enough)
+        P = self._partner(T, U)
+        if self._value(T, U, P)[0] < self._value(T, start, start)[0]:
+            return U, P
+        return start, start
+
+    def _partner(self, T: Floats, U: Floats) -> Floats:
+        """Return the best P for U: (U'U + Gamma o U'U) P' = U'T.
+
+        Units are scaled to one size, which does not change the solution.
+        """
+        size = np.linalg.norm(U, axis=0)
+        size = np.where(size > 0, size, 1.0)
+        unit = U / size
+        K = unit.T @ unit
+        K = K + self._characteristic * K
+        K += RIDGE * np.diag(1 + np.diag(K))
+        return np.asarray((np.linalg.solve(K, unit.T @ T) / size[:, None]).T)
+
+    def _value(self, T: Floats, U: Floats, P: Floats) -> tuple[float, Sequence[Floats]]:
+        """Return |T - U P'|^2 + <Gamma, U'U o P'P> and its gradients."""
+        Gamma = self._characteristic
+        R = T - U @ P.T
+        UU = U.T @ U
+        PP = P.T @ P
+        value = float(np.sum(R * R) + np.sum(Gamma * UU * PP))
+        gradient_U = 2 * (U @ (Gamma * PP) - R @ P)
+        gradient_P = 2 * (P @ (Gamma * UU) - R.T @ U)
+        return value, (gradient_U, gradient_P)
+
+    def _shared(self, m: Floats, a: Floats) -> Floats:
+        """Return a root of diag(a), a map in the coordinates of diag(m), as units best share it."""
+        unit = np.eye(len(m))
+        kept = positive(a)
+        B, _ = self.sharing.factors(unit[:, kept], a[kept], unit[:, kept])
+        return B
+
+    def evaluate(self, *weights: Floats) -> tuple[Floats, Floats, float]:
+        """Return the weights, which are the factors, and <Gamma, U'U o H'H>."""
+        U, V = weights
+        return U, V, self._penalty(U, self.regression.hidden(V))
+
+    def _penalty(self, U: Floats, H: Floats) -> float:
+        if self.noise.independent:
+            return float(penalty.shallow(U, H, self.noise))
+        terms = self._characteristic * (U.T @ U) * (H.T @ H)
+        if (total := float(np.sum(terms))) > CANCELS * np.sum(np.abs(terms)):
+            return total
+        # As a sum of squares |U diag(z) H'|^2 over a root of Gamma = sum z z', in triangles.
+        values, vectors = np.linalg.eigh(self._characteristic)
+        kept = values > EPS * values[-1]
+        left, right = (np.asarray(np.linalg.qr(A, mode="r")) for A in (U, H))
+        roots = (vectors[:, kept] * np.sqrt(values[kept])).T
+        return float(sum(np.sum(((left * z) @ right.T) ** 2) for z in roots))
+
+    def imbalance(self, found: Evaluation) -> float:
+        """Return the variance over units, or blocks of them, of their share of the map."""
+        return float(self.sharing.imbalance(found.U, found.P))
+
+    def value(self, *weights: Floats) -> tuple[float, Sequence[Floats]]:
+        """Return the objective and its gradients in (U, V)."""
+        U, V = weights
+        dense = self.regression.dense("train")
+        value, (gradient_U, gradient_P) = self._value(dense.T, U, dense.whiten(V))
+        return dense.residual + value, (gradient_U, dense.pull_back(gradient_P))
+
+    def witness(self, s: Floats) -> dict[str, Any]:
+        """Return thresholds, costs of units or sets of units."""
+        return unit_witness(self.noise, self.width, s)
+
+    def steps(self, rng: np.random.Generator, batch_size: int = 1) -> Advance:
+        """Return compiled steps with masked units."""
+        samples = self.regression.dense("train").samples
+        return masked_steps(samples, self.noise, self.width, rng, batch_size)
+
+    @cached_property
+    def _characteristic(self) -> Floats:
+        return self.noise.characteristic(self.width)
+
+
+def _balanced(U: Floats, P: Floats) -> Pair:
+    """Return factors whose units have u_i and p_i of one length: the objective is the same.
+
+    Searches may end with units of 1e-10 and 1e9, which lose digits wherever they are used.
+    """
+    lengths = np.linalg.norm(U, axis=0), np.linalg.norm(P, axis=0)
+    used = (lengths[0] > 0) & (lengths[1] > 0)
+    scale = np.ones(U.shape[1])
+    scale[used] = np.sqrt(lengths[1][used] / lengths[0][used])
+    return U * scale, P / scale
+
+
+def unit_witness(noise: Noise, width: int, s: Floats) -> dict[str, Any]:
+    """Return what makes the bound of a proof tight, for a target with singular values s.
+
+    Thresholds, costs of units or sets of units are proposals: a bad one makes the bound that the
+    checker evaluates loose, never wrong. docs/howto/proofs.md derives the inequalities.
+    """
+    padded = np.concatenate([s, np.zeros(width - len(s))])
+    match noise:
+        case Dropout(gaussian=False):
+            costs = UnitShares(noise.relative_variance(width))
+            return {"thresholds": costs.multipliers(padded)}
+        case DropBlock(placement="grid", block_size=b):
+            weight = noise.strength * b / width
+            return {"thresholds": block_thresholds(padded, weight, b)}
+    Gamma = np.asarray(noise.characteristic(width), dtype=float)
+    rule = sharing(noise, width)
+    slack = SLACK * float(np.abs(Gamma).max())
+    lowered = [
+        UnitShares(np.maximum(costs.delta - slack, 0.0), costs.gamma - slack / width)
+        for costs in rule.envelopes()
+        if isinstance(costs, UnitShares)
+    ]
+    best = max(lowered, key=lambda costs: costs.bound(padded))
+    if not rule.exact:
+        sets_slack = SETS_SLACK * float(np.abs(Gamma).max())
+        pieces = certified_pieces(Gamma, s, sets_slack)
+        if pieces is not None:
+            gain = sum(piece.gain for piece in pieces)
+            if np.sum(s**2) - gain > best.bound(padded):
+                sets = [
+                    {"units": list(p.units), "root": p.root, "loads": p.loads}
+                    for p in pieces
+                ]
+                return {"slack": sets_slack, "sets": sets}
+    found = {"gamma": best.gamma, "delta": best.delta}
+    if not best.one_direction:
+        found["thresholds"] = best.multipliers(padded)
+    return found
+
+
+def block_thresholds(s: Floats, w: float, block: int) -> Floats:
+    """Propose the g that raise |s|^2 - sum (s_i - g_i)_+^2 - (block largest g_i^2) / w most."""
+    if w == 0:
+        return np.zeros_like(s)
+    a = np.asarray(KSupport(block).prox(s, w))
+    free = (a > 0) & (a < s / (1 + w) * (1 - 1e-12))
+    tau = 0.0
+    if free.any():
+        tau = float(np.median((s - a)[free]))
+    elif len(s) > block:
+        tau = float(s[block])
+    return np.maximum(s * w / (1 + w), tau)
+
+
+Pair = tuple[Floats, Floats]
+
+
+class Sharing(NamedTuple):
+    """How hidden units share a map A = left diag(a) right', a > 0, at the least penalty known.
+
+    `envelopes` lists what the noise costs a map at least, `spread(left, a, right)` returns factors
+    of a map that is not zero, the best way known; `exact` says that these are a global optimum at
+    any width. `refined(s)` is a further lower bound on the objective for a target with singular
+    values s, where no envelope is exact. `imbalance(U, P)` is the variance of what the noise makes
+    equal.
+    """
+
+    width: int
+    envelopes: Callable[[], Sequence[Envelope]]
+    spread: Callable[[Floats, Floats, Floats], Pair]
+    exact: bool = False
+    refined: Callable[[Floats], float] | None = None
+    imbalance: Callable[[Floats, Floats], Array] = equalize.imbalance
+
+    def factors(self, left: Floats, a: Floats, right: Floats) -> Pair:
+        """Return factors of the map."""
+        if len(a) == 0:
+            return np.zeros((len(left), self.width)), np.zeros((len(right), self.width))
+        return self.spread(left, a, right)
+
+
+def sharing(noise: Noise, width: int) -> Sharing:
+    """Return what theory says about a noise over units: the one place that tells them apart."""
+    match noise:
+        case Dropout():
+            units: UnitShares | None = UnitShares(noise.relative_variance(width))
+        case DropBlock(placement="grid", block_size=b):
+            equal = partial(equalize.block_imbalance, block_size=b)
+            induces = [NormCost(*induced(noise, width))]
+            spread = partial(block_factors, width=width, block_size=b)
+            return Sharing(width, lambda: induces, spread, imbalance=equal)
+        case _:
+            units = _diagonal_plus_constant(noise, width)
+    if units is not None:
+        return Sharing(
+            width, lambda: [units], partial(_shared_units, units), exact=True
+        )
+    Gamma = noise.characteristic(width)
+    return Sharing(
+        width,
+        partial(pairs_below, Gamma),
+        partial(_unlike_units, Gamma),
+        refined=partial(any_noise_bound, Gamma),
+    )
+
+
+def _diagonal_plus_constant(noise: Noise, width: int) -> UnitShares | None:
+    """Return the costs of units under Gamma = diag(delta) + gamma 1 1', None if it is not that."""
+    if noise.independent or width == 1:
+        return UnitShares(noise.relative_variance(width))
+    Gamma = noise.characteristic(width)
+    others = Gamma[~np.eye(width, dtype=bool)]
+    gamma = float(np.mean(others))
+    delta = np.diag(Gamma) - gamma
+    rounding = 1e-14 * np.abs(Gamma).max()
+    if np.ptp(others) > rounding or delta.min() < -rounding:
+        return None
+    if np.ptp(delta) <= rounding:  # equal up to rounding: all units alike
+        delta = np.full(width, delta.mean())
+    return UnitShares(np.maximum(delta, 0.0), gamma)
+
+
+def _shared_units(units: UnitShares, left: Floats, a: Floats, right: Floats) -> Pair:
+    """Return factors whose units have their best shares, by Schur and Horn."""
+    if np.ptp(units.delta) == 0:
+        return equalize.balanced_factors(left, a, right, len(units.delta))
+    padded = np.concatenate([a, np.zeros(len(units.delta) - len(a))])
+    Q = equalize.schur_horn(padded, units.shares(a))[: len(a)]
+    return (left * np.sqrt(a)) @ Q, (right * np.sqrt(a)) @ Q
+
+
+def _unlike_units(Gamma: Floats, left: Floats, a: Floats, right: Floats) -> Pair:
+    """Return factors of the least penalty that descent finds for this map."""
+    root = np.sqrt(a)
+    balanced = equalize.equalizer(root[:, None] * np.eye(len(a), len(Gamma)))[: len(a)]
+    R = least_penalty(Gamma, a, balanced, tries=2)
+    return (left * root) @ R, (right * root) @ R
+
+
+def block_factors(
+    left: Floats, a: Floats, right: Floats, width: int, block_size: int
+) -> tuple[Floats, Floats]:
+    """Return (U, V) with U V' = left diag(a) right', a > 0, distributed over blocks of columns.
+
+    The best product has spectrum a with occupancies t (sum t = b). If F_j (rank x b) have
+    orthonormal columns and the average of F_j F_j' over the k blocks is diag(t), then the blocks
+
+        U_j = W diag(a/t)^(1/2) F_j / sqrt(k),   V_j = Y diag(a/t)^(1/2) F_j / sqrt(k)
+
+    multiply to W diag(a) Y' and attain the k-support norm. One such F has t as the diagonal of F F'
+    (Schur-Horn); flipping its signs with the rows of a Hadamard matrix of order k >= rank averages
+    all other entries to zero. So DropBlock's convex bound is attained whenever such a matrix
+    exists; for other numbers of blocks frames are found by descent.
+    """
+    blocks = width // block_size
+    norm = KSupport(block_size)
+    t = np.asarray(norm.occupancy(a))
+    free = t < 1 - 1e-12
+    R = _signed_frame(t, free, width, block_size)
+    if not attains_bound(a, blocks, block_size):
+        ones = np.ones((block_size, block_size))
+        Gamma = np.asarray(np.kron(np.eye(blocks), ones), dtype=float)
+        R = least_penalty(Gamma, a, R, float(norm.value(a)) / blocks)
+    root = np.sqrt(a)
+    return (left * root) @ R, (right * root) @ R
+
+
+def attains_bound(a: Floats, blocks: int, block_size: int) -> bool:
+    """Return whether blocks are known to attain the bound for a map with spectrum a > 0.
+
+    That is so if the occupancies below one are no more than the blocks and there is a Hadamard
+    matrix of that order. For other numbers of blocks it is a question of fusion frames.
+    """
+    if len(a) == 0:
+        return True
+    t = np.asarray(KSupport(block_size).occupancy(a))
+    free = int(np.sum(t < 1 - 1e-12))
+    return free == 0 or (free <= blocks and hadamard(blocks) is not None)
+
+
+def hadamard(order: int) -> Floats | None:
+    """Return a matrix of +-1 with orthogonal rows, or None where no simple construction applies.
+
+    Sylvester's doubling, and Paley's matrix of order p + 1 for a prime p with p = 3 modulo 4.
+    """
+    if order == 1:
+        return np.ones((1, 1))
+    half = hadamard(order // 2) if order % 2 == 0 else None
+    if half is not None:
+        return np.block([[half, half], [half, -half]])
+    p = order - 1
+    if p % 4 != 3 or any(p % q == 0 for q in range(2, int(p**0.5) + 1)):
+        return None
+    squares = {i * i % p for i in range(1, p)}
+    character = np.array([0.0] + [1.0 if i in squares else -1.0 for i in range(1, p)])
+    index = np.arange(p)
+    H = np.ones((order, order))
+    H[1:, 1:] = character[(index[:, None] - index[None, :]) % p] + np.eye(p)
+    H[1:, 0] = -1.0
+    return H
+
+
+def _signed_frame(t: Floats, free: Bools, width: int, block_size: int) -> Floats:
+    """Return R (rank x width), R R' = I: one frame F for all blocks, with separate signs in each.
+
+    Rows of a Hadamard matrix make the blocks' average diag(t) exactly; random signs nearly.
+    """
+    n = len(t)
+    blocks = width // block_size
+    count = int(free.sum())
+    H = hadamard(blocks) if count <= blocks else None
+    if H is None:
+        H = np.random.default_rng(0).choice([-1.0, 1.0], size=(count, blocks))
+    signs = np.ones((n, blocks))
+    signs[free] = H[:count]
+    F = _projection(t, block_size) / np.sqrt(t)[:, None]
+    frames = signs[:, :, None] * F[:, None, :]  # (rank, blocks, block_size)
+    X, _, Y = np.linalg.svd(frames.reshape(n, width), full_matrices=False)
+    return np.asarray(X @ Y)
+
+
+def _projection(t: Floats, rank: int) -> Floats:
+    """Return F with orthonormal (or zero) columns and diag(F F') = t, columns padded to `rank`."""
+    n = len(t)
+    if n <= rank:
+        return np.eye(n, rank)
+    eigenvalues = np.zeros(n)
+    eigenvalues[:rank] = 1.0
+    return equalize.schur_horn(eigenvalues, t * (rank / t.sum())).T[:, :rank]

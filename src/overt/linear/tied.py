@@ -12,7 +12,7 @@ from overt import _check
 from overt._check import Floats, InputError, InputTypeError
 from overt.linear import landscape
 from overt.linear.bounds import Leading, Relaxation, relax
-from overt.linear.descent import SAME, Value, attains, descend, refine
+from overt.linear.descent import SAME, Advance, Value, attains, descend, refine
 from overt.linear.network import (
     Evaluation,
     NoiseEffect,
@@ -23,8 +23,7 @@ from overt.linear.network import (
     target_or_data,
 )
 from overt.linear.regression import DenseRegression, from_target
-from overt.linear.training import Advance
-from overt.linear.units import UnitNoise
+from overt.linear.shallow import UnitNoise
 from overt.noise import Dropout, Noise
 from overt.results import Solution
 

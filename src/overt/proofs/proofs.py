@@ -185,9 +185,13 @@ def _complete(
     s = np.zeros(problem.width)
     found = problem.singular_values[: problem.width]
     s[: len(found)] = [float(x) for x in found]
-    proposed = stored(dict(propose(s[: len(found)])))
-    witness |= proposed
-    if problem.Gamma is not None and "gamma" in proposed:
+    proposed = dict(propose(s[: len(found)]))
+    costs = problem.Gamma is not None and "gamma" in proposed
+    if problem.Gamma is not None and costs:
+        left = _floats(problem.Gamma) - np.diag(proposed["delta"]) - proposed["gamma"]
+        proposed["dominated"] = dominating(left)
+    witness |= stored(proposed)
+    if problem.Gamma is not None and costs:
         try:
             problem.below(problem.Gamma)
         except RefusedError:  # without costs the bound is that without noise
@@ -201,11 +205,14 @@ def dominating(D: Floats) -> Floats:
     return np.asarray(vectors / np.sqrt(np.maximum(values, 1e-300)))
 
 
+def _floats(K: Matrix) -> Floats:
+    unit = Fraction(2) ** K.exponent
+    return np.array([[float(x * unit) for x in row] for row in K.rows])
+
+
 def _basis(K: Matrix) -> Any:
     """Propose eigenvectors of a symmetric matrix."""
-    unit = Fraction(2) ** K.exponent
-    floats = np.array([[float(x * unit) for x in row] for row in K.rows])
-    return stored(np.linalg.eigh(floats)[1])
+    return stored(np.linalg.eigh(_floats(K))[1])
 
 
 def _inverse_root(X: Floats) -> Floats:

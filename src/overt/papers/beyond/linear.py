@@ -9,7 +9,8 @@ from scipy.linalg import block_diag
 
 from overt import noise, penalty
 from overt._check import Floats
-from overt.linear import LinearNetwork, sharing
+from overt.linear import LinearNetwork
+from overt.linear.shallow import block_factors
 from overt.papers import descent, oracles
 from overt.papers.evidence import DESCENT, EXACT, Evidence, relative
 from overt.papers.records import Residuals, Rng, statement
@@ -46,7 +47,7 @@ def dropblock_tight(scale: int, rng: Rng) -> Residuals:
     for b, count in ((2, 4), (3, 8), (2, 12)):
         a = np.sort(rng.exponential(1.0, min(count, 3 + scale)))[::-1]
         left, right = np.linalg.qr(rng.normal(size=(2, 12, len(a))))[0]
-        U, V = sharing.block_factors(left, a, right, b * count, b)
+        U, V = block_factors(left, a, right, b * count, b)
         least = 0.4 / 0.6 / count * descent.ksupport(a, b)
         yield relative(U @ V.T, left * a @ right.T)
         yield relative(penalty.shallow(U, V, noise.DropBlock(0.4, b)), least)

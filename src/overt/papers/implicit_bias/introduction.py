@@ -22,8 +22,9 @@ def dropout_step(scale: int, rng: Rng) -> Residuals:
     TeX: The mean step of the second paper's algorithm is minus the gradient of half the
     objective; the first paper's is $\theta$ times that, a matter of the learning rate's unit.
     """
-    from overt.linear import kernels  # it compiles
+    from overt.linear.descent import compiled_steps  # it compiles
 
+    take_steps = compiled_steps()
     m = 3
     n = 2
     d = 3
@@ -36,7 +37,7 @@ def dropout_step(scale: int, rng: Rng) -> Residuals:
     for x, (z, p) in product(inputs, zip(masks, chances, strict=True)):
         Ut = U.T.copy()
         drawn = (a[None, None] for a in (x[None], M @ x, z / keep))
-        kernels.masked_steps(Ut, V.T.copy(), *drawn, np.ones(1))
+        take_steps(Ut, V.T.copy(), *drawn, np.ones(1))
         mean += p / len(inputs) * (U.T - Ut)
     drop = noise.Dropout(1 - keep)
     objective = descent.factor_objective(M, drop.strength * np.eye(d))
