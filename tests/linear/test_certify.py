@@ -157,5 +157,5 @@ def test_targets_of_whole_numbers_are_converted():
 
 def test_weights_of_the_wrong_shape_are_refused():
     net = overt.LinearNetwork(np.eye(2), 3, DROPOUT)
-    with pytest.raises(overt.InputError, match="U must be 2 x 3"):
+    with pytest.raises(overt.InputError, match="weights must have the shapes"):
         net.certify(np.ones((2, 2)), np.ones((2, 2)))

@@ -192,7 +192,7 @@ def test_points_are_capped_but_the_minimum_is_always_there():
             lambda: overt.TiedAutoencoder(np.eye(2), 2, overt.Dropout(0.5)).certify(
                 np.eye(3)
             ),
-            "U must",
+            "weights must",
         ),
     ],
 )

@@ -344,7 +344,7 @@ def test_training_continues_from_given_weights():
         ({"records": 1}, "records must be at least 2"),
         ({"records": [3, 11]}, r"records must lie in 0\.\.10, the steps, got 11"),
         ({"records": 2.5}, "records must be a whole number"),
-        ({"init": (np.ones((2, 3)), np.ones((2, 3)))}, "U must be 2 x 2"),
+        ({"init": (np.ones((2, 3)), np.ones((2, 3)))}, "weights must have the shapes"),
         ({"n_jobs": 0}, "n_jobs"),
         ({"batch_size": 0}, "batch_size"),
     ],

@@ -159,13 +159,7 @@ class DeepLinearNetwork(NoisyNetwork):
         given = weights[0]
         if isinstance(given, DeepSolution):
             given = given.weights
-        layers = [_check.doubles("weights", W) for W in _check.chain(given)]
-        shapes = [W.shape for W in layers]
-        if shapes != self.shapes:
-            raise InputError(
-                f"weights must have the shapes {self.shapes}, got {shapes}"
-            )
-        return layers
+        return super()._checked(*_check.chain(given))
 
 
 def _noises(widths: tuple[int, ...], drop_prob: Any, noise: Any) -> tuple[Noise, ...]:

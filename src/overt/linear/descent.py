@@ -98,15 +98,17 @@ def refine(
     enough: float,
     tries: int = STARTS,
     search: Callable[[Value, Sequence[Floats]], list[Floats]] = descend,
+    agreeing: int = 1,
 ) -> Sequence[Floats]:
     """Return the lowest point of descents from near each start, and from random weights.
 
-    Stops as soon as a value is low `enough`, or a random start ends at the lowest value again.
+    Stops as soon as a value is low `enough`, or `agreeing` random starts ended at the lowest one.
     Starts are moved a little, as they may be saddles.
     """
     rng = np.random.default_rng(0)
     best = min(starts, key=lambda start: value(*start)[0])
     lowest = value(*best)[0]
+    agreed = 0
     for number in range(len(starts) + tries):
         if lowest <= enough:
             break
@@ -119,11 +121,14 @@ def refine(
             near.append(given * W + factor * noise)
         found = search(value, near)
         reached = value(*found)[0]
-        again = not given and abs(reached - lowest) <= SAME * lowest
+        if reached < lowest * (1 - SAME):
+            agreed = 0
+        elif not given and reached <= lowest * (1 + SAME):
+            agreed += 1
         if reached < lowest:
             best = found
             lowest = reached
-        if again:
+        if agreed == agreeing:
             break
     return best
 

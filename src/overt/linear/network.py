@@ -250,9 +250,14 @@ class NoisyNetwork(ABC):
     noise: Noise | tuple[Noise, ...]
     effect: NoiseEffect
 
-    @abstractmethod
     def _checked(self, *weights: Any) -> Sequence[Floats]:
         """Return the weights as arrays of the right shapes."""
+        arrays = [_check.doubles("weights", W, ndim=2) for W in weights]
+        shapes = [W.shape for W in arrays]
+        expected = list(self.effect.shapes)
+        if shapes != expected:
+            raise InputError(f"weights must have the shapes {expected}, got {shapes}")
+        return arrays
 
     def penalty(self, *weights: Any) -> float:
         """Return what the noise adds to the expected squared error."""
@@ -284,11 +289,11 @@ class NoisyNetwork(ABC):
         arrays = self._checked(*weights)
         if not rigorous:
             return certify(self.effect, *arrays)[0]
-        from overt.proofs.proofs import Question, prove
+        from overt.proofs.proofs import prove
 
         effect = self.effect
         given = effect.regression.given
-        return prove(Question(self.kind, self.noise, arrays, given, effect.witness))
+        return prove(self.kind, self.noise, arrays, given, effect.witness)
 
     def _start(self, init: Any) -> Sequence[Floats]:
         """Return the weights that a user gave as `init`, checked."""

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from overt import _check
 from overt._check import Floats, InputError, InputTypeError
 from overt.linear import landscape
-from overt.linear.bounds import Leading, Relaxation, relax
-from overt.linear.descent import SAME, Advance, Value, attains, descend, refine
+from overt.linear.bounds import Envelope, Leading
+from overt.linear.descent import SAME, Value, attains, descend, refine
 from overt.linear.network import (
-    Evaluation,
-    NoiseEffect,
     NoisyNetwork,
     grade,
     regression_of,
@@ -29,6 +27,9 @@ from overt.results import Solution
 
 TRIES = 12
 """Descents at most for correlated inputs, where no closed form is known."""
+
+AGREEING = 3
+"""Descents from random weights that must end at the lowest value: most problems have several."""
 
 RESCALINGS = 4
 """Descents from one start, each in coordinates in which the last one ended well-conditioned."""
@@ -84,7 +85,7 @@ class TiedAutoencoder(NoisyNetwork):
                 f"target must be square for tied weights, got {task.outputs} x {task.inputs}"
             )
         require_consistent(noise, self.width)
-        self.effect = TiedUnitNoise(UnitNoise(task, self.width, noise))
+        self.effect = TiedUnitNoise(task, self.width, noise)
 
     def __repr__(self) -> str:
         task = self.effect.regression
@@ -106,42 +107,30 @@ class TiedAutoencoder(NoisyNetwork):
         strength = self.noise.strength
         return landscape.landscape(M, self.width, strength, max_points=max_points)
 
-    def _checked(self, *weights: Any) -> Sequence[Floats]:
-        if len(weights) != 1:
-            raise InputError(f"weights must be one matrix, U, got {len(weights)}")
-        U = _check.doubles("U", weights[0], ndim=2)
-        (expected,) = self.effect.shapes
-        if U.shape != expected:
-            raise InputError(f"U must be {expected[0]} x {expected[1]}, got {U.shape}")
-        return (U,)
 
-
-class TiedUnitNoise(NoiseEffect):
+class TiedUnitNoise(UnitNoise):
     """Noise on the hidden units where V = U: as for the untied network, but for the closed form."""
 
-    def __init__(self, untied: UnitNoise) -> None:
-        self.untied = untied
-        self.regression: DenseRegression = untied.regression.dense("tie weights")
-        self.shapes = untied.shapes[:1]
-        self.least = untied.least
+    regression: DenseRegression
 
-    def limited(self, rank: int | None) -> TiedUnitNoise:
+    def __init__(self, regression: DenseRegression, width: int, noise: Noise) -> None:
+        super().__init__(regression, width, noise)
+        self.shapes = self.shapes[:1]
+
+    def limited(self, rank: int | None) -> Self:
         """Return the same problem over maps of at most this rank; inputs must be isotropic."""
         if rank is not None and self.regression.L is not None:
             raise InputError("rank= needs isotropic inputs where weights are tied")
-        effect = super().limited(rank)
-        effect.untied = self.untied.limited(rank)
-        return effect
+        return super().limited(rank)
 
     @property
     def rank_range(self) -> tuple[int, int] | None:
         """That of the network with the positive eigenvalues as target."""
         if self.regression.L is not None:
             return None
-        positive_part = from_target(np.diag(self._leading.s))
-        untied = self.untied
-        alike = UnitNoise(positive_part, untied.width, untied.noise)
-        return alike.limited(untied.max_rank).rank_range
+        positive_part = from_target(np.diag(self._positive.s))
+        alike = UnitNoise(positive_part, self.width, self.noise)
+        return alike.limited(self.max_rank).rank_range
 
     @cached_property
     def symmetric(self) -> Floats:
@@ -159,8 +148,9 @@ class TiedUnitNoise(NoiseEffect):
         )
 
     @cached_property
-    def _leading(self) -> Leading:
-        width = self.untied.directions
+    def _positive(self) -> Leading:
+        """The leading eigenvalues, clipped at zero, as singular values."""
+        width = self.directions
         values, vectors = np.linalg.eigh(self.symmetric)
         values = values[::-1]
         W = vectors[:, ::-1][:, :width]
@@ -170,32 +160,22 @@ class TiedUnitNoise(NoiseEffect):
         rest += np.sum((self.regression.T - self.symmetric) ** 2)
         return Leading(W, m, W, float(rest))
 
-    @cached_property
-    def _by_eigenvalues(self) -> Relaxation:
-        """The relaxation with eigenvalues, clipped at zero, in place of singular values."""
-        rule = self.untied.sharing
-        leading = self._leading
-        return relax(lambda _: leading, rule.envelopes(), self.regression, rule.refined)
-
-    @property
-    def relaxation(self) -> Relaxation:
-        """That of the eigenvalues; for correlated inputs only the untied network bounds."""
-        return (
-            self._by_eigenvalues
-            if self.regression.L is None
-            else self.untied.relaxation
-        )
+    def leading(self, envelope: Envelope) -> Leading:
+        """Return eigenvectors; for correlated inputs only the untied network bounds."""
+        if self.regression.L is None:
+            return self._positive
+        return super().leading(envelope)
 
     def best_weights(self) -> Sequence[Floats]:
         """Return a root of the eigenvalues' map, refined by descent if it is not exact."""
         if self.regression.L is not None:
             return self._searched()
-        best = self._by_eigenvalues
-        if self.untied.sharing.exact:
-            return self.untied.sharing.factors(*best.kept)[:1]
-        top = self._leading
+        best = self.relaxation
+        if self.sharing.exact:
+            return self.sharing.factors(*best.kept)[:1]
+        top = self._positive
         enough = attains(best.bound) - top.rest
-        return (best.left @ self.untied.best_root(top.s, best.spectrum, enough),)
+        return (best.left @ self.best_root(top.s, best.spectrum, enough),)
 
     def _searched(self) -> Sequence[Floats]:
         """Return where descents end that start at maps which are optimal in another sense.
@@ -227,15 +207,17 @@ class TiedUnitNoise(NoiseEffect):
             return [Z]
 
         scaled = partial(_scaled, along_axes, size)
-        (Z,) = refine(scaled, [(Y * size,) for Y in starts], enough, TRIES, search)
+        (Z,) = refine(
+            scaled, [(Y * size,) for Y in starts], enough, TRIES, search, AGREEING
+        )
         return (axes @ (Z / size),)
 
     def _starts(self) -> list[Floats]:
         """Return roots of the best symmetric map, the best untied one and a whitened one."""
         task = self.regression
-        d = self.untied.width
+        d = self.width
         values, vectors = np.linalg.eigh(self.symmetric)
-        left, a, right = self.untied.relaxation.kept
+        left, a, right = self.relaxation.kept
         # The untied map, a left right' L^+, along its outputs' directions.
         inward = np.sum(task.unwhiten(right) * left, axis=0)
         T = task.root.T @ task.T
@@ -247,7 +229,7 @@ class TiedUnitNoise(NoiseEffect):
             (task.unwhiten(whitened), whitened_values / 2),
         ):
             order = np.argsort(-m)[: min(d, int(np.sum(m > 0)))]
-            U, _ = self.untied.sharing.factors(W[:, order], m[order], W[:, order])
+            U, _ = self.sharing.factors(W[:, order], m[order], W[:, order])
             found.append(U)
         return found
 
@@ -265,7 +247,7 @@ class TiedUnitNoise(NoiseEffect):
         Row i has a Hessian near R o U'CU, as outputs, plus c_i R o U'U, as inputs.
         """
         values = self._principal[1]
-        moments = 1 + np.diag(self.untied.noise.characteristic(self.untied.width))
+        moments = 1 + np.diag(self.noise.characteristic(self.width))
         as_outputs = values @ Y**2 @ moments
         as_inputs = np.sum(Y**2, axis=0) @ moments
         size = np.sqrt(as_outputs + values * as_inputs)
@@ -273,24 +255,12 @@ class TiedUnitNoise(NoiseEffect):
 
     def evaluate(self, *weights: Floats) -> tuple[Floats, Floats, float]:
         """(U, U) and <Gamma, U'U o U'CU>."""
-        return self.untied.evaluate(*weights * 2)
-
-    def imbalance(self, found: Evaluation) -> float:
-        """Return the variance of the shares of units, or blocks of them."""
-        return self.untied.imbalance(found)
+        return super().evaluate(*weights * 2)
 
     def value(self, *weights: Floats) -> tuple[float, Sequence[Floats]]:
         """Return the objective and its gradient, that in U plus that in V."""
-        value, (gradient_U, gradient_V) = self.untied.value(*weights * 2)
+        value, (gradient_U, gradient_V) = super().value(*weights * 2)
         return value, (gradient_U + gradient_V,)
-
-    def witness(self, s: Floats) -> dict[str, Any]:
-        """Return that of the untied network."""
-        return self.untied.witness(s)
-
-    def steps(self, rng: np.random.Generator, batch_size: int = 1) -> Advance:
-        """Return steps of the untied network, which update the same array twice."""
-        return self.untied.steps(rng, batch_size)
 
 
 def _scaled(value: Value, size: Floats, Z: Floats) -> tuple[float, Sequence[Floats]]:

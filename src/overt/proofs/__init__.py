@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from overt.proofs.proofs import Proof, Question, prove
+    from overt.proofs.proofs import Proof, prove
 
-__all__ = ["Proof", "Question", "prove"]
+__all__ = ["Proof", "prove"]
 
 
 def __getattr__(name: str) -> Any:

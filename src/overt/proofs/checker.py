@@ -326,6 +326,23 @@ class Problem:
         shown = "sets" in self.witness or self.witness.get("gamma") is not None
         return self.Gamma is not None and not shown
 
+    def sentence(self, above: Fraction, below: Fraction, gap: Fraction) -> str:
+        """Return what is claimed and what it rests on; numbers are rounded for reading."""
+        text = (
+            f"the objective of these weights is at most {float(above)!r}, that of no weights of "
+            f"these shapes is below {float(below)!r}, and so they are within {float(gap):.3g} of "
+            "the global optimum (rounded here)"
+        )
+        if self.Gamma is not None:
+            text += ", for the noise whose characteristic matrix is stored"
+        if self.C is not None and self.witness.get("positive") is None:
+            text += ", provided that the second moment is positive semi-definite"
+        if self.trusts_noise:
+            text += (
+                ", provided that the characteristic matrix is positive semi-definite"
+            )
+        return text
+
     def _gain(self, s: list[Fraction]) -> Fraction:
         """Return at least |M|^2 less any objective, for a map with singular values below s."""
         if self.Gamma is not None and "sets" in self.witness:
@@ -568,15 +585,7 @@ def check(file: dict[str, Any]) -> str:
         raise RefusedError(
             f"not a proof file: {type(error).__name__} {error}"
         ) from None
-    assumed = ""
-    if problem.C is not None and problem.witness.get("positive") is None:
-        assumed += ", provided that the second moment is positive semi-definite"
-    if problem.trusts_noise:
-        assumed += ", provided that the characteristic matrix is positive semi-definite"
-    return (
-        f"objective <= {float(above)!r}, every objective >= {float(below)!r}, difference <= "
-        f"{float(gap)!r} (rounded here){assumed}"
-    )
+    return problem.sentence(above, below, gap)
 
 
 def main(paths: list[str]) -> int:

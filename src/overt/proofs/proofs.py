@@ -13,7 +13,6 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -70,11 +69,17 @@ class Proof:
         return write_whole(path, json.dumps(self.document))
 
 
-@dataclass(frozen=True, eq=False)
-class Question:
-    """What is to be proved: weights of a network, and the numbers it was made from.
+@bounded
+def prove(
+    network: str,
+    noise: Noise | Sequence[Noise],
+    weights: Sequence[Floats],
+    given: Mapping[str, Any],
+    propose: Callable[[Floats], Mapping[str, Any]],
+) -> Proof:
+    """Return what can be proved about weights of a network.
 
-    Attributes
+    Parameters
     ----------
     network
         "two-layer", "tied" or "deep".
@@ -87,31 +92,19 @@ class Question:
     propose
         propose(s) returns the rest of the witness for a target with singular values s.
     """
-
-    network: str
-    noise: Noise | Sequence[Noise]
-    weights: Sequence[Floats]
-    given: Mapping[str, Any]
-    propose: Callable[[Floats], Mapping[str, Any]]
-
-
-@bounded
-def prove(question: Question) -> Proof:
-    """Return what can be proved."""
-    given = _arrays(question.given)
+    arrays = _arrays(given)
     names = {"X": "X", "Y": "Y", "target": "target", "C": "second_moment"}
-    noise = _noise(question.noise, question.weights)
     document: dict[str, Any] = {
         "format": FORMAT,
-        "network": question.network,
-        "noise": {name: stored(value) for name, value in noise.items()},
-        "problem": {names[name]: stored(value) for name, value in given.items()},
-        "weights": [stored(W) for W in question.weights],
+        "network": network,
+        "noise": stored(_noise(noise, weights)),
+        "problem": {names[name]: stored(value) for name, value in arrays.items()},
+        "weights": [stored(W) for W in weights],
         "witness": {},
     }
     try:
         exact = Problem(document)
-        _complete(exact, given, question.propose)
+        _complete(exact, arrays, propose)
         above = _dyadic(exact.objective() / exact.samples, math.ceil)
         below = _dyadic(exact.bound() / exact.samples, math.floor)
     except RefusedError as error:
@@ -126,7 +119,7 @@ def prove(question: Question) -> Proof:
     scale = exact.M.dot(exact.M) / exact.samples
     least = max(below, scale / 10**10)  # as for other certificates
     relative = _up(gap / least) if least > 0 else 0.0
-    statement = _statement(above, below, document)
+    statement = f"Proved: {exact.sentence(above, below, gap)}."
     return Proof(_up(above), -_up(-below), _up(gap), relative, statement, document)
 
 
@@ -263,26 +256,6 @@ def _one_probability(noise: Noise) -> float:
     )
 
 
-def _statement(above: Fraction, below: Fraction, document: dict[str, Any]) -> str:
-    assumed = (
-        document["problem"].get("second_moment")
-        and "positive" not in document["witness"]
-    )
-    statement = (
-        f"Proved: the objective of these weights is at most {_decimal(above, 17, ROUND_CEILING)}, "
-        f"that of no weights of these shapes is below {_decimal(below, 17, ROUND_FLOOR)}, and so "
-        f"they are within {_decimal(above - below, 3, ROUND_CEILING)} of the global optimum"
-    )
-    if assumed:
-        statement += ", provided that the second moment is positive semi-definite"
-    if document["noise"]["kind"] == "matrix":
-        statement += ", for the noise whose characteristic matrix is as stored"
-        witness = document["witness"]
-        if "sets" not in witness and witness.get("gamma") is None:
-            statement += " and positive semi-definite"
-    return f"{statement}."
-
-
 def _dyadic(x: Fraction, rounding: Callable[[Fraction], int]) -> Fraction:
     """Return a whole number of some 2^-k, rounded up or down to BITS bits."""
     unit = Fraction(2) ** (x.numerator.bit_length() - x.denominator.bit_length() - BITS)
@@ -293,14 +266,6 @@ def _text(x: Fraction) -> str:
     """Return a dyadic fraction as a hexadecimal number."""
     sign = "-" if x < 0 else ""
     return f"{sign}0x{abs(x.numerator):x}p{1 - x.denominator.bit_length()}"
-
-
-def _decimal(x: Fraction, digits: int, rounding: str) -> str:
-    """Return the number in decimals, rounded to the safe side."""
-    value = Context(digits, rounding).divide(
-        Decimal(x.numerator), Decimal(x.denominator)
-    )
-    return f"{value.normalize(Context(digits)):g}" if value else "0"
 
 
 def _up(x: Fraction) -> float:
