@@ -7,7 +7,7 @@ import pytest
 
 import overt
 from overt.linear import descent, inverse_decay
-from overt.linear.regression import DATA, Samples, samples_of_target
+from overt.linear.regression import Samples, samples_of_target
 
 
 class OneOfTwo(overt.noise.Noise):
@@ -97,6 +97,18 @@ def test_compiled_steps_equal_the_reference(name, batch):
         np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12)
 
 
+def test_dropconnect_trains_where_inputs_are_dependent():
+    """A second moment of low rank ended in an error about shapes."""
+    A = np.random.default_rng(0).standard_normal((3, 2))
+    noise = overt.DropConnect(0.5)
+    net = overt.LinearNetwork(np.eye(3), 2, noise, second_moment=A @ A.T)
+    least = net.solve().certificate.lower_bound
+    run = net.train(5000, 0.01, 2, batch_size=10)
+    assert run.status == "finished"
+    assert (run.objective[:, -1] >= least).all()
+    assert (run.objective[:, -1] <= 1.1 * least).all()
+
+
 @pytest.mark.parametrize("inputs", ["isotropic", "correlated", "data"])
 def test_samples_have_the_moments_of_the_regression(inputs):
     rng = np.random.default_rng(0)
@@ -104,7 +116,7 @@ def test_samples_have_the_moments_of_the_regression(inputs):
     samples = samples_of_target(M, None if inputs == "isotropic" else L)
     if inputs == "data":
         samples = Samples(
-            DATA, rng.standard_normal((7, 3)), rng.standard_normal((7, 5))
+            rng.standard_normal((7, 3)), rng.standard_normal((7, 5)), data=True
         )
     x, y = samples.batch(size, rng)
     if inputs == "data":

@@ -86,13 +86,6 @@ class DeepLinearNetwork(NoisyNetwork):
         sizes = " -> ".join(map(str, (task.inputs, *self.widths, task.outputs)))
         return f"DeepLinearNetwork({sizes}, {list(self.noise)})"
 
-    @property
-    def gap_condition(self) -> bool:
-        """s_1 - s_2 >= s_2 / nu: the optimum has rank one and is known (thesis, Theorem 10)."""
-        s = self.effect.regression.svd[1]
-        second = s[1] if len(s) > 1 else 0.0
-        return bool(self.nu * (s[0] - second) >= second)
-
     def solve(self, rank: int | None = None) -> DeepSolution:
         """Return the best weights that are known, and a certificate of their gap to a dual bound.
 

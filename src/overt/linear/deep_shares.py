@@ -142,26 +142,24 @@ def rank_cap(beta: Floats, limit: int) -> int:
 
 
 def _without_noise(s2: Floats, factor: float) -> BestShares:
-    kept = np.arange(len(s2) + 1)[:, None] > np.arange(len(s2))
-    bounds = np.sum(np.where(kept, s2 * (1 - factor), s2), axis=1)
-    return BestShares(float(bounds[-1]), np.full((1, len(s2)), 1 / len(s2)), bounds)
+    objective = float(np.sum(s2) * (1 - factor))
+    shares = np.full((1, len(s2)), 1 / len(s2))
+    return BestShares(objective, shares, _only(len(s2), len(s2), objective))
 
 
 def _one_layer(s2: Floats, beta: Floats, factor: float) -> BestShares:
-    """Return the closed form of shallow dropout; for q directions the first q values alone."""
+    """Return the closed form of shallow dropout."""
     pi = one_layer_shares(s2, float(beta[0]))
     objective = _objective(s2, pi[:, None], beta, factor)
     active = int(np.sum(pi > 0))
-    # The objective is strictly convex in the map: fewer or more directions are worse.
-    bounds = np.full(len(s2) + 1, np.inf)
-    bounds[0] = np.sum(s2)
-    for q in range(1, active):
-        pi_q = np.append(
-            one_layer_shares(s2[:q], float(beta[0])), np.zeros(len(s2) - q)
-        )
-        bounds[q] = _objective(s2, pi_q[:, None], beta, factor)
-    bounds[active] = objective
-    return BestShares(objective, pi[None], bounds)
+    return BestShares(objective, pi[None], _only(active, len(s2), objective))
+
+
+def _only(rank: int, limit: int, objective: float) -> Floats:
+    """Return bounds where the objective is strictly convex in the map: it has one optimum."""
+    bounds = np.full(limit + 1, np.inf)
+    bounds[rank] = objective
+    return bounds
 
 
 def _several_layers(s2: Floats, beta: Floats, factor: float) -> BestShares:

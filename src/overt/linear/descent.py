@@ -326,13 +326,13 @@ def masked_steps(
     """Return compiled steps of a two-layer network whose masks are sampled from the noise."""
     compiled = compiled_steps()
     for_masks, for_inputs = rng.spawn(2)
-    inputs = samples.inputs.shape[-1]
-    masked = width if noise.masks == "units" else width * inputs
-    drawn = samples.outputs.shape[0] + inputs + masked
-    block = max(1, BLOCK // (drawn * batch_size))
 
     def advance(weights: list[Floats], rates: Floats) -> int:
         rows = [np.ascontiguousarray(W.T) for W in weights]
+        outputs = len(weights[0])
+        inputs = len(weights[-1])
+        masked = width if noise.masks == "units" else width * inputs
+        block = max(1, BLOCK // ((outputs + inputs + masked) * batch_size))
         taken = 0
         # Without rates nothing is sampled, but what is not compiled yet is compiled.
         for first in range(0, max(len(rates), 1), block):

@@ -62,7 +62,6 @@ class Landscape(Result):
     width: int
     strength: float
     points: tuple[CriticalPoint, ...]
-    printed_limit: float
 
     @property
     def strict_saddle(self) -> bool:
@@ -112,10 +111,7 @@ def landscape(
     found = [best, *(kept for kept in sets if kept != best)]
     points = [_point(M, values, vectors, width, strength, kept) for kept in found]
     points.sort(key=lambda p: p.objective)
-    top = np.maximum(values[:width], 0.0)
-    spread = float(top.sum() - width * top[-1])
-    limit = float(width * top[-1] / spread) if spread > 0 else np.inf
-    return Landscape(M, width, strength, tuple(points), limit)
+    return Landscape(M, width, strength, tuple(points))
 
 
 def feasible_sets(m: Floats, width: int, lam: float) -> Iterator[tuple[int, ...]]:

@@ -42,24 +42,17 @@ UNSEEN = 1e-9
 """Share of the target that may lie in what was cut before that is worth a word."""
 
 
-ISOTROPIC = 0
-CORRELATED = 1
-DATA = 2
-
-
 class Samples(NamedTuple):
     """Where (x, y) comes from; `noise`, if any, masks x before the network sees it.
 
-    kind        x                                 y
-    ISOTROPIC   normal                            outputs @ x
-    CORRELATED  inputs @ normal                   outputs @ x
-    DATA        a row of inputs, at random        the same row of outputs
+    Of data a row of inputs, at random, and the same row of outputs; of a target x = inputs @ normal
+    and y = outputs @ x, where inputs are the identity if they are None.
     """
 
-    kind: int
-    inputs: Floats
+    inputs: Floats | None
     outputs: Floats
     noise: Noise | None = None
+    data: bool = False
 
     def batch(
         self,
@@ -68,13 +61,15 @@ class Samples(NamedTuple):
         masks: np.random.Generator | None = None,
     ) -> tuple[Floats, Floats]:
         """Sample `size` pairs at once, samples x features; masks of inputs from a stream apart."""
-        if self.kind == DATA:
+        if self.data and self.inputs is not None:
             rows = rng.integers(0, len(self.inputs), size)
             x = self.inputs[rows]
             y = self.outputs[rows]
         else:
-            x = rng.standard_normal((size, self.inputs.shape[1]))
-            x = x @ self.inputs.T if self.kind == CORRELATED else x
+            L = self.inputs
+            count = self.outputs.shape[1] if L is None else L.shape[1]
+            x = rng.standard_normal((size, count))
+            x = x if L is None else x @ L.T
             y = x @ self.outputs.T
         if self.noise is not None and size:
             x = x * multipliers(
@@ -88,9 +83,7 @@ def samples_of_target(
 ) -> Samples:
     """Return x = L g with g normal (x = g if L is None) and y = M x."""
     M = np.ascontiguousarray(M)
-    if L is None:
-        return Samples(ISOTROPIC, M, M, noise)
-    return Samples(CORRELATED, np.ascontiguousarray(L), M, noise)
+    return Samples(None if L is None else np.ascontiguousarray(L), M, noise)
 
 
 def multipliers(
@@ -301,7 +294,8 @@ class DenseRegression:
         2 (s_i - a_i) per singular value. A basis that leans by an angle takes
         2 angle |G - U H'| |A|_* of the residual for target.
         """
-        size = max(*self.samples.inputs.shape, *self.T.shape, self.inputs)
+        samples = 0 if self._rows is None else len(self._rows[0])
+        size = max(samples, *self.T.shape, self.inputs)
         error = 8 * EPS * np.sqrt(size)  # roundings add up as in a random walk
         largest = np.sqrt(self.scale) if self.residual > 0 else self.svd[1][0]
         values = 2 * largest * np.sqrt(min(self.T.shape) * loss)
@@ -464,7 +458,7 @@ def from_data(X: Any, Y: Any, noise: Noise | None = None) -> DenseRegression:
             "X and Y must have the same number of rows (samples x features), got "
             f"{X.shape[0]} and {Y.shape[0]}"
         )
-    return _from_rows(X, Y, len(X), Samples(DATA, X, Y, noise))
+    return _from_rows(X, Y, len(X), Samples(X, Y, noise, data=True))
 
 
 def _from_rows(X: Floats, Y: Floats, n: int, samples: Samples) -> DenseRegression:
