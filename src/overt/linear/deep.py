@@ -172,7 +172,8 @@ def _noises(widths: tuple[int, ...], drop_prob: Any, noise: Any) -> tuple[Noise,
         if not isinstance(chosen, Noise) or chosen.masks != "units":
             raise InputTypeError(
                 f"noise[{layer}] must mask the units of a hidden layer, such as "
-                f"overt.Dropout(0.5), got {chosen!r}"
+                f"overt.Dropout(0.5), got {chosen!r}; DropConnect is solved in networks of two "
+                "layers (LinearNetwork), deeper ones have no certified optimum"
             )
         require_consistent(chosen, width)
     return found
