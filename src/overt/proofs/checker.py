@@ -15,7 +15,7 @@ import sys
 from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
-from math import isqrt, prod
+from math import inf, isqrt, nextafter, prod
 from operator import mul
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,12 @@ def root_below(x: Fraction) -> Fraction:
         0, (x.denominator.bit_length() - x.numerator.bit_length()) // 2 + 1
     )
     return Fraction(isqrt((x.numerator << 2 * bits) // x.denominator), 1 << bits)
+
+
+def float_above(x: Fraction) -> float:
+    """Return the least float that is not below x."""
+    value = float(x)
+    return value if Fraction(value) >= x else nextafter(value, inf)
 
 
 class Matrix:
@@ -327,11 +333,11 @@ class Problem:
         return self.Gamma is not None and not shown
 
     def sentence(self, above: Fraction, below: Fraction, gap: Fraction) -> str:
-        """Return what is claimed and what it rests on; numbers are rounded for reading."""
+        """Return what is claimed and what it rests on; numbers are rounded to the safe side."""
         text = (
-            f"the objective of these weights is at most {float(above)!r}, that of no weights of "
-            f"these shapes is below {float(below)!r}, and so they are within {float(gap):.3g} of "
-            "the global optimum (rounded here)"
+            f"the objective of these weights is at most {float_above(above)!r}, that of no weights "
+            f"of these shapes is below {-float_above(-below)!r}, and so they are within "
+            f"{float_above(gap)!r} of the global optimum"
         )
         if self.Gamma is not None:
             text += ", for the noise whose characteristic matrix is stored"

@@ -29,6 +29,7 @@ from overt.proofs.checker import (
     RefusedError,
     digest,
     dominated,
+    float_above,
 )
 
 BITS = 192
@@ -118,9 +119,16 @@ def prove(
     document["sha256"] = digest(document)
     scale = exact.M.dot(exact.M) / exact.samples
     least = max(below, scale / 10**10)  # as for other certificates
-    relative = _up(gap / least) if least > 0 else 0.0
+    relative = float_above(gap / least) if least > 0 else 0.0
     statement = f"Proved: {exact.sentence(above, below, gap)}."
-    return Proof(_up(above), -_up(-below), _up(gap), relative, statement, document)
+    return Proof(
+        float_above(above),
+        -float_above(-below),
+        float_above(gap),
+        relative,
+        statement,
+        document,
+    )
 
 
 def _arrays(given: Mapping[str, Any]) -> dict[str, Floats]:
@@ -266,9 +274,3 @@ def _text(x: Fraction) -> str:
     """Return a dyadic fraction as a hexadecimal number."""
     sign = "-" if x < 0 else ""
     return f"{sign}0x{abs(x.numerator):x}p{1 - x.denominator.bit_length()}"
-
-
-def _up(x: Fraction) -> float:
-    """Return the least float that is not below x."""
-    value = float(x)
-    return value if Fraction(value) >= x else math.nextafter(value, math.inf)
