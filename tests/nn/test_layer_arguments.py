@@ -1,4 +1,4 @@
-"""Sums, curvatures and comparisons behind moments and penalties, against plain formulas."""
+"""What layers, moments and penalties take as arguments, what they refuse, how layers print."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,6 @@ from overt.nn import (
     explicit_penalty,
     predictive_moments,
 )
-from overt.nn.layers import recognized
 
 
 def test_layers_and_outputs_that_cannot_be_are_refused():
@@ -115,102 +114,6 @@ def test_outputs_that_do_not_vary_leave_the_others_alone(dead):
             assert bool((found.variance[:, alive] > 0).all())
 
 
-def test_noise_layers_are_recognized_by_their_law():
-    drop, channels = nn.Dropout(0.2), nn.Dropout2d(0.2)
-    silent = {
-        nn.Dropout(0.0): True,
-        drop: False,
-        Dropout(0.0): True,
-        Dropout(0.1): False,
-        DropConnectLinear(2, 2, drop_prob=0.0): True,
-        DropConnectLinear(2, 2): False,
-        CovarianceDropout([1.0], [[0.0]]): False,
-    }
-    for layer, expected in silent.items():
-        assert recognized.is_silent(layer) == expected
-        assert recognized.known_noise(layer)
-    assert not recognized.known_noise(nn.AlphaDropout(0.1))
-    law = recognized.mask_covariance_of(channels, (2, 3, 4, 5))
-    assert (law.shape, law.strength, law.shared) == (
-        (3, 4, 5),
-        pytest.approx(0.25),
-        (1, 2),
-    )
-    law = recognized.mask_covariance_of(drop, (2, 3))
-    assert (law.shape, law.strength, law.shared) == ((3,), pytest.approx(0.25), ())
-    with pytest.raises(InputError, match="needs an input with 4 axes"):
-        recognized.mask_covariance_of(channels, (2, 3))
-    with pytest.raises(InputError, match="must be below 1"):
-        recognized.mask_covariance_of(nn.Dropout(1.0), (2, 3))
-    assert recognized.plain_dropout(drop) == 0.2
-    assert recognized.plain_dropout(Dropout(0.3)) == 0.3
-    assert recognized.plain_dropout(Dropout(0.3, shared_axes=1)) is None
-    assert recognized.plain_dropout(channels) is None
-    weights = [recognized.is_weight_noise(m) for m in (drop, DropConnectLinear(2, 2))]
-    assert weights == [False, True]
-
-
-ATTENTION = [
-    {},
-    {"scale": 0.3},
-    {"scale": 0.0},
-    {"is_causal": True},
-    {"enable_gqa": True},
-    {"attn_mask": "bool"},
-    {"attn_mask": "float", "scale": 2.0},
-]
-
-
-class Run(nn.Module):
-    def __init__(self, f):
-        super().__init__()
-        self.f = f
-
-    def forward(self, x):
-        return self.f(x)
-
-
-IN_PLACE = {
-    "rrelu": (nn.RReLU(0.1, 0.6), nn.RReLU(0.1, 0.6, inplace=True)),
-    "dropout": (nn.Dropout(0.3), nn.Dropout(0.3, inplace=True)),
-    "alpha": (
-        nn.AlphaDropout(0.3),  # which does not hand `inplace` on
-        Run(lambda v: nn.functional.alpha_dropout(v, 0.3, True, inplace=True)),
-    ),
-    "leaky": (nn.LeakyReLU(0.2), nn.LeakyReLU(0.2, inplace=True)),
-    "elu": (nn.ELU(), nn.ELU(inplace=True)),
-    "relu6": (nn.ReLU6(), nn.ReLU6(inplace=True)),
-    "normal": (
-        Run(lambda v: 3 + 2 * torch.randn_like(v)),
-        Run(lambda v: v.normal_(3, 2)),
-    ),
-    "uniform": (Run(torch.rand_like), Run(lambda v: v.uniform_())),
-    "coin": (
-        Run(lambda v: (torch.rand_like(v) < 0.3).double()),
-        Run(lambda v: v.bernoulli_(0.3)),
-    ),
-    "zero": (Run(torch.zeros_like), Run(lambda v: v.zero_())),
-    "fill": (Run(lambda v: torch.full_like(v, 2.0)), Run(lambda v: v.fill_(2.0))),
-}
-
-
-CALLS = {  # of dropout, of which some do nothing
-    "active": lambda v: nn.functional.dropout(v, 0.3),
-    "off": lambda v: nn.functional.dropout(v, 0.4, False),
-    "nothing": lambda v: nn.functional.dropout(v, 0.0),
-    "everything": lambda v: v + nn.functional.dropout(v, 1.0),
-    "by name": lambda v: nn.functional.dropout(input=v, p=0.6, training=True),
-    "channels": lambda v: nn.functional.dropout1d(v[:, :, None], 0.3, True)[:, :, 0],
-}
-
-
-RESTS = {  # of normal numbers of variance 1/4: what no linear map follows
-    "product": (lambda a, b: a * b, 1 / 16),
-    "sum": (lambda a, b: a + b, 0.0),
-    "square": (lambda a, b: a**2, 1 / 8),
-}
-
-
 @pytest.mark.parametrize("sign", [1, -1])
 def test_coins_cannot_be_correlated_more_than_their_means_allow(sign):
     """min(a, b) - ab = .05 = ab - max(a + b - 1, 0) for a = .5, b = .9."""
@@ -304,81 +207,6 @@ def test_masks_of_double_precision_are_computed_in_it():
     assert bool((y.float().double() != y).any())
 
 
-COINS = {  # of which a comparison makes others that are not followed
-    "equal": lambda v: (torch.rand_like(v) < 0.3) == True,  # noqa: E712
-    "other": lambda v: (
-        torch.ones_like(v, dtype=torch.bool) != (torch.rand_like(v) < 0.3)
-    ),
-    "whole": lambda v: torch.empty(v.shape, dtype=torch.bool).bernoulli_(0.3),
-    "bound": lambda v: (
-        torch.rand_like(v) < nn.functional.dropout(torch.ones(1).double() / 4)
-    ),
-    "padded": lambda v: nn.functional.pad(torch.rand_like(v)[:, 1:], (1, 0)) < 0.3,
-    "filled": lambda v: torch.rand_like(v).masked_fill(torch.arange(4) > 1, 0.0) < 0.3,
-    "bounds": lambda v: torch.rand_like(v) < torch.linspace(0.1, 0.9, 4).double(),
-}
-
-
-SETTLED = {  # comparisons that come out one way, and which
-    "below all": (lambda u: u < 0.0, 0.0),
-    "below more": (lambda u: u <= 1.5, 1.0),
-    "below the end": (lambda u: u < 1.0, 1.0),
-    "above all": (lambda u: u > 1.0, 0.0),
-    "above less": (lambda u: u >= -0.5, 1.0),
-    "above the start": (lambda u: u > 0.0, 1.0),
-}
-
-
-POOLS = {  # a layer, the shape of its input, whether it is followed window by window
-    "sixteen": (nn.MaxPool2d(4), (2, 1, 4, 8), True),
-    "seventeen": (nn.MaxPool1d(17), (2, 1, 17), False),
-    "one side": (nn.MaxPool2d(2, padding=(1, 0)), (2, 1, 4, 4), True),
-    "other side": (nn.MaxPool2d((2, 3), 1, padding=(0, 1)), (2, 1, 3, 4), True),
-    "far": (nn.MaxPool1d(2, dilation=2), (2, 1, 6), False),
-    "up": (nn.MaxPool1d(2, ceil_mode=True), (2, 1, 5), False),
-}
-
-
-P, HALF = 0.3, torch.tensor([0.0, 1.0, 0.0, 1.0]).double()
-SWITCHED = {  # what stands where a coin falls, and elsewhere
-    "where": (lambda c, a, b: torch.where(c, a, b), lambda a, b: (a, b)),
-    "method": (lambda c, a, b: a.where(c, b), lambda a, b: (a, b)),
-    "number": (lambda c, a, b: torch.where(c, a, 2.0), lambda a, b: (a, 0 * a + 2)),
-    "other": (lambda c, a, b: torch.where(c, 2.0, b), lambda a, b: (0 * b + 2, b)),
-    "part": (
-        lambda c, a, b: torch.where(c, a.detach() * HALF, b),
-        lambda a, b: (a * HALF, b),
-    ),
-    "nothing": (lambda c, a, b: torch.where(c, 0.0, b), lambda a, b: (0 * b, b)),
-    "fill": (lambda c, a, b: a.masked_fill(c, 3.0), lambda a, b: (0 * a + 3, a)),
-    "in place": (
-        lambda c, a, b: (a + 0).masked_fill_(c, 3.0),
-        lambda a, b: (0 * a + 3, a),
-    ),
-    "tensor": (
-        lambda c, a, b: a.masked_fill(c, b[0, 0]),
-        lambda a, b: (0 * a + b[0, 0], a),
-    ),
-    "not": (lambda c, a, b: torch.where(~c, a, b), lambda a, b: (b, a)),
-}
-
-
-CONNECTED = {
-    "plain": (lambda: DropConnectConv2d(2, 3, 2, drop_prob=P), (2, 3, 3)),
-    "stride": (
-        lambda: DropConnectConv2d(2, 2, (2, 1), (2, 1), (0, 1), drop_prob=P),
-        (2, 4, 3),
-    ),
-    "groups": (
-        lambda: DropConnectConv2d(4, 2, 2, dilation=(1, 2), groups=2, drop_prob=P),
-        (4, 3, 4),
-    ),
-    "tokens": (lambda: DropConnectLinear(3, 2, drop_prob=P), (2, 3)),
-    "more tokens": (lambda: DropConnectLinear(3, 2, False, drop_prob=P), (2, 2, 3)),
-    "vectors": (lambda: DropConnectLinear(3, 2, drop_prob=P), (3,)),
-}
-
-
 @pytest.mark.filterwarnings("ignore")  # torch says that nested tensors are new
 def test_inputs_are_dense_and_hold_numbers():
     net, x = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 2)), torch.ones(2, 3)
@@ -397,22 +225,3 @@ def test_batches_have_rows():
     assert predictive_moments(words, torch.tensor([0, 3])).mean.shape == (2, 2)
     with pytest.raises(InputError, match="batch axis and at least one row"):
         predictive_moments(words, torch.zeros(0, dtype=torch.int64))
-
-
-F = nn.functional
-AVERAGES = [
-    lambda v: F.avg_pool1d(v, 2),
-    lambda v: F.avg_pool1d(v, 2, padding=0),
-    lambda v: F.avg_pool1d(v, (2,), padding=(0,)),
-    lambda v: F.avg_pool2d(v[:, None], 2),
-    lambda v: F.avg_pool2d(v[:, None], (2, 3), padding=(0, 0)),
-    nn.AvgPool1d(3),
-    lambda v: F.adaptive_avg_pool1d(v, 2),
-    lambda v: F.adaptive_avg_pool2d(v[:, None], (2, 3)),
-    lambda v: F.adaptive_avg_pool2d(v[:, None], (None, 2)),
-    lambda v: v.mean(2),
-    lambda v: F.adaptive_avg_pool2d(v[:, None], 2),
-    lambda v: v.mean((1, 2), keepdim=True),
-    lambda v: torch.mean(v, dim=-1),
-    lambda v: v.mean(axis=1),
-]

@@ -41,8 +41,6 @@ def noise_metrics(
     batch = next(iter(Batches(data, model, output=output)))
     inputs = batch.inputs.first(ROWS)
     given = inputs.given
-    if isinstance(given, tuple) and len(given) == 1:
-        given = given[0]
     y = None if batch.y is None else batch.y[:ROWS]
     penalty = explicit_penalty(model, given, y, loss=loss, output=output, seed=seed)
     moments = predictive_moments(model, given, output=output, seed=seed)

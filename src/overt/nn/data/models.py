@@ -91,17 +91,12 @@ def restore_training(modules: Iterable[nn.Module], training: bool) -> Iterator[N
 
 
 @contextmanager
-def hook_modules(
-    modules: Iterable[nn.Module], before: Any = None, after: Any = None
-) -> Iterator[None]:
-    """Call before(module, args) and after(module, args, output) at each pass of some modules."""
+def hook_modules(modules: Iterable[nn.Module], after: Any) -> Iterator[None]:
+    """Call after(module, args, output) at each pass of some modules."""
     handles = []
     try:
         for module in modules:
-            if before is not None:
-                handles.append(module.register_forward_pre_hook(before))
-            if after is not None:
-                handles.append(module.register_forward_hook(after))
+            handles.append(module.register_forward_hook(after))
         yield
     finally:
         for handle in handles:

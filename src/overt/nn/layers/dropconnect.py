@@ -138,7 +138,8 @@ class DropConnectConv2d(_DropConnect):
             "groups": groups,
         }
         sizes = {name: _check_sizes(name, value) for name, value in sizes.items()}
-        if sizes["in_channels"] % sizes["groups"] or sizes["out_channels"] % groups:
+        groups = sizes["groups"]
+        if sizes["in_channels"] % groups or sizes["out_channels"] % groups:
             raise InputError(
                 f"groups must divide both numbers of channels, got {groups}"
             )
