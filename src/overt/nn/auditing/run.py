@@ -246,15 +246,15 @@ class _Audit:
     def finish(self, status: Status, seconds: float) -> AuditReport:
         """Return the report."""
         scale = unit(self._loss, self._outputs)
-        exact = [penalty.value * scale for _, penalty in reversed(self._exact)]
-        objective = self._plain.value + self._sampled.total.value + sum(exact)
+        penalties = [(added.value, added.error, False) for added in self._sampled.added]
+        for _, mean in reversed(self._exact):
+            penalties.append((mean.value * scale, 0.0, True))
+        known = sum(value for value, _, exact in penalties if exact)
+        objective = self._plain.value + self._sampled.total.value + known
         error = math.hypot(self._sampled.total.error, self._evaluation_noise.error)
-        penalties = [(added.value, added.error) for added in self._sampled.added]
-        penalties += [(value, 0.0) for value in exact]
-        noises: list[NoiseFindings] = []
-        for source, (penalty, penalty_error) in zip(
-            self._sources, penalties, strict=True
-        ):
+        noises = []
+        for source, numbers in zip(self._sources, penalties, strict=True):
+            penalty, penalty_error, exact = numbers
             units, dead = self._units.count(source.name) or (None, None)
             noises.append(
                 NoiseFindings(
@@ -264,7 +264,7 @@ class _Audit:
                     drop_prob=drop_prob_of(source.module),
                     penalty=penalty,
                     penalty_error=penalty_error,
-                    exact=len(noises) >= len(self._sampled.added),
+                    exact=exact,
                     share=penalty / objective if objective else 0.0,
                     dead=dead,
                 )

@@ -93,10 +93,8 @@ def restore_training(modules: Iterable[nn.Module], training: bool) -> Iterator[N
 @contextmanager
 def hook_modules(modules: Iterable[nn.Module], after: Any) -> Iterator[None]:
     """Call after(module, args, output) at each pass of some modules."""
-    handles = []
+    handles = [module.register_forward_hook(after) for module in modules]
     try:
-        for module in modules:
-            handles.append(module.register_forward_hook(after))
         yield
     finally:
         for handle in handles:
