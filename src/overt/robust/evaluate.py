@@ -200,7 +200,7 @@ def robust_error(
     n = len(clean)
     fooled = np.array(rates).sum(1)
     intervals = np.stack(clopper_pearson(fooled, n, confidence), axis=1)
-    at = int(np.searchsorted(curve, threat.radius))
+    at = np.searchsorted(curve, threat.radius)
     low, high = intervals[at].tolist()
     return RobustError(
         value=float(fooled[at] / n),
