@@ -241,14 +241,9 @@ class FactorModel:
         return len(self.means[0]) - 1, len(self.means[1]) - 1
 
     @property
-    def learned(self) -> bool:
-        """Whether covariances, priors and noise were learned."""
-        return isinstance(self.covariance, FullCovariance)
-
-    @property
     def has_std(self) -> bool:
         """Whether predictions have standard deviations that hold for new entries."""
-        return self.learned
+        return isinstance(self.covariance, FullCovariance)
 
     def factors(self, side: int) -> Floats:
         """Return the factors of one side's known rows, without biases."""
@@ -343,7 +338,7 @@ class FactorModel:
         center = prior.means(scores[None])[0]
         S: Any = 0.0
         prior_precision = prior.precision
-        if self.learned:
+        if self.has_std:
             S = prior.covariances(scores[None], unknown)[0]
             prior_precision = np.linalg.inv(S)
         mean, S = self.columns.fill(0, center, S)
@@ -354,7 +349,7 @@ class FactorModel:
         sums = sums or self.row_sums(partners, values)
         W, y, c, second = sums
         for _ in range(FOLD_STEPS if np.isfinite(nu) else 1):
-            precision = found.weight / self.noise if self.learned else 1.0
+            precision = found.weight / self.noise if self.has_std else 1.0
             w, S = self.solve_row(sums, precision, center, prior_precision)
             mean, S = self.columns.fill(0, w, S)
             error = c @ y**2 - 2 * mean @ (W.T @ (c * y))
@@ -375,7 +370,7 @@ class FactorModel:
 
     def equations(self, side: int) -> tuple[Floats, Floats, RowPrior]:
         """Return precisions of a side's rows, weights of their partners, and what rows share."""
-        weights = self.noises[side].weights / (self.noise if self.learned else 1.0)
+        weights = self.noises[side].weights / (self.noise if self.has_std else 1.0)
         prior = self.priors[side].for_rows(self.columns, side)
         return weights, self.noises[1 - side].weights, prior
 
@@ -445,7 +440,7 @@ class FactorModel:
             right = right - sums.second[:, self.columns.pinned(0)]
         right = precision * right[free] + P @ center
         P = P + precision * sums.second[np.ix_(free, free)]
-        if not self.learned:  # P may be singular
+        if not self.has_std:  # P may be singular
             return np.asarray(np.linalg.lstsq(P, right)[0]), 0.0
         S = np.asarray(np.linalg.inv(P))
         return S @ right, S
@@ -488,7 +483,7 @@ class FactorModel:
         prior = self.priors[0]
         if sums is None:
             sums = self.row_sums(partners, values)
-        precision = self.noises[0].weights[row] / self.noise if self.learned else 1.0
+        precision = self.noises[0].weights[row] / self.noise if self.has_std else 1.0
         residual = sums.values
         if self.columns.biases:
             residual = residual - sums.W[:, self.columns.pinned(0)]

@@ -225,7 +225,10 @@ class Ranking:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class NewRow:
-    """A row that was not fitted, from its entries and a fitted model."""
+    """A row that was not fitted, from its entries and a fitted model.
+
+    `row.mean` and `row.covariance` are those of its factors and biases.
+    """
 
     row: Row
     model: Model  # of this row alone
@@ -236,20 +239,6 @@ class NewRow:
 
     def __repr__(self) -> str:
         return f"NewRow(from {len(self.seen)} entries)"
-
-    @property
-    def vector(self) -> Floats:
-        """Mean of the row's factors and biases."""
-        return self.row.mean
-
-    @property
-    def covariance(self) -> Floats:
-        """Their covariance."""
-        return self.row.covariance
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the row's vector and covariance, without the model."""
-        return {"vector": self.vector.tolist(), "covariance": self.covariance.tolist()}
 
     def predict(self, cols: Any, return_std: bool = False) -> Any:
         """Return the row's predictions for columns, with `return_std` their standard deviations."""
