@@ -146,7 +146,7 @@ def published() -> Table:
         f"{verdict(first[1] <= 0.884)}. Errors / std within .97 to 1.03: "
         f"{verdict(all(0.97 <= x <= 1.03 for x in spreads))}; coverage within .88 to .92 in every "
         f"fifth: {verdict(inside)}. Settings were chosen on u2-u5, generated data and other parts "
-        "of 1M; the weight of draws is found by the fit itself."
+        "of 1M."
     )
     return table
 

@@ -171,11 +171,6 @@ MORE = {
             col="item",
             value="rating",
         ),
-        "overt.Entries.repeated": whole(
-            by.ENTRIES.repeated,
-            shown=lambda e: e.values,
-            weights=np.array([1, 2, 0, 1, 1]),
-        ),
         "overt.Entries.split whole": whole(
             by.ENTRIES.split, shown=lambda pair: pair[0].values, holdout=0.25
         ),
