@@ -215,7 +215,8 @@ class SampledFit:
         self.problem = learned.problem
         self.means = [w.copy() for w in learned.means]
         for w, basis in zip(self.means, balanced_bases(learned), strict=True):
-            w[:, :k] = (w[:, :k].astype(np.float64) @ basis).astype(w.dtype)
+            turned = w[:, :k].astype(np.float64) @ basis
+            w[:, :k] = turned
         self.bias_variances = [
             float(prior.covariance[-1, -1]) for prior in learned.priors
         ]

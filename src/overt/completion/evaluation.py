@@ -229,4 +229,6 @@ def _shrunken_means(keys: Ints, values: Floats, count: int) -> Floats:
 
 def _mean(values: Array) -> tuple[float, float]:
     x = np.asarray(values, dtype=float)
-    return float(x.mean()), float(x.std(ddof=min(1, len(x) - 1)) / np.sqrt(len(x)))
+    count = len(x)
+    std = x.std(ddof=min(1, count - 1))
+    return float(x.mean()), float(std / np.sqrt(count))

@@ -221,7 +221,9 @@ class Settings:
         if self.missing == "negative":
             return (0.0, 1.0) if self.clip else (-np.inf, np.inf)
         clip = is_rating_scale(values) if self.clip == "auto" else self.clip
-        return (float(values.min()), float(values.max())) if clip else (-np.inf, np.inf)
+        if not clip:
+            return -np.inf, np.inf
+        return float(values.min()), float(values.max())
 
     def problem(self, entries: Entries) -> CompletionProblem:
         """Return the problem of these entries."""
@@ -518,8 +520,11 @@ def needs_refit(model: Model, entries: Entries, fitted: int) -> bool:
 
 def merge_entries(old: Entries, new: Entries) -> Entries:
     """Return both in one matrix; an entry that was known is replaced by the new one."""
-    shape = (max(old.shape[0], new.shape[0]), max(old.shape[1], new.shape[1]))
-    stays = ~np.isin(old.rows * shape[1] + old.cols, new.rows * shape[1] + new.cols)
+    m = max(old.shape[0], new.shape[0])
+    n = max(old.shape[1], new.shape[1])
+    known = old.rows * n + old.cols
+    given = new.rows * n + new.cols
+    stays = ~np.isin(known, given)
     rows, cols, values = (
         np.concatenate([mine[stays], more])
         for mine, more in (
@@ -539,7 +544,7 @@ def merge_entries(old: Entries, new: Entries) -> Entries:
             "chose last",
             stacklevel=3,
         )
-    return Entries(rows, cols, values, shape, row_ids, col_ids, times)
+    return Entries(rows, cols, values, (m, n), row_ids, col_ids, times)
 
 
 def extend_model(model: Any, entries: Entries, new: Entries, sweeps: int) -> Any:

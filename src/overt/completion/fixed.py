@@ -97,7 +97,8 @@ class FixedFit:
         for side, w in enumerate(self.means):
             empty = self.problem.sides[side].counts == 0
             w[np.ix_(empty, self.problem.columns.free(side))] = 0
-            norms.append(np.linalg.norm(w[:, :k].astype(np.float64), axis=0))
+            factors = w[:, :k].astype(np.float64)
+            norms.append(np.linalg.norm(factors, axis=0))
         left, right = norms
         alive = (left > 0) & (right > 0)
         balance = np.zeros(k)

@@ -392,7 +392,10 @@ class ImplicitFit:
 
     def settled(self, tol: float) -> bool:
         """Return whether the last sweep changed the objective by at most `tol` nats per entry."""
-        return len(self.history) > 1 and abs(self.history[-2] - self.history[-1]) <= tol
+        if len(self.history) < 2:
+            return False
+        before, now = self.history[-2:]
+        return abs(before - now) <= tol
 
     def _update_rows(self, side: int, engine: Engine) -> tuple[Floats, float, float]:
         """Update one side; return its summed second moment, expected error and log dets."""
@@ -468,7 +471,8 @@ def choose_popularity(fit: ImplicitFit, hidden: Ints) -> float:
     side = fit.problem.sides[0]
     a = side.keys[hidden]
     b = side.others[hidden]
-    counts = fit.problem.sides[1].counts - np.bincount(b, minlength=len(fit.means[1]))
+    all_counts = fit.problem.sides[1].counts
+    counts = all_counts - np.bincount(b, minlength=len(all_counts))
     shares = counts / max(counts.sum(), 1)
     U, V = (w.astype(np.float64) for w in fit.means)
     csr = sparse.csr_array((side.values, (side.keys, side.others)), fit.problem.shape)
@@ -536,7 +540,8 @@ def latest_entries(entries: Entries, times: Array) -> tuple[Ints, Ints, Ints, In
     rows = np.asarray(entries.rows)[order]
     t = np.asarray(times)[order]
     first = np.searchsorted(rows, rows)
-    new = np.append(True, (t[1:] != t[:-1]) | (rows[1:] != rows[:-1]))
+    differs = (t[1:] != t[:-1]) | (rows[1:] != rows[:-1])
+    new = np.append(True, differs)
     place = np.arange(len(rows))
     later = np.maximum.accumulate(np.where(new, place, 0)) - first
     differ = t[np.searchsorted(rows, rows, side="right") - 1] != t[first]

@@ -404,7 +404,8 @@ def extrapolate(start: Floats, first: Floats, second: Floats) -> Floats:
     """
     step = first - start
     bend = second - first - step
-    length = float(np.linalg.norm(step)) / max(float(np.linalg.norm(bend)), 1e-300)
+    bent = max(float(np.linalg.norm(bend)), 1e-300)
+    length = float(np.linalg.norm(step)) / bent
     while length > 1:
         jump = start + 2 * length * step + length**2 * bend
         with suppress(np.linalg.LinAlgError):
@@ -731,7 +732,8 @@ def calibration(errors: Floats, level: float = GAUSSIAN.level) -> float:
 def ridge_regression(A: Floats, y: Floats) -> Floats:
     """Return least-squares weights, with a ridge worth sqrt(N) entries of typical size."""
     ridge = np.sqrt(len(y)) * np.mean(A**2) + 1e-12
-    return np.asarray(np.linalg.solve(A.T @ A + ridge * np.eye(A.shape[1]), A.T @ y))
+    gram = A.T @ A + ridge * np.eye(A.shape[1])
+    return np.asarray(np.linalg.solve(gram, A.T @ y))
 
 
 def _fill(

@@ -67,8 +67,8 @@ class LearnedOptions:
 
     row_noise_fall: float = 1e-3
     """Row noise is not learned while the objective falls faster than this, in nats per rating and
-    sweep: signal that factors have not captured yet would be absorbed as noise for good. With 1.5e-3
-    averaged errors of u2 to u5 are larger by .0006, others by .0003."""
+    sweep: signal that factors have not captured yet would be absorbed as noise for good. With
+    1.5e-3 averaged errors of u2 to u5 are larger by .0006, others by .0003."""
 
 
 OPTIONS = LearnedOptions()

@@ -122,7 +122,8 @@ def sort_by_chunk(
     for some in slices(count, keys, others, values, *out):
         part = chunk[keys[some]]
         order = np.argsort(part, kind="stable")
-        given = (slot[keys[some]][order], others[some][order], values[some][order])
+        slots = slot[keys[some]]
+        given = (slots[order], others[some][order], values[some][order])
         cuts = np.searchsorted(part[order], np.arange(n_chunks + 1))
         for c, size in enumerate(np.diff(cuts)):
             for array, found in zip(out, given, strict=True):

@@ -117,7 +117,8 @@ class FullCovariance:
         tables = []
         for table, S, c in zip(self.tables, unseen, columns.units(scale), strict=True):
             found = np.empty((len(table) + 1, table.shape[1]), table.dtype)
-            np.multiply(table, pack(np.outer(c, c)).astype(table.dtype), found[:-1])
+            squares = pack(np.outer(c, c))
+            np.multiply(table, squares.astype(table.dtype), found[:-1])
             found[-1] = pack(S)
             tables.append(found)
         return type(self)(tables)
@@ -488,7 +489,8 @@ class FactorModel:
         if self.columns.biases:
             residual = residual - sums.W[:, self.columns.pinned(0)]
         P = prior.precision + precision * sums.second[np.ix_(free, free)]
-        target = np.linalg.lstsq(P, self.means[1][col].astype(np.float64)[free])[0]
+        v = self.means[1][col].astype(np.float64)
+        target = np.linalg.lstsq(P, v[free])[0]
         entries = precision * sums.weights * (sums.W[:, free] @ target) * residual
         added = {"entries": entries, MISSINGNESS: 0.0, GIVEN: 0.0}
         if prior.effects is not None:
@@ -503,15 +505,21 @@ class FactorModel:
         """Return a copy with rows and columns added, which start as one that was never seen."""
         picks = []
         given = []
-        for known, count, scores in zip(self.shape, shape, self.given, strict=True):
+        means = []
+        noises = []
+        for side, (known, count) in enumerate(zip(self.shape, shape, strict=True)):
+            scores = self.given[side]
             new = np.full(count - known, UNKNOWN)
-            picks.append(np.concatenate([np.arange(known), new, [UNKNOWN]]))
+            pick = np.concatenate([np.arange(known), new, [UNKNOWN]])
             more = np.full((count - len(scores), scores.shape[1]), np.nan)
+            picks.append(pick)
             given.append(np.concatenate([scores, more.astype(scores.dtype)]))
+            means.append(self.means[side][pick])
+            noises.append(self.noises[side].take(pick))
         return replace(
             self,
-            means=(self.means[0][picks[0]], self.means[1][picks[1]]),
-            noises=(self.noises[0].take(picks[0]), self.noises[1].take(picks[1])),
+            means=(means[0], means[1]),
+            noises=(noises[0], noises[1]),
             covariance=self.covariance.take(picks),
             given=(given[0], given[1]),
         )

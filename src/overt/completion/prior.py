@@ -92,7 +92,8 @@ class Effects:
         h = np.trace(M, axis1=1, axis2=2)
         both = np.einsum("cij,dji->cd", M, M, optimize=True)
         V = _whiten(X, sums.S / sums.N)
-        return np.asarray(X @ (np.diag(h) - V * (h[:, None] + h - both)) @ X.T)
+        explained = V * (h[:, None] + h - both)
+        return np.asarray(X @ (np.diag(h) - explained) @ X.T)
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,7 +206,8 @@ class Prior:
 
 def _project(X: Floats, mean: Floats, sums: Sums, features: Features) -> Floats:
     """y_c = A'x_c for all coordinates, (I, n)."""
-    return np.asarray(np.linalg.solve(X, (sums.AW - np.outer(features.ones, mean)).T).T)
+    centered = sums.AW - np.outer(features.ones, mean)
+    return np.asarray(np.linalg.solve(X, centered.T).T)
 
 
 def _likeliest_effects(
@@ -299,7 +301,8 @@ def scale_evidence(
         e, E, G, square = bases[key]
         z = E.T @ (Y[mine, c] - G @ Y[at, c])
         expected = z**2 + V[c] * square
-        out[:, c] = (expected * s / (1 + s * e) - np.log1p(s * e)).sum(axis=1) / 2
+        gain = expected * s / (1 + s * e)
+        out[:, c] = (gain - np.log1p(s * e)).sum(axis=1) / 2
     return out
 
 

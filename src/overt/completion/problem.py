@@ -178,7 +178,8 @@ class Grouped:
         chunk = np.zeros(len(self.counts), np.min_scalar_type(len(sizes)))
         slot = np.zeros(len(self.counts), np.uint16)
         chunk[self.rows] = np.repeat(np.arange(len(sizes)), sizes)
-        slot[self.rows] = np.arange(len(self.rows)) - np.repeat(cuts[:-1], sizes)
+        first = np.repeat(cuts[:-1], sizes)
+        slot[self.rows] = np.arange(len(self.rows)) - first
         given = (self.keys, self.others, self.values, chunk, slot)
         blocks = Blocks(*sort_by_chunk(*given, self.memory_limit))
         return Layout(blocks, self.rows, cuts)
@@ -186,7 +187,8 @@ class Grouped:
     def _cuts(self, most: int) -> Ints:
         """Cut rows into parts of about the same cost, with at most `most` rows."""
         cost = np.cumsum(self.counts[self.rows] + self.width)
-        cuts = np.searchsorted(cost, np.linspace(0, cost[-1], CHUNKS + 1)[1:-1])
+        parts = np.linspace(0, cost[-1], CHUNKS + 1)
+        cuts = np.searchsorted(cost, parts[1:-1])
         cuts = np.unique([0, *cuts, len(self.rows)])
         pieces = [np.arange(a, b, most) for a, b in pairwise(cuts.tolist())]
         return np.append(np.concatenate(pieces), len(self.rows))

@@ -328,7 +328,9 @@ def similar_columns(
         squares = np.zeros(len(V))
     squares = squares + np.einsum("ei,ei->e", V @ C, V)
     scale = np.sqrt(np.maximum(squares, 0) * max(squares[b], 0))
-    scores = np.divide(V @ (C @ V[b]), scale, where=scale > 0, out=np.zeros(len(V)))
+    products = V @ (C @ V[b])
+    scores = np.zeros(len(V))
+    np.divide(products, scale, where=scale > 0, out=scores)
     allowed = index.entered.copy()
     allowed[b] = False
     best = top(np.where(allowed, scores, -np.inf), whole("n", n))
@@ -559,7 +561,8 @@ def explain(model: Model, index: EntryIndex, row: Any, col: Any) -> Explanation:
     added = parts["entries"]
     signals = parts["signals"]
     features = parts["features"]
-    prediction = float(model.predict(np.array([a]), np.array([b]))[0])
+    predicted = model.predict(np.array([a]), np.array([b]))
+    prediction = float(predicted[0])
     order = np.argsort(-np.abs(added), kind="stable")
     baseline = prediction - float(added.sum()) - signals - features
     names = index.cols.labels(cols[order])
