@@ -321,3 +321,17 @@ def test_frames_whose_columns_have_unknown_names_are_not_taken_for_tables():
     assert found.shape == (4, 40)
     survey = pandas.DataFrame(rng.integers(1, 6, (60, 5)), columns=list("abcde"))
     assert Entries.from_frame(survey).shape == (60, 5)
+
+
+def test_a_frame_with_two_columns_of_one_name_is_refused_in_words():
+    """The library that reads frames raised an error of its own."""
+    frame = pandas.DataFrame([[0, 1, 2.0]], columns=["z", "z", "value"])
+    with pytest.raises(InputError, match="columns must have different names"):
+        Entries.from_frame(frame)
+
+
+@pytest.mark.parametrize("chosen", [[], [False] * 3])
+def test_no_entries_cannot_be_taken(chosen):
+    entries = Entries([0, 0, 1], [0, 1, 1], [5, 3, 4])
+    with pytest.raises(InputError, match="at least one observed entry"):
+        entries.take(chosen)

@@ -246,17 +246,18 @@ class Entries:
     def take(self, chosen: Array) -> Self:
         """Return some of the entries (numbers, or a mask), in a matrix of the same shape."""
         chosen = np.atleast_1d(plain_array("chosen", chosen))
-        if not chosen.any() and (chosen.dtype == bool or not chosen.size):
-            raise InputError("there must be at least one observed entry, got 0")
-        given = (self.rows, self.cols, self.values, self.times)
+        if not chosen.size:
+            chosen = chosen.astype(int)
+        given = (self.rows, self.cols, self.values)
         try:
-            rows, cols, values, times = (
-                None if array is None else array[chosen] for array in given
-            )
+            rows, cols, values = (array[chosen] for array in given)
+            times = None if self.times is None else self.times[chosen]
         except (IndexError, OverflowError) as error:
             raise InputError(
                 f"chosen must be some of {len(self)} entries: {error}"
             ) from None
+        if not len(values):
+            raise InputError("there must be at least one observed entry, got 0")
         return self._with(rows, cols, values, times)
 
     def _with(self, rows: Any, cols: Any, values: Any, times: Array | None) -> Self:
