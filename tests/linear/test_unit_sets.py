@@ -106,6 +106,19 @@ def test_wrong_ranks_are_refused(rank):
             method(rank=rank)
 
 
+@pytest.mark.parametrize(("width", "block"), [(12, 3), (40, 4)])
+def test_sliding_blocks_are_solved_for_equal_singular_values(width, block):
+    """Each unit loses its share of drops; from 33 units on the bound was far below."""
+    noise = overt.DropBlock(0.3, block, "sliding")
+    net = overt.LinearNetwork(np.eye(width), width, noise)
+    lost = width - np.sum(noise.mean(width))
+    assert net.objective(np.eye(width), np.eye(width)) > lost * (1 - 1e-12)
+    assert net.bound() == pytest.approx(lost, rel=1e-9)
+    found = net.solve()
+    assert found.status == "optimal"
+    assert found.objective == pytest.approx(lost, rel=1e-9)
+
+
 @pytest.mark.parametrize("drop_prob", [1e-11, 1e-6])
 def test_weak_noise_does_not_raise_the_bound_above_the_objective(drop_prob):
     """At 1e-11 `solve` ended in an InternalError: noise beside the mean had lost its digits."""

@@ -366,6 +366,17 @@ class Piece:
         return Piece(self.units, size * self.root, unit * size * self.loads)
 
 
+def expected_tail(kept: float, s: Floats) -> float:
+    """Return at most E sum_(p > K) s_p^2, what masks leave that keep `kept` = E K units on average.
+
+    With a mask's K units the network has rank K (above: S the units that are kept, Z_S = P(S) r r'
+    for their multipliers r). The sum is convex in K: Jensen. For equal s it is the optimum.
+    """
+    tails = np.append(np.cumsum(s[::-1] ** 2)[::-1], 0.0)
+    rounding = 8 * len(tails) * EPS * tails[0]
+    return float(np.interp(kept, np.arange(len(tails)), tails) - rounding)
+
+
 def any_noise_bound(Gamma: Floats, s: Floats) -> float:
     """Return the best bound found on |T - U P'|^2 plus the penalty; 0 if none is.
 

@@ -35,6 +35,7 @@ from overt.linear.bounds import (
     UnitShares,
     any_noise_bound,
     certified_pieces,
+    expected_tail,
     pairs_below,
     positive,
     relax,
@@ -465,12 +466,21 @@ def sharing(noise: Noise, width: int) -> Sharing:
             width, lambda: [units], partial(_shared_units, units), exact=True
         )
     Gamma = noise.characteristic(width)
+    refined = partial(any_noise_bound, Gamma)
+    if isinstance(noise, DropBlock):
+        kept = float(np.sum(noise.mean(width)))
+        refined = partial(_masked_bound, Gamma, kept)
     return Sharing(
         width,
         partial(pairs_below, Gamma),
         partial(_unlike_units, Gamma),
-        refined=partial(any_noise_bound, Gamma),
+        refined=refined,
     )
+
+
+def _masked_bound(Gamma: Floats, kept: float, s: Floats) -> float:
+    """Return the higher bound of what masks leave and of what their covariance allows."""
+    return max(expected_tail(kept, s), any_noise_bound(Gamma, s))
 
 
 def _diagonal_plus_constant(noise: Noise, width: int) -> UnitShares | None:
