@@ -29,7 +29,7 @@ TORCH = {"nn", "relu", "robust"}  # may share what they need of PyTorch
 # Modules that each main use imports. Lower a limit when a redesign reaches it; never raise one.
 CLOSURES = {
     "LinearNetwork": 20,
-    "DropoutCompletion": 26,
+    "DropoutCompletion": 25,
     "DropoutImputer": 7,
     "predictive_moments": 16,
     "mc_moments": 8,
@@ -39,8 +39,8 @@ CLOSURES = {
     "PGD": 13,
     "robust_error": 19,
     "adversarial_train": 18,
-    "minima": 14,
-    "simulate": 14,
+    "minima": 13,
+    "simulate": 12,
 }
 
 WORDS = {  # what is not said -> what is, and the package that may

@@ -1,4 +1,4 @@
-"""Long work: in threads, in processes or on a cluster; with a progress bar; Ctrl-C."""
+"""Long work: compiled, in threads, processes or on a cluster; progress bars and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -39,6 +39,22 @@ UNGUARDED = (
     "processes cannot be started while this script is being imported by one of them: put what it "
     'does under `if __name__ == "__main__":`, or connect a Client to a cluster that runs already'
 )
+
+
+def njit(**options: Any) -> Callable[[Any], Any]:
+    """Return numba's decorator for functions without the GIL, cached on disk.
+
+    Without a cache folder, each process compiles anew.
+    """
+    import numba
+
+    def compiled(function: Any) -> Any:
+        try:
+            return numba.njit(nogil=True, cache=True, **options)(function)
+        except RuntimeError:  # neither the source's folder nor a user's can be written
+            return numba.njit(nogil=True, **options)(function)
+
+    return compiled
 
 
 def mapped(

@@ -9,7 +9,7 @@ from sklearn.model_selection import KFold, cross_val_score
 
 from overt import Entries, InputError, datasets
 from overt.completion import DropoutCompletion
-from overt.decay import DeepLinearCompletion, layers
+from overt.decay import DeepLinearCompletion, completion, layers
 from overt.decay.completion import AnnealedPath
 from overt.results import Status
 
@@ -230,12 +230,10 @@ def test_clone_keeps_the_parameters():
 def test_interrupt_keeps_the_best_candidate(monkeypatch):
     problem = matrix(30, 1, 0.4, seed=0)
 
-    def settle(self, lam, original=AnnealedPath.settle):
-        if len(self._problem) == len(problem):  # the last fit, to all entries
-            raise KeyboardInterrupt
-        original(self, lam)
+    def refine(entries, U, V):  # the last fit, to all entries
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(AnnealedPath, "settle", settle)
+    monkeypatch.setattr(completion, "refine", refine)
     model = fit(problem)
     assert model.status_ == Status.INTERRUPTED
     assert layers.test_error(problem, model.complete()) < 0.05

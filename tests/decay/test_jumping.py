@@ -12,7 +12,6 @@ from overt.decay import (
     find_jumps,
     jumps,
     simulate,
-    survival,
     two_by_two,
 )
 from overt.decay.simulation import last_crossing
@@ -33,22 +32,6 @@ def test_last_crossing():
         ]
     )
     assert last_crossing(steps, ratio, 0.05).tolist() == [10, 20, -1, 0, -1]
-
-
-def test_survival_band_is_the_exact_binomial_one():
-    share, lower, upper = survival(
-        np.array([5, 7, -1, -1, 7]), np.array([0, 5, 6, 7]), 0.9
-    )
-    assert share.tolist() == [1.0, 0.8, 0.8, 0.4]
-    assert binom.sf(1, 5, lower[3]) == pytest.approx(0.05)
-    assert binom.cdf(2, 5, upper[3]) == pytest.approx(0.05)
-    assert upper[0] == 1
-    assert np.all(lower < share)
-    for wrong in ([[5], [7]], [0.5]):
-        with pytest.raises(InputError, match="one-dimensional"):
-            survival(np.array(wrong), np.array([0, 5]))
-        with pytest.raises(InputError, match="one-dimensional"):
-            survival(np.array([0, 5]), np.array(wrong))
 
 
 def test_deeper_networks_jump():

@@ -325,3 +325,21 @@ def test_units_of_the_values_do_not_change_ranks_and_kinds(unit):
             mine.matrix / unit, theirs.matrix, rtol=1e-6, atol=1e-8
         )
         assert mine.loss == pytest.approx(theirs.loss * unit**2, rel=1e-8)
+
+
+def test_entries_observed_twice_are_fitted_by_their_mean():
+    """Minima of every rank were "underestimating": no matrix fits two values of one entry."""
+    values = [2.0, 2.5, 1.0, 3.0]
+    problem = Entries([0, 0, 0, 1], [0, 0, 1, 1], values, (2, 2))
+    rank = smallest_fitting_rank(problem)
+    assert (rank, rank.proved) == (1, True)
+    kinds = {m.rank: m.kind for m in minima(problem, 3, 1e-3, starts=16)}
+    assert (kinds[0], kinds[1]) == ("underestimating", "exact")
+
+
+def test_the_family_needs_no_search():
+    """`overt jumps` compiled a descent for seconds, to find again what it had in closed form."""
+    found = minima(two_by_two(0.25), 3, 1e-3)
+    assert set(found.starts.values()) == {0}
+    assert [m.rank for m in found] == [0, 1, 2]
+    assert smallest_fitting_rank(two_by_two(0.25)).proved

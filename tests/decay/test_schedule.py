@@ -16,8 +16,6 @@ def test_schedules_are_cut_into_pieces():
         (5, 7, second),
     ]
     assert plan.steps == 7
-    assert plan.until(5).to_dict() == {"phases": [[3, 0.1, 0.2], [2, 0.3, 0.4]]}
-    assert plan.until(2).steps == 2
     assert repr(plan) == "Schedule(3 x (0.1, 0.2), 4 x (0.3, 0.4))"
     turns = Schedule.periodic(2, 5, warm_up=None, convention="loss")
     assert turns.to_dict() == {"phases": [[5, 0.1, 0.001], [5, 0.4, 0.1]] * 2}

@@ -702,15 +702,6 @@ DECAY = {
             "confidence": (p, 0.9),
         },
     ),
-    "decay.survival": Row(
-        decay.survival,
-        {
-            "jump_step": (i, np.array([3, 5, -1])),
-            "steps": (i, np.array([0, 4, 8])),
-            "confidence": (p, 0.5),
-        },
-        infinite=True,
-    ),
     "decay.balanced": Row(
         decay.balanced, {"A": (a, D2), "depth": (w, 3), "width": (w, 3)}
     ),

@@ -79,7 +79,6 @@ REFUSED = {
     "no rank": lambda: RUNS.jumps_to("1"),
     "no step": lambda: decay.find_jumps(RUNS).share(None),
     "no phase": lambda: decay.Schedule.annealing(noisy=3.5),
-    "no cuts": lambda: RULE.pieces(torch.tensor(2)),
     "endless width": lambda: relu.train_lazy(np.eye(2), [1, -1], width=10**12),
     "huge covariance": lambda: nn.CovarianceDropout([1.0, 0.5], np.eye(2) * 1e154),
     "tiny mean": lambda: nn.CovarianceDropout([1e-300, 0.5], np.eye(2)),

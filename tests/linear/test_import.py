@@ -61,7 +61,7 @@ def test_commands_that_do_not_train_import_no_compiler(tmp_path):
 
 
 def test_what_no_folder_keeps_is_compiled_all_the_same():
-    from overt._compiled import njit
+    from overt._running import njit
 
     names = {}
     exec(compile("def more(x): return x + 1", "/nowhere/more.py", "exec"), names)  # noqa: S102

@@ -10,7 +10,7 @@ The sets that SGD does not leave are in `overt.papers.rank_sets`.
 from overt.decay.completion import DeepLinearCompletion
 from overt.decay.family import two_by_two
 from overt.decay.fully_observed import RankThresholds, rank_thresholds
-from overt.decay.jumping import Jumps, find_jumps, jumps, survival
+from overt.decay.jumping import Jumps, find_jumps, jumps
 from overt.decay.landscape import (
     FittingRank,
     Minima,
@@ -44,7 +44,6 @@ __all__ = [
     "rank_thresholds",
     "simulate",
     "smallest_fitting_rank",
-    "survival",
     "test_error",
     "train_error",
     "two_by_two",

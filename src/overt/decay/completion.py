@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -27,8 +26,7 @@ from overt._running import meter
 from overt.decay import layers
 from overt.decay.least_squares import leading_factors, mean_square_residual, refine
 from overt.decay.simulation import Weights
-from overt.entries import Entries, observed
-from overt.entries.entries import find_pairs, weighted_error
+from overt.entries.entries import Entries, find_pairs, observed, weighted_error
 from overt.entries.identifiers import UNKNOWN, IdentifierIndex, describe_unknown
 from overt.results import Status
 
@@ -170,19 +168,34 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
                     self.n_steps_ += steps
                     bar.advance(0, note=f"{self.n_steps_ / 1e6:.1f}M steps, {note}")
 
-                start = partial(
-                    AnnealedPath, depth=depth, width=width, rng=rng, count=count
-                )
                 leading = leading_factors(train)
                 if leading is None:
-                    self._anneal(entries, train, judge, start, found)
+                    part = np.zeros(entries.shape)
+                    scale = _root_mean_square(entries)
                 else:
-                    self._anneal_beside(leading, entries, train, judge, start, found)
+                    part = leading[0] @ leading[1].T
+                    scale = _root_mean_square(_minus(train, part))
+                rest = [_minus(half, part, scale) for half in (train, judge)]
+                path = AnnealedPath(rest[0], depth, width, rng, count)
+                candidates = annealed_candidates(path, *rest)
+                self.path_ = [candidate for candidate, _ in candidates[:-1]]
+                best, A = _choose(candidates, self.tol)
+                A = part + scale * A
+                if leading is not None:
+                    candidates = refined_candidates(best, A, train, judge, scale)
+                    self.path_ = [candidate for candidate, _ in candidates]
+                    best, A = _choose(candidates, self.tol)
+                found.append((best, A))  # in case of Ctrl-C
+                if best.rank:
+                    U, V = refine(entries, *_factors(A, best.rank))
+                    found.append((best, U @ V.T))
         except KeyboardInterrupt:
             if not found:
                 raise
             self.status_ = Status.INTERRUPTED
         best, A = found[-1]
+        if leading is None:
+            A = _zero_unobserved(A, entries)
         self.rank_ = best.rank
         self.weight_decay_ = best.weight_decay
         self.weights_ = layers.balanced(A, depth, width, best.rank)
@@ -239,88 +252,41 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         tags.input_tags.allow_nan = True
         return tags
 
-    def _anneal(
-        self,
-        entries: Entries,
-        train: Entries,
-        judge: Entries,
-        start: Callable[[Entries], AnnealedPath],
-        found: list[Fitted],
-    ) -> None:
-        """Find the rank on a part of the entries, then fit it to all of them."""
-        scale = float(np.sqrt(np.mean(entries.values**2)))
-        best, A = self._find_rank(scale, train, judge, start)
-        found.append((best, _zero_unobserved(scale * A, entries)))  # in case of Ctrl-C
-        if best.rank == 0:
-            return
-        entries = replace(entries, values=entries.values / scale)
-        path = start(entries)
-        path.restart(A, best.rank)
-        path.settle(best.weight_decay)
-        last = path.candidate(best.weight_decay, entries, entries)
-        found.append((last, _zero_unobserved(scale * path.matrix(), entries)))
 
-    def _anneal_beside(
-        self,
-        leading: tuple[Floats, Floats],
-        entries: Entries,
-        train: Entries,
-        judge: Entries,
-        start: Callable[[Entries], AnnealedPath],
-        found: list[Fitted],
-    ) -> None:
-        """Find the rank of what a rank-one matrix leaves, then fit both to all entries."""
-        part = leading[0] @ leading[1].T
-        scale = float(np.sqrt(mean_square_residual(train, *leading)))
-        best, A = self._find_rank(
-            scale, _minus(train, part), _minus(judge, part), start
-        )
-        A = part + scale * A
-        # The fitted part is not exactly a singular one, so that fewer ranks may do for both.
-        self.path_ = []
-        candidates: list[Fitted] = []
-        for rank in range(min(best.rank + 1, *A.shape), 0, -1):
-            U, V = refine(train, *_factors(A, rank))
-            errors = (mean_square_residual(p, U, V) / scale**2 for p in (train, judge))
-            candidates.append((Candidate(best.weight_decay, rank, *errors), U @ V.T))
-            self.path_.append(candidates[-1][0])
-        best, A = _choose(candidates, self.tol)
-        found.append((best, A))  # in case of Ctrl-C
-        U, V = refine(entries, *_factors(A, best.rank))
-        found.append((best, U @ V.T))
+def annealed_candidates(
+    path: AnnealedPath, train: Entries, judge: Entries
+) -> list[Fitted]:
+    """Return a quiet fit of each rank that the noisy path meets, and the zero matrix at last."""
+    found: list[Fitted] = []
+    for lam in path.decays:
+        path.shed(lam)
+        rank = path.rank()
+        if rank == 0:
+            break
+        if found and found[-1][0].rank == rank:
+            continue
+        branch = path.branch()
+        branch.settle(lam)
+        found.append((branch.candidate(lam, train, judge), branch.matrix()))
+    # Zero is a candidate, too: values may be noise alone.
+    errors = [float(np.mean(part.values**2)) for part in (train, judge)]
+    zero = Candidate(path.decays[-1], 0, *errors)
+    return [*found, (zero, np.zeros(train.shape))]
 
-    def _find_rank(
-        self,
-        scale: float,
-        train: Entries,
-        judge: Entries,
-        start: Callable[[Entries], AnnealedPath],
-    ) -> Fitted:
-        """Return the candidate of the lowest good rank, for values divided by `scale`."""
-        train = replace(train, values=train.values / scale)
-        judge = replace(judge, values=judge.values / scale)
-        path = start(train)
-        candidates: list[Fitted] = []
-        for lam in path.decays:
-            path.shed(lam)
-            rank = path.rank()
-            if rank == 0:
-                break
-            if candidates and candidates[-1][0].rank == rank:
-                continue
-            branch = path.branch()
-            branch.settle(lam)
-            candidate = branch.candidate(lam, train, judge)
-            candidates.append((candidate, branch.matrix()))
-            self.path_.append(candidate)
-        if not candidates:
-            path.settle(path.decays[0])
-            candidates.append((path.candidate(0.0, train, judge), path.matrix()))
-        # Zero is a candidate, too: values may be noise alone.
-        errors = (float(np.mean(part.values**2)) for part in (train, judge))
-        zero = Candidate(path.decays[-1], 0, *errors)
-        candidates.append((zero, np.zeros(train.shape)))
-        return _choose(candidates, self.tol)
+
+def refined_candidates(
+    best: Candidate, A: Floats, train: Entries, judge: Entries, scale: float
+) -> list[Fitted]:
+    """Return least-squares fits of the ranks that A, a leading part and `best`, may have.
+
+    The leading part is not exactly a singular one, so that fewer ranks may do for both.
+    """
+    found: list[Fitted] = []
+    for rank in range(min(best.rank + 1, *A.shape), 0, -1):
+        U, V = refine(train, *_factors(A, rank))
+        errors = [mean_square_residual(p, U, V) / scale**2 for p in (train, judge)]
+        found.append((Candidate(best.weight_decay, rank, *errors), U @ V.T))
+    return found
 
 
 class AnnealedPath:
@@ -440,9 +406,14 @@ def decay_ladder(shape: tuple[int, int], depth: int) -> list[float]:
     return [float(top * 2.0**-k) for k in range(OPTIONS.doublings, -1, -1)]
 
 
-def _minus(entries: Entries, A: Floats) -> Entries:
-    """Return what a matrix leaves of the entries."""
-    return replace(entries, values=entries.values - A[entries.rows, entries.cols])
+def _root_mean_square(entries: Entries) -> float:
+    return float(np.sqrt(np.mean(entries.values**2)))
+
+
+def _minus(entries: Entries, A: Floats, unit: float = 1.0) -> Entries:
+    """Return what a matrix leaves of the entries, in this unit."""
+    left = entries.values - A[entries.rows, entries.cols]
+    return replace(entries, values=left / unit)
 
 
 def _zero_unobserved(A: Floats, entries: Entries) -> Floats:

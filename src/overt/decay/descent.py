@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from overt._compiled import njit
+from overt._running import njit
 
 _MEMORY = 12  # pairs that L-BFGS keeps
 
@@ -102,4 +102,4 @@ def lbfgs(theta, sizes, rows, cols, values, lam, tol, steps):  # type: ignore[no
             rho[i] = 1 / curvature
             kept += 1
         x[:], g[:], f = new, h, f_new
-    return x, f
+    return x

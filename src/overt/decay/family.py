@@ -24,7 +24,7 @@ import numpy as np
 from scipy.optimize import brentq, minimize_scalar
 
 from overt._check import Floats, InputError, number, whole
-from overt.entries import Entries
+from overt.entries.entries import Entries
 
 
 def two_by_two(epsilon: float) -> Entries:

@@ -38,7 +38,7 @@ import numpy as np
 
 from overt._check import Floats, InputError, whole
 from overt.decay import layers
-from overt.entries import Entries
+from overt.entries.entries import Entries
 from overt.results import Result
 
 EQUAL = 1e-12
@@ -82,12 +82,18 @@ def rank_thresholds(problem: Entries, depth: int = 3) -> RankThresholds:
             "`minima` finds what exists at a given weight decay otherwise"
         )
     s = np.asarray(np.linalg.svd(M, compute_uv=False), dtype=np.float64)
-    if L == 2:
-        return RankThresholds(s, s / 2 / M.size, s / 2 / M.size)
-    power = (2 * L - 2) / L
-    exists = L / (2 * L - 4) * (s * (L - 2) / (2 * L - 2)) ** power
-    optimal = (s * (L - 2) / (L - 1)) ** power / (2 * L - 4)
-    return RankThresholds(s, exists / M.size, optimal / M.size)
+    exists, optimal = spectral_thresholds(s, M.size, L)
+    return RankThresholds(s, exists, optimal)
+
+
+def spectral_thresholds(s: Floats, size: int, depth: int) -> tuple[Floats, Floats]:
+    """Return the weight decays below which a singular value can be used, and is in the optimum."""
+    if depth == 2:
+        return s / 2 / size, s / 2 / size
+    power = (2 * depth - 2) / depth
+    exists = depth / (2 * depth - 4) * (s * (depth - 2) / (2 * depth - 2)) ** power
+    optimal = (s * (depth - 2) / (depth - 1)) ** power / (2 * depth - 4)
+    return exists / size, optimal / size
 
 
 def observed_matrix(problem: Entries) -> Floats | None:
@@ -116,8 +122,8 @@ def ladder(M: Floats, depth: int, weight_decay: float) -> list[Rung]:
     if depth == 2:
         a = np.maximum(s - 2 * mu, 0)
         return [Rung(int(np.count_nonzero(a)), U * a @ Vt, 0)]
-    s_exists, _ = spectral_thresholds(mu, depth)
-    a = larger_root(s[s > s_exists], mu, depth)
+    exists, _ = spectral_thresholds(s, M.size, depth)
+    a = larger_root(s[exists > weight_decay], mu, depth)
     rungs = []
     for q in range(len(a) + 1):
         # The used ones of equal singular values span any subspace of their space.
@@ -126,15 +132,6 @@ def ladder(M: Floats, depth: int, weight_decay: float) -> list[Rung]:
         unused = int(np.count_nonzero(tied[q:]))
         rungs.append(Rung(q, U[:, :q] * a[:q] @ Vt[:q], used * unused))
     return rungs
-
-
-def spectral_thresholds(mu: float, depth: int) -> tuple[float, float]:
-    """Return (s_exists, s_optimal) for L >= 3 layers."""
-    L = depth
-    power = L / (2 * L - 2)
-    a_exists = (2 * mu * (L - 2) / L) ** power
-    a_optimal = (2 * mu * (L - 2)) ** power
-    return a_exists * (2 * L - 2) / (L - 2), a_optimal * (L - 1) / (L - 2)
 
 
 def larger_root(s: Floats, mu: float, depth: int) -> Floats:

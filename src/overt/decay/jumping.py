@@ -16,14 +16,13 @@ from overt._check import (
     InputTypeError,
     Ints,
     number,
-    plain_array,
     whole,
 )
 from overt._figures import subplots
 from overt._intervals import clopper_pearson
 from overt.decay.schedule import Schedule
 from overt.decay.simulation import JUMP_RATIO, NEVER, Runs, simulate, spectral_ratio
-from overt.entries import Entries
+from overt.entries.entries import Entries
 from overt.results import Result, Status
 
 FLOOR = 0.02
@@ -159,11 +158,12 @@ def find_jumps(
         raise InputTypeError(
             f"runs must be what simulate returns, got {type(runs).__name__}"
         )
-    rank, threshold = (
-        whole("rank", rank),
-        number("threshold", threshold, exclusive=True),
-    )
-    confidence, floor = _share("confidence", confidence), number("floor", floor)
+    rank = whole("rank", rank)
+    threshold = number("threshold", threshold, exclusive=True)
+    confidence = number("confidence", confidence)
+    if not 0 < confidence < 1:
+        raise InputError(f"confidence must be between 0 and 1, got {confidence!r}")
+    floor = number("floor", floor)
     if not 0 < floor <= threshold:
         raise InputError(
             f"floor must be in (0, threshold = {threshold:g}], got {floor!r}"
@@ -207,30 +207,12 @@ def survival(
     jump_step: Ints, steps: Ints, confidence: float = 0.95
 ) -> tuple[Floats, Floats, Floats]:
     """Return the share not jumped by each step and its exact binomial band."""
-    jump_step, steps = (
-        plain_array("jump_step", jump_step),
-        plain_array("steps", steps),
-    )
-    if (
-        jump_step.ndim != 1
-        or steps.ndim != 1
-        or {jump_step.dtype.kind, steps.dtype.kind} - {*"iu"}
-    ):
-        raise InputTypeError(
-            "jump_step and steps must be one-dimensional arrays of whole numbers"
-        )
-    n, confidence = len(jump_step), _share("confidence", confidence)
+    n = len(jump_step)
     if n == 0:
         return (np.full(len(steps), np.nan),) * 3
     jumped = (jump_step != NEVER)[:, None] & (jump_step[:, None] <= steps[None, :])
     k = n - jumped.sum(axis=0)
     return k / n, *clopper_pearson(k, n, confidence)
-
-
-def _share(name: str, value: Any) -> float:
-    if not 0 < number(name, value) < 1:
-        raise InputError(f"{name} must be between 0 and 1, got {value!r}")
-    return float(value)
 
 
 def _until_all_reached(runs: Runs) -> Runs:

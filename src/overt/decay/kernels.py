@@ -1,10 +1,10 @@
-"""Compiled SGD on single observed entries; reference.py says the same in a dozen readable lines."""
+"""Compiled SGD on single observed entries."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from overt._compiled import njit
+from overt._running import njit
 
 # Sums may be reordered (so that they vectorize), but NaN and infinity keep their meaning.
 # No fused multiply-adds: a run must not depend, even by rounding, on where it is cut into calls.
@@ -55,11 +55,15 @@ def _transposed(M, u, z):  # type: ignore[no-untyped-def]
 
 @njit(fastmath=_FLAGS, error_model="numpy")
 def descend(F, M, G, scale, rows, cols, values, draws, learning_rate, weight_decay):  # type: ignore[no-untyped-def]
-    """Take len(draws) steps in place; return how many were taken before the residual exploded.
+    """Step theta <- (1 - 2 eta lam) theta - (eta/2) grad (A_ij - y)^2 for each entry, in place.
 
-    Same signature and meaning as reference.descend. Each gradient is an outer product g h', so a
-    middle layer needs one pass per step: the last step's update is applied while the next
-    step's M x and M'u are formed. The end layers decay by their common scale alone.
+    A_ij = G[i] M[-1] ... M[0] F[j]': F (inputs x width) is the first layer transposed, M (layers x
+    width x width) the middle layers, G (outputs x width) the last one; F and G are stored divided
+    by scale[0], so that weight decay need not touch all their rows. Returns the number of steps
+    taken before |A_ij - y| exceeded 1e8.
+
+    Each gradient is an outer product g h', so a middle layer needs one pass per step: the last
+    step's update is applied while the next step's M x and M'u are formed.
     """
     middle, width = M.shape[0], F.shape[1]
     decay = 1.0 - 2.0 * learning_rate * weight_decay

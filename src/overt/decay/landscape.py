@@ -11,7 +11,7 @@ If every entry is observed once, all minima are known in closed form (`fully_obs
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from overt._check import Floats, InputError, Seed, generator, number, whole
 from overt.decay import family, fully_observed, layers
-from overt.entries import Entries
+from overt.entries.entries import Entries, merge_duplicates
 from overt.results import Result
 
 MAX_WEIGHTS = 1500
@@ -52,6 +52,7 @@ class SearchOptions:
     ladder_every: int = 4
     # As many minima expected unseen round to none: where the search stops.
     max_expected_unseen: float = 0.5
+    max_steps: int = 4000  # of a descent
     max_rounds: int = 6  # of `starts` descents each, at which the search gives up
     max_block: int = (
         10  # rows or columns of which all subsets are tried for a bound on the rank
@@ -165,9 +166,10 @@ def minima(
 ) -> Minima:
     """Return the lowest local minimum of each rank that has one, by rank.
 
-    If every entry is observed once, these are all minima, in closed form and for any size. In all
-    other cases what is returned is verified, but that nothing is missing is not proved, except for
-    the symmetric minima of the 2 x 2 family: `unseen` of the list estimates it, for each rank.
+    If every entry is observed once, these are all minima, in closed form and for any size. For the
+    2 x 2 family from depth 3 on, they are all that are symmetric, in closed form; searches have
+    found no others. In all other cases what is returned is verified, but that nothing is missing
+    is not proved: `unseen` of the list estimates it, for each rank.
 
     Parameters
     ----------
@@ -179,9 +181,10 @@ def minima(
     weight_decay
         lam, the coefficient of |theta|^2 (see `overt.decay.schedule` for other conventions).
     starts
-        Random starts for each rank. As long as half a minimum or more is expected to be missing
-        (the classical rule), as many are added, up to six times. On 15 random problems, other than
-        the benchmark's, 192 found 97 % of what 600 found, and 64 found 90 %.
+        Random starts for each rank, where minima are searched for. As long as half a minimum or
+        more is expected to be missing (the classical rule), as many are added, up to six times. On
+        15 random problems, other than the benchmark's, 192 found 97 % of what 600 found, and 64
+        found 90 %.
     seed
         Of the starts.
     fitting_rank
@@ -212,7 +215,8 @@ def minima(
     # A = c B and weights c^(1/L) phi: the loss is c^2 (C(B) + lam c^(2/L - 2) |phi|^2).
     lam *= unit ** (2 / depth - 2)
     ranks = range(1, min(problem.shape) + 1)
-    search = Search(problem, depth, lam, known)
+    search = Search(problem, depth, lam, known, ranks)
+    epsilon = family.epsilon_of(problem) if depth > 2 else None
     if observed is not None:
         for rung in fully_observed.ladder(observed / unit, depth, lam):
             m = verify(
@@ -220,19 +224,17 @@ def minima(
             )
             m = replace(m, isolated=rung.dimension == 0, dimension=rung.dimension)
             search.found.append(m)
-        search.starts = dict.fromkeys(ranks, 0)
-        search.unseen = dict.fromkeys(ranks, 0.0)
-        found = search.found
     else:
         search.add(np.zeros(problem.shape), "origin")
-        epsilon = family.epsilon_of(problem) if depth > 2 else None
-        if epsilon is not None:
-            for rank in ranks:
-                for A in family.critical_points(epsilon, depth, lam, rank):
-                    search.add(A, "closed form")
         for rank in ranks:
-            search.run(rank, starts, rng)
-        found = [m for m in search.found if m.verified]
+            if epsilon is None:
+                search.run(rank, starts, rng)
+                continue
+            for A in family.critical_points(epsilon, depth, lam, rank):
+                search.add(A, "closed form")
+    found = search.found
+    if observed is None:
+        found = [m for m in found if m.verified]
     result = Minima()
     for m in sorted(found, key=lambda m: (m.rank, m.loss)):
         if every or not result or m.rank != result[-1].rank:
@@ -275,10 +277,12 @@ def smallest_fitting_rank(
     layers.check_entries(problem)
     starts = whole("starts", starts)
     rng = generator(seed)
-    problem, _ = _in_units(problem)
+    problem, _ = _in_units(_without_repetitions(problem))
     scale = layers.cost(problem, np.zeros(problem.shape))
     if scale == 0:
         return FittingRank(0, 0)
+    if family.epsilon_of(problem) is not None:
+        return FittingRank(1, 1)
     observed = fully_observed.observed_matrix(problem)
     if observed is not None:
         rank = int(np.linalg.matrix_rank(observed, rtol=OPTIONS.smallest_value))
@@ -298,7 +302,12 @@ class Search:
     """Collects minima from descents in networks of width r."""
 
     def __init__(
-        self, problem: Entries, depth: int, lam: float, known: FittingRank
+        self,
+        problem: Entries,
+        depth: int,
+        lam: float,
+        known: FittingRank,
+        ranks: Iterable[int],
     ) -> None:
         self._problem = problem
         self._depth = depth
@@ -306,8 +315,8 @@ class Search:
         self._fitting_rank = known
         self._size = float(np.sqrt(np.mean(problem.values**2))) or 1.0
         self.found: list[Minimum] = []
-        self.starts: dict[int, int] = {}
-        self.unseen: dict[int, float] = {}
+        self.starts = dict.fromkeys(ranks, 0)
+        self.unseen = dict.fromkeys(ranks, 0.0)
 
     def add(self, A: Floats, proof: str) -> int:
         """Verify a critical point unless it is known; return its number."""
@@ -393,39 +402,36 @@ def descend(
     """Return where L-BFGS from these weights ends."""
     from overt.decay.descent import lbfgs
 
-    shapes = [(W.shape[0], W.shape[1]) for W in weights]
+    shapes = [W.shape for W in weights]
     sizes = np.array([shapes[0][1], *(m for m, _ in shapes)])
     # One memory layout, so that one kernel is compiled.
-    rows, cols, values = map(
-        np.ascontiguousarray, (problem.rows, problem.cols, problem.values)
-    )
-    theta, _ = lbfgs(
-        layers.flatten(weights), sizes, rows, cols, values, float(lam), tol, 4000
-    )
-    return layers.unflatten(theta, shapes)
+    rows = np.ascontiguousarray(problem.rows)
+    cols = np.ascontiguousarray(problem.cols)
+    values = np.ascontiguousarray(problem.values)
+    start = layers.flatten(weights)
+    end = lbfgs(start, sizes, rows, cols, values, float(lam), tol, OPTIONS.max_steps)
+    return layers.unflatten(end, shapes)
 
 
 def polish(problem: Entries, weights: layers.Layers, lam: float) -> list[Floats]:
     """Take Newton steps, in the least-norm sense across the symmetry's flat directions."""
-    shapes = [(W.shape[0], W.shape[1]) for W in weights]
-    theta = layers.flatten(weights)
+    weights = list(weights)
+    shapes = [W.shape for W in weights]
     for _ in range(8):
-        W = layers.unflatten(theta, shapes)
-        g = layers.flatten(layers.gradient(problem, W, lam))
-        if np.abs(g).max() < 1e-14:
+        slope = _largest_slope(problem, weights, lam)
+        if slope < 1e-14:
             break
-        values, vectors = np.linalg.eigh(layers.hessian(problem, W, lam))
+        values, vectors = np.linalg.eigh(layers.hessian(problem, weights, lam))
         if values[0] < -1e-6 * values[-1]:
             break  # a Newton step from here may go to a saddle
-        inverse = np.where(
-            values > 1e-9 * values[-1], 1 / np.maximum(values, 1e-300), 0
-        )
-        candidate = theta - vectors @ (inverse * (vectors.T @ g))
-        after = layers.gradient(problem, layers.unflatten(candidate, shapes), lam)
-        if np.abs(layers.flatten(after)).max() >= np.abs(g).max():
+        curved = values > 1e-9 * values[-1]
+        g = layers.flatten(layers.gradient(problem, weights, lam))
+        step = vectors[:, curved] @ (vectors[:, curved].T @ g / values[curved])
+        candidate = layers.unflatten(layers.flatten(weights) - step, shapes)
+        if _largest_slope(problem, candidate, lam) >= slope:
             break
-        theta = candidate
-    return layers.unflatten(theta, shapes)
+        weights = candidate
+    return weights
 
 
 def random_starts(
@@ -458,9 +464,7 @@ def verify(
     rank = numerical_rank(A) if rank is None else rank
     width = min(problem.shape)
     weights = layers.balanced(A, depth, width, rank)
-    gradient = float(
-        np.abs(layers.flatten(layers.gradient(problem, weights, lam))).max()
-    )
+    gradient = _largest_slope(problem, weights, lam)
     largest = max(1.0, float(np.abs(problem.values).max()))
     verified = gradient <= OPTIONS.stationary * largest
     curvature = np.nan
@@ -506,13 +510,12 @@ def _is_continuum(
     way of order h^2; a direction that is flat to second order only takes them back all of h.
     """
     theta = layers.flatten(weights)
-    shapes = [(len(W), W.shape[1]) for W in weights]
+    shapes = [W.shape for W in weights]
     values, vectors = np.linalg.eigh(H)
-    U, sizes, _ = np.linalg.svd(_symmetry_tangents(weights), full_matrices=False)
-    symmetry = U[:, sizes > 1e-8]
-    flat = vectors[:, np.argsort(np.abs(values))]
-    flat = flat[:, : dimension + symmetry.shape[1]]
-    beyond = np.linalg.svd(flat - symmetry @ (symmetry.T @ flat))[0][:, :dimension]
+    flat = vectors[:, np.abs(values) <= OPTIONS.flat * values[-1]]
+    # The symmetry's directions are those that leave the product as it is.
+    changes = [layers.product_change(weights, direction) for direction in flat.T]
+    beyond = flat @ np.linalg.svd(np.stack(changes))[0][:, :dimension]
     rng = np.random.default_rng(0)
     before = layers.loss(problem, weights, lam)
     h = 1e-2 * float(np.linalg.norm(theta))
@@ -520,7 +523,7 @@ def _is_continuum(
         direction = beyond @ rng.standard_normal(dimension)
         start = theta + h * direction / np.linalg.norm(direction)
         after = polish(problem, layers.unflatten(start, shapes), lam)
-        gradient = np.abs(layers.flatten(layers.gradient(problem, after, lam))).max()
+        gradient = _largest_slope(problem, after, lam)
         rise = abs(layers.loss(problem, after, lam) - before)
         way = np.linalg.norm(layers.flatten(after) - start)
         if gradient > OPTIONS.stationary or rise > 1e-9 * before or way > 0.1 * h:
@@ -528,20 +531,10 @@ def _is_continuum(
     return True
 
 
-def _symmetry_tangents(weights: layers.Layers) -> Floats:
-    """Return the tangents of the symmetry, K W_l and -W_(l+1) K for antisymmetric K, as columns."""
-    columns = [np.zeros(sum(W.size for W in weights))]
-    for layer in range(len(weights) - 1):
-        W = weights[layer]
-        after = weights[layer + 1]
-        for p, q in combinations(range(len(W)), 2):
-            change = [np.zeros_like(V) for V in weights]
-            change[layer][p] = W[q]
-            change[layer][q] = -W[p]
-            change[layer + 1][:, q] = -after[:, p]
-            change[layer + 1][:, p] = after[:, q]
-            columns.append(layers.flatten(change))
-    return np.stack(columns, axis=1)
+def _largest_slope(problem: Entries, weights: layers.Layers, lam: float) -> float:
+    """Return the largest entry of the gradient."""
+    slopes = layers.gradient(problem, weights, lam)
+    return float(np.abs(layers.flatten(slopes)).max())
 
 
 def _in_units(problem: Entries) -> tuple[Entries, float]:
@@ -557,6 +550,16 @@ def _in_units(problem: Entries) -> tuple[Entries, float]:
         return problem, 1.0
     unit = float(2.0 ** np.round(np.log2(size)))
     return replace(problem, values=problem.values / unit), unit
+
+
+def _without_repetitions(problem: Entries) -> Entries:
+    """Return each observed entry once, with the mean of its values: no matrix fits more."""
+    times = np.full(len(problem), np.nan)
+    merged = merge_duplicates(problem.rows, problem.cols, problem.values, times, "mean")
+    if merged is None:
+        return problem
+    first, values, _ = merged
+    return Entries(problem.rows[first], problem.cols[first], values, problem.shape)
 
 
 def _with_units(minimum: Minimum, depth: int, unit: float) -> Minimum:
@@ -600,4 +603,4 @@ def _refuse_large(problem: Entries, depth: int) -> None:
 
 def _weight_count(problem: Entries, depth: int) -> int:
     shapes = layers.shapes(problem.shape, depth, min(problem.shape))
-    return sum(m * n for m, n in shapes)
+    return sum(outputs * inputs for outputs, inputs in shapes)

@@ -6,6 +6,7 @@ of the weights theta is C(W_L ... W_1) + lam |theta|^2 ([One-way jumps] 2.1).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -21,13 +22,16 @@ from overt._check import (
     plain_array,
     whole,
 )
-from overt.entries import Entries
+from overt.entries.entries import Entries
 
 Layers = Sequence[Floats]
 """[W_1, ..., W_L], each outputs x inputs."""
 
 MAX_DEPTH = 10_000
 """Most layers of a network."""
+
+TINY = 1e-30
+"""An imaginary step: its square is lost in rounding."""
 
 
 def check_entries(problem: object) -> None:
@@ -54,22 +58,26 @@ def balanced(
 
     Singular values beyond `rank` are dropped: the root would turn their rounding into weights.
     """
-    depth, A = whole("depth", depth, 2, MAX_DEPTH), doubles("A", A, ndim=2)
+    depth = whole("depth", depth, 2, MAX_DEPTH)
+    A = doubles("A", A, ndim=2)
     U, s, Vt = np.linalg.svd(A, full_matrices=False)
     width = len(s) if width is None else whole("width", width)
     n = min(width, len(s)) if rank is None else rank
     root = s[:n] ** (1 / depth)
     weights = [np.zeros(size) for size in shapes(A.shape, depth, width)]
-    weights[0][:n], weights[-1][:, :n] = root[:, None] * Vt[:n], U[:, :n] * root
+    weights[0][:n] = root[:, None] * Vt[:n]
+    weights[-1][:, :n] = U[:, :n] * root
     for middle in weights[1:-1]:
-        middle[range(n), range(n)] = root
+        np.fill_diagonal(middle[:n, :n], root)
     return weights
 
 
 def imbalance(weights: Layers) -> float:
     """max_l |W_l W_l' - W_(l+1)' W_(l+1)| (Frobenius); 0 at every critical point."""
-    gaps = (W @ W.T - after.T @ after for W, after in pairwise(weights))
-    return max(float(np.linalg.norm(gap)) for gap in gaps)
+    gaps = []
+    for W, after in pairwise(weights):
+        gaps.append(float(np.linalg.norm(W @ W.T - after.T @ after)))
+    return max(gaps)
 
 
 def cost(entries: Entries, A: Floats) -> float:
@@ -79,11 +87,10 @@ def cost(entries: Entries, A: Floats) -> float:
 
 def cost_gradient(entries: Entries, A: Floats) -> Floats:
     """Return the derivative of C by the matrix."""
-    flat = entries.rows * entries.shape[1] + entries.cols
-    residuals = A[entries.rows, entries.cols] - entries.values
-    size = entries.shape[0] * entries.shape[1]
-    sums = np.bincount(flat, residuals / len(entries), minlength=size)
-    return np.asarray(sums.reshape(entries.shape), dtype=np.float64)
+    at = (entries.rows, entries.cols)
+    D = np.zeros_like(A)
+    np.add.at(D, at, (A[at] - entries.values) / len(entries))
+    return D
 
 
 def train_error(entries: Entries, A: Any) -> float:
@@ -127,42 +134,38 @@ def loss(entries: Entries, weights: Layers, weight_decay: float) -> float:
 
 def gradient(entries: Entries, weights: Layers, weight_decay: float) -> list[Floats]:
     """dL/dW_l = (W_L ... W_(l+1))' C'(A) (W_(l-1) ... W_1)' + 2 lam W_l."""
-    below, above = _partial_products(weights)
-    D = cost_gradient(entries, weights[-1] @ below[-1])
-    return [
-        P.T @ D @ Q.T + 2 * weight_decay * W
-        for W, P, Q in zip(weights, above, below, strict=True)
-    ]
+    below = [np.eye(weights[0].shape[1])]  # W_(l-1) ... W_1 for each l
+    for W in weights:
+        below.append(W @ below[-1])
+    D = cost_gradient(entries, below.pop())
+    slopes = []
+    for W, P in zip(weights[::-1], below[::-1], strict=True):
+        slopes.append(D @ P.T + 2 * weight_decay * W)
+        D = W.T @ D
+    return slopes[::-1]
 
 
 def hessian(entries: Entries, weights: Layers, weight_decay: float) -> Floats:
     """Return the second derivative of L by all weights, (parameters, parameters).
 
-    H[l, m] = J_l' J_m / N + (the derivative of J_l' C'(A) by W_m) + 2 lam [l = m], where J_l is
-    the derivative of the observed entries of A by W_l.
+    L is a polynomial, so imaginary steps give the derivative of its gradient to the last digit.
     """
-    L = len(weights)
-    below, above = _partial_products(weights)
-    D = cost_gradient(entries, product(weights))
-    seen = [
-        np.einsum("na,nb->nab", P[entries.rows], Q[:, entries.cols].T)
-        for P, Q in zip(above, below, strict=True)
-    ]
-    J = np.concatenate([part.reshape(len(entries), -1) for part in seen], axis=1)
-    H = J.T @ J / len(entries) + 2 * weight_decay * np.eye(J.shape[1])
-    ends = np.cumsum([0, *(W.size for W in weights)])
-    for low in range(L):
-        for high in range(low + 1, L):
-            # d2 <D, W_L..dW_high..dW_low..W_1>: entries (p, q) of dW_high and (a, b) of dW_low.
-            between = np.eye(weights[low].shape[0])
-            for W in weights[low + 1 : high]:
-                between = W @ between
-            outer = above[high].T @ D @ below[low].T  # (p, b)
-            block = np.einsum("pb,qa->abpq", outer, between)
-            block = block.reshape(weights[low].size, weights[high].size)
-            H[ends[low] : ends[low + 1], ends[high] : ends[high + 1]] += block
-            H[ends[high] : ends[high + 1], ends[low] : ends[low + 1]] += block.T
-    return H
+    sizes = [W.shape for W in weights]
+    theta = flatten(weights).astype(complex)
+    columns = []
+    for k in range(len(theta)):
+        theta[k] += 1j * TINY
+        slopes = gradient(entries, unflatten(theta, sizes), weight_decay)
+        columns.append(flatten(slopes).imag / TINY)
+        theta[k] = theta[k].real
+    return np.stack(columns)
+
+
+def product_change(weights: Layers, direction: Floats) -> Floats:
+    """Return the derivative of W_L ... W_1 along a direction of all weights, as a vector."""
+    sizes = [W.shape for W in weights]
+    moved = unflatten(flatten(weights) + 1j * TINY * direction, sizes)
+    return product(moved).imag.ravel() / TINY
 
 
 def flatten(weights: Layers) -> Floats:
@@ -170,25 +173,20 @@ def flatten(weights: Layers) -> Floats:
     return np.concatenate([W.ravel() for W in weights])
 
 
-def unflatten(theta: Floats, shapes: Sequence[tuple[int, int]]) -> list[Floats]:
+def unflatten(theta: Floats, shapes: Sequence[tuple[int, ...]]) -> list[Floats]:
     """Return the layers of these shapes that `theta` holds."""
-    ends = np.cumsum([m * n for m, n in shapes])
-    parts = np.split(theta, ends[:-1])
-    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+    layers = []
+    start = 0
+    for shape in shapes:
+        end = start + math.prod(shape)
+        layers.append(theta[start:end].reshape(shape))
+        start = end
+    return layers
 
 
 def shapes(shape: tuple[int, int], depth: int, width: int) -> list[tuple[int, int]]:
     """Return the layers' shapes (outputs, inputs) for a matrix of this shape."""
-    sizes = [shape[1], *[width] * (depth - 1), shape[0]]
-    return list(zip(sizes[1:], sizes, strict=False))
-
-
-def _partial_products(weights: Layers) -> tuple[list[Floats], list[Floats]]:
-    """Return (W_(l-1) ... W_1 for each l, W_L ... W_(l+1) for each l)."""
-    below = [np.eye(weights[0].shape[1])]
-    for W in weights[:-1]:
-        below.append(W @ below[-1])
-    above = [np.eye(weights[-1].shape[0])]
-    for W in weights[:0:-1]:
-        above.append(above[-1] @ W)
-    return below, above[::-1]
+    hidden = [width] * (depth - 1)
+    outputs = [*hidden, shape[0]]
+    inputs = [shape[1], *hidden]
+    return list(zip(outputs, inputs, strict=True))

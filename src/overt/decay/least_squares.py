@@ -17,7 +17,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.linalg import svds
 
 from overt._check import Floats
-from overt.entries import Entries
+from overt.entries.entries import Entries
 
 LEADING_REST = 0.1
 """A rank-one fit dominates if it leaves less than this share of the mean square. The descent on
@@ -32,12 +32,14 @@ ROUNDING = 1e-20
 
 def leading_factors(entries: Entries) -> tuple[Floats, Floats] | None:
     """Return the factors of a rank-one fit that dominates the entries; None if none does."""
-    if min(entries.shape) < 3 or not np.any(entries.values):
+    smaller_side = min(entries.shape)
+    if smaller_side < 3 or not np.any(entries.values):
         return None
-    U, s, Vt = svds(entries.to_sparse(), k=1, v0=np.ones(min(entries.shape)))
+    U, s, Vt = svds(entries.to_sparse(), k=1, v0=np.ones(smaller_side))
     # Missing entries count as 0 there, which makes it too small.
     guess = (U * s @ Vt)[entries.rows, entries.cols]
-    root = np.sqrt(s * (guess @ entries.values) / (guess @ guess))
+    factor = guess @ entries.values / (guess @ guess)
+    root = np.sqrt(s * factor)
     U, V = refine(entries, U * root, Vt.T * root)
     share = mean_square_residual(entries, U, V) / np.mean(entries.values**2)
     return (U, V) if ROUNDING < share < LEADING_REST else None
@@ -46,7 +48,8 @@ def leading_factors(entries: Entries) -> tuple[Floats, Floats] | None:
 def refine(entries: Entries, U: Floats, V: Floats) -> tuple[Floats, Floats]:
     """Return the factors after sweeps of least squares over both sides."""
     at = (entries.rows, entries.cols)
-    counts = coo_array((np.ones(len(entries)), at), shape=entries.shape).tocsr()
+    ones = np.ones(len(entries))
+    counts = coo_array((ones, at), shape=entries.shape).tocsr()
     sums = entries.to_sparse()
     for _ in range(SWEEPS):
         noise = mean_square_residual(entries, U, V)
@@ -57,8 +60,8 @@ def refine(entries: Entries, U: Floats, V: Floats) -> tuple[Floats, Floats]:
 
 def mean_square_residual(entries: Entries, U: Floats, V: Floats) -> float:
     """Return the mean squared residual of U V' over the entries."""
-    residuals = np.sum(U[entries.rows] * V[entries.cols], axis=1) - entries.values
-    return float(np.mean(residuals**2))
+    fitted = np.sum(U[entries.rows] * V[entries.cols], axis=1)
+    return float(np.mean((fitted - entries.values) ** 2))
 
 
 def _solve_rows(counts: Any, sums: Any, U: Floats, V: Floats, noise: float) -> Floats:
@@ -68,8 +71,10 @@ def _solve_rows(counts: Any, sums: Any, U: Floats, V: Floats, noise: float) -> F
     deviation = np.sqrt(U.var(axis=0) + ROUNDING * np.mean(U**2))
     V = V * deviation
     products = V[:, :, None] * V[:, None, :]
-    gram = (counts @ products.reshape(len(V), -1)).reshape(-1, rank, rank)
+    gram = counts @ products.reshape(len(V), -1)
+    gram = gram.reshape(-1, rank, rank)
     right = sums @ V - gram @ (mean / deviation)
     weight = noise + 1e-14 * gram.max()  # invertible, also where columns are equal
-    change = np.linalg.solve(gram + weight * np.eye(rank), right[..., None])
+    system = gram + weight * np.eye(rank)
+    change = np.linalg.solve(system, right[..., None])
     return np.asarray(mean + deviation * change[..., 0])

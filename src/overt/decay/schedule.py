@@ -16,14 +16,12 @@ The paper's figures are reproduced by "pytorch" only (found by trial; the paper 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Self
 
-import numpy as np
-
-from overt._check import InputError, InputTypeError, choice, number, plain_array, whole
+from overt._check import InputError, InputTypeError, choice, number, whole
 
 _FACTORS = {"loss": (1.0, 1.0), "appendix": (1.0, 0.5), "pytorch": (2.0, 0.25)}
 CONVENTIONS = tuple(_FACTORS)
@@ -161,25 +159,16 @@ class Schedule:
         """Number of steps in all."""
         return sum(phase.steps for phase in self.phases)
 
-    def until(self, step: int) -> Schedule:
-        """Return the schedule's first `step` steps."""
-        pieces = self.pieces([whole("step", step)])
-        kept = [replace(phase, steps=b - a) for a, b, phase in pieces if b <= step]
-        return Schedule(tuple(kept))
-
-    def pieces(self, cuts: Sequence[int]) -> list[tuple[int, int, Phase]]:
+    def pieces(self, cuts: Iterable[int]) -> list[tuple[int, int, Phase]]:
         """Return (first step, last step + 1, phase), cut at phase ends and at the given steps."""
-        if (
-            not isinstance(cuts, (Sequence, np.ndarray))
-            or plain_array("cuts", cuts).ndim != 1
-        ):
-            raise InputTypeError(f"cuts must be a list of steps, got {cuts!r:.60}")
-        cuts = [whole("cuts", cut, 0) for cut in cuts]
-        result, first = [], 0
+        result = []
+        first = 0
         for phase in self.phases:
             last = first + phase.steps
-            marks = [first, *(c for c in cuts if first < c < last), last]
-            result += [(a, b, phase) for a, b in pairwise(marks) if b > a]
+            inside = [cut for cut in cuts if first < cut < last]
+            for start, end in pairwise([first, *inside, last]):
+                if end > start:
+                    result.append((start, end, phase))
             first = last
         return result
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -31,7 +31,7 @@ from overt._check import (
 from overt._running import Meter, checked_engine, mapped_seeds, meter, thread_count
 from overt.decay import layers
 from overt.decay.schedule import Schedule
-from overt.entries import Entries
+from overt.entries.entries import Entries
 from overt.results import Result, Status
 
 STEPS_PER_CALL = 20_000
@@ -353,15 +353,15 @@ def _execute(
             log.write(last, number, run.layers())
 
     with threadpool_limits(1), ThreadPoolExecutor(threads) as pool:
-        waiting = {pool.submit(work, number) for number in range(len(runs))}
+        waiting = [pool.submit(work, number) for number in range(len(runs))]
         try:
-            while waiting:
-                done, waiting = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
-                for future in done:
-                    future.result()
+            for future in waiting:
+                future.result()
         except KeyboardInterrupt:
+            return False
+        finally:  # an error of one run ends the others, too
             stop.set()
-    return not stop.is_set()
+    return True
 
 
 class Records:
@@ -375,47 +375,45 @@ class Records:
         balance: bool,
     ) -> None:
         self.steps = steps
-        self._positions = {step: k for k, step in enumerate(steps)}
         self.diverged = np.zeros(runs, dtype=bool)
+        self._positions = {step: k for k, step in enumerate(steps)}
         self._problem = problem
         self._balance = balance
         rows, cols = problem.missing
         shown = len(rows) if len(rows) <= MAX_RECORDED_MISSING else 0
         self._missing = (rows[:shown], cols[:shown])
-        size = (runs, len(steps))
-        self._values = {
-            "singular_values": np.full((*size, min(problem.shape)), np.nan),
-            "missing": np.full((*size, shown), np.nan),
-            "train_error": np.full(size, np.nan),
-            "test_error": np.full(size, np.nan),
-            "imbalance": np.full(size, np.nan),
-        }
+        # Singular values, missing entries, errors and imbalance, side by side.
+        self._ends = (min(problem.shape), min(problem.shape) + shown)
+        self._table = np.full((runs, len(steps), self._ends[1] + 3), np.nan)
 
     def write(self, step: int, run: int, weights: layers.Layers) -> None:
         """Record a run after `step` steps, if this step is to be recorded."""
         if step not in self._positions:
             return
-        at = (run, self._positions[step])
         A = layers.product(weights)
-        s = np.linalg.svd(A, compute_uv=False)
-        self._values["singular_values"][at] = s
-        self._values["missing"][at] = A[self._missing]
-        self._values["train_error"][at] = layers.train_error(self._problem, A)
-        self._values["test_error"][at] = layers.test_error(self._problem, A)
-        if self._balance:
-            self._values["imbalance"][at] = layers.imbalance(weights)
+        self._table[run, self._positions[step]] = [
+            *np.linalg.svd(A, compute_uv=False),
+            *A[self._missing],
+            layers.train_error(self._problem, A),
+            layers.test_error(self._problem, A),
+            layers.imbalance(weights) if self._balance else np.nan,
+        ]
 
     def close(
         self, weights: Sequence[layers.Layers], schedule: Schedule, finished: bool
     ) -> Runs:
         """Return the records with the runs' final weights."""
         steps = np.array(self.steps)
-        s = self._values["singular_values"]
+        s, missing, rest = np.split(self._table, self._ends, axis=-1)
         ratio = spectral_ratio(s, 1) if s.shape[-1] > 1 else 0 * s[..., 0]
         status = Status.DIVERGED if self.diverged.any() else Status.FINISHED
         return Runs(
             steps=steps,
-            **self._values,
+            singular_values=s,
+            missing=missing,
+            train_error=rest[..., 0],
+            test_error=rest[..., 1],
+            imbalance=rest[..., 2],
             weights=tuple(np.stack(W) for W in zip(*weights, strict=True)),
             jump_step=last_crossing(steps, ratio, JUMP_RATIO),
             phases=np.array(schedule.to_dict()["phases"]),

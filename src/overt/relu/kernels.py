@@ -1,4 +1,4 @@
-"""Algorithm 4 compiled; `overt.relu.reference` holds the same function in plain NumPy."""
+"""Algorithm 4 of the thesis (section 5.2), compiled."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from overt._check import Array
-from overt._compiled import njit
+from overt._running import njit
 
 ROUNDING = 1e-12
 """Relative excess over the largest norm at which a row counts as too long."""

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from overt._check import Array
-from overt._compiled import njit
+from overt._running import njit
 
 OPTIONS = {"error_model": "numpy", "fastmath": {"contract", "nsz"}}
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from overt._check import Array
-from overt._compiled import njit
+from overt._running import njit
 
 OPTIONS = {"error_model": "numpy"}
 
