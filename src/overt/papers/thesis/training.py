@@ -17,7 +17,7 @@ from overt.papers.evidence import EXACT, Evidence
 from overt.papers.records import Residuals, Rng, statement
 from overt.papers.relu_lazy import Guarantee, guarantee, required
 from overt.papers.relu_lazy import margin as data_margin
-from overt.relu import reference
+from overt.relu import kernels
 
 
 @statement("Assumption 2", "5.2", how="bound evaluated")
@@ -218,7 +218,7 @@ def dropout_regret(scale: int, rng: Rng) -> Residuals:
         b = rng.random(m) < 0.5
         gradient = (a * b * (W @ X[i] > 0))[:, None] * X[i] / math.sqrt(m)
         bound += 2 / T * np.logaddexp(0, -y[i] * np.sum(gradient * U, axis=(1, 2)))
-        reference.descend(W, a, X, y, np.array([i]), b[None], eta, c, margin)
+        kernels.descend(W, a, X, y, np.array([i]), b[None], eta, c, margin)
         loss += float(np.logaddexp(0, -margin[0])) / T
     yield loss - bound.min()
     detail = f"50 competitors, {T} steps; null: a tenth of the bound"
