@@ -22,7 +22,7 @@ from overt import (
 )
 from overt._check import InputTypeError
 from overt.noise import Noise
-from overt.spectral import KSupport, Schatten, SquaredNuclear, WeightedTrace
+from overt.spectral import KSupport, Schatten, SquaredNuclear
 
 NAN, INF = math.nan, math.inf
 U, V, H = np.ones((2, 4)), np.ones((3, 4)), np.ones((5, 4))
@@ -30,7 +30,6 @@ W1, W2 = np.ones((4, 3)), np.ones((2, 4))
 A3 = np.ones((6, 2, 3))
 S = np.array([3.0, 2.0, 1.0])
 HALF = Dropout(0.5)
-TRACE = WeightedTrace([0.5, 0.5], [0.2, 0.3, 0.5])
 
 
 def refuse(call, *fragments):
@@ -66,7 +65,6 @@ DROP_PROB_CALLS = {
     "Dropout": Dropout,
     "DropBlock": lambda p: DropBlock(p, 2),
     "DropConnect": DropConnect,
-    "relu_isotropic": lambda p: penalty.relu_isotropic(U, V, p),
     "dropconnect": lambda p: penalty.dropconnect(U, V, p),
     "deep": lambda p: penalty.deep([W1, W2], p),
     "deep-per-layer": lambda p: penalty.deep([W1, np.ones((4, 4)), W2], [0.1, p]),
@@ -173,7 +171,6 @@ ARRAY_CALLS = {
         (5, 4),
         lambda x: penalty.predictive_variance(U, x, HALF),
     ),
-    "relu_isotropic-V": ("V", (3, 4), lambda x: penalty.relu_isotropic(U, x, 0.5)),
     "dropconnect-U": ("U", (2, 4), lambda x: penalty.dropconnect(x, V, 0.5)),
     "dropconnect-V": ("V", (3, 4), lambda x: penalty.dropconnect(U, x, 0.5)),
     "deep-first": ("weights[0]", (4, 3), lambda x: penalty.deep([x, W2], 0.5)),
@@ -216,31 +213,9 @@ ARRAY_CALLS = {
     "matrix_value-A": ("A", (2, 3), SquaredNuclear().matrix_value),
     "matrix_dual-A": ("A", (2, 3), SquaredNuclear().matrix_dual),
     "matrix_prox-A": ("A", (2, 3), lambda x: KSupport(2).matrix_prox(x, 0.5)),
-    "WeightedTrace-rows": ("row_weights", (2,), lambda x: WeightedTrace(x, [0.5, 0.5])),
-    "WeightedTrace-cols": ("col_weights", (2,), lambda x: WeightedTrace([0.5, 0.5], x)),
-    "WeightedTrace-value": ("A", (2, 3), TRACE.matrix_value),
-    "WeightedTrace-dual": ("A", (2, 3), TRACE.matrix_dual),
-    "WeightedTrace-prox": ("A", (2, 3), lambda x: TRACE.matrix_prox(x, 0.5)),
-    "WeightedTrace-weigh": ("A", (2, 3), TRACE.weigh),
     "factorization_cost": ("s", (3,), lambda x: spectral.factorization_cost(x, 2)),
     "equalizer": ("U", (2, 4), equalize.equalizer),
-    "hadamard_equalizer": ("U", (2, 4), equalize.hadamard_equalizer),
     "equalize_product": ("A", (2, 3), lambda x: equalize.equalize_product(x, 3)),
-    "equalize_weighted": (
-        "A",
-        (2, 3),
-        lambda x: equalize.equalize_weighted(x, [0.5, 0.5], [0.2, 0.3, 0.5], 3),
-    ),
-    "rank_one_deep-u": (
-        "u",
-        (2,),
-        lambda x: equalize.rank_one_deep(x, [1.0, 2.0], [3]),
-    ),
-    "rank_one_deep-v": (
-        "v",
-        (2,),
-        lambda x: equalize.rank_one_deep([1.0, 2.0], x, [3]),
-    ),
     "schur_horn-eigenvalues": (
         "eigenvalues",
         (2,),
@@ -328,20 +303,10 @@ WHOLE_NUMBER_CALLS = {
     "induced-width": ("width", lambda n: spectral.induced(HALF, n)),
     "factorization_cost-depth": ("depth", lambda n: spectral.factorization_cost(S, n)),
     "nu-widths": ("widths[1]", lambda n: spectral.nu([3, n], 0.5)),
-    "rank_one_deep-widths": (
-        "widths[0]",
-        lambda n: equalize.rank_one_deep([1.0], [1.0], [n]),
-    ),
     "block_imbalance-size": ("block_size", lambda n: equalize.block_imbalance(U, V, n)),
     "equalize_product-width": (
         "width",
         lambda n: equalize.equalize_product(np.ones((2, 2)), n),
-    ),
-    "equalize_weighted-width": (
-        "width",
-        lambda n: equalize.equalize_weighted(
-            np.ones((2, 2)), [0.5, 0.5], [0.5, 0.5], n
-        ),
     ),
 }
 
@@ -372,7 +337,6 @@ WEIGHT_CALLS = {
     "Schatten-2": lambda w: Schatten(2).prox(S, w),
     "Schatten-inf": lambda w: Schatten(INF).prox(S, w),
     "matrix": lambda w: KSupport(1).matrix_prox(U, w),
-    "WeightedTrace": lambda w: TRACE.matrix_prox(np.ones((2, 3)), w),
 }
 
 
@@ -592,26 +556,6 @@ MISFITS = {
         "zero",
         "at 1",
     ),
-    "zero-weight": (
-        lambda: WeightedTrace([0.5, 0.0], [1.0]),
-        "row_weights must be positive",
-        "0.",
-    ),
-    "negative-weight": (
-        lambda: WeightedTrace([1.0], [-0.5]),
-        "col_weights must be positive",
-        "-0.5",
-    ),
-    "weighted-shape": (
-        lambda: TRACE.weigh(np.ones((3, 2))),
-        "A must be 2 x 3",
-        "(3, 2)",
-    ),
-    "weighted-product-shape": (
-        lambda: equalize.equalize_weighted(np.ones((3, 2)), [0.5, 0.5], [0.5, 0.5], 2),
-        "A must be 2 x 2",
-        "(3, 2)",
-    ),
     "schatten-zero": (lambda: Schatten(0), "p must", "above 0", "0"),
     "schatten-nan": (lambda: Schatten(NAN), "p must", "nan"),
     "schatten-text": (lambda: Schatten("a"), "p must", "'a'"),
@@ -629,16 +573,6 @@ MISFITS = {
     ),
     "nu-no-layer": (lambda: spectral.nu([], 0.5), "widths", "none"),
     "nu-float": (lambda: spectral.nu(5.0, 0.5), "widths", "5.0"),
-    "rank-one-no-layer": (
-        lambda: equalize.rank_one_deep([1.0], [1.0], []),
-        "widths",
-        "none",
-    ),
-    "rank-one-float": (
-        lambda: equalize.rank_one_deep([1.0], [1.0], 5.0),
-        "widths",
-        "5.0",
-    ),
     "schur-horn-lengths": (
         lambda: equalize.schur_horn([1.0, 2.0], [3.0]),
         "diagonal must have 2 entries",
@@ -649,11 +583,6 @@ MISFITS = {
         "block_size must divide",
         "4",
         "3",
-    ),
-    "hadamard-width": (
-        lambda: equalize.hadamard_equalizer(np.ones((2, 6))),
-        "U must have 2^k columns",
-        "6",
     ),
     "product-width": (
         lambda: equalize.equalize_product(np.eye(3), 2),

@@ -4,11 +4,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from helpers import anisotropic, chain_product, paper_equalizer, square_root
+from helpers import anisotropic, paper_equalizer, square_root
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.optimize import minimize
-from scipy.spatial.transform import Rotation
 
 from overt import Dropout, InputError, equalize, penalty, spectral
 
@@ -91,29 +89,6 @@ def test_column_norms_are_the_root_mean_square():
     U = MATRICES["tall"]
     norms = column_norms(U @ equalize.equalizer(U))
     np.testing.assert_allclose(norms, np.linalg.norm(U) / math.sqrt(4), rtol=1e-13)
-
-
-@pytest.mark.parametrize("rows", [1, 5, 40])
-@pytest.mark.parametrize("k", range(6))
-def test_hadamard_equalizer(rows, k):
-    U = gaussian(rows, 2**k)
-    Q = equalize.hadamard_equalizer(U)
-    assert_orthogonal(Q)
-    assert_equal_entries(column_norms(U @ Q), 1e-12)
-
-
-def printed_hadamard(k):
-    """Z_1 = [1], Z_k = 2^((1-k)/2) [[Z, Z], [-Z, Z]], as in Remark 5.2."""
-    Z = np.ones((1, 1))
-    for i in range(2, k + 1):
-        Z = 2 ** ((1 - i) / 2) * np.block([[Z, Z], [-Z, Z]])
-    return Z
-
-
-@pytest.mark.parametrize("k", range(1, 7))
-def test_printed_hadamard_scale_is_orthogonal_only_below_three(k):
-    Z = printed_hadamard(k)
-    assert np.allclose(Z.T @ Z, np.eye(len(Z))) == (k < 3)
 
 
 def majorized(n, rng):
@@ -230,61 +205,6 @@ def product_law_penalty(U, V):
     return np.einsum("i,j,ik,jk->", P, Q, U**2, V**2)
 
 
-@pytest.mark.parametrize("width", [3, 5])
-def test_weighted_factors_attain_the_weighted_trace_norm(width):
-    A = gaussian(3, 4)
-    U, V = equalize.equalize_weighted(A, P, Q, width)
-    bound = spectral.WeightedTrace(P, Q).matrix_value(A) / width
-    np.testing.assert_allclose(U @ V.T, A, rtol=0, atol=1e-12)
-    assert product_law_penalty(U, V) == pytest.approx(bound, rel=1e-12)
-
-
-def test_rotating_plain_factors_does_not_attain_the_weighted_trace_norm():
-    A, width = gaussian(3, 4, seed=2), 3
-    bound = spectral.WeightedTrace(P, Q).matrix_value(A) / width
-    U, V = equalize.equalize_product(A, width)
-
-    def rotated_penalty(angles):
-        R = Rotation.from_rotvec(angles).as_matrix()
-        return product_law_penalty(U @ R, V @ R)
-
-    best = min(minimize(rotated_penalty, start).fun for start in gaussian(5, 3, seed=4))
-    assert best > 1.05 * bound
-
-
-def test_weighted_factors_beat_random_factors_of_the_same_map():
-    A = gaussian(3, 4)
-    least = product_law_penalty(*equalize.equalize_weighted(A, P, Q, 3))
-    for seed in range(50):
-        U = gaussian(3, 3, seed=seed)
-        V = np.linalg.solve(U, A).T
-        assert product_law_penalty(U, V) >= least
-
-
-def test_equal_weights_give_the_plain_factors_penalty():
-    A = gaussian(3, 4)
-    weighted = equalize.equalize_weighted(A, np.ones(3), np.ones(4), 5)
-    plain = equalize.equalize_product(A, 5)
-    assert penalty.shallow(*weighted, Dropout(0.5)) == pytest.approx(
-        penalty.shallow(*plain, Dropout(0.5)), rel=1e-12
-    )
-
-
-@pytest.mark.parametrize("widths", [[3], [2, 5], [4, 1, 3]], ids=str)
-def test_rank_one_network_is_the_given_map_and_equalized(widths):
-    u, v = gaussian(3), gaussian(4, seed=1)
-    weights = equalize.rank_one_deep(u, v, widths)
-    assert [W.shape[0] for W in weights] == [*widths, 3]
-    np.testing.assert_allclose(chain_product(weights), np.outer(u, v), rtol=1e-13)
-    np.testing.assert_allclose(equalize.equalization_gaps(weights), 0, atol=1e-12)
-
-
-def test_rank_one_network_is_equalized_for_its_own_geometry():
-    C = anisotropic(4, np.random.default_rng(5))
-    weights = equalize.rank_one_deep(gaussian(3), gaussian(4, seed=1), [2, 3])
-    np.testing.assert_allclose(equalize.equalization_gaps(weights, C), 0, atol=1e-12)
-
-
 @given(
     sizes=st.lists(st.integers(1, 4), min_size=3, max_size=5),
     seed=st.integers(0, 999),
@@ -381,25 +301,12 @@ def test_torch_and_numpy_results_have_the_same_effect():
     )
 
 
-def test_torch_hadamard_equalizer():
-    U = torch.tensor(gaussian(3, 8))
-    assert_equal_entries(
-        column_norms((U @ equalize.hadamard_equalizer(U)).numpy()), 1e-12
-    )
-
-
 @pytest.mark.parametrize(
     "shape", [(5, 3), (3, 3), (3, 5)], ids=["tall", "square", "wide"]
 )
 def test_gradient_through_the_equalized_matrix(shape):
     U = torch.tensor(gaussian(*shape), requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: x @ equalize.equalizer(x), U)
-
-
-@pytest.mark.parametrize("shape", [(5, 4), (2, 4)], ids=["tall", "wide"])
-def test_gradient_through_the_hadamard_equalized_matrix(shape):
-    U = torch.tensor(gaussian(*shape), requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x: x @ equalize.hadamard_equalizer(x), U)
 
 
 @pytest.mark.parametrize("width", [3, 5])

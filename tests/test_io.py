@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from overt import InputError
-from overt._io import read_matrix, read_sealed, write_csv, write_sealed, write_whole
+from overt._io import read_sealed, write_csv, write_sealed, write_whole
+from overt.cli.matrix_file import read_matrix
 
 M = np.array([[1.0, 2.5], [-3.0, 4e-3], [0.0, 1e6]])
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 
 from overt import CovarianceNoise, DropBlock, DropConnect, Dropout, spectral
-from overt.spectral import KSupport, Schatten, SquaredNuclear, WeightedTrace
+from overt.spectral import KSupport, Schatten, SquaredNuclear
 
 NORMS = {
     "nuclear": SquaredNuclear(),
@@ -480,46 +480,6 @@ def test_matrix_nuclear_prox_is_the_solvers_optimum():
 P, Q = np.array([0.5, 0.3, 0.2]), np.array([0.1, 0.4, 0.3, 0.2])
 
 
-def test_weighted_trace_value_and_its_weighing():
-    A, trace = random_matrix(3, 4), WeightedTrace(P, Q)
-    weighed = np.diag(np.sqrt(P)) @ A @ np.diag(np.sqrt(Q))
-    np.testing.assert_allclose(trace.weigh(A), weighed, rtol=1e-14)
-    np.testing.assert_allclose(trace.unweigh(trace.weigh(A)), A, rtol=1e-14)
-    expected = np.linalg.norm(weighed, "nuc") ** 2
-    assert trace.matrix_value(A) == pytest.approx(expected, rel=1e-13)
-
-
-def test_weighted_trace_duality():
-    trace = WeightedTrace(P, Q)
-    for seed in range(20):
-        A, B = random_matrix(3, 4, seed=seed), random_matrix(3, 4, seed=seed + 100)
-        assert np.sum(A * B) ** 2 <= trace.matrix_value(A) * trace.matrix_dual(B) * (
-            1 + 1e-12
-        )
-    W, _, Y = np.linalg.svd(trace.weigh(A), full_matrices=False)
-    attained = trace.weigh(W @ Y)
-    bound = trace.matrix_value(A) * trace.matrix_dual(attained)
-    assert np.sum(A * attained) ** 2 == pytest.approx(bound, rel=1e-12)
-
-
-@pytest.mark.parametrize("weight", [0.01, 0.3])
-def test_weighted_trace_prox_is_the_solvers_optimum(weight):
-    A, trace = random_matrix(3, 4), WeightedTrace(P, Q)
-    rival = matrix_solver_prox(
-        A,
-        weight,
-        lambda B: cp.square(cp.normNuc(np.diag(np.sqrt(P)) @ B @ np.diag(np.sqrt(Q)))),
-        np.outer(P, Q),
-    )
-    a = trace.matrix_prox(A, weight)
-
-    def cost(B):
-        return np.sum(np.outer(P, Q) * (A - B) ** 2) + weight * trace.matrix_value(B)
-
-    assert cost(a) <= cost(rival) + 1e-12
-    np.testing.assert_allclose(a, rival, atol=1e-3)
-
-
 @pytest.mark.parametrize("widths", [[5], [3, 7], [2, 4, 8], [1, 1, 2, 3]], ids=str)
 @pytest.mark.parametrize("drop_prob", [0.0, 1e-12, 0.3, 0.95])
 def test_nu_is_the_sum_over_subsets_of_layers(widths, drop_prob):
@@ -660,13 +620,6 @@ def test_gradient_of_the_prox(norm, weight):
 def test_gradient_of_the_matrix_prox(norm):
     A = torch.tensor(random_matrix(3, 4), requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: norm.matrix_prox(x, 0.1), A)
-
-
-def test_gradient_of_the_weighted_trace():
-    trace = WeightedTrace(torch.tensor(P), torch.tensor(Q))
-    A = torch.tensor(random_matrix(3, 4), requires_grad=True)
-    assert torch.autograd.gradcheck(trace.matrix_value, A)
-    assert torch.autograd.gradcheck(lambda x: trace.matrix_prox(x, 0.05), A)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])

@@ -138,29 +138,19 @@ def bounded(function: Callable[P, T]) -> Callable[P, T]:
 
 def _extreme(value: Any, depth: int = 6) -> bool:
     """Whether some number in arguments, or in attributes of objects, is very large or small."""
-    if (
-        depth == 0
-        or value is None
-        or isinstance(value, (str, bytes, np.random.Generator))
-    ):
+    if depth == 0 or isinstance(value, (str, bytes, np.random.Generator)):
+        return False
+    if isinstance(value, (numbers.Real, np.ndarray)) or is_array_api_obj(value):
+        with suppress(TypeError, ValueError):
+            sizes = np.abs(np.asarray(plain_array("value", value), dtype=float))
+            ordinary = (sizes < LARGE_NUMBER) & (sizes > 1 / LARGE_NUMBER)
+            return bool(np.any(~ordinary & (sizes != 0)))
         return False
     if isinstance(value, Mapping):
         value = tuple(value.values())
     if isinstance(value, (list, tuple)):
         return any(_extreme(part, depth - 1) for part in value[:MAX_PARTS])
-    if isinstance(value, numbers.Real) or is_array_api_obj(value):
-        return _extreme_array(value)
-    return _extreme(getattr(value, "__dict__", None), depth - 1)
-
-
-def _extreme_array(value: Any) -> bool:
-    try:
-        sizes = np.abs(np.asarray(plain_array("value", value), dtype=float))
-    except (TypeError, ValueError):
-        return False
-    sizes = sizes[sizes > 0]
-    ordinary = (sizes < LARGE_NUMBER) & (sizes > 1 / LARGE_NUMBER)
-    return not bool(ordinary.all())
+    return _extreme(getattr(value, "__dict__", ""), depth - 1)
 
 
 def _finite(found: Any) -> bool:
@@ -239,25 +229,16 @@ def floating(name: str, value: Any, *, ndim: int | None = None) -> Array:
 def _from_library(name: str, value: Any) -> Any:
     """Return a series, a data frame, or an object with `__array__` as an array of NumPy.
 
-    Anything else is returned as it is. Null is NaN.
+    Anything else is returned as it is.
     """
-    if isinstance(value, (list, tuple, numbers.Number, str)) or is_array_api_obj(value):
-        unmasked = isinstance(value, np.ma.MaskedArray) and not np.ma.is_masked(value)
-        return value.data if unmasked else value
-    if hasattr(value, "tocoo"):
+    if isinstance(value, np.ma.MaskedArray) and not np.ma.is_masked(value):
+        return value.data
+    if is_array_api_obj(value) or hasattr(value, "tocoo"):
         return value
-    if hasattr(value, "__dataframe__") or hasattr(value, "to_numpy"):
-        import narwhals
-
-        # Columns with the same name, which narwhals refuses, are as good as others here.
-        with suppress(narwhals.exceptions.NarwhalsError):
-            found = narwhals.from_native(value, pass_through=True, allow_series=True)
-            if isinstance(found, (narwhals.DataFrame, narwhals.Series)):
-                value = found.to_numpy()
-    if not isinstance(value, np.ndarray) and not hasattr(value, "__array__"):
+    if not hasattr(value, "__array__"):
         return value
     value = plain_array(name, value)
-    if value.dtype.kind == "O":  # columns of different types
+    if value.dtype.kind == "O":  # columns of different types, or nulls
         try:
             value = value.astype(np.float64)
         except (TypeError, ValueError) as error:

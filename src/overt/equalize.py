@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
 
 import numpy as np
 from array_api_compat import device, is_torch_array
 
 from overt import _check, penalty
 from overt._check import Array, InputError, bounded, namespace
-from overt.spectral import WeightedTrace
 
 
 @bounded
@@ -38,28 +36,6 @@ def equalizer(U: Array) -> Array:
 
 
 @bounded
-def hadamard_equalizer(U: Array) -> Array:
-    """Return the equalizer Q = V Z_k for a width of 2^k, V the right singular vectors of U.
-
-    Z_0 = [1], Z_k = [[Z, Z], [-Z, Z]] / sqrt(2). With the printed scale (Implicit bias of dropout,
-    Remark 5.2) Z_k is not orthogonal from width 4 on.
-    """
-    U = _check.matrix("U", U)
-    xp, width = namespace(U), U.shape[1]
-    if width & (width - 1):
-        raise InputError(
-            f"U must have 2^k columns, got {width}; use equalizer for any width"
-        )
-    _, right = _right_singular(U)
-    Z = xp.ones((1, 1), dtype=U.dtype, device=device(U))
-    while Z.shape[0] < width:
-        Z = xp.concat(
-            [xp.concat([Z, Z], axis=1), xp.concat([-Z, Z], axis=1)]
-        ) / math.sqrt(2)
-    return right.T @ Z
-
-
-@bounded
 def equalize_product(A: Array, width: int) -> tuple[Array, Array]:
     """Return balanced factors (U, V) of A: U V' = A and |u_i|^2 = |v_i|^2 = |A|_* / width.
 
@@ -74,20 +50,6 @@ def equalize_product(A: Array, width: int) -> tuple[Array, Array]:
         needed = int(xp.sum(xp.astype(s > negligible, xp.int64)))
         raise InputError(f"width must be at least the rank of A, {needed}, got {width}")
     return balanced_factors(left[:, :rank], s[:rank], right[:rank].T, width)
-
-
-@bounded
-def equalize_weighted(
-    A: Array, row_weights: Array, col_weights: Array, width: int
-) -> tuple[Array, Array]:
-    """Return the factors of A of least dropout penalty when entries are drawn from p(i) q(j).
-
-    U = diag(p)^(-1/2) W S^(1/2) Q, V = diag(q)^(-1/2) Y S^(1/2) Q from the SVD W S Y' of
-    diag(sqrt p) A diag(sqrt q) and an equalizer Q (thesis, Proposition 4).
-    """
-    trace = WeightedTrace(row_weights, col_weights)
-    U, V = equalize_product(trace.weigh(A), width)
-    return U / trace.row_weights[:, None] ** 0.5, V / trace.col_weights[:, None] ** 0.5
 
 
 @bounded
@@ -164,20 +126,6 @@ def majorization_excess(eigenvalues: Array, diagonal: Array) -> float:
         )
     above = np.cumsum(np.sort(wanted)[::-1]) - np.cumsum(np.sort(values)[::-1])
     return max(0.0, float(above.max()), abs(float(above[-1])))
-
-
-@bounded
-def rank_one_deep(u: Array, v: Array, widths: Sequence[int]) -> list[Array]:
-    """Return equalized weights [W_1, ..., W_(k+1)] of the map u v' (thesis, Proposition 1).
-
-    W_1 = 1 v'/sqrt(d_1), W_i = 1 1'/sqrt(d_i d_(i-1)), W_(k+1) = u 1'/sqrt(d_k).
-    """
-    u, v = _check.floating("u", u, ndim=1), _check.floating("v", v, ndim=1)
-    _check.same_library(u=u, v=v)
-    d, xp = _check.widths(widths), namespace(u, v)
-    one = [xp.ones((n,), dtype=u.dtype, device=device(u)) / math.sqrt(n) for n in d]
-    chain = [v, *one, u]
-    return [after[:, None] * before[None, :] for before, after in pairwise(chain)]
 
 
 @bounded

@@ -84,16 +84,6 @@ def predictive_variance(U: Array, activations: Array, noise: Noise) -> Array:
 
 
 @bounded
-def relu_isotropic(U: Array, V: Array, drop_prob: float) -> Array:
-    """(lam / 2) sum over paths U_ki^2 V_ji^2: two-layer ReLU network, dropout on its hidden units.
-
-    Assumes inputs with a distribution symmetric about 0 and E[x x'] = I (thesis, Proposition 6;
-    its main text drops lam).
-    """
-    return shallow(U, V, Dropout(drop_prob)) / 2
-
-
-@bounded
 def dropconnect(
     U: Array, V: Array, drop_prob: float, second_moment: Array | None = None
 ) -> Array:

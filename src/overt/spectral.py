@@ -27,7 +27,6 @@ __all__ = [
     "Schatten",
     "SpectralNorm",
     "SquaredNuclear",
-    "WeightedTrace",
     "factorization_cost",
     "induced",
     "nu",
@@ -366,68 +365,6 @@ class Schatten(SpectralNorm):
         )
 
 
-class WeightedTrace:
-    """|diag(sqrt p) A diag(sqrt q)|_*^2, which completion under a product law induces.
-
-    Parameters
-    ----------
-    row_weights, col_weights
-        p and q, the probabilities (or any positive weights) of the rows and columns.
-
-    Notes
-    -----
-    Thesis, Proposition 4: dropout with entries drawn from p(i) q(j) induces (lam/d) times this.
-    `matrix_prox` is taken in the geometry of the sampling law,
-    argmin_B sum_ij p_i q_j (A_ij - B_ij)^2 + weight * matrix_value(B).
-    """
-
-    def __init__(self, row_weights: Array, col_weights: Array) -> None:
-        self.row_weights = _positive("row_weights", row_weights)
-        self.col_weights = _positive("col_weights", col_weights)
-
-    def __repr__(self) -> str:
-        return f"WeightedTrace({self.row_weights!r}, {self.col_weights!r})"
-
-    @bounded
-    def weigh(self, A: Array) -> Array:
-        """diag(sqrt p) A diag(sqrt q)."""
-        A = self._fitting(A)
-        return self.row_weights[:, None] ** 0.5 * A * self.col_weights[None, :] ** 0.5
-
-    @bounded
-    def unweigh(self, B: Array) -> Array:
-        """diag(p)^(-1/2) B diag(q)^(-1/2)."""
-        B = self._fitting(B)
-        return B / (self.row_weights[:, None] ** 0.5 * self.col_weights[None, :] ** 0.5)
-
-    @bounded
-    def matrix_value(self, A: Array) -> Array:
-        """|diag(sqrt p) A diag(sqrt q)|_*^2."""
-        return SquaredNuclear().matrix_value(self.weigh(A))
-
-    @bounded
-    def matrix_dual(self, A: Array) -> Array:
-        """Return the largest squared singular value of diag(p)^(-1/2) A diag(q)^(-1/2)."""
-        return SquaredNuclear().matrix_dual(self.unweigh(A))
-
-    @bounded
-    def matrix_prox(self, A: Array, weight: float) -> Array:
-        """argmin_B sum_ij p_i q_j (A_ij - B_ij)^2 + weight * matrix_value(B)."""
-        return self.unweigh(SquaredNuclear().matrix_prox(self.weigh(A), weight))
-
-    def _fitting(self, A: Array) -> Array:
-        A = _check.matrix("A", A)
-        _check.same_library(
-            A=A, row_weights=self.row_weights, col_weights=self.col_weights
-        )
-        expected = (self.row_weights.shape[0], self.col_weights.shape[0])
-        if tuple(A.shape) != expected:
-            raise InputError(
-                f"A must be {expected[0]} x {expected[1]}, got {tuple(A.shape)}"
-            )
-        return A
-
-
 def nu(widths: Sequence[int], drop_prob: Any) -> float:
     """prod_j (1 + lam_j / d_j) - 1 over the hidden widths d_j.
 
@@ -474,10 +411,3 @@ def induced(noise: Noise, width: int) -> tuple[float, SpectralNorm]:
         "an induced norm is known for Dropout with one drop_prob, DropConnect, and DropBlock with "
         f"placement='grid', got {noise!r}"
     )
-
-
-def _positive(name: str, value: Any) -> Array:
-    value = _check.floating(name, value, ndim=1)
-    if not bool(namespace(value).all(value > 0)):
-        raise InputError(f"{name} must be positive, got {value!r}")
-    return value

@@ -294,24 +294,14 @@ def test_dropconnect_on_the_last_layer_equals_dropout():
     assert probabilities @ added.mean(axis=1) == pytest.approx(dropout, rel=1e-12)
 
 
-def test_relu_isotropic_is_the_mean_added_loss_on_gaussian_inputs():
-    rng = np.random.default_rng(6)
-    U, V, noise = rng.standard_normal((2, 4)), rng.standard_normal((3, 4)), Dropout(0.7)
-    X = rng.standard_normal((DRAWS, 3))
-    H = np.maximum(X @ V, 0)
-    teacher = np.tanh(X @ rng.standard_normal((3, 2)))
-    noisy = (H * noise.multipliers(4, DRAWS, rng)) @ U.T
-    added = ((teacher - noisy) ** 2).sum(1) - ((teacher - H @ U.T) ** 2).sum(1)
-    assert_mean_within_standard_errors(added, penalty.relu_isotropic(U, V, 0.7))
-
-
-def test_relu_isotropic_is_exact_on_inputs_mirrored_about_zero():
+def test_dropout_after_a_relu_costs_half_on_inputs_mirrored_about_zero():
     rng = np.random.default_rng(6)
     U, V = rng.standard_normal((2, 4)), rng.standard_normal((3, 4))
     X = inputs_with_second_moment(np.eye(3), SAMPLES, rng)
     H = np.maximum(np.vstack([X, -X]) @ V, 0)
     expected = penalty.hidden(U, H, Dropout(0.7))
-    assert penalty.relu_isotropic(U, V, 0.7) == pytest.approx(expected, rel=1e-12)
+    linear = penalty.shallow(U, V, Dropout(0.7))
+    assert linear / 2 == pytest.approx(expected, rel=1e-12)
 
 
 DEEP = {
@@ -423,7 +413,8 @@ def test_deep_penalty_is_at_least_nu_times_the_squared_nuclear_norm(sizes, probs
 )
 def test_equalized_rank_one_network_attains_the_bound(probs):
     u, v, widths = np.array([1.0, -2.0]), np.array([0.5, 1.0, 3.0]), [4, 2, 5]
-    weights = equalize.rank_one_deep(u, v, widths)
+    equal = [np.ones(d) / np.sqrt(d) for d in widths]
+    weights = [np.outer(after, w) for w, after in pairwise([v, *equal, u])]
     expected = spectral.nu(widths, probs) * (u @ u) * (v @ v)
     assert penalty.deep(weights, probs) == pytest.approx(expected, rel=1e-12)
 
@@ -585,7 +576,6 @@ FUNCTIONS = {
         lambda U, H: penalty.predictive_variance(U, H, NOISES["sliding-even"]),
         U_H,
     ),
-    "relu-isotropic": (lambda U, V: penalty.relu_isotropic(U, V, 0.3), U_V),
     "dropconnect": (lambda U, V: penalty.dropconnect(U, V, 0.3), U_V),
     "dropconnect-second-moment": (
         lambda U, V: penalty.dropconnect(U, V, 0.3, as_second_moment(U)),

@@ -186,9 +186,6 @@ PENALTY = {
         penalty.predictive_variance,
         {"U": (a, U), "activations": (a, V), "noise": (t, BLOCK)},
     ),
-    "penalty.relu_isotropic": Row(
-        penalty.relu_isotropic, {"U": (a, U), "V": (a, V), "drop_prob": (p, 0.5)}
-    ),
     "penalty.dropconnect": Row(
         penalty.dropconnect,
         {"U": (a, U), "V": (a, V), "drop_prob": (p, 0.5), "second_moment": (a, C)},
@@ -252,7 +249,6 @@ def norm_rows(shown, norm, prox=True):
     return rows
 
 
-WEIGHED = spectral.WeightedTrace([1.0, 2.0, 0.5, 1.0], [1.0, 0.5, 0.25])
 SPECTRAL = {
     **norm_rows("spectral.SquaredNuclear", spectral.SquaredNuclear()),
     **norm_rows("spectral.KSupport", spectral.KSupport(2)),
@@ -267,19 +263,6 @@ SPECTRAL = {
     ),
     "spectral.KSupport.occupancy": Row(spectral.KSupport(2).occupancy, {"s": (a, S)}),
     "spectral.Schatten": Row(lambda p: spectral.Schatten(p).value(S), {"p": (n, 1.5)}),
-    "spectral.WeightedTrace": Row(
-        lambda p, q: spectral.WeightedTrace(p, q).matrix_value(A.T),
-        {"p": (a, P), "q": (a, np.ones(4))},
-    ),
-    **methods(
-        WEIGHED,
-        "spectral.WeightedTrace",
-        weigh={"A": (a, A)},
-        unweigh={"B": (a, A)},
-        matrix_value={"A": (a, A)},
-        matrix_dual={"A": (a, A)},
-        matrix_prox={"A": (a, A), "weight": (n, 0.5)},
-    ),
     "spectral.nu": Row(spectral.nu, {"widths": (w, 3), "drop_prob": (p, 0.5)}),
     "spectral.factorization_cost": Row(
         spectral.factorization_cost, {"s": (a, S), "depth": (w, 3)}
@@ -292,9 +275,6 @@ SPECTRAL = {
 
 EQUALIZE = {
     "equalize.equalizer": Row(equalize.equalizer, {"U": (a, A)}, unique=False),
-    "equalize.hadamard_equalizer": Row(
-        equalize.hadamard_equalizer, {"U": (a, U)}, unique=False
-    ),
     "equalize.equalize_product": Row(
         lambda A, width: np.linalg.norm(
             np.asarray(
@@ -306,16 +286,6 @@ EQUALIZE = {
         ),
         {"A": (a, A), "width": (w, 4)},
     ),
-    "equalize.equalize_weighted": Row(
-        equalize.equalize_weighted,
-        {
-            "A": (a, A),
-            "row_weights": (a, np.ones(4)),
-            "col_weights": (a, P),
-            "width": (w, 4),
-        },
-        unique=False,
-    ),
     "equalize.balanced_factors": Row(
         equalize.balanced_factors,
         {"left": (a, np.eye(3)), "s": (a, S), "right": (a, np.eye(3)), "width": (w, 4)},
@@ -325,9 +295,6 @@ EQUALIZE = {
     ),
     "equalize.majorization_excess": Row(
         equalize.majorization_excess, {"eigenvalues": (a, S), "diagonal": (a, T)}
-    ),
-    "equalize.rank_one_deep": Row(
-        equalize.rank_one_deep, {"u": (a, S), "v": (a, P), "widths": (w, 3)}
     ),
     "equalize.importance": Row(
         equalize.importance, {"U": (a, U), "V": (a, V), "second_moment": (a, C)}

@@ -21,7 +21,8 @@ from fuzz.hostile import limits
 from fuzz.mutations import mutate
 
 import overt
-from overt._io import read_matrix, read_sealed, write_sealed
+from overt._io import read_sealed, write_sealed
+from overt.cli.matrix_file import read_matrix
 from overt.cli.models import build_model, read_examples
 
 RNG = np.random.default_rng(0)

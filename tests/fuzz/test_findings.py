@@ -10,7 +10,8 @@ from sklearn.base import clone
 
 import overt
 from overt import decay, penalty, relu
-from overt._io import read_matrix, reading, write_whole
+from overt._io import reading, write_whole
+from overt.cli.matrix_file import read_matrix
 from overt.completion import DropoutCompletion, DropoutImputer, evaluate, read_ratings
 
 torch = pytest.importorskip("torch")

@@ -13,7 +13,7 @@ from fuzz.hostile import assault
 from fuzz.readers import MEMORY, READERS, attack, peak
 
 from overt import InputError
-from overt._io import read_matrix
+from overt.cli.matrix_file import read_matrix
 from overt.cli.models import read_examples
 from overt.results import Result
 
@@ -99,7 +99,7 @@ def test_files_that_promise_too_much_take_little_memory(name, tmp_path):
 
 
 def test_archives_that_unpack_to_gigabytes_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("overt._io.ROOMY", 2**20)
+    monkeypatch.setattr("overt._io.MAX_UNPACKED_BYTES", 2**20)
     np.savez_compressed(tmp_path / "data.npz", x=np.zeros(2**18), y=np.zeros(2))
     with pytest.raises(InputError, match="would unpack to"):
         read_examples(tmp_path / "data.npz")

@@ -98,7 +98,7 @@ MUTATIONS = [
         penalty,
         "shallow",
         slightly_more(penalty.shallow),
-        "shallow-penalty path-norm dropblock-penalty vanishing-penalty "
+        "shallow-penalty relu-isotropic path-norm dropblock-penalty vanishing-penalty "
         "rotation-is-not-enough dropout-step dropblock-tight untied-equalized",
     ),
     (penalty, "tied", slightly_more(penalty.tied), "equalized-optimum"),
@@ -107,12 +107,6 @@ MUTATIONS = [
         "hidden",
         slightly_more(penalty.hidden),
         "characteristic-matrix last-layer-dropout dropconnect-last-layer",
-    ),
-    (
-        penalty,
-        "relu_isotropic",
-        lambda U, V, q: penalty.shallow(U, V, noise.Dropout(q)),
-        "relu-isotropic",
     ),
     (penalty, "dropconnect", printed_dropconnect, "dropconnect"),
     (penalty, "deep", slightly_more(penalty.deep), "deep-penalty deep-rescaling"),
@@ -216,12 +210,6 @@ MUTATIONS = [
         "one_output_optimum",
         more_units(relu.one_output_optimum),
         "relu-one-output",
-    ),
-    (
-        equalize,
-        "hadamard_equalizer",
-        lambda U: np.eye(U.shape[1]),
-        "hadamard-equalizer",
     ),
     (relu, "train_lazy", lambda *a, **k: UNTRAINED, "dropout-training"),
     (

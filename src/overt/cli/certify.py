@@ -55,7 +55,7 @@ def certify(
     Of a file with several runs, the one of the lowest objective is taken.
     Try: [bold]overt certify M.npy U.npy V.npy --rigorous --out proof.json[/bold]
     """
-    from overt._io import read_matrix
+    from overt.cli.matrix_file import read_matrix
 
     has_target = x is None and y is None
     weights = files[1:] if has_target else files
@@ -98,7 +98,8 @@ def certify(
 
 def _read_weights(paths: list[Path]) -> tuple[Any, Any]:
     """Return U and V from two files, or from a result that a command wrote."""
-    from overt._io import open_npz, read_matrix
+    from overt._io import open_npz
+    from overt.cli.matrix_file import read_matrix
 
     if len(paths) == 2:
         return read_matrix(paths[0]), read_matrix(paths[1])

@@ -34,7 +34,7 @@ BlockSize = Annotated[int, Option(min=1, help="Units per block, for dropblock.")
 
 def read_problem(target: Path | None, x: Path | None, y: Path | None) -> dict[str, Any]:
     """Return the matrices that were named, as keyword arguments of LinearNetwork."""
-    from overt._io import read_matrix
+    from overt.cli.matrix_file import read_matrix
 
     named = {"target": target, "X": x, "Y": y}
     return {name: read_matrix(path) for name, path in named.items() if path is not None}

@@ -148,11 +148,15 @@ def hadamard_equalizer(scale: int, rng: Rng) -> Residuals:
     printed = math.inf
     for doublings in range(2, 4 + scale // 2):
         U = rng.normal(size=(5, 2**doublings))
-        yield inequality(U, equalize.hadamard_equalizer(U))
+        right = np.linalg.svd(U)[2].T
         Z = np.ones((1, 1))
+        as_printed = Z
         for k in range(2, doublings + 2):
-            Z = 2 ** ((1 - k) / 2) * np.block([[Z, Z], [-Z, Z]])
-        printed = min(printed, inequality(U, np.linalg.svd(U)[2].T @ Z))
+            Z = np.block([[Z, Z], [-Z, Z]]) / math.sqrt(2)
+            doubled = np.block([[as_printed, as_printed], [-as_printed, as_printed]])
+            as_printed = 2 ** ((1 - k) / 2) * doubled
+        yield inequality(U, right @ Z)
+        printed = min(printed, inequality(U, right @ as_printed))
     return EXACT, "orthogonality and differences of the norms", printed
 
 

@@ -55,7 +55,7 @@ def relu_isotropic(scale: int, rng: Rng) -> Residuals:
         exact = p @ np.mean(
             np.sum(((z[:, None] - 1) * hidden @ U.T) ** 2, axis=-1), axis=1
         )
-        yield relative(penalty.relu_isotropic(U, V, prob), exact)
+        yield relative(penalty.shallow(U, V, Dropout(prob)) / 2, exact)
         printed = min(printed, relative(oracles.path_sum([V.T, U]) / 2, exact))
     return (
         EXACT,

@@ -72,8 +72,11 @@ def weighted_trace(scale: int, rng: Rng) -> Residuals:
         M = rng.normal(size=(2, 4))
         p = rng.dirichlet(np.full(2, 3.0))
         q = rng.dirichlet(np.full(4, 3.0))
-        U, V = equalize.equalize_weighted(M, p, q, width)
-        stated = spectral.WeightedTrace(p, q).matrix_value(M) / width
+        weighed = np.sqrt(p)[:, None] * M * np.sqrt(q)
+        U, V = equalize.equalize_product(weighed, width)
+        U /= np.sqrt(p)[:, None]
+        V /= np.sqrt(q)[:, None]
+        stated = spectral.SquaredNuclear().matrix_value(weighed) / width
         yield relative(U @ V.T, M)
         yield relative((p @ U**2) @ (q @ V**2), stated)
         best = descent.cheapest_factors(M, np.diag(p), np.diag(q), width, 3, rng)

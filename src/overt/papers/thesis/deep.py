@@ -30,6 +30,15 @@ from overt.papers.records import Residuals, Rng, figure, statement
 from overt.papers.trajectories import log_steps, trajectory
 
 
+def rank_one_weights(u: Any, v: Any, widths: Any) -> list[Any]:
+    """Return equalized weights of the map u v' (Proposition 1).
+
+    W_1 = 1 v'/sqrt(d_1), W_i = 1 1'/sqrt(d_i d_(i-1)), W_(k+1) = u 1'/sqrt(d_k).
+    """
+    equal = [np.ones(d) / math.sqrt(d) for d in widths]
+    return [np.outer(after, before) for before, after in pairwise([v, *equal, u])]
+
+
 @statement("Proposition 8", "3.1", identity="deep")
 def deep_penalty(scale: int, rng: Rng) -> Residuals:
     r"""The deep penalty.
@@ -146,7 +155,7 @@ def deep_lower_bound(scale: int, rng: Rng) -> Residuals:
         probs = rng.uniform(0.1, 0.7, len(widths)).tolist()
         C = oracles.second_moment(rng, 3)
         # Near equalized networks the bound is almost attained, so that it cannot hide slack.
-        weights = equalize.rank_one_deep(rng.normal(size=2), rng.normal(size=3), widths)
+        weights = rank_one_weights(rng.normal(size=2), rng.normal(size=3), widths)
         size = 1.0 if trial % 2 else 1e-3
         weights = [W + size * rng.normal(size=W.shape) for W in weights]
         exact = oracles.deep_added_loss(weights, probs, C)
@@ -198,7 +207,7 @@ def rank_one_equalized(scale: int, rng: Rng) -> Residuals:
         v = rng.normal(size=4)
         C = oracles.second_moment(rng, 4)
         probs = rng.uniform(0.1, 0.7, len(widths)).tolist()
-        weights = equalize.rank_one_deep(u, v, widths)
+        weights = rank_one_weights(u, v, widths)
         W = np.outer(u, v)
         exact = oracles.deep_added_loss(weights, probs, C)
         yield relative(oracles.chain(weights), W)
