@@ -19,7 +19,7 @@ import numpy as np
 
 from overt._check import Floats, InputError, Seed, generator, number, whole
 from overt.decay import family, fully_observed, layers
-from overt.entries.entries import Entries, merge_duplicates
+from overt.entries.entries import Entries
 from overt.results import Result
 
 MAX_WEIGHTS = 1500
@@ -554,12 +554,13 @@ def _in_units(problem: Entries) -> tuple[Entries, float]:
 
 def _without_repetitions(problem: Entries) -> Entries:
     """Return each observed entry once, with the mean of its values: no matrix fits more."""
-    times = np.full(len(problem), np.nan)
-    merged = merge_duplicates(problem.rows, problem.cols, problem.values, times, "mean")
-    if merged is None:
+    keys = problem.rows * problem.shape[1] + problem.cols
+    places, index, counts = np.unique(keys, return_inverse=True, return_counts=True)
+    if len(places) == len(problem):
         return problem
-    first, values, _ = merged
-    return Entries(problem.rows[first], problem.cols[first], values, problem.shape)
+    rows, cols = np.divmod(places, problem.shape[1])
+    values = np.bincount(index, problem.values) / counts
+    return Entries(rows, cols, values, problem.shape)
 
 
 def _with_units(minimum: Minimum, depth: int, unit: float) -> Minimum:
