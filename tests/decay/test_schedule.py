@@ -4,12 +4,13 @@ import pytest
 
 from overt import InputError
 from overt.decay import Phase, Schedule, effective
+from overt.decay.schedule import cut_into_pieces
 
 
 def test_schedules_are_cut_into_pieces():
     plan = Schedule((Phase(3, 0.1, 0.2), Phase(4, 0.3, 0.4)))
     first, second = plan.phases
-    assert plan.pieces([0, 1, 3, 5, 9]) == [
+    assert cut_into_pieces(plan, [0, 1, 3, 5, 9]) == [
         (0, 1, first),
         (1, 3, first),
         (3, 5, second),

@@ -337,10 +337,6 @@ MORE = {
                 ("of", {"phases": [(5, 0.1, 0.01)]}),
             )
         },
-        **{
-            f"decay.Schedule.{name}": whole(getattr(RULE, name), **good)
-            for name, good in (("pieces", {"cuts": [3]}), ("until", {"step": 3}))
-        },
     },
     "relu": {
         "relu.LazyRun.predict": whole(LAZY.predict, X=by.UNIT),

@@ -60,9 +60,6 @@ REFUSED = {
         np.full((4, 2), 1e300), np.ones((3, 2)), True
     ),
     "ragged table": lambda: MODEL.score([[1.0, 2.0], [3.0]]),
-    "weights of no entry": lambda: MODEL.score(
-        np.stack([ROWS, COLS], 1), COLS, np.zeros(5)
-    ),
     "huge entries of a newcomer": lambda: MODEL.fold_in({0: 1e300}),
     "a ragged row": lambda: MODEL.recommend([[1, 2], [3]]),
     "no entries": lambda: DropoutCompletion().fit_entries([1.0]),
@@ -94,9 +91,6 @@ REFUSED = {
     "unsigned classes": lambda: robust.FGSM(robust.L2(0.1))(network(), X, [2**63] * 4),
     "no radii": lambda: robust.smoothed(network(), X, 0.1, draws=9, guesses=3).errors(
         LABELS, "a"
-    ),
-    "no criterion": lambda: robust.strongest(
-        network(), X, LABELS, robust.L2(0.1), criterion=()
     ),
     "data that is one tensor": lambda: robust.adversarial_train(network(), X, None),
     "sparse classes": lambda: robust.adversarial_train(

@@ -159,19 +159,6 @@ class Schedule:
         """Number of steps in all."""
         return sum(phase.steps for phase in self.phases)
 
-    def pieces(self, cuts: Iterable[int]) -> list[tuple[int, int, Phase]]:
-        """Return (first step, last step + 1, phase), cut at phase ends and at the given steps."""
-        result = []
-        first = 0
-        for phase in self.phases:
-            last = first + phase.steps
-            inside = [cut for cut in cuts if first < cut < last]
-            for start, end in pairwise([first, *inside, last]):
-                if end > start:
-                    result.append((start, end, phase))
-            first = last
-        return result
-
     def to_dict(self) -> dict[str, Any]:
         """Return the schedule as plain lists, in overt's convention."""
         return {
@@ -184,3 +171,19 @@ class Schedule:
             for p in self.phases
         )
         return f"Schedule({', '.join(parts)})"
+
+
+def cut_into_pieces(
+    schedule: Schedule, cuts: Iterable[int]
+) -> list[tuple[int, int, Phase]]:
+    """Return (first step, last step + 1, phase), cut at phase ends and at the given steps."""
+    result = []
+    first = 0
+    for phase in schedule.phases:
+        last = first + phase.steps
+        inside = [cut for cut in cuts if first < cut < last]
+        for start, end in pairwise([first, *inside, last]):
+            if end > start:
+                result.append((start, end, phase))
+        first = last
+    return result

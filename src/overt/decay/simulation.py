@@ -30,7 +30,7 @@ from overt._check import (
 )
 from overt._running import Meter, checked_engine, mapped_seeds, meter, thread_count
 from overt.decay import layers
-from overt.decay.schedule import Schedule
+from overt.decay.schedule import Schedule, cut_into_pieces
 from overt.entries.entries import Entries
 from overt.results import Result, Status
 
@@ -335,7 +335,7 @@ def _execute(
 ) -> bool:
     """Take all steps of all runs; return whether nothing interrupted them."""
     cuts = {*log.steps, *range(STEPS_PER_CALL, schedule.steps, STEPS_PER_CALL)}
-    pieces = schedule.pieces(sorted(cuts))
+    pieces = cut_into_pieces(schedule, sorted(cuts))
     stop = threading.Event()
 
     def work(number: int) -> None:
