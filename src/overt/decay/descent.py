@@ -18,7 +18,8 @@ def loss_gradient(theta, sizes, rows, cols, values, lam, grad):  # type: ignore[
 
     The input of layer l and the gradient by its output are stored for each column of the matrix.
     """
-    L, n = sizes.size - 1, sizes[0]
+    L = sizes.size - 1
+    n = sizes[0]
     wide = sizes.max()
     x = np.zeros((L + 1, wide, n))
     for k in range(n):
@@ -32,8 +33,10 @@ def loss_gradient(theta, sizes, rows, cols, values, lam, grad):  # type: ignore[
                 for j in range(n):
                     x[layer + 1, i, j] += w * x[layer, k, j]
         end += sizes[layer + 1] * inner
-    back, before = np.zeros((wide, n)), np.zeros((wide, n))
-    cost, N = 0.0, values.size
+    back = np.zeros((wide, n))
+    before = np.zeros((wide, n))
+    cost = 0.0
+    N = values.size
     for e in range(N):
         r = x[L, rows[e], cols[e]] - values[e]
         cost += r * r
@@ -48,7 +51,8 @@ def loss_gradient(theta, sizes, rows, cols, values, lam, grad):  # type: ignore[
         before[:] = 0.0
         for i in range(sizes[layer + 1]):
             for k in range(inner):
-                w, total = theta[end + i * inner + k], 0.0
+                w = theta[end + i * inner + k]
+                total = 0.0
                 for j in range(n):
                     total += back[i, j] * x[layer, k, j]
                     before[k, j] += w * back[i, j]
@@ -60,10 +64,14 @@ def loss_gradient(theta, sizes, rows, cols, values, lam, grad):  # type: ignore[
 @njit()
 def lbfgs(theta, sizes, rows, cols, values, lam, tol, steps):  # type: ignore[no-untyped-def]
     """Return where L-BFGS with Armijo's rule ends: gradient below tol, or `steps` taken."""
-    x, d = theta.copy(), theta.size
-    g, h, new = np.empty(d), np.empty(d), np.empty(d)
-    S, Y = np.zeros((_MEMORY, d)), np.zeros((_MEMORY, d))
-    rho, a = np.zeros(_MEMORY), np.zeros(_MEMORY)
+    x = theta.copy()
+    d = theta.size
+    g = np.empty(d)
+    h = np.empty(d)
+    S = np.zeros((_MEMORY, d))
+    Y = np.zeros((_MEMORY, d))
+    rho = np.zeros(_MEMORY)
+    a = np.zeros(_MEMORY)
     kept = 0
     f = loss_gradient(x, sizes, rows, cols, values, lam, g)
     for _ in range(steps):
@@ -82,7 +90,8 @@ def lbfgs(theta, sizes, rows, cols, values, lam, tol, steps):  # type: ignore[no
         for k in range(max(kept - _MEMORY, 0), kept):
             i = k % _MEMORY
             p += (a[i] - rho[i] * np.dot(Y[i], p)) * S[i]
-        slope, step = np.dot(g, p), 1.0
+        slope = np.dot(g, p)
+        step = 1.0
         while slope < 0 and step > 1e-12:
             new = x + step * p
             f_new = loss_gradient(new, sizes, rows, cols, values, lam, h)
@@ -96,10 +105,13 @@ def lbfgs(theta, sizes, rows, cols, values, lam, tol, steps):  # type: ignore[no
             kept = 0
             continue
         i = kept % _MEMORY
-        S[i], Y[i] = new - x, h - g
+        S[i] = new - x
+        Y[i] = h - g
         curvature = np.dot(S[i], Y[i])
         if curvature > 1e-12 * np.dot(Y[i], Y[i]):
             rho[i] = 1 / curvature
             kept += 1
-        x[:], g[:], f = new, h, f_new
+        x[:] = new
+        g[:] = h
+        f = f_new
     return x

@@ -31,7 +31,8 @@ def two_by_two(epsilon: float) -> Entries:
     """Return [[1, *], [epsilon, 1]], whose rank-1 completion is 1 / epsilon."""
     epsilon = number("epsilon", epsilon, exclusive=True)
     truth = np.array([[1.0, 1 / epsilon], [epsilon, 1.0]])
-    rows, cols = [0, 1, 1], [0, 0, 1]
+    rows = [0, 1, 1]
+    cols = [0, 0, 1]
     return Entries(rows, cols, truth[rows, cols], truth.shape, truth=truth)
 
 
@@ -39,13 +40,12 @@ def epsilon_of(problem: Entries) -> float | None:
     """Return epsilon if the problem is [[1, *], [epsilon, 1]], otherwise None."""
     if problem.shape != (2, 2) or len(problem) != 3:
         return None
-    seen = dict(
-        zip(zip(problem.rows, problem.cols, strict=True), problem.values, strict=True)
-    )
-    if set(seen) != {(0, 0), (1, 0), (1, 1)} or seen[0, 0] != 1 or seen[1, 1] != 1:
-        return None
-    epsilon = float(seen[1, 0])
-    return epsilon if epsilon > 0 else None
+    A = np.full((2, 2), np.nan)
+    A[problem.rows, problem.cols] = problem.values
+    epsilon = float(A[1, 0])
+    if np.isnan(A[0, 1]) and A[0, 0] == A[1, 1] == 1 and epsilon > 0:
+        return epsilon
+    return None
 
 
 def critical_points(
@@ -104,38 +104,47 @@ class _Curve:
     """Critical points of rank 2 (sign 0), or of rank 1 with a missing entry of this sign."""
 
     def __init__(self, epsilon: float, p: float, sign: int, grid: Floats) -> None:
-        self._epsilon, self._p, self._sign, self.grid = epsilon, p, sign, grid
+        self._epsilon = epsilon
+        self._p = p
+        self._sign = sign
+        self.grid = grid
 
     def _parameters(self, q: Floats) -> tuple[Floats, Floats, Floats, Floats]:
         """Return A J's positive and minus its negative eigenvalue, t, and the missing entry."""
-        exponent = 0.5 * (1 - self._p) * q if self._sign == 0 else 0.5 * q
+        exponent = 0.5 * q
+        rho = 0 * q
+        if self._sign == 0:
+            exponent = exponent * (1 - self._p)
+            rho = np.exp(q)
         t = np.arctan(np.exp(exponent))
         x = self._epsilon - 2 * np.sinh(exponent)  # 2 cot 2t = -2 sinh(log tan t)
+        sin2 = np.sin(t) ** 2
         if self._sign < 0:
-            return 0 * q, -x / np.sin(t) ** 2, t, x
-        rho = np.exp(q) if self._sign == 0 else 0 * q
-        s_1 = x / (np.cos(t) ** 2 - rho * np.sin(t) ** 2)
+            return 0 * q, -x / sin2, t, x
+        s_1 = x / (np.cos(t) ** 2 - rho * sin2)
         return s_1, rho * s_1, t, x
 
     def weight_decay(self, q: Floats) -> Floats:
         """Return the weight decay at which the point q of the curve is critical."""
         s_1, s_2, t, _ = self._parameters(q)
-        k = (1 - (s_1 + s_2) * np.sin(2 * t) / 2) / (1.5 * np.sin(2 * t))
+        double = np.sin(2 * t)
+        k = (1 - (s_1 + s_2) * double / 2) / (1.5 * double)
+        power = 1 - self._p
         if self._sign > 0:
-            return np.asarray(k * np.sin(t) ** 2 * s_1 ** (1 - self._p) / 2)
-        if self._sign < 0:
-            return np.asarray(k * np.cos(t) ** 2 * s_2 ** (1 - self._p) / 2)
-        return np.asarray(k / 2 / (s_1 ** (self._p - 1) + s_2 ** (self._p - 1)))
+            factor = np.sin(t) ** 2 * s_1**power
+        elif self._sign < 0:
+            factor = np.cos(t) ** 2 * s_2**power
+        else:
+            factor = 1 / (s_1**-power + s_2**-power)
+        return np.asarray(k * factor / 2)
 
     def at(self, q: float) -> float:
         """Return the weight decay at one point."""
-        return float(self.weight_decay(np.asarray(q, dtype=float)))
+        return float(self.weight_decay(np.float64(q)))
 
     def matrix(self, q: float) -> Floats:
         """Return the critical point itself."""
-        s_1, s_2, t, x = (
-            float(v) for v in self._parameters(np.asarray(q, dtype=float))
-        )
+        s_1, s_2, t, x = self._parameters(np.float64(q))
         a = (s_1 + s_2) * np.sin(2 * t) / 2
         b = s_1 * np.sin(t) ** 2 - s_2 * np.cos(t) ** 2
         return np.array([[a, x], [b, a]])

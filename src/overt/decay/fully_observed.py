@@ -127,10 +127,12 @@ def ladder(M: Floats, depth: int, weight_decay: float) -> list[Rung]:
     rungs = []
     for q in range(len(a) + 1):
         # The used ones of equal singular values span any subspace of their space.
-        tied = np.abs(s - s[q - 1]) <= EQUAL * s[0] if q else np.zeros(len(s), bool)
+        last = s[q - 1] if q else np.inf
+        tied = np.abs(s - last) <= EQUAL * s[0]
         used = int(np.count_nonzero(tied[:q]))
         unused = int(np.count_nonzero(tied[q:]))
-        rungs.append(Rung(q, U[:, :q] * a[:q] @ Vt[:q], used * unused))
+        matrix = U[:, :q] * a[:q] @ Vt[:q]
+        rungs.append(Rung(q, matrix, used * unused))
     return rungs
 
 

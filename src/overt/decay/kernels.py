@@ -22,7 +22,10 @@ def _sweep(M, decay, a, b, x, y, u, z):  # type: ignore[no-untyped-def]
     """
     z[:] = 0.0
     for r in range(M.shape[0]):
-        row, a_r, u_r, total = M[r], a[r], u[r], 0.0
+        row = M[r]
+        a_r = a[r]
+        u_r = u[r]
+        total = 0.0
         for k in range(row.size):
             m = decay * row[k] + a_r * b[k]
             row[k] = m
@@ -35,7 +38,9 @@ def _sweep(M, decay, a, b, x, y, u, z):  # type: ignore[no-untyped-def]
 def _update(M, decay, a, b, x, y):  # type: ignore[no-untyped-def]
     """M = decay M + a b', y = M x, in one pass over M."""
     for r in range(M.shape[0]):
-        row, a_r, total = M[r], a[r], 0.0
+        row = M[r]
+        a_r = a[r]
+        total = 0.0
         for k in range(row.size):
             m = decay * row[k] + a_r * b[k]
             row[k] = m
@@ -48,7 +53,8 @@ def _transposed(M, u, z):  # type: ignore[no-untyped-def]
     """Set z = M'u."""
     z[:] = 0.0
     for r in range(M.shape[0]):
-        row, u_r = M[r], u[r]
+        row = M[r]
+        u_r = u[r]
         for k in range(row.size):
             z[k] += u_r * row[k]
 
@@ -65,15 +71,21 @@ def descend(F, M, G, scale, rows, cols, values, draws, learning_rate, weight_dec
     Each gradient is an outer product g h', so a middle layer needs one pass per step: the last
     step's update is applied while the next step's M x and M'u are formed.
     """
-    middle, width = M.shape[0], F.shape[1]
+    middle = M.shape[0]
+    width = F.shape[1]
     decay = 1.0 - 2.0 * learning_rate * weight_decay
     # h[l] is the input of middle layer l, g[l] the derivative by it; `old` is the step before.
-    h, g = np.zeros((middle + 1, width)), np.zeros((middle + 1, width))
-    h_old, g_old = np.zeros((middle + 1, width)), np.zeros((middle + 1, width))
-    shared, shrink, taken = scale[0], 1.0, draws.size
+    h = np.zeros((middle + 1, width))
+    g = np.zeros_like(h)
+    h_old = np.zeros_like(h)
+    g_old = np.zeros_like(h)
+    shared = scale[0]
+    shrink = 1.0
+    taken = draws.size
     for t in range(draws.size):
         n = draws[t]
-        i, j = rows[n], cols[n]
+        i = rows[n]
+        j = cols[n]
         for k in range(width):
             h[0, k] = shared * F[j, k]
             g[middle, k] = shared * G[i, k]
@@ -89,7 +101,8 @@ def descend(F, M, G, scale, rows, cols, values, draws, learning_rate, weight_dec
         for k in range(width):
             error += g[middle, k] * h[middle, k]
         if not abs(error) < _LIMIT:
-            taken, shrink = t, 1.0
+            taken = t
+            shrink = 1.0
             g_old[:] = 0.0
             break
         shared *= decay

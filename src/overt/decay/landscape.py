@@ -361,7 +361,7 @@ class Search:
     def _end(self, weights: layers.Layers, on_ladder: bool) -> int:
         """Return the number of the minimum where a descent ends."""
         tol = OPTIONS.gradient * min(1.0, self._size)
-        first = min(self._lam, 1e-4 * self._size)
+        first = 1e-4 * self._size
         decays = [self._lam]
         if on_ladder and first < self._lam:
             count = 2 + int(4 * np.log10(self._lam / first))

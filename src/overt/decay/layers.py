@@ -95,7 +95,8 @@ def cost_gradient(entries: Entries, A: Floats) -> Floats:
 
 def train_error(entries: Entries, A: Any) -> float:
     """Mean squared residual over the observed entries, 2 C(A)."""
-    residuals = _whole_matrix(entries, A)[entries.rows, entries.cols] - entries.values
+    A = _whole_matrix(entries, A)
+    residuals = A[entries.rows, entries.cols] - entries.values
     with np.errstate(over="ignore"):
         return float(np.mean(residuals**2))
 
@@ -111,7 +112,8 @@ def test_error(entries: Entries, A: Any) -> float:
         return float("nan")
     expected = entries.truth[rows, cols]
     with np.errstate(over="ignore"):
-        return float(np.sum((A[rows, cols] - expected) ** 2) / np.sum(expected**2))
+        error = np.sum((A[rows, cols] - expected) ** 2)
+        return float(error / np.sum(expected**2))
 
 
 def _whole_matrix(entries: Entries, A: Any) -> Floats:
