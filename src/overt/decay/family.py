@@ -140,11 +140,11 @@ class _Curve:
 
     def at(self, q: float) -> float:
         """Return the weight decay at one point."""
-        return float(self.weight_decay(np.float64(q)))
+        return float(self.weight_decay(np.asarray(q)))
 
     def matrix(self, q: float) -> Floats:
         """Return the critical point itself."""
-        s_1, s_2, t, x = self._parameters(np.float64(q))
+        s_1, s_2, t, x = self._parameters(np.asarray(q))
         a = (s_1 + s_2) * np.sin(2 * t) / 2
         b = s_1 * np.sin(t) ** 2 - s_2 * np.cos(t) ** 2
         return np.array([[a, x], [b, a]])
