@@ -17,7 +17,6 @@ from overt.papers.evidence import EXACT, Evidence
 from overt.papers.records import Residuals, Rng, statement
 from overt.papers.relu_lazy import Guarantee, guarantee, required
 from overt.papers.relu_lazy import margin as data_margin
-from overt.relu import kernels
 
 
 @statement("Assumption 2", "5.2", how="bound evaluated")
@@ -194,6 +193,8 @@ def dropout_regret(scale: int, rng: Rng) -> Residuals:
     TeX: Algorithm 4's mean loss is at most $|W_1 - U|^2 / (\eta T) + (2/T) \sum_t l(y_t \langle
     \nabla g_t(W_t), U\rangle )$ for every $U$ with rows no longer than $c$.
     """
+    from overt.relu import kernels  # on first use: compiled code needs numba
+
     m = 12
     d = 4
     T = 60 * scale
