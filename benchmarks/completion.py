@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.harness import Table, exponent, seconds, verdict
+from benchmarks.harness import Table, exponent, movielens_sizes, seconds, verdict
 from overt import datasets
 from overt.completion import DropoutCompletion
 from overt.completion.engines import Engine, make_engine
@@ -28,8 +28,8 @@ PEERS = ("cornac", "myfm", "cmfrec", "libmf", "surprise", "lenskit")
 
 
 def run() -> list[Table]:
-    tables = [accuracy(size) for size in datasets.available() if size in ("100k", "1m")]
-    if "100k" in datasets.available():
+    tables = [accuracy(size) for size in movielens_sizes()]
+    if "100k" in movielens_sizes():
         tables += [published(), growing()]
     return [*tables, rates(), scaling(), against_sgd()]
 
@@ -384,7 +384,7 @@ def against_sgd() -> Table:
             "SGD's time / ours",
         ),
     )
-    data = "100k" if "100k" in datasets.available() else "generated"
+    data = "100k" if "100k" in movielens_sizes() else "generated"
     ratios = []
     common = {
         "data": data,

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+
+def movielens_sizes() -> list[str]:
+    """Return which of the smaller MovieLens sets OVERT_DATA holds."""
+    folder = Path(os.environ.get("OVERT_DATA", ""))
+    return [size for size in ("100k", "1m") if (folder / f"ml-{size}.npz").exists()]
 
 
 @dataclass

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.harness import Table, verdict
+from benchmarks.harness import Table, movielens_sizes, verdict
 from overt import datasets
 from overt.completion import DropoutCompletion
 from overt.completion.evaluation import divide, list_figures
@@ -24,7 +24,7 @@ SHOWN = ("ndcg@10", "recall@20", "mrr", "map", "columns_shown")
 
 
 def run() -> list[Table]:
-    sizes = [size for size in datasets.available() if size in ("100k", "1m")]
+    sizes = movielens_sizes()
     return [compare(size, split) for size in sizes for split in ("random", "last")]
 
 

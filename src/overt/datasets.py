@@ -114,18 +114,6 @@ def movielens(
         return archive.read(path)
 
 
-def available() -> tuple[str, ...]:
-    """Return the MovieLens sizes that OVERT_DATA holds, smallest first."""
-    if not os.environ.get("OVERT_DATA"):
-        return ()
-    home = Path(os.environ["OVERT_DATA"])
-    return tuple(
-        size
-        for size, archive in _MOVIELENS.items()
-        if any(path.exists() for path in archive.places(home))
-    )
-
-
 def data_folder(folder: str | os.PathLike[str] | None = None) -> Path:
     """Return the folder of local data sets."""
     chosen = folder if folder is not None else os.environ.get("OVERT_DATA")

@@ -1123,7 +1123,6 @@ EXCLUDED = {
     "papers.Finding": "made by checks",
     "papers.report": "of rows that run made",
     "papers.run": "what it reads back is damaged in readers.py",
-    "datasets.available": "takes no argument",
     "datasets.data_folder": "of an environment variable",
     "explorer.explore": "serves until it is stopped",
     "explorer.PAGES": "a table",

@@ -80,8 +80,8 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
     While the decay doubles again and again, SGD's noise makes it jump to lower and lower
     ranks, and it never jumps back ([One-way jumps] Theorem 3.2). From every rank that is met, a
     quiet phase (small steps, hardly any decay) fits the entries, and the entries left out judge it.
-    The lowest rank within `tol` of the best is then fitted again to all entries; it is 0 where
-    nothing predicts better than 0 does.
+    The lowest rank within `tol` of the best is then fitted to all entries by least squares,
+    started from that fit; it is 0 where nothing predicts better than 0 does.
 
     Where one rank-one matrix explains more than nine tenths of the mean square, as the level of
     ratings does, the network descends on what that matrix leaves, and least squares joins the two.
