@@ -28,7 +28,7 @@ TORCH = {"nn", "relu", "robust"}  # may share what they need of PyTorch
 
 # Modules that each main use imports. Lower a limit when a redesign reaches it; never raise one.
 CLOSURES = {
-    "LinearNetwork": 20,
+    "LinearNetwork": 19,
     "DropoutCompletion": 25,
     "DropoutImputer": 7,
     "predictive_moments": 16,

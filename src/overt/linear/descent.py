@@ -360,7 +360,7 @@ def masked_steps(
 @cache
 def compiled_steps() -> Callable[..., int]:
     """Return `steps_with_masks` as machine code; its folder's cache sees changes of this file."""
-    from overt._compiled import njit  # it imports a compiler
+    from overt._running import njit  # it imports a compiler
 
     compiled: Callable[..., int] = njit(
         fastmath={"reassoc", "contract", "nsz", "arcp"}
