@@ -69,7 +69,6 @@ PAPERS = {
             "deep",
             "completion",
             "capacity",
-            "parametrization",
             "training",
             "subnetworks",
             "robustness",

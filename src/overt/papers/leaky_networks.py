@@ -52,16 +52,14 @@ class LeakyNetwork:
 
     def module(self) -> Any:
         """Return the network as a torch module with one logit."""
-        import torch
+        from torch import from_numpy, nn
 
-        hidden, top = (torch.from_numpy(part) for part in (self.W, self.a[None]))
-        layers = [
-            torch.nn.Linear(w.shape[1], len(w), bias=False) for w in (hidden, top)
-        ]
-        net = torch.nn.Sequential(
-            layers[0], torch.nn.LeakyReLU(self.slope), layers[1]
-        ).double()
-        net.load_state_dict({"0.weight": hidden, "2.weight": top})
+        width, inputs = self.W.shape
+        hidden = nn.Linear(inputs, width, bias=False)
+        top = nn.Linear(width, 1, bias=False)
+        net = nn.Sequential(hidden, nn.LeakyReLU(self.slope), top).double()
+        hidden.weight.data = from_numpy(self.W)
+        top.weight.data = from_numpy(self.a[None])
         return net
 
     def input_gradient(self, x: Floats) -> Floats:

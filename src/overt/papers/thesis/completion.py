@@ -178,6 +178,9 @@ def sensing_penalty(scale: int, rng: Rng) -> Residuals:
     A = np.eye(len(U))[rows][:, :, None] * np.eye(len(V))[cols][:, None]
     exact = oracles.sensing_added_loss(y, U, V, A, 0.3)
     yield relative(penalty.completion(U, V, rows, cols, 0.3), exact)
+    # Sensing is a convolution (section 4.4): rows, stacked, are vec of the transpose.
+    network = U.ravel() @ np.kron(np.eye(len(U)), V.T) @ A[0].ravel()
+    yield abs(network - np.sum(U @ V.T * A[0]))
     return EXACT, "the error over all masks, of random measurements and of entries"
 
 
