@@ -83,12 +83,6 @@ class DeletesParameters(WritesParameters):
         return F.linear(self.drop(x), weight)
 
 
-class GrowsACache(nn.Module):
-    def forward(self, x, cache):
-        cache.append(x)
-        return F.dropout(torch.stack(cache).sum(0))
-
-
 def snapshot(model):
     """Return all of a model that a user can see, with tensors as bytes and objects by identity."""
     seen = {}

@@ -474,7 +474,7 @@ def test_covariances_are_those_of_all_masks():
         torch.testing.assert_close(found.variance[:, i, j], difference / 4)
 
 
-def test_rows_that_share_noise_are_told_apart():
+def test_rows_that_share_noise_are_distinguished():
     def function(x, n):
         return x * n.coin(1, 3) @ a(x) + n.dropout(x) @ a(x)
 

@@ -57,13 +57,6 @@ def two(run, **parts):
     return Net(run, a=Linear(20, 48), b=Linear(48, 48), c=Linear(48, 4), **parts)
 
 
-def gated(self, x):
-    h = functional.dropout(self.a(x), 0.1, self.training)
-    return self.c(
-        functional.dropout(functional.silu(self.b(h)) * h, 0.1, self.training)
-    )
-
-
 def by_hand(self, x):
     h = hidden(self, x)
     keep = torch.rand(h.shape) > 0.4
@@ -75,175 +68,7 @@ def hidden_of(layer, h):
     return torch.relu(layer(h))
 
 
-def in_place(self, x):
-    h = self.a(x)
-    h.relu_()
-    functional.dropout(h, 0.3, True, inplace=True)
-    h = self.b(h)
-    h += 0.1
-    h[:, :4] = h[:, 4:8]
-    return self.c(torch.tanh(h))
-
-
-def attention(self, x):
-    q, k, v = self.qkv(x).chunk(3, -1)
-    p = 0.2 if self.training else 0.0
-    return self.c(functional.scaled_dot_product_attention(q, k, v, dropout_p=p).mean(1))
-
-
-def stochastic_depth(self, x):
-    h = self.a(x)
-    for block in (self.b, self.b2):
-        keep = h.new_empty((len(h), 1)).bernoulli_(0.8).div_(0.8)
-        h = h + torch.relu(block(h)) * keep
-    return self.c(h)
-
-
-def floor_path(self, x):
-    h = self.a(x)
-    h = h + torch.relu(self.b(h)).div(0.8) * (0.8 + torch.rand(len(h), 1)).floor_()
-    return self.c(torch.tanh(h))
-
-
-def skipped(self, x):
-    h = hidden(self, x)
-    if not self.training or torch.rand(1) > 0.3:
-        h = h + functional.dropout(hidden_of(self.b, h), 0.3, self.training)
-    return self.c(torch.tanh(h))
-
-
-def skipped_by_python(self, x):
-    h = hidden(self, x)
-    if not self.training or random.random() > 0.3:  # noqa: S311
-        h = h + functional.dropout(hidden_of(self.b, h), 0.3, self.training)
-    return self.c(h)
-
-
-def dropped_weights(self, x):
-    weight = functional.dropout(self.b.weight, 0.3, self.training)
-    return self.c(torch.relu(functional.linear(hidden(self, x), weight, self.b.bias)))
-
-
-def noisy(self, x):
-    h = hidden(self, x)
-    h = torch.tanh(self.b(h * (1 + 0.5 * torch.randn(len(h), 48))))
-    return self.c(h + 0.3 * torch.randn_like(h))
-
-
-def encoder():
-    layer = nn.TransformerEncoderLayer(
-        16, 4, 32, 0.1, "gelu", batch_first=True, norm_first=True
-    )
-    return Net(
-        lambda self, x: self.c(self.e(x).mean(1)),
-        c=Linear(16, 4),
-        e=nn.TransformerEncoder(layer, 2, enable_nested_tensor=False),
-    )
-
-
 FLAT, IMAGE, TOKENS = (6, 20), (4, 3, 8, 8), (5, 7, 16)
-CONV = (nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1))
-
-
-def cnn(noise, *, activation=None, pool=None):
-    return nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1),
-        activation or nn.ReLU(),
-        noise,
-        nn.Conv2d(8, 8, 3, padding=1),
-        nn.GroupNorm(2, 8),
-        nn.Hardswish(),
-        pool or nn.AvgPool2d(4),
-        nn.Flatten(),
-        nn.LazyLinear(4),
-    )
-
-
-CARRIED = {
-    "deep": (lambda: mlp(nn.Dropout(0.3), Dropout(0.3), nn.Dropout(0.3)), FLAT),
-    "alpha": (lambda: mlp(nn.AlphaDropout(0.2), nn.AlphaDropout(0.2)), FLAT),
-    "feature-alpha": (
-        lambda: cnn(nn.FeatureAlphaDropout(0.2), activation=nn.SELU()),
-        IMAGE,
-    ),
-    "rrelu": (
-        lambda: nn.Sequential(
-            Linear(20, 48), nn.RReLU(), Linear(48, 48), nn.RReLU(), Linear(48, 4)
-        ),
-        FLAT,
-    ),
-    "gaussian": (lambda: two(noisy), FLAT),
-    "by-hand": (lambda: two(by_hand), FLAT),
-    "in-place": (lambda: two(in_place), FLAT),
-    "gated": (lambda: two(gated), FLAT),
-    "weights": (lambda: two(dropped_weights), FLAT),
-    "attention": (lambda: Net(attention, qkv=Linear(16, 48), c=Linear(16, 4)), TOKENS),
-    "batch-second": (
-        lambda: Net(
-            lambda s, x: s.c(s.m(x, x, x, need_weights=False)[0].mean(0)),
-            m=nn.MultiheadAttention(16, 4, 0.2),
-            c=Linear(16, 4),
-        ),
-        TOKENS,
-    ),
-    "encoder": (encoder, TOKENS),
-    "layer-norm": (
-        lambda: nn.Sequential(
-            Linear(20, 48), nn.GELU(), nn.Dropout(0.2), nn.LayerNorm(48), Linear(48, 4)
-        ),
-        FLAT,
-    ),
-    "channels": (lambda: cnn(nn.Dropout2d(0.2)), IMAGE),
-    "blocks": (lambda: cnn(DropBlock2d(0.2, 3)), IMAGE),
-    "max-pool": (lambda: cnn(nn.Dropout(0.3), pool=nn.MaxPool2d(4)), IMAGE),
-    "connect": (
-        lambda: nn.Sequential(
-            DropConnectLinear(20, 48, drop_prob=0.3), nn.Mish(), Linear(48, 4)
-        ),
-        FLAT,
-    ),
-    "recurrent": (
-        lambda: Net(
-            lambda s, x: s.c(s.r(s.d(x))[0][:, -1]),
-            d=nn.Dropout(0.3),
-            r=nn.GRU(16, 16, batch_first=True),
-            c=Linear(16, 4),
-        ),
-        TOKENS,
-    ),
-}
-DRAWN = {
-    "stochastic-depth": (
-        lambda: two(stochastic_depth, b2=Linear(48, 48)),
-        FLAT,
-        "bernoulli",
-    ),
-    "floor": (lambda: two(floor_path), FLAT, "rand"),
-    "skipped": (lambda: two(skipped), FLAT, "rand"),
-    "skipped-by-python": (
-        lambda: two(skipped_by_python),
-        FLAT,
-        "noise that is not seen",
-    ),
-    "lstm": (
-        lambda: Net(
-            lambda s, x: s.c(s.r(x)[0][:, -1]),
-            c=Linear(16, 4),
-            r=nn.LSTM(16, 16, 2, dropout=0.4, batch_first=True),
-        ),
-        TOKENS,
-        "r:lstm",
-    ),
-    "gumbel": (
-        lambda: Net(
-            lambda s, x: s.c(functional.gumbel_softmax(s.a(x))),
-            a=Linear(20, 8),
-            c=Linear(8, 4),
-        ),
-        FLAT,
-        "gumbel_softmax",
-    ),
-}
 
 
 def built(build, shape):
@@ -254,51 +79,6 @@ def built(build, shape):
     for p in model.parameters():
         p.data *= 1.5 if p.ndim == 2 else 1
     return model, x
-
-
-def pooled(self, x):
-    h = functional.dropout(self.a(x), 0.3, self.training)
-    h = torch.baddbmm(h[:, :1], h, self.w.expand(len(h), 16, 16), beta=0.5, alpha=0.7)
-    return self.c(torch.relu(self.b(h.mean(1)))).reshape(len(x), 2, 2).transpose(1, 2)
-
-
-def layer_drop(self, x):
-    h = hidden(self, x)
-    if self.training and torch.rand([]) < self.p:
-        return self.c(h)
-    return self.c(functional.dropout(h, 0.3, self.training))
-
-
-class Square(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x * x
-
-    @staticmethod
-    def backward(ctx, g):
-        return 2 * ctx.saved_tensors[0] * g
-
-
-def changed_in_a_view(h):
-    h[:, :16].mul_(2.0)
-    return h
-
-
-CORNERS = {
-    "function": Square.apply,
-    "detach": lambda h: torch.tanh(h.detach()),
-    "data": lambda h: torch.tanh(h.data),
-    "view": changed_in_a_view,
-    "vmap": lambda h: torch.vmap(torch.tanh)(h),
-    "numpy": lambda h: torch.from_numpy(h.detach().numpy()) * 1.0,
-    "position": lambda h: h * (h.argmax(-1, keepdim=True) > 3),
-    "checkpoint": lambda h: torch.utils.checkpoint.checkpoint(
-        torch.tanh, h, use_reentrant=False
-    ),
-    "named-results": lambda h: h * h.topk(3, -1).values.mean(-1, keepdim=True),
-    "normal-around": lambda h: torch.normal(h, 0.5),
-}
 
 
 def test_a_function_right_after_dropout_is_exact():
@@ -507,7 +287,7 @@ def test_inference_mode_and_no_grad_change_nothing():
 
 
 @pytest.mark.parametrize("loss", ["squared", "cross_entropy", "logistic"])
-def test_one_probe_in_training_is_unbiased(loss):
+def test_a_training_step_has_the_expected_penalty(loss):
     """Where the exact penalty is dear, and with seeded layers, whose masks move on."""
     noises = nn.Dropout(0.3), Dropout(0.3, seed=3)
     model, x = built(lambda: mlp(*noises), FLAT)
@@ -525,7 +305,7 @@ def test_one_probe_in_training_is_unbiased(loss):
     )
 
 
-def test_gradient_of_a_carried_penalty():
+def test_the_gradient_of_a_propagated_penalty_is_that_of_differences():
     """Against central differences, with slopes, variances and adjoint depending on the weights."""
     model, x = built(lambda: mlp(nn.Dropout(0.3), nn.Dropout(0.3), width=6), FLAT)
     model, x = model.double(), x.double()
@@ -554,8 +334,8 @@ def squared(self, x):
     return self.c(self.b(h) * (h + self.b(h)))
 
 
-def test_moments_out_of_range_are_sampled_and_said():
-    """The mean of a square root of numbers that are negative at times is not one to be carried."""
+def test_moments_out_of_range_are_sampled_with_a_reason():
+    """The mean of a square root of numbers that are negative at times cannot be propagated."""
 
     def run(self, x):
         h = functional.dropout(torch.ones_like(x), 0.5, self.training)
@@ -574,11 +354,6 @@ def glu(self, x):
     return self.c(functional.glu(self.d(self.a(x)), 1))
 
 
-def tokens_left_out(self, x):
-    ids = (x[:, :6] * 10).abs().long().clamp(max=29)
-    return self.c(self.e(ids.masked_fill(torch.rand(ids.shape) < 0.3, 0)).flatten(1))
-
-
 class Straight(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -589,25 +364,7 @@ class Straight(torch.autograd.Function):
         return 3 * g
 
 
-BROUGHT = {
-    "glu": (
-        lambda: Net(glu, a=Linear(20, 48), d=nn.Dropout(0.3), c=Linear(24, 4)),
-        False,
-    ),
-    "one output": (
-        lambda: Net(
-            lambda s, x: s.c(s.d(torch.relu(s.a(s.d(x))))).squeeze(-1),
-            a=Linear(20, 48),
-            d=nn.Dropout(0.3),
-            c=Linear(48, 1),
-        ),
-        False,
-    ),
-    "ids": (lambda: Net(tokens_left_out, e=nn.Embedding(30, 4), c=Linear(24, 4)), True),
-}
-
-
-def test_a_probe_draws_each_noise_anew():
+def test_a_training_step_samples_each_noise_anew():
     def run(self, x):
         h = torch.relu(self.a(x))
         if self.training:
@@ -642,7 +399,7 @@ def test_checkpoints_keep_gradients(reentrant):
     torch.testing.assert_close(*found)
 
 
-def test_noise_before_a_gradient_of_its_own_is_drawn_in_training():
+def test_noise_before_a_custom_gradient_is_sampled_in_training():
     f = Straight.apply
     model, x = built(
         lambda: Net(
@@ -676,7 +433,7 @@ def test_covariances_are_corrected_as_variances_are():
     torch.testing.assert_close(joint.mean_error, plain.mean_error)
 
 
-def test_a_switch_of_a_model_is_asked_about_again():
+def test_a_model_that_is_switched_between_calls_has_the_moments_of_what_it_is():
     def run(self, x):
         return self.a(x) + torch.randn(
             1 if getattr(self, "shared", False) else len(x), 1
@@ -707,19 +464,6 @@ def test_noise_that_rows_share_is_found_in_one_pass_of_ten():
     for seed in range(20):  # of models that nothing is known of yet
         model, x = built(lambda: Net(run, a=Linear(20, 4)), FLAT)
         mc_moments(model, x, 2, seed=seed)
-
-
-LAYOUTS = {  # shapes of steps for R rows, and what of a step a row r sees
-    "rows-first": (lambda R: (R, 3), lambda t, r, R: t[r]),
-    "rows-last": (lambda R: (3, R), lambda t, r, R: t[:, r]),
-    "square": (lambda R: (R, R), lambda t, r, R: t[:, r]),
-    "rows-in-parts": (lambda R: (2, 3 * R), lambda t, r, R: t[:, 3 * r : 3 * r + 3]),
-    "shared": (lambda R: (4,), lambda t, r, R: t),
-    "shared-by-two": (lambda R: ((R + 1) // 2, 2), lambda t, r, R: t[r // 2]),
-    "late": (lambda R: (R, 3), lambda t, r, R: t[r] * (r > 0)),
-    "very-late": (lambda R: (R, R, 2), lambda t, r, R: t[:, r] * (r == R - 1)),
-    "apart": (lambda R: (R, 2), lambda t, r, R: 0 * t[r]),
-}
 
 
 def test_few_samples_are_enough_where_they_hint_at_no_bias():
