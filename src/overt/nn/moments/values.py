@@ -327,40 +327,40 @@ def integrate(
     if run.sampled and normal == 1:
         count = SETTINGS.training_nodes
     by_law = [r.law is not None and (single or r.is_coin) for r in roots]
-    rules = [
-        (root.law.nodes, root.law.weights) if known and root.law else HERMITE[count]
-        for root, known in zip(roots, by_law, strict=True)
-    ]
+
+    def on_axis(numbers: Tensor, i: int) -> Tensor:
+        """Put the nodes of root i on the i-th axis before those of the entries."""
+        count, *entries = numbers.shape
+        before = [1] * len(roots)
+        before[i] = count
+        between = [1] * (len(shape) - len(entries))
+        return numbers.to(like).reshape(*before, *between, *entries)
+
     like = roots[0].var
-    counts = (torch.arange(len(nodes)) for nodes, _ in rules)
-    index = torch.cartesian_prod(*counts).reshape(-1, len(roots))
-
-    def on_grid(numbers: Tensor, i: int) -> Tensor:
-        numbers = numbers.to(like)[index[:, i]]
-        entries = numbers.shape[1:]
-        return numbers.reshape(-1, *[1] * (len(shape) - len(entries)), *entries)
-
     points: Points = {}
     widths = []
     weights: Any = 1.0
-    for i, (root, (nodes, share)) in enumerate(zip(roots, rules, strict=True)):
-        weights = weights * on_grid(share, i)
-        points[root], width = _places(root, on_grid(nodes, i), by_law[i], positive)
+    for i, root in enumerate(roots):
+        law = root.law if by_law[i] else None
+        nodes, share = (law.nodes, law.weights) if law else HERMITE[count]
+        weights = weights * on_axis(share, i)
+        nodes = on_axis(nodes, i)
+        points[root], width = _places(root, nodes, by_law[i], positive)
         widths.append(width)
+    axes = tuple(range(len(roots)))
     y = function(points, {})
     if not y.is_floating_point():
         if not by_law[0]:
             raise UnsupportedError("a comparison of random values decides")
         y = y.to(like.dtype)
-    mean = (weights * y).sum(0)
+    mean = (weights * y).sum(axes)
     away = y - mean
     share = weights * away
-    slopes = [
-        (share * (points[root] - root.mean)).sum(0) / width
-        for root, width in zip(roots, widths, strict=True)
-    ]
+    slopes = []
+    for root, width in zip(roots, widths, strict=True):
+        slopes.append((share * (points[root] - root.mean)).sum(axes) / width)
     with run.variance_mode():
-        rest = (share * away).sum(0)
+        rest = (share * away).sum(axes)
         var: Any = 0.0
         # Where the variance is but rounding, nodes are farther away than it says.
         shrink = torch.zeros_like(rest)
