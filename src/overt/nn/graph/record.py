@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._decomp import core_aten_decompositions, decomposition_table
+from torch._decomp import core_aten_decompositions
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.module import (
@@ -130,6 +130,13 @@ BASIC_DRAWS = {"bernoulli", "rand", "rand_like", "randn", "randn_like"}
 """Random operations that vmap repeats for each sample; a test shows it for each."""
 
 
+def _native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+    if train is False:
+        return x.clone(), torch.ones_like(x, dtype=torch.bool)
+    mask = aten.bernoulli(torch.empty_like(x), 1 - p)
+    return x * (mask / (1 - p)), mask
+
+
 def _rrelu(
     x: Tensor,
     noise: Tensor,
@@ -167,7 +174,7 @@ def _normal_of_size(mean: float, sd: float, size: Any, **options: Any) -> Tensor
 
 
 _PARTS: dict[Any, Callable[..., Any]] = {
-    aten.native_dropout.default: decomposition_table[aten.native_dropout.default],
+    aten.native_dropout.default: _native_dropout,
     aten.rrelu_with_noise_functional.default: _rrelu,
     aten.uniform.default: _uniform,
     aten.exponential.default: _exponential,
