@@ -72,8 +72,8 @@ class Penalty(Result):
     The noises in `drawn` were sampled (("all",): the model cannot be propagated), and `error` is
     the standard error that this leaves in the value. An approximation is compared with samples: its
     `error` is how far it is from theirs, and their standard error, in squares. The true value is
-    within two errors in about 95 of 100 cases. `linearized` names operations that overt has no
-    rule for.
+    within two errors in about 95 of 100 cases. `linearized` names operations whose rule
+    does not fit, such as a maximum over entries that share noise.
     """
 
     value: Tensor

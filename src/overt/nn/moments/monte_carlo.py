@@ -54,8 +54,7 @@ class Moments(Result):
         Names of the noises that were propagated, and of those that were sampled: ("all",) if the
         model cannot be propagated.
     linearized
-        Operations that overt has no rule for, whose moments come from a few local samples, or
-        whose rule does not fit: a maximum over entries that share noise.
+        Operations whose rule does not fit: a maximum over entries that share noise.
     draws
         Number of samples; 0 if none were taken.
     mean_error, std_error

@@ -86,8 +86,8 @@ def predictive_moments(
 
     A model that cannot be propagated (noise decides what runs, or comes from NumPy) is sampled, for
     the `reason` in the result. Where noise moves the mean far, or the error estimate is large,
-    samples check what was propagated, and correct it if they contradict it. The model, the inputs and all random
-    generators are left as they were.
+    samples check what was propagated, and correct it if they contradict it. The model, the inputs
+    and all random generators are left as they were.
 
     Parameters
     ----------
@@ -153,8 +153,8 @@ def predictive_moments(
         if found is not None and recording is not None:
             enough = draws is None and _reaches(found, tol or PLAN.doubtful)
             if tol is None:
-                shift = row_shifts(found.mean, found.std**2, clean).mean()
-                enough = enough and float(shift) <= PLAN.shift
+                shifts = row_shifts(found.mean, found.std**2, clean)
+                enough = enough and float(shifts.detach().mean()) <= PLAN.shift
                 enough = enough and not contradicts(found, recording.output)
             if found.exact or propagated_only or enough:
                 return found

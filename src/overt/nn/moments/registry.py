@@ -1,11 +1,10 @@
 """Which rule is used for which ATen operation, which may be called exact, and what has no rule.
 
-An operation without a rule is tested for linearity numerically; others have a few local samples.
+An operation without a rule is tested for linearity numerically; a model with others is sampled.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -108,132 +107,63 @@ def combined_flags(given: list[RandomTensor]) -> dict[str, Any]:
 
 # -- operations without a rule -------------------------------------------------------------------
 
-Function = Callable[[list[Tensor]], Tensor]
-
 
 def unknown_operation(run: Propagation, func: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return the moments of any differentiable operation: linear numerically, or by samples."""
+    """Return the moments of an operation that is linear by trial; refuse others: sample instead."""
     given = list(dict.fromkeys(find_values((*args, *kwargs.values()))))
+    moments = [value.moments(run) for value in given]
+    flags = combined_flags(moments) | {"known": False, "independent": False}
+    name = op_info(func).name
 
-    def call(points: list[Tensor]) -> Any:
+    def results(points: list[Tensor]) -> list[Tensor]:
         at = dict(zip(given, points, strict=True))
 
         def pick(leaf: Any) -> Any:
             return at[leaf] if isinstance(leaf, Value) else leaf
 
-        return func(*map_tree(args, pick), **map_tree(kwargs, pick))
+        out = func(*map_tree(args, pick), **map_tree(kwargs, pick))
+        return [out] if isinstance(out, Tensor) else list(out)
 
-    name = op_info(func).name
-    out = call([value.moments(run).mean for value in given])
-    if isinstance(out, Tensor):
-        return _moments_of(run, name, call, given, out)
+    def moments_of(i: int, start: Tensor) -> Value | None:
+        if start.dtype.is_complex:
+            raise UnsupportedError(f"{name} is complex")
+        if not start.is_floating_point():  # indices: refused where they are used
+            return None
 
-    def result(i: int) -> Function:
-        return lambda points: call(points)[i]
+        def moved(steps: list[Tensor]) -> Tensor:
+            pairs = zip(moments, steps, strict=True)
+            return results([x.mean + step for x, step in pairs])[i] - start
 
-    return [_moments_of(run, name, result(i), given, t) for i, t in enumerate(out)]
+        if not _is_linear(moved, [x.mean for x in moments]):
+            raise UnsupportedError(f"{name} has no rule and is not linear")
+        deviations = [x.var.clamp(min=0).sqrt() for x in moments]
+        squares = [
+            moved([sd * random_signs(sd) for sd in deviations]) ** 2
+            for _ in range(SETTINGS.signs)
+        ]
+        dev = moved([x.dev for x in moments])
+        return Value(RandomTensor(start, torch.stack(squares).mean(0), dev, **flags))
 
-
-def _moments_of(
-    run: Propagation, name: str, function: Function, given: list[Value], start: Tensor
-) -> Value | None:
-    """Return the moments of one result, `start` at the means; None if it holds no numbers."""
-    if start.is_complex():
-        raise UnsupportedError(f"{name} is complex")
-    if not start.is_floating_point():  # indices: refused where they are used
-        return None
-    moments = [value.moments(run) for value in given]
-    flags = combined_flags(moments) | {"known": False, "independent": False}
     try:
-        found = _if_linear(function, moments, start)
-        if found is None:
-            run.unknown[name] = None
-            flags["exact"] = False
-            found = _by_samples(run, function, given, moments)
+        starts = results([x.mean for x in moments])
+        found = [moments_of(i, start) for i, start in enumerate(starts)]
     except RuntimeError as error:
-        raise UnsupportedError(f"no derivative: {str(error)[:60]}") from error
-    return Value(RandomTensor(*found, **flags))
+        raise UnsupportedError(f"{name}: {str(error)[:60]}") from error
+    return found if len(found) > 1 else found[0]
 
 
-def _if_linear(
-    function: Function, moments: list[RandomTensor], start: Tensor
-) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Return the image under an operation that is affine numerically, None if it is not."""
-
-    def moved(steps: list[Tensor]) -> Tensor:
-        pairs = zip(moments, steps, strict=True)
-        return function([x.mean + step for x, step in pairs]) - start
-
+def _is_linear(moved: Callable[[list[Tensor]], Tensor], points: list[Tensor]) -> bool:
+    """Whether f(x + s - 2t) - f(x) is that of s, less twice that of t, for random steps."""
     for scale in (1.0, 4.0):
-        one, other = (
-            [scale * torch.randn_like(x.mean) * (1 + x.mean.abs()) for x in moments]
+        s, t = (
+            [scale * torch.randn_like(x) * (1 + x.abs()) for x in points]
             for _ in range(2)
         )
-        both = moved([s - 2 * t for s, t in zip(one, other, strict=True)])
-        a, b = moved(one), moved(other)
-        if not bool(
-            (a - 2 * b - both).abs().amax() <= 1e-5 * (a.abs() + b.abs()).amax()
-        ):
-            return None
-    squares = [
-        moved([x.var.clamp(min=0).sqrt() * random_signs(x.var) for x in moments]) ** 2
-        for _ in range(SETTINGS.signs)
-    ]
-    return start, torch.stack(squares).mean(0), moved([x.dev for x in moments])
-
-
-def _by_samples(
-    run: Propagation,
-    function: Function,
-    given: list[Value],
-    moments: list[RandomTensor],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the share of the mean slope that fits local samples best, and a source for the rest.
-
-    What the slope leaves depends on itself across entries: it is a sum of the samples' residuals
-    times independent numbers, one for each index of the first axis.
-    """
-    count = SETTINGS.local_samples
-    points = []
-    for _ in range(count):
-        roots = {value.root: _sample_root(value.root) for value in given}
-        at = [value.at(roots, {}) for value in given]
-        pairs = zip(at, moments, strict=True)
-        points.append([t.to(x.mean).expand(x.mean.shape) for t, x in pairs])
-
-    def mean_slope(tangents: list[Tensor]) -> Tensor:
-        with warnings.catch_warnings():  # torch scripts functions at the first use
-            warnings.simplefilter("ignore", DeprecationWarning)
-            slopes = [
-                torch.func.jvp(function, (at,), (tangents,))[1]
-                for at in points[: SETTINGS.local_slopes]
-            ]
-        return torch.stack(slopes).mean(0)
-
-    y = torch.stack([function(at) for at in points])
-    lines = []
-    for at in points:
-        pairs = zip(at, moments, strict=True)
-        lines.append(mean_slope([t - x.mean for t, x in pairs]))
-    line = torch.stack(lines)
-    mean = y.mean(0)
-    squares = (line * line).sum(0).clamp(min=torch.finfo(y.dtype).tiny)
-    share = ((line * (y - mean)).sum(0) / squares).detach()
-    rest = (y - mean - share * line).detach()
-    own = run.source(
-        torch.full((count, *rest.shape[1:2]), 1 / count).to(rest), rest=True
-    )
-    own = own.reshape(*own.shape, *[1] * (rest.ndim - own.ndim))
-    dev = share * mean_slope([x.dev for x in moments]) + (rest * own).sum(0)
-    return mean, y.var(0), dev
-
-
-def _sample_root(root: RandomTensor) -> Tensor:
-    if root.law is None:
-        return root.mean + root.var.clamp(min=0).sqrt() * torch.randn_like(root.mean)
-    nodes = root.law.nodes.to(root.mean)
-    if nodes.ndim > 1:  # a coin for each entry
-        shown = torch.rand_like(root.mean) < root.law.weights[1]
-        return torch.where(shown, nodes[1], nodes[0])
-    picked = torch.multinomial(root.law.weights.float(), root.mean.numel(), True)
-    return nodes[picked.to(nodes.device)].reshape(root.mean.shape)
+        both = moved([a - 2 * b for a, b in zip(s, t, strict=True)])
+        one = moved(s)
+        other = moved(t)
+        size = (one.abs() + other.abs()).amax()
+        # Also False for numbers that are not finite.
+        if not bool((one - 2 * other - both).abs().amax() <= 1e-5 * size):
+            return False
+    return True

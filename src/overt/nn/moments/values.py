@@ -43,10 +43,6 @@ class Settings:
     """Random directions that estimate the covariance of factors of a product."""
     max_direction_calls: int = 40
     """Random operations of a recording up to which these directions are cheap: 10 to 20 ms."""
-    local_samples: int = 32
-    """Samples of an operation without a rule."""
-    local_slopes: int = 4
-    """Samples at which the slope of such an operation is taken."""
     max_units: int = 64
     """Correlated units of a row whose variances are worked out by a backward pass each."""
     max_window: int = 16
