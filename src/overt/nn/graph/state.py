@@ -184,24 +184,21 @@ def call_key(model: nn.Module, x: Any) -> Any:
             return None
     for module in model.modules():
         key.append(id(module))
-        for name, value in vars(module).items():
-            if name in ("_parameters", "_buffers"):
-                for tensor in value.values():
-                    trained = tensor is None or tensor.requires_grad
-                    key += [id(tensor), 0 if trained else tensor._version]
-            elif isinstance(value, Tensor):
-                key += [name, id(value), value._version]
-            elif isinstance(value, (list, dict, set, deque)):
-                key += [
-                    name,
-                    *map(id, value),
-                    *map(id, getattr(value, "values", tuple)()),
-                ]
-            elif type(value) in _PLAIN:
-                key += [name, value]
-            else:
-                key += [name, id(value)]
+        key += vars(module)
+        key += map(_mark, vars(module).values())
     return key
+
+
+def _mark(value: Any, *, content: bool = True) -> Any:
+    """Return what changes with an attribute of a module, or with the content of a container."""
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, Tensor):
+        return id(value), 0 if value.requires_grad else value._version
+    if content and isinstance(value, (list, dict, set, deque)):
+        items = value.values() if isinstance(value, dict) else value
+        return [*map(id, value), *(_mark(item, content=False) for item in items)]
+    return id(value)
 
 
 class _CopyTensors(TorchFunctionMode):  # type: ignore[misc]
