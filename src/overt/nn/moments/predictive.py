@@ -148,20 +148,19 @@ def predictive_moments(
                     "with draws=400, and differentiable=False"
                 ) from error
         sums = SampleSums(covariance=covariance)
-        in_two = False
+        in_two = found is not None and draws is None and tol is None
         most = draws or (PLAN.alone if tol is None else PLAN.most)
+        if in_two:
+            most = PLAN.check
         if found is not None and recording is not None:
-            enough = draws is None and _reaches(found, tol or PLAN.doubtful)
-            if tol is None:
-                shifts = row_shifts(found.mean, found.std**2, clean)
-                enough = enough and float(shifts.detach().mean()) <= PLAN.shift
-                enough = enough and not contradicts(found, recording.output)
-            if found.exact or propagated_only or enough:
+            enough = found.exact or propagated_only
+            if in_two:
+                enough = enough or not is_doubtful(found, clean, recording.output)
+            elif draws is None and tol is not None:
+                enough = enough or _reaches(found, tol)
+            if enough:
                 return found
             sums = SampleSums(covariance=covariance, shift=found.mean)
-            if draws is None and tol is None:
-                most = PLAN.check
-                in_two = True
         while True:
             step = most if tol is None else max(PLAN.check, sums.count)
             if in_two and not sums.count:
@@ -276,15 +275,19 @@ def _row_sums(t: Tensor) -> Tensor:
     return total.clamp(min=torch.finfo(t.dtype).tiny)
 
 
-def contradicts(found: Moments, sample: Tensor) -> bool:
-    """Whether the one sample that a recording is lies too far from the propagated moments.
+def is_doubtful(found: Moments, clean: Tensor, sample: Tensor) -> bool:
+    """Whether propagated moments are to be compared with samples.
 
-    Its squared distance in standard deviations is 1 on average; rows count as independent.
+    `clean` is the output without noise, `sample` the one sample that a recording is: its squared
+    distance in standard deviations is 1 on average; rows count as independent.
     """
-    sd = found.std
-    distance = ((sample - found.mean) / sd)[sd > 0] ** 2
+    mean = found.mean.detach()
+    sd = found.std.detach()
+    shift = float(row_shifts(mean, sd**2, clean).mean())
+    distance = float((((sample - mean) / sd)[sd > 0] ** 2).mean())
     rows = len(sd) if sd.ndim else 1
-    return bool(distance.mean() > 1 + SIGNIFICANT * math.sqrt(2 / rows))
+    contradicted = distance > 1 + SIGNIFICANT * math.sqrt(2 / rows)
+    return contradicted or shift > PLAN.shift or not _reaches(found, PLAN.doubtful)
 
 
 def hints_at_bias(found: Moments, sums: SampleSums) -> bool:
