@@ -253,6 +253,23 @@ def test_max_pooling_right_after_dropout_of_channels_is_exact():
     assert bool(((found.mean - sampled.mean(0)).abs() < 5 * error + 1e-6).all())
 
 
+def test_a_maximum_over_dropped_entries_is_sampled_and_says_so():
+    """Local samples put it up to a standard deviation off, with an error that did not hold."""
+
+    def largest(x, noise):
+        return noise.dropout(x).amax(1, keepdim=True)
+
+    torch.manual_seed(0)
+    x = torch.randn(3, 4)
+    mean, variance = enumerated_moments(largest, x)
+    found = predictive_moments(Noisy(largest), x)
+    assert found.method == "sampled"
+    assert "amax" in found.reason
+    # An error estimate is two standard errors.
+    assert bool(((found.mean - mean).abs() <= 2.5 * found.mean_error).all())
+    assert bool(((found.std - variance.sqrt()).abs() <= 2.5 * found.std_error).all())
+
+
 def test_gated_linear_units_are_propagated():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 64), nn.Dropout(0.1), nn.GLU())
