@@ -141,7 +141,7 @@ def _noise_on_units(module: Any) -> Any:
     A dropped weight of the last layer adds what a dropped input adds.
     """
     if is_unit_noise(module):
-        return copy.deepcopy(module)
+        return module
     return nn.Dropout(module.drop_prob if known_noise(module) else 0.0)
 
 

@@ -110,7 +110,7 @@ def squared_bound(
     """Return the largest bound, and the spectrum that would attain it."""
     m = target.spectrum[:rank]
     rest = float(np.sum(target.spectrum[rank:] ** 2))
-    costs = [norm_cost(0.0, 1), *envelopes]
+    costs = envelopes or [norm_cost(0.0, 1)]
     bounds = [cost.bound(m) for cost in costs]
     best = int(np.argmax(bounds))
     return target.residual + bounds[best] + rest, costs[best].shrink(m)
