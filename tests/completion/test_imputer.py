@@ -467,3 +467,19 @@ def test_wrong_tables_are_refused():
         DropoutImputer().fit([["a", "b"]])
     with pytest.raises(overt.InputError, match="n must be"):
         DropoutImputer().fit(np.eye(3)).impute(np.eye(3), 0)
+
+
+@pytest.mark.parametrize("factor", [1e200, 1e300])
+def test_a_value_beyond_all_others_leaves_fills_finite(factor):
+    """Rounding it overflowed, and what was missing beside it was filled with NaN."""
+    rng = np.random.default_rng(0)
+    table = rng.normal(size=(40, 3))
+    model = DropoutImputer().fit(table)
+    rows = table[:2].copy()
+    rows[0, 0] = factor
+    rows[0, 1] = np.nan
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        filled = model.transform(rows)
+    assert np.isfinite(filled).all()
+    assert filled[0, 0] == factor

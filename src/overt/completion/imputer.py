@@ -43,6 +43,9 @@ from overt._check import (
 from overt.completion.kernels.table import fill_rows, leave_one_out
 from overt.results import Status
 
+MAX_STANDARDIZED = 1e100
+"""Size of standardized values, whose squares and products must be finite; others are moved here."""
+
 OBJECTIVE_ROUNDING = 1e-12
 """Nats per entry by which the objective may rise from rounding alone."""
 
@@ -289,7 +292,9 @@ class DropoutImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
 
     def _standardized(self, table: Floats, missing: Array) -> Floats:
         # Rounded, so that the same table in other units has the same bits.
-        Z = ((table - self.center_) / self.scale_).round(9)
+        with np.errstate(over="ignore"):
+            Z = (table - self.center_) / self.scale_
+        Z = np.clip(Z, -MAX_STANDARDIZED, MAX_STANDARDIZED).round(9)
         return np.where(missing, 0.0, Z)
 
     def _filled(self, table: Floats, missing: Array) -> tuple[Floats, Floats]:
