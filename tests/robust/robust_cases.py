@@ -42,7 +42,7 @@ def quadratic_program(v, norm, radius, box):
         limits += [d >= box[0], d <= box[1]]
     problem = cp.Problem(cp.Minimize(cp.sum_squares(d - v)), limits)
     with warnings.catch_warnings():
-        # The solver is asked for more digits than it always reaches, and says so.
+        # The tolerances are tighter than the solver always reaches, which it reports.
         warnings.filterwarnings("ignore", message="Solution may be inaccurate")
         problem.solve(
             solver=cp.CLARABEL, tol_gap_abs=1e-12, tol_gap_rel=1e-12, tol_feas=1e-12

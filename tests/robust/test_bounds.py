@@ -158,7 +158,7 @@ def test_certificates_are_those_of_every_pattern_of_units(threat, widths):
 
 @pytest.mark.parametrize("seconds", [60, 0])
 def test_what_no_attack_has_tried_is_decided_point_by_point(seconds):
-    """By the bounds alone, or by the program as well: what it fools counts as found."""
+    """By the bounds alone, or by the program as well: points that it fools count as found."""
     rng = np.random.default_rng(6)
     model = small_mlp(2, 9, 3)
     for p in model.parameters():

@@ -247,7 +247,7 @@ def test_hard_labels_were_called_probabilities():
 
 
 def test_the_nearest_failure_of_a_random_model_was_that_of_a_lucky_sample():
-    """What a single sample finds nearest means nothing: random models are refused."""
+    """The nearest failure of one sample means nothing: random models are refused."""
     torch.manual_seed(0)
     weight = torch.randn(2, 6)
     x = torch.randn(40, 6)

@@ -1,4 +1,4 @@
-"""Randomized smoothing: radii against closed forms, enumeration and draws."""
+"""Randomized smoothing: radii against closed forms, enumeration and samples."""
 
 import itertools
 from statistics import NormalDist

@@ -124,7 +124,7 @@ def test_a_pair_of_arrays_is_shuffled_and_resumes(tmp_path):
         )
 
     class Permuted:
-        """What a pair stands for: a fresh order in each pass, from torch's generator."""
+        """A pair is read in a new order in each pass, from torch's generator."""
 
         def __iter__(self):
             for rows in torch.randperm(240).split(100):

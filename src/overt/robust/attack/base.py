@@ -429,7 +429,7 @@ class _AttackRun:
     def _run(
         self, rows: Tensor, steps: int, restart: int, rivals: Tensor | None = None
     ) -> None:
-        """Attack the rows left, of which each may have a rival of its own."""
+        """Attack the rows left, each against its rival if there are `rivals`."""
         state = self.state
         attack = self.attack
         if attack.early_exit:

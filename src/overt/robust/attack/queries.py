@@ -2,7 +2,7 @@
 
 `Square` follows Andriushchenko et al. 2020, with the threat's own projection: random windows are
 given one random sign for each channel and, in L1 and L2, what a second window has of the norm; a
-change is kept where it raises the loss. Windows shrink as queries go by; they are the same for
+change stays where it raises the loss. Windows shrink as queries go by; they are the same for
 every point.
 
 `HopSkipJump` follows Chen et al. 2020. From a perturbation of any size that fools the model, each

@@ -106,8 +106,8 @@ MESSAGES = {
     "training mode. Call model.eval() first; dropout layers that are put into training mode after "
     "that stay random.",
     "batch": "the logits of a point depend on the other points of its batch, as with batch "
-    "normalization without running statistics. What is found belongs to these batches and not to "
-    "single points.",
+    "normalization without running statistics. The result is that of these batches, not of single "
+    "points.",
     "probabilities": "the outputs look like probabilities at {} of the points, and were taken for "
     'logits: pass outputs="probabilities" if the model ends in a softmax or a sigmoid.',
     "labels": "the model returns class labels at {} of the points: there is no gradient, and "

@@ -117,7 +117,7 @@ IN_PLACE: dict[Any, Any] = {
     "add_": torch.add,
     "sub_": torch.sub,
 }
-"""What is computed, on new tensors, in the place of operations that change a tensor."""
+"""Functions that return new tensors in place of those that change one."""
 
 Activation = Callable[[Tensor, float], Tensor]
 """Takes the inputs of rectifiers and their slope, and returns what stands for the outputs."""
@@ -330,7 +330,7 @@ def _refuse_hidden_code(module: nn.Module) -> None:
     """Refuse modules that may compute something else than their forward shows."""
     kind = type(module)
     hooks = module._forward_hooks or module._forward_pre_hooks
-    traced = isinstance(module, fx.GraphModule)  # by torch, with a call of its own
+    traced = isinstance(module, fx.GraphModule)  # by torch, which gives it another call
     called = kind.__call__ is not nn.Module.__call__ and not traced
     if hooks or called or "forward" in vars(module):
         raise InputError(
