@@ -2,6 +2,7 @@
 
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 from robust_cases import blobs, points, small_mlp
@@ -244,3 +245,15 @@ def test_masked_gradients_are_reported_with_their_share():
     assert bool(found.success[found.flat].any())  # the random start is not blind
     with pytest.warns(RobustnessWarning, match="the model is random"):
         PGD(L2(0.5), steps=2)(lambda v: model(v + 0.1 * torch.randn_like(v)), x, y)
+
+
+def test_a_budget_of_numpys_unsigned_numbers_wrapped_around():
+    model, x = small_mlp(), points(6, 6)
+    y = model(x).argmax(1)
+    threat = L2(0.3)
+    wanted = strongest(model, x, y, threat, budget=40, queries=20, warn=False)
+    found = strongest(
+        model, x, y, threat, budget=np.uint64(40), queries=np.uint64(20), warn=False
+    )
+    assert found.gradients == wanted.gradients
+    assert torch.equal(found.x, wanted.x)

@@ -291,6 +291,7 @@ WRONG = [
     ({"y": [0, 1, 2, -1]}, r"got -1\.\.2"),
     ({"y": [0, 1, 2, 0.5]}, "class numbers, got 0.5"),
     ({"y": [0, 1]}, "one class for each of the 4 points"),
+    ({"y": []}, "one class for each of the 4 points"),
     ({"y": ["cat"] * 4}, "y must"),
     ({"y": np.ones(4, complex)}, "y must hold numbers"),
     ({"y": None}, "x must be a pair of arrays or give batches"),

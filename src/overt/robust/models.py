@@ -155,7 +155,7 @@ class ModelAdapter:
     def clean_logits(self, batch_size: int, y: Any = None) -> Tensor:
         """Return the logits of the inputs, which must be finite."""
         if y is not None:
-            self._label_count = max(int(class_numbers("y", y).max()) + 1, 2)
+            self._label_count = max([1, *class_numbers("y", y).flatten().tolist()]) + 1
         try:
             result = self.all_logits(self.x, batch_size)
             alone = self.all_logits(self.x[:SINGLE_POINTS], 1)

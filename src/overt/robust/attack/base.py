@@ -202,8 +202,7 @@ def slope(value: Tensor, x: Tensor, *, retain: bool = False) -> Tensor:
 def likely_rivals(logits: Tensor, y: Tensor, count: int) -> Tensor:
     """Return the likeliest wrong classes (points, count), likeliest first."""
     others = logits.detach().scatter(1, y[:, None], -math.inf)
-    order = others.argsort(1, descending=True)
-    return order[:, :count]
+    return others.argsort(1, descending=True)[:, :count]
 
 
 class AttackState:
@@ -298,8 +297,7 @@ class AttackState:
         # The last attack that followed the model's own gradients says where there are none.
         if attack.follows_gradients and source is None:
             self.best.flat &= self.best.fooled
-        everyone = torch.arange(len(self.x), device=self.x.device)
-        rows = everyone.split(self.batch_size)
+        rows = torch.arange(len(self.x), device=self.x.device).split(self.batch_size)
         with self.stage(name or type(attack).__name__):
             with meter("attack", len(rows), show=len(rows) > 1) as bar:
                 for part in rows:

@@ -141,8 +141,8 @@ def run_ensemble(
     seed: int,
 ) -> None:
     """Run the stages of `strongest` on the points that are left."""
-    whole("budget", budget, minimum=MIN_BUDGET)
-    whole("queries", queries, minimum=0)
+    budget = whole("budget", budget, minimum=MIN_BUDGET)
+    queries = whole("queries", queries, minimum=0)
     if state.threat.radius == 0 or len(state.left) == 0:
         return
     common: dict[str, Any] = {"seed": seed, "batch_size": state.batch_size}
