@@ -270,6 +270,21 @@ def test_a_maximum_over_dropped_entries_is_sampled_and_says_so():
     assert bool(((found.std - variance.sqrt()).abs() <= 2.5 * found.std_error).all())
 
 
+def test_bits_of_dropped_numbers_that_are_read_as_others_are_sampled():
+    """The call ended with a TypeError of torch."""
+
+    def size(x, noise):
+        return (noise.dropout(x).view(torch.int32) & 0x7FFFFFFF).view(torch.float32)
+
+    torch.manual_seed(0)
+    x = torch.randn(2, 4)
+    _, variance = enumerated_moments(size, x)
+    found = predictive_moments(Noisy(size), x)
+    assert found.method == "sampled"
+    # An error estimate is two standard errors.
+    assert bool(((found.std - variance.sqrt()).abs() <= 2.5 * found.std_error).all())
+
+
 def test_gated_linear_units_are_propagated():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 64), nn.Dropout(0.1), nn.GLU())

@@ -11,7 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from overt.nn.graph.record import RERUN_AS, aten, map_tree, op_info, op_schema, tensors
+from overt.nn.graph.record import (
+    RERUN_AS,
+    UnsupportedError,
+    aten,
+    map_tree,
+    op_info,
+    op_schema,
+    tensors,
+)
 from overt.nn.moments.backward import output_variances
 from overt.nn.moments.registry import (
     combined_flags,
@@ -51,8 +59,11 @@ def _fill_position(func: Any) -> int | None:
 def linear(run: Propagation, func: Any, *args: Any, **kwargs: Any) -> Any:
     """Apply the map to means; to variances and deviations with all constants set to 0."""
     name = op_info(func).name
-    if name in ("view", "_unsafe_view", "expand") and [*args[1]] == [*args[0].shape]:
-        return args[0]  # which stays a function of its root
+    if name in ("view", "_unsafe_view", "expand"):
+        if isinstance(args[1], torch.dtype):
+            raise UnsupportedError("bits of random numbers are read as other numbers")
+        if [*args[1]] == [*args[0].shape]:
+            return args[0]  # which stays a function of its root
     values = find_values((*args, *kwargs.values()))
     given = [value.moments(run) for value in values]
     fill = _fill_position(func)
