@@ -246,6 +246,7 @@ def filled(h):
 
 # Not exact, or a rule does not know that it is: must not be said to be exact unless right.
 OTHERS = {
+    "four arguments": lambda x, n: torch.nan_to_num(n.dropout(x), 0.0, 0.5, -0.5),
     "products of the same noises": lambda x, n: (
         (h := n.dropout(x)) * (m := n.coin(2, 3)) @ a(x) + h * m @ a(x)
     ),

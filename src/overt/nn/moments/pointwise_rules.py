@@ -117,7 +117,13 @@ def _several_roots(
 
 
 def _by_affine_rule(
-    run: Propagation, func: Any, a: Any, b: Any = None, c: Any = None, **options: Any
+    run: Propagation,
+    func: Any,
+    a: Any,
+    b: Any = None,
+    c: Any = None,
+    *_: Any,
+    **options: Any,
 ) -> Any:
     """Return sums, products and selections of tensors without a common root, None for others."""
     name = op_info(func).name
