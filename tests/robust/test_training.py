@@ -278,6 +278,16 @@ def test_checkpoints_that_do_not_fit_are_refused(tmp_path):
         adversarial_train(network(), loader(), None, checkpoint=path)
 
 
+def test_a_changed_weight_in_a_checkpoint_is_noticed(tmp_path):
+    path = tmp_path / "state.safetensors"
+    adversarial_train(network(), loader(), None, epochs=1, checkpoint=path)
+    content = bytearray(path.read_bytes())
+    content[-20] ^= 1  # the last bytes of a safetensors file are numbers
+    path.write_bytes(content)
+    with pytest.raises(InputError, match="changed or damaged"):
+        adversarial_train(network(), loader(), None, epochs=2, checkpoint=path)
+
+
 LOSSES = ["cross_entropy", "trades", cross_entropy]
 
 

@@ -5,6 +5,7 @@ Tensors are stored by name, everything else as JSON text beside them; never a pi
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections import Counter
@@ -68,7 +69,8 @@ class TrainingCheckpoint:
             "spec": pytree.treespec_dumps(spec),
             "leaves": leaves,
         }
-        metadata = {"overt": json.dumps(record)}
+        text = json.dumps(record)
+        metadata = {"overt": text, "checksum": _checksum(text, tensors)}
         save = safetensors("torch", "torch").torch.save
         write_whole(self._path, save(tensors, metadata=metadata))
         if best == len(history):
@@ -112,10 +114,22 @@ class TrainingCheckpoint:
             # Copies lie in memory as fresh tensors do; else sums are rounded differently.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
             metadata = file.metadata() or {}
-        record = json.loads(metadata["overt"])
+        text = metadata["overt"]
+        if metadata["checksum"] != _checksum(text, tensors):
+            raise InputError(
+                f"checkpoint {self._path} was changed or damaged: its checksum does not fit; "
+                "remove it or choose another file"
+            )
+        record = json.loads(text)
         leaves = [_restore(leaf, tensors) for leaf in record["leaves"]]
         spec = pytree.treespec_loads(record["spec"])
         return record, pytree.tree_unflatten(leaves, spec)
+
+
+def _checksum(text: str, tensors: dict[str, Tensor]) -> str:
+    """Return a checksum of everything that is restored: a wrong weight would go unnoticed."""
+    content = text.encode() + safetensors("torch", "torch").torch.save(tensors)
+    return hashlib.sha256(content).hexdigest()
 
 
 def _plain(value: Any, name: str) -> Any:
