@@ -1,4 +1,6 @@
-"""Every noise: what it draws has the moments that it states."""
+"""Every noise: what it draws has the moments that it states, and networks with it."""
+
+import pickle
 
 import numpy as np
 import pytest
@@ -428,3 +430,16 @@ def test_units_that_are_never_dropped():
         assert (noise.mean(width) == 1).all()
         assert not noise.characteristic(width).any()
     assert DropBlock(0.0, 2, "sliding").seed_probability(4) == 0
+
+
+@pytest.mark.parametrize("name", ["dropout", "grid", "sliding-odd", "keep-exactly"])
+def test_networks_travel_to_other_processes(name):
+    noise, width = NOISES[name]
+    target = np.diag([3.0, 2.0, 1.0])
+    networks = (
+        overt.LinearNetwork(target=target, width=width, noise=noise),
+        overt.TiedAutoencoder(target=target, width=width, noise=noise),
+    )
+    for network in networks:
+        copied = pickle.loads(pickle.dumps(network))  # noqa: S301
+        assert copied.solve().objective == network.solve().objective

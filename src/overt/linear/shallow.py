@@ -458,13 +458,12 @@ def sharing(noise: Noise, width: int) -> Sharing:
             equal = partial(equalize.block_imbalance, block_size=b)
             induces = [NormCost(*induced(noise, width))]
             spread = partial(block_factors, width=width, block_size=b)
-            return Sharing(width, lambda: induces, spread, imbalance=equal)
+            return Sharing(width, partial(list, induces), spread, imbalance=equal)
         case _:
             units = _diagonal_plus_constant(noise, width)
     if units is not None:
-        return Sharing(
-            width, lambda: [units], partial(_shared_units, units), exact=True
-        )
+        spread = partial(_shared_units, units)
+        return Sharing(width, partial(list, [units]), spread, exact=True)
     Gamma = noise.characteristic(width)
     refined = partial(any_noise_bound, Gamma)
     if isinstance(noise, DropBlock):
