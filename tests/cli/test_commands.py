@@ -100,6 +100,30 @@ def test_verify_exits_with_1_when_a_formula_is_broken():
             "block_size must divide",
         ),
         (("solve", "M.npy", "--rank", "9"), "rank must be one of"),
+        (
+            ("solve", "M.npy", "--width", "4", "--rank", "2", "--drop-prob", ".1"),
+            "--rank chooses the probability of dropout, and --drop-prob 0.1 was given",
+        ),
+        (
+            ("solve", "M.npy", "--drop-prob", ".3", "--block-size", "3"),
+            "--block-size 3 is for --noise dropblock, and the noise is dropout",
+        ),
+        (
+            ("train", "M.npy", "--keep", "2"),
+            "--keep 2 is for --noise keepexactly, and the noise is dropout",
+        ),
+        (
+            ("train", "M.npy", "--noise", "dropconnect", "--block-size", "2"),
+            "--block-size 2 is for --noise dropblock, and the noise is dropconnect",
+        ),
+        (
+            (*("solve", "M.npy", "--noise", "keepexactly"), "--drop-prob", "0.5"),
+            "is for --noise dropout or dropblock or dropconnect, and the noise is keep",
+        ),
+        (
+            ("certify", "M.npy", "M.npy", "M.npy", "--keep", "10"),
+            "--keep 10 is for --noise keepexactly, and the noise is dropout",
+        ),
         (("solve",), "give either target"),
         (("solve", "M.npy", "--out", "best.pkl"), "path must end in .npz or .json"),
         (("solve", "text.csv"), "cannot be read as a matrix"),

@@ -22,7 +22,7 @@ def build():
     return torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Dropout(0.5), torch.nn.Linear(3, 3))
 """
 LINES = {
-    "solve": "solve M.npy --width 2 --drop-prob 0.5 --noise dropout --block-size 1 --out o.npz",
+    "solve": "solve M.npy --width 2 --drop-prob 0.5 --noise dropblock --block-size 1 --out o.npz",
     "solve of data": "solve --x X.npy --y Y.npy --width 2 --rank 1",
     "train": "train M.npy --width 2 --drop-prob 0.5 --steps 4 --learning-rate 0.01 --seeds 1 "
     "--gradient sampled --n-jobs 1 --out t.npz",

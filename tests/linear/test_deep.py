@@ -395,3 +395,28 @@ def test_weak_noise_keeps_its_digits(p, widths):
     added = sum(p / (1 - p) / d for d in widths)  # to first order in p
     assert net.nu == pytest.approx(added, rel=1e-5)
     assert best.objective == pytest.approx(2 * 14.8**2 * 2 * added, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("width", "keep"), [(4, 3), (5, 4), (6, 4), (7, 6), (8, 6), (9, 7)]
+)
+def test_a_map_of_rank_one_costs_nothing_where_a_fixed_number_of_units_survives(
+    width, keep
+):
+    """Rounding took the optimum below 0, and no rank was left: an IndexError."""
+    rng = np.random.default_rng(width)
+    X = rng.standard_normal((30, 3))
+    problems = [
+        {"target": np.array([[1.0, 2.0]])},
+        {"target": np.outer(rng.standard_normal(3), rng.standard_normal(3))},
+        {"X": X, "Y": X @ rng.standard_normal((3, 1))},
+    ]
+    noise = overt.KeepExactly(keep)
+    for problem in problems:
+        for widths in ([width], [width, width]):
+            net = overt.DeepLinearNetwork(widths=widths, noise=noise, **problem)
+            best = net.solve()
+            assert best.status == "optimal"
+            assert best.rank == 1
+            assert best.objective == pytest.approx(0.0, abs=1e-12)
+            assert best.rank_certificate.statement == "Every optimum has rank 1."

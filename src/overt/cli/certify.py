@@ -30,10 +30,10 @@ def certify(
             "without the target where --x and --y are given.",
         ),
     ],
-    drop_prob: networks.DropProb = 0.5,
+    drop_prob: networks.DropProb = None,
     noise: networks.NoiseName = "dropout",
-    block_size: networks.BlockSize = 2,
-    keep: networks.Keep = 10,
+    block_size: networks.BlockSize = None,
+    keep: networks.Keep = None,
     second_moment: Annotated[
         Path | None,
         Option(
@@ -69,7 +69,9 @@ def certify(
     problem = networks.read_problem(files[0] if has_target else None, x, y)
     if second_moment is not None:
         problem["second_moment"] = read_matrix(second_moment)
-    chosen = networks.make_noise(noise, drop_prob, block_size, keep)
+    chosen = networks.make_noise(
+        noise, drop_prob=drop_prob, block_size=block_size, keep=keep
+    )
     net = networks.make_network(problem, chosen, width=U.shape[1])
     if rigorous:
         proof = net.certify(U, V, rigorous=True)

@@ -11,8 +11,15 @@ from overt._check import InputError
 
 if TYPE_CHECKING:
     from overt.linear import LinearNetwork
+    from overt.noise import Noise
 
-NOISES = ("dropout", "dropblock", "dropconnect", "keepexactly")
+NOISES: dict[str, dict[str, float]] = {
+    "dropout": {"drop_prob": 0.5},
+    "dropblock": {"drop_prob": 0.5, "block_size": 2},
+    "dropconnect": {"drop_prob": 0.5},
+    "keepexactly": {"keep": 10},
+}
+"""By noise: its options, and what they are where they are not given."""
 
 Target = Annotated[
     Path | None, Argument(help="Target matrix: .npy, .npz, .csv, .tsv, .txt or .mtx.")
@@ -23,13 +30,17 @@ Y = Annotated[
 ]
 Width = Annotated[int, Option(min=1, help="Number of hidden units.")]
 DropProb = Annotated[
-    float, Option(help="Probability of dropping, at least 0 and below 1.")
+    float | None,
+    Option(help="Probability of dropping, at least 0 and below 1; 0.5 by default."),
 ]
 NoiseName = Annotated[str, Option("--noise", help="One of: " + ", ".join(NOISES) + ".")]
 Keep = Annotated[
-    int, Option(min=1, help="Number of units that survive, for keepexactly.")
+    int | None,
+    Option(min=1, help="Number of units that survive, for keepexactly; 10 by default."),
 ]
-BlockSize = Annotated[int, Option(min=1, help="Units per block, for dropblock.")]
+BlockSize = Annotated[
+    int | None, Option(min=1, help="Units per block, for dropblock; 2 by default.")
+]
 
 
 def read_problem(target: Path | None, x: Path | None, y: Path | None) -> dict[str, Any]:
@@ -40,20 +51,30 @@ def read_problem(target: Path | None, x: Path | None, y: Path | None) -> dict[st
     return {name: read_matrix(path) for name, path in named.items() if path is not None}
 
 
-def make_noise(name: str, drop_prob: float, block_size: int, keep: int) -> Any:
-    """Return the noise that the options describe."""
+def make_noise(name: str, **options: float | None) -> Noise:
+    """Return the noise that the options describe; one that it does not have is refused."""
     from overt.noise import DropBlock, DropConnect, Dropout, KeepExactly
 
-    match name:
-        case "dropout":
-            return Dropout(drop_prob)
-        case "dropblock":
-            return DropBlock(drop_prob, block_size)
-        case "dropconnect":
-            return DropConnect(drop_prob)
-        case "keepexactly":
-            return KeepExactly(keep)
-    raise InputError(f"--noise must be one of {', '.join(NOISES)}, got {name!r}")
+    if name not in NOISES:
+        raise InputError(f"--noise must be one of {', '.join(NOISES)}, got {name!r}")
+    given = {key: value for key, value in options.items() if value is not None}
+    for key, value in given.items():
+        if key not in NOISES[name]:
+            owners = " or ".join(noise for noise, own in NOISES.items() if key in own)
+            option = "--" + key.replace("_", "-")
+            raise InputError(
+                f"{option} {value} is for --noise {owners}, and the noise is {name}: "
+                f"leave out {option}, or name that noise"
+            )
+    kinds = {
+        "dropout": Dropout,
+        "dropblock": DropBlock,
+        "dropconnect": DropConnect,
+        "keepexactly": KeepExactly,
+    }
+    settings: dict[str, Any] = NOISES[name] | given
+    made: Noise = kinds[name](**settings)
+    return made
 
 
 def make_network(problem: dict[str, Any], noise: Any, **settings: Any) -> LinearNetwork:

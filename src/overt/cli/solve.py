@@ -24,14 +24,14 @@ from overt.cli.base import (
 def solve(
     target: networks.Target = None,
     width: networks.Width = 20,
-    drop_prob: networks.DropProb = 0.5,
+    drop_prob: networks.DropProb = None,
     rank: Annotated[
         int | None,
         Option(min=1, help="Choose the probability of dropout that gives this rank."),
     ] = None,
     noise: networks.NoiseName = "dropout",
-    block_size: networks.BlockSize = 2,
-    keep: networks.Keep = 10,
+    block_size: networks.BlockSize = None,
+    keep: networks.Keep = None,
     x: networks.X = None,
     y: networks.Y = None,
     out: Annotated[
@@ -53,9 +53,15 @@ def solve(
             raise InputError(
                 f"--rank chooses the probability of dropout, not of {noise}"
             )
-
+        if drop_prob is not None:
+            raise InputError(
+                f"--rank chooses the probability of dropout, and --drop-prob {drop_prob} "
+                "was given too: leave out one of them"
+            )
         drop_prob = drop_prob_for_rank(width=width, rank=rank, **problem)
-    chosen = networks.make_noise(noise, drop_prob, block_size, keep)
+    chosen = networks.make_noise(
+        noise, drop_prob=drop_prob, block_size=block_size, keep=keep
+    )
     net = networks.make_network(problem, chosen, width=width)
     best = net.solve()
     certificate = best.certificate

@@ -29,10 +29,10 @@ ROWS = 8
 def train(
     target: networks.Target = None,
     width: networks.Width = 20,
-    drop_prob: networks.DropProb = 0.5,
+    drop_prob: networks.DropProb = None,
     noise: networks.NoiseName = "dropout",
-    block_size: networks.BlockSize = 2,
-    keep: networks.Keep = 10,
+    block_size: networks.BlockSize = None,
+    keep: networks.Keep = None,
     x: networks.X = None,
     y: networks.Y = None,
     steps: Annotated[int, Option(min=1, help="Number of steps.")] = 20_000,
@@ -58,7 +58,9 @@ def train(
     """
     awaited(out, picture=plot)
     problem = networks.read_problem(target, x, y)
-    chosen = networks.make_noise(noise, drop_prob, block_size, keep)
+    chosen = networks.make_noise(
+        noise, drop_prob=drop_prob, block_size=block_size, keep=keep
+    )
     net = networks.make_network(problem, chosen, width=width)
     run = net.train(steps, learning_rate, seeds, gradient=gradient, n_jobs=n_jobs)
     if run.diverged.all():

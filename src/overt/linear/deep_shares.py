@@ -142,7 +142,7 @@ def rank_cap(beta: Floats, limit: int) -> int:
 
 
 def _without_noise(s2: Floats, factor: float) -> BestShares:
-    objective = float(np.sum(s2) * (1 - factor))
+    objective = float(np.sum(s2)) * max(0.0, 1 - factor)
     shares = np.full((1, len(s2)), 1 / len(s2))
     return BestShares(objective, shares, _only(len(s2), len(s2), objective))
 
@@ -209,7 +209,8 @@ def _several_layers(s2: Floats, beta: Floats, factor: float) -> BestShares:
 
 
 def _objective(s2: Floats, pi: Floats, beta: Floats, factor: float) -> float:
-    return float(np.sum(s2 * noise_cost(pi, beta, factor)))
+    """Return the objective at shares, which rounding would put below 0 where noise is free."""
+    return max(0.0, float(np.sum(s2 * noise_cost(pi, beta, factor))))
 
 
 def dual_bounds(
