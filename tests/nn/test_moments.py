@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from overt import InputError
-from overt.nn import explicit_penalty, predictive_moments, without_noise
+from overt.nn import explicit_penalty, mc_moments, predictive_moments, without_noise
 from overt.nn.graph.record import op_info, record
 from overt.nn.graph.state import untouched
 from overt.nn.moments.propagate import decompose
@@ -484,6 +484,29 @@ def test_rows_that_share_noise_are_distinguished():
     found = predictive_moments(Noisy(function), x, draws=0)
     torch.testing.assert_close(found.mean, mean)
     torch.testing.assert_close(found.variance, variance)
+
+
+def test_outputs_centred_over_the_batch_have_their_variance():
+    def function(x, n):
+        h = n.dropout(x) @ a(x)
+        return h - h.mean(0)
+
+    x = inputs(torch.float64)
+    mean, variance = enumerated_moments(function, x)
+    found = predictive_moments(Noisy(function), x, draws=0)
+    torch.testing.assert_close(found.mean, mean)
+    torch.testing.assert_close(found.variance, variance)
+
+
+def test_variances_of_half_precision_outputs_do_not_overflow():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(6, 3)).half()
+    x = torch.full((2, 6), 2000.0).half()
+    sampled = mc_moments(model, x, 500, seed=0)
+    propagated = predictive_moments(model, x)
+    ratio = sampled.variance / propagated.variance
+    # The relative error of a variance from n samples is about (2 / n)^.5.
+    assert float((ratio - 1).abs().max()) < 5 * (2 / 500) ** 0.5
 
 
 def two_dropouts(x, n):

@@ -167,12 +167,15 @@ def _gradients(
 
 
 def _row_weights(y: Tensor) -> Tensor:
-    """Return weights of all outputs, and these times the row's number."""
+    """Return weights of all outputs, and these times the row's number.
+
+    They differ by row: of outputs centred over the batch, equal weights see nothing.
+    """
     rows, outputs = y.shape
     seeded = torch.Generator().manual_seed(0)
-    weight = 1 + torch.rand(outputs, generator=seeded).to(y)
+    weight = 1 + torch.rand(rows, outputs, generator=seeded).to(y)
     number = torch.arange(1, rows + 1).to(y)[:, None]
-    return torch.stack([weight.expand(rows, outputs), weight * number])
+    return torch.stack([weight, weight * number])
 
 
 def _row_axis(gradients: Tensor, step: Tensor, rows: int) -> int | None:

@@ -126,7 +126,8 @@ class SampleSums:
 
     def add(self, y: Tensor) -> None:
         """Add samples of shape (samples, *output)."""
-        self.dtype = y.dtype
+        # Variances of half-precision outputs overflow at outputs of 256.
+        self.dtype = torch.promote_types(torch.float32, y.dtype)
         y = y.double()
         if self.shift is None:
             self.shift = y[0]
@@ -214,7 +215,7 @@ class SampleSums:
         return mean_error, torch.where(sd == 0, math.sqrt(rare) * scale, sd * of_std)
 
     def moments(self, reason: str = "") -> Moments:
-        """Return the result, in the number format of the samples."""
+        """Return the result, in the samples' number format, at least single precision."""
         variance = self.covariance if self._covariance else self.variance
         found = (self.mean, variance, *self.errors)
         mean, variance, mean_error, std_error = (t.to(self.dtype) for t in found)
