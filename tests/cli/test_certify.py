@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 import overt.cli.certify
 import overt.cli.solve
 import overt.cli.train  # noqa: F401  (registers its command)
+from overt._check import InputError
 from overt.cli.base import app
 
 
@@ -39,3 +40,14 @@ def test_refuses_a_file_without_weights(tmp_path):
     np.savez(target, A=np.eye(3))
     done = run("certify", target, target)
     assert "must hold U and V" in str(done.exception)
+
+
+def test_weights_without_V_are_refused_by_name(tmp_path):
+    """The answer was that U.npy is no zip file."""
+    for name in "MU":
+        np.save(tmp_path / f"{name}.npy", np.eye(3))
+    for arguments in (["M.npy", "U.npy"], ["U.npy", "--x", "M.npy", "--y", "M.npy"]):
+        paths = [tmp_path / a if a.endswith(".npy") else a for a in arguments]
+        done = run("certify", *paths)
+        assert isinstance(done.exception, InputError)
+        assert "V is missing" in str(done.exception)

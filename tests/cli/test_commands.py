@@ -378,3 +378,32 @@ def test_pictures_are_refused_before_the_work_or_written_whole(tmp_path):
     assert "ends in .png" in str(shown.exception)
     assert CliRunner().invoke(app, [*given, str(tmp_path / "p.svg")]).exit_code == 0
     assert "<svg" in (tmp_path / "p.svg").read_text()
+
+
+def test_warnings_are_on_standard_error(tmp_path, monkeypatch, capsys):
+    """They were among the answers, where a pipe took them for a part of the table."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    rng = np.random.default_rng(0)
+    lines = [f"{i},{j},{rng.normal():.3f}" for i in range(12) for j in range(8)]
+    (tmp_path / "r.csv").write_text("\n".join(["a,b,c", *lines, "0,0,1", "0,1,x"]))
+    (tmp_path / "pairs.csv").write_text("row,column\n0,1\n2\n")
+    commands = {
+        "complete r.csv --factors 1 --drop-prob 0.5 --out m": [
+            "were taken by position",
+            "1 duplicate entries, averaged",
+            "the first is line 99",
+        ],
+        "predict m pairs.csv": ["rejected lines are in"],
+        "evaluate r.csv --split last --factors 1": ["the order of lines is used"],
+    }
+    for command, told in commands.items():
+        for extra in ([], ["--json"]):
+            monkeypatch.setattr(sys, "argv", ["overt", *command.split(), *extra])
+            with pytest.raises(SystemExit) as ended:
+                main()
+            assert ended.value.code == 0
+            shown = capsys.readouterr()
+            assert "warning:" not in shown.out
+            for text in told:
+                assert text in shown.err

@@ -14,7 +14,16 @@ import overt
 from overt._check import InputError, choice
 from overt._figures import write_figure
 from overt._io import digest, ready, write_whole
-from overt.cli.base import AsJson, Seed, app, console, ended, show_path, show_table
+from overt.cli.base import (
+    AsJson,
+    Seed,
+    app,
+    console,
+    ended,
+    show_path,
+    show_table,
+    warn,
+)
 from overt.cli.models import Points, Weights, load_model, read_examples
 
 
@@ -194,7 +203,7 @@ def _show(found: Any, notes: list[str], certify: bool) -> None:
     )
     console.print(found.table(), highlight=False)
     for note in notes:
-        console.print(f"[yellow]warning:[/] {note}", highlight=False)
+        warn(note)
 
 
 def _on(net: Any, device: str) -> Any:

@@ -70,10 +70,7 @@ Engine = Annotated[
 
 def main() -> None:
     """Run the command line; mistakes in the input end with one clear sentence and exit code 2."""
-    warned = "[yellow]warning:[/] "
-    warnings.showwarning = lambda text, *_, **__: errors.print(
-        warned + escape(str(text))
-    )
+    warnings.showwarning = lambda text, *_, **__: warn(str(text))
     try:
         with keeping("nothing was started"):
             app()
@@ -108,6 +105,11 @@ def fail(message: str, code: int) -> NoReturn:
     sys.stdout.flush()
     errors.print(f"[bold red]error:[/] {escape(message)}")
     raise SystemExit(code)
+
+
+def warn(text: str) -> None:
+    """Print a warning on standard error, where it is in no program's way."""
+    errors.print(f"[yellow]warning:[/] {escape(text)}")
 
 
 def show_path(what: str, path: str | os.PathLike[str]) -> None:

@@ -105,6 +105,11 @@ def _read_weights(paths: list[Path]) -> tuple[Any, Any]:
 
     if len(paths) == 2:
         return read_matrix(paths[0]), read_matrix(paths[1])
+    if paths[0].suffix.lower() != ".npz":
+        raise InputError(
+            f"V is missing: after {paths[0]}, taken as U, name the file of V; a single file "
+            "of weights must be an .npz that `overt solve` or `overt train` wrote"
+        )
     with open_npz(paths[0]) as stored:
         if {"U", "V"} <= set(stored.files):
             return stored["U"], stored["V"]

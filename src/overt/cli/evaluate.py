@@ -9,7 +9,16 @@ from typer import Argument, Option
 
 from overt._check import choice
 from overt.cli import ratings as shared
-from overt.cli.base import AsJson, Seed, app, console, errors, show_json, show_table
+from overt.cli.base import (
+    AsJson,
+    Seed,
+    app,
+    console,
+    errors,
+    show_json,
+    show_table,
+    warn,
+)
 from overt.entries.entries import DUPLICATES
 
 
@@ -51,14 +60,12 @@ def evaluate(
     )
     missing = shared.meaning_of_missing(read, missing, errors if as_json else console)
     model = DropoutCompletion(factors, n_jobs=n_jobs, seed=seed, missing=missing)
+    if split in ("time", "last") and read.times is None:
+        warn("there is no column of times; the order of lines is used")
     found = judge(model, read.entries, split=split, holdout=holdout, seed=seed)
     if as_json:
         show_json(found.to_dict(), indent=1)
         return
-    if split in ("time", "last") and read.times is None:
-        console.print(
-            "[yellow]warning:[/] there is no column of times; the order of lines is used"
-        )
     console.print(repr(found).splitlines()[0])
     names = list(
         dict.fromkeys(name for figures in found.figures.values() for name in figures)

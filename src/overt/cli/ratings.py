@@ -14,7 +14,7 @@ from typer import Argument, Option
 
 from overt._check import choice
 from overt._io import write_csv
-from overt.cli.base import console
+from overt.cli.base import console, warn
 from overt.entries.identifiers import UNKNOWN
 
 if TYPE_CHECKING:
@@ -74,27 +74,22 @@ def report_lines(
         f"{what}: {used:,} lines used, {len(read.rejected):,} rejected{columns}",
         soft_wrap=True,
     )
-    warning = "[yellow]warning:[/] "
     if read.guessed:
-        screen.print(
-            f"{warning}{', '.join(read.guessed)} were taken by position; name them with --row, "
-            "--col and --value",
-            soft_wrap=True,
-        )
+        names = ", ".join(read.guessed)
+        warn(f"{names} were taken by position; name them with --row, --col and --value")
     if read.duplicates and duplicates is not None:
         merged = "averaged" if duplicates == "mean" else "the last one used"
         merged = "counted" if read.clicks else merged
-        screen.print(f"{warning}{read.duplicates:,} duplicate entries, {merged}")
+        warn(f"{read.duplicates:,} duplicate entries, {merged}")
     if rejected is None:
         return
     rejected.unlink(missing_ok=True)
     if read.rejected:
         first = read.rejected[0]
         write_csv(rejected, first._fields, read.rejected)
-        screen.print(
-            f"{warning}rejected lines are in [bold]{escape(os.fspath(rejected))}[/]; the "
-            f"first is line {first.line}: {escape(first.reason)}",
-            soft_wrap=True,
+        warn(
+            f"rejected lines are in {os.fspath(rejected)}; the first is line {first.line}: "
+            f"{first.reason}"
         )
 
 
