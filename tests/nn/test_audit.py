@@ -27,6 +27,7 @@ from torch import nn
 from overt import InputError
 from overt import nn as onn
 from overt.nn import audit, explicit_penalty, mc_moments
+from overt.nn.monitor import noise_metrics
 from overt.results import Status
 
 
@@ -152,6 +153,40 @@ class Forgetful(nn.Module):
             self.last.bias.add_(1)
         noise = random.random() + np.random.rand() if self.training else 0.0  # noqa: S311, NPY002
         return self.last(self.drop(torch.relu(self.first(x)))) + noise
+
+
+class Doubles(nn.Module):
+    """Writes into its input, as models do to save memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(5, 3)
+
+    def forward(self, x):
+        x.mul_(2)
+        return self.last(nn.functional.dropout(x, 0.3, self.training))
+
+
+def test_a_model_that_writes_into_its_input_leaves_the_data_as_they_were():
+    torch.manual_seed(0)
+    model, x, y = Doubles(), torch.randn(200, 5), torch.randn(200, 3)
+    given = x.clone()
+    report = audit(model, (given, y), "mse", holdout=(given, y))
+    assert torch.equal(given, x)
+    noise_metrics(model, (given, y), "mse")
+    assert torch.equal(given, x)
+    model.train()
+    with torch.no_grad():
+        plain = torch.stack(
+            [nn.functional.mse_loss(model(x.clone()), y) for _ in range(1000)]
+        )
+    error = np.hypot(report.objective_error, plain.std().item() / 1000**0.5)
+    assert abs(report.objective - plain.mean().item()) < 5 * error
+    model.eval()
+    assert report.plain_loss == pytest.approx(
+        nn.functional.mse_loss(model(x.clone()), y).item(), rel=1e-5
+    )
+    assert report.holdout_loss == pytest.approx(report.plain_loss)
 
 
 def test_what_a_forward_pass_changes_is_changed_back():
@@ -293,7 +328,13 @@ REFUSED = {
         small,
         [(X, Y)],
         nn.CrossEntropyLoss(label_smoothing=0.1),
-        "default settings",
+        r"default settings, got CrossEntropyLoss\(\) with label_smoothing=0.1",
+    ),
+    "class-weights": (
+        small,
+        [(X, Y)],
+        nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0])),
+        r"default settings, got CrossEntropyLoss\(\) with weight$",
     ),
     "nan": (
         small,

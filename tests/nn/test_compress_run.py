@@ -497,3 +497,38 @@ def test_labels_of_a_dict_loader_judge_the_network():
         right = ((net(x) > 0) == (y == 1)).double().mean()
     assert report.before.accuracy == pytest.approx(float(right))
     assert report.before.loss is not None
+
+
+class Shifted(nn.Module):
+    """Subtracts a number from its input, in place or not."""
+
+    def __init__(self, in_place):
+        super().__init__()
+        self.in_place = in_place
+        self.net = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
+
+    def forward(self, x):
+        if self.in_place:
+            x -= 0.5
+        else:
+            x = x - 0.5
+        return self.net(x)
+
+
+@pytest.mark.parametrize("recover", [0, 3])
+@pytest.mark.parametrize("by", ["flow", "spectrum", "auto"])
+def test_a_model_that_writes_into_its_input_leaves_the_data_as_they_were(by, recover):
+    found = []
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 6, generator=generator)
+    y = torch.randn(60, 3, generator=generator)
+    example = x[:8].clone()
+    for in_place in (True, False):
+        torch.manual_seed(0)
+        model = Shifted(in_place)
+        given, first = x.clone(), example.clone()
+        _, report = compress(model, 0.5, first, (given, y), by, recover=recover)
+        assert torch.equal(given, x)
+        assert torch.equal(first, example)
+        found.append(report.to_dict())
+    assert found[0] == found[1]

@@ -347,6 +347,9 @@ def without_noise(
     A model that cannot be propagated is trained as usual, with sampled noise and a penalty of 0; a
     warning and `sampled` give the reason. In evaluation mode it is the model.
 
+    In training mode all dropout of the model counts, also in modules that were frozen with .eval();
+    to leave one out, set its drop probability to 0.
+
     Parameters
     ----------
     model

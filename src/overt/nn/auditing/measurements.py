@@ -92,7 +92,7 @@ class ActiveUnits:
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is sampled, chosen so that an audit costs about `passes` forward passes."""
+    """How much is sampled, at most: what an audit of `passes` forward passes has room for."""
 
     share: float = 0.3  # of the forward passes that may be spent on sampled masks
     rows: int = (

@@ -94,9 +94,12 @@ def audit(
     output
         Which of the model's outputs counts, such as `lambda o: o.logits`.
     passes
-        About how many forward passes over the data the audit may cost on data of some size. What
-        noise before the last, affine layers adds to a squared loss is exact; elsewhere it is
-        sampled, on fewer rows where there are many layers, and stands beside its standard error.
+        Limits what is sampled: to what an audit of about so many forward passes over the data has
+        room for, and however large it is to about 8192 rows with a mask for each noise (an error
+        of 1 % of a row's standard deviation). What noise before the last, affine layers adds to a
+        squared loss is exact; elsewhere it is sampled, on fewer rows where there are many layers,
+        and stands beside its standard error. All else takes the time of 15 to 30 passes of a small
+        network (of width 64), and does not depend on `passes`.
     seed
         Seed of the sampled masks.
 

@@ -160,8 +160,9 @@ class Inputs:
         )
 
     def run(self, model: nn.Module) -> Any:
-        """Return the model's output on them."""
-        return call_model(model, self.given, self.output)
+        """Return the model's output on copies of them: a forward pass may write into its input."""
+        copies = self.map(Tensor.clone)
+        return call_model(model, copies.given, self.output)
 
 
 class Batch(NamedTuple):

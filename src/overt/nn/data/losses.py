@@ -32,6 +32,14 @@ _TORCH: dict[Any, str] = {
     functional.cross_entropy: "cross_entropy",
 }
 
+_DEFAULTS: dict[str, Any] = {
+    "reduction": "mean",
+    "weight": None,
+    "label_smoothing": 0.0,
+    "ignore_index": -100,
+}
+"""Settings of torch's losses with which they have a name here."""
+
 
 def check_loss(loss: Any, names: tuple[str, ...] = LOSSES) -> Loss:
     """Return a loss by its name where it has one (torch's own with default settings have)."""
@@ -43,13 +51,19 @@ def check_loss(loss: Any, names: tuple[str, ...] = LOSSES) -> Loss:
             f"mean loss, got {type(loss).__name__}"
         )
     known = _TORCH.get(loss if not isinstance(loss, nn.Module) else type(loss))
-    plain = (
-        getattr(loss, "reduction", "mean") == "mean"
-        and getattr(loss, "weight", None) is None
-        and getattr(loss, "label_smoothing", 0.0) == 0
-        and getattr(loss, "ignore_index", -100) == -100
-    )
-    return known if known is not None and plain else loss
+    return loss if known is None or _other_settings(loss) else known
+
+
+def _other_settings(loss: Any) -> list[str]:
+    """Return the settings of a loss of torch's that are not the defaults, for a message."""
+    found = []
+    for name, usual in _DEFAULTS.items():
+        value = getattr(loss, name, usual)
+        if isinstance(value, Tensor):  # class weights, which may be many
+            found.append(name)
+        elif value != usual:
+            found.append(f"{name}={value!r}")
+    return found
 
 
 def loss_name(loss: Any) -> str:
@@ -57,9 +71,11 @@ def loss_name(loss: Any) -> str:
     found = check_loss(loss)
     if isinstance(found, str):
         return found
+    others = ", ".join(_other_settings(loss) if type(loss) in _TORCH else ())
+    settings = f" with {others}" if others else ""
     raise InputError(
         f"loss must be one of {', '.join(map(repr, LOSSES))}, or a torch.nn.MSELoss or "
-        f"CrossEntropyLoss with its default settings, got {found!r}"
+        f"CrossEntropyLoss with its default settings, got {found!r}{settings}"
     )
 
 
