@@ -95,11 +95,11 @@ def audit(
         Which of the model's outputs counts, such as `lambda o: o.logits`.
     passes
         Limits what is sampled: to what an audit of about so many forward passes over the data has
-        room for, and however large it is to about 8192 rows with a mask for each noise (an error
-        of 1 % of a row's standard deviation). What noise before the last, affine layers adds to a
+        room for, and never to more than about 8192 rows with a mask for each noise (an error of
+        1 % of a row's standard deviation). What noise before the last, affine layers adds to a
         squared loss is exact; elsewhere it is sampled, on fewer rows where there are many layers,
-        and stands beside its standard error. All else does not depend on `passes`: it
-        takes the time of 4 forward passes of a network of width 512, and of up to 30 at width 64.
+        and stands beside its standard error. All else does not depend on `passes`: it takes the
+        time of 4 forward passes of a network of width 512, and of up to 30 at width 64.
     seed
         Seed of the sampled masks.
 
