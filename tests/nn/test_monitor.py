@@ -128,3 +128,20 @@ def test_the_trainer_of_hugging_face_records_the_numbers_of_every_epoch(tmp_path
     )
     for key, value in expected.items():
         assert logged[-1][f"noise_{key}"] == pytest.approx(value, rel=1e-4)
+
+
+def test_the_penalty_is_what_the_noise_adds_where_it_moves_the_mean():
+    """It was .8 for AlphaDropout, as if the mean were that without noise; the truth is -.15."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.AlphaDropout(0.3), nn.Linear(6, 3)).double()
+    x, y = torch.randn(16, 6).double(), torch.randn(16, 3).double()
+    found = noise_metrics(model, (x, y), "squared")
+    model.train()
+    with torch.no_grad():
+        noisy = torch.stack([((model(x) - y) ** 2).sum(1).mean() for _ in range(4000)])
+    error = float(noisy.std()) / len(noisy) ** 0.5
+    added = float(noisy.mean()) - found["loss"]
+    assert abs(found["penalty"] - added) <= 4 * error
+    objective_error = audit(model, (x, y), "squared").objective_error
+    away = found["objective"] - found["loss"] - found["penalty"]
+    assert abs(away) <= 4 * objective_error

@@ -729,3 +729,97 @@ def test_a_seed_does_not_change_the_penalty(kind):
     assert seeded.value.item() == pytest.approx(plain.value.item(), rel=1e-5)
     assert seeded.terms[-1].name == "mean shift"
     assert seeded.terms[-1].value.item() == 0
+
+
+class InTraining(nn.Module):
+    """A linear layer behind a function that runs in training mode only."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.change, self.out = change, nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.out(self.change(x) if self.training else x)
+
+
+MOVING = {
+    "alpha": lambda: nn.Sequential(nn.AlphaDropout(0.3), nn.Linear(4, 3)),
+    "feature-alpha": lambda: nn.Sequential(
+        nn.FeatureAlphaDropout(0.3), nn.Linear(4, 3)
+    ),
+    "all-dropped": lambda: nn.Sequential(nn.Dropout(1.0), nn.Linear(4, 3)),
+    "uniform": lambda: InTraining(lambda x: x + torch.rand_like(x)),
+    "unscaled-mask": lambda: InTraining(lambda x: x * (torch.rand_like(x) < 0.6)),
+    "alpha-selu": lambda: nn.Sequential(
+        nn.AlphaDropout(0.3), nn.Linear(4, 8), nn.SELU(), nn.Linear(8, 3)
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", MOVING)
+@pytest.mark.parametrize("mode", [True, False])
+def test_noise_that_moves_the_mean_adds_what_passes_show(kind, mode):
+    """The mean shift was that to the output with noise at its mean, 0 for all of these."""
+    torch.manual_seed(0)
+    model = MOVING[kind]().double()
+    x, y = torch.randn(16, 4).double(), torch.randn(16, 3).double()
+
+    def loss(output):
+        return ((output - y) ** 2).sum(1).mean()
+
+    with torch.no_grad():
+        plain = loss(model.eval()(x))
+        model.train()
+        noisy = torch.stack([loss(model(x)) for _ in range(4000)])
+    found = explicit_penalty(model.train(mode), x, y)
+    error = noisy.std() / len(noisy) ** 0.5
+    assert found.exact == (kind != "alpha-selu")
+    away = abs(found.value.detach() - (noisy.mean() - plain))
+    assert away <= 4 * error + 2 * found.error + 1e-9
+    assert found.terms[-1].name == "mean shift"
+    assert abs(found.terms[-1].value) > 1e-3
+
+
+@pytest.mark.parametrize("kind", MOVING)
+def test_a_penalty_without_targets_says_that_the_mean_moves(kind):
+    torch.manual_seed(0)
+    model, x = MOVING[kind](), torch.randn(16, 4)
+    found = explicit_penalty(model, x)
+    assert not found.exact
+    assert "pass y" in found.note
+    assert not explicit_penalty(model, x, torch.randn(16, 3)).note
+    plain = explicit_penalty(nn.Sequential(nn.Dropout(0.3), nn.Linear(4, 3)), x)
+    assert plain.exact
+    assert not plain.note
+
+
+def test_a_sampled_penalty_without_targets_says_that_the_mean_moves():
+    torch.manual_seed(0)
+    x = torch.randn(40, 4)
+    drop = InTraining(lambda x: x[:, torch.randperm(4)] + 1)
+    assert "pass y" in explicit_penalty(drop, x).note
+    flip = InTraining(lambda x: x * (2.0 * torch.randint(0, 2, x.shape)))
+    assert not explicit_penalty(flip, x).note
+
+
+@pytest.mark.parametrize("kind", ["alpha", "all-dropped"])
+def test_gradient_of_a_mean_shift(kind):
+    """With respect to weights and inputs, against central differences."""
+    torch.manual_seed(0)
+    model = MOVING[kind]().double()
+    x, y = torch.randn(5, 4).double(), torch.randn(5, 3).double()
+
+    x.requires_grad_()
+    weight = model[1].weight
+    grads = torch.autograd.grad(explicit_penalty(model, x, y).value, [weight, x])
+    for tensor, grad in zip((weight, x), grads, strict=True):
+        step = torch.randn_like(tensor)
+        values = []
+        for h in (1e-5, -2e-5):
+            with torch.no_grad():
+                tensor.add_(h * step)
+            values.append(explicit_penalty(model, x, y).value.detach())
+        with torch.no_grad():
+            tensor.add_(1e-5 * step)
+        slope = (values[0] - values[1]) / 2e-5
+        torch.testing.assert_close((grad * step).sum(), slope, rtol=1e-5, atol=1e-6)

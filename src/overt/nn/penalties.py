@@ -18,6 +18,7 @@ from overt.nn.curvature import (
     read_loss,
 )
 from overt.nn.data.losses import Loss, is_squared
+from overt.nn.data.models import torch_rng_bytes
 from overt.nn.graph.record import Recording, UnsupportedError, record_noise, sample
 from overt.nn.graph.state import (
     Output,
@@ -40,6 +41,12 @@ CHECKS = 64
 
 ALL_NOISE = "all noise"
 """The name of the one term of a model whose noises cannot be separated."""
+
+MEAN_MOVES = (
+    "noise also moves the mean of the output, which changes the loss by an amount that depends on "
+    "the targets and is not in the value: pass y"
+)
+"""The note of a penalty without targets."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -73,7 +80,8 @@ class Penalty(Result):
     the standard error that this leaves in the value. An approximation is compared with samples: its
     `error` is how far it is from theirs, and their standard error, in squares. The true value is
     within two errors in about 95 of 100 cases. `linearized` names operations whose rule
-    does not fit, such as a maximum over entries that share noise.
+    does not fit, such as a maximum over entries that share noise. `note` says what the value leaves
+    out: without targets what noise changes by moving the mean of the output.
     """
 
     value: Tensor
@@ -81,11 +89,12 @@ class Penalty(Result):
     drawn: tuple[str, ...] = ()
     linearized: tuple[str, ...] = ()
     error: float = 0.0
+    note: str = ""
 
     @property
     def exact(self) -> bool:
-        """Whether every term is exact."""
-        return all(term.exact for term in self.terms)
+        """Whether every term is exact, and none is missing."""
+        return not self.note and all(term.exact for term in self.terms)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the penalty as plain numbers, with the label."""
@@ -111,9 +120,11 @@ def explicit_penalty(
 
     The term of a noise is what it adds to those after it. Followed by a non-linearity it is an
     approximation: moments are propagated as by `predictive_moments`, and a warning is given where
-    samples contradict them. A model that cannot be propagated is sampled. Noise also moves the
-    mean of the output there, as behind max pooling, which changes the loss by an amount that
-    depends on y: it is the term "mean shift", present if y is given.
+    samples contradict them. A model that cannot be propagated is sampled. Noise may also move the
+    mean of the output away from the output without noise, that of evaluation mode: behind max
+    pooling, or where it has another mean itself, as AlphaDropout. This changes the loss by an
+    amount that depends on y: it is the term "mean shift", present if y is given; else the result's
+    `note` says that it is left out. Noise that evaluation mode leaves on is at its mean instead.
 
     Parameters
     ----------
@@ -152,11 +163,12 @@ def explicit_penalty(
             recording = record_noise(
                 saved, x, output, decompose=decompose, statistics="as set"
             )
-            penalty, clean = _propagated(recording, y, weighted, grad)
+            plain = _noiseless(saved, x, output, grad)
+            penalty, clean = _propagated(recording, plain, y, weighted, grad)
         except UnsupportedError as error:
             raise_if_model_fails(model, x, output, error)
             return _sampled(saved, x, y, weighted, output, grad)
-        if not penalty.exact:
+        if not all(term.exact for term in penalty.terms):
             samples = list(sample(saved, recording, x, output, CHECKS, "as set"))
             if not saved.interrupts.pending:
                 terms = _sampled_terms(torch.cat(samples), clean.detach(), y, weighted)
@@ -164,15 +176,36 @@ def explicit_penalty(
     return penalty
 
 
+def _noiseless(saved: SavedState, x: Any, output: Output, grad: bool) -> Tensor | None:
+    """Return the output in evaluation mode, None if that is random, too."""
+    before = torch_rng_bytes()
+    found = saved.plain_pass(x, output, noise=False, statistics="as set", grad=grad)
+    same = torch_rng_bytes() == before
+    return found if same else None
+
+
 def _propagated(
-    recording: Recording, y: Tensor | None, loss: WeightedLoss, grad: bool
+    recording: Recording,
+    plain: Tensor | None,
+    y: Tensor | None,
+    loss: WeightedLoss,
+    grad: bool,
 ) -> tuple[Penalty, Tensor]:
-    """Return the penalty of a recorded pass, and the output without noise."""
+    """Return the penalty of a recorded pass, and the output without noise.
+
+    `plain` is the output in evaluation mode. Where it is that with all noise at its mean but for
+    rounding, the latter counts: the mean under noise has the same rounding.
+    """
     noises = recording.noises
     terms: list[Term] = []
     later: Any = 0.0
     found = propagate(recording, Propagation(grad=grad, off=noises))
     clean = found.mean
+    if plain is not None and plain.shape == clean.shape:
+        rounding = torch.finfo(plain.dtype).eps ** 0.75
+        plain = plain.to(clean.dtype)
+        if not _equal_up_to(rounding, plain, clean):
+            clean = plain
     weights = loss.position_weights(y, clean)
     for i in reversed(range(len(noises))):
         found = propagate(recording, Propagation(grad=grad, off=noises[:i]))
@@ -182,14 +215,32 @@ def _propagated(
         exact = found.exact and is_squared(loss.name)
         terms.insert(0, Term(noises[i], value - later, exact))
         later = value
-    if y is not None and noises:
+    rounding = torch.finfo(clean.dtype).eps ** 0.75
+    moves = not _equal_up_to(rounding, clean, found.mean)
+    if y is not None and (noises or moves):
         moved = loss.mean(found.mean, y) - loss.mean(clean, y)
-        if found.exact and torch.allclose(clean, found.mean):
+        # Of a mean that moves without any variance, every loss is exact.
+        exact = found.exact and (is_squared(loss.name) or not noises)
+        if found.exact and not moves:
             moved = torch.zeros_like(moved)  # but for rounding
             exact = True
         terms.append(Term("mean shift", moved, exact))
     total = sum((term.value for term in terms), clean.new_zeros(()))
-    return Penalty(total, tuple(terms), linearized=tuple(found.run.unknown)), clean
+    penalty = Penalty(
+        total,
+        tuple(terms),
+        linearized=tuple(found.run.unknown),
+        note=MEAN_MOVES if moves and y is None else "",
+    )
+    return penalty, clean
+
+
+def _equal_up_to(share: float, a: Tensor, b: Tensor) -> bool:
+    """Whether two outputs differ by at most this share of the largest entry."""
+    if not a.numel():
+        return True
+    size = torch.maximum(a.abs().amax(), b.abs().amax())
+    return bool((a - b).abs().amax() <= share * size)
 
 
 def _sampled(
@@ -206,14 +257,19 @@ def _sampled(
         return saved.plain_pass(x, output, noise=noise, statistics="as set", grad=grad)
 
     samples = torch.stack([run(True) for _ in range(SAMPLES)])
-    found = _sampled_terms(samples, run(False), y, loss)
+    clean = run(False)
+    found = _sampled_terms(samples, clean, y, loss)
     terms = [
         Term(name, values.mean(), exact=False, error=_standard_error(values))
         for name, values in found.items()
     ]
     total = torch.stack(list(found.values())).sum(0)
     error = _standard_error(total)
-    return Penalty(total.mean(), tuple(terms), drawn=("all",), error=error)
+    away = float((samples.mean(0) - clean).detach().square().sum())
+    chance = float(samples.detach().var(0).sum()) / SAMPLES
+    moves = away > 9 * chance  # three standard errors
+    note = MEAN_MOVES if moves and y is None else ""
+    return Penalty(total.mean(), tuple(terms), drawn=("all",), error=error, note=note)
 
 
 def _sampled_terms(
