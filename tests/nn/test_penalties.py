@@ -19,6 +19,7 @@ from overt.nn import (
     DropConnectConv2d,
     DropConnectLinear,
     Dropout,
+    Predictive,
     explicit_penalty,
     mc_moments,
     predictive_moments,
@@ -823,3 +824,115 @@ def test_gradient_of_a_mean_shift(kind):
             tensor.add_(1e-5 * step)
         slope = (values[0] - values[1]) / 2e-5
         torch.testing.assert_close((grad * step).sum(), slope, rtol=1e-5, atol=1e-6)
+
+
+def written(h, mask, value):
+    h = h.clone()
+    h[mask] = value
+    return h
+
+
+def rows(x):
+    return torch.rand(len(x), dtype=x.dtype)
+
+
+WRITES = {
+    "entries": (torch.rand_like, lambda x, u, e: written(x, u < 0.4, 0.0)),
+    "function": (torch.rand_like, lambda x, u, e: written(x, u < 0.4, -1.0).tanh()),
+    "index-put": (
+        torch.rand_like,
+        lambda x, u, e: torch.index_put(x, (u < 0.4,), x.new_tensor(2.0)),
+    ),
+    "some": (torch.rand_like, lambda x, u, e: written(x, ~(u >= 0.4) & (x > 0), 0.0)),
+    "rows": (rows, lambda x, u, e: written(x, u < 0.4, 0.0)),
+    "row-embedding": (rows, lambda x, u, e: written(x, u < 0.4, e)),
+    "row-function": (rows, lambda x, u, e: written(x, u < 0.4, e).tanh()),
+}
+
+
+class Writes(nn.Module):
+    """Writes to places that noise chooses by its random numbers."""
+
+    def __init__(self, draw, change):
+        super().__init__()
+        self.draw, self.change, self.out = draw, change, nn.Linear(3, 2)
+        self.e = nn.Parameter(torch.randn(3))
+
+    def forward(self, x):
+        if self.training:
+            x = self.change(x, self.draw(x), self.e)
+        return self.out(x)
+
+
+@pytest.mark.parametrize("kind", WRITES)
+def test_masks_as_indices_have_the_moments_of_enumeration(kind):
+    """`h[torch.rand_like(h) < 0.4] = 0` was an IndexError."""
+    torch.manual_seed(0)
+    draw, change = WRITES[kind]
+    model = Writes(draw, change).double()
+    x, y = torch.randn(5, 3).double(), torch.randn(5, 2).double()
+    # Rows are independent of each other: all share one of the patterns of a row.
+    units = 1 if draw is rows else 3
+    drops = torch.cartesian_prod(*[torch.tensor([0.0, 1.0]).double()] * units)
+    drops = drops.reshape(-1, units)
+    prob = (0.6 - 0.2 * drops).prod(1)
+    with torch.no_grad():
+        plain = model.eval()(x)
+        model.train()
+        outputs = []
+        for pattern in 0.7 - 0.5 * drops:
+            shape = x.shape if units == 3 else x.shape[:1]
+            model.draw = lambda x, u=pattern, shape=shape: u.expand(shape)
+            outputs.append(model(x))
+        model.draw = draw
+    outputs = torch.stack(outputs)
+    mean = torch.einsum("k,kij->ij", prob, outputs)
+    variance = torch.einsum("k,kij->ij", prob, (outputs - mean) ** 2)
+    found = predictive_moments(model, x, draws=0)
+    assert found.exact or kind == "some"
+    torch.testing.assert_close(found.mean, mean, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(found.variance, variance, rtol=1e-9, atol=1e-9)
+    penalty = explicit_penalty(model, x, y)
+    added = variance.sum(1) + ((mean - y) ** 2 - (plain - y) ** 2).sum(1)
+    torch.testing.assert_close(penalty.value, added.mean(), rtol=1e-9, atol=1e-9)
+    assert penalty.exact == found.exact
+    torch.testing.assert_close(
+        without_noise(model).train()(x), mean, rtol=1e-9, atol=1e-9
+    )
+    alone = Predictive(model).eval().mean(x)
+    torch.testing.assert_close(alone, mean, rtol=1e-9, atol=1e-9)
+
+
+REFUSED = {
+    "number": (rows, lambda x, u, e: written(x, (u * 3).long(), 0.0)),
+    "columns": (rows, lambda x, u, e: written(x, (slice(None), u[:3] < 0.4), 0.0)),
+    "flipped": (torch.rand_like, lambda x, u, e: written(x, u < u.flip(1), 0.0)),
+    "values": (torch.rand_like, lambda x, u, e: written(x, u < 0.4, x[u < 0.4])),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_other_random_indices_are_sampled_with_a_reason(kind):
+    torch.manual_seed(0)
+    model, x = Writes(*REFUSED[kind]), torch.randn(5, 3)
+    found = predictive_moments(model, x)
+    assert found.method == "sampled"
+    assert found.reason
+    assert explicit_penalty(model, x).drawn == ("all",)
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_thresholds_of_units_decide_on_masks(rows):
+    """`torch.rand_like(x) < p` with a tensor p was a RuntimeError about sizes."""
+    torch.manual_seed(0)
+    p = torch.tensor([0.2, 0.5, 0.7, 0.9]).expand(rows, 4).squeeze(0)
+    model = InTraining(lambda x: x * (torch.rand_like(x) < p) / p)
+    x, y = torch.randn(5, 4), torch.randn(5, 3)
+    variance = (x**2 * (1 - p) / p) @ (model.out.weight**2).T
+    found = predictive_moments(model, x)
+    assert not found.exact
+    torch.testing.assert_close(found.variance, variance, rtol=0.05, atol=1e-3)
+    assert ((found.mean - model.eval()(x)).abs() <= 2 * found.mean_error).all()
+    penalty = explicit_penalty(model, x, y)
+    added = variance.sum(1).mean().detach()
+    assert abs(penalty.value.detach() - added) <= 3 * penalty.error

@@ -37,7 +37,7 @@ _ONE_TO_ONE = """view _unsafe_view reshape permute transpose t squeeze unsqueeze
     chunk where masked_scatter view_as movedim zero"""
 _REPEATING = """expand repeat index index_select gather upsample_nearest1d upsample_nearest2d
     upsample_nearest3d unfold as_strided im2col reflection_pad1d reflection_pad2d replication_pad1d
-    replication_pad2d index_put index_copy scatter diag_embed embedding as_strided_scatter
+    replication_pad2d index_copy scatter diag_embed embedding as_strided_scatter
     _pack_padded_sequence"""
 _ADDING = "sum cumsum index_add scatter_add col2im trace"
 

@@ -67,6 +67,9 @@ def decompose(func: Any) -> Callable[..., Any] | None:
 IDENTITY = {aten.alias, aten.clone, aten.detach, aten.lift_fresh, aten.lift_fresh_copy}
 """Operations whose result is a function of the same root: the argument itself."""
 
+MAY_CHOOSE = IDENTITY | {aten.index_put}
+"""Operations beside the entrywise ones whose result may be a function of a coin."""
+
 
 def identity(run: Propagation, func: Any, x: Value, **options: Any) -> Value:
     """Return the argument itself."""
@@ -363,7 +366,7 @@ def interpret(recording: Recording, run: Propagation) -> RandomTensor | Tensor:
 
 def _still_off(call: Call, given: list[Value]) -> bool:
     """Whether an entrywise function of noises that are off alone may become a coin."""
-    same = is_pointwise(call.func) or call.func.overloadpacket in IDENTITY
+    same = is_pointwise(call.func) or call.func.overloadpacket in MAY_CHOOSE
     return same and not any(value.root.noises for value in given)
 
 
