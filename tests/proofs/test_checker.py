@@ -136,12 +136,18 @@ def test_eigenvalues_are_bounded_by_any_good_basis():
         )
     for D, expected in (
         ([[2, 1], [1, 2]], True),
-        ([[1, 1], [1, 1]], False),
+        ([[1, 1], [1, 1]], True),
+        ([[1, 1.5], [1.5, 1]], False),
         ([[-2, 1], [1, -2]], False),
         ([[2, -1.5], [-1.5, 2]], True),
         ([[2, 1], [1, 0.5]], False),
     ):
         assert checker.dominated(Matrix.read(told(D)), checker.identity(2)) == expected
+    for Z in (
+        0 * EYE,
+        np.ones((3, 3)),
+    ):  # singular: strictness would show that it is not
+        assert not checker.dominated(Matrix.read(told(-EYE)), Matrix.read(told(Z)))
     assert not checker.dominated(Matrix.read(told(EYE)), Matrix.read(told(EYE[:, :2])))
 
 
@@ -424,7 +430,13 @@ REFUSED = [
     (
         MATRIX,
         [0.1] * 3,
-        {"gamma": "0x0p0", "delta": ["0x1p0"] * 3, "dominated": told(EYE)},
+        {"gamma": "0x0p0", "delta": ["0x1p1"] * 3, "dominated": told(EYE)},
+        "not shown to be below",
+    ),
+    (
+        MATRIX,
+        [0.1] * 3,
+        {"gamma": "0x0p0", "delta": ["0x1p0"] * 3, "dominated": told(0 * EYE)},
         "not shown to be below",
     ),
 ]
@@ -560,14 +572,13 @@ def test_no_file_is_neither_accepted_nor_refused(capsys, tmp_path):
 
 def test_a_bound_that_trusts_the_noise_says_so_and_a_contradiction_is_refused():
     """Without a witness for Gamma the checker took any matrix for a covariance."""
-    noise = overt.CovarianceNoise(np.ones(2), np.ones((2, 2)))
-    net = overt.LinearNetwork(np.eye(2), 2, noise)
-    proof = net.certify(2 * np.eye(2), 2 * np.eye(2), rigorous=True)
+    noise = overt.CovarianceNoise(np.ones(3), np.outer([1, 2, 3], [1, 2, 3]))
+    net = overt.LinearNetwork(EYE, 3, noise)
+    proof = net.certify(2 * EYE, 2 * EYE, rigorous=True)
     assert "positive semi-definite" in proof.statement
     file = proof.document
     assert "the characteristic matrix is positive semi-definite" in checker.check(file)
-    minus = ["-0x1.0p2", "0x0.0p0"]
-    file["noise"]["characteristic"] = [minus, minus[::-1]]
+    file["noise"]["characteristic"] = told(-4 * EYE)
     value = float(checker.Problem(file).objective())
     file["claim"] = {
         "at_most": value.hex(),

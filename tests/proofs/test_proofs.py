@@ -423,3 +423,23 @@ def test_the_command_line_proves(tmp_path):
     run = CliRunner().invoke(app, ["certify", *files, *options])
     assert run.exit_code == 0
     assert "lower_bound" in run.output
+
+
+@pytest.mark.parametrize("width", [2, 3, 5])
+def test_units_that_share_one_mask_are_proved_optimal(width):
+    """Singular noise had no costs that were shown to be below it: the bound was -4e-15."""
+    rng = np.random.default_rng(width)
+    M = rng.standard_normal((4, 3))
+    one_mask = 0.25 * np.full((width, width), 2 / 3)
+    best = overt.LinearNetwork(M, width, overt.DropBlock(0.4, width)).solve()
+    for noise in (
+        overt.DropBlock(0.4, width, placement="sliding"),
+        overt.CovarianceNoise(np.full(width, 0.5), one_mask),
+    ):
+        net = overt.LinearNetwork(M, width, noise)
+        weights = net.solve()
+        assert weights.objective == pytest.approx(best.objective, rel=1e-12)
+        proof = net.certify(weights.U, weights.V, rigorous=True)
+        assert proof.gap < 1e-12
+        assert proof.lower_bound == pytest.approx(best.objective, rel=1e-12)
+        assert checker.check(proof.document) in proof.statement

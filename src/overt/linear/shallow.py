@@ -384,12 +384,7 @@ def unit_witness(noise: Noise, width: int, s: Floats) -> dict[str, Any]:
             return {"thresholds": block_thresholds(padded, weight, b)}
     Gamma = np.asarray(noise.characteristic(width), dtype=float)
     rule = sharing(noise, width)
-    slack = SLACK * float(np.abs(Gamma).max())
-    lowered = [
-        UnitShares(np.maximum(costs.delta - slack, 0.0), costs.gamma - slack / width)
-        for costs in rule.envelopes()
-        if isinstance(costs, UnitShares)
-    ]
+    lowered = _costs_below(Gamma, rule)
     best = max(lowered, key=lambda costs: costs.bound(padded))
     if not rule.exact:
         sets_slack = SETS_SLACK * float(np.abs(Gamma).max())
@@ -406,6 +401,21 @@ def unit_witness(noise: Noise, width: int, s: Floats) -> dict[str, Any]:
     if not best.one_direction:
         found["thresholds"] = best.multipliers(padded)
     return found
+
+
+def _costs_below(Gamma: Floats, rule: Sharing) -> list[UnitShares]:
+    """Return costs of units that exact arithmetic can show to be below a matrix."""
+    gamma = float(Gamma[0, 0])
+    if np.all(Gamma == gamma):  # singular where the slack would be taken
+        return [UnitShares(np.zeros(len(Gamma)), gamma)]
+    slack = SLACK * float(np.abs(Gamma).max())
+    return [
+        UnitShares(
+            np.maximum(costs.delta - slack, 0.0), costs.gamma - slack / len(Gamma)
+        )
+        for costs in rule.envelopes()
+        if isinstance(costs, UnitShares)
+    ]
 
 
 def block_thresholds(s: Floats, w: float, block: int) -> Floats:

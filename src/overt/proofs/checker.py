@@ -158,10 +158,16 @@ def eigenvalues_below(K: Matrix, X: Matrix) -> list[Fraction]:
 
 
 def dominated(D: Matrix, Z: Matrix) -> bool:
-    """Return whether Z'D Z is dominated by its positive diagonal: D is then positive definite."""
+    """Return whether Z'D Z is dominated by its diagonal: D has no x'D x below 0.
+
+    Strictly, which shows that Z is not singular; Z = I is known not to be.
+    """
     S = Z.T @ (D @ Z)
-    dominant = all(2 * row[i] > sum(map(abs, row)) for i, row in enumerate(S.rows))
-    return dominant and Z.shape == S.shape
+    spare = [2 * row[i] - sum(map(abs, row)) for i, row in enumerate(S.rows)]
+    if Z.shape != S.shape:
+        return False
+    unit = not any(map(any, Z.plus(identity(len(Z.rows)), -1).rows))
+    return min(spare) >= (0 if unit else 1)
 
 
 def _tangent(

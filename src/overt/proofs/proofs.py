@@ -190,7 +190,8 @@ def _complete(
     costs = problem.Gamma is not None and "gamma" in proposed
     if problem.Gamma is not None and costs:
         left = _floats(problem.Gamma) - np.diag(proposed["delta"]) - proposed["gamma"]
-        proposed["dominated"] = dominating(left)
+        diagonal = np.array_equal(left, np.diag(np.diag(left)))
+        proposed["dominated"] = np.eye(len(left)) if diagonal else dominating(left)
     witness |= stored(proposed)
     if problem.Gamma is not None and costs:
         try:
