@@ -14,7 +14,14 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from overt._check import InputError, InputTypeError, choice, whole
-from overt.nn.data.batches import Batches, Inputs, as_tensor, call_model, first_weight
+from overt.nn.data.batches import (
+    Batches,
+    Inputs,
+    as_tensor,
+    call_model,
+    first_weight,
+    is_finite,
+)
 from overt.nn.data.models import is_normalization, modes
 from overt.robust.threats import Threat, broadcast
 
@@ -303,8 +310,8 @@ def floating(name: str, value: Any) -> Tensor:
         raise InputError(
             f"{name} must be (points, ...) and not empty, got shape {tuple(x.shape)}"
         )
-    bad = int((~torch.isfinite(x)).sum())
-    if bad:
+    if not is_finite(x):
+        bad = int((~torch.isfinite(x)).sum())
         raise InputError(f"{name} must be finite, got {bad} NaN or infinite value(s)")
     return x
 

@@ -115,8 +115,8 @@ class Threat(ABC):
         low, high = (_fit("bounds", part, x).double() for part in self.bounds)
         flat = x.flatten(1)
         # An input that equals a bound up to the rounding of its format is not outside.
-        outside = (flat < low.to(x.dtype)) | (flat > high.to(x.dtype))
-        if bool(outside.any()):
+        inside = flat.clamp(low.to(x.dtype), high.to(x.dtype))
+        if not torch.equal(inside, flat):
             raise InputError(
                 f"bounds must contain the inputs, got bounds ({float(low.min()):.4g}, "
                 f"{float(high.max()):.4g}) and inputs between {float(x.min()):.4g} and "
@@ -364,8 +364,7 @@ class Linf(Threat):
 
     def draw(self, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
         """Return points uniform in the cube."""
-        share = torch.rand(shape, generator=generator)
-        return 2 * share - 1
+        return torch.empty(shape).uniform_(-1, 1, generator=generator)
 
 
 @dataclass(frozen=True, eq=False)

@@ -216,9 +216,7 @@ class Batches:
         for number, given in enumerate(self._data, 1):
             where = f"batch {number} of {self.name}"
             inputs, y = self._parts(given, where)
-            if any(
-                x.is_floating_point() and not x.isfinite().all() for x in inputs.tensors
-            ):
+            if not all(is_finite(x) for x in inputs.tensors):
                 raise InputError(f"{where}: inputs must be finite, got NaN or infinity")
             if y is not None:
                 y = as_tensor(where, y).detach()
@@ -294,6 +292,11 @@ def first_line(error: Exception) -> str:
 def is_array(value: Any) -> bool:
     """Return whether a value is a tensor, or can be read as a NumPy array."""
     return hasattr(value, "__array__")
+
+
+def is_finite(x: Tensor) -> bool:
+    """Return whether no number is NaN or infinite; isfinite itself takes ten times as long."""
+    return not x.is_floating_point() or bool((0 * x).sum() == 0)
 
 
 def _has_rows(value: Any) -> bool:

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
+from operator import sub
 from typing import Any, ClassVar, Unpack, final
 
 import torch
@@ -309,18 +310,17 @@ class AttackState:
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Add what is found and spent inside to the table; Ctrl-C ends the work, not the call."""
-        best = self.best
-        found = int(best.fooled.sum())
-        gradients = best.gradients
-        queries = best.queries
+        before = self._counts()
         try:
             yield
         except KeyboardInterrupt:
             self.status = Status.INTERRUPTED
-        new = int(best.fooled.sum()) - found
-        gradients = best.gradients - gradients
-        queries = best.queries - queries
-        self.stages.append(Stage(name, new, gradients, queries))
+        self.stages.append(Stage(name, *map(sub, self._counts(), before)))
+
+    def _counts(self) -> tuple[int, int, int]:
+        """Return how many points are fooled, and the gradients and queries so far."""
+        best = self.best
+        return int(best.fooled.sum()), best.gradients, best.queries
 
     def flag_saturation(self, attack: Attack) -> None:
         """Flag where the loss of an attack that runs alone is blind; an ensemble has others."""

@@ -200,17 +200,12 @@ class LinearBounds:
         """
         total, first, rest = self.network.transposed(depth, weights)
         for k in reversed(range(depth)):
-            weights_k = rest[k]
-            if weights_k is None:
-                continue
-            below, shift = self._relax(k, weights_k)
+            below, shift = self._relax(k, rest[k])
             constant, of_inputs, of_hidden = self.network.transposed(k, below)
             total = total + shift + constant
             first = first + of_inputs
             for j, more in enumerate(of_hidden):
-                known = rest[j]
-                if more is not None:
-                    rest[j] = more if known is None else known + more
+                rest[j] = rest[j] + more
         everywhere = self.region.take(torch.zeros(len(first), dtype=torch.long))
         worst = everywhere.x + everywhere.linear_argmax(-first)
         return total + (first * worst).sum(1), worst

@@ -206,12 +206,12 @@ class ReluNetwork:
 
     def transposed(
         self, depth: int, weights: Tensor
-    ) -> tuple[Tensor, Tensor, list[Tensor | None]]:
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Return weights . z of layer `depth` as a function of what feeds it.
 
         Nothing is rectified: hidden units are variables.
         That is a constant, weights of the inputs, and weights of the hidden units of each earlier
-        layer (None for layers that do not feed it), one row for each row of weights.
+        layer, one row for each row of weights.
         """
         rows = len(weights)
         x = torch.zeros(rows, *self.shape).double().requires_grad_()
@@ -228,15 +228,13 @@ class ReluNetwork:
         with torch.enable_grad():
             layers.append(self.run(x, replace))
             z = layers[depth]
-            value = (z * weights).sum()
+            # What is added gives constant layers a gradient, too.
+            value = (z * weights).sum() + 0 * x.sum()
         constant = (z.detach() * weights).sum(1)
-        if not value.requires_grad:
-            return constant, torch.zeros_like(x).flatten(1), [None] * depth
         fed = [x, *hidden[:depth]]
-        found = torch.autograd.grad(value, fed, allow_unused=True)
-        first = torch.zeros_like(x) if found[0] is None else found[0]
-        rest = [None if part is None else part.flatten(1) for part in found[1:]]
-        return constant, first.flatten(1), rest
+        found = torch.autograd.grad(value, fed, materialize_grads=True)
+        first, *rest = (part.flatten(1) for part in found)
+        return constant, first, rest
 
     @cached_property
     def dense(self) -> tuple[list[dict[int, Floats]], list[Floats]]:
@@ -245,11 +243,10 @@ class ReluNetwork:
         offsets: list[Floats] = []
         sizes = [*(shape.numel() for shape, _ in self.units), self.classes]
         for depth, size in enumerate(sizes):
-            constant, *parts = self.transposed(depth, torch.eye(size).double())
-            fed = [parts[0], *parts[1]]
+            constant, first, rest = self.transposed(depth, torch.eye(size).double())
             offsets.append(constant.numpy())
-            known = {k: part.numpy() for k, part in enumerate(fed) if part is not None}
-            maps.append({k: part for k, part in known.items() if part.any()})
+            parts = enumerate([first, *rest])
+            maps.append({k: part.numpy() for k, part in parts if bool(part.any())})
         return maps, offsets
 
 

@@ -36,7 +36,7 @@ from overt._check import (
 )
 from overt._running import meter
 from overt.nn.data.batches import Batches, Inputs, as_tensor, is_pair
-from overt.nn.data.models import preserve_rng, restore_training
+from overt.nn.data.models import modes, preserve_rng, restore_training
 from overt.results import Result, Status
 from overt.robust.attack.base import Attack, Batch
 from overt.robust.losses import Objective, find_loss, find_targets, objective_of
@@ -44,7 +44,6 @@ from overt.robust.models import (
     BATCH_SIZE,
     ModelAdapter,
     classes,
-    evaluation_mode,
     examples,
 )
 from overt.robust.training.checkpoints import TrainingCheckpoint
@@ -269,7 +268,7 @@ class _Trainer:
         if not self.columns:
             if self.attack is not None:  # refuse limits for single points
                 self.attack.threat.input_bounds(x[:1])
-            with evaluation_mode(self.model):
+            with modes(self.model, noise=False):
                 self.columns = adapter.all_logits(x[:1], 1).shape[1]
         y = classes(y, x, self.columns)
         moved = x
@@ -290,7 +289,7 @@ class _Trainer:
         clean = robust = float("nan")
         if held is not None:
             adapter = ModelAdapter(self.model, held[0])
-            with evaluation_mode(self.model):
+            with modes(self.model, noise=False):
                 logits = adapter.clean_logits(BATCH_SIZE)
             y = classes(held[1], adapter.x, logits.shape[1])
             clean = robust = _hits(logits, y) / len(y)
@@ -314,15 +313,17 @@ class _Trainer:
             # One class for all: batches are shuffled.
             target = find_targets(target, y[:1], self.columns).expand_as(y)
         objective: Objective = _divergence
-        with evaluation_mode(self.model):
-            start = torch.zeros_like(region.x)
-            if attack.random_start:
-                start = region.draw(next(seeds), shared=False)
+
+        def draw() -> Tensor:
+            return region.draw(next(seeds), shared=False)
+
+        with modes(self.model, noise=False):
+            start = draw() if attack.random_start else torch.zeros_like(region.x)
             if self.loss == "trades":
                 with torch.no_grad():
                     target = adapter.logits(x, rows).log_softmax(1)
                 if not attack.random_start:  # there is no slope at x itself
-                    start = 1e-3 * region.draw(next(seeds), shared=False)
+                    start = 1e-3 * draw()
             else:
                 own = find_loss(attack.loss)
                 objective = objective_of(own, targeted=target is not None)
@@ -335,9 +336,7 @@ class _Trainer:
                 objective=objective,
                 targeted=self.loss != "trades" and attack.target is not None,
             )
-            delta = attack.perturb(
-                batch, start, lambda: region.draw(next(seeds), shared=False)
-            )
+            delta = attack.perturb(batch, start, draw)
         return region.perturbed(delta).view_as(x)
 
     def _mean_loss(self, clean: Tensor | None, robust: Tensor, y: Tensor) -> Tensor:
