@@ -1,6 +1,7 @@
 """Dropout with a fixed probability: monotone, stationary, and equal to what theory says."""
 
 import itertools
+import warnings
 
 import numpy as np
 import pytest
@@ -134,3 +135,19 @@ def test_a_fit_goes_on_until_a_sweep_gains_little(ratings, settings, tol, trace)
     more = -np.diff(trace(finer.fit(ratings).objective_))
     assert len(more) > len(falls)
     assert abs(more[-1]) <= tol / 10 * 1.001
+
+
+def test_auto_says_where_no_drop_probability_beats_the_mean():
+    """32 factors for 480 entries predicted worse than the mean, without a word."""
+    rng = np.random.default_rng(0)
+    truth = rng.standard_normal((40, 2)) @ rng.standard_normal((2, 30)) + 3
+    seen = rng.random(truth.shape) < 0.4
+    values = truth + 0.1 * rng.standard_normal(truth.shape)
+    given = (*np.nonzero(seen), values[seen])
+    model = DropoutCompletion(drop_prob="auto", n_jobs=1)
+    with pytest.warns(UserWarning, match="better than the mean.*fewer n_factors"):
+        model.fit_triplets(*given, shape=truth.shape)
+    assert model.path_[:, 1].min() > np.std(values[seen])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        DropoutCompletion(2, "auto", n_jobs=1).fit_triplets(*given, shape=truth.shape)

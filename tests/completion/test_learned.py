@@ -132,3 +132,21 @@ def test_models_with_signals_and_draws_are_kept(tmp_path):
         model.fold_in(entries).predict([0, 1]), again.fold_in(entries).predict([0, 1])
     )
     assert again.explain(2, 3).signals == model.explain(2, 3).signals != 0
+
+
+@pytest.mark.parametrize(
+    ("rank", "shape", "observed"), [(2, (40, 30), 0.4), (3, (50, 50), 0.3)]
+)
+def test_few_entries_with_little_noise_are_fitted(rank, shape, observed):
+    """Fits of 700 entries ended as "converged" at six times the noise and more."""
+    for seed in (1, 102, 103):
+        rng = np.random.default_rng(seed)
+        truth = rng.standard_normal((shape[0], rank))
+        truth = truth @ rng.standard_normal((rank, shape[1])) + 3
+        seen = rng.random(shape) < observed
+        values = truth + 0.1 * rng.standard_normal(shape)
+        model = DropoutCompletion(average=0, n_jobs=1)
+        model.fit_triplets(*np.nonzero(seen), values[seen], shape=shape)
+        errors = model.predict(*np.nonzero(~seen)) - truth[~seen]
+        assert np.sqrt(np.mean(errors**2)) < 0.2
+        assert np.sqrt(model.noise_variance_) == pytest.approx(0.1, rel=0.2)

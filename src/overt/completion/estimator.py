@@ -98,8 +98,9 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         or more than 2 GiB of covariances with as many.
     drop_prob
         "learn" estimates the uncertainty of every row's factors, the priors and the noise. A number
-        in [0, 1) (or one per factor) minimizes the dropout objective
-        mean (y - u.v)^2 + lam mean sum_i U_ai^2 V_bi^2, lam = drop_prob / (1 - drop_prob), exactly.
+        in [0, 1) (or one per factor) descends the dropout objective
+        mean (y - u.v)^2 + lam mean sum_i U_ai^2 V_bi^2, lam = drop_prob / (1 - drop_prob): rows and
+        columns are solved exactly in turn, which may end at a local minimum.
         "auto" chooses that number on a tenth left out of the fit, then fits all entries. Standard
         deviations (`return_std`) need "learn".
     biases

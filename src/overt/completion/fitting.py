@@ -473,6 +473,15 @@ def choose_drop_prob(
     if min(tried, key=tried.__getitem__) == DROP_PROBS[0]:
         follow(LARGER_DROP_PROBS, first, 1)
     best = min(tried, key=tried.__getitem__)
+    errors = train.values.mean() - holdout.values
+    mean_error = float(np.sqrt(np.mean(errors**2)))
+    if tried[best] >= mean_error:
+        warnings.warn(
+            f"no drop probability that was tried predicts better than the mean: on held-out "
+            f"entries the best, {best:g}, has the error {tried[best]:.3g}, the mean "
+            f'{mean_error:.3g}; take drop_prob="learn", or fewer n_factors',
+            stacklevel=6,
+        )
     return best, np.array(sorted(tried.items(), reverse=True))
 
 

@@ -1,11 +1,11 @@
-"""Dropout with a fixed probability: its objective, minimized exactly by alternating solves.
+"""Dropout with a fixed probability: its objective, lowered by alternating exact solves.
 
     mean over entries of (y - u_a . v_b)^2 + lam sum_i U_ai^2 V_bi^2        (thesis, Proposition 3)
 
 With V fixed, row a of U solves (sum_b v_b v_b' + lam diag(sum_b v_b o v_b)) u_a = sum_b y_ab v_b
 over its entries, and the same for V: the objective never rises, nothing is sampled, and there is no
-learning rate. Biases are columns that are never dropped. `ridge` adds ridge (|U|^2 + |V|^2) to the
-sum over entries.
+learning rate; the end may be a local minimum. Biases are columns that are never dropped. `ridge`
+adds ridge (|U|^2 + |V|^2) to the sum over entries.
 """
 
 from __future__ import annotations

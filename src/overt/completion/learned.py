@@ -55,9 +55,11 @@ class LearnedOptions:
     bias_precision: float = 5.0
     """Precision of the biases' prior at the start."""
 
-    start_noise: float = 0.5
-    """The noise starts at half the variance of the values, and does not rise in the first sweeps:
-    it would be overestimated before the factors have found anything, and sparse data lose them."""
+    start_noise: float = 0.1
+    """The noise starts at a tenth of the variance of the values, and does not rise in the first
+    sweeps: overestimated before the factors have found anything, it stays large, and small data
+    lose them for good. From a start at .5, matrices of 50 x 50 (rank 3, .3 observed, noise .1) had
+    the error 1.05 instead of .10. MovieLens 100K (random fifths) is better by .001 to .003."""
 
     start_sweeps: int = 2
     """Sweeps in which the noise does not rise."""
