@@ -45,29 +45,13 @@ def run(monkeypatch, capsys, *words):
     return stopped.value.code, shown.out, shown.err
 
 
-def test_prints_a_report_and_writes_a_page(folder, monkeypatch, capsys):
+def test_prints_a_report(folder, monkeypatch, capsys):
     torch.manual_seed(0)
-    words = (
-        "net.py:build_model",
-        "--data",
-        "train.npz",
-        "--holdout",
-        "train.npz",
-        "--html",
-        "audit.html",
-        "--batch",
-        "32",
-    )
+    words = ("net.py:build_model", "--data", "train.npz", "--batch", "32")
     code, out, _ = run(monkeypatch, capsys, *words)
     assert code == 0
-    for word in (
-        "cross_entropy",
-        "90 rows",
-        "last layer",
-        "suggested drop probability",
-    ):
+    for word in ("cross_entropy", "90 rows", "accuracy", "dead units"):
         assert word in out
-    assert (folder / "audit.html").read_text().startswith("<!doctype html>")
 
 
 def test_json_can_be_read(folder, monkeypatch, capsys):

@@ -102,9 +102,10 @@ def test_whatever_draws_in_training_mode_is_found_and_sampled(name):
     torch.manual_seed(0)
     model, x, y = Uses(SOURCES[name]()), 2 * X[:20], Y[:20]
     draws = 400
-    report = audit(model, [(x, y)] * 10, "squared", passes=400)
+    report = audit(model, [(x, y)] * 10, "squared", passes=40)
     (noise,) = report.noises
-    assert noise.name == "odd"
+    # Where a coin decides what runs, no pass can be recorded.
+    assert noise.name == ("" if name in ("Coin", "Python", "NumPy") else "odd")
     assert not noise.exact
     with torch.no_grad():
         model.train()
@@ -122,17 +123,58 @@ def test_draws_in_hooks_of_known_layers_are_found():
         lambda layer, _, y: y + torch.randn_like(y) if layer.training else y
     )
     assert [noise.name for noise in audit(model, (X, Y), "squared").noises] == [
-        "0",
+        "",
         "1",
     ]
 
 
+class SameName(nn.Module):
+    """Has an attribute with the name of the function that samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.dropout, self.last = nn.Dropout(0.5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        x = nn.functional.dropout(x, 0.5, self.training)
+        return self.last(self.dropout(x)).tanh()
+
+
+class SharedMask(nn.Module):
+    """Drops the same units of all rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(5, 3)
+
+    def forward(self, x):
+        mask = nn.functional.dropout(torch.ones_like(x[:1]), 0.5, self.training)
+        return self.last(x * mask)
+
+
+@pytest.mark.parametrize("build", [SameName, SharedMask])
+def test_functional_dropout_is_all_counted(build):
+    torch.manual_seed(0)
+    model, (x, y) = build(), numbers(400)
+    reports = [audit(model, (x, y), "squared", seed=seed) for seed in range(12)]
+    with torch.no_grad():
+        model.train()
+        losses = np.array(
+            [float((model(x) - y).square().sum(1).mean()) for _ in range(2000)]
+        )
+    truth, error = losses.mean(), losses.std() / np.sqrt(2000)
+    scores = [
+        (r.objective - truth) / np.hypot(r.objective_error, error) for r in reports
+    ]
+    assert np.abs(scores).max() < 5
+    assert np.std(scores) < 2  # above 4 if rows are taken for independent
+
+
 def test_a_generator_of_its_own_is_named():
     model = Uses(Foreign(np.random.default_rng(0).random))
-    assert (
-        "private generator"
-        in dict(audit(model, [(X, Y)], "squared").skipped)["training mode"]
-    )
+    (noise,) = audit(model, [(X, Y)], "squared").noises
+    assert "generator" in noise.kind
+    assert noise.penalty_error > 0
 
 
 def test_dropout_that_stays_on_is_named():
@@ -264,8 +306,8 @@ def test_layers_that_drop_nothing_add_nothing():
         nn.Tanh(),
     )
     x, y = numbers()
-    silent, loud = audit(model, (x, y), "squared").noises
-    assert (silent.penalty, silent.penalty_error) == (0, 0)
+    (loud,) = audit(model, (x, y), "squared").noises
+    assert loud.name == "3"
     assert loud.penalty > 0
 
 
@@ -308,12 +350,13 @@ def test_the_price_is_bounded_and_errors_stand_beside_sampled_numbers():
     model.register_forward_hook(lambda module, args, output: calls.append(len(output)))
     x, y = torch.randn(4000, 8), torch.randint(3, (4000,))
     report = audit(model, batches(x, y, size=500), "cross_entropy")
-    assert sum(calls) <= 30 * len(x)
+    assert sum(calls) <= 6 * len(x)
     assert len(report.noises) == 40
     assert all(n.penalty_error > 0 for n in report.noises)
     del calls[:]
-    audit(model, batches(x, y, size=500), "cross_entropy", passes=10)
-    assert sum(calls) <= 10 * len(x)
+    # The budget is spent, also beyond what is sampled by default.
+    audit(model, batches(x, y, size=500), "cross_entropy", passes=40)
+    assert 40 * len(x) <= sum(calls) <= 43 * len(x)
 
 
 def test_shared_dropout_modules_are_sampled_not_taken_for_exact():

@@ -33,8 +33,11 @@ def test_metrics_are_those_of_the_functions():
         float(moments.variance.mean().sqrt()), rel=1e-5
     )
     assert found["objective"] == report.objective
-    assert found["gap"] == report.objective - report.head.lower_bound
     assert found["accuracy"] == report.accuracy
+    targets = torch.stack([x[:, 0], y.float()], 1)
+    found = noise_metrics(model, (x, targets), "squared")
+    head = audit(model, (x, targets), "squared").head
+    assert (found["lower_bound"], found["gap"]) == (head.lower_bound, head.gap)
 
 
 def test_metrics_leave_the_model_and_the_generator_as_they_were():

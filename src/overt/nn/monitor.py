@@ -35,8 +35,8 @@ def noise_metrics(
     Returns
     -------
     "penalty", what the noise adds to the loss; "std", the root mean variance of the outputs under
-    it; "loss", without noise; "objective", with noise; where the audit finds them "lower_bound",
-    "gap" and "accuracy".
+    it; "loss", without noise; "objective", with noise; where the audit finds them "accuracy", or
+    "lower_bound" and "gap" for a squared loss.
     """
     batch = next(iter(Batches(data, model, output=output)))
     inputs = batch.inputs.first(ROWS)

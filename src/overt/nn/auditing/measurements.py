@@ -1,4 +1,4 @@
-"""Measurements over data that is seen once: losses, units, norms of layers, sampled penalties.
+"""Measurements over data that is seen once: losses, units, sampled penalties.
 
 A measurement has `add(seen)` for each batch; its results do not depend on how rows are batched.
 """
@@ -16,7 +16,6 @@ from overt.nn.auditing.structure import NoiseSource
 from overt.nn.data.batches import Inputs
 from overt.nn.data.losses import Loss, Targets
 from overt.nn.data.models import restore_training
-from overt.nn.layers.recognized import is_weight_noise
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,12 +59,6 @@ class Mean:
         return math.sqrt(max(variance, 0.0) / max(self.count - 1, 1))
 
 
-def is_layer(module: nn.Module) -> bool:
-    """Return whether a module applies weights to its input, linearly."""
-    linear = isinstance(module, (nn.Linear, nn.modules.conv._ConvNd))
-    return linear or is_weight_noise(module)
-
-
 class ActiveUnits:
     """Which units were not 0 on every sample, by the names of places."""
 
@@ -90,22 +83,17 @@ class ActiveUnits:
         return len(active), int((~active).sum())
 
 
-@dataclass(frozen=True)
-class Effort:
-    """How much is sampled, at most: what an audit of `passes` forward passes has room for."""
+PASSES = 3
+"""Forward passes over the data that are spent on sampled masks by default: one for each noise."""
 
-    share: float = 0.3  # of the forward passes that may be spent on sampled masks
-    rows: int = (
-        8192  # with sampled masks: an error of 1 % of a row's standard deviation
-    )
-    max_masks: int = 16  # masks per row, where data are small
-    min_shared_masks: int = 8  # passes where rows share a mask: they tell the error
-    min_rows: int = 4  # rows of a batch, however many layers there are
-    source_cost: int = 3  # passes that sampling one source takes
-    other_cost: int = 6  # passes that everything else takes
+MAX_ROWS = 8192
+"""Rows with a sampled mask for each noise by default: an error of 1 % of a row's deviation."""
 
+MIN_SHARED_MASKS = 8
+"""Masks that are sampled where rows share them: fewer do not tell the error."""
 
-EFFORT = Effort()
+MIN_ROWS = 4
+"""Rows of a batch on which masks are sampled, however many noises there are."""
 
 
 class Estimate:
@@ -140,8 +128,8 @@ class SampledPenalties:
 
     What the last `exact` of them add is known. `added[i]` is what another source adds with all
     those behind it on, `total` what all others add to the loss under the noise of the exact ones.
-    Rows come from all `batches` of `size` rows, or from the first ones if their number is not known
-    (0). A batch that the model takes only as a whole is used as a `whole`.
+    By default rows come from all `batches` of `size` rows, or from the first ones if their number
+    is not known (0). A batch that the model takes only as a whole is used as a `whole`.
     """
 
     def __init__(
@@ -153,57 +141,51 @@ class SampledPenalties:
         exact: int,
         batches: int,
         size: int,
-        passes: float,
+        passes: float | None,
         whole: bool,
     ) -> None:
         self._model = model
         self._sources = sources
         self._loss = loss
         shared = whole or size < 2 or any(source.shared_by_rows for source in sources)
-        noisy = sum(not source.silent for source in sources)
-        cost = EFFORT.source_cost * noisy + EFFORT.other_cost
-        affordable = EFFORT.share * passes / cost  # masks per row, over all rows
-        rows = -(-EFFORT.rows // batches) if batches else EFFORT.rows
-        masks = min(max(rows // size, 1), EFFORT.max_masks, max(int(affordable), 1))
-        if shared:
-            room = max(int(size * affordable / EFFORT.min_rows), 2)
-            least = -(-EFFORT.min_shared_masks // max(batches, 1))
-            masks = max(masks, min(least, room))
-        self._masks = masks
-        rows = min(-(-rows // masks), int(size * affordable / masks))
-        self._rows = size if whole else max(rows, min(size, EFFORT.min_rows))
+        others = len(sources) - exact
+        spent = min(PASSES, others) if passes is None else passes
+        rows = size * spent / max(others, 1)
+        self._limit = math.inf
+        if passes is None:
+            rows = min(rows, MAX_ROWS / max(batches, 1))
+            self._limit = math.inf if batches else MAX_ROWS
+        least = MIN_SHARED_MASKS / max(batches, 1) if shared else 1
+        self._masks = math.ceil(max(rows / size, least))
+        self._rows = min(size, max(math.ceil(rows / self._masks), MIN_ROWS))
+        if whole:
+            self._rows = size
         self._sampled = 0
-        self.added = [Estimate(shared=shared) for _ in range(len(sources) - exact)]
+        self.added = [Estimate(shared=shared) for _ in range(others)]
         self.total = Estimate(shared=shared)
 
     def add(self, seen: Seen) -> None:
         """Sample masks for some rows of a batch."""
         others = len(self.added)
-        if self._sampled >= EFFORT.rows or not others:
+        if self._sampled >= self._limit or not others:
             return
-        clean = seen.losses[: self._rows].expand(self._masks, -1)
-        self._sampled += clean.numel()
-        exact_on = self._losses(seen, self._sources[others:], clean)
+        exact_on = seen.losses[: self._rows].expand(self._masks, -1)
+        self._sampled += exact_on.numel()
+        if others < len(self._sources):
+            exact_on = self._losses(seen, self._sources[others:])
         behind = exact_on
         for i in reversed(range(others)):
-            losses = behind
-            if not self._sources[i].silent:
-                losses = self._losses(seen, self._sources[i:], clean)
+            losses = self._losses(seen, self._sources[i:])
             self.added[i].add(losses - behind)
             behind = losses
         self.total.add(behind - exact_on)
 
-    def _losses(self, seen: Seen, on: Sequence[NoiseSource], clean: Tensor) -> Tensor:
+    def _losses(self, seen: Seen, on: Sequence[NoiseSource]) -> Tensor:
         """Return sampled losses (masks, rows) with some sources on."""
-        if all(source.silent for source in on):
-            return clean
         inputs = seen.inputs.first(self._rows)
         targets = seen.targets.first(len(inputs))
-        switches: list[nn.Module] = []
-        for source in on:  # a scripted module samples in its parts
-            scripted = isinstance(source.module, torch.jit.ScriptModule)
-            switches += source.module.modules() if scripted else [source.module]
-        with torch.no_grad(), restore_training(switches, True):
+        modules = [module for source in on for module in source.modules]
+        with torch.no_grad(), restore_training(modules, True):
             sampled = [
                 targets.losses(inputs.run(self._model), self._loss)
                 for _ in range(self._masks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from itertools import chain, repeat
+from itertools import chain
 from typing import Any
 
 import torch
@@ -20,9 +20,8 @@ from overt.nn.auditing.measurements import (
     Mean,
     SampledPenalties,
     Seen,
-    is_layer,
 )
-from overt.nn.auditing.report import AuditReport, LayerFindings, NoiseFindings
+from overt.nn.auditing.report import AuditReport, NoiseFindings
 from overt.nn.auditing.structure import drop_prob_of, inspect_batch
 from overt.nn.data.batches import Batch, Batches, Output, name_failing_inputs
 from overt.nn.data.losses import (
@@ -54,9 +53,8 @@ def audit(
     data: Any,
     loss: Loss,
     *,
-    holdout: Any = None,
     output: Output = None,
-    passes: float = 30,
+    passes: float | None = None,
     seed: int = 0,
 ) -> AuditReport:
     """Measure what a network's noise does on some data, and compare it with what theory promises.
@@ -67,10 +65,9 @@ def audit(
 
     Per noise layer: what the noise adds to the loss, and units that are always 0. Other modules
     that sample in training mode (functional dropout, stochastic depth, dropout inside attention,
-    custom noise) are found by a pass in that mode, and what they add is sampled. For the last
-    layer: the spectrum of the outputs beside that of the optimum under its noise, a proved lower
-    bound on the training objective (the guide on auditing has the proofs), and a drop probability
-    with the holdout error that speaks for it.
+    custom noise) are found by recording a pass in that mode, and what they add is sampled. For the
+    last layer and a squared loss: the spectrum of the outputs beside that of the optimum under its
+    noise, and a lower bound on the training objective (the guide on auditing has the proofs).
 
     Parameters
     ----------
@@ -87,19 +84,13 @@ def audit(
         CrossEntropyLoss. Whole class numbers become one-hot targets of a squared loss; targets of
         cross-entropy are class numbers or rows of probabilities. Any other function (output,
         target) -> mean loss is sampled, and has no bounds.
-    holdout
-        Data that the network was not trained on, to choose the drop probability with. Without it a
-        fifth of the rows is withheld from the last layer, which is not the same: the features
-        before it have seen those rows.
     output
         Which of the model's outputs counts, such as `lambda o: o.logits`.
     passes
-        Limits what is sampled: to what an audit of about so many forward passes over the data has
-        room for, and never to more than about 8192 rows with a mask for each noise (an error of
-        1 % of a row's standard deviation). What noise before the last, affine layers adds to a
-        squared loss is exact; elsewhere it is sampled, on fewer rows where there are many layers,
-        and stands beside its standard error. All else does not depend on `passes`: it takes the
-        time of 4 forward passes of a network of width 512, and of up to 30 at width 64.
+        Forward passes over the data to spend on sampled masks, on all noises together. By default
+        one for each noise, 3 at most, and no more than 8192 rows for each (an error of 1 % of a
+        row's standard deviation). What noise before the last, affine layers adds to a squared loss
+        is exact; elsewhere it is sampled, and stands beside its standard error.
     seed
         Seed of the sampled masks.
 
@@ -123,11 +114,9 @@ def audit(
     # Rows have equal weights here: a torch loss with class weights is refused.
     checked = loss_name(loss) if isinstance(loss, TORCH_LOSSES) else check_loss(loss)
     seed = _check.whole("seed", seed, minimum=0)
-    passes = _check.number("passes", passes, exclusive=True)
+    if passes is not None:
+        passes = _check.number("passes", passes, exclusive=True)
     batches = Batches(data, model, output=output)
-    others = None
-    if holdout is not None:
-        others = Batches(holdout, model, name="holdout", output=output)
     report = None
     try:
         with (
@@ -136,7 +125,7 @@ def audit(
             disable_fast_attention(),
         ):
             seed_all(seed)
-            measured = _Audit(saved, batches, others, checked, passes)
+            measured = _Audit(saved, batches, checked, passes)
             status = measured.measure()
             report = measured.finish(status, time.perf_counter() - start)
     except KeyboardInterrupt:
@@ -153,20 +142,17 @@ class _Audit:
         self,
         saved: SavedState,
         batches: Batches,
-        others: Batches | None,
         loss: Loss,
-        passes: float,
+        passes: float | None,
     ) -> None:
-        of_holdout = zip(others or (), repeat(True))
-        stream = chain(zip(batches, repeat(False)), of_holdout)
-        first = next(stream)
-        self._data = chain([first], stream)
-        self._count = batches.count + (0 if others is None else others.count)
+        stream = iter(batches)
+        batch = next(stream)
+        self._data = chain([batch], stream)
+        self._count = batches.count
         self._interrupts = saved.interrupts
-        batch = first[0]
         model = saved.model
         with preserve_rng():
-            found = inspect_batch(saved, batch, squared=is_squared(loss))
+            found = inspect_batch(saved, batch)
         saved.counters = {}
         saved.prepare(noise=False, copy_parameters=bool(saved.copy_parameters))
         self._model = model
@@ -175,29 +161,21 @@ class _Audit:
         self._outputs = found.outputs
         self._skipped = found.skipped
         self._sources = found.sources
-        self._places = {source.name for source in self._sources if source.known}
-        self._samples = 0
         self._plain = Mean()
         self._correct = Mean()
-        self._holdout = Mean()
         self._units = ActiveUnits()
-        self._inputs = ActiveUnits()
         # Two passes tell the error of noise that stays on in evaluation mode.
         self._evaluation_noise = Estimate(shared=True)
-        head = self._find_head()
+        watched = {source.name for source in self._sources if source.known}
         self._last: LastLayer | None = None
         self._exact: list[tuple[TailNoise, Mean]] = []
+        head = self._find_head()
         if head is not None:
-            self._places.add(head.name)
-            x = batch.inputs.only
-            self._last = LastLayer(
-                head, loss, self._outputs, x, self._skipped, own_rows=others is None
-            )
+            watched.add(head.name)
+            self._last = LastLayer(head, self._outputs)
             self._exact = [(noise, Mean()) for noise in self._exact_noises(head)]
         self._watched = {
-            module: name
-            for name, module in model.named_modules()
-            if name in self._places or is_layer(module)
+            module: name for name, module in model.named_modules() if name in watched
         }
         self._sampled = SampledPenalties(
             model,
@@ -214,8 +192,8 @@ class _Audit:
         """Add all batches, or those until Ctrl-C."""
         try:
             with meter("audit", self._count) as bar:
-                for batch, is_holdout in self._data:
-                    self.add(batch, is_holdout)
+                for batch in self._data:
+                    self.add(batch)
                     bar.advance()
                     if self._interrupts.pending:
                         return Status.INTERRUPTED
@@ -223,19 +201,15 @@ class _Audit:
             return Status.INTERRUPTED
         return Status.FINISHED
 
-    def add(self, batch: Batch, is_holdout: bool) -> None:
-        """Add a batch of the training data, or rows that the network was not trained on."""
+    def add(self, batch: Batch) -> None:
+        """Add a batch."""
         seen = self._forward(batch)
         if self._last is not None:
-            self._last.add(seen, is_holdout)
-        if is_holdout:
-            self._holdout.add(seen.losses)
-            return
+            self._last.add(seen)
         if self._inspection.always_on:
             again = self._forward(batch)
             difference = (again.losses - seen.losses) / math.sqrt(2)
             self._evaluation_noise.add(difference[None])
-        self._samples += len(seen.losses)
         self._plain.add(seen.losses)
         if seen.targets.classes is not None:
             self._correct.add(seen.output.argmax(1) == seen.targets.classes)
@@ -272,31 +246,22 @@ class _Audit:
                     dead=dead,
                 )
             )
-        layers = []
-        for name, module in self._model.named_modules():
-            found = self._inputs.count(name)
-            if found is not None:
-                layers.append(LayerFindings(name, tuple(module.weight.shape), *found))
-        head = suggestion = None
+        head = None
         if self._last is not None:
-            head = self._last.finish(objective, error)
-            suggestion = self._last.suggest()
-        classes = self._correct.count == self._samples
+            head = self._last.finish(objective, error, scale)
+        classes = self._correct.count == self._plain.count
         return AuditReport(
             model=type(self._model).__name__,
             loss=loss_text(self._loss),
-            samples=self._samples,
+            samples=self._plain.count,
             outputs=self._outputs,
             parameters=sum(p.numel() for p in self._model.parameters()),
             plain_loss=self._plain.value,
             objective=objective,
             objective_error=error,
             accuracy=self._correct.value if classes else None,
-            holdout_loss=self._holdout.value if self._holdout.count else None,
             noises=tuple(noises),
-            layers=tuple(layers),
             head=head,
-            suggestion=suggestion,
             skipped=tuple(self._skipped),
             status=status,
             seconds=seconds,
@@ -310,15 +275,11 @@ class _Audit:
         def hook(module: nn.Module, args: Any, output: Tensor) -> None:
             if not args:  # the input was given by name
                 return
-            name = self._watched[module]
-            h = args[0].detach()
-            if name in self._places:
-                units[name] = h.clone()  # later layers may work in place
-            if is_layer(module):
-                axis = -1 if module.weight.ndim == 2 else 1
-                self._inputs.add(name, h.movedim(axis, -1).flatten(0, -2))
+            # Later layers may work in place.
+            units[self._watched[module]] = args[0].detach().clone()
 
         with (
+            torch.no_grad(),
             hook_modules(self._watched, after=hook),
             name_failing_inputs(inputs, where),
         ):
@@ -343,13 +304,15 @@ class _Audit:
     def _find_head(self) -> Head | None:
         """Return the last layers in a recorded pass, None if nothing is known of them."""
         structure = self._inspection.structure
-        head: Head | str = "the loss is a custom function, of which nothing is proved"
-        if self._outputs > MAX_OUTPUTS:
+        head: Head | str
+        if not is_squared(self._loss):
+            head = f"nothing is proved of the loss {loss_text(self._loss)}, only of a squared one"
+        elif self._outputs > MAX_OUTPUTS:
             head = f"{self._outputs} outputs are too many (at most {MAX_OUTPUTS}) for a spectrum"
         elif isinstance(structure, str):
             head = structure
-        elif isinstance(self._loss, str):
-            head = find_head(self._model, structure, self._inspection, self._loss)
+        else:
+            head = find_head(self._model, structure, self._inspection)
         if isinstance(head, str):
             self._skipped.append(("the last layer", head))
             return None
@@ -358,10 +321,8 @@ class _Audit:
     def _exact_noises(self, head: Head) -> list[TailNoise]:
         """Return the noises at the end of the pass whose penalties are exact, the last first."""
         exact: list[TailNoise] = []
-        if not is_squared(self._loss) or self._inspection.decides:
-            return exact
         for noise, source in zip(head.noises, reversed(self._sources), strict=False):
-            if noise.name != source.name or self._inspection.calls(noise.name) != 1:
+            if noise.name != source.name or self._inspection.samples(noise.name) != 1:
                 break
             exact.append(noise)
         return exact

@@ -1,4 +1,4 @@
-"""What recorded passes show of a network: where it is affine, and what samples in training mode.
+"""Recorded passes of a network: where it is affine, and what samples in training mode.
 
 Walking back from the output shows through which affine operations, and which noise layers among
 them, the output depends on what came before: the **tail** of the network.
@@ -7,35 +7,29 @@ them, the output depends on what came before: the **tail** of the network.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
+from torch.nn.modules.module import register_module_forward_hook
 
 from overt.nn.data.batches import Batch, Inputs, first_line, name_failing_inputs
-from overt.nn.data.models import (
-    python_rng_states,
-    torch_rng_bytes,
-)
+from overt.nn.data.models import is_normalization, restore_training, set_torch_rng
 from overt.nn.graph.record import (
     RERUN_AS,
     Call,
     Recording,
     UnsupportedError,
     WholeModule,
+    check_for_hidden_noise,
     map_tree,
     op_info,
     record,
     store_results,
     tensors,
 )
-from overt.nn.graph.state import SavedState, seed_all
+from overt.nn.graph.state import SavedState
 from overt.nn.layers.recognized import (
     is_silent,
     is_unit_noise,
@@ -122,13 +116,11 @@ class Structure:
         """Return the calls of a module that is one operation."""
         return [call for call in self.calls if module_of(call) is module]
 
-    def before_log_softmax(self) -> Tensor:
-        """Return the output, before a final log_softmax if there is one."""
-        maker = self._makers.get(id(self.output))
-        if maker is None or op_info(maker.func).name != "_log_softmax":
-            return self.output
-        (before,) = self.given(maker)
-        return before
+    def samples_by_entry(self, call: Call) -> bool:
+        """Return whether a random call surely samples each entry of all rows separately."""
+        (made, *_) = tensors((call.out,))
+        by_entry = op_info(call.func).name == "bernoulli" and bool(self.given(call))
+        return by_entry and made.shape[:1] == (self._rows,)
 
     def walk_back(self, tensor: Tensor) -> tuple[list[Point], str]:
         """Return the affine operations of one input that lead to a tensor, nearest first.
@@ -213,269 +205,216 @@ def _adds_constant(call: Call) -> bool:
     return name in SHIFTS or name == "native_batch_norm"
 
 
-def only_moves(call: Call) -> bool:
-    """Return whether an operation only moves entries, or multiplies them by noise in training."""
-    module = module_of(call)
-    return op_info(call.func).name in MOVES if module is None else is_unit_noise(module)
+NamedCalls = list[tuple[Call, str | None]]
+"""Operations, each with the path of the module that samples there, None if nothing does."""
 
-
-ENTRYWISE = ("dropout", "alpha_dropout", "scaled_dot_product_attention")
-"""Functions that sample separately for every entry, hence for every row."""
-
-REPEATS = 4
-"""Passes from the same RNG states. A coin of a private generator is missed one time in eight."""
+REPEATS = 3
+"""Comparisons of plain passes: a fair coin of a private generator is missed one time in eight."""
 
 
 @dataclass(frozen=True, eq=False)
 class NoiseSource:
-    """A module that is random in training mode: a known noise layer, or one that samples inside.
+    """What is random in training mode: a known noise layer, or a module that samples inside.
 
-    `entrywise` says that all it samples is dropout of single entries of what depends on the inputs.
-    The mode of the module switches the noise on and off.
+    The mode of `modules` switches it on and off. `shared_by_rows` says that the rows of a batch may
+    share what is sampled, `known` that it is a layer whose moments are known.
     """
 
     name: str
     module: nn.Module
     kind: str
-    entrywise: bool = False
-
-    @property
-    def known(self) -> bool:
-        """Whether it is a layer whose moments are known."""
-        return known_noise(self.module)
-
-    @property
-    def silent(self) -> bool:
-        """Whether it is known to sample nothing."""
-        return self.known and is_silent(self.module)
-
-    @property
-    def shared_by_rows(self) -> bool:
-        """Whether the rows of a batch may share what is sampled."""
-        if not self.known:
-            return not self.entrywise
-        if is_weight_noise(self.module):
-            return not getattr(self.module, "per_sample", False)
-        return 0 in getattr(self.module, "shared_axes", ())
-
-
-Events = list[tuple[str, bool]]
-"""What happens in a pass, in order: a module's path, and whether its own code samples (or it is
-called)."""
-
-
-def _count(events: Events, *, samples: bool) -> Counter[str]:
-    """Return how often each module's own code samples, or how often it is called."""
-    return Counter(path for path, event in events if event is samples)
+    modules: list[nn.Module]
+    shared_by_rows: bool
+    known: bool = False
 
 
 @dataclass(frozen=True, eq=False)
 class Inspection:
     """Everything that samples in training mode, in the order of the pass, and a pass without noise.
 
-    `inputs` are those of the passes, `outputs` the entries of the output per row. `always_on` names
-    what samples in evaluation mode too, `skipped` gives reasons for what is left out. `decides`
-    says that noise may decide which operations run, as far as that was looked for.
+    `inputs` are those of the passes, `outputs` the entries of the output per row, `called` counts
+    the calls of modules. `training` are the operations of a recorded pass with noise, each with the
+    path of the module that samples there, or None; it is empty if noise may decide what runs.
+    `always_on` names what samples in evaluation mode too, `skipped` gives reasons for what is left
+    out.
     """
 
     inputs: Inputs
     outputs: int
     structure: Structure | str  # or why there is no recording
+    called: Counter[nn.Module]
+    training: NamedCalls
     sources: list[NoiseSource]
-    training: Events
     always_on: list[str]
     skipped: list[tuple[str, str]]
-    decides: bool
 
-    def calls(self, name: str) -> int:
-        """Return how often a pass in training mode calls a module."""
-        return _count(self.training, samples=False)[name]
+    def samples(self, name: str) -> int:
+        """Return how often a noise layer samples in the recorded pass with noise."""
+        return sum(path == name for _, path in self.training)
 
-    def unknown_noise_behind(self, name: str) -> bool:
-        """Return whether a noise with unknown moments is sampled behind the layer of this name."""
-        last = max(i for i, (path, _) in enumerate(self.training) if path == name)
-        unknown = {(source.name, True) for source in self.sources if not source.known}
-        return not unknown.isdisjoint(self.training[last + 1 :])
+    def unknown_noise_behind(self, name: str, module: Any) -> bool:
+        """Return whether a noise with unknown moments may be sampled behind a layer."""
+        known = {None, *(source.name for source in self.sources if source.known)}
+        behind = not self.training
+        for call, path in self.training:
+            behind |= path not in known
+            weight = getattr(module, "weight", None)
+            if path == name or any(tensor is weight for tensor in call.inputs):
+                behind = False
+        return behind
 
 
-def inspect_batch(saved: SavedState, batch: Batch, *, squared: bool) -> Inspection:
-    """Inspect passes of two rows, or of the batch where the model fixes their number.
-
-    Whether noise decides which operations run matters for a squared loss.
-    """
+def inspect_batch(saved: SavedState, batch: Batch) -> Inspection:
+    """Inspect passes of two rows, or of the batch where the model fixes their number."""
     try:
-        return _inspect(saved, batch.inputs.first(2), squared=squared)
+        return _inspect(saved, batch.inputs.first(2))
     except Exception:  # as of a graph's nodes; or the model is wrong
         with name_failing_inputs(batch.inputs, batch.where):
-            return _inspect(saved, batch.inputs, squared=squared)
+            return _inspect(saved, batch.inputs)
 
 
-def _inspect(saved: SavedState, inputs: Inputs, *, squared: bool) -> Inspection:
+def _inspect(saved: SavedState, inputs: Inputs) -> Inspection:
     model = saved.model
-    parts = dict(model.named_modules())
     given = (inputs.given, inputs.output)
+    paths = {module: path for path, module in model.named_modules()}
+    called: Counter[nn.Module] = Counter()
+
+    def count(module: nn.Module, args: Any, output: Any) -> None:
+        called[module] += 1
+
     structure: Structure | str
-    try:
-        evaluation, recording = follow_modules(
-            model, lambda: record(saved, *given, noise=False, whole=_is_whole)
-        )
-        structure = Structure(recording, len(inputs))
-        output = structure.output
-    except UnsupportedError as error:
-        structure = f"the pass cannot be recorded: {error}"
-        evaluation, output = follow_modules(
-            model, lambda: saved.plain_pass(*given, noise=False)
-        )
-    always_on = list(_count(evaluation, samples=True))
+    with register_module_forward_hook(count):
+        try:
+            recording = record(saved, *given, noise=False, whole=_is_whole)
+            structure = Structure(recording, len(inputs))
+            output = recording.output
+            always_on = [
+                path for _, path in _with_paths(recording, model) if path is not None
+            ]
+        except UnsupportedError as error:
+            structure = f"the pass cannot be recorded: {error}"
+            output = saved.plain_pass(*given, noise=False)
+            again = saved.plain_pass(*given, noise=False)
+            always_on = [] if torch.equal(output, again) else [""]
     why = (
         "something samples in evaluation mode too, as functional dropout does without "
         "training=self.training: this noise is in every number here"
     )
-    skipped = [(path or "forward", why) for path in always_on]
-    training = evaluation
-    functions: dict[str, list[str]] = {}
-    decides = True
+    skipped = [(path or "forward", why) for path in dict.fromkeys(always_on)]
+    layers = [
+        _known_source(paths[module], module)
+        for module in called
+        if module in paths and known_noise(module) and not is_silent(module)
+    ]
+    training: NamedCalls = []
+    sources = layers
     try:
-        training, first = follow_modules(model, lambda: _seeded_pass(saved, inputs))
-        others = [_seeded_pass(saved, inputs) for _ in range(REPEATS - 1)]
-        if not all(_same(first, other) for other in others):
-            why = "it samples from a private generator: this noise is left out"
+        recording = record(saved, *given)
+        training = _with_paths(recording, model)
+        noisy = Structure(recording, len(inputs))
+        sources = _recorded_sources(model, training, always_on, noisy)
+        for _ in range(REPEATS):
+            plain = check_for_hidden_noise(recording, saved, *given, "running")
+        switched = _switched_pass(saved, inputs, recording, sources)
+        if not torch.allclose(plain, switched, rtol=1e-3, atol=1e-5, equal_nan=True):
+            raise UnsupportedError("its modes do not tell where it samples")
+    except UnsupportedError as error:
+        training = []
+        sources = layers
+        try:
+            saved.plain_pass(*given)
+            sources = [_whole_source(model, str(error)), *layers]
+        except (
+            Exception
+        ) as failure:  # whatever the model's code raises in training mode
+            why = f"noise of other kinds is not looked for: {first_line(failure)}"
             skipped.append(("training mode", why))
-        sampling = _count(training, samples=True)
-        if squared or not all(known_noise(parts[path]) for path in sampling):
-            recording = record(saved, *given)
-            functions = _sampling_functions(parts, Structure(recording, len(inputs)))
-            decides = False
-    except UnsupportedError:  # the noise decides what runs, or is not torch's
-        pass
-    except Exception as error:  # whatever the model's code raises in training mode
-        why = f"noise of other kinds is not looked for: {first_line(error)}"
-        skipped.append(("training mode", why))
-    called = _count(training, samples=False)
-    sources: dict[str, NoiseSource] = {}
-    for path, samples in training:
-        module = parts[path]
-        if path in sources:
-            continue
-        if known_noise(module):
-            sources[path] = NoiseSource(path, module, str(module))
-        elif samples and path not in always_on:
-            sources[path] = _unknown_source(path, module, functions.get(path, []))
-    for path, part in parts.items():
-        if known_noise(part) and path not in called:
-            skipped.append((path, "not reached by the forward pass"))
     return Inspection(
         inputs=inputs,
         outputs=output.numel() // len(inputs),
         structure=structure,
-        sources=list(sources.values()),
+        called=called,
         training=training,
+        sources=sources,
         always_on=always_on,
         skipped=skipped,
-        decides=decides,
     )
 
 
-def _unknown_source(path: str, module: nn.Module, names: list[str]) -> NoiseSource:
-    """Return a module that samples with functions of these names."""
-    kind = str(module)
-    if list(module.children()):
-        calls = ", ".join(dict.fromkeys(names)) or "sampling"
-        kind = f"{calls} in {type(module).__name__}"
-    entrywise = bool(names) and all(name in ENTRYWISE for name in names)
-    return NoiseSource(path, module, kind, entrywise)
-
-
-def follow_modules(
-    model: nn.Module,
-    run: Callable[[], Any],
-    states: Callable[[], Any] = torch_rng_bytes,
-) -> tuple[Events, Any]:
-    """Run a pass; note which modules are called, and which of them move a generator.
-
-    Generators of Python and NumPy, which take long to read, are followed only if they move.
-    """
-    paths = {module: path for path, module in model.named_modules()}
-    found: Events = []
-    stack = [""]
-    state: Any = None
-    hooks: list[Any] = []
-    python = python_rng_states()
-
-    def note() -> None:
-        nonlocal state
-        before, state = state, states()
-        if before is not None and before != state:
-            found.append((stack[-1], True))
-
-    def enter(module: nn.Module, args: Any) -> None:
-        if module not in paths:
-            return
-        note()
-        stack.append(paths[module])
-        found.append((stack[-1], False))
-        # Scripted modules have no hooks. A module's hook may sample: ours comes behind it.
-        if not isinstance(module, torch.jit.ScriptModule):
-            hooks.append(module.register_forward_hook(leave))
-
-    def leave(module: nn.Module, args: Any, output: Any) -> None:
-        note()
-        stack.pop()
-        hooks.pop().remove()
-
-    def leave_scripted(module: nn.Module, args: Any, output: Any) -> None:
-        if module in paths and isinstance(module, torch.jit.ScriptModule):
-            note()
-            stack.pop()
-
-    handles = [
-        register_module_forward_pre_hook(enter),
-        register_module_forward_hook(leave_scripted),
-    ]
-    try:
-        result = run()
-        note()
-    finally:
-        for handle in (*handles, *hooks):
-            handle.remove()
-    if states is torch_rng_bytes and python_rng_states() != python:
-        return follow_modules(model, run, _all_rng_states)
-    return found, result
-
-
-def _all_rng_states() -> Any:
-    return torch_rng_bytes(), python_rng_states()
-
-
-def _seeded_pass(saved: SavedState, inputs: Inputs) -> Tensor:
-    """Return the output under noise from fixed states of all known generators."""
-    seed_all(0)
+def _switched_pass(
+    saved: SavedState, inputs: Inputs, training: Recording, sources: list[NoiseSource]
+) -> Tensor:
+    """Return the output with these sources switched on, sampled as in a recorded pass."""
     saved.counters = {}
-    return saved.plain_pass(inputs.given, inputs.output)
+    saved.prepare(noise=False, copy_parameters=bool(saved.copy_parameters))
+    set_torch_rng(training.state)
+    modules = [module for source in sources for module in source.modules]
+    with torch.no_grad(), restore_training(modules, True):
+        output: Tensor = inputs.run(saved.model)
+    return output
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and torch.allclose(a, b, equal_nan=True)
+def _known_source(path: str, module: Any) -> NoiseSource:
+    """Return a noise layer whose moments are known."""
+    shared = 0 in getattr(module, "shared_axes", ())
+    if is_weight_noise(module):
+        shared = not getattr(module, "per_sample", False)
+    return NoiseSource(path, module, str(module), [module], shared, known=True)
 
 
-def _sampling_functions(
-    parts: dict[str, nn.Module], structure: Structure
-) -> dict[str, list[str]]:
-    """Return the functions that each module samples with in a recorded pass."""
-    found: dict[str, list[str]] = {}
-    for call in structure.calls:
-        if not call.noise:
+def _whole_source(model: nn.Module, why: str) -> NoiseSource:
+    """Return everything that samples in a model whose passes with noise cannot be recorded."""
+    modules = [m for m in model.modules() if not is_normalization(m)]
+    return NoiseSource("", model, f"all that samples ({why})", modules, True)
+
+
+def _recorded_sources(
+    model: nn.Module,
+    training: NamedCalls,
+    always_on: list[str],
+    structure: Structure,
+) -> list[NoiseSource]:
+    """Return what a recorded pass samples in training mode only, in its order."""
+    parts = dict(model.named_modules())
+    calls: dict[str, list[Call]] = {}
+    for call, path in training:
+        if path is not None and path not in always_on:
+            calls.setdefault(path, []).append(call)
+    sources = []
+    for path, own in calls.items():
+        module = parts[path]
+        if known_noise(module):
+            sources.append(_known_source(path, module))
             continue
-        path, _, function = call.noise.partition("#")[0].rpartition(":")
-        if not path and function in parts:  # a dropout module has its path alone
-            path = function
-            module = parts[path]
-            entrywise = isinstance(module, (nn.Dropout, nn.AlphaDropout))
-            function = "dropout" if entrywise else type(module).__name__
-        if not structure.given(call):  # what rows share
-            function += " of a constant"
-        found.setdefault(path, []).append(function)
+        kind = str(module)
+        if list(module.children()):
+            names = ", ".join(dict.fromkeys(_function(call) for call in own))
+            kind = f"{names} in {type(module).__name__}"
+        # A scripted module samples in its parts.
+        scripted = isinstance(module, torch.jit.ScriptModule)
+        modules = list(module.modules()) if scripted else [module]
+        shared = not all(map(structure.samples_by_entry, own))
+        sources.append(NoiseSource(path, module, kind, modules, shared))
+    return sources
+
+
+def _with_paths(recording: Recording, model: nn.Module) -> NamedCalls:
+    """Return the operations of a recorded pass with the paths of what samples there."""
+    paths = dict(model.named_modules())
+    found: NamedCalls = []
+    for call in recording.calls:
+        path: str | None = None
+        if call.noise:
+            path, _, function = call.noise.partition("#")[0].rpartition(":")
+            if not path and function in paths:  # a dropout module has its path alone
+                path = function
+        found.append((call, path))
     return found
+
+
+def _function(call: Call) -> str:
+    """Return the name of the function that samples in a call."""
+    return call.noise.partition("#")[0].rpartition(":")[2]
 
 
 def drop_prob_of(module: Any) -> float | None:
