@@ -11,6 +11,7 @@ from scipy.optimize import brentq, minimize
 
 from overt._check import Floats
 from overt.papers.oracles import chain, layer_multipliers
+from overt.papers.records import Rng
 
 Objective = Callable[[Floats], tuple[float, Floats]]
 
@@ -29,22 +30,27 @@ def descend(objective: Objective, start: Floats) -> tuple[float, Floats]:
 
 
 def best_descent(
-    objective: Objective, size: int, restarts: int, rng: np.random.Generator
+    objective: Objective, size: int, restarts: int, rng: Rng
 ) -> tuple[float, Floats]:
     """Return the best of several descents from random starts."""
-    runs = [descend(objective, rng.standard_normal(size)) for _ in range(restarts)]
-    return min(runs, key=lambda run: run[0])
+    best = math.inf, np.zeros(size)
+    for _ in range(restarts):
+        found = descend(objective, rng.standard_normal(size))
+        if found[0] < best[0]:
+            best = found
+    return best
 
 
 def slope_and_curvature(objective: Objective, theta: Floats) -> tuple[float, float]:
     """Return |gradient| and the lowest eigenvalue of the Hessian, by central differences of it."""
-    half = 1e-5 * np.eye(len(theta))
-    H = (
-        np.stack([objective(theta + e)[1] - objective(theta - e)[1] for e in half])
-        / 2e-5
-    )
-    slope = float(np.linalg.norm(objective(theta)[1]))
-    return slope, float(np.linalg.eigvalsh((H + H.T) / 2)[0])
+    H = np.empty((len(theta), len(theta)))
+    for i, step in enumerate(1e-5 * np.eye(len(theta))):
+        _, ahead = objective(theta + step)
+        _, behind = objective(theta - step)
+        H[i] = (ahead - behind) / 2e-5
+    _, gradient = objective(theta)
+    values = np.linalg.eigvalsh((H + H.T) / 2)
+    return float(np.linalg.norm(gradient)), float(values[0])
 
 
 def factors(theta: Floats, rows: int, width: int) -> tuple[Floats, Floats]:
@@ -58,17 +64,23 @@ def factor_objective(
     M: Floats, Gamma: Floats, C: Floats | None = None, D: Floats | None = None
 ) -> Objective:
     """Return tr((M - UV') C (M - UV')') + <Gamma, U'U o V'DV>, D = C if None, with its gradient."""
-    C = np.eye(M.shape[1]) if C is None else C
-    D = C if D is None else D
+    if C is None:
+        C = np.eye(M.shape[1])
+    if D is None:
+        D = C
 
     def objective(theta: Floats) -> tuple[float, Floats]:
         U, V = factors(theta, len(M), len(Gamma))
-        E = (M - U @ V.T) @ C
+        error = M - U @ V.T
+        E = error @ C
         outer = Gamma * (U.T @ U)
         inner = Gamma * (V.T @ D @ V)
-        value = np.sum(E * (M - U @ V.T)) + np.sum(U.T @ U * inner)
-        gradient = [(U @ inner - E @ V).ravel(), (D @ V @ outer - E.T @ U).ravel()]
-        return float(value), 2 * np.concatenate(gradient)
+        value = np.sum(E * error)
+        value += np.sum(U.T @ U * inner)
+        by_U = U @ inner - E @ V
+        by_V = D @ V @ outer - E.T @ U
+        gradient = np.append(by_U, by_V)
+        return float(value), 2 * gradient
 
     return objective
 
@@ -80,16 +92,22 @@ def tied_objective(M: Floats, lam: float, width: int) -> Objective:
         U = theta.reshape(-1, width)
         E = M - U @ U.T
         n = np.sum(U * U, axis=0)
-        return float(np.sum(E * E) + lam * n @ n), 4 * (U * (lam * n) - E @ U).ravel()
+        value = np.sum(E * E) + lam * n @ n
+        gradient = U * (lam * n) - E @ U
+        return float(value), 4 * gradient.ravel()
 
     return objective
 
 
 def split(theta: Floats, sizes: Sequence[int]) -> list[Floats]:
     """Return the weights [W_1, ..., W_(k+1)], stacked in theta, of layers of the given sizes."""
-    shapes = list(zip(sizes[1:], sizes, strict=False))
-    parts = np.split(theta, np.cumsum([m * n for m, n in shapes])[:-1])
-    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+    weights = []
+    first = 0
+    for n, m in pairwise(sizes):
+        last = first + m * n
+        weights.append(theta[first:last].reshape(m, n))
+        first = last
+    return weights
 
 
 def count(sizes: Sequence[int]) -> int:
@@ -103,7 +121,7 @@ def deep_descent(
     widths: Sequence[int],
     drop_probs: Sequence[float],
     restarts: int,
-    rng: np.random.Generator,
+    rng: Rng,
 ) -> tuple[float, Floats]:
     """Minimize f(W_1, ..., W_(k+1)) = E tr((M - W_m) C (M - W_m)') over all masks m.
 
@@ -114,23 +132,21 @@ def deep_descent(
     scales = [m[:, :, None] for m in layers]
 
     def objective(theta: Floats) -> tuple[float, Floats]:
-        weights = split(theta, sizes)
+        first, *others = split(theta, sizes)
+        maps = np.broadcast_to(first, (len(p), *first.shape))
         inputs: list[Floats] = []
-        maps = np.broadcast_to(weights[0], (len(p), *weights[0].shape))
-        for W, scale in zip(weights[1:], scales, strict=True):
+        for W, scale in zip(others, scales, strict=True):
             inputs.append(scale * maps)
             maps = W @ inputs[-1]
         E = maps - M
         back = 2 * p[:, None, None] * (E @ C)
         value = 0.5 * np.sum(back * E)
-        gradient: list[Floats] = []
-        for W, into, scale in zip(
-            weights[:0:-1], inputs[::-1], scales[::-1], strict=True
-        ):
-            gradient.append(np.einsum("mij,mkj->ik", back, into))
-            back = scale * (W.T @ back)
-        gradient.append(back.sum(axis=0))
-        return float(value), np.concatenate([g.ravel() for g in gradient[::-1]])
+        gradient = np.empty(0)
+        for i in reversed(range(len(others))):
+            slope = np.einsum("mij,mkj->ik", back, inputs[i])
+            gradient = np.append(slope, gradient)
+            back = scales[i] * (others[i].T @ back)
+        return float(value), np.append(back.sum(axis=0), gradient)
 
     best, theta = best_descent(objective, count(sizes), restarts, rng)
     return best, chain(split(theta, sizes))
@@ -142,7 +158,7 @@ def cheapest_factors(
     cols: Floats,
     width: int,
     restarts: int,
-    rng: np.random.Generator,
+    rng: Rng,
 ) -> float:
     """Return min sum_i (u_i'R u_i)(v_i'C v_i) over all U V' = A, by descent over U.
 
@@ -158,17 +174,15 @@ def cheapest_factors(
         W = U / norms
         inverse = np.linalg.inv(W @ W.T)
         slope = -2 * inverse @ target @ inverse @ W
-        gradient = (slope - rows @ W * np.sum(W * slope, axis=0)) / norms
+        along = rows @ W * np.sum(W * slope, axis=0)
+        gradient = (slope - along) / norms
         return float(np.sum(target * inverse)), gradient.ravel()
 
-    _, theta = best_descent(objective, len(A) * width, restarts, rng)
-    U = theta.reshape(-1, width)
-    U /= np.sqrt(np.sum(U * (rows @ U), axis=0))
-    V = np.linalg.lstsq(U, A, rcond=None)[0].T
-    return float(np.sum(U * (rows @ U), axis=0) @ np.sum(V * (cols @ V), axis=0))
+    best, _ = best_descent(objective, len(A) * width, restarts, rng)
+    return best
 
 
-def cheapest_chain(A: Floats, rng: np.random.Generator) -> float:
+def cheapest_chain(A: Floats, rng: Rng) -> float:
     """Return min |W_1|^2 + |W_2|^2 + |W_3|^2 over W_3 W_2 W_1 = A, A square and invertible."""
     n = len(A)
 
@@ -176,26 +190,30 @@ def cheapest_chain(A: Floats, rng: np.random.Generator) -> float:
         W1, W2 = theta.reshape(2, n, n)
         inverse = np.linalg.inv(W2 @ W1)
         W3 = A @ inverse
+        value = theta @ theta + np.sum(W3**2)
         G = -2 * W3.T @ W3 @ inverse.T
-        gradient = np.stack([2 * W1 + W2.T @ G, 2 * W2 + G @ W1.T])
-        return float(np.sum(W1**2) + np.sum(W2**2) + np.sum(W3**2)), gradient.ravel()
+        by_W1 = 2 * W1 + W2.T @ G
+        by_W2 = 2 * W2 + G @ W1.T
+        return float(value), np.append(by_W1, by_W2)
 
-    start = np.stack([np.eye(n), np.eye(n)]) + 0.3 * rng.standard_normal((2, n, n))
-    return descend(objective, start.ravel())[0]
+    start = np.eye(n) + 0.3 * rng.standard_normal((2, n, n))
+    best, _ = descend(objective, start.ravel())
+    return best
 
 
 def ksupport(s: Floats, k: int) -> float:
     """Minimize sum_i s_i^2 / t_i, 0 <= t_i <= 1, sum_i t_i <= k, by root finding on its dual."""
-    s = np.sort(np.abs(s))[::-1]
-    if np.count_nonzero(s) <= k:
+    s = np.abs(s[s != 0])
+    if len(s) <= k:
         return float(s @ s)
 
     def spare(mu: float) -> float:
-        return float(np.minimum(1, s / mu).sum() - k)
+        t = np.minimum(1, s / mu)
+        return float(t.sum() - k)
 
-    mu = brentq(spare, s[s > 0].min() / 2, 2 * s.sum(), xtol=1e-300, rtol=1e-15)
+    mu = brentq(spare, s.min() / 2, 2 * s.sum(), xtol=1e-300, rtol=1e-15)
     t = np.minimum(1, s / mu)
-    return float(np.sum(s[s > 0] ** 2 / t[s > 0]))
+    return float(np.sum(s**2 / t))
 
 
 def ksupport_prox_value(m: Floats, b: int, beta: float) -> float:
@@ -209,7 +227,11 @@ def ksupport_prox_value(m: Floats, b: int, beta: float) -> float:
         return float(share.sum()), -share / (t + beta)
 
     n = len(m)
-    room = {"type": "ineq", "fun": lambda t: b - t.sum(), "jac": lambda t: -np.ones(n)}
+    room = {
+        "type": "ineq",
+        "fun": lambda t: b - t.sum(),
+        "jac": lambda t: -np.ones(n),
+    }
     found = minimize(
         objective,
         np.full(n, b / n),
@@ -224,7 +246,8 @@ def ksupport_prox_value(m: Floats, b: int, beta: float) -> float:
 
 def block_value(m: Floats, a: Floats, b: int, beta: float) -> float:
     """|m - a|^2 + beta ksupport(a, b)."""
-    return float(np.sum((m - a) ** 2) + beta * ksupport(a, b))
+    error = np.sum((m - a) ** 2)
+    return float(error + beta * ksupport(a, b))
 
 
 def block_candidates(m: Floats, b: int, beta: float, splits: range) -> float:
@@ -232,10 +255,11 @@ def block_candidates(m: Floats, b: int, beta: float, splits: range) -> float:
     best = math.inf
     for rho in splits:
         for last in range(1, len(m) + 1):
-            a = np.where(np.arange(len(m)) < last, m / (1 + beta), 0)
+            a = np.zeros(len(m))
+            a[:last] = m[:last] / (1 + beta)
             if last >= rho:
-                total = m[rho - 1 : last].sum()
+                tail = m[rho - 1 : last]
                 c = b + beta * last + (beta + 1) * (1 - rho)
-                a[rho - 1 : last] = m[rho - 1 : last] - beta / c * total
+                a[rho - 1 : last] = tail - beta / c * tail.sum()
             best = min(best, block_value(m, a, b, beta))
     return best

@@ -9,59 +9,54 @@ from typing import Any
 import numpy as np
 
 from overt._check import Floats
+from overt.papers.records import Rng
 
 
-def seeded_torch(rng: np.random.Generator) -> tuple[Any, Any]:
-    """Return torch, its generator seeded, and a builder of double-precision sequences."""
-    import torch
-
-    torch.manual_seed(int(rng.integers(2**31)))
-
-    def sequential(*modules: Any) -> Any:
-        return torch.nn.Sequential(*modules).double().eval().requires_grad_(False)
-
-    return torch, sequential
-
-
-def second_moment(rng: np.random.Generator, n: int) -> Floats:
+def second_moment(rng: Rng, n: int) -> Floats:
     """Return C = E[x x'] of correlated inputs with non-zero means, well conditioned."""
-    X = rng.standard_normal((3 * n, n)) + rng.uniform(0.5, 1.5, n)
-    return np.asarray(X.T @ X / len(X) + 0.2 * np.eye(n))
+    X = rng.standard_normal((3 * n, n))
+    X += rng.uniform(0.5, 1.5, n)
+    C = X.T @ X / len(X)
+    return C + 0.2 * np.eye(n)
 
 
-def with_spectrum(
-    rng: np.random.Generator, m: int, n: int, s: Sequence[float] | Floats
-) -> Floats:
+def with_spectrum(rng: Rng, m: int, n: int, s: Sequence[float] | Floats) -> Floats:
     """Return an m x n matrix with the singular values s and random singular vectors."""
-    left = np.linalg.qr(rng.standard_normal((m, len(s))))[0]
-    right = np.linalg.qr(rng.standard_normal((n, len(s))))[0]
-    return np.asarray(left * np.asarray(s) @ right.T)
+    left, _ = np.linalg.qr(rng.standard_normal((m, len(s))))
+    right, _ = np.linalg.qr(rng.standard_normal((n, len(s))))
+    return left * s @ right.T
 
 
 def power(C: Floats, exponent: float) -> Floats:
     """Return C^exponent of a symmetric matrix, with the pseudo-inverse where it is singular."""
     values, vectors = np.linalg.eigh(C)
     kept = values > 1e-12 * values[-1]
-    return np.asarray(vectors[:, kept] * values[kept] ** exponent @ vectors[:, kept].T)
+    values = values[kept]
+    vectors = vectors[:, kept]
+    return vectors * values**exponent @ vectors.T
 
 
 def two_layers(
-    rng: np.random.Generator, d: int, inputs: int = 4
+    rng: Rng, d: int, inputs: int = 4
 ) -> tuple[Floats, Floats, Floats, Floats]:
     """Return U, V, inputs X (samples x inputs) with correlations, and noisy targets Y."""
     U = rng.normal(size=(3, d))
     V = rng.normal(size=(inputs, d))
-    X = rng.normal(size=(8, inputs)) @ rng.normal(size=(inputs, inputs)) + 0.5
-    return U, V, X, rng.normal(size=(8, 3))
+    X = rng.normal(size=(8, inputs))
+    X = X @ rng.normal(size=(inputs, inputs)) + 0.5
+    Y = rng.normal(size=(8, 3))
+    return U, V, X, Y
 
 
-def relu_layer(rng: np.random.Generator, d: int) -> Floats:
+def relu_layer(rng: Rng, d: int) -> Floats:
     """Return the last hidden activations of a random tanh-ReLU network, 12 samples x d."""
-    hidden = np.tanh(rng.normal(size=(12, 3)) @ rng.normal(size=(3, 5)))
-    return np.asarray(np.maximum(hidden @ rng.normal(size=(5, d)) + 0.5, 0))
+    x = rng.normal(size=(12, 3))
+    hidden = np.tanh(x @ rng.normal(size=(3, 5)))
+    z = hidden @ rng.normal(size=(5, d))
+    return np.maximum(z + 0.5, 0)
 
 
-def deep_layers(rng: np.random.Generator, widths: tuple[int, ...]) -> list[Floats]:
+def deep_layers(rng: Rng, widths: tuple[int, ...]) -> list[Floats]:
     """Return random weights of a deep linear network, 3 inputs to 2 outputs."""
     sizes = [3, *widths, 2]
     return [rng.normal(size=(after, before)) for before, after in pairwise(sizes)]
@@ -70,47 +65,57 @@ def deep_layers(rng: np.random.Generator, widths: tuple[int, ...]) -> list[Float
 def masks(keep: Floats) -> tuple[Floats, Floats]:
     """Return all 0/1 masks over independent units and their probabilities."""
     z = np.array(list(product((0.0, 1.0), repeat=len(keep))))
-    return z, np.prod(np.where(z == 1, keep, 1 - keep), axis=1)
+    chances = np.where(z == 1, keep, 1 - keep)
+    return z, chances.prod(axis=1)
 
 
 def multipliers(units: int, prob: Any, block: int = 1) -> tuple[Floats, Floats]:
     """Return z / (1 - prob) under all masks that drop blocks on a grid, and their probabilities."""
-    z, p = masks(np.full(units // block, 1 - prob))
-    return np.repeat(z, block, axis=1) / (1 - prob), p
+    keep = 1 - prob
+    z, p = masks(np.full(units // block, keep))
+    z = np.repeat(z, block, axis=1)
+    return z / keep, p
 
 
 def sliding_masks(shape: tuple[int, ...], b: int, g: Any) -> tuple[Floats, Floats]:
     """Return the masks of all sets of seeds, each seed dropping the block that starts there."""
-    starts = list(product(*(range(n - b + 1) for n in shape)))
-    footprints = np.zeros((len(starts), *shape))
-    for footprint, start in zip(footprints, starts, strict=True):
-        footprint[tuple(slice(first, first + b) for first in start)] = 1
-    seeds, p = masks(np.full(len(starts), g))
-    return (seeds @ footprints.reshape(len(starts), -1) == 0).astype(float), p
+    blocks = []
+    for start in np.ndindex(*(n - b + 1 for n in shape)):
+        block = np.zeros(shape)
+        block[tuple(slice(first, first + b) for first in start)] = 1
+        blocks.append(block.ravel())
+    seeds, p = masks(np.full(len(blocks), g))
+    kept = seeds @ blocks == 0
+    return kept.astype(float), p
 
 
 def moments(z: Floats, p: Floats) -> tuple[Floats, Floats]:
     """Return the mean mu and the characteristic matrix K_ij / (mu_i mu_j) of enumerated masks."""
     mu = p @ z
-    K = (z - mu).T * p @ (z - mu)
+    centered = z - mu
+    K = centered.T * p @ centered
     return mu, K / np.outer(mu, mu)
 
 
 def added_loss(Y: Floats, U: Floats, A: Floats, multipliers: Floats, p: Floats) -> Any:
     """mean_n (E|y_n - U diag(m) a_n|^2 - |y_n - U a_n|^2), A samples x width."""
-    noisy = Y - (multipliers[:, None, :] * A) @ U.T
-    plain = Y - A @ U.T
-    return p @ (noisy**2).sum(-1).mean(-1) - (plain**2).sum(-1).mean()
+    dropped = multipliers[:, None, :] * A
+    noisy = (Y - dropped @ U.T) ** 2
+    plain = (Y - A @ U.T) ** 2
+    expected = p @ noisy.sum(-1).mean(-1)
+    return expected - plain.sum(-1).mean()
 
 
 def sensing_added_loss(y: Floats, U: Floats, V: Floats, A: Floats, prob: Any) -> Any:
     """E mean_j (y_j - <U D V', A_j>)^2 - mean_j (y_j - <U V', A_j>)^2, D over all masks."""
-    z, p = multipliers(U.shape[1], prob)
 
     def loss(U: Floats) -> Any:
-        return np.mean((y - np.sum(U @ V.T * A, axis=(1, 2))) ** 2)
+        measured = np.sum(U @ V.T * A, axis=(1, 2))
+        return np.mean((y - measured) ** 2)
 
-    return p @ np.array([loss(U * m) for m in z]) - loss(U)
+    z, p = multipliers(U.shape[1], prob)
+    noisy = np.array([loss(U * m) for m in z])
+    return p @ noisy - loss(U)
 
 
 def deep_added_loss(
@@ -122,7 +127,8 @@ def deep_added_loss(
     for W, m in zip(weights[1:], layers, strict=True):
         maps = W @ (m[:, :, None] * maps)
     W = chain(weights)
-    return p @ np.sum(maps @ C * maps, axis=(1, 2)) - np.sum(W @ C * W)
+    noisy = np.sum(maps @ C * maps, axis=(1, 2))
+    return p @ noisy - np.sum(W @ C * W)
 
 
 def chain(weights: Sequence[Floats]) -> Floats:
@@ -145,24 +151,22 @@ def pivot_terms(weights: Sequence[Floats], C: Floats) -> list[Any]:
             for units in product(*(range(len(weights[j - 1])) for j in layers)):
                 alpha = head[units[0]]
                 gamma = tail[:, units[-1]]
-                betas = [
-                    B[j, i] for B, i, j in zip(between, units, units[1:], strict=False)
-                ]
-                path = np.prod(np.square(betas)) * (gamma @ gamma)
-                terms[count - 1] += alpha @ C @ alpha * path
+                path = (alpha @ C @ alpha) * (gamma @ gamma)
+                for beta, (before, after) in zip(between, pairwise(units), strict=True):
+                    path *= beta[after, before] ** 2
+                terms[count - 1] += path
     return terms
 
 
 def path_sum(weights: Sequence[Floats], order: float = 2.0) -> float:
     """Sum over all input-output paths of prod |w|^order, one path at a time."""
     total = 0.0
-    for units in product(
-        *(range(n) for n in [weights[0].shape[1], *map(len, weights)])
-    ):
-        steps = zip(weights, units, units[1:], strict=False)
-        total += float(
-            np.prod([abs(W[after, before]) ** order for W, before, after in steps])
-        )
+    sizes = [weights[0].shape[1], *map(len, weights)]
+    for units in np.ndindex(*sizes):
+        path = 1.0
+        for W, (before, after) in zip(weights, pairwise(units), strict=True):
+            path *= abs(W[after, before]) ** order
+        total += path
     return total
 
 
@@ -172,9 +176,11 @@ def layer_multipliers(
     """Return each layer's multipliers z / mu under all masks, and the masks' probabilities."""
     keep = np.repeat(1 - np.asarray(drop_probs), widths)
     z, p = masks(keep)
-    return np.split(z / keep, np.cumsum(widths)[:-1], axis=1), p
+    last = np.cumsum(widths)
+    return np.split(z / keep, last[:-1], axis=1), p
 
 
 def envelope(s: Floats, a: Floats, weight: float) -> float:
     """|s - a|^2 + weight (sum a)^2, the convex problem of dropout at the singular values a."""
-    return float(np.sum((s - a) ** 2) + weight * a.sum() ** 2)
+    error = np.sum((s - a) ** 2)
+    return float(error + weight * a.sum() ** 2)

@@ -22,6 +22,8 @@ def network(
     """
     sizes = [problem.shape[1], *[width] * (depth - 1), problem.shape[0]]
 
+    observed = problem.rows, problem.cols
+
     def weights(theta: Floats) -> list[Floats]:
         return split(theta, sizes)
 
@@ -30,15 +32,17 @@ def network(
         inputs = [np.eye(sizes[0])]
         for w in W:
             inputs.append(w @ inputs[-1])
-        E = inputs.pop()[problem.rows, problem.cols] - problem.values
-        back = np.zeros(problem.shape)
-        slopes = []
-        np.add.at(back, (problem.rows, problem.cols), E / len(E))
-        for w, x in zip(reversed(W), reversed(inputs), strict=True):
-            slopes.append(back @ x.T + 2 * lam * w)
-            back = w.T @ back
+        output = inputs.pop()
+        E = output[observed] - problem.values
         value = E @ E / (2 * len(E)) + lam * theta @ theta
-        return float(value), flat(slopes[::-1])
+        back = np.zeros(problem.shape)
+        np.add.at(back, observed, E / len(E))
+        gradient = np.empty(0)
+        for w, x in zip(reversed(W), reversed(inputs), strict=True):
+            slope = back @ x.T + 2 * lam * w
+            gradient = np.append(slope, gradient)
+            back = w.T @ back
+        return float(value), gradient
 
     return objective, weights, count(sizes)
 
@@ -50,8 +54,9 @@ def flat(W: list[Floats]) -> Floats:
 
 def random_problem(n: int, rng: Rng) -> Entries:
     """Return a rank-1 matrix with some noise, of which two thirds are seen."""
-    truth = np.outer(rng.standard_normal(n), rng.standard_normal(n))
-    truth += 0.1 * rng.standard_normal((n, n))
+    u, v = rng.standard_normal((2, n))
+    noise = rng.standard_normal((n, n))
+    truth = np.outer(u, v) + 0.1 * noise
     return Entries.sample(truth, (2 * n * n + 2) // 3, seed=rng)
 
 
@@ -61,10 +66,14 @@ def sgd_step(
     """One step (1 - eta lam) W - eta T on entry n, as the appendix has it, of three layers."""
     i = problem.rows[n]
     j = problem.cols[n]
+    W1, W2, W3 = W
     D = np.zeros(problem.shape)
-    D[i, j] = (W[2] @ W[1] @ W[0])[i, j] - problem.values[n]
-    slopes = (W[1].T @ W[2].T @ D, W[2].T @ D @ W[0].T, D @ (W[1] @ W[0]).T)
-    return [(1 - eta * lam) * w - eta * g for w, g in zip(W, slopes, strict=True)]
+    D[i, j] = (W3 @ W2 @ W1)[i, j] - problem.values[n]
+    T1 = W2.T @ W3.T @ D
+    T2 = W3.T @ D @ W1.T
+    T3 = D @ (W2 @ W1).T
+    kept = 1 - eta * lam
+    return [kept * W1 - eta * T1, kept * W2 - eta * T2, kept * W3 - eta * T3]
 
 
 def largest_norm(W: list[Floats]) -> float:
@@ -74,10 +83,14 @@ def largest_norm(W: list[Floats]) -> float:
 
 def random_layers(width: int, rng: Rng, C: float) -> list[Floats]:
     """Return three random layers between two inputs and two outputs, each of squared norm C."""
-    W = [rng.normal(size=shape) for shape in ((width, 2), (width, width), (2, width))]
-    return [math.sqrt(C) * w / np.linalg.norm(w) for w in W]
+    layers = []
+    for shape in ((width, 2), (width, width), (2, width)):
+        W = rng.normal(size=shape)
+        layers.append(math.sqrt(C) * W / np.linalg.norm(W))
+    return layers
 
 
 def second_order(C: float, lam: float, depth: int = 3) -> float:
     """Return 2 (C_1 + C^L) C^(L-1) + lam^2 C, C_1 = 1: what bounds the square of a step."""
-    return 2 * (1 + C**depth) * C ** (depth - 1) + lam**2 * C
+    gradient = (1 + C**depth) * C ** (depth - 1)
+    return 2 * gradient + lam**2 * C

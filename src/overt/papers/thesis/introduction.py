@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from overt.papers import oracles
 from overt.papers.records import Residuals, Rng, statement
 
 
@@ -24,14 +25,17 @@ def audit_norm_measures(scale: int, rng: Rng) -> Residuals:
     for _ in range(20 * scale):
         k = int(rng.integers(1, 5))
         d = int(rng.integers(2, 9))
-        weights = rng.normal(size=(k + 1, d, d)) * rng.exponential(size=(k + 1, d, 1))
-        for chosen in (weights, np.linalg.qr(weights)[0]):
+        weights = rng.normal(size=(k + 1, d, d))
+        weights *= rng.exponential(size=(k + 1, d, 1))
+        orthogonal, _ = np.linalg.qr(weights)
+        for chosen in (weights, orthogonal):
             # Without prod |W_i|_2 / sqrt(n), which both have.
-            scaled = chosen / np.linalg.norm(chosen, 2, axis=(1, 2))[:, None, None]
+            norms = np.linalg.norm(chosen, 2, axis=(1, 2))
+            scaled = chosen / norms[:, None, None]
             rows = np.linalg.norm(scaled, axis=2).sum(axis=1)
             spectral = np.sum(rows ** (2 / 3)) ** 1.5
             pac_bayes = np.sqrt(d * k**2 * np.sum(scaled**2))
-            constant = spectral / pac_bayes / ((k + 1) / k)
+            constant = spectral / pac_bayes * k / (k + 1)
             yield constant - 1
             ratio = max(ratio, constant)
     yield 1 - ratio  # the constant is reached
@@ -49,16 +53,23 @@ def fgsm_is_one_step(scale: int, rng: Rng) -> Residuals:
     TeX: One step of projected gradient ascent with a large step, in the $\ell_\infty$ ball, is the
     fast gradient sign method.
     """
+    import torch
+
     from overt.robust import FGSM, PGD, Linf
 
-    torch, sequential = oracles.seeded_torch(rng)
+    ball = Linf(0.1)
+    sign = FGSM(ball)
+    step = PGD(ball, steps=1, schedule="constant", step_size=1e6)
     for _ in range(3 * scale):
-        net = sequential(
-            torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 3)
-        ).double()
+        V = torch.from_numpy(rng.normal(size=(5, 7)))
+        U = torch.from_numpy(rng.normal(size=(7, 3)))
         x = torch.from_numpy(rng.normal(size=(6, 5)))
+
+        def net(x: Any, V: Any = V, U: Any = U) -> Any:
+            return torch.tanh(x @ V) @ U
+
         y = net(x).argmax(1)
-        one = FGSM(Linf(0.1))(net, x, y).x
-        other = PGD(Linf(0.1), steps=1, schedule="constant", step_size=1e6)(net, x, y).x
+        one = sign(net, x, y).x
+        other = step(net, x, y).x
         yield float((one - other).abs().max())
     return 1e-12, "largest difference of the two attacked inputs"
