@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from overt._check import Floats
 from overt.decay import balanced, layers, minima, two_by_two
 from overt.papers.one_way_jumps.networks import (
     largest_norm,
@@ -31,7 +32,8 @@ def decay_minimum_rank(scale: int, rng: Rng) -> Residuals:
     """
     wrong = 0
     for epsilon in (0.1, 0.25, 0.5):
-        for m in minima(two_by_two(epsilon), 3, 1e-3, starts=1, seed=rng):
+        problem = two_by_two(epsilon)
+        for m in minima(problem, 3, 1e-3, starts=1, seed=rng):
             weights = balanced(m.matrix, 3, 2, m.rank)
             for rank in range(3):
                 region = ApproximateRankSet(rank, 1e-10, 0.25, 1e-2, 1e3)
@@ -58,8 +60,10 @@ def decay_balance_rate(scale: int, rng: Rng) -> Residuals:
     theta = 0.5 * rng.standard_normal(size)
     before = layers.imbalance(weights(theta))
     for _ in range(4000):
-        theta -= 2.5e-4 * objective(theta)[1]
-    measured = -np.log(layers.imbalance(weights(theta)) / before)  # after time 1
+        _, gradient = objective(theta)
+        theta -= 2.5e-4 * gradient
+    after = layers.imbalance(weights(theta))
+    measured = -np.log(after / before)  # in time 1
     detail = (
         f"rate of small-step gradient descent: {measured:.4f}, 4 lam = {4 * lam:.4f}"
     )
@@ -83,27 +87,33 @@ def decay_closed(scale: int, rng: Rng) -> Residuals:
     problem = two_by_two(0.25)
     lam = 0.05
     region = ApproximateRankSet.for_problem(problem, 3, 6, lam, 1)
+    alpha = region.alpha
+    slack = region.slack
     # The constants of the theorem, written anew; C_1 is the largest squared observation.
     C = 1 / (4 * lam)
-    yield abs(region.alpha / ((2 * lam) ** 2 / (2 * (1 + C**3))) - 1)
+    residual = 2 * (1 + C**3)
+    yield abs(alpha / ((2 * lam) ** 2 / residual) - 1)
     yield abs(region.bound / C - 1)
-    left = {2 * lam: 0, 0.0: 0}
-    x = region.alpha * (1 - np.sqrt(1 - region.slack * (1 - 1e-6)))
+
+    def left(W: list[Floats]) -> bool:
+        grown = approximate_rank(W, alpha) > 1 + slack
+        return grown or largest_norm(W) > region.bound
+
+    last = alpha * (1 - np.sqrt(1 - slack * (1 - 1e-6)))
+    null = 0
     for trial in range(900 * scale):
-        values = np.array([rng.uniform(0.01, 1) * (region.bound - x), x])
+        first = rng.uniform(0.01, 1) * (region.bound - last)
         U, V = np.linalg.qr(rng.standard_normal((2, 2, 2)))[0]
-        W = balanced(U * values**1.5 @ V.T, 3, 6)
+        A = U * np.array([first, last]) ** 1.5 @ V.T
+        W = balanced(A, 3, 6)
         # All of them lie on the boundary: the approximate rank is 1 + slack.
-        yield 1 + region.slack * (1 - 1e-5) - approximate_rank(W, region.alpha)
-        for decay in left:
-            moved = sgd_step(
-                W, problem, trial % 3, 10.0 ** -(2 + trial // 3 % 3), decay
-            )
-            grown = approximate_rank(moved, region.alpha) > 1 + region.slack
-            left[decay] += grown or largest_norm(moved) > region.bound
-    yield float(left[2 * lam])
+        yield 1 + slack * (1 - 1e-5) - approximate_rank(W, alpha)
+        n = trial % 3
+        rate = 10.0 ** -(2 + trial // 3 % 3)
+        yield left(sgd_step(W, problem, n, rate, 2 * lam))
+        null += left(sgd_step(W, problem, n, rate, 0.0))
     detail = f"{900 * scale} steps from the boundary at rates 1e-4 to 1e-2; null: without decay"
-    return 1e-12, detail, None, float(left[0.0])
+    return 1e-12, detail, None, float(null)
 
 
 @statement("Theorem B.2", "B", how="bound evaluated")
@@ -124,18 +134,21 @@ def decay_reached(scale: int, rng: Rng) -> Residuals:
     """
     problem = two_by_two(0.25)
     C0 = 1.5
-    alpha, slack = 0.5, 0.4
+    alpha = 0.5
+    slack = 0.4
     e1 = alpha * slack / 8
     # lam = C = 1.
     eta = min(1 / (4 * second_order(C0, 1.0)), e1 / 10)
+    steps = math.ceil(math.log(2 * C0 / e1) / eta)
     W = random_layers(2, rng, C0)
-    for _ in range(math.ceil(math.log(2 * C0 / e1) / eta)):
-        W = sgd_step(W, problem, int(rng.integers(3)), eta, 1.0)
+    for n in rng.integers(3, size=steps):
+        W = sgd_step(W, problem, n, eta, 1.0)
     yield largest_norm(W) - 1
     yield layers.imbalance(W) / e1 - 1
     column = np.flatnonzero(problem.cols == 0)
     # From the first phase the weights may be in B_0 already; a minimum of rank 2 is not.
-    decay, rate = 0.01, 0.05
+    decay = 0.01
+    rate = 0.05
     highest = minima(problem, 3, decay, starts=1, seed=rng)[-1]
     T = math.ceil(math.log(1e4) / (2 * rate * decay))
     ends = []
@@ -180,18 +193,20 @@ def decay_bounded(scale: int, rng: Rng) -> Residuals:
         for trial in range(60 * scale):
             W = random_layers(3, rng, C)
             if trial % 2:  # all along one direction, below the entry
-                W = [
-                    math.sqrt(C) * np.eye(*w.shape) * (np.arange(w.shape[1]) < 1)
-                    for w in W
-                ]
+                for w in W:
+                    w[:] = 0
+                    w[0, 0] = math.sqrt(C)
             n = trial // 2 % 3
             moved = sgd_step(W, problem, n, eta, lam)
-            error = chain(W)[problem.rows[n], problem.cols[n]] - problem.values[n]
-            yield error**2 - 2 * (1 + C**3)
+            output = chain(W)[problem.rows[n], problem.cols[n]]
+            error = output - problem.values[n]
+            residual = 2 * (1 + C**3)
+            yield error**2 - residual
             before = layers.imbalance(W)
-            rest = layers.imbalance(moved) - 4 * eta**2 * (1 + C**3) * C**2
-            faster = (1 - 10 * eta * lam) ** 2
-            yield rest - (1 - eta * lam) ** 2 * before, rest - faster * before
+            rest = layers.imbalance(moved) - 2 * eta**2 * residual * C**2
+            bound = (1 - eta * lam) ** 2 * before
+            faster = (1 - 10 * eta * lam) ** 2 * before
+            yield rest - bound, rest - faster
             after = largest_norm(moved) / C - 1
             if factor < 1:
                 printed = max(printed, after)
@@ -231,11 +246,12 @@ def decay_rank_step(scale: int, rng: Rng) -> Residuals:
         for w, after in zip(W, moved, strict=True):
             s, V = np.linalg.eigh(w.T @ w)
             slope = np.maximum(2 / alpha - 2 * s / alpha**2, 0)
-            linear = np.trace(V * slope @ V.T @ (2 * (after - w).T @ w))
-            beyond = (
-                approximate_rank([after], alpha) - approximate_rank([w], alpha) - linear
-            )
-            yield beyond - 2 * eta**2 * D * slope.sum(), beyond
+            step = 2 * (after - w).T @ w
+            linear = np.trace(V * slope @ V.T @ step)
+            before = approximate_rank([w], alpha)
+            beyond = approximate_rank([after], alpha) - before - linear
+            beta = 2 * eta**2 * D * slope.sum()
+            yield beyond - beta, beyond
     for _ in range(200 * scale):  # spectra alone, with all constants at their largest
         C = rng.uniform(0.2, 2)
         lam = rng.uniform(0.1, 2)
@@ -245,13 +261,18 @@ def decay_rank_step(scale: int, rng: Rng) -> Residuals:
         largest = lam * alpha * slack / (32 * 4 * (r + 1))
         eta = min(largest / D, 2 * (r + 1) / lam)
         rest = rng.dirichlet(np.ones(3)) * slack
-        t = np.append(rng.choice([1.0, 0.99, 0.7]), rest) * rng.uniform(0.9, 1)
+        t = np.append(rng.choice([1.0, 0.99, 0.7]), rest)
+        t *= rng.uniform(0.9, 1)
         x = alpha * (1 - np.sqrt(1 - t))
         slope = 2 / alpha - 2 * x / alpha**2
         drift = slope @ (lam * x - noise * x**1.5)
-        change = 2 * eta * (largest * slope.sum() - drift + eta * D * slope.sum())
+        growth = (largest + eta * D) * slope.sum()
+        change = 2 * eta * (growth - drift)
         soft = approximate_rank([np.diag(np.sqrt(x))], alpha)
-        yield change / eta if soft > r + slack / 2 else change - slack / 2
+        if soft > r + slack / 2:
+            yield change / eta
+        else:
+            yield change - slack / 2
     detail = (
         "steps from random weights; spectra at the theorem's largest rate and imbalance; null: no "
         "term of second order"
@@ -273,6 +294,12 @@ def decay_product_rank(scale: int, rng: Rng) -> Residuals:
     TeX: In $B_r$ the product has $\sum_i f_\alpha(s_i(A^\top A)) \le r + e_2 + (L^2/\alpha)
     C^{L-1} e_1$.
     """
+
+    def excess(W: list[Floats], alpha: float) -> float:
+        """How much higher the approximate rank of the product is than that of the layers."""
+        of_product = approximate_rank([chain(W)], alpha)
+        return of_product - approximate_rank(W, alpha)
+
     for trial in range(100 * scale):
         n = int(rng.integers(2, 6))
         L = 3 + trial % 2
@@ -280,12 +307,10 @@ def decay_product_rank(scale: int, rng: Rng) -> Residuals:
         noise = 10.0 ** -(trial % 5) * rng.normal(size=(L, n, n))
         W = list(np.diag(rng.uniform(0, 1.5, n) ** 2) + noise)
         room = L**2 / alpha * largest_norm(W) ** (L - 1) * layers.imbalance(W)
-        yield approximate_rank([chain(W)], alpha) - approximate_rank(W, alpha) - room
+        yield excess(W, alpha) - room
     # Each layer is nearly of rank one, but the next one stretches what it shrinks.
-    stretched = [np.diag([10.0, 0.1]), np.diag([0.1, 10.0])]
-    null = approximate_rank([chain(stretched)], 1.0) - approximate_rank(stretched, 1.0)
-    equal = [math.sqrt(1.05) * np.eye(3)] * 3
-    printed = approximate_rank([chain(equal)], 1.9) - approximate_rank(equal, 1.9)
+    null = excess([np.diag([10.0, 0.1]), np.diag([0.1, 10.0])], 1.0)
+    printed = excess([math.sqrt(1.05) * np.eye(3)] * 3, 1.9)
     detail = "random layers, nearly balanced and far from it; null: no term for the imbalance"
     return 1e-12, detail, printed, null
 
@@ -312,10 +337,11 @@ def acceptable_rates(scale: int, rng: Rng) -> Residuals:
                 problem, L, 4, lam, 1, absorbing=True
             )
             rates = region.learning_rates(problem, L, 4, lam)
-            sizes.append(np.array([region.balance, min(rates.values())]))
+            sizes.append([region.balance, min(rates.values())])
         last = 2 * (L + 2) / (L - 2)
-        exponents = np.log10(sizes[0] / sizes[1])
-        yield from abs(exponents - (2 * L + 1 + last, 4 * L + 1 + last))
+        expected = np.array([2 * L + 1 + last, 4 * L + 1 + last])
+        exponents = np.log10(np.array(sizes[0]) / sizes[1])
+        yield from abs(exponents - expected)
         printed = min(printed, *abs(exponents - in_print))
     detail = "growth of the theorem's constants between lam = 1e-4 and 1e-5"
     return 1e-3, detail, printed
