@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import numpy as np
 
 from overt import noise, penalty, spectral
@@ -29,21 +27,26 @@ def dropout_step(scale: int, rng: Rng) -> Residuals:
     n = 2
     d = 3
     keep = 0.6
-    M, U, V = (rng.standard_normal(shape) for shape in ((m, n), (m, d), (n, d)))
+    M = rng.standard_normal((m, n))
+    U = rng.standard_normal((m, d))
+    V = rng.standard_normal((n, d))
     # x takes the values +-sqrt(n) e_i, whose second moment is the identity; masks are enumerated.
     inputs = np.sqrt(n) * np.concatenate([np.eye(n), -np.eye(n)])
     mean = np.zeros((d, m))
     masks, chances = oracles.masks(np.full(d, keep))
-    for x, (z, p) in product(inputs, zip(masks, chances, strict=True)):
-        Ut = U.T.copy()
-        drawn = (a[None, None] for a in (x[None], M @ x, z / keep))
-        take_steps(Ut, V.T.copy(), *drawn, np.ones(1))
-        mean += p / len(inputs) * (U.T - Ut)
+    for x in inputs:
+        for z, p in zip(masks / keep, chances, strict=True):
+            Ut = U.T.copy()
+            drawn = (x[None, None, None], (M @ x)[None, None], z[None, None])
+            take_steps(Ut, V.T.copy(), *drawn, np.ones(1))
+            mean += p / len(inputs) * (U.T - Ut)
     drop = noise.Dropout(1 - keep)
     objective = descent.factor_objective(M, drop.strength * np.eye(d))
-    value, gradient = objective(np.concatenate([U.ravel(), V.ravel()]))
+    value, gradient = objective(np.append(U, V))
     yield relative(mean.T.ravel(), gradient[: U.size] / 2)
-    yield relative(np.sum((M - U @ V.T) ** 2) + penalty.shallow(U, V, drop), value)
+    stated = np.sum((M - U @ V.T) ** 2)
+    stated += penalty.shallow(U, V, drop)
+    yield relative(stated, value)
     return EXACT, "all masks and inputs through the compiled step against the gradient"
 
 
@@ -63,12 +66,13 @@ def path_norm(scale: int, rng: Rng) -> Residuals:
     for _ in range(2 * scale):
         U, V, _, _ = oracles.two_layers(rng, 3 + scale)
         weights = [V.T, U]
-        prob = float(rng.uniform(0.1, 0.9))
-        paths = oracles.path_sum(weights)
-        yield relative(penalty.path_norm(weights) ** 2, paths)
-        yield relative(penalty.path_norm(weights, 1), oracles.path_sum(weights, 1))
-        stated = penalty.shallow(U, V, noise.Dropout(prob))
-        yield relative(stated, prob / (1 - prob) * paths)
+        for order in (1, 2):
+            paths = oracles.path_sum(weights, order)
+            stated = penalty.path_norm(weights, order)
+            yield relative(stated**order, paths)
+        drop = noise.Dropout(rng.uniform(0.1, 0.9))
+        stated = penalty.shallow(U, V, drop)
+        yield relative(stated, drop.strength * paths)
     return EXACT, "every path written out"
 
 
@@ -85,10 +89,11 @@ def shallow_penalty(scale: int, rng: Rng) -> Residuals:
     d = 4 + scale
     for _ in range(4):
         U, V, X, Y = oracles.two_layers(rng, d)
-        probs = rng.uniform(0.1, 0.8, d)
-        z, p = oracles.masks(1 - probs)
-        exact = oracles.added_loss(Y, U, X @ V, z / (1 - probs), p)
-        stated = penalty.shallow(U, V, noise.Dropout(probs), X.T @ X / len(X))
+        keep = 1 - rng.uniform(0.1, 0.8, d)
+        z, p = oracles.masks(keep)
+        exact = oracles.added_loss(Y, U, X @ V, z / keep, p)
+        C = X.T @ X / len(X)
+        stated = penalty.shallow(U, V, noise.Dropout(1 - keep), C)
         yield relative(stated, exact)
     return EXACT, f"the loss over all {2**d} masks, one probability per unit"
 
@@ -108,18 +113,24 @@ def shrinkage_monotone(scale: int, rng: Rng) -> Residuals:
     for _ in range(20 * scale):
         r = int(rng.integers(1, 8))
         lam = float(rng.exponential() + 0.05)
+        weight = lam / r
         a = np.sort(rng.exponential(size=r + 2))[::-1]
-
         g = []
         for rho in range(1, r + 1):
-            h = a[:rho].sum()
-            shrunk = np.where(np.arange(r + 2) < rho, a - lam * h / (r + lam * rho), 0)
-            solved = np.linalg.solve(np.eye(rho) + lam / r, a[:rho])
-            yield relative(shrunk[:rho], solved)
-            g.append(oracles.envelope(a, shrunk, lam / r))
-            yield relative(lam * h**2 / (r + lam * rho) + np.sum(a[rho:] ** 2), g[-1])
-        yield float(np.max(np.diff(g), initial=0.0)) / g[0]
-        best = np.append(spectral.SquaredNuclear().prox(a[:r], lam / r), [0, 0])
-        rank = max(int(np.count_nonzero(best)), 1)
-        yield relative(oracles.envelope(a, best, lam / r), g[rank - 1])
+            top = a[:rho]
+            h = top.sum()
+            kept = top - lam * h / (r + lam * rho)
+            solved = np.linalg.solve(np.eye(rho) + weight, top)
+            yield relative(kept, solved)
+            value = lam * h**2 / (r + lam * rho)
+            value += np.sum(a[rho:] ** 2)
+            shrunk = np.append(kept, np.zeros(r + 2 - rho))
+            g.append(oracles.envelope(a, shrunk, weight))
+            yield relative(value, g[-1])
+        rises = np.diff(g)
+        yield np.max(rises, initial=0.0) / g[0]
+        best = spectral.SquaredNuclear().prox(a[:r], weight)
+        value = oracles.envelope(a, np.append(best, [0, 0]), weight)
+        rank = np.count_nonzero(best) or 1
+        yield relative(value, g[rank - 1])
     return EXACT, f"{20 * scale} spectra, written out; linear equations"

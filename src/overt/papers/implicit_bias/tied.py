@@ -23,9 +23,9 @@ from overt.papers.records import Residuals, Rng, figure, statement
 def inequality(U: Floats, Q: Floats) -> float:
     """Return how far Q is from orthogonal, or the columns of U Q from equal norms."""
     norms = np.sum((U @ Q) ** 2, axis=0)
-    mean = np.sum(U**2) / U.shape[1]
-    off = (Q.T @ Q - np.eye(len(Q)), norms / mean - 1)
-    return float(np.max([np.abs(part).max() for part in off]))
+    unequal = norms / norms.mean() - 1
+    skewed = Q.T @ Q - np.eye(len(Q))
+    return float(max(np.abs(skewed).max(), np.abs(unequal).max()))
 
 
 @statement("Theorem 2.2", "2")
@@ -41,15 +41,18 @@ def equalizer(scale: int, rng: Rng) -> Residuals:
     """
     shapes = [(3, 5, 3), (6, 4, 4), (4, 7, 2), (5, 5, 1), (8 * scale, 12 * scale, 5)]
     for rows, width, rank in shapes:
-        U = oracles.with_spectrum(rng, rows, width, rng.exponential(size=rank))
-        yield inequality(U, equalize.equalizer(U))
+        s = rng.exponential(size=rank)
+        U = oracles.with_spectrum(rng, rows, width, s)
+        Q = equalize.equalizer(U)
+        yield inequality(U, Q)
     return EXACT, "orthogonality and differences of the norms, wide, tall, low rank"
 
 
 def symmetric(rng: Rng, eigenvalues: Sequence[float] | Floats) -> Floats:
     """Return a symmetric matrix with these eigenvalues and random eigenvectors."""
-    Q = np.linalg.qr(rng.standard_normal((len(eigenvalues), len(eigenvalues))))[0]
-    return np.asarray(Q * np.asarray(eigenvalues) @ Q.T)
+    n = len(eigenvalues)
+    Q, _ = np.linalg.qr(rng.standard_normal((n, n)))
+    return Q * eigenvalues @ Q.T
 
 
 @statement("Theorem 2.4", "2")
@@ -75,14 +78,18 @@ def tied_optimum(scale: int, rng: Rng) -> Residuals:
         objective = descent.tied_objective(M, lam, width)
         lowest, theta = descent.best_descent(objective, 4 * width, 4 * scale, rng)
         U = theta.reshape(4, width)
-        best = TiedAutoencoder(M, width, Dropout(lam / (1 + lam))).solve()
+        drop = Dropout(lam / (1 + lam))
+        best = TiedAutoencoder(M, width, drop).solve()
         yield relative(best.objective, lowest)
-        yield relative(best.U @ best.U.T, U @ U.T) ** 2
+        apart = relative(best.U @ best.U.T, U @ U.T)
+        yield apart**2
     # The printed map, at the last width: one.
     values, vectors = np.linalg.eigh(M)
-    printed = vectors * np.maximum(values - lam * values[-1] / (1 + lam), 0) @ vectors.T
+    kept = np.maximum(values - lam * values[-1] / (1 + lam), 0)
+    printed = vectors * kept @ vectors.T
+    apart = relative(printed, U @ U.T)
     detail = f"objective and map of the best of {4 * scale} descents; printed has rank 2 for r = 1"
-    return DESCENT, detail, relative(printed, U @ U.T) ** 2
+    return DESCENT, detail, apart**2
 
 
 TARGET = 2.0
@@ -126,12 +133,15 @@ def check_landscape(rows: list[Row]) -> Findings:
             continue
         corner = row["predicted_corner"]
         minima = np.array(row["minima"])
-        expected = corners(corner).T
-        near = len(minima) == 4 and np.abs(minima - expected).max() <= row["spacing"]
+        spacing = row["spacing"]
+        near = len(minima) == 4
+        if near:
+            off = np.abs(minima - corners(corner).T)
+            near = off.max() <= spacing
         excess = row["lowest"] - row["predicted_objective"]
         yield Finding(
             f"lam = {lam:g}: four minima, all equalized, where Theorem 2.4 puts them",
-            near and 0 <= excess <= 20 * row["spacing"] ** 2,
+            near and 0 <= excess <= 20 * spacing**2,
             f"{len(minima)} minima at |u_i| = {np.abs(minima).mean():.4f}, predicted {corner:.4f}",
             "parallel to (+-1, +-1)",
         )
@@ -148,8 +158,10 @@ def plot_landscape(rows: list[Row]) -> Any:
             panel.scatter(*ends, c="white", edgecolors="black", zorder=3)
         else:
             angle = np.linspace(0, 2 * np.pi, 200)
-            circle = np.sqrt(TARGET) * np.array([np.cos(angle), np.sin(angle)])
-            panel.plot(*circle, "w--", lw=1.2)
+            radius = np.sqrt(TARGET)
+            x = radius * np.cos(angle)
+            y = radius * np.sin(angle)
+            panel.plot(x, y, "w--", lw=1.2)
     return picture
 
 
@@ -174,7 +186,8 @@ def surface(axis: Floats, lam: float) -> Floats:
 
 def corners(corner: float) -> Any:
     """Return the four equalized points, coordinates x points, in lexicographic order."""
-    return np.array(list(product((-corner, corner), repeat=2))).T
+    ends = product((-corner, corner), repeat=2)
+    return np.array(list(ends)).T
 
 
 figure(

@@ -56,10 +56,13 @@ def equalized_optimum(scale: int, rng: Rng) -> Residuals:
         F = rng.normal(size=(4, 4))
         objective = tied_objective(F @ F.T, drop.strength, width)
         for _ in range(2 * scale):
-            U = descend(objective, rng.normal(size=4 * width))[1].reshape(4, width)
-            share = float(np.sum(U**2)) / width
-            yield relative(penalty.tied(U, drop), drop.strength * width * share**2)
-            yield float(equalize.imbalance(U, U)) / share**2
+            start = rng.normal(size=4 * width)
+            _, theta = descend(objective, start)
+            U = theta.reshape(4, width)
+            share = np.sum(U**2) / width
+            equalized = drop.strength * width * share**2
+            yield relative(penalty.tied(U, drop), equalized)
+            yield equalize.imbalance(U, U) / share**2
     return DESCENT, f"all of {6 * scale} descents from random starts"
 
 
@@ -78,11 +81,12 @@ def tied_landscape(scale: int, rng: Rng) -> Residuals:
     """
     for lam in (0.1, 1.0, 10.0):
         M = symmetric(rng, [3.0, 2.5, 1.0, 0.2])
-        best = TiedAutoencoder(M, 3, Dropout(lam / (1 + lam))).solve().objective
+        net = TiedAutoencoder(M, 3, Dropout(lam / (1 + lam)))
+        best = net.solve().objective
+        objective = tied_objective(M, lam, 3)
         for _ in range(4 * scale):
-            yield relative(
-                descend(tied_objective(M, lam, 3), rng.normal(size=12))[0], best
-            )
+            value, _ = descend(objective, rng.normal(size=12))
+            yield relative(value, best)
     return DESCENT, f"the worst of {12 * scale} descents, lam from .1 to 10"
 
 
@@ -100,17 +104,18 @@ def strict_saddle(scale: int, rng: Rng) -> Residuals:
     F\;\Longrightarrow\;\lambda_{\min}(\nabla^2F(U))<0\]
     """
     for lam in (0.2, 2.0, 20.0):  # the paper proves it for small ones
-        m = np.sort(rng.uniform(0.2, 3.0, 3 + scale))[::-1]
+        m = rng.uniform(0.2, 3.0, 3 + scale)
         view = landscape(symmetric(rng, m), 3, lam)
         objective = tied_objective(view.M, lam, 3)
+        largest = m.max()
+        # The global minimum comes first; every other point must bend down.
         for place, point in enumerate(view.points):
             slope, lowest = slope_and_curvature(objective, point.U.ravel())
-            yield slope / m[0]
-            yield abs(point.curvature - min(lowest, 0.0)) / m[0]
-            if (
-                place
-            ):  # the global minimum comes first; every other point must bend down
-                yield 2e-6 + lowest / m[0]
+            yield slope / largest
+            missed = point.curvature - min(lowest, 0.0)
+            yield abs(missed) / largest
+            if place > 0:
+                yield 2e-6 + lowest / largest
     return 1e-6, "slope and curvature of all critical points by differences"
 
 
@@ -126,9 +131,12 @@ def critical_below_target(scale: int, rng: Rng) -> Residuals:
     """
     for lam in (0.2, 5.0):
         M = symmetric(rng, rng.uniform(0.2, 3, 4))
+        objective = tied_objective(M, lam, 3)
         for point in landscape(M, 3, lam).points:
-            yield -float(np.linalg.eigvalsh(M - point.U @ point.U.T)[0])
-            yield float(np.linalg.norm(tied_objective(M, lam, 3)(point.U.ravel())[1]))
+            rest = M - point.U @ point.U.T
+            yield -np.linalg.eigvalsh(rest)[0]
+            _, gradient = objective(point.U.ravel())
+            yield np.linalg.norm(gradient)
     return 1e-8, "all critical points: their gradients, and eigenvalues of M - UU'"
 
 
@@ -148,15 +156,16 @@ def hadamard_equalizer(scale: int, rng: Rng) -> Residuals:
     printed = math.inf
     for doublings in range(2, 4 + scale // 2):
         U = rng.normal(size=(5, 2**doublings))
-        right = np.linalg.svd(U)[2].T
+        _, _, right = np.linalg.svd(U)
         Z = np.ones((1, 1))
         as_printed = Z
         for k in range(2, doublings + 2):
             Z = np.block([[Z, Z], [-Z, Z]]) / math.sqrt(2)
-            doubled = np.block([[as_printed, as_printed], [-as_printed, as_printed]])
-            as_printed = 2 ** ((1 - k) / 2) * doubled
-        yield inequality(U, right @ Z)
-        printed = min(printed, inequality(U, right @ as_printed))
+            doubled = [[as_printed, as_printed], [-as_printed, as_printed]]
+            as_printed = 2 ** ((1 - k) / 2) * np.block(doubled)
+        yield inequality(U, right.T @ Z)
+        off = inequality(U, right.T @ as_printed)
+        printed = min(printed, off)
     return EXACT, "orthogonality and differences of the norms", printed
 
 
@@ -192,10 +201,11 @@ def check_paths(rows: list[Row]) -> Findings:
     for row in rows:
         ends = np.abs([path[-1] for path in row["paths"]])
         corner = row["corner"]
+        equalized = np.abs(ends - corner).max() <= 0.1 * corner
         excess = max(row["final"]) / row["optimum"] - 1
         yield Finding(
             f"lam = {row['strength']:g}: ends at a global, equalized optimum",
-            excess <= 0.02 and np.abs(ends - corner).max() <= 0.1 * corner,
+            excess <= 0.02 and equalized,
             f"|u_i| in {ends.min():.3f}..{ends.max():.3f}, exact {corner:.3f}; "
             f"objective {excess:.2%} above the optimum",
             "converges, parallel to (+-1, +-1)",
@@ -207,10 +217,12 @@ def plot_paths(rows: list[Row]) -> Any:
     picture, axes = canvas(3.8 * len(rows), 3.9, 1, len(rows), squeeze=False)
     axis = np.linspace(-EXTENT, EXTENT, 61)
     for row, panel in zip(rows, axes[0], strict=True):
-        draw_levels(panel, axis, surface(axis, row["strength"]))
+        height = surface(axis, row["strength"])
+        draw_levels(panel, axis, height)
         for path in row["paths"]:
-            panel.plot(*np.transpose(path), color="white", lw=0.9)
-            panel.scatter(*path[0], color=ORANGE, zorder=3)
+            x, y = np.transpose(path)
+            panel.plot(x, y, color="white", lw=0.9)
+            panel.scatter(x[0], y[0], color=ORANGE, zorder=3)
         ends = corners(row["corner"])
         panel.scatter(*ends, color=GREEN, edgecolors="black", zorder=3)
         panel.set_title(f"$\\lambda$ = {row['strength']:g}")
@@ -261,23 +273,31 @@ def check_seeds(rows: list[Row]) -> Findings:
         objective = np.array(row["objective"])
         imbalance = np.array(row["imbalance"])
         before, last = objective.mean(axis=0)[-2:]
-        excess = last / row["optimum"] - 1
+        optimum = row["optimum"]
+        excess = last / optimum - 1
+        above_optimum = objective.min() >= optimum * (1 - 1e-8)
         verdict: Any = excess <= 0.02
         if not verdict and last < 0.99 * before:
             verdict = "inconclusive"  # still falling
         yield Finding(
             f"width {row['width']}, lam = {row['strength']:g}: within 2% of the optimum",
-            together(verdict, objective.min() >= row["optimum"] * (1 - 1e-8)),
+            together(verdict, above_optimum),
             f"mean of {len(objective)} runs ends {excess:.2%} above; imbalance "
             f"{imbalance.max(1).mean():.1e} -> {imbalance[:, -1].mean():.1e}",
             "converges; variance of |u_i||v_i| goes to 0",
         )
     yield _check_variance(rows)
     for width in values_of(rows, "width"):
-        settings = sorted(rows_with(rows, width=width), key=lambda r: r["strength"])
+        settings = rows_with(rows, width=width)
+        settings.sort(key=lambda row: row["strength"])
         steps = np.array([_balanced_after(row) for row in settings], dtype=float)
-        sooner = [above(mean_interval(np.log(a / b)), 0) for a, b in pairwise(steps)]
-        spread = zip(steps.mean(1), steps.std(1, ddof=1), strict=True)
+        sooner = []
+        for weaker, stronger in pairwise(steps):
+            ratio = mean_interval(np.log(weaker / stronger))
+            sooner.append(above(ratio, 0))
+        means = steps.mean(axis=1)
+        deviations = steps.std(axis=1, ddof=1)
+        spread = zip(means, deviations, strict=True)
         yield Finding(
             f"width {width}: the larger lam, the sooner the units are balanced",
             together(*sooner),
@@ -293,7 +313,8 @@ def _check_variance(rows: list[Row]) -> Finding:
     rises = []
     for row in rows:
         curve = np.mean(row["imbalance"], axis=0)
-        rise = float(np.max(curve[1:] / np.minimum.accumulate(curve[:-1])))
+        lowest = np.minimum.accumulate(curve[:-1])
+        rise = np.max(curve[1:] / lowest)
         rises.append((rise, row["width"], row["strength"]))
     shown = [f"{rise:.1f} (width {w}, lam {lam:g})" for rise, w, lam in rises]
     return Finding(
@@ -310,7 +331,9 @@ def _balanced_after(row: Row) -> list[float]:
     for curve in np.array(row["imbalance"]):
         peak = int(curve.argmax())
         low = np.flatnonzero(curve[peak:] <= 0.5 * curve[peak])
-        after = row["steps_seen"][peak + low[0]] if len(low) else row["steps"]
+        after = row["steps"]
+        if len(low):
+            after = row["steps_seen"][peak + low[0]]
         found.append(max(after, 1))
     return found
 
@@ -319,8 +342,10 @@ def plot_seeds(rows: list[Row]) -> Any:
     """Plot the objective beside the optimum, and the imbalance, for each setting."""
     widths = values_of(rows, "width")
     strengths = values_of(rows, "strength")
-    shape = (len(widths), len(strengths) + 1)
-    picture, axes = canvas(3.2 * shape[1], 2.9 * shape[0], *shape, squeeze=False)
+    rows_drawn = len(widths)
+    columns = len(strengths) + 1
+    size = (3.2 * columns, 2.9 * rows_drawn)
+    picture, axes = canvas(*size, rows_drawn, columns, squeeze=False)
     for row in rows:
         *panels, balance = axes[widths.index(row["width"])]
         place = strengths.index(row["strength"])

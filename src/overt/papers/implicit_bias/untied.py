@@ -27,19 +27,21 @@ def equalized_product(scale: int, rng: Rng) -> Residuals:
     hidden units.
     """
     for width in (2, 3, 5, 8 * scale):
-        A = oracles.with_spectrum(rng, 4, 5, rng.exponential(size=min(width, 3)))
+        s = rng.exponential(size=min(width, 3))
+        A = oracles.with_spectrum(rng, 4, 5, s)
         U, V = equalize.equalize_product(A, width)
-        share = np.full(width, np.linalg.norm(A, "nuc") / width)
         yield relative(U @ V.T, A)
-        yield relative(np.sum(U**2, axis=0), share)
-        yield relative(np.sum(V**2, axis=0), share)
+        share = np.full(width, s.sum() / width)
+        for W in (U, V):
+            norms = np.sum(W**2, axis=0)
+            yield relative(norms, share)
     return EXACT, "the product and every column norm"
 
 
 def _rotation(angle: float) -> Floats:
-    return np.array(
-        [[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]
-    )
+    c = math.cos(angle)
+    s = math.sin(angle)
+    return np.array([[c, -s], [s, c]])
 
 
 @statement("after Theorem 3.3", "3", how="bound evaluated")
@@ -60,18 +62,22 @@ def rotation_is_not_enough(scale: int, rng: Rng) -> Residuals:
     for _ in range(2 * scale):
         A = oracles.with_spectrum(rng, 3, 4, [2.0, 1.0])
         left, s, right = np.linalg.svd(A)
-        least = drop.strength / 2 * np.linalg.norm(A, "nuc") ** 2
+        least = drop.strength / 2 * s.sum() ** 2
+        root = np.sqrt(s[:2])
         best = []
         # Without the stretch a rotation is enough: the null.
         for stretch in ([3.0, 1.0], [1.0, 1.0]):
-            U = left[:, :2] * np.sqrt(s[:2]) * stretch
-            V = right[:2].T * np.sqrt(s[:2]) / stretch
+            U = left[:, :2] * root * stretch
+            V = right[:2].T * root / stretch
             yield relative(U @ V.T, A)
-            turned = [(U @ Q, V @ Q) for Q in map(_rotation, angles)]
-            best.append(
-                min(penalty.shallow(*pair, drop) for pair in turned) / least - 1
-            )
-        rebuilt = penalty.shallow(*equalize.equalize_product(A, 2), drop)
+            penalties = []
+            for angle in angles:
+                Q = _rotation(angle)
+                turned = penalty.shallow(U @ Q, V @ Q, drop)
+                penalties.append(turned)
+            best.append(min(penalties) / least - 1)
+        U, V = equalize.equalize_product(A, 2)
+        rebuilt = penalty.shallow(U, V, drop)
         yield relative(rebuilt, least)
         excess = min(excess, best[0])
         null = min(null, STRICT - best[1])
@@ -99,8 +105,10 @@ def untied_equalized(scale: int, rng: Rng) -> Residuals:
         _, theta = descent.best_descent(objective, 7 * width, 4 * scale, rng)
         U, V = descent.factors(theta, 4, width)
         share = np.linalg.norm(U @ V.T, "nuc") / width
-        yield relative(equalize.importance(U, V), np.full(width, share))
-        cost = penalty.shallow(U, V, noise.Dropout(lam / (1 + lam)))
+        importance = equalize.importance(U, V)
+        yield relative(importance, np.full(width, share))
+        drop = noise.Dropout(lam / (1 + lam))
+        cost = penalty.shallow(U, V, drop)
         yield relative(cost, lam * width * share**2)
     return 1e-5, f"the best of {4 * scale} descents, at two widths"
 
@@ -113,11 +121,14 @@ def _distance(
     The objective is strongly convex in the map, so squared distances are in its units.
     """
     objective = descent.factor_objective(M, lam * np.eye(width), C)
-    lowest, theta = descent.best_descent(objective, sum(M.shape) * width, starts, rng)
+    size = sum(M.shape) * width
+    lowest, theta = descent.best_descent(objective, size, starts, rng)
     U, V = descent.factors(theta, len(M), width)
     drop = noise.Dropout(lam / (1 + lam))
     best = LinearNetwork(M, width, drop, second_moment=C).solve()
-    root = np.eye(M.shape[1]) if C is None else oracles.power(C, 0.5)
+    root = np.eye(M.shape[1])
+    if C is not None:
+        root = oracles.power(C, 0.5)
     apart = relative(best.product @ root, U @ V.T @ root)
     return relative(best.objective, lowest), apart**2
 
@@ -139,24 +150,29 @@ def shallow_optimum(scale: int, rng: Rng) -> Residuals:
     \[s_i^\star=\left(s_i-\frac{\lambda\sum_{j\le\rho}s_j}{r+\lambda\rho}\right)_+\quad(i\le
     r),\qquad s_i^\star=0\quad(i>r)\]
     """
+    starts = 4 * scale
     for width, spectrum in (
         (2, [2.0, 1.5, 1.0]),
         (3, [3.0, 2.0, 1.0, 0.3]),
         (6, [2.0, 1.0]),
     ):
         lam = float(rng.uniform(0.2, 1.5))
-        yield from _distance(np.diag(spectrum), lam, width, None, 4 * scale, rng)
+        M = np.diag(spectrum)
+        yield from _distance(M, lam, width, None, starts, rng)
     # Correlated inputs, also with a singular second moment.
     few = rng.normal(size=(2, 4))
     for C in (oracles.second_moment(rng, 4), few.T @ few):
-        yield from _distance(rng.normal(size=(3, 4)), 0.6, 2, C, 4 * scale, rng)
+        M = rng.normal(size=(3, 4))
+        yield from _distance(M, 0.6, 2, C, starts, rng)
     # With one unit the best map has rank one, whatever lam: the printed one has rank two.
     M = np.diag([2.0, 1.9])
     lam = 0.1
-    yield from _distance(M, lam, 1, None, 4 * scale, rng)
-    printed = np.maximum(M - 2 * lam / (1 + lam) * np.eye(2), 0)
+    yield from _distance(M, lam, 1, None, starts, rng)
+    shrunk = M - 2 * lam / (1 + lam) * np.eye(2)
+    printed = np.maximum(shrunk, 0)
     apart = relative(printed, np.diag([2 / (1 + lam), 0]))
-    return DESCENT, f"objective and map of the best of {4 * scale} descents", apart**2
+    detail = f"objective and map of the best of {starts} descents"
+    return DESCENT, detail, apart**2
 
 
 @statement("Section 3, joint equalizability", "3")
@@ -182,8 +198,10 @@ def pairs_rotate_to_equal(scale: int, rng: Rng) -> Residuals:
 
         def difference(angle: float, U: Floats = U, V: Floats = V) -> float:
             Q = _rotation(angle)
-            shares = np.linalg.norm(U @ Q, axis=0) * np.linalg.norm(V @ Q, axis=0)
-            return float(shares[0] - shares[1])
+            outgoing = np.linalg.norm(U @ Q, axis=0)
+            incoming = np.linalg.norm(V @ Q, axis=0)
+            first, second = outgoing * incoming
+            return float(first - second)
 
         # Bisection needs the two signs that the quarter turn has.
         angle = brentq(difference, 0.0, math.pi / 2, xtol=1e-15)

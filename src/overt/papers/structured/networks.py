@@ -37,15 +37,17 @@ def characteristic_matrix(scale: int, rng: Rng) -> Residuals:
         p = rng.dirichlet(np.ones(len(z)))
         mu, Gamma = oracles.moments(z, p)
         other = rng.uniform(0.5, 2, d)
-        gaussian = noise.CovarianceNoise(other, Gamma * np.outer(other, other))
+        covariance = Gamma * np.outer(other, other)
+        gaussian = noise.CovarianceNoise(other, covariance)
         U = rng.normal(size=(2, d))
         A = rng.normal(size=(5, d))
-        exact = oracles.added_loss(rng.normal(size=(5, 2)), U, A, z / mu, p)
+        Y = rng.normal(size=(5, 2))
+        exact = oracles.added_loss(Y, U, A, z / mu, p)
         yield relative(penalty.hidden(U, A, gaussian), exact)
-    return (
-        EXACT,
-        f"random laws over all {2**d} masks against Gaussian noise with equal Gamma",
+    detail = (
+        f"random laws over all {2**d} masks against Gaussian noise with equal Gamma"
     )
+    return EXACT, detail
 
 
 @statement("Corollary 3.2", "3", identity="units")
@@ -61,13 +63,15 @@ def last_layer_dropout(scale: int, rng: Rng) -> Residuals:
     \mathbb{E}[a_j(x)^2]$, with $a_j$ the activation of unit $j$.
     """
     d = 4 + scale
-    prob = 0.3
+    drop = noise.Dropout(0.3)
     U = rng.normal(size=(2, d))
     A = oracles.relu_layer(rng, d)
     Y = rng.normal(size=(12, 2))
-    exact = oracles.added_loss(Y, U, A, *oracles.multipliers(d, prob))
-    yield relative(penalty.hidden(U, A, noise.Dropout(prob)), exact)
-    without_lam = float((U**2).sum(0) @ (A**2).mean(0))
+    z, p = oracles.multipliers(d, 0.3)
+    exact = oracles.added_loss(Y, U, A, z, p)
+    stated = penalty.hidden(U, A, drop)
+    yield relative(stated, exact)
+    without_lam = stated / drop.strength
     detail = f"a tanh-ReLU network, its loss over all {2**d} masks"
     return EXACT, detail, relative(without_lam, exact)
 
@@ -91,11 +95,13 @@ def dropout_norm(scale: int, rng: Rng) -> Residuals:
     for width in range(2, 4 + scale // 2):
         A = rng.normal(size=(2, 3))
         C = oracles.second_moment(rng, 3)
-        best = drop.strength * descent.cheapest_factors(A, np.eye(2), C, width, 3, rng)
+        least = descent.cheapest_factors(A, np.eye(2), C, width, 3, rng)
+        best = drop.strength * least
         weight, norm = spectral.induced(drop, width)
         value = norm.matrix_value(A @ oracles.power(C, 0.5))
         yield relative(weight * value, best)
-        printed = min(printed, relative(drop.strength * value, best))
+        without_width = relative(drop.strength * value, best)
+        printed = min(printed, without_width)
     return DESCENT, "descent over all factors of A", printed
 
 

@@ -104,7 +104,8 @@ def run_dropconnect(params: Params, seed: int) -> dict[str, Any]:
 
 def sampled_equals_exact(row: Row) -> Finding:
     """Check that masks average to the closed form at every record."""
-    off = np.abs(np.subtract(row["sampled"], row["exact"])) / row["error"]
+    off = np.abs(np.subtract(row["sampled"], row["exact"]))
+    off /= row["error"]
     return Finding(
         f"drop probability {row['drop_prob']:g}: the stochastic objective equals the exact one",
         off.max() <= 5,
@@ -117,7 +118,8 @@ def check_dropblock(rows: list[Row]) -> Findings:
     """Check Lemma 2.1 along the run and convergence to Theorem 2.7's minimum."""
     for row in rows:
         yield sampled_equals_exact(row)
-        excess = row["exact"][-1] / row["optimum"] - 1
+        optimum = row["optimum"]
+        excess = row["exact"][-1] / optimum - 1
         above = min(row["exact"]) >= row["bound"] * (1 - 1e-8)
         yield Finding(
             f"drop probability {row['drop_prob']:g}: ends within 3 % of Theorem 2.7's minimum",
@@ -162,8 +164,9 @@ def draw_run(axes: Any, row: Row, colors: tuple[str, str], name: str) -> None:
     steps = np.maximum(row["steps_seen"], 1)
     error = 5 * np.array(row["error"])
     label = f"{name}, sampled (5 s.e.)"
-    style = {"fmt": "o", "ms": 3.5, "color": colors[0], "label": label}
-    axes.errorbar(steps, row["sampled"], yerr=error, **style)
+    axes.errorbar(
+        steps, row["sampled"], yerr=error, fmt="o", ms=3.5, color=colors[0], label=label
+    )
     axes.plot(steps, row["exact"], color=colors[1], label=f"{name}, exact")
     axes.set(
         xscale="log",
@@ -233,21 +236,21 @@ def dropconnect(scale: int, rng: Rng) -> Residuals:
     v_k^\top \operatorname{diag}(C) v_k$, which is Dropout's penalty only for uncorrelated
     inputs.
     """
-    inputs, d = 3, 3
+    inputs = 3
+    d = 3
     printed = np.inf
     for _ in range(scale):
         U, V, _, Y = oracles.two_layers(rng, d, inputs)
         X = rng.uniform(0, 2, size=(8, inputs))
-        prob = float(rng.uniform(0.2, 0.7))
+        prob = rng.uniform(0.2, 0.7)
         Z, p = oracles.multipliers(inputs * d, prob)
         masked = Z.reshape(-1, inputs, d) * V
-        noisy = ((Y - X @ masked @ U.T) ** 2).sum(-1).mean(-1)
-        exact = p @ noisy - ((Y - X @ V @ U.T) ** 2).sum(-1).mean()
+        noisy = (Y - X @ masked @ U.T) ** 2
+        plain = (Y - X @ V @ U.T) ** 2
+        exact = p @ noisy.sum(-1).mean(-1) - plain.sum(-1).mean()
         C = X.T @ X / len(X)
         yield relative(penalty.dropconnect(U, V, prob, C), exact)
-        as_dropout = (
-            prob / (1 - prob) * np.sum(U**2, axis=0) @ np.sum(V * (C @ V), axis=0)
-        )
+        as_dropout = penalty.shallow(U, V, noise.Dropout(prob), C)
         printed = min(printed, relative(as_dropout, exact))
     return EXACT, f"the loss over all {2 ** (inputs * d)} masks of V", printed
 
@@ -262,14 +265,16 @@ def dropconnect_last_layer(scale: int, rng: Rng) -> Residuals:
     \[R=\lambda\sum_j\|u_j\|^2\,\mathbb{E}[a_j(x)^2]\]
     """
     d = 3 + scale // 2
-    prob = float(rng.uniform(0.1, 0.8))
+    drop = noise.Dropout(rng.uniform(0.1, 0.8))
     U = rng.normal(size=(2, d))
     A = oracles.relu_layer(rng, d)
     Y = rng.normal(size=(12, 2))
-    Z, p = oracles.multipliers(2 * d, prob)
-    noisy = ((Y.T - Z.reshape(-1, 2, d) * U @ A.T) ** 2).sum(1).mean(-1)
-    exact = p @ noisy - ((Y - A @ U.T) ** 2).sum(-1).mean()
-    yield relative(penalty.hidden(U, A, noise.Dropout(prob)), exact)
+    Z, p = oracles.multipliers(2 * d, drop.drop_prob)
+    masked = Z.reshape(-1, 2, d) * U
+    noisy = (Y.T - masked @ A.T) ** 2
+    plain = (Y - A @ U.T) ** 2
+    exact = p @ noisy.sum(1).mean(-1) - plain.sum(-1).mean()
+    yield relative(penalty.hidden(U, A, drop), exact)
     return EXACT, f"all {len(p)} masks of U"
 
 
@@ -304,17 +309,21 @@ def sliding_keep(scale: int, rng: Rng) -> Residuals:
     """
     b = 3
     for d in range(b, b + 4 + scale):
-        prob = float(rng.uniform(0.1, 0.8))
-        g = noise.DropBlock(prob, block_size=b, placement="sliding").seed_probability(d)
+        prob = rng.uniform(0.1, 0.8)
+        block = noise.DropBlock(prob, block_size=b, placement="sliding")
+        z, p = oracles.sliding_masks((d,), b, block.seed_probability(d))
+        active = p @ z
+        yield relative(active.mean(), 1 - prob)
+    d = 2 * b - 1  # its middle unit has blocks on all sides
+    inside = []
+    for g in (1 - 0.5 ** (1 / b), 0.5 ** (1 / d)):
         z, p = oracles.sliding_masks((d,), b, g)
-        yield relative((p @ z).mean(), 1 - prob)
-    inside = []  # the middle unit of 2b - 1 has blocks on all sides
-    for g in (1 - 0.5 ** (1 / b), 0.5 ** (1 / (2 * b - 1))):
-        z, p = oracles.sliding_masks((2 * b - 1,), b, g)
-        inside.append(float((p @ z)[b - 1]))
-    yield relative(inside[0], 0.5)
-    detail = f"active units over all sets of seeds; the paper's rule leaves {inside[1]:.4f}, not .5"
-    return EXACT, detail, relative(inside[1], 0.5)
+        active = p @ z
+        inside.append(active[b - 1])
+    ours, theirs = inside
+    yield relative(ours, 0.5)
+    detail = f"active units over all sets of seeds; the paper's rule leaves {theirs:.4f}, not .5"
+    return EXACT, detail, relative(theirs, 0.5)
 
 
 def run_placement(params: Params, seed: int) -> dict[str, Any]:
