@@ -83,7 +83,7 @@ def test_verify_exits_with_1_when_a_formula_is_broken():
     ("arguments", "message"),
     [
         (("verify", "no-such-theorem"), "unknown item no-such-theorem"),
-        (("verify", "--size", "huge"), "size must be one of"),
+        (("reproduce", "dropout-fig1", "--size", "huge"), "size must be one of"),
         (("reproduce", "no-such-figure"), "unknown figure"),
         (("solve", "missing.npy"), "missing.npy does not exist"),
         (("solve", "M.xyz"), "must end in one of"),
@@ -291,7 +291,7 @@ def test_interrupted_verify_shows_what_was_checked(tmp_path, swallowed):
     program = (
         "from overt.papers import Evidence, statement\n"
         "@statement()\n"
-        "def sleepy(scale, rng):\n"
+        "def sleepy(rng):\n"
         "    'Sleep.\\n\\nIt sleeps.'\n" + (check if swallowed else f"    {SLEEP}\n")
     )
     code, out, err = interrupted(program, "verify", "path-norm", "sleepy", cwd=tmp_path)

@@ -37,7 +37,7 @@ LINES = {
     "update": "update model r2.csv",
     "jumps": "jumps --epsilon 0.25 --depth 3 --width 3 --seeds 1 --noisy-steps 5 --quiet-steps 5 "
     "--learning-rate 0.2 --weight-decay 0.1 --n-jobs 1 --seed 0 --out j.npz",
-    "verify": "verify shallow-penalty --size small --seed 0",
+    "verify": "verify shallow-penalty --seed 0",
     "reproduce": "reproduce nothing --size toy --n-jobs 1 --out rows",
     "audit": "audit net.py:build --data d.npz --loss cross_entropy --points 4 --batch 2 --seed 0",
     "compress": "compress net.py:build --data d.npz --keep 0.5 --of parameters --by flow "

@@ -1067,8 +1067,8 @@ ROBUST = {
 
 GUESTS = {
     "papers.verify": Row(
-        lambda ids, size, seed: [v.residual for v in verify(ids, size=size, seed=seed)],
-        {"ids": (t, ("none",)), "size": ("word", "small"), "seed": (s, 0)},
+        lambda ids, seed: [v.residual for v in verify(ids, seed=seed)],
+        {"ids": (t, ("none",)), "seed": (s, 0)},
     ),
     "papers.find": Row(lambda item_id: find(item_id).id, {"item_id": ("word", "none")}),
 }

@@ -38,13 +38,11 @@ def as_item(name, **parts):
 
 
 def stored(verdict):
-    return StoredVerdict(
-        verdict, 3, "small", "2026-01-02", "", 0.0, 1.0, None, None, ""
-    )
+    return StoredVerdict(verdict, 3, "2026-01-02", "", 0.0, 1.0, None, None, "")
 
 
 def test_a_label_is_computed_from_what_is_stored(tmp_path):
-    def no_check(scale, rng):
+    def no_check(rng):
         raise AssertionError("labels run nothing")
 
     figure = counting_figure([])
@@ -92,7 +90,7 @@ def test_a_label_is_computed_from_what_is_stored(tmp_path):
     )
     known["counting"] = as_item("counting", figure=wrong)
     assert found()["counting"] == "fails"
-    assert str(labels(known, tmp_path)["good"]) == "holds (small, 2026-01-02)"
+    assert str(labels(known, tmp_path)["good"]) == "holds (3 seeds, 2026-01-02)"
 
 
 def test_the_worst_of_several_seeds_is_stored():

@@ -160,7 +160,7 @@ def test_an_unknown_id_is_answered_with_the_nearest():
 
 
 def test_an_id_is_recorded_once():
-    def path_norm(scale, rng):
+    def path_norm(rng):
         """A title.
 
         A claim.
@@ -179,7 +179,7 @@ def test_an_id_is_recorded_once():
     ],
 )
 def test_a_page_that_cannot_be_read_is_refused(page, message):
-    def unread(scale, rng):
+    def unread(rng):
         raise AssertionError
 
     unread.__doc__ = page

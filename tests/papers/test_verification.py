@@ -77,7 +77,7 @@ def test_a_verdict_follows_the_evidence(evidence, verdict):
     ],
 )
 def test_only_an_optional_package_may_be_missing(module, verdict):
-    def check(scale, rng):
+    def check(rng):
         raise ModuleNotFoundError(f"No module named {module!r}", name=module)
 
     (found,) = verify([made_up(check)])
@@ -86,7 +86,7 @@ def test_only_an_optional_package_may_be_missing(module, verdict):
 
 
 def test_a_missing_extra_is_named():
-    def check(scale, rng):
+    def check(rng):
         raise MissingExtraError("torch", "torch")
 
     (found,) = verify([made_up(check)])
@@ -101,7 +101,7 @@ def test_a_check_that_raises_is_an_error():
 
 
 def test_one_residual_that_is_nan_fails_a_check():
-    def check(scale, rng):
+    def check(rng):
         yield 0.0
         yield math.nan
         yield 0.0
@@ -119,11 +119,9 @@ def test_an_item_without_a_check_stands_for_those_that_decide_it():
         verify(["dropout-remark-5-1"])
 
 
-def test_unknown_ids_and_sizes_are_refused():
+def test_unknown_ids_are_refused():
     with pytest.raises(InputError, match="unknown item zzz"):
         verify(["path-norm", "zzz"])
-    with pytest.raises(InputError, match="'small', 'medium', 'large'"):
-        verify(size="huge")
     with pytest.raises(TypeError, match="list of names"):
         verify("path-norm")
 
@@ -135,12 +133,6 @@ def test_verdicts_are_reproducible_and_depend_on_the_seed():
 
     assert residuals(3) == residuals(3)
     assert residuals(3) != residuals(4)
-
-
-def test_larger_sizes_hold_too():
-    names = ["deep-penalty", "ksupport-value", "sliding-characteristic", "tied-optimum"]
-    for size in ("medium", "large"):
-        assert {v.verdict for v in verify(names, size=size)} == {"holds"}
 
 
 @pytest.mark.parametrize("name", IDENTITIES)
@@ -169,7 +161,7 @@ import numpy as np
 from overt.papers import Evidence, statement
 
 @statement("a conjecture")
-def {name}(scale, rng):
+def {name}(rng):
     '''Squares.
 
     The square of a real number is {relation} zero.

@@ -39,7 +39,6 @@ def verify(
     seeds: Annotated[
         int, Option(min=1, help="Number of seeds, counted from --seed.")
     ] = 1,
-    size: Annotated[str, Option(help="small, medium or large problems.")] = "small",
     list_all: Annotated[bool, Option("--list", help="List the statements.")] = False,
     card: Annotated[
         bool, Option("--card", help="Show all that is known of each.")
@@ -73,7 +72,7 @@ def verify(
     try:
         with meter("verify", len(chosen) * seeds, show=not as_json) as bar:
             for number in range(seed, seed + seeds):
-                checks = check(chosen, size=size, seed=number)
+                checks = check(chosen, seed=number)
                 for _ in chosen:
                     with reraising_interrupts():
                         verdict = next(checks)
@@ -90,7 +89,7 @@ def verify(
         _show_verdicts(verdicts)
     ended(status, f"{len(verdicts)} of {len(chosen) * seeds} were checked")
     if out is not None:
-        _store(verdicts, size, out)
+        _store(verdicts, out)
     # What was named must be confirmed; else statements that need a missing extra may be absent.
     passing = ("holds",) if ids else ("holds", "not run")
     failed = dict.fromkeys(v.id for v in verdicts if v.verdict not in passing)
@@ -123,13 +122,13 @@ def _list(chosen: list[Item], as_json: bool) -> None:
         show_table(("id", "source", "how", "title"), lines)
 
 
-def _store(verdicts: list[Verdict], size: str, folder: Path) -> None:
+def _store(verdicts: list[Verdict], folder: Path) -> None:
     from overt._io import ready
     from overt.papers.overview import read_verdicts, summarize, write_verdicts
 
     ready(folder)
     date = time.strftime("%Y-%m-%d", time.gmtime())
-    stored = read_verdicts(folder) | summarize(verdicts, size, date)
+    stored = read_verdicts(folder) | summarize(verdicts, date)
     show_path("verdicts", write_verdicts(stored, folder))
 
 

@@ -10,8 +10,8 @@ import numpy as np
 from scipy.optimize import brentq, minimize
 
 from overt._check import Floats
+from overt.papers.evidence import Rng
 from overt.papers.oracles import chain, layer_multipliers
-from overt.papers.records import Rng
 
 Objective = Callable[[Floats], tuple[float, Floats]]
 

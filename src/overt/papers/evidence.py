@@ -10,6 +10,8 @@ import numpy as np
 
 from overt._check import InputError
 
+Rng = np.random.Generator
+
 EXACT = 1e-10
 """Tolerance on a relative difference of two sums that agree but for rounding."""
 

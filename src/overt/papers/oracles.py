@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from overt._check import Floats
-from overt.papers.records import Rng
+from overt.papers.evidence import Rng
 
 
 def second_moment(rng: Rng, n: int) -> Floats:

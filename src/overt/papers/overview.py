@@ -94,7 +94,6 @@ class StoredVerdict:
 
     verdict: str
     seeds: int
-    size: str
     date: str
     commit: str
     residual: float | None
@@ -173,17 +172,15 @@ def measured(chosen: Iterable[Figure], folder: Folder) -> Iterator[Measured]:
                 )
 
 
-def summarize(
-    verdicts: Iterable[Verdict], size: str, date: str
-) -> dict[str, StoredVerdict]:
+def summarize(verdicts: Iterable[Verdict], date: str) -> dict[str, StoredVerdict]:
     """Return the worst verdict of each statement over all seeds that are given."""
     by_id: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
         by_id.setdefault(verdict.id, []).append(verdict)
-    return {name: _worst(found, size, date) for name, found in by_id.items()}
+    return {name: _worst(found, date) for name, found in by_id.items()}
 
 
-def _worst(found: list[Verdict], size: str, date: str) -> StoredVerdict:
+def _worst(found: list[Verdict], date: str) -> StoredVerdict:
     worst = min(found, key=lambda verdict: ORDER.index(verdict.verdict))
 
     def extreme(choose: Callable[[list[float]], float], name: str) -> float | None:
@@ -193,7 +190,6 @@ def _worst(found: list[Verdict], size: str, date: str) -> StoredVerdict:
     return StoredVerdict(
         verdict=worst.verdict,
         seeds=len(found),
-        size=size,
         date=date,
         commit=commit(),
         residual=extreme(max, "residual"),
@@ -238,7 +234,7 @@ def labels(items: Mapping[str, Item], folder: Folder) -> dict[str, Label]:
         if item.check:
             found = statements.get(item.id)
             return (
-                Label(found.verdict, found.size, found.date)
+                Label(found.verdict, f"{found.seeds} seeds", found.date)
                 if found
                 else Label("not run")
             )

@@ -3,7 +3,7 @@ r"""The record of one item of a paper: what it states, where, and what decides i
 A statement is a function with a docstring, which is its page::
 
     @statement("Lemma A.1", "A", how="enumerated")
-    def shallow_penalty(scale, rng):
+    def shallow_penalty(rng):
         '''The explicit penalty.
 
         Dropout on the hidden layer of x -> U V'x adds exactly ...
@@ -37,11 +37,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from overt._check import InputError, unknown
 from overt.papers.bibliography import PAPERS
-from overt.papers.evidence import Evidence
+from overt.papers.evidence import Evidence, Rng
 from overt.papers.figures import Figure
 
 HOW = {
@@ -65,9 +63,7 @@ Residuals = Generator[Any, None, tuple[Any, ...]]
 What is returned at last is the rest of the Evidence.
 """
 
-Rng = np.random.Generator
-
-Check = Callable[[int, np.random.Generator], Evidence | Residuals]
+Check = Callable[[Rng], Evidence | Residuals]
 
 
 @dataclass(frozen=True)
@@ -191,9 +187,9 @@ def statement(
 ) -> Callable[[Check], Check]:
     """Record the decorated check; its docstring says what it states.
 
-    The check gets a scale (1 for small problems) and a random generator, and returns Evidence or
-    yields residuals. `by` names statements that decide a part of the item too, `identity` the
-    identity in symbols that `make proofs` checks, which is then `how`.
+    The check gets a random generator, and returns Evidence or yields residuals. `by` names
+    statements that decide a part of the item too, `identity` the identity in symbols that
+    `make proofs` checks, which is then `how`.
     """
 
     def record(check: Check) -> Check:

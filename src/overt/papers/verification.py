@@ -15,13 +15,10 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from overt._check import InputError, InputTypeError, MissingExtraError, choice
+from overt._check import InputError, InputTypeError, MissingExtraError
 from overt.papers.evidence import Evidence
 from overt.papers.records import Item, Residuals, find, items
 from overt.results import Result
-
-SIZES = {"small": 1, "medium": 2, "large": 4}
-"""Named problem sizes and the factor by which they scale a check's dimensions."""
 
 OPTIONAL = {"torch": "torch", "sympy": "proofs", "flint": "proofs"}
 """Packages that a check may lack, with the extra that installs each."""
@@ -50,14 +47,11 @@ class Verdict(Result):
     seconds: float
 
 
-def verify(
-    ids: Iterable[str | Item] = (), *, size: str = "small", seed: int = 0
-) -> Iterator[Verdict]:
+def verify(ids: Iterable[str | Item] = (), *, seed: int = 0) -> Iterator[Verdict]:
     """Check the given statements (all, if none is given), one verdict after another.
 
     The id of an item without a check stands for the statements that decide it.
     """
-    choice("size", size, tuple(SIZES))
     if (
         isinstance(ids, str)
         or not isinstance(ids, Iterable)
@@ -71,7 +65,7 @@ def verify(
     ]
     if not chosen:
         chosen = [found for found in items().values() if found.check]
-    return (_measure(found, SIZES[size], seed) for found in chosen)
+    return (_measure(found, seed) for found in chosen)
 
 
 def deciding(item: Item) -> list[Item]:
@@ -101,7 +95,7 @@ def statements_in(path: str) -> list[Item]:
     return found
 
 
-def _measure(item: Item, scale: int, seed: int) -> Verdict:
+def _measure(item: Item, seed: int) -> Verdict:
     rng = np.random.default_rng([seed, zlib.crc32(item.id.encode())])
     start = time.perf_counter()
     measured: dict[str, Any] = dict.fromkeys(
@@ -110,7 +104,7 @@ def _measure(item: Item, scale: int, seed: int) -> Verdict:
     try:
         # Threads cost more than they save on the small matrices of a check.
         with threadpool_limits(1, user_api="blas"):
-            found = collect(item.check(scale, rng))  # type: ignore[misc]
+            found = collect(item.check(rng))  # type: ignore[misc]
         measured = {
             "residual": _finite(found.residual),
             "tolerance": found.tolerance,

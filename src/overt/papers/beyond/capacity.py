@@ -16,7 +16,7 @@ from overt.papers.records import Residuals, Rng, statement
 
 
 @statement(how="enumerated")
-def retentivity_required(scale: int, rng: Rng) -> Evidence:
+def retentivity_required(rng: Rng) -> Evidence:
     r"""Retentivity cannot be dropped.
 
     On the circle (1, cos t, sin t)/sqrt 2 with fair coins for labels, n units (cos(t - t_j) -
@@ -33,7 +33,7 @@ def retentivity_required(scale: int, rng: Rng) -> Evidence:
     y_j\,\mathrm{unit}_j$ fits all labels with $\sum_j |u_j| a_j \le n \sqrt{h/\pi}$. Off the
     arcs, of measure at most $n h/\pi$ together, the network is 0, and the squared loss is 1.
     """
-    n = 20 * scale
+    n = 20
     angles = 2 * np.pi * (np.arange(n) + rng.uniform(0, 0.5, n)) / n
     y = rng.choice((-1.0, 1.0), n)
 
@@ -87,7 +87,7 @@ def _least_share(X: Floats, rng: Rng) -> float:
 
 
 @statement()
-def retentivity_hard(scale: int, rng: Rng) -> Evidence:
+def retentivity_hard(rng: Rng) -> Evidence:
     r"""Computing retentivity is NP-hard.
 
     A graph has a clique of size k iff the retentivity beta of an explicit data set in as many
@@ -115,7 +115,7 @@ def retentivity_hard(scale: int, rng: Rng) -> Evidence:
     present = -math.inf
     absent = math.inf
     d = 4
-    for _ in range(4 * scale):
+    for _ in range(4):
         upper = np.triu(rng.random((d, d)) < 0.6, 1)
         upper[0, 1] = True
         graph = (upper | upper.T).astype(float)
@@ -126,12 +126,12 @@ def retentivity_hard(scale: int, rng: Rng) -> Evidence:
         largest = max(map(len, cliques))
         present = max(present, _least_share(_hard_points(graph, largest), rng))
         absent = min(absent, _least_share(_hard_points(graph, largest + 1), rng))
-    detail = f"{4 * scale} graphs, descents from all supports; null: a missing clique"
+    detail = "4 graphs, descents from all supports; null: a missing clique"
     return Evidence(max(present, -absent), 0.0, detail, null=absent)
 
 
 @statement(how="bound evaluated")
-def polar_complexity(scale: int, rng: Rng) -> Residuals:
+def polar_complexity(rng: Rng) -> Residuals:
     r"""A complexity bound without retentivity.
 
     The Rademacher complexity of the networks with sum_i |u_i| a(v_i) <= alpha is at most
@@ -154,7 +154,7 @@ def polar_complexity(scale: int, rng: Rng) -> Residuals:
     signs = np.array(list(product((-1.0, 1.0), repeat=n)))
     angles = np.linspace(0, 2 * np.pi, 1001)
     V = np.stack([np.cos(angles), np.sin(angles)], axis=1)
-    for _ in range(4 * scale):
+    for _ in range(4):
         half = rng.normal(size=(n // 2, 2))
         X = np.concatenate([half, -half * rng.uniform(0.3, 1, (n // 2, 1))])  # beta > 0
         active = np.maximum(V @ X.T, 0)
@@ -194,7 +194,7 @@ def _errors(rng: Rng, steps: int) -> Iterator[tuple[float, float]]:
 
 
 @statement(how="bound evaluated")
-def typical_subnetworks(scale: int, rng: Rng) -> Evidence:
+def typical_subnetworks(rng: Rng) -> Evidence:
     r"""Typical sub-networks generalize.
 
     With probability 1 - delta the errors p_t of newly sampled sub-networks obey sum_t p_t <= 1.43
@@ -211,7 +211,7 @@ def typical_subnetworks(scale: int, rng: Rng) -> Evidence:
     p_t)$ is a supermartingale, and by Markov $\sum_t (X_t - .2976\, p_t) \le 2 \ln(1/\delta)$
     with probability $1 - \delta$: $.7024 \sum_t p_t \le \sum_t R_t + 2 \ln(1/\delta)$.
     """
-    steps = 600 * scale
+    steps = 600
     delta = 1e-6
     visited, fresh = np.array(list(_errors(rng, steps))).sum(axis=0)
     bound = 1.43 * visited + 2.85 * math.log(1 / delta)
@@ -223,7 +223,7 @@ def typical_subnetworks(scale: int, rng: Rng) -> Evidence:
 
 
 @statement(how="bound evaluated")
-def one_sided_drift(scale: int, rng: Rng) -> Residuals:
+def one_sided_drift(rng: Rng) -> Residuals:
     r"""Only units that vote against the label count.
 
     In Lemma 18 the gradient's drift is at most 2 nu (1 - alpha) kappa sqrt(m_y) |W_y|, where m_y
@@ -242,7 +242,7 @@ def one_sided_drift(scale: int, rng: Rng) -> Residuals:
     \nu (1 - \alpha) \kappa \sqrt{m_y} |W_y|$. Lemma 18 needs $\beta |W|$ to be at least twice the
     drift. If $y a_r > 0$ for all units, $y f$ is convex and $m_y = 0$.
     """
-    trials = 2000 * scale
+    trials = 2000
     for _ in range(trials):
         m = int(rng.integers(1, 8))
         slope, nu = rng.uniform(0, 1, 2)
@@ -260,7 +260,7 @@ def one_sided_drift(scale: int, rng: Rng) -> Residuals:
 
 
 @statement(how="enumerated")
-def attack_misses(scale: int, rng: Rng) -> Evidence:
+def attack_misses(rng: Rng) -> Evidence:
     r"""Some attack exists and none is found.
 
     Without a condition on beta, projected gradient ascent can fail for ever: for the weights below,
@@ -289,7 +289,7 @@ def attack_misses(scale: int, rng: Rng) -> Evidence:
     def attacked(point: Floats, step: float) -> float:
         """Return the least y f that the attack meets from a start in the ball of radius .5."""
         met = [value(point)]
-        for _ in range(2000 * scale):
+        for _ in range(2000):
             gradient = (a * np.where(W @ point > 0, 1, 0.01)) @ W
             moved = point - step * gradient / (1 + np.exp(-met[-1])) - x
             point = x + moved * min(1, 0.5 / float(np.linalg.norm(moved)))

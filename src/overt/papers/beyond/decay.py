@@ -18,7 +18,7 @@ from overt.papers.records import Residuals, Rng, statement
 
 
 @statement()
-def observed_minima(scale: int, rng: Rng) -> Residuals:
+def observed_minima(rng: Rng) -> Residuals:
     r"""Minima under weight decay, every entry observed.
 
     With L >= 3 layers the local minima are A_q = sum_(p <= q) a_+(s_p) u_p v_p', one per rank,
@@ -46,7 +46,7 @@ def observed_minima(scale: int, rng: Rng) -> Residuals:
     problem = Entries.from_matrix(rng.normal(size=(3, 4)))
     decay = 0.004
     objective, _, size = network(problem, 3, 3, decay)
-    starts = rng.normal(size=(10 * scale, size))
+    starts = rng.normal(size=(10, size))
     ends = np.array([descent.descend(objective, start)[0] for start in starts])
 
     def distance(depth: int) -> float:
@@ -82,7 +82,7 @@ def _least(value: Any, s: float) -> float:
 
 
 @statement()
-def shuffled_passes(scale: int, rng: Rng) -> Evidence:
+def shuffled_passes(rng: Rng) -> Evidence:
     r"""Shuffled SGD does not jump.
 
     At small learning rates eta, passes that use every entry once, in any order, never leave a
@@ -112,7 +112,7 @@ def shuffled_passes(scale: int, rng: Rng) -> Evidence:
             3,
             10,
             schedule,
-            20 * scale,
+            20,
             records=32,
             seed=seed,
             sampling=sampling,
@@ -121,12 +121,12 @@ def shuffled_passes(scale: int, rng: Rng) -> Evidence:
         )
         return float(np.count_nonzero(runs.jump_step >= 0))
 
-    detail = f"jumps among {20 * scale} runs; null: samples with replacement"
+    detail = "jumps among 20 runs; null: samples with replacement"
     return Evidence(jumped("shuffled"), 0.0, detail, null=jumped("replacement"))
 
 
 @statement()
-def relu_one_output(scale: int, rng: Rng) -> Evidence:
+def relu_one_output(rng: Rng) -> Evidence:
     r"""Dropout after a ReLU, one output.
 
     The least objective over all features q >= 0 and weights of d units is lam min_k (|y_+|^2 /
@@ -154,7 +154,7 @@ def relu_one_output(scale: int, rng: Rng) -> Evidence:
         q = theta[width:].reshape(5, width) ** 2
         return float(np.sum((q @ u - y) ** 2) + lam * u**2 @ np.sum(q**2, axis=0)) / 5
 
-    starts = rng.standard_normal((10 * scale, 6 * width))
+    starts = rng.standard_normal((10, 6 * width))
     lowest = min(minimize(loss, start).fun for start in starts)
     z, p = multipliers(width, lam / (1 + lam))
     outputs = best.activations @ (z * best.U).T

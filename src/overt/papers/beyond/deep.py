@@ -19,7 +19,7 @@ LEFT = 0.4
 
 
 @statement()
-def deep_exact_optimum(scale: int, rng: Rng) -> Evidence:
+def deep_exact_optimum(rng: Rng) -> Evidence:
     r"""The optimum of a deep network with dropout.
 
     The least objective of a deep linear network with dropout is |s|^2 - max_pi sum_p s_p^2
@@ -54,10 +54,10 @@ def deep_exact_optimum(scale: int, rng: Rng) -> Evidence:
     lost = []
     # The optimum of the first problem has rank two.
     first = oracles.with_spectrum(rng, 2, 3, [1.0, 0.95])
-    for trial in range(1 + scale):
+    for trial in range(2):
         M = rng.normal(size=(2, 3)) if trial else first
         C = oracles.second_moment(rng, 3) if trial else np.eye(3)
-        best, _ = descent.deep_descent(M, C, widths, probs, 8 * scale, rng)
+        best, _ = descent.deep_descent(M, C, widths, probs, 8, rng)
         net = DeepLinearNetwork(M, widths, probs, second_moment=C)
         solved = net.solve()
         E = M - oracles.chain(solved.weights)
@@ -67,14 +67,14 @@ def deep_exact_optimum(scale: int, rng: Rng) -> Evidence:
         found.append(max(relative(attained, solved.objective), beaten))
         lost.append(net.solve(rank=1).objective / best - 1)
     detail = (
-        f"all masks at the solution, and {8 * scale} descents that end above it; null: the best "
+        "all masks at the solution, and 8 descents that end above it; null: the best "
         "map of rank one"
     )
     return Evidence(max(found), DESCENT, detail, null=max(lost))
 
 
 @statement(how="enumerated")
-def deep_spurious_minimum(scale: int, rng: Rng) -> Residuals:
+def deep_spurious_minimum(rng: Rng) -> Residuals:
     r"""A local minimum that is not global.
 
     Deep linear networks with dropout have local minima that are not global: with widths (2, 2),
@@ -115,7 +115,7 @@ def deep_spurious_minimum(scale: int, rng: Rng) -> Residuals:
         return value(theta), np.array(slope)
 
     slope, curvature = descent.slope_and_curvature(objective, spurious)
-    best, _ = descent.deep_descent(M, np.eye(2), (2, 2), probs, 8 * scale, rng)
+    best, _ = descent.deep_descent(M, np.eye(2), (2, 2), probs, 8, rng)
     yield relative(value(spurious), 1.17)
     yield slope
     yield -curvature - 1e-6  # the error of the differences
@@ -124,7 +124,7 @@ def deep_spurious_minimum(scale: int, rng: Rng) -> Residuals:
 
 
 @statement()
-def deep_rank_jump(scale: int, rng: Rng) -> Evidence:
+def deep_rank_jump(rng: Rng) -> Evidence:
     r"""Where the rank of a deep network jumps.
 
     With k equal layers the optimum jumps from rank one to two where
@@ -151,7 +151,7 @@ def deep_rank_jump(scale: int, rng: Rng) -> Evidence:
         wrong = 0
         for factor, rank in ((0.97, 1), (1.03, 2)):
             M = np.diag([1.0, ratio * factor])
-            starts = 48 * scale
+            starts = 48
             _, W = descent.deep_descent(M, np.eye(2), widths, (prob, prob), starts, rng)
             s = np.linalg.svd(W, compute_uv=False)
             wrong += int(np.sum(s > 1e-3 * s[0])) != rank
@@ -160,7 +160,7 @@ def deep_rank_jump(scale: int, rng: Rng) -> Evidence:
     # With one layer the second direction appears continuously, at beta / (1 + beta).
     beta = prob / (1 - prob) / widths[0]
     detail = (
-        f"ranks of the best of {48 * scale} descents 3% below and above the jump; null: "
+        "ranks of the best of 48 descents 3% below and above the jump; null: "
         "the threshold of one hidden layer"
     )
     found = wrong_ranks(rank_jump(widths, prob))

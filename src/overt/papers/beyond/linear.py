@@ -17,7 +17,7 @@ from overt.papers.records import Residuals, Rng, statement
 
 
 @statement()
-def dropblock_tight(scale: int, rng: Rng) -> Residuals:
+def dropblock_tight(rng: Rng) -> Residuals:
     r"""A construction that attains the DropBlock bound.
 
     With as many blocks as a Hadamard matrix of at least the rank has rows, factors attain
@@ -45,7 +45,7 @@ def dropblock_tight(scale: int, rng: Rng) -> Residuals:
     (\lambda/n) \|a\|_{(b)}^2$.
     """
     for b, count in ((2, 4), (3, 8), (2, 12)):
-        a = np.sort(rng.exponential(1.0, min(count, 3 + scale)))[::-1]
+        a = np.sort(rng.exponential(1.0, min(count, 4)))[::-1]
         left, right = np.linalg.qr(rng.normal(size=(2, 12, len(a))))[0]
         U, V = block_factors(left, a, right, b * count, b)
         least = 0.4 / 0.6 / count * descent.ksupport(a, b)
@@ -55,7 +55,7 @@ def dropblock_tight(scale: int, rng: Rng) -> Residuals:
 
 
 @statement()
-def dropconnect_optimum(scale: int, rng: Rng) -> Residuals:
+def dropconnect_optimum(rng: Rng) -> Residuals:
     r"""DropConnect's optimum.
 
     DropConnect with correlated inputs has a convex program for its best map, whose balanced
@@ -87,7 +87,7 @@ def dropconnect_optimum(scale: int, rng: Rng) -> Residuals:
 
 
 @statement(how="bound evaluated")
-def any_noise_bound(scale: int, rng: Rng) -> Residuals:
+def any_noise_bound(rng: Rng) -> Residuals:
     r"""A bound for any noise.
 
     For sets S of units with sum_S Z_S <= Gamma + 1 1' and sum_S c_Sp = s_p 1, no network with
@@ -114,7 +114,7 @@ def any_noise_bound(scale: int, rng: Rng) -> Residuals:
         (noise.Dropout(0.4), lam * np.eye(4)),
         (noise.DropBlock(0.4, 2), lam * np.eye(2).repeat(2, axis=0).repeat(2, axis=1)),
     ]
-    for _ in range(2 * scale):
+    for _ in range(2):
         A = rng.normal(size=(4, 6))
         covariance = A @ A.T / 6
         noises.append((noise.CovarianceNoise(np.ones(4), covariance), covariance))
@@ -156,7 +156,7 @@ def _critical_point(rng: Rng) -> tuple[Floats, Floats, Floats]:
 
 
 @statement()
-def shallow_landscape(scale: int, rng: Rng) -> Evidence:
+def shallow_landscape(rng: Rng) -> Evidence:
     r"""Shallow dropout has no spurious minima.
 
     With one hidden layer, untied weights and any rate per unit, every critical point of
@@ -206,7 +206,7 @@ def shallow_landscape(scale: int, rng: Rng) -> Evidence:
     """
     wrong = 0
     saddles = 0
-    trials = 40 * scale
+    trials = 40
     for _ in range(trials):
         M, strengths, weights = _critical_point(rng)
         objective = descent.factor_objective(M, np.diag(strengths))
@@ -244,7 +244,7 @@ def _weighted(weights: Floats, Y: Floats, lam: float, width: int) -> descent.Obj
 
 
 @statement()
-def convex_landscape(scale: int, rng: Rng) -> Evidence:
+def convex_landscape(rng: Rng) -> Evidence:
     r"""Any convex loss, at enough width.
 
     For a convex loss l, every critical point of l(UV') + lam sum_i |u_i|^2 |v_i|^2 is a global
@@ -282,7 +282,7 @@ def convex_landscape(scale: int, rng: Rng) -> Evidence:
     weights = rng.uniform(0.2, 3, (3, 4)) * (rng.random((3, 4)) < 0.7)
     objective = _weighted(weights, rng.normal(size=(3, 4)), 0.3, 3)
     ends = []
-    for _ in range(8 * scale):
+    for _ in range(8):
         theta = rng.normal(size=21)
         for _ in range(4):
             value, theta = descent.descend(objective, theta)

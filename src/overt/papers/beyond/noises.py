@@ -12,7 +12,7 @@ from overt.papers.records import Residuals, Rng, statement
 
 
 @statement(identity="sliding")
-def sliding_characteristic(scale: int, rng: Rng) -> Residuals:
+def sliding_characteristic(rng: Rng) -> Residuals:
     r"""The characteristic matrix of sliding blocks.
 
     Sliding blocks have Gamma_ij = (1-g)^(-o_ij) - 1, with o_ij the number of block positions
@@ -37,7 +37,7 @@ def sliding_characteristic(scale: int, rng: Rng) -> Residuals:
 
 
 @statement(how="enumerated")
-def audit_class_floor(scale: int, rng: Rng) -> Residuals:
+def audit_class_floor(rng: Rng) -> Residuals:
     r"""Cross-entropy cannot vanish under dropout.
 
     Cross-entropy under dropout before the last layer (d units) is at least drop_prob^d times
@@ -53,7 +53,7 @@ def audit_class_floor(scale: int, rng: Rng) -> Residuals:
     and the bias the log-odds of the classes: as $t \to \infty$ the loss under every other mask
     goes to 0, and under the empty one it is the entropy.
     """
-    d = 2 + scale
+    d = 3
     p = float(rng.uniform(0.3, 0.7))
     floor = p**d * float(np.sum(entr([0.6, 0.4])))
     z, chances = oracles.masks(np.full(d, 1 - p))

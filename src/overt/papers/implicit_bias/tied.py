@@ -29,7 +29,7 @@ def inequality(U: Floats, Q: Floats) -> float:
 
 
 @statement("Theorem 2.2", "2")
-def equalizer(scale: int, rng: Rng) -> Residuals:
+def equalizer(rng: Rng) -> Residuals:
     r"""Every weight matrix can be equalized.
 
     Every weight matrix has a rotation of its hidden units after which all columns have the same
@@ -39,7 +39,7 @@ def equalizer(scale: int, rng: Rng) -> Residuals:
     same norm. \[\forall\,U\ \exists\,Q\in O(d):\quad
     \|(UQ)_i\|^2=\frac{\|U\|_F^2}{d}\quad(i=1,\ldots,d)\]
     """
-    shapes = [(3, 5, 3), (6, 4, 4), (4, 7, 2), (5, 5, 1), (8 * scale, 12 * scale, 5)]
+    shapes = [(3, 5, 3), (6, 4, 4), (4, 7, 2), (5, 5, 1), (8, 12, 5)]
     for rows, width, rank in shapes:
         s = rng.exponential(size=rank)
         U = oracles.with_spectrum(rng, rows, width, s)
@@ -56,7 +56,7 @@ def symmetric(rng: Rng, eigenvalues: Sequence[float] | Floats) -> Floats:
 
 
 @statement("Theorem 2.4", "2")
-def tied_optimum(scale: int, rng: Rng) -> Residuals:
+def tied_optimum(rng: Rng) -> Residuals:
     r"""The tied optimum in closed form.
 
     With tied weights the global optimum shrinks the r largest eigenvalues by one common amount
@@ -76,7 +76,7 @@ def tied_optimum(scale: int, rng: Rng) -> Residuals:
         M = symmetric(rng, [3.0, 2.0, 0.4, -1.0])
         lam = float(rng.uniform(0.2, 1.5))
         objective = descent.tied_objective(M, lam, width)
-        lowest, theta = descent.best_descent(objective, 4 * width, 4 * scale, rng)
+        lowest, theta = descent.best_descent(objective, 4 * width, 4, rng)
         U = theta.reshape(4, width)
         drop = Dropout(lam / (1 + lam))
         best = TiedAutoencoder(M, width, drop).solve()
@@ -88,7 +88,7 @@ def tied_optimum(scale: int, rng: Rng) -> Residuals:
     kept = np.maximum(values - lam * values[-1] / (1 + lam), 0)
     printed = vectors * kept @ vectors.T
     apart = relative(printed, U @ U.T)
-    detail = f"objective and map of the best of {4 * scale} descents; printed has rank 2 for r = 1"
+    detail = "objective and map of the best of 4 descents; printed has rank 2 for r = 1"
     return DESCENT, detail, apart**2
 
 

@@ -16,7 +16,7 @@ from overt.papers.records import Residuals, Rng, statement
 
 
 @statement("Theorem 3.3", "3")
-def equalized_product(scale: int, rng: Rng) -> Residuals:
+def equalized_product(rng: Rng) -> Residuals:
     """Every network can be equalized.
 
     Every map A has factors of width r with |u_i|^2 = |v_i|^2 = |A|_*/r for all hidden units.
@@ -26,7 +26,7 @@ def equalized_product(scale: int, rng: Rng) -> Residuals:
     TeX: Every map $A$ has factors of width $r$ with $|u_i|^2 = |v_i|^2 = |A|_*/r$ for all
     hidden units.
     """
-    for width in (2, 3, 5, 8 * scale):
+    for width in (2, 3, 5, 8):
         s = rng.exponential(size=min(width, 3))
         A = oracles.with_spectrum(rng, 4, 5, s)
         U, V = equalize.equalize_product(A, width)
@@ -45,7 +45,7 @@ def _rotation(angle: float) -> Floats:
 
 
 @statement("after Theorem 3.3", "3", how="bound evaluated")
-def rotation_is_not_enough(scale: int, rng: Rng) -> Residuals:
+def rotation_is_not_enough(rng: Rng) -> Residuals:
     r"""Rotation is not enough.
 
     Rotating the hidden units of given factors can leave their penalty above the least one for
@@ -59,7 +59,7 @@ def rotation_is_not_enough(scale: int, rng: Rng) -> Residuals:
     excess = math.inf
     null = math.inf
     angles = np.linspace(0, np.pi, 181)
-    for _ in range(2 * scale):
+    for _ in range(2):
         A = oracles.with_spectrum(rng, 3, 4, [2.0, 1.0])
         left, s, right = np.linalg.svd(A)
         least = drop.strength / 2 * s.sum() ** 2
@@ -90,7 +90,7 @@ def rotation_is_not_enough(scale: int, rng: Rng) -> Residuals:
 
 
 @statement("Theorem 3.4", "3")
-def untied_equalized(scale: int, rng: Rng) -> Residuals:
+def untied_equalized(rng: Rng) -> Residuals:
     r"""Global optima with untied weights are equalized.
 
     Every global optimum (U, V) with untied weights is equalized, |u_i||v_i| the same for all i,
@@ -102,7 +102,7 @@ def untied_equalized(scale: int, rng: Rng) -> Residuals:
     for width, lam in ((2, 0.5), (4, 1.0)):
         M = oracles.with_spectrum(rng, 4, 3, [3.0, 2.0, 1.0])
         objective = descent.factor_objective(M, lam * np.eye(width))
-        _, theta = descent.best_descent(objective, 7 * width, 4 * scale, rng)
+        _, theta = descent.best_descent(objective, 7 * width, 4, rng)
         U, V = descent.factors(theta, 4, width)
         share = np.linalg.norm(U @ V.T, "nuc") / width
         importance = equalize.importance(U, V)
@@ -110,7 +110,7 @@ def untied_equalized(scale: int, rng: Rng) -> Residuals:
         drop = noise.Dropout(lam / (1 + lam))
         cost = penalty.shallow(U, V, drop)
         yield relative(cost, lam * width * share**2)
-    return 1e-5, f"the best of {4 * scale} descents, at two widths"
+    return 1e-5, "the best of 4 descents, at two widths"
 
 
 def _distance(
@@ -134,7 +134,7 @@ def _distance(
 
 
 @statement("Theorem 3.6", "3")
-def shallow_optimum(scale: int, rng: Rng) -> Residuals:
+def shallow_optimum(rng: Rng) -> Residuals:
     r"""The untied optimum in closed form.
 
     The global optimum of width r shrinks the r largest singular values of M C^(1/2) by one common
@@ -150,7 +150,7 @@ def shallow_optimum(scale: int, rng: Rng) -> Residuals:
     \[s_i^\star=\left(s_i-\frac{\lambda\sum_{j\le\rho}s_j}{r+\lambda\rho}\right)_+\quad(i\le
     r),\qquad s_i^\star=0\quad(i>r)\]
     """
-    starts = 4 * scale
+    starts = 4
     for width, spectrum in (
         (2, [2.0, 1.5, 1.0]),
         (3, [3.0, 2.0, 1.0, 0.3]),
@@ -176,7 +176,7 @@ def shallow_optimum(scale: int, rng: Rng) -> Residuals:
 
 
 @statement("Section 3, joint equalizability", "3")
-def pairs_rotate_to_equal(scale: int, rng: Rng) -> Residuals:
+def pairs_rotate_to_equal(rng: Rng) -> Residuals:
     r"""Every pair of two units can be rotated to equal |u_i||v_i|.
 
     For any U and V with two columns some rotation gives |u_1||v_1| = |u_2||v_2|: a quarter turn
@@ -190,7 +190,7 @@ def pairs_rotate_to_equal(scale: int, rng: Rng) -> Residuals:
     TeX: For any $U$ and $V$ with two columns some rotation gives $|u_1||v_1| = |u_2||v_2|$: a
     quarter turn exchanges the two, so that their difference changes its sign.
     """
-    for trial in range(20 * scale):
+    for trial in range(20):
         U = rng.normal(size=(3, 2))
         V = rng.normal(size=(4, 2))
         if trial % 2:
@@ -206,4 +206,4 @@ def pairs_rotate_to_equal(scale: int, rng: Rng) -> Residuals:
         # Bisection needs the two signs that the quarter turn has.
         angle = brentq(difference, 0.0, math.pi / 2, xtol=1e-15)
         yield abs(difference(angle) / difference(0.0))
-    return EXACT, f"the angle found by bisection for {20 * scale} pairs"
+    return EXACT, "the angle found by bisection for 20 pairs"

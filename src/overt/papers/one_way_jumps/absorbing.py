@@ -22,7 +22,7 @@ from overt.papers.records import Residuals, Rng, statement
 
 
 @statement("Proposition 3.3", "3.2", how="enumerated")
-def decay_minimum_rank(scale: int, rng: Rng) -> Residuals:
+def decay_minimum_rank(rng: Rng) -> Residuals:
     r"""Which minima B_r holds.
 
     B_r holds the minima of rank <= r and no others: sum f_alpha(s_i^(2/L)) <= r + eps_2.
@@ -43,7 +43,7 @@ def decay_minimum_rank(scale: int, rng: Rng) -> Residuals:
 
 
 @statement("Theorem 3.2, proof", "3.2", identity="balance")
-def decay_balance_rate(scale: int, rng: Rng) -> Residuals:
+def decay_balance_rate(rng: Rng) -> Residuals:
     r"""The rate of balancing.
 
     Under gradient flow the balancedness errors decay like exp(-4 lam t).
@@ -54,7 +54,7 @@ def decay_balance_rate(scale: int, rng: Rng) -> Residuals:
 
     TeX: Under gradient flow the balancedness errors decay like $\exp(-4 \lambda t)$.
     """
-    problem = random_problem(2 + scale, rng)
+    problem = random_problem(3, rng)
     lam = 0.2
     objective, weights, size = network(problem, 3, 4, lam)
     theta = 0.5 * rng.standard_normal(size)
@@ -72,7 +72,7 @@ def decay_balance_rate(scale: int, rng: Rng) -> Residuals:
 
 
 @statement("Theorem B.1", "B", how="bound evaluated")
-def decay_closed(scale: int, rng: Rng) -> Residuals:
+def decay_closed(rng: Rng) -> Residuals:
     """B_r is closed under steps of SGD.
 
     A step of SGD from the boundary of B_r raises neither the approximate rank nor the size
@@ -101,7 +101,7 @@ def decay_closed(scale: int, rng: Rng) -> Residuals:
 
     last = alpha * (1 - np.sqrt(1 - slack * (1 - 1e-6)))
     null = 0
-    for trial in range(900 * scale):
+    for trial in range(900):
         first = rng.uniform(0.01, 1) * (region.bound - last)
         U, V = np.linalg.qr(rng.standard_normal((2, 2, 2)))[0]
         A = U * np.array([first, last]) ** 1.5 @ V.T
@@ -112,12 +112,12 @@ def decay_closed(scale: int, rng: Rng) -> Residuals:
         rate = 10.0 ** -(2 + trial // 3 % 3)
         yield left(sgd_step(W, problem, n, rate, 2 * lam))
         null += left(sgd_step(W, problem, n, rate, 0.0))
-    detail = f"{900 * scale} steps from the boundary at rates 1e-4 to 1e-2; null: without decay"
+    detail = "900 steps from the boundary at rates 1e-4 to 1e-2; null: without decay"
     return 1e-12, detail, None, float(null)
 
 
 @statement("Theorem B.2", "B", how="bound evaluated")
-def decay_reached(scale: int, rng: Rng) -> Residuals:
+def decay_reached(rng: Rng) -> Residuals:
     r"""B_r is reached.
 
     SGD at eta <= lam e_1/(4 (C_1 + C^L) C^(L-1) + 2 lam^2 C) is in B_(C, e_1) after log(2
@@ -167,7 +167,7 @@ def decay_reached(scale: int, rng: Rng) -> Residuals:
 
 
 @statement("Theorem D.4", "D.1", how="bound evaluated")
-def decay_bounded(scale: int, rng: Rng) -> Residuals:
+def decay_bounded(rng: Rng) -> Residuals:
     r"""Weights stay bounded and balanced.
 
     |W_l|^2 <= C survives a step of SGD if C >= C_1/(2 lam) and eta <= C_1 / (4 (2 (C_1 + C^L)
@@ -190,7 +190,7 @@ def decay_bounded(scale: int, rng: Rng) -> Residuals:
     for factor in (1.0, 2.0, 0.2):
         C = factor / (2 * lam)
         eta = 1 / (4 * second_order(C, lam))
-        for trial in range(60 * scale):
+        for trial in range(60):
             W = random_layers(3, rng, C)
             if trial % 2:  # all along one direction, below the entry
                 for w in W:
@@ -220,7 +220,7 @@ def decay_bounded(scale: int, rng: Rng) -> Residuals:
 
 
 @statement("Lemma D.6", "D.3", how="bound evaluated")
-def decay_rank_step(scale: int, rng: Rng) -> Residuals:
+def decay_rank_step(rng: Rng) -> Residuals:
     r"""Terms of one step.
 
     Beyond its linear part a step of SGD raises sum_i f_alpha(s_i^2) by at most beta = 2 eta^2
@@ -236,7 +236,7 @@ def decay_rank_step(scale: int, rng: Rng) -> Residuals:
     """
     problem = two_by_two(0.25)
     r, slack = 1, 0.4
-    for trial in range(60 * scale):
+    for trial in range(60):
         alpha = rng.uniform(0.05, 1)
         lam = rng.uniform(0.1, 2)
         eta = 0.3 / 10 ** (trial % 3)
@@ -252,7 +252,7 @@ def decay_rank_step(scale: int, rng: Rng) -> Residuals:
             beyond = approximate_rank([after], alpha) - before - linear
             beta = 2 * eta**2 * D * slope.sum()
             yield beyond - beta, beyond
-    for _ in range(200 * scale):  # spectra alone, with all constants at their largest
+    for _ in range(200):  # spectra alone, with all constants at their largest
         C = rng.uniform(0.2, 2)
         lam = rng.uniform(0.1, 2)
         D = second_order(C, lam)
@@ -281,7 +281,7 @@ def decay_rank_step(scale: int, rng: Rng) -> Residuals:
 
 
 @statement("Proposition F.1", "F", how="bound evaluated")
-def decay_product_rank(scale: int, rng: Rng) -> Residuals:
+def decay_product_rank(rng: Rng) -> Residuals:
     r"""Parameters in B_r have products of low rank.
 
     In B_r the product has sum_i f_alpha(s_i(A'A)) <= r + e_2 + (L^2/alpha) C^(L-1) e_1.
@@ -300,7 +300,7 @@ def decay_product_rank(scale: int, rng: Rng) -> Residuals:
         of_product = approximate_rank([chain(W)], alpha)
         return of_product - approximate_rank(W, alpha)
 
-    for trial in range(100 * scale):
+    for trial in range(100):
         n = int(rng.integers(2, 6))
         L = 3 + trial % 2
         alpha = 10 ** rng.uniform(-2, 0)
@@ -316,7 +316,7 @@ def decay_product_rank(scale: int, rng: Rng) -> Residuals:
 
 
 @statement("Section 3.2, acceptable rates", "3.2")
-def acceptable_rates(scale: int, rng: Rng) -> Residuals:
+def acceptable_rates(rng: Rng) -> Residuals:
     r"""Acceptable rates in lam.
 
     With C = 1/lam, Theorem B.1 needs e_1 of the order lam^(2L+1+2(L+2)/(L-2)) and eta of the

@@ -25,7 +25,7 @@ from overt.papers.records import Residuals, Rng, statement
 
 
 @statement("Section 2.2", "2.2")
-def representation_cost(scale: int, rng: Rng) -> Residuals:
+def representation_cost(rng: Rng) -> Residuals:
     r"""The representation cost.
 
     The least sum of squared weights of an L-layer linear network with a given map is L sum_i
@@ -36,7 +36,7 @@ def representation_cost(scale: int, rng: Rng) -> Residuals:
     TeX: The least sum of squared weights of an L-layer linear network with a given map is $L
     \sum_i s_i^{2/L}$ over its singular values.
     """
-    for n in range(2, 4 + scale // 2):
+    for n in range(2, 4):
         s = rng.uniform(0.3, 3, n)
         A = oracles.with_spectrum(rng, n, n, s)
         best = descent.cheapest_chain(A, rng)
@@ -51,7 +51,7 @@ def _fit(problem: Entries, A: Floats) -> float:
 
 
 @statement("Theorem 3.1", "3.1")
-def decay_correspondence(scale: int, rng: Rng) -> Residuals:
+def decay_correspondence(rng: Rng) -> Residuals:
     r"""Minima in the weights and of the matrix.
 
     Minima of the loss in the weights are minima of C(A) + lam L sum_i s_i^(2/L), and back.
@@ -75,7 +75,7 @@ def decay_correspondence(scale: int, rng: Rng) -> Residuals:
     A = chain(weights(theta))
     yield abs(cost(A) - value)
     for length in (1e-4, 1e-3):
-        moves = length * rng.normal(size=(50 * scale, 3, 3))
+        moves = length * rng.normal(size=(50, 3, 3))
         yield cost(A) - min(cost(A + move) for move in moves)
     for given in (problem, two_by_two(0.25)):
         objective, _, _ = network(given, depth, 3, lam)
@@ -88,7 +88,7 @@ def decay_correspondence(scale: int, rng: Rng) -> Residuals:
 
 
 @statement("Proposition 3.1", "3.1", how="bound evaluated")
-def decay_vanishing(scale: int, rng: Rng) -> Residuals:
+def decay_vanishing(rng: Rng) -> Residuals:
     r"""The minimum of the least fitting rank.
 
     As lam goes to 0 the minimum of the least fitting rank fits: C(A(lam)) goes to 0.
@@ -119,7 +119,7 @@ def decay_vanishing(scale: int, rng: Rng) -> Residuals:
 
 
 @statement("Proposition 3.2", "3.1", how="bound evaluated")
-def decay_no_underestimate(scale: int, rng: Rng) -> Residuals:
+def decay_no_underestimate(rng: Rng) -> Residuals:
     r"""Little decay does not underestimate the rank.
 
     Where gradient flow without decay fits, flow with little decay ends at a rank that can fit;
@@ -143,7 +143,7 @@ def decay_no_underestimate(scale: int, rng: Rng) -> Residuals:
         return chain(weights(theta))
 
     runs = 0
-    for _ in range(2 * scale):
+    for _ in range(2):
         start = rng.normal(size=21)
         if _fit(problem, flow(start, 0.0)) < 1e-3:
             little = np.linalg.norm(flow(start, 1e-4), 2)
@@ -158,7 +158,7 @@ def decay_no_underestimate(scale: int, rng: Rng) -> Residuals:
 
 
 @statement("Proposition A.1", "A")
-def decay_critical_balance(scale: int, rng: Rng) -> Residuals:
+def decay_critical_balance(rng: Rng) -> Residuals:
     r"""Critical points are balanced.
 
     Critical points of the regularized loss are balanced: W_l W_l' = W_(l+1)' W_(l+1).
@@ -166,9 +166,9 @@ def decay_critical_balance(scale: int, rng: Rng) -> Residuals:
     TeX: Critical points of the regularized loss are balanced: $W_l W_l^\top = W_{l+1}^\top
     W_{l+1}$.
     """
-    problem = random_problem(2 + scale, rng)
+    problem = random_problem(3, rng)
     for depth in (3, 4):
-        objective, weights, size = network(problem, depth, 3 + scale, 0.01)
+        objective, weights, size = network(problem, depth, 4, 0.01)
         start = 0.7 * rng.standard_normal(size)
         _, theta = descend(objective, start)
         yield layers.imbalance(weights(theta))
@@ -176,7 +176,7 @@ def decay_critical_balance(scale: int, rng: Rng) -> Residuals:
 
 
 @statement("Proposition A.3", "A")
-def decay_saddles(scale: int, rng: Rng) -> Residuals:
+def decay_saddles(rng: Rng) -> Residuals:
     r"""Other critical points are strict saddles.
 
     Critical points of the loss that are not local minima have a negative curvature.
@@ -219,7 +219,7 @@ def decay_saddles(scale: int, rng: Rng) -> Residuals:
 
 
 @statement("Proposition A.7", "A.1", how="bound evaluated")
-def decay_polyak(scale: int, rng: Rng) -> Residuals:
+def decay_polyak(rng: Rng) -> Residuals:
     r"""The Polyak-Lojasiewicz inequality near global minima.
 
     |grad L|^2 / 2 >= beta L with beta = s^2/N, s the least singular value of W_(L-1)...W_1, so
@@ -233,7 +233,7 @@ def decay_polyak(scale: int, rng: Rng) -> Residuals:
     """
     problem = two_by_two(0.25)
     objective, weights, size = network(problem, 3, 4, 0.0)
-    for trial in range(20 * scale):
+    for trial in range(20):
         theta = rng.normal(size=size)
         if trial % 2:  # the last layer is 0: no other gradient helps
             theta[-8:] = 0
@@ -254,7 +254,7 @@ def decay_polyak(scale: int, rng: Rng) -> Residuals:
 
 
 @statement("Lemma A.1", "A.1", how="bound evaluated")
-def polyak_radius(scale: int, rng: Rng) -> Residuals:
+def polyak_radius(rng: Rng) -> Residuals:
     r"""Flow under the Polyak-Lojasiewicz inequality.
 
     If |grad L|^2 / 2 >= beta L in the ball of radius sqrt(2 L/beta) around the start, gradient
@@ -267,7 +267,7 @@ def polyak_radius(scale: int, rng: Rng) -> Residuals:
     TeX: If $|\nabla L|^2 / 2 \ge \beta L$ in the ball of radius $\sqrt{2 L/\beta}$ around the
     start, gradient flow stays in the ball and reaches a loss of $0$.
     """
-    for trial in range(20 * scale):
+    for trial in range(20):
         n = 1 + trial % 4
         values = rng.uniform(0.2, 3, n)
         start = np.zeros(n) if trial % 2 else rng.normal(size=n)
@@ -291,7 +291,7 @@ def polyak_radius(scale: int, rng: Rng) -> Residuals:
 
 
 @statement("Section 2.2, depth 2", "2.2", how="bound evaluated")
-def shallow_decay(scale: int, rng: Rng) -> Residuals:
+def shallow_decay(rng: Rng) -> Residuals:
     r"""Two layers have no spurious minima.
 
     With L = 2 descent from any start ends at the global minimum; with L = 3 it does not.
@@ -305,7 +305,7 @@ def shallow_decay(scale: int, rng: Rng) -> Residuals:
         spread = []
         for depth in (2, 3):
             objective, _, size = network(problem, depth, n, 0.02)
-            starts = rng.normal(size=(1 + 6 * scale, size))
+            starts = rng.normal(size=(7, size))
             starts[0] *= 1e-3
             ends = []
             for start in starts:

@@ -16,7 +16,7 @@ from overt.papers.structured.practice import DROPBLOCK
 
 
 @statement("Equation 3", "1", how="enumerated")
-def dropblock_mask(scale: int, rng: Rng) -> Residuals:
+def dropblock_mask(rng: Rng) -> Residuals:
     r"""The mask of DropBlock.
 
     DropBlock repeats each of d/b block decisions for the b units of its block.
@@ -30,7 +30,7 @@ def dropblock_mask(scale: int, rng: Rng) -> Residuals:
     \[m=\theta^{-1}\,w\otimes\mathbf{1}_b,\qquad w\in\{0,1\}^{d/b}\]
     """
     printed = math.inf
-    for b in range(2, 3 + scale):
+    for b in range(2, 4):
         blocks = b + 1
         block = noise.DropBlock(rng.uniform(0.2, 0.7), block_size=b)
         d = blocks * b
@@ -46,7 +46,7 @@ def dropblock_mask(scale: int, rng: Rng) -> Residuals:
 
 
 @statement("Lemma 2.1", "2.1", identity="blocks")
-def dropblock_penalty(scale: int, rng: Rng) -> Residuals:
+def dropblock_penalty(rng: Rng) -> Residuals:
     r"""DropBlock's explicit penalty.
 
     DropBlock on a grid adds lam times the sum over blocks of |U_i V_i'X|^2.
@@ -57,7 +57,7 @@ def dropblock_penalty(scale: int, rng: Rng) -> Residuals:
     \[R(U,V)=\lambda\sum_{i=1}^{d/b}\|U_iV_i^\top X\|_F^2\]
     """
     for b in (1, 2, 3):
-        d = b * (2 + scale // 2)
+        d = 2 * b
         block = noise.DropBlock(rng.uniform(0.1, 0.8), block_size=b)
         U, V, X, Y = oracles.two_layers(rng, d)
         z, p = oracles.multipliers(d, block.drop_prob, b)
@@ -69,7 +69,7 @@ def dropblock_penalty(scale: int, rng: Rng) -> Residuals:
 
 
 @statement("Lemma 2.2", "2.2", how="enumerated")
-def vanishing_penalty(scale: int, rng: Rng) -> Residuals:
+def vanishing_penalty(rng: Rng) -> Residuals:
     r"""The penalty vanishes with width.
 
     At a fixed drop probability, replacing every block by two copies scaled by 1/sqrt(2) on both
@@ -95,7 +95,7 @@ def vanishing_penalty(scale: int, rng: Rng) -> Residuals:
 
 
 @statement("Equation 7", "2.2", how="enumerated")
-def width_adjusted(scale: int, rng: Rng) -> Residuals:
+def width_adjusted(rng: Rng) -> Residuals:
     r"""The width-adjusted probability.
 
     With theta(d) = tb b / (tb b + (1-tb) d) the noise's strength grows in proportion to the
@@ -106,7 +106,7 @@ def width_adjusted(scale: int, rng: Rng) -> Residuals:
     b}{\bar\theta b+(1-\bar\theta)d},\qquad
     \lambda(d)=\frac{1-\bar\theta}{\bar\theta}\,\frac{d}{b}\]
     """
-    for _ in range(8 * scale):
+    for _ in range(8):
         prob = rng.uniform(0.05, 0.95)
         b = int(rng.integers(1, 5))
         d = b * int(rng.integers(1, 9))
@@ -118,7 +118,7 @@ def width_adjusted(scale: int, rng: Rng) -> Residuals:
 
 
 @statement("Theorem 2.3", "2.3")
-def ksupport_value(scale: int, rng: Rng) -> Residuals:
+def ksupport_value(rng: Rng) -> Residuals:
     r"""The envelope is a k-support norm.
 
     The k-support norm of a spectrum has a closed form: the largest values count by their
@@ -133,7 +133,7 @@ def ksupport_value(scale: int, rng: Rng) -> Residuals:
     \rho=\max\left\{j:(b-j+1)\,s_{j-1}\ge\sum_{i\ge j}s_i\right\}\]
     """
     printed = 0.0
-    for _ in range(30 * scale):
+    for _ in range(30):
         n = int(rng.integers(2, 9))
         k = int(rng.integers(1, n + 1))
         s = rng.exponential(size=n) ** rng.uniform(0.2, 3)
@@ -143,11 +143,11 @@ def ksupport_value(scale: int, rng: Rng) -> Residuals:
         top = s[: k - 1]
         at_b = top @ top + s[k - 1 :].sum() ** 2
         printed = max(printed, relative(at_b, exact))
-    return EXACT, f"{30 * scale} spectra, the variational form's dual", printed
+    return EXACT, "30 spectra, the variational form's dual", printed
 
 
 @statement("Theorem 2.3, lower bound", "2.3", how="bound evaluated")
-def dropblock_lower_bound(scale: int, rng: Rng) -> Residuals:
+def dropblock_lower_bound(rng: Rng) -> Residuals:
     r"""The norm bounds the penalty.
 
     No factors of a map cost less under DropBlock than (lam b/d) times its squared k-support
@@ -159,7 +159,7 @@ def dropblock_lower_bound(scale: int, rng: Rng) -> Residuals:
     k-support norm with $k = b$, and factors with enough blocks can reach it.
     """
     prob = 0.4
-    for trial in range(10 * scale):
+    for trial in range(10):
         b = int(rng.integers(1, 4))
         tight = trial % 2 == 0
         blocks = math.comb(4, b)
@@ -201,7 +201,7 @@ def _block_objective(
 
 
 @statement("Theorem 2.6", "2.4")
-def dropblock_balanced(scale: int, rng: Rng) -> Residuals:
+def dropblock_balanced(rng: Rng) -> Residuals:
     r"""The convex bound is attained by balanced factors.
 
     With enough blocks the least objective of the factors is that of the convex problem, and
@@ -215,7 +215,7 @@ def dropblock_balanced(scale: int, rng: Rng) -> Residuals:
     """
     b = 2
     blocks = 4
-    for _ in range(3 * scale):
+    for _ in range(3):
         m = rng.uniform(0.8, 3, 3)
         beta = rng.uniform(0.3, 1)
         objective, size = _block_objective(m, b, beta, blocks)
@@ -230,11 +230,11 @@ def dropblock_balanced(scale: int, rng: Rng) -> Residuals:
             part = U[:, block] @ V[:, block].T
             norms.append(np.linalg.norm(part))
         yield (np.ptp(norms) / np.mean(norms)) ** 2
-    return DESCENT, f"the best of 4 descents for each of {3 * scale} spectra"
+    return DESCENT, "the best of 4 descents for each of 3 spectra"
 
 
 @statement("Theorem 2.7", "2.4")
-def dropblock_optimum(scale: int, rng: Rng) -> Residuals:
+def dropblock_optimum(rng: Rng) -> Residuals:
     r"""The optimum in closed form.
 
     DropBlock's convex problem has a closed-form solution: the largest singular values are
@@ -247,7 +247,7 @@ def dropblock_optimum(scale: int, rng: Rng) -> Residuals:
     \[A^\star=\arg\min_A\|M-A\|_F^2+\beta\,\|A\|_{(b)}^2,\qquad 1\le\rho\le b\]
     """
     printed = 0.0
-    for _ in range(20 * scale):
+    for _ in range(20):
         n = int(rng.integers(2, 8))
         b = int(rng.integers(2, n + 1))
         beta = rng.uniform(0.1, 2)
@@ -260,12 +260,12 @@ def dropblock_optimum(scale: int, rng: Rng) -> Residuals:
         yield relative(stated, candidates)
         fewer = descent.block_candidates(m, b, beta, range(1, b))
         printed = max(printed, relative(fewer, convex))
-    detail = f"{20 * scale} spectra, a convex solver and all (rho, lambda)"
+    detail = "20 spectra, a convex solver and all (rho, lambda)"
     return DESCENT, detail, printed
 
 
 @statement("Corollary 2.8", "2.4")
-def dropblock_few_blocks(scale: int, rng: Rng) -> Residuals:
+def dropblock_few_blocks(rng: Rng) -> Residuals:
     r"""The three minima coincide with enough blocks.
 
     DropBlock's convex value is reached once there are enough blocks; with too few it is only a
@@ -287,14 +287,14 @@ def dropblock_few_blocks(scale: int, rng: Rng) -> Residuals:
     gaps = []
     for blocks in (2, 3):
         objective, size = _block_objective(m, b, beta, blocks)
-        best, _ = descent.best_descent(objective, size, 6 * scale, rng)
+        best, _ = descent.best_descent(objective, size, 6, rng)
         gaps.append(best / bound - 1)
     two, three = gaps
     yield STRICT - two
     yield abs(three)
     return DESCENT, (
-        f"relative gap {two:.4f} with two blocks, {three:.0e} with three, the best of "
-        f"{6 * scale} descents"
+        f"relative gap {two:.4f} with two blocks, {three:.0e} with three, the best of 6 "
+        "descents"
     )
 
 

@@ -19,7 +19,7 @@ from overt.papers.trajectories import log_steps
 
 
 @statement("Equation 16", "3", identity="any law")
-def characteristic_matrix(scale: int, rng: Rng) -> Residuals:
+def characteristic_matrix(rng: Rng) -> Residuals:
     r"""The characteristic matrix.
 
     A noise acts on the squared loss through its characteristic matrix alone, so two noises that
@@ -31,9 +31,9 @@ def characteristic_matrix(scale: int, rng: Rng) -> Residuals:
     that share it cost a network the same. \[\mathbb{E}_m\|y-U\,\mathrm{diag}(m)V^\top
     x\|^2=\|y-UV^\top x\|^2+\langle\Gamma,\,U^\top U\odot V^\top xx^\top V\rangle\]
     """
-    d = 3 + scale // 2
+    d = 3
     z, _ = oracles.masks(np.full(d, 0.5))
-    for _ in range(4 * scale):
+    for _ in range(4):
         p = rng.dirichlet(np.ones(len(z)))
         mu, Gamma = oracles.moments(z, p)
         other = rng.uniform(0.5, 2, d)
@@ -51,7 +51,7 @@ def characteristic_matrix(scale: int, rng: Rng) -> Residuals:
 
 
 @statement("Corollary 3.2", "3", identity="units")
-def last_layer_dropout(scale: int, rng: Rng) -> Residuals:
+def last_layer_dropout(rng: Rng) -> Residuals:
     r"""Dropout on the last layer.
 
     Dropout on the last hidden layer of any network adds lam sum_j |u_j|^2 E[a_j(x)^2], with a_j
@@ -62,7 +62,7 @@ def last_layer_dropout(scale: int, rng: Rng) -> Residuals:
     TeX: Dropout on the last hidden layer of any network adds $\lambda \sum_j |u_j|^2
     \mathbb{E}[a_j(x)^2]$, with $a_j$ the activation of unit $j$.
     """
-    d = 4 + scale
+    d = 5
     drop = noise.Dropout(0.3)
     U = rng.normal(size=(2, d))
     A = oracles.relu_layer(rng, d)
@@ -77,7 +77,7 @@ def last_layer_dropout(scale: int, rng: Rng) -> Residuals:
 
 
 @statement("Proposition 3.3", "3")
-def dropout_norm(scale: int, rng: Rng) -> Residuals:
+def dropout_norm(rng: Rng) -> Residuals:
     r"""Dropout induces the squared nuclear norm.
 
     The least dropout penalty among all width-d factors of a map A is (lam/d) |A C^(1/2)|_*^2.
@@ -92,7 +92,7 @@ def dropout_norm(scale: int, rng: Rng) -> Residuals:
     """
     printed = math.inf
     drop = noise.Dropout(0.4)
-    for width in range(2, 4 + scale // 2):
+    for width in range(2, 4):
         A = rng.normal(size=(2, 3))
         C = oracles.second_moment(rng, 3)
         least = descent.cheapest_factors(A, np.eye(2), C, width, 3, rng)

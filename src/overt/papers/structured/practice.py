@@ -223,7 +223,7 @@ DROPCONNECT: dict[str, Any] = {
 
 
 @statement("Theorem 4.1", "4", identity="weights")
-def dropconnect(scale: int, rng: Rng) -> Residuals:
+def dropconnect(rng: Rng) -> Residuals:
     r"""DropConnect's explicit penalty.
 
     DropConnect on the weights V of x -> U V'x adds lam sum_k |u_k|^2 v_k' diag(C) v_k, which is
@@ -238,25 +238,23 @@ def dropconnect(scale: int, rng: Rng) -> Residuals:
     """
     inputs = 3
     d = 3
-    printed = np.inf
-    for _ in range(scale):
-        U, V, _, Y = oracles.two_layers(rng, d, inputs)
-        X = rng.uniform(0, 2, size=(8, inputs))
-        prob = rng.uniform(0.2, 0.7)
-        Z, p = oracles.multipliers(inputs * d, prob)
-        masked = Z.reshape(-1, inputs, d) * V
-        noisy = (Y - X @ masked @ U.T) ** 2
-        plain = (Y - X @ V @ U.T) ** 2
-        exact = p @ noisy.sum(-1).mean(-1) - plain.sum(-1).mean()
-        C = X.T @ X / len(X)
-        yield relative(penalty.dropconnect(U, V, prob, C), exact)
-        as_dropout = penalty.shallow(U, V, noise.Dropout(prob), C)
-        printed = min(printed, relative(as_dropout, exact))
+    U, V, _, Y = oracles.two_layers(rng, d, inputs)
+    X = rng.uniform(0, 2, size=(8, inputs))
+    prob = rng.uniform(0.2, 0.7)
+    Z, p = oracles.multipliers(inputs * d, prob)
+    masked = Z.reshape(-1, inputs, d) * V
+    noisy = (Y - X @ masked @ U.T) ** 2
+    plain = (Y - X @ V @ U.T) ** 2
+    exact = p @ noisy.sum(-1).mean(-1) - plain.sum(-1).mean()
+    C = X.T @ X / len(X)
+    yield relative(penalty.dropconnect(U, V, prob, C), exact)
+    as_dropout = penalty.shallow(U, V, noise.Dropout(prob), C)
+    printed = relative(as_dropout, exact)
     return EXACT, f"the loss over all {2 ** (inputs * d)} masks of V", printed
 
 
 @statement("section 4, last layer", "4", identity="units")
-def dropconnect_last_layer(scale: int, rng: Rng) -> Residuals:
+def dropconnect_last_layer(rng: Rng) -> Residuals:
     r"""DropConnect on the last layer is Dropout.
 
     DropConnect on the last layer's weights U costs the same as Dropout on its inputs.
@@ -264,7 +262,7 @@ def dropconnect_last_layer(scale: int, rng: Rng) -> Residuals:
     TeX: DropConnect on the last layer's weights $U$ costs the same as Dropout on its inputs.
     \[R=\lambda\sum_j\|u_j\|^2\,\mathbb{E}[a_j(x)^2]\]
     """
-    d = 3 + scale // 2
+    d = 3
     drop = noise.Dropout(rng.uniform(0.1, 0.8))
     U = rng.normal(size=(2, d))
     A = oracles.relu_layer(rng, d)
@@ -291,7 +289,7 @@ figure(
 
 
 @statement("Section 5.3", "5.3", how="enumerated")
-def sliding_keep(scale: int, rng: Rng) -> Residuals:
+def sliding_keep(rng: Rng) -> Residuals:
     r"""Keep probability of sliding blocks.
 
     The seed probability g that solves mean_i (1-g)^(c_i) = 1 - drop_prob makes sliding blocks
@@ -308,7 +306,7 @@ def sliding_keep(scale: int, rng: Rng) -> Residuals:
     border it is $1 - (1-\mathtt{drop\_prob})^{1/b}$.
     """
     b = 3
-    for d in range(b, b + 4 + scale):
+    for d in range(b, b + 5):
         prob = rng.uniform(0.1, 0.8)
         block = noise.DropBlock(prob, block_size=b, placement="sliding")
         z, p = oracles.sliding_masks((d,), b, block.seed_probability(d))

@@ -30,7 +30,7 @@ from overt.papers.records import Residuals, Rng, figure, statement
 
 
 @statement("Section 6.5.3", "6.5.3", how="enumerated")
-def greedy_reflection(scale: int, rng: Rng) -> Residuals:
+def greedy_reflection(rng: Rng) -> Residuals:
     """Aiming at one class.
 
     Aiming at the most likely wrong class can fail where another class is in reach: W = [2e1,

@@ -31,7 +31,7 @@ from overt.papers.relu_capacity import rademacher, retentivity
 
 
 @statement("Proposition 6", "4.3", how="enumerated")
-def relu_isotropic(scale: int, rng: Rng) -> Residuals:
+def relu_isotropic(rng: Rng) -> Residuals:
     r"""Isotropic inputs.
 
     In a two-layer ReLU network dropout adds lam/2 times the squared l2 path norm.
@@ -47,7 +47,7 @@ def relu_isotropic(scale: int, rng: Rng) -> Residuals:
     prob = 0.2
     printed = math.inf
     z, p = oracles.multipliers(d, prob)
-    for _ in range(3 * scale):
+    for _ in range(3):
         U, V, _, _ = oracles.two_layers(rng, d)
         X = rng.laplace(size=(20, len(V)))
         X = X @ oracles.power(X.T @ X / len(X), -0.5)
@@ -65,7 +65,7 @@ def relu_isotropic(scale: int, rng: Rng) -> Residuals:
 
 
 @statement("Proposition 2", "4.3", how="enumerated")
-def penalty_bounds_no_norm(scale: int, rng: Rng) -> Residuals:
+def penalty_bounds_no_norm(rng: Rng) -> Residuals:
     r"""The penalty bounds no norm.
 
     For every C some law on the unit sphere and some unit w have E sigma(w.x)^2 = 1 and |w| > C:
@@ -77,7 +77,7 @@ def penalty_bounds_no_norm(scale: int, rng: Rng) -> Residuals:
     = 1$ and $|w| > C$: dropout's penalty alone bounds no norm of the weights.
     """
     printed = 0.0
-    for C in (0.5, 3.0, 50.0 * scale):
+    for C in (0.5, 3.0, 50.0):
         net, points, p = relu.escaping_weights(C)
         yield abs(p @ net.activations(points)[:, 0] ** 2 - 1)
         yield np.abs(np.linalg.norm(points, axis=1) - 1).max()
@@ -90,9 +90,9 @@ def penalty_bounds_no_norm(scale: int, rng: Rng) -> Residuals:
 SUPREMA = "exact suprema in 2 to 4 dimensions over random signs"
 
 
-def _complexities(scale: int, rng: Rng) -> Iterator[Any]:
+def _complexities(rng: Rng) -> Iterator[Any]:
     """Yield complexities, with exact suprema, for laws in the plane and beyond."""
-    for skew, (n, d) in product((0.0, 0.3, 1.0), ((16 * scale, 2), (8, 3), (6, 4))):
+    for skew, (n, d) in product((0.0, 0.3, 1.0), ((16, 2), (8, 3), (6, 4))):
         X = rng.normal(size=(n, d)) + skew
         X[0] = -X[1:].mean(0)
         for sample in (None, rng.integers(0, len(X), 10)):
@@ -100,7 +100,7 @@ def _complexities(scale: int, rng: Rng) -> Iterator[Any]:
 
 
 @statement("Theorem 12", "4.3", how="bound evaluated")
-def relu_rademacher(scale: int, rng: Rng) -> Residuals:
+def relu_rademacher(rng: Rng) -> Residuals:
     r"""Rademacher upper bound.
 
     The Rademacher complexity of networks with sum |u_i| a_i <= alpha is at most 2 alpha
@@ -111,28 +111,28 @@ def relu_rademacher(scale: int, rng: Rng) -> Residuals:
     TeX: The Rademacher complexity of networks with $\sum |u_i| a_i \le \alpha$ is at most $2
     \alpha |X|_{C+} / (n \sqrt{\beta})$.
     """
-    for found in _complexities(scale, rng):
+    for found in _complexities(rng):
         least = found.value - 5 * found.standard_error
         yield least - found.upper, least - found.upper / 10
     return 0.0, f"{SUPREMA}; null: a tenth of the bound"
 
 
 @statement("Theorem 13", "4.3", how="bound evaluated")
-def relu_rademacher_lower(scale: int, rng: Rng) -> Residuals:
+def relu_rademacher_lower(rng: Rng) -> Residuals:
     r"""Rademacher lower bound.
 
     The same complexity is at least alpha |X|_(C+) / (2n), at every width.
 
     TeX: The same complexity is at least $\alpha |X|_{C+} / (2n)$, at every width.
     """
-    for found in _complexities(scale, rng):
+    for found in _complexities(rng):
         most = found.value + 5 * found.standard_error
         yield found.lower - most, 10 * found.lower - most
     return 0.0, f"{SUPREMA}; null: ten times the bound"
 
 
 @statement("Corollary 2", "4.3", how="bound evaluated")
-def relu_generalization(scale: int, rng: Rng) -> Residuals:
+def relu_generalization(rng: Rng) -> Residuals:
     r"""Generalization.
 
     L <= Lhat + 16 alpha |X|_(C+) / (sqrt(beta) n) + 12 sqrt(log(2/delta)/(2n)) for all networks
@@ -157,7 +157,7 @@ def relu_generalization(scale: int, rng: Rng) -> Residuals:
     g = np.clip(np.concatenate([units, -units], axis=1), -1, 1)  # (points, networks)
     losses = (g - y[:, None]) ** 2
     ratios = []
-    for _ in range(100 * scale):
+    for _ in range(100):
         counts = rng.multinomial(n, np.full(12, 1 / 12))
         gap = np.max(losses.mean(0) - counts @ losses / n)
         norm = relu.positive_norm(np.sqrt(counts)[:, None] * points, C)
@@ -172,7 +172,7 @@ def relu_generalization(scale: int, rng: Rng) -> Residuals:
 
 
 @statement("Corollary 3", "4.3", how="bound evaluated")
-def relu_symmetrized(scale: int, rng: Rng) -> Residuals:
+def relu_symmetrized(rng: Rng) -> Residuals:
     """Symmetrized data.
 
     With random signs the inputs are 1/2-retentive, their C is unchanged, and the risk is at
@@ -182,7 +182,7 @@ def relu_symmetrized(scale: int, rng: Rng) -> Residuals:
     at most twice the symmetrized risk.
     """
     for d in (2, 3, 5):
-        X = np.abs(rng.normal(size=(20 * scale, d)))
+        X = np.abs(rng.normal(size=(20, d)))
         y = rng.choice((-1.0, 1.0), len(X))
         both = np.concatenate([X, -X])
         yield 0.5 - retentivity(both).lower, 0.5 - retentivity(X).upper
@@ -197,7 +197,7 @@ def relu_symmetrized(scale: int, rng: Rng) -> Residuals:
 
 
 @statement("Lemma 10", "4.5.2", how="enumerated")
-def loss_contraction(scale: int, rng: Rng) -> Residuals:
+def loss_contraction(rng: Rng) -> Residuals:
     r"""Contraction.
 
     Clipping does not raise the Rademacher complexity, and the squared loss of clipped
@@ -215,7 +215,7 @@ def loss_contraction(scale: int, rng: Rng) -> Residuals:
     n = 6
     largest = 0.0
     signs = np.array(list(product((-1.0, 1.0), repeat=n)))
-    for trial in range(5 * scale):
+    for trial in range(5):
         y = rng.choice((-1.0, 1.0), n)
         f = rng.normal(size=(4, n)) if trial else y * np.array([[-1.0], [-0.9]])
         g = np.clip(f, -1, 1)
@@ -441,7 +441,7 @@ figure(
 
 
 @statement("Section 4.3, flows", "4.3", how="bound evaluated")
-def flows_and_penalty(scale: int, rng: Rng) -> Residuals:
+def flows_and_penalty(rng: Rng) -> Residuals:
     r"""Flows and the penalty.
 
     sum_i |u_i| a_i <= sqrt(d_1 R/lam) for the penalty R = lam sum_i |u_i|^2 a_i^2.
@@ -452,7 +452,7 @@ def flows_and_penalty(scale: int, rng: Rng) -> Residuals:
     TeX: $\sum_i |u_i| a_i \le \sqrt{d_1 R/\lambda}$ for the penalty $R = \lambda \sum_i |u_i|^2
     a_i^2$.
     """
-    for trial in range(20 * scale):
+    for trial in range(20):
         d = int(rng.integers(1, 8))
         prob = float(rng.uniform(0.05, 0.9))
         U = rng.normal(size=(2, d))

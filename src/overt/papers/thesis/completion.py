@@ -30,7 +30,7 @@ from overt.papers.records import Residuals, Rng, figure, statement
 
 
 @statement("Section 4.2", "4.2", how="enumerated")
-def sensing_gaussian(scale: int, rng: Rng) -> Residuals:
+def sensing_gaussian(rng: Rng) -> Residuals:
     r"""Gaussian sensing.
 
     With Gaussian measurements, or any of the same second moments, the sensing penalty has the mean
@@ -54,7 +54,7 @@ def sensing_gaussian(scale: int, rng: Rng) -> Residuals:
 
 
 @statement("Proposition 4", "4.2")
-def weighted_trace(scale: int, rng: Rng) -> Residuals:
+def weighted_trace(rng: Rng) -> Residuals:
     r"""The weighted trace norm.
 
     When entries (i, j) are observed with probability p_i q_j, the least completion penalty of a
@@ -130,7 +130,7 @@ def rademacher_constant(shape: tuple[int, int]) -> float:
 
 
 @statement("Theorem 11", "4.2", how="enumerated")
-def completion_bound(scale: int, rng: Rng) -> Residuals:
+def completion_bound(rng: Rng) -> Residuals:
     r"""Completion generalizes.
 
     The ball {|diag(sqrt p) M diag(sqrt q)|_* <= sqrt(alpha)} has Rademacher complexity at most
@@ -158,7 +158,7 @@ def completion_bound(scale: int, rng: Rng) -> Residuals:
 
 
 @statement("Proposition 3", "4.5.1", identity="sensing")
-def sensing_penalty(scale: int, rng: Rng) -> Residuals:
+def sensing_penalty(rng: Rng) -> Residuals:
     r"""The sensing penalty.
 
     Dropping columns of the factors in matrix sensing adds lam sum_i mean_j (u_i'A_j v_i)^2 to
@@ -168,7 +168,7 @@ def sensing_penalty(scale: int, rng: Rng) -> Residuals:
     \operatorname{mean}_j (u_i^\top A_j v_i)^2$ to the mean squared error; in completion $A_j$ has a
     single one, at an observed entry.
     """
-    U, V, _, _ = oracles.two_layers(rng, 3 + scale)
+    U, V, _, _ = oracles.two_layers(rng, 4)
     A = rng.normal(size=(6, len(U), len(V)))
     y = rng.normal(size=6)
     exact = oracles.sensing_added_loss(y, U, V, A, 0.3)

@@ -40,7 +40,7 @@ def rank_one_weights(u: Any, v: Any, widths: Any) -> list[Any]:
 
 
 @statement("Proposition 8", "3.1", identity="deep")
-def deep_penalty(scale: int, rng: Rng) -> Residuals:
+def deep_penalty(rng: Rng) -> Residuals:
     r"""The deep penalty.
 
     Dropout in every hidden layer of a deep linear network adds sum_l lam^l R_l over choices of
@@ -49,7 +49,7 @@ def deep_penalty(scale: int, rng: Rng) -> Residuals:
     TeX: Dropout in every hidden layer of a deep linear network adds $\sum_l \lambda^l R_l$ over
     choices of $l$ pivot layers, which propagating second moments gives without enumeration.
     """
-    for widths in [(3,), (3, 2), (2, 3, 2), (3, 2, 3, 2)][: 3 + scale // 4]:
+    for widths in [(3,), (3, 2), (2, 3, 2)]:
         weights = oracles.deep_layers(rng, widths)
         C = oracles.second_moment(rng, 3)
         probs = rng.uniform(0.1, 0.7, len(widths)).tolist()
@@ -64,7 +64,7 @@ def deep_penalty(scale: int, rng: Rng) -> Residuals:
 
 
 @statement("Remark 7", "3.1", identity="deep")
-def deep_rescaling(scale: int, rng: Rng) -> Residuals:
+def deep_rescaling(rng: Rng) -> Residuals:
     r"""Rescaling invariance.
 
     Moving scale between layers changes no term R_l of the deep penalty, nor does rotating inputs
@@ -92,7 +92,7 @@ def deep_rescaling(scale: int, rng: Rng) -> Residuals:
 
 
 @statement("Definition 4", "3.2", how="enumerated")
-def nu_product(scale: int, rng: Rng) -> Residuals:
+def nu_product(rng: Rng) -> Residuals:
     r"""The effective strength nu.
 
     The effective strength of deep dropout, a sum over all choices of hidden layers, is the
@@ -112,7 +112,7 @@ def nu_product(scale: int, rng: Rng) -> Residuals:
 
 
 @statement("Theorem 9", "3.2")
-def deep_without_gap(scale: int, rng: Rng) -> Residuals:
+def deep_without_gap(rng: Rng) -> Residuals:
     r"""The convex envelope, without a gap.
 
     Without a leading singular value, the convex problem of deep dropout is only a lower bound
@@ -130,7 +130,7 @@ def deep_without_gap(scale: int, rng: Rng) -> Residuals:
     nu = spectral.nu(widths, probs)
     bound = oracles.envelope(s, spectral.SquaredNuclear().prox(s, nu), nu)
     M = oracles.with_spectrum(rng, 2, 2, s)
-    best, _ = descent.deep_descent(M, np.eye(2), widths, probs, 6 * scale, rng)
+    best, _ = descent.deep_descent(M, np.eye(2), widths, probs, 6, rng)
     yield STRICT - (best / bound - 1)
     return 0.0, "by how much the best descent is less than 1% above the bound"
 
@@ -142,7 +142,7 @@ def nuclear_bound(W: Floats, C: Floats, widths: Any, probs: Any) -> float:
 
 
 @statement("Lemma 7", "3.2", how="bound evaluated")
-def deep_lower_bound(scale: int, rng: Rng) -> Residuals:
+def deep_lower_bound(rng: Rng) -> Residuals:
     r"""The lower bound.
 
     No deep linear network costs less under dropout than nu |W C^(1/2)|_*^2 of its map W.
@@ -150,7 +150,7 @@ def deep_lower_bound(scale: int, rng: Rng) -> Residuals:
     TeX: No deep linear network costs less under dropout than $\nu |W C^{1/2}|_*^2$ of its map
     $W$.
     """
-    for trial in range(8 * scale):
+    for trial in range(8):
         widths = rng.integers(1, 4, rng.integers(1, 4)).tolist()
         probs = rng.uniform(0.1, 0.7, len(widths)).tolist()
         C = oracles.second_moment(rng, 3)
@@ -165,7 +165,7 @@ def deep_lower_bound(scale: int, rng: Rng) -> Residuals:
 
 
 @statement("Theorem 10", "3.3")
-def deep_optimum(scale: int, rng: Rng) -> Residuals:
+def deep_optimum(rng: Rng) -> Residuals:
     r"""The deep optimum.
 
     If the first singular value of Cyx C^(-1/2) leads by enough, the best deep linear network
@@ -179,13 +179,13 @@ def deep_optimum(scale: int, rng: Rng) -> Residuals:
     C^{1/2}=\frac{s_1}{1+\nu}\,u_1v_1^\top\]
     """
     networks = [((2, 2), (0.5, 0.5)), ((3, 2), (0.4, 0.6)), ((2, 2, 2), (0.5,) * 3)]
-    for widths, probs in networks[: 1 + scale]:
+    for widths, probs in networks[:2]:
         nu = spectral.nu(widths, probs)
         C = oracles.second_moment(rng, 3)
         root = oracles.power(C, -0.5)
         second = 0.9 * nu / (1 + nu)
         M = oracles.with_spectrum(rng, 2, 3, [1.0, second])
-        best, W = descent.deep_descent(M @ root, C, widths, probs, 6 * scale, rng)
+        best, W = descent.deep_descent(M @ root, C, widths, probs, 6, rng)
         yield relative(second**2 + nu / (1 + nu), best)
         stated = spectral.SquaredNuclear().matrix_prox(M, nu) @ root
         yield relative(stated, W) ** 2
@@ -193,7 +193,7 @@ def deep_optimum(scale: int, rng: Rng) -> Residuals:
 
 
 @statement("Proposition 1", "3.3", how="enumerated")
-def rank_one_equalized(scale: int, rng: Rng) -> Residuals:
+def rank_one_equalized(rng: Rng) -> Residuals:
     r"""Rank-one maps can be equalized.
 
     Every map of rank one has an equalized deep network, whose penalty is exactly nu |W
@@ -202,7 +202,7 @@ def rank_one_equalized(scale: int, rng: Rng) -> Residuals:
     TeX: Every map of rank one has an equalized deep network, whose penalty is exactly $\nu |W
     C^{1/2}|_*^2$.
     """
-    for widths in [(3,), (2, 3), (3, 2, 3)][: 2 + scale // 2]:
+    for widths in [(3,), (2, 3)]:
         u = rng.normal(size=2)
         v = rng.normal(size=4)
         C = oracles.second_moment(rng, 4)
@@ -217,7 +217,7 @@ def rank_one_equalized(scale: int, rng: Rng) -> Residuals:
 
 
 @statement("Corollary 1", "3.3")
-def deep_single_output(scale: int, rng: Rng) -> Residuals:
+def deep_single_output(rng: Rng) -> Residuals:
     r"""One output.
 
     A deep linear network with one output learns the least-squares solution divided by 1 + nu.
@@ -231,7 +231,7 @@ def deep_single_output(scale: int, rng: Rng) -> Residuals:
     probs = (0.4, 0.3)
     C = oracles.second_moment(rng, 3)
     w = rng.normal(size=(1, 3))
-    _, W = descent.deep_descent(w, C, widths, probs, 6 * scale, rng)
+    _, W = descent.deep_descent(w, C, widths, probs, 6, rng)
     shrunk = 1 + spectral.nu(widths, probs)
     yield relative(w / shrunk, W) ** 2
     detail = "squared distance to the best of descents over all masks"
@@ -483,7 +483,7 @@ figure(
 
 
 @statement("Section 3.3, narrowing", "3.3", how="bound evaluated")
-def narrowing(scale: int, rng: Rng) -> Residuals:
+def narrowing(rng: Rng) -> Residuals:
     r"""Narrowing a network.
 
     The effective strength nu is at most (1 + lam)^k - 1 at any widths, so that decreasing the width
@@ -495,7 +495,7 @@ def narrowing(scale: int, rng: Rng) -> Residuals:
     TeX: The effective strength $\nu$ is at most $(1 + \lambda)^k - 1$ at any widths, so that
     decreasing the width cannot always meet $s_1 - s_2 \ge s_2/\nu$.
     """
-    for _ in range(20 * scale):
+    for _ in range(20):
         k = int(rng.integers(1, 5))
         prob = float(rng.uniform(0.05, 0.9))
         bound = (1 + prob / (1 - prob)) ** k - 1
@@ -509,7 +509,7 @@ def narrowing(scale: int, rng: Rng) -> Residuals:
 
 
 @statement("Remark 6", "3.1", how="enumerated")
-def one_hidden_layer(scale: int, rng: Rng) -> Residuals:
+def one_hidden_layer(rng: Rng) -> Residuals:
     r"""One hidden layer.
 
     With one hidden layer the penalty is lam sum_i |W_1(i, :)|^2 |W_2(:, i)|^2 for isotropic inputs.
@@ -521,7 +521,7 @@ def one_hidden_layer(scale: int, rng: Rng) -> Residuals:
     """
     printed = math.inf
     prob = 0.4
-    for _ in range(3 * scale):
+    for _ in range(3):
         W1, W2 = rng.normal(size=(2, 3, 3))
         exact = oracles.deep_added_loss([W1, W2], [prob], np.eye(3))
         lam = prob / (1 - prob)

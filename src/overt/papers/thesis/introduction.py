@@ -10,7 +10,7 @@ from overt.papers.records import Residuals, Rng, statement
 
 
 @statement("Section 1.1.1", "1.1.1", how="bound evaluated")
-def audit_norm_measures(scale: int, rng: Rng) -> Residuals:
+def audit_norm_measures(rng: Rng) -> Residuals:
     """Norm measures compared.
 
     The spectral measure (1.2) is never worse than the PAC-Bayes measure (1.3) up to a constant,
@@ -22,7 +22,7 @@ def audit_norm_measures(scale: int, rng: Rng) -> Residuals:
     constant, $(k+1)/k$, which orthogonal weights need.
     """
     ratio = 0.0
-    for _ in range(20 * scale):
+    for _ in range(20):
         k = int(rng.integers(1, 5))
         d = int(rng.integers(2, 9))
         weights = rng.normal(size=(k + 1, d, d))
@@ -44,7 +44,7 @@ def audit_norm_measures(scale: int, rng: Rng) -> Residuals:
 
 
 @statement("Section 1.1.3, FGSM", "1.1.3")
-def fgsm_is_one_step(scale: int, rng: Rng) -> Residuals:
+def fgsm_is_one_step(rng: Rng) -> Residuals:
     r"""FGSM is one step of PGD of infinite size.
 
     One step of projected gradient ascent with a large step, in the Linf ball, is the fast gradient
@@ -60,7 +60,7 @@ def fgsm_is_one_step(scale: int, rng: Rng) -> Residuals:
     ball = Linf(0.1)
     sign = FGSM(ball)
     step = PGD(ball, steps=1, schedule="constant", step_size=1e6)
-    for _ in range(3 * scale):
+    for _ in range(3):
         V = torch.from_numpy(rng.normal(size=(5, 7)))
         U = torch.from_numpy(rng.normal(size=(7, 3)))
         x = torch.from_numpy(rng.normal(size=(6, 5)))

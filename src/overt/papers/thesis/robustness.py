@@ -13,7 +13,7 @@ from overt.papers.records import Residuals, Rng, figure, statement
 
 
 @statement("Section 6.1", "6.1")
-def linear_attack(scale: int, rng: Rng) -> Residuals:
+def linear_attack(rng: Rng) -> Residuals:
     r"""The linear case.
 
     On linear models projected ascent of the reflected loss reaches the closed-form optimum.
@@ -29,7 +29,7 @@ def linear_attack(scale: int, rng: Rng) -> Residuals:
 
     W = rng.normal(size=(4, 10))
     b = rng.normal(size=4)
-    n = 40 * scale
+    n = 40
     x = rng.normal(size=(n, 10))
     y = rng.integers(0, 4, n)
     weight = torch.from_numpy(W)
@@ -46,7 +46,7 @@ def linear_attack(scale: int, rng: Rng) -> Residuals:
 
 
 @statement("Section 6.2", "6.2", how="enumerated")
-def reflected_gradient(scale: int, rng: Rng) -> Residuals:
+def reflected_gradient(rng: Rng) -> Residuals:
     r"""The reflected loss.
 
     The reflected loss l_-(z) = -log(1 + e^z) is a concave lower bound of the 0-1 loss, and its
@@ -59,7 +59,7 @@ def reflected_gradient(scale: int, rng: Rng) -> Residuals:
 
     from overt.robust import LOSSES
 
-    z = torch.linspace(-40, 40, 2001 * scale, dtype=torch.float64, requires_grad=True)
+    z = torch.linspace(-40, 40, 2001, dtype=torch.float64, requires_grad=True)
     logits = torch.stack([z, torch.zeros_like(z)], 1)
     value = LOSSES["reflected"].away(logits, torch.zeros(len(z), dtype=torch.long))
     (slope,) = torch.autograd.grad(value.sum(), z)
@@ -73,7 +73,7 @@ def reflected_gradient(scale: int, rng: Rng) -> Residuals:
 
 
 @statement("Theorem 16", "6.3", how="bound evaluated")
-def adversarial_iterates(scale: int, rng: Rng) -> Residuals:
+def adversarial_iterates(rng: Rng) -> Residuals:
     r"""Convergence of Algorithm 6.
 
     Along Algorithm 6 |W_t|^2 <= |W_1|^2 + 3 eta t; within 4 (1 + |W_1| gamma alpha kappa
@@ -162,7 +162,7 @@ def adversarial_iterates(scale: int, rng: Rng) -> Residuals:
 
 
 @statement("Corollary 5", "6.3", how="enumerated")
-def attack_steps_for_beta(scale: int, rng: Rng) -> Residuals:
+def attack_steps_for_beta(rng: Rng) -> Residuals:
     r"""A beta of choice.
 
     For a beta of choice, T_atk = 8 nu^2 / (eta_atk eps) = beta^2 |W|^2 / (2 (1 - alpha)^2 eps)
@@ -174,7 +174,7 @@ def attack_steps_for_beta(scale: int, rng: Rng) -> Residuals:
     / (2 (1 - \alpha)^2 \varepsilon)$ with $\kappa = \beta / (4 \nu (1 - \alpha) \sqrt{m})$.
     """
     printed = 0.0
-    for _ in range(50 * scale):
+    for _ in range(50):
         beta, epsilon, slope, norm, nu = rng.uniform(0.1, 0.9, 5)
         m = int(rng.integers(1, 50))
         kappa = beta / (4 * nu * (1 - slope) * math.sqrt(m))
@@ -187,7 +187,7 @@ def attack_steps_for_beta(scale: int, rng: Rng) -> Residuals:
 
 
 @statement("Lemma 18", "6.4", how="bound evaluated")
-def attack_finds(scale: int, rng: Rng) -> Residuals:
+def attack_finds(rng: Rng) -> Residuals:
     r"""Effective attacks are found.
 
     Where a beta-effective attack d* exists, Algorithm 5 finds a d with -l'(y f(d*)) <= -2 l'(y
@@ -213,7 +213,7 @@ def attack_finds(scale: int, rng: Rng) -> Residuals:
     null = best - 2 * expit(-net.value(point))
     effective = 0
     nu = 0.4
-    for _ in range(6 * scale):
+    for _ in range(6):
         signs = rng.choice([-1.0, 1.0], 4)
         net = leaky.LeakyNetwork(rng.normal(size=(4, 3)), 0.5 * signs, 0.8)
         drift = net.beta(nu) / 2 * net.norm
@@ -236,7 +236,7 @@ def attack_finds(scale: int, rng: Rng) -> Residuals:
 
 
 @statement("Lemma 18, proof", "6.4", how="bound evaluated")
-def gradient_drift(scale: int, rng: Rng) -> Residuals:
+def gradient_drift(rng: Rng) -> Residuals:
     r"""How far gradients drift.
 
     |<grad f(d_t) - grad f(d*), d*>| <= 2 nu (1 - alpha) kappa sqrt(m) |W|_F for two points of
@@ -256,7 +256,7 @@ def gradient_drift(scale: int, rng: Rng) -> Residuals:
     from overt.papers.leaky_networks import LeakyNetwork
 
     largest = 0.0
-    for trial in range(200 * scale):
+    for trial in range(200):
         m, d = rng.integers(1, 5, 2)
         slope = rng.uniform(0, 0.9)
         nu = rng.uniform(0.1, 2)
@@ -343,7 +343,7 @@ figure(
 
 
 @statement("Section 6.3, overall cost", "6.3", how="enumerated")
-def overall_cost(scale: int, rng: Rng) -> Residuals:
+def overall_cost(rng: Rng) -> Residuals:
     r"""The overall cost of Algorithm 6.
 
     The attacks of T training steps, 24 t steps each, take 12 T (T + 1) steps, which is at most 24
@@ -354,7 +354,7 @@ def overall_cost(scale: int, rng: Rng) -> Residuals:
     TeX: The attacks of $T$ training steps, $24 t$ steps each, take $12 T (T + 1)$ steps, which is
     at most $24 T^2$: the overall cost has twice the printed constant, $196608$.
     """
-    T = np.arange(1, 200 * scale)
+    T = np.arange(1, 200)
     total = np.cumsum(24 * T)
     yield np.abs(total / (12 * T * (T + 1)) - 1).max()
     yield np.max(total / (24 * T**2)) - 1

@@ -11,7 +11,7 @@ from overt.papers.records import Residuals, Rng, statement
 
 
 @statement("Algorithm 3", "2.4")
-def solver_shrinkage(scale: int, rng: Rng) -> Residuals:
+def solver_shrinkage(rng: Rng) -> Residuals:
     r"""The polynomial-time solver.
 
     The solver keeps rho = max{j : s_j > lam j kappa_j/(r + lam j)} values and shrinks them by

@@ -20,7 +20,7 @@ from overt.papers.relu_lazy import margin as data_margin
 
 
 @statement("Assumption 2", "5.2", how="bound evaluated")
-def relu_margin(scale: int, rng: Rng) -> Residuals:
+def relu_margin(rng: Rng) -> Residuals:
     r"""The margin.
 
     The largest margin in gradient space is the minimum over p of q E|sum p_i y_i x_i 1[z.x_i >=
@@ -38,7 +38,7 @@ def relu_margin(scale: int, rng: Rng) -> Residuals:
     for angle in (0.3, 1.0, 2.0):
         X = np.array([[1.0, 0.0], [math.cos(angle), math.sin(angle)]])
         exact = 0.5 * (angle + (math.pi - angle) * math.sin(angle / 2)) / (2 * math.pi)
-        found = data_margin(X, [1, -1], drop_prob=0.5, features=2000 * scale, seed=rng)
+        found = data_margin(X, [1, -1], drop_prob=0.5, features=2000, seed=rng)
         yield max(found.lower - exact, exact - found.upper, 0.0)
         printed = max(printed, exact)
         wrong = 2 * exact  # as if no unit were dropped
@@ -60,7 +60,7 @@ def _constants(found: Guarantee, delta: float) -> Iterator[float]:
 
 
 @statement("Theorem 15", "5.3", how="bound evaluated")
-def dropout_iterations(scale: int, rng: Rng) -> Residuals:
+def dropout_iterations(rng: Rng) -> Residuals:
     r"""Compression with dropout, its constants.
 
     With m >= 2401 lam^2 / gamma^6 the mean error of the iterates is at most 4 lam^2 / (eta T),
@@ -95,7 +95,7 @@ def dropout_iterations(scale: int, rng: Rng) -> Residuals:
 
 
 @statement("Theorem 14", "5.3", how="bound evaluated")
-def dropout_training(scale: int, rng: Rng) -> Residuals:
+def dropout_training(rng: Rng) -> Residuals:
     r"""Learning with dropout.
 
     The mean error of Algorithm 4's iterates is at most 4 lam^2/(eta T), that of the
@@ -136,7 +136,7 @@ T = 10
 
 
 @statement("Section 5.3", "5.3", how="bound evaluated")
-def subnetwork_width(scale: int, rng: Rng) -> Residuals:
+def subnetwork_width(rng: Rng) -> Residuals:
     r"""The width of sub-networks.
 
     With probability 1 - delta the sub-networks of all T steps have at most qm + sqrt(m
@@ -146,7 +146,7 @@ def subnetwork_width(scale: int, rng: Rng) -> Residuals:
     \sqrt{m \ln(T/\delta)/2}$ units, which is half of the printed excess, $\sqrt{2 m
     \ln(T/\delta)}$.
     """
-    for _ in range(100 * scale):
+    for _ in range(100):
         m, T = (int(10 ** rng.uniform(0, power)) for power in (6, 4))
         q = rng.uniform(0.01, 0.99)
         delta = 10 ** rng.uniform(-4, -0.5)
@@ -160,7 +160,7 @@ def subnetwork_width(scale: int, rng: Rng) -> Residuals:
 
 
 @statement("Lemma 11", "5.4", how="bound evaluated")
-def dropout_jensen(scale: int, rng: Rng) -> Residuals:
+def dropout_jensen(rng: Rng) -> Residuals:
     r"""Jensen.
 
     The loss of the full network with weights q W is at most the mean loss of its sub-networks,
@@ -172,7 +172,7 @@ def dropout_jensen(scale: int, rng: Rng) -> Residuals:
     m = 8
     q = 0.3
     masks, chances = oracles.masks(np.full(m, q))
-    for _ in range(20 * scale):
+    for _ in range(20):
         hidden = np.maximum(2 * rng.normal(size=(m, 3)) @ rng.normal(size=3), 0)
         terms = rng.choice((-1.0, 1.0), m) * hidden / math.sqrt(m)
         mean = chances @ np.logaddexp(0, -masks @ terms)
@@ -182,7 +182,7 @@ def dropout_jensen(scale: int, rng: Rng) -> Residuals:
 
 
 @statement("Lemma 12", "5.4", how="bound evaluated")
-def dropout_regret(scale: int, rng: Rng) -> Residuals:
+def dropout_regret(rng: Rng) -> Residuals:
     r"""Regret.
 
     Algorithm 4's mean loss is at most |W_1 - U|^2 / (eta T) + (2/T) sum_t l(y_t <grad g_t(W_t),
@@ -197,7 +197,7 @@ def dropout_regret(scale: int, rng: Rng) -> Residuals:
 
     m = 12
     d = 4
-    T = 60 * scale
+    T = 60
     eta = math.log(2)
     c = 4.0
 
@@ -259,7 +259,7 @@ DELTA = 0.3
 
 
 @statement("Lemma 14", "5.4", how="bound evaluated")
-def lazy_start(scale: int, rng: Rng) -> Evidence:
+def lazy_start(rng: Rng) -> Evidence:
     r"""The first outputs are small.
 
     With probability 1 - delta/3, |g_t(W_1)| <= sqrt(2 ln(6T/delta)) at all T inputs.
@@ -270,7 +270,7 @@ def lazy_start(scale: int, rng: Rng) -> Evidence:
     inputs.
     """
     m = math.ceil(25 * math.log(6 * T / DELTA))
-    products, signs, kept = _start(rng, m, 100 * scale)
+    products, signs, kept = _start(rng, m, 100)
     g = np.sum(signs * kept * np.maximum(products, 0), axis=1) / math.sqrt(m)
     largest = np.abs(g).max(1)
     bound = math.sqrt(2 * math.log(6 * T / DELTA))
@@ -278,7 +278,7 @@ def lazy_start(scale: int, rng: Rng) -> Evidence:
 
 
 @statement("Lemma 15", "5.4", how="bound evaluated")
-def lazy_margin(scale: int, rng: Rng) -> Evidence:
+def lazy_margin(rng: Rng) -> Evidence:
     r"""The margin at the start.
 
     With probability 1 - delta/3, y <grad g_t(W_1), V> >= gamma - sqrt(2 ln(3T/delta)/m) at all
@@ -291,7 +291,7 @@ def lazy_margin(scale: int, rng: Rng) -> Evidence:
     \sqrt{2 \ln(3T/\delta)/m}$ at all $T$ inputs, $V$ the margin's map on the rows of $W_1$.
     """
     m = 150
-    w = rng.normal(size=(100 * scale, m, 2))
+    w = rng.normal(size=(100, m, 2))
     along = w / np.linalg.norm(w, axis=2, keepdims=True) @ CIRCLE  # psi(w).x
     kept = rng.random(along.shape) < 0.5
     values = np.mean(kept * np.maximum(along, 0), axis=1)
@@ -301,7 +301,7 @@ def lazy_margin(scale: int, rng: Rng) -> Evidence:
 
 
 @statement("Lemma 16", "5.4", how="bound evaluated")
-def lazy_flips(scale: int, rng: Rng) -> Evidence:
+def lazy_flips(rng: Rng) -> Evidence:
     r"""Few units change sign.
 
     With probability 1 - delta/3 at most mD + sqrt(m ln(3T/delta)/2) units change sign at any of
@@ -313,7 +313,7 @@ def lazy_flips(scale: int, rng: Rng) -> Evidence:
     sign at any of $T$ inputs while no row has moved by more than $D$.
     """
     m = 200
-    products, _, _ = _start(rng, m, 100 * scale)
+    products, _, _ = _start(rng, m, 100)
     broken, null = (np.zeros(len(products), dtype=bool) for _ in range(2))
     for D in (0.01, 0.1, 0.5):
         # The worst rows move straight against the input: |w.x| <= D.
@@ -325,7 +325,7 @@ def lazy_flips(scale: int, rng: Rng) -> Evidence:
 
 
 @statement("Lemma 17", "5.4", how="bound evaluated")
-def logistic_linear(scale: int, rng: Rng) -> Residuals:
+def logistic_linear(rng: Rng) -> Residuals:
     r"""Losses are bounded.
 
     For z <= 0, log(1 + e^-z) <= 1 - z/ln 2, so that the loss of <grad g, U> is at most c
@@ -343,7 +343,7 @@ def logistic_linear(scale: int, rng: Rng) -> Residuals:
 
 
 @statement("Section 5.3, slips", "5.3", how="bound evaluated")
-def first_rows(scale: int, rng: Rng) -> Residuals:
+def first_rows(rng: Rng) -> Residuals:
     r"""The first rows.
 
     All m Gaussian rows in R^d have |w_r| <= sqrt(d) + 2 sqrt(ln m) with probability at least 1 -
@@ -356,7 +356,7 @@ def first_rows(scale: int, rng: Rng) -> Residuals:
     """
     printed = null = math.inf
     for m, d in ((20, 10), (50, 40)):
-        rows = rng.normal(size=(400 * scale, m, d))
+        rows = rng.normal(size=(400, m, d))
         largest = np.linalg.norm(rows, axis=2).max(axis=1)
         short = 2 * math.sqrt(math.log(m))
         bound = math.sqrt(d) + short
