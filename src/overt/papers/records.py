@@ -39,7 +39,8 @@ from typing import Any
 
 from overt._check import InputError, unknown
 from overt.papers.bibliography import PAPERS
-from overt.papers.evidence import Evidence, Rng
+from overt.papers.evidence import Evidence
+from overt.papers.evidence import Rng as Rng
 from overt.papers.figures import Figure
 
 HOW = {
