@@ -105,7 +105,6 @@ def test_the_worst_of_several_seeds_is_stored():
             verdict("fails", 2.0, 8.0),
             verdict("holds", 0.2, 7.0),
         ],
-        "small",
         "2026-01-02",
     )["x"]
     assert (found.verdict, found.seeds, found.residual, found.null) == (

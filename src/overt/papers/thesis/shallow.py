@@ -27,7 +27,7 @@ def solver_shrinkage(rng: Rng) -> Residuals:
     printed = np.inf
     lam = 0.7
     for r in (2, 3):
-        s = np.sort(rng.uniform(0.5, 3, r))[::-1]
+        s = rng.uniform(0.5, 3, r)
         M = oracles.with_spectrum(rng, 4, 4, s)
         objective = descent.factor_objective(M, lam * np.eye(r))
         best, _ = descent.best_descent(objective, 8 * r, 4, rng)
@@ -35,7 +35,8 @@ def solver_shrinkage(rng: Rng) -> Residuals:
         for weight in (lam / r, lam):  # 1 + lam j in print is r + lam j for r = 1
             a = spectral.SquaredNuclear().prox(s, weight)
             values.append(oracles.envelope(s, a, lam / r))
-        yield relative(values[0], best)
-        printed = min(printed, relative(values[1], best))
+        ours, theirs = values
+        yield relative(ours, best)
+        printed = min(printed, relative(theirs, best))
     detail = "objective of the printed and the right shrinkage, and descent"
     return DESCENT, detail, printed
