@@ -64,7 +64,7 @@ def test_the_form_of_the_paper_fails_against_the_same_oracle(name):
     ],
 )
 def test_a_verdict_follows_the_evidence(evidence, verdict):
-    (found,) = verify([made_up(lambda scale, rng: evidence)])
+    (found,) = verify([made_up(lambda rng: evidence)])
     assert found.verdict == verdict
 
 
@@ -95,7 +95,7 @@ def test_a_missing_extra_is_named():
 
 
 def test_a_check_that_raises_is_an_error():
-    (found,) = verify([made_up(lambda scale, rng: 1 / 0)])
+    (found,) = verify([made_up(lambda rng: 1 / 0)])
     assert found.verdict == "error"
     assert "ZeroDivisionError" in found.detail
 

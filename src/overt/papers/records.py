@@ -228,7 +228,7 @@ def figure(
     given = {"label": label, "section": section, **parse_page(page, name)}
     module = str(sys._getframe(1).f_globals["__name__"])
     found = _register(module, name, how="sampled", by=by, **given)
-    settings = _table(found.paper, "figures").get(name, {}) if found.paper else {}
+    settings = read_table(found.paper, "figures").get(name, {}) if found.paper else {}
     made = Figure(
         id=name,
         title=found.title,
@@ -242,15 +242,15 @@ def figure(
 
 
 @cache
-def _table(paper: str, name: str) -> dict[str, Any]:
-    """Return a table of a paper's folder."""
+def read_table(paper: str, name: str) -> dict[str, Any]:
+    """Return a table of a paper's folder: its items, its figures, or its printed numbers."""
     path = Path(__file__).parent / paper / f"{name}.toml"
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
 def _read_items(paper: str) -> None:
     """Record the items of a paper's table: what others decide, or what has nothing to check."""
-    for section, entries in _table(paper, "items").items():
+    for section, entries in read_table(paper, "items").items():
         for entry in entries:
             module = f"overt.papers.{paper}.{section}"
             if "number" in entry:

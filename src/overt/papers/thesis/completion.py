@@ -13,6 +13,7 @@ import numpy as np
 
 from overt import datasets, equalize, penalty, spectral
 from overt.entries import Entries
+from overt.noise import Dropout
 from overt.papers import descent, oracles
 from overt.papers.evidence import DESCENT, EXACT, relative
 from overt.papers.figures import (
@@ -26,7 +27,7 @@ from overt.papers.figures import (
     rows_with,
     values_of,
 )
-from overt.papers.records import Residuals, Rng, figure, statement
+from overt.papers.records import Residuals, Rng, figure, read_table, statement
 
 
 @statement("Section 4.2", "4.2", how="enumerated")
@@ -42,14 +43,15 @@ def sensing_gaussian(rng: Rng) -> Residuals:
     """
     U = rng.normal(size=(3, 4))
     V = rng.normal(size=(5, 4))
-    prob = 0.3
+    drop = Dropout(0.3)
     # All matrices with a single entry have the second moments of a Gaussian one.
     A = np.sqrt(15) * np.eye(15).reshape(15, 3, 5)
-    stated = prob / (1 - prob) * np.sum(U**2, 0) @ np.sum(V**2, 0)
-    yield relative(penalty.sensing(U, V, A, prob), stated)
+    stated = np.sum(U**2, axis=0) @ np.sum(V**2, axis=0)
+    yield relative(penalty.sensing(U, V, A, 0.3), drop.strength * stated)
     U, V = equalize.equalize_product(U @ V.T, 4)
     least = np.linalg.norm(U @ V.T, "nuc") ** 2 / 4
-    yield relative(np.sum(U**2, 0) @ np.sum(V**2, 0), least)
+    stated = np.sum(U**2, axis=0) @ np.sum(V**2, axis=0)
+    yield relative(stated, least)
     return EXACT, "all matrices with a single entry; balanced factors"
 
 
@@ -72,13 +74,16 @@ def weighted_trace(rng: Rng) -> Residuals:
         M = rng.normal(size=(2, 4))
         p = rng.dirichlet(np.full(2, 3.0))
         q = rng.dirichlet(np.full(4, 3.0))
-        weighed = np.sqrt(p)[:, None] * M * np.sqrt(q)
+        left = np.sqrt(p)[:, None]
+        right = np.sqrt(q)[:, None]
+        weighed = left * M * right.T
         U, V = equalize.equalize_product(weighed, width)
-        U /= np.sqrt(p)[:, None]
-        V /= np.sqrt(q)[:, None]
-        stated = spectral.SquaredNuclear().matrix_value(weighed) / width
+        U /= left
+        V /= right
         yield relative(U @ V.T, M)
-        yield relative((p @ U**2) @ (q @ V**2), stated)
+        stated = spectral.SquaredNuclear().matrix_value(weighed) / width
+        reached = (p @ U**2) @ (q @ V**2)
+        yield relative(reached, stated)
         best = descent.cheapest_factors(M, np.diag(p), np.diag(q), width, 3, rng)
         yield relative(stated, best)
     return DESCENT, "overt's factors, and descent over all factors"
@@ -87,23 +92,26 @@ def weighted_trace(rng: Rng) -> Residuals:
 def _product_laws(rows: int, cols: int, n: int, rng: Rng) -> Iterator[Any]:
     """Yield the uniform law, and another one that the theorem allows."""
     least = np.log(max(rows, cols)) / (n * np.sqrt(rows * cols))
-    law = np.full(rows, 1 / rows), np.full(cols, 1 / cols)
-    yield law
-    others = [rng.dirichlet(np.ones(rows)), rng.dirichlet(np.ones(cols))]
+    p = np.full(rows, 1 / rows)
+    q = np.full(cols, 1 / cols)
+    yield p, q
+    p_move = rng.dirichlet(np.ones(rows)) - p
+    q_move = rng.dirichlet(np.ones(cols)) - q
     for t in np.linspace(1, 0, 101):
-        p, q = ((1 - t) * u + t * v for u, v in zip(law, others, strict=True))
-        if p.min() * q.min() >= least:
-            yield p, q
+        far_p = p + t * p_move
+        far_q = q + t * q_move
+        if far_p.min() * far_q.min() >= least:
+            yield far_p, far_q
             return
 
 
 def _needed_constant(p: Any, q: Any, n: int) -> float:
     """E|sum_j eps_j e_a e_b' / sqrt(p_a q_b)|_2 / sqrt(n d log d), all samples and signs."""
-    places = [(i, sign) for i in np.ndindex(len(p), len(q)) for sign in (-1, 1)]
+    shape = (len(p), len(q))
+    places = list(product(np.ndindex(*shape), (-1, 1)))
     total = 0.0
-    d = max(len(p), len(q))
     for drawn in combinations_with_replacement(places, n):
-        S = np.zeros((len(p), len(q)))
+        S = np.zeros(shape)
         chance = float(math.factorial(n))
         for (a, b), sign in drawn:
             S[a, b] += sign / math.sqrt(p[a] * q[b])
@@ -111,6 +119,7 @@ def _needed_constant(p: Any, q: Any, n: int) -> float:
         for count in Counter(drawn).values():
             chance /= math.factorial(count)
         total += chance * float(np.linalg.norm(S, 2))
+    d = max(shape)
     return float(total / np.sqrt(n * d * np.log(d)))
 
 
@@ -125,8 +134,8 @@ def rademacher_constant(shape: tuple[int, int]) -> float:
     for every size: 2 x 2, three entries, uniform, over all samples and signs.
     """
     d = max(*shape, 2)
-    L = float(np.log(max(sum(shape), 3)) / np.log(d))
-    return float(np.sqrt(2 * L) + L / 3)
+    L = math.log(max(sum(shape), 3)) / math.log(d)
+    return math.sqrt(2 * L) + L / 3
 
 
 @statement("Theorem 11", "4.2", how="enumerated")
@@ -169,31 +178,29 @@ def sensing_penalty(rng: Rng) -> Residuals:
     single one, at an observed entry.
     """
     U, V, _, _ = oracles.two_layers(rng, 4)
-    A = rng.normal(size=(6, len(U), len(V)))
+    m = len(U)
+    n = len(V)
+    A = rng.normal(size=(6, m, n))
     y = rng.normal(size=6)
     exact = oracles.sensing_added_loss(y, U, V, A, 0.3)
     yield relative(penalty.sensing(U, V, A, 0.3), exact)
-    rows = rng.integers(len(U), size=6)
-    cols = rng.integers(len(V), size=6)
-    A = np.eye(len(U))[rows][:, :, None] * np.eye(len(V))[cols][:, None]
+    rows = rng.integers(m, size=6)
+    cols = rng.integers(n, size=6)
+    A = np.zeros((6, m, n))
+    A[np.arange(6), rows, cols] = 1
     exact = oracles.sensing_added_loss(y, U, V, A, 0.3)
     yield relative(penalty.completion(U, V, rows, cols, 0.3), exact)
     # Sensing is a convolution (section 4.4): rows, stacked, are vec of the transpose.
-    network = U.ravel() @ np.kron(np.eye(len(U)), V.T) @ A[0].ravel()
-    yield abs(network - np.sum(U @ V.T * A[0]))
+    network = U.ravel() @ np.kron(np.eye(m), V.T) @ A[0].ravel()
+    measured = np.sum(U @ V.T * A[0])
+    yield abs(network - measured)
     return EXACT, "the error over all masks, of random measurements and of entries"
 
 
-REPORTED = {
-    30: (0.8041, 0.7938, 0.7805, 0.7850, 0.7991, 0.8186),
-    70: (0.8315, 0.7897, 0.7899, 0.7771, 0.7763, 0.7833),
-    110: (0.8431, 0.7873, 0.7988, 0.7813, 0.7742, 0.7743),
-    150: (0.8472, 0.7858, 0.8042, 0.7852, 0.7756, 0.7722),
-    190: (0.8473, 0.7844, 0.8069, 0.7879, 0.7772, 0.7720),
-}
-"""The printed rows by width; their columns are plain SGD's last and best iterate, and dropout."""
+REPORTED = read_table("thesis", "printed")["table4-1"]
 
 COLUMNS = ("last", "best", 0.1, 0.2, 0.3, 0.4)
+"""What the printed rows by width hold: plain SGD's last and best iterate, and dropout."""
 
 
 def load(name: str) -> Entries:
@@ -256,9 +263,11 @@ def check_curves(rows: list[Row]) -> Findings:
         chosen = rows_with(rows, method=method)
         train = [row["train"][-1] for row in chosen]
         gap = [row["test"][-1] - row["train"][-1] for row in chosen]
+        rises = train == sorted(train)
+        shrinks = gap == sorted(gap, reverse=True)
         yield Finding(
             f"{method}: more dropout, larger training error and smaller gap",
-            train == sorted(train) and gap == sorted(gap, reverse=True),
+            rises and shrinks,
             "gap " + ", ".join(f"{value:.3f}" for value in gap),
             "ordered by drop probability",
         )
@@ -267,15 +276,15 @@ def check_curves(rows: list[Row]) -> Findings:
 def plot_errors(rows: list[Row]) -> Any:
     """Plot train error, test error and gap against passes over the entries."""
     panels: dict[str, Any] = {"training RMSE": [], "test RMSE": [], "gap": []}
+    training, testing, gap = panels.values()
     for row in rows:
         train = np.array(row["train"])
         test = np.array(row["test"])
         label = f"{row['method']}, drop {row['drop_prob']:g}"
         passes = np.arange(1, len(train) + 1)
-        for curves, values in zip(
-            panels.values(), (train, test, test - train), strict=True
-        ):
-            curves.append((label, passes, values))
+        training.append((label, passes, train))
+        testing.append((label, passes, test))
+        gap.append((label, passes, test - train))
     return plot_curves(panels, xlabel="passes")
 
 
@@ -296,24 +305,27 @@ def _beats(row: Row, worse: float, better: float, limit: float = 0.0) -> str:
     A root mean square of n errors is known to about 1 in sqrt(2 n), and here are two.
     """
     half = 2 * worse / np.sqrt(row["tested"])
-    return above((worse - better - half, worse - better + half), limit)
+    gain = worse - better
+    return above((gain - half, gain + half), limit)
 
 
 def check_table(rows: list[Row]) -> Findings:
     """Compare plain training with dropout, by data and method."""
-    for data, method in product(values_of(rows, "data"), values_of(rows, "method")):
-        chosen = rows_with(rows, data=data, method=method)
-        if chosen:
-            yield from _check_method(chosen, f"{data}, {method}")
+    for data in values_of(rows, "data"):
+        for method in values_of(rows, "method"):
+            chosen = rows_with(rows, data=data, method=method)
+            if chosen:
+                yield from _check_method(chosen, f"{data}, {method}")
 
 
 def _check_method(rows: list[Row], label: str) -> Findings:
     widths = values_of(rows, "width")
     plain = rows_with(rows, drop_prob=0.0)
-    dropped = {
-        w: min(row["last"] for row in rows_with(rows, width=w) if row["drop_prob"])
-        for w in widths
-    }
+    dropped: dict[int, float] = {}
+    for row in rows:
+        if row["drop_prob"]:
+            best = dropped.get(row["width"], np.inf)
+            dropped[row["width"]] = min(best, row["last"])
     narrow = plain[0]
     wide = plain[-1]
     most = widths[-1]
@@ -346,12 +358,13 @@ def rmse_table(rows: list[Row]) -> Table:
     lines = []
     for data, width in product(values_of(rows, "data"), values_of(rows, "width")):
         chosen = rows_with(rows, data=data, method="sgd", width=width)
-        found = {row["drop_prob"]: row["last"] for row in chosen}
-        (plain,) = rows_with(chosen, drop_prob=0.0)
-        errors = {"last": found[0.0], "best": plain["best"]} | {
-            p: found[p] for p in probs
-        }
-        printed = dict(zip(COLUMNS, REPORTED.get(width, ()), strict=False))
+        plain, *_ = rows_with(chosen, drop_prob=0.0)
+        errors = {"last": plain["last"], "best": plain["best"]}
+        for prob in probs:
+            (dropped,) = rows_with(chosen, drop_prob=prob)
+            errors[prob] = dropped["last"]
+        in_print = REPORTED.get(str(width), ())
+        printed = dict(zip(COLUMNS, in_print, strict=False))
         cells = [f"{e:.4f} ({printed.get(name, '-')})" for name, e in errors.items()]
         lines.append([data, width, *cells])
     names = ("plain SGD, last", "plain SGD, best", *(f"drop {p:g}" for p in probs))

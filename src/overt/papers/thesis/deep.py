@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from itertools import chain, combinations, pairwise
+from itertools import combinations, pairwise
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from overt import equalize, penalty, spectral
 from overt._check import Floats
 from overt.linear import DeepLinearNetwork
+from overt.noise import Dropout
 from overt.papers import descent, oracles
 from overt.papers.evidence import DESCENT, EXACT, STRICT, relative
 from overt.papers.figures import (
@@ -36,7 +37,8 @@ def rank_one_weights(u: Any, v: Any, widths: Any) -> list[Any]:
     W_1 = 1 v'/sqrt(d_1), W_i = 1 1'/sqrt(d_i d_(i-1)), W_(k+1) = u 1'/sqrt(d_k).
     """
     equal = [np.ones(d) / math.sqrt(d) for d in widths]
-    return [np.outer(after, before) for before, after in pairwise([v, *equal, u])]
+    vectors = [v, *equal, u]
+    return [np.outer(after, before) for before, after in pairwise(vectors)]
 
 
 @statement("Proposition 8", "3.1", identity="deep")
@@ -80,13 +82,17 @@ def deep_rescaling(rng: Rng) -> Residuals:
     factors = rng.uniform(0.2, 5, 3)
     factors /= np.prod(factors) ** (1 / 3)
     moved = [factor * W for factor, W in zip(factors, weights, strict=True)]
-    yield relative(penalty.deep_terms(moved, C), oracles.pivot_terms(weights, C))
-    Q, R = (np.linalg.qr(rng.normal(size=(n, n)))[0] for n in (2, 3))
-    turned = [moved[0] @ R, moved[1], Q @ moved[2]]
+    pivots = oracles.pivot_terms(weights, C)
+    yield relative(penalty.deep_terms(moved, C), pivots)
+    first, second, third = moved
+    Q, _ = np.linalg.qr(rng.normal(size=(2, 2)))
+    R, _ = np.linalg.qr(rng.normal(size=(3, 3)))
+    turned = [first @ R, second, Q @ third]
     exact = oracles.deep_added_loss(weights, [0.3, 0.3], np.eye(3))
     yield relative(penalty.deep(turned, 0.3), exact)
     paths = oracles.path_sum(weights)
-    yield relative(penalty.deep_terms(weights)[-1], paths)
+    *_, last = penalty.deep_terms(weights)
+    yield relative(last, paths)
     yield relative(penalty.path_norm(weights) ** 2, paths)
     return EXACT, "pivots, masks and paths, before and after rescaling and rotating"
 
@@ -105,9 +111,12 @@ def nu_product(rng: Rng) -> Residuals:
         widths = rng.integers(1, 50, k).tolist()
         probs = rng.uniform(0, 0.9, k)
         terms = probs / (1 - probs) / widths
-        choices = [combinations(terms, size) for size in range(1, k + 1)]
-        exact = sum(math.prod(chosen) for chosen in chain.from_iterable(choices))
-        yield relative(spectral.nu(widths, probs.tolist()), exact)
+        exact = 0.0
+        for size in range(1, k + 1):
+            for chosen in combinations(terms, size):
+                exact += math.prod(chosen)
+        nu = spectral.nu(widths, probs.tolist())
+        yield relative(nu, exact)
     return EXACT, "the sum over all choices of layers, up to six"
 
 
@@ -128,10 +137,12 @@ def deep_without_gap(rng: Rng) -> Residuals:
     probs = (0.5, 0.5)
     s = np.array([1.0, 0.95])
     nu = spectral.nu(widths, probs)
-    bound = oracles.envelope(s, spectral.SquaredNuclear().prox(s, nu), nu)
+    a = spectral.SquaredNuclear().prox(s, nu)
+    bound = oracles.envelope(s, a, nu)
     M = oracles.with_spectrum(rng, 2, 2, s)
     best, _ = descent.deep_descent(M, np.eye(2), widths, probs, 6, rng)
-    yield STRICT - (best / bound - 1)
+    excess = best / bound - 1
+    yield STRICT - excess
     return 0.0, "by how much the best descent is less than 1% above the bound"
 
 
@@ -151,15 +162,20 @@ def deep_lower_bound(rng: Rng) -> Residuals:
     $W$.
     """
     for trial in range(8):
-        widths = rng.integers(1, 4, rng.integers(1, 4)).tolist()
-        probs = rng.uniform(0.1, 0.7, len(widths)).tolist()
+        depth = rng.integers(1, 4)
+        widths = rng.integers(1, 4, depth).tolist()
+        probs = rng.uniform(0.1, 0.7, depth).tolist()
         C = oracles.second_moment(rng, 3)
         # Near equalized networks the bound is almost attained, so that it cannot hide slack.
-        weights = rank_one_weights(rng.normal(size=2), rng.normal(size=3), widths)
         size = 1.0 if trial % 2 else 1e-3
-        weights = [W + size * rng.normal(size=W.shape) for W in weights]
+        u = rng.normal(size=2)
+        v = rng.normal(size=3)
+        weights = rank_one_weights(u, v, widths)
+        for W in weights:
+            W += size * rng.normal(size=W.shape)
         exact = oracles.deep_added_loss(weights, probs, C)
-        ratio = nuclear_bound(oracles.chain(weights), C, widths, probs) / exact
+        bound = nuclear_bound(oracles.chain(weights), C, widths, probs)
+        ratio = bound / exact
         yield ratio - 1, 1.1 * ratio - 1
     return EXACT, "relative violation, also near equality; null: 1.1 times nu"
 
@@ -178,8 +194,8 @@ def deep_optimum(rng: Rng) -> Residuals:
     \[s_1-s_2\ge\frac{s_2}{\nu}\;\Longrightarrow\;A^\star
     C^{1/2}=\frac{s_1}{1+\nu}\,u_1v_1^\top\]
     """
-    networks = [((2, 2), (0.5, 0.5)), ((3, 2), (0.4, 0.6)), ((2, 2, 2), (0.5,) * 3)]
-    for widths, probs in networks[:2]:
+    networks = [((2, 2), (0.5, 0.5)), ((3, 2), (0.4, 0.6))]
+    for widths, probs in networks:
         nu = spectral.nu(widths, probs)
         C = oracles.second_moment(rng, 3)
         root = oracles.power(C, -0.5)
@@ -270,29 +286,35 @@ def run_spectra(params: Params, seed: int) -> dict[str, Any]:
 
 def _final(row: Row) -> Any:
     """Return the last objectives: of all seeds (Figure 3-2), or of the one run (Figure 3-3)."""
-    return row["objective"] if "seeds" in row else row["objective"][-1:]
+    if "seeds" in row:
+        return row["objective"]
+    return row["objective"][-1:]
 
 
 def _at_best_rate(rows: list[Row]) -> list[Row]:
     """Return the rows at the learning rate with the least mean objective; none may diverge."""
 
     def ended(rate: float) -> float:
-        final = np.mean([_final(row) for row in rows_with(rows, rate=rate)])
-        return float(final) if np.isfinite(final) else math.inf
+        final = [_final(row) for row in rows_with(rows, rate=rate)]
+        mean = np.mean(final)
+        return float(mean) if np.isfinite(mean) else math.inf
 
-    return rows_with(rows, rate=min(values_of(rows, "rate"), key=ended))
+    best = min(values_of(rows, "rate"), key=ended)
+    return rows_with(rows, rate=best)
 
 
 def _check_rates(rows: list[Row], target: str = "") -> Finding:
     """Check whether some printed learning rate trains every network."""
-    diverged = {}
+    diverged = []
+    shown = []
     for rate in values_of(rows, "rate"):
-        final = np.concatenate([_final(row) for row in rows_with(rows, rate=rate)])
-        diverged[rate] = np.sum(~np.isfinite(final))
-    shown = [f"rate {rate:g}: {n} of {len(final)}" for rate, n in diverged.items()]
+        ends = [_final(row) for row in rows_with(rows, rate=rate)]
+        final = np.concatenate(ends)
+        diverged.append(np.sum(~np.isfinite(final)))
+        shown.append(f"rate {rate:g}: {diverged[-1]} of {len(final)}")
     return Finding(
         f"at one learning rate no run diverges{target}",
-        min(diverged.values()) == 0,
+        min(diverged) == 0,
         ", ".join(shown),
         "tuned over {1, .1, .01}",
     )
@@ -301,15 +323,21 @@ def _check_rates(rows: list[Row], target: str = "") -> Finding:
 def check_spectra(rows: list[Row]) -> Findings:
     """Check that spectra shrink and lose rank as dropout grows, unevenly, above the bound."""
     for scale in values_of(rows, "target_scale"):
-        yield _check_rates(rows_with(rows, target_scale=scale), f", target {scale}")
+        scaled = rows_with(rows, target_scale=scale)
+        yield _check_rates(scaled, f", target {scale}")
     rows = _tuned(rows)
     target = np.array(rows[0]["target"])
     trained = [np.array(row["trained"]) for row in rows]
-    ranks = [np.sum(s.mean(axis=0) > 0.02 * target[0]) for s in trained]
+    limit = 0.02 * target[0]
+    ranks = [np.sum(s.mean(axis=0) > limit) for s in trained]
     sizes = [s.sum(axis=1) for s in trained]
+    falls = []
+    for weaker, stronger in pairwise(sizes):
+        fall = mean_interval(weaker - stronger)
+        falls.append(above(fall, 0))
     yield Finding(
         "a higher drop probability shrinks the spectrum",
-        together(*(above(mean_interval(a - b), 0) for a, b in pairwise(sizes))),
+        together(*falls),
         "nuclear norms " + ", ".join(f"{size.mean():.2f}" for size in sizes),
         "shrinks",
     )
@@ -320,22 +348,27 @@ def check_spectra(rows: list[Row]) -> Findings:
         "smaller rank",
     )
     # Shrinkage of the largest value less that of the smallest nonzero one, run by run.
-    changes = [
-        (s - target)[:, rank - 1] - (s - target)[:, 0]
-        for s, rank, row in zip(trained, ranks, rows, strict=True)
-        if row["drop_prob"] > 0 and rank >= 2
-    ]
+    changes = []
+    for s, rank, row in zip(trained, ranks, rows, strict=True):
+        if row["drop_prob"] > 0 and rank >= 2:
+            change = s - target
+            changes.append(change[:, rank - 1] - change[:, 0])
     uneven = [mean_interval(change, 1 - 0.05 / len(changes)) for change in changes]
+    most = max(max(low, -high) for low, high in uneven)
     yield Finding(
         "the shrinkage is not uniform over the nonzero values",
-        above((max(max(low, -high) for low, high in uneven), np.inf), 0),
+        above((most, np.inf), 0),
         "largest less smallest nonzero value, shrunk by: "
         + ", ".join(f"{low:+.3f} to {high:+.3f}" for low, high in uneven),
         "more sophisticated than nuclear-norm shrinkage",
     )
-    dropped = [row for row in rows if row["drop_prob"]]
-    low = min(min(row["objective"]) / row["bound"] for row in dropped)
-    close = max(np.mean(row["objective"]) / row["best"] - 1 for row in dropped)
+    low = np.inf
+    close = 0.0
+    for row in rows:
+        if row["drop_prob"]:
+            objective = np.array(row["objective"])
+            low = min(low, objective.min() / row["bound"])
+            close = max(close, objective.mean() / row["best"] - 1)
     yield Finding(
         "training stays above the proved bound and ends within 5% of the best known",
         low >= 1 - 1e-8 and close <= 0.05,
@@ -346,18 +379,23 @@ def check_spectra(rows: list[Row]) -> Findings:
 def _tuned(rows: list[Row]) -> list[Row]:
     """Return the row of the best learning rate for each drop probability."""
     rows = rows_with(rows, target_scale="normalized")
-    groups = [rows_with(rows, drop_prob=prob) for prob in values_of(rows, "drop_prob")]
-    return [_at_best_rate(group)[0] for group in groups]
+    tuned = []
+    for prob in values_of(rows, "drop_prob"):
+        best, *_ = _at_best_rate(rows_with(rows, drop_prob=prob))
+        tuned.append(best)
+    return tuned
 
 
 def plot_spectra(rows: list[Row]) -> Any:
     """Plot target, trained, best known and envelope spectra."""
     panels = {}
     for row in _tuned(rows):
-        nu = spectral.nu((row["size"],) * row["hidden"], row["drop_prob"])
-        convex = spectral.SquaredNuclear().prox(np.array(row["target"]), nu)
+        widths = [row["size"]] * row["hidden"]
+        nu = spectral.nu(widths, row["drop_prob"])
+        target = np.array(row["target"])
+        convex = spectral.SquaredNuclear().prox(target, nu)
         spectra = {
-            "target": row["target"],
+            "target": target,
             "convex envelope": convex,
             "best known": row["solved"],
             "trained": row["trained"],
@@ -417,13 +455,18 @@ def check_gaps(rows: list[Row]) -> Findings:
     rows = _at_best_rate(rows)
     gaps = np.array([row["gaps"] for row in rows])  # (runs, records, orders)
     excess = np.array([row["objective"][-1] / row["optimum"] - 1 for row in rows])
-    first = gaps[:, 0].mean(axis=0)
-    last = gaps[:, -1].mean(axis=0)
-    limits = 0.05 * np.maximum(first, 0.1)
+    falls = []
+    verdicts = []
+    for order in range(gaps.shape[2]):
+        first = gaps[:, 0, order].mean()
+        last = gaps[:, -1, order]
+        falls.append(f"{first:.2g} -> {last.mean():.1e}")
+        limit = 0.05 * max(first, 0.1)
+        verdicts.append(below(mean_interval(last), limit))
     yield Finding(
         "the equalization gap of every order falls to a twentieth",
-        together(*map(below, map(mean_interval, gaps[:, -1].T), limits)),
-        ", ".join(f"{a:.2g} -> {b:.1e}" for a, b in zip(first, last, strict=True)),
+        together(*verdicts),
+        ", ".join(falls),
         "goes to 0",
     )
     yield Finding(
@@ -497,12 +540,13 @@ def narrowing(rng: Rng) -> Residuals:
     """
     for _ in range(20):
         k = int(rng.integers(1, 5))
-        prob = float(rng.uniform(0.05, 0.9))
-        bound = (1 + prob / (1 - prob)) ** k - 1
+        drop = Dropout(rng.uniform(0.05, 0.9))
+        bound = (1 + drop.strength) ** k - 1
         widths = rng.integers(1, 4, k).tolist()
-        narrowest = spectral.nu([1] * k, prob)
-        yield spectral.nu(widths, prob) / bound - 1
+        nu = spectral.nu(widths, drop.drop_prob)
+        yield nu / bound - 1
         # One unit in each layer reaches the bound.
+        narrowest = spectral.nu([1] * k, drop.drop_prob)
         yield abs(narrowest / bound - 1), 10 * narrowest / bound - 1
     gaps = [0.95 / spectral.nu([width], 1 / 3) - 0.05 for width in range(1, 30)]
     return EXACT, "random widths; null: a tenth of the bound", min(gaps)
@@ -520,12 +564,13 @@ def one_hidden_layer(rng: Rng) -> Residuals:
     isotropic inputs.
     """
     printed = math.inf
-    prob = 0.4
+    drop = Dropout(0.4)
     for _ in range(3):
         W1, W2 = rng.normal(size=(2, 3, 3))
-        exact = oracles.deep_added_loss([W1, W2], [prob], np.eye(3))
-        lam = prob / (1 - prob)
-        yield relative(lam * np.sum(W1**2, axis=1) @ np.sum(W2**2, axis=0), exact)
-        exchanged = lam * np.sum(W1**2, axis=0) @ np.sum(W2**2, axis=1)
-        printed = min(printed, relative(exchanged, exact))
+        exact = oracles.deep_added_loss([W1, W2], [0.4], np.eye(3))
+        stated = np.sum(W1**2, axis=1) @ np.sum(W2**2, axis=0)
+        yield relative(drop.strength * stated, exact)
+        exchanged = np.sum(W1**2, axis=0) @ np.sum(W2**2, axis=1)
+        off = relative(drop.strength * exchanged, exact)
+        printed = min(printed, off)
     return EXACT, "the loss over all masks of three units", printed

@@ -29,19 +29,24 @@ def linear_attack(rng: Rng) -> Residuals:
 
     W = rng.normal(size=(4, 10))
     b = rng.normal(size=4)
-    n = 40
-    x = rng.normal(size=(n, 10))
-    y = rng.integers(0, 4, n)
+    x = rng.normal(size=(40, 10))
+    y = rng.integers(0, 4, 40)
     weight = torch.from_numpy(W)
     bias = torch.from_numpy(b)
+
+    def model(v: Any) -> Any:
+        return v @ weight.T + bias
+
     for threat, dual in ((L1(1.5), np.inf), (L2(1.0), 2), (Linf(0.3), 1)):
         attack = PGD(threat, steps=40, loss="reflected_all", early_exit=False)
-        found = attack(lambda v: v @ weight.T + bias, x, y, warn=False).x.numpy()
+        found = attack(model, x, y, warn=False).x.numpy()
         for v, own, moved in zip(x, y, found, strict=True):
             D = np.delete(W - W[own], own, 0)
             c = np.delete(b - b[own], own)
             gains = threat.radius * np.linalg.norm(D, ord=dual, axis=1)
-            yield abs((D @ moved + c).max() - (D @ v + c + gains).max())
+            reached = D @ moved + c
+            best = D @ v + c + gains
+            yield abs(reached.max() - best.max())
     return 1e-5, "largest distance to the closed form over three threats"
 
 
@@ -61,11 +66,13 @@ def reflected_gradient(rng: Rng) -> Residuals:
 
     z = torch.linspace(-40, 40, 2001, dtype=torch.float64, requires_grad=True)
     logits = torch.stack([z, torch.zeros_like(z)], 1)
-    value = LOSSES["reflected"].away(logits, torch.zeros(len(z), dtype=torch.long))
+    classes = torch.zeros(len(z), dtype=torch.long)
+    value = LOSSES["reflected"].away(logits, classes)
     (slope,) = torch.autograd.grad(value.sum(), z)
     at = z.detach().numpy()
     f = value.detach().numpy()
-    yield np.abs(slope.numpy() + expit(at)).max()
+    error = slope.numpy() + expit(at)
+    yield np.abs(error).max()
     yield np.max(f - (at <= 0))
     yield np.max(np.diff(f, 2))
     detail = "autograd's slope against -sigmoid(z); excess over the 0-1 loss; convexity"
@@ -100,7 +107,8 @@ def adversarial_iterates(rng: Rng) -> Residuals:
     nu = gamma / 4
     a = np.array([1.0, -1.0]) / math.sqrt(2)
     # The first weights misclassify every input.
-    net = leaky.LeakyNetwork(-np.sign(a)[:, None] * v / 2, a, slope)
+    W = -np.sign(a)[:, None] * v / 2
+    net = leaky.LeakyNetwork(W, a, slope)
     first = net.norm
     plan = leaky.training_plan(
         epsilon=epsilon,
@@ -127,22 +135,25 @@ def adversarial_iterates(rng: Rng) -> Residuals:
     def margins(net: Any, limit: int = 100) -> Any:
         """Return y f at what the attack finds."""
         found = [attack(net, *pair, limit) for pair in zip(x, y, strict=True)]
-        return y * net.value(np.array(found))
+        outputs = net.value(np.array(found))
+        return y * outputs
 
     def gain(net: Any, limit: int = 100) -> float:
         """Return by how much attacks lower positive margins, in units of nu |gradient|."""
         before = y * net.value(x)
+        lowered = before - margins(net, limit)
         lengths = [np.linalg.norm(net.input_gradient(point)) for point in x]
-        gains = (before - margins(net, limit)) / (nu * np.array(lengths))
-        return float(gains[before > 0].mean())
+        gains = lowered / np.array(lengths)
+        return float(gains[before > 0].mean() / nu)
 
     def slopes(net: Any) -> float:
-        return float(np.mean(expit(-margins(net))))
+        values = expit(-margins(net))
+        return float(values.mean())
 
     eta = plan.train_step_size
     yield epsilon - slopes(net)  # far from it at first
     draws = rng.integers(0, 10, 4000)
-    samples = ((x[i], int(y[i])) for i in draws)
+    samples = zip(x[draws], y[draws], strict=True)
     iterates = leaky.train_online(net, samples, eta, attack)
     for t, net in enumerate(iterates):
         yield net.norm**2 - first**2 - 3 * eta * t
@@ -153,12 +164,11 @@ def adversarial_iterates(rng: Rng) -> Residuals:
     limit = stated / 16
     yield reached - epsilon
     yield t - limit
-    yield leaky.beta_robust_error(net, x, y, nu).value - 2 * epsilon
+    error = leaky.beta_robust_error(net, x, y, nu)
+    yield error.value - 2 * epsilon
     yield 0.5 - gain(net), 0.5 - gain(net, limit=1)
-    return (
-        1e-9,
-        f"slope {reached:.2f} after {t + 1} of {limit:.0f} steps; null: no attack",
-    )
+    detail = f"slope {reached:.2f} after {t + 1} of {limit:.0f} steps; null: no attack"
+    return 1e-9, detail
 
 
 @statement("Corollary 5", "6.3", how="enumerated")
@@ -177,11 +187,13 @@ def attack_steps_for_beta(rng: Rng) -> Residuals:
     for _ in range(50):
         beta, epsilon, slope, norm, nu = rng.uniform(0.1, 0.9, 5)
         m = int(rng.integers(1, 50))
-        kappa = beta / (4 * nu * (1 - slope) * math.sqrt(m))
-        needed = 8 * nu**2 * kappa**2 * m * norm**2 / epsilon  # 8 nu^2 / (eta_atk eps)
-        stated = beta**2 * norm**2 / (2 * (1 - slope) ** 2 * epsilon)
-        upside_down = 2 * (1 - slope) ** 2 / (beta**2 * norm**2 * epsilon)
+        free = 1 - slope
+        kappa = beta / (4 * nu * free * math.sqrt(m))
+        eta = 1 / (kappa**2 * m * norm**2)
+        needed = 8 * nu**2 / (eta * epsilon)
+        stated = beta**2 * norm**2 / (2 * free**2 * epsilon)
         yield abs(stated / needed - 1)
+        upside_down = 2 * free**2 / (beta**2 * norm**2 * epsilon)
         printed = max(printed, abs(upside_down / needed - 1))
     return 1e-12, "relative distance to 8 nu^2 / (eta_atk eps)", printed
 
@@ -207,7 +219,8 @@ def attack_finds(rng: Rng) -> Residuals:
     net = leaky.LeakyNetwork(np.full((3, 1), 20 / 3), np.ones(3), 0.9)
     point = np.array([0.5])
     size = net.attack_step_size()
-    found = leaky.reflected_ascent(net, point, 1, 1.0, size, math.ceil(40 / size))
+    steps = math.ceil(40 / size)
+    found = leaky.reflected_ascent(net, point, 1, 1.0, size, steps)
     best = expit(-net.value(point - 1)) - 0.1
     yield best - 2 * expit(-net.value(found))
     null = best - 2 * expit(-net.value(point))
@@ -215,21 +228,24 @@ def attack_finds(rng: Rng) -> Residuals:
     nu = 0.4
     for _ in range(6):
         signs = rng.choice([-1.0, 1.0], 4)
-        net = leaky.LeakyNetwork(rng.normal(size=(4, 3)), 0.5 * signs, 0.8)
+        W = rng.normal(size=(4, 3))
+        net = leaky.LeakyNetwork(W, 0.5 * signs, 0.8)
         drift = net.beta(nu) / 2 * net.norm
         size = net.attack_step_size()
+        many = math.ceil(4 * nu**2 / (0.05 * size))
         x = rng.normal(size=(5, 3))
         y = rng.choice([-1, 1], 5)
         truth = leaky.beta_robust_error(net, x, y, nu)
         for i in np.nonzero(truth.fooled)[0]:
             effective += 1
-            for steps in (1, 2, 4, 16, math.ceil(4 * nu**2 / (0.05 * size))):
+            lead = truth.lead[i]
+            for steps in (1, 2, 4, 16, many):
                 found = leaky.reflected_ascent(net, x[i], int(y[i]), nu, size, steps)
                 margin = y[i] * float(net.value(found))
                 slack = nu**2 / (size * steps)
-                yield expit(truth.lead[i]) - 2 * expit(-margin) - 4 * slack
-                right = slack + 2 * np.logaddexp(0, drift - truth.lead[i])
-                yield float(np.logaddexp(0, margin) - right)
+                yield expit(lead) - 2 * expit(-margin) - 4 * slack
+                right = slack + 2 * np.logaddexp(0, drift - lead)
+                yield np.logaddexp(0, margin) - right
     yield -1.0 if effective else math.inf  # else nothing was checked
     detail = f"left minus right over {effective} effective attacks, exact d*; null: no attack"
     return 0.0, detail, None, float(null)
@@ -267,13 +283,14 @@ def gradient_drift(rng: Rng) -> Residuals:
         if trial % 2:
             # The worst case: all units along one line, crossed just inside the ball.
             W = np.abs(rng.normal(size=(m, 1))) * direction
-            x = (nu * (1 - 1e-9)) * direction
+            x = nu * (1 - 1e-9) * direction
         net = LeakyNetwork(W, np.full(m, 0.7), slope)
         last = x + nu * direction
         first = x - nu * direction
-        drift = (net.input_gradient(first) - net.input_gradient(last)) @ last
+        change = net.input_gradient(first) - net.input_gradient(last)
         unit = nu * (1 - slope) * 0.7 * math.sqrt(m) * net.norm
-        largest = max(largest, abs(drift) / unit)
+        drift = abs(change @ last) / unit
+        largest = max(largest, drift)
     yield largest / 2 - 1
     detail = "largest drift over its bound, minus 1; null: a tenth of the bound"
     return 1e-9, detail, largest - 1, 5 * largest - 1
@@ -322,9 +339,12 @@ def check_losses(rows: list[Row]) -> Findings:
 
 def plot_losses(rows: list[Row]) -> Any:
     """Plot the three losses, and the two slopes."""
-    losses = [(row["loss"], row["z"], row["value"]) for row in rows]
-    slopes = [(row["loss"], row["z"], row["slope"]) for row in rows]
-    panels = {"loss (logarithms to base 2)": losses, "slope": slopes[1:]}
+    panels: dict[str, Any] = {"loss (logarithms to base 2)": [], "slope": []}
+    losses, slopes = panels.values()
+    for row in rows:
+        losses.append((row["loss"], row["z"], row["value"]))
+        if row["loss"] != "0-1":
+            slopes.append((row["loss"], row["z"], row["slope"]))
     return plot_curves(panels, xlabel="margin $z = y f(x)$", ylim=(-4, 4))
 
 
@@ -356,7 +376,9 @@ def overall_cost(rng: Rng) -> Residuals:
     """
     T = np.arange(1, 200)
     total = np.cumsum(24 * T)
-    yield np.abs(total / (12 * T * (T + 1)) - 1).max()
-    yield np.max(total / (24 * T**2)) - 1
-    printed = float(np.min(total / (12 * T**2)) - 1)
+    exact = 12 * T * (T + 1)
+    yield np.abs(total / exact - 1).max()
+    bound = 24 * T**2
+    yield np.max(total / bound) - 1
+    printed = np.min(2 * total / bound) - 1
     return 1e-12, f"all sums up to T = {T[-1]}", printed
