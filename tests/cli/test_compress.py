@@ -90,7 +90,7 @@ def test_the_table_names_what_changed_and_what_did_not(folder):
     assert shown.exit_code == 0, shown.output
     for word in ("parameters", "units 32 -> 16", "returns", "load.py", "accuracy"):
         assert word in shown.output
-    named = command(folder, "--keep", "0=0.25", "--recover", "2")
+    named = command(folder, "--keep", "0=0.25")
     assert "units 32 -> 8" in named.output
     assert "nothing could" in command(folder, "--keep", "1").output
 

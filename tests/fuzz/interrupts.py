@@ -42,10 +42,6 @@ LINES = {
         "attack net.py:build --data d.npz --radius 0.1 --budget 20000 --out attacked",
         2.0,
     ),
-    "compress": (
-        "compress net.py:build --data d.npz --keep 0.5 --recover 30000",
-        2.0,
-    ),
     "tour": ("tour --out tour", 4.0),
 }
 

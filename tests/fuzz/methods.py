@@ -426,13 +426,12 @@ MORE = {
         ),
         "nn.compress with data": whole(
             noisy.compress,
-            {"by": "flow", "recover": 2},
+            {"by": "flow"},
             model=by.NET,
             keep=0.5,
             example=X,
             data=(X, Y),
             holdout=(X, Y),
-            train=(X, Y),
         ),
         "nn.DropConnectLinear whole": whole(
             noisy.DropConnectLinear,

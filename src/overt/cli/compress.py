@@ -13,7 +13,7 @@ from typer import Option
 
 from overt._check import InputError
 from overt._io import ready, write_whole
-from overt.cli.base import AsJson, Seed, app, console, ended, show_path
+from overt.cli.base import AsJson, app, console, show_path
 from overt.cli.models import Model, Points, Weights, build_model, read_examples
 
 EXAMPLE = 256
@@ -49,21 +49,11 @@ def compress(
         Path | None,
         Option(help="npz file with x and y to report on; half of data by default."),
     ] = None,
-    recover: Annotated[
-        int, Option(min=0, help="Number of training steps after units are removed.")
-    ] = 0,
-    train: Annotated[
-        Path | None, Option(help="npz file with x and y to train on; data by default.")
-    ] = None,
-    learning_rate: Annotated[
-        float, Option(help="Learning rate of that training.")
-    ] = 1e-3,
     points: Points = 0,
     out: Annotated[Path, Option(help="Folder for the results.")] = Path(
         "overt-results"
     ),
     as_json: AsJson = False,
-    seed: Seed = 0,
 ) -> None:
     """Make a trained network smaller by removing units or by low rank.
 
@@ -79,7 +69,6 @@ def compress(
     choosing, testing = _halves(*read_examples(data, points))
     if holdout is not None:
         choosing, testing = read_examples(data, points), read_examples(holdout)
-    training = None if train is None else read_examples(train)
     ready(out)
     small, report = run(
         net,
@@ -90,10 +79,6 @@ def compress(
         of=of,
         loss=loss,
         holdout=testing,
-        recover=recover,
-        train=training,
-        learning_rate=learning_rate,
-        seed=seed,
     )
     save_compressed(small, out / "compressed.safetensors")
     report.save(out / "compress.json")
@@ -109,7 +94,6 @@ def compress(
             f"load them with [bold]{program}[/]: from load import load; load()",
             soft_wrap=True,
         )
-    ended(report.status, f"{out} holds the best network found until then")
 
 
 def _halves(x: Any, y: Any) -> tuple[tuple[Any, Any], tuple[Any, Any]]:

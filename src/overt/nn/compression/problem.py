@@ -5,19 +5,16 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, repeat
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import flop_registry
 
-from overt._check import Floats, InputError
-from overt._running import meter
+from overt._check import InputError
 from overt.nn.compression.dependencies import DependencyGraph
 from overt.nn.compression.graph import DispatchMode, tensors
 from overt.nn.compression.report import Change
@@ -30,9 +27,6 @@ Keep = float | Mapping[str, float]
 
 TOLERANCE = 1.05
 """A network is small enough up to this factor above `keep`: units are whole."""
-
-EVALUATIONS = 8
-"""How often the loss is evaluated during recovery."""
 
 MIN_ROWS = 64
 """Rows that statistics of normalizations need: fewer make a variance that is 20 % off."""
@@ -102,9 +96,7 @@ class Outcome:
     changes: list[Change]
     skipped: dict[str, str]
     least: float | None
-    interrupted: bool = False
     tried: tuple[tuple[str, float], ...] = ()
-    recovery: Floats = field(default_factory=lambda: np.zeros(0))
 
 
 def bisect(fits: Callable[[float], bool], low: float, high: float) -> float:
@@ -273,49 +265,3 @@ def with_own_statistics(model: nn.Module, batches: list[Batch]) -> nn.Module | N
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
     return small
-
-
-def recover(
-    model: nn.Module,
-    train: Iterable[Batch],
-    judge: Iterable[Batch],
-    loss: Loss,
-    *,
-    steps: int,
-    learning_rate: float,
-) -> tuple[Floats, bool]:
-    """Train in place with Adam; end with the best weights seen, the first ones included.
-
-    Returns the losses on `judge` at each evaluation, and whether Ctrl-C ended it early.
-    """
-    trained = [p for p in model.parameters() if p.requires_grad]
-    if not trained:
-        raise InputError("recover needs a model with parameters that require gradients")
-    losses: list[float] = []
-    best = model.state_dict()
-    interrupted = False
-    optimizer = torch.optim.Adam(trained, lr=learning_rate)
-    batches = chain.from_iterable(repeat(train))
-    try:
-        with meter("recover", steps) as bar:
-            for step in range(steps + 1):
-                if step == steps or step % max(1, steps // EVALUATIONS) == 0:
-                    found = score(model.eval(), judge, loss)
-                    losses.append(math.inf if found is None else found[0])
-                    if np.argmin(losses) == len(losses) - 1:
-                        best = copy.deepcopy(model.state_dict())
-                if step == steps:
-                    break
-                _, inputs, y = next(batches)
-                if y is None:
-                    raise InputError(
-                        "recover needs batches (inputs, targets) to train on"
-                    )
-                optimizer.zero_grad()
-                mean_loss(inputs.run(model.train()), y, loss).backward()
-                optimizer.step()
-                bar.advance()
-    except KeyboardInterrupt:
-        interrupted = True
-    model.load_state_dict(best)
-    return np.array(losses), interrupted

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from overt._check import Floats
-from overt.results import Result, Status
+from overt.results import Result
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -86,10 +85,6 @@ class Compression(Result):
         (method, relative change of the outputs).
     output_change
         Relative root mean square change of the outputs on the example (inf from zero).
-    recovery
-        Loss before and during recovery training, if there was any.
-    status
-        "finished", or "interrupted": then it is the best found until then.
     """
 
     by: str
@@ -106,11 +101,9 @@ class Compression(Result):
     skipped: tuple[tuple[str, str], ...]
     tried: tuple[tuple[str, float], ...]
     output_change: float
-    recovery: Floats
-    status: Status
 
     def __str__(self) -> str:
-        lines = [f"compressed by {self.by}, status {self.status}"]
+        lines = [f"compressed by {self.by}"]
         rows: list[tuple[str, Any, Any]] = [
             ("parameters", self.before.parameters, self.after.parameters),
             ("multiply-adds", self.before.multiply_adds, self.after.multiply_adds),

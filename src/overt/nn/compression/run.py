@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from overt import _check
-from overt._check import InputError, InputTypeError, Seed
+from overt._check import InputError, InputTypeError
 from overt.nn.compression.attention import open_attention
 from overt.nn.compression.graph import build_graph
 from overt.nn.compression.lowrank import by_spectrum
@@ -27,7 +27,6 @@ from overt.nn.compression.problem import (
     score,
     with_own_statistics,
 )
-from overt.nn.compression.problem import recover as train_further
 from overt.nn.compression.report import Compression, Size
 from overt.nn.compression.units import by_units
 from overt.nn.data.batches import (
@@ -39,7 +38,6 @@ from overt.nn.data.batches import (
 )
 from overt.nn.data.losses import LOSSES, Loss, check_loss, guess_loss, loss_text
 from overt.nn.data.models import check_model, preserve_rng
-from overt.results import Status
 
 METHODS = ("auto", "flow", "spectrum")
 OF = ("parameters", "multiply_adds", "units")
@@ -58,10 +56,6 @@ def compress(
     output: Output = None,
     loss: Loss = "auto",
     holdout: Any = None,
-    recover: int = 0,
-    train: Any = None,
-    learning_rate: float = 1e-3,
-    seed: Seed = 0,
 ) -> tuple[nn.Module, Compression]:
     """Return a smaller copy of a network, and a report; the model itself is not changed.
 
@@ -74,10 +68,9 @@ def compress(
         something; the report states the error of each.
     by="auto"
         "flow" and "spectrum" are tried; of those that meet `keep` the one with the least loss on
-        `data` is taken, or without targets the one that changes the outputs least. If recovery
-        follows and the loss is more than 5 % above the whole network's, it is "flow":
-        layers of low rank begin better and recover worse. `report.tried` has the numbers, before
-        recovery.
+        `data` is taken, or without targets the one that changes the outputs least; `report.tried`
+        has the numbers. Before training further "flow" is the better choice where much is lost:
+        layers of low rank begin better and recover worse.
 
     Units are followed through the forward pass as it runs: channels that are added together are
     removed together, flattened and concatenated ones are followed, and normalizations shrink with
@@ -117,17 +110,11 @@ def compress(
         "logistic", "mse", "squared", or a function (output, target) -> mean loss.
     holdout
         Data for loss and accuracy in the report; `data` by default, on which "auto" has chosen.
-    recover, train, learning_rate
-        Steps of Adam after the removal, the data for them (`data` by default) and the learning
-        rate; the state with the least loss on `data` is returned.
-    seed
-        Int or numpy Generator, for what the network samples. The state of all global generators
-        is left as it was.
 
     Returns
     -------
-    The smaller module, a copy of the same class made of plain torch layers, and the report.
-    Ctrl-C during recovery returns the best so far.
+    The smaller module, a copy of the same class made of plain torch layers, and the report. It can
+    be trained further like any other.
 
     Examples
     --------
@@ -159,34 +146,21 @@ def compress(
             "by='spectrum' removes no units: keep must be one share, of parameters or "
             "multiply-adds"
         )
-    steps = _check.whole("recover", recover, minimum=0)
-    rate = _check.number("learning_rate", learning_rate, exclusive=True)
     loss = check_loss(loss, ("auto", *LOSSES))
-    start = int(_check.generator(seed).integers(2**31))
     inputs = Inputs.of(example, "example", output).like(model)
     with preserve_rng(), torch.inference_mode(False):
-        torch.manual_seed(start)
+        torch.manual_seed(0)  # for models that sample in evaluation mode
         base = open_attention(copy_model(model).eval())
         judge = _batches("data", data, base, inputs)
         report_on = _batches("holdout", holdout, base, inputs) or judge
-        train_on = _batches("train", train, base, inputs) or judge
         few = None if judge is None else _first_rows(judge)
         guessed = loss == "auto"
         graph = build_graph(base, inputs)
         if guessed:
             loss = _guess_loss(base, few or report_on)
         problem = Problem(base, graph, keep, of, inputs, few, loss)
-        done = _best(problem, steps > 0) if by == "auto" else _run(problem, by)
-        if steps:
-            if judge is None or train_on is None:
-                raise InputError(
-                    "recover needs data, batches (inputs, targets), and maybe train"
-                )
-            torch.manual_seed(start)  # whatever was tried before
-            done.recovery, done.interrupted = train_further(
-                done.model, train_on, judge, loss, steps=steps, learning_rate=rate
-            )
-        elif not done.changes:
+        done = _best(problem) if by == "auto" else _run(problem, by)
+        if not done.changes:
             done.model = copy_model(model).eval()  # with torch's own attention
         report = _report(problem, done, report_on, guessed=guessed)
     _restore_modes(wrapped, done.model)
@@ -247,7 +221,7 @@ def _run(problem: Problem, by: str) -> Outcome:
     return done
 
 
-def _best(problem: Problem, recovers: bool) -> Outcome:
+def _best(problem: Problem) -> Outcome:
     """Try both methods; take the better of those that are small enough, or nearly the smallest."""
     flow = _run(problem, "flow")
     if problem.of_units or isinstance(problem.keep, Mapping):
@@ -260,9 +234,6 @@ def _best(problem: Problem, recovers: bool) -> Outcome:
     small = [by for by in found if sizes[by] <= limit]
     values = {by: _value(problem, found[by].model) for by in small}
     best = min(values, key=values.__getitem__)
-    lost = values[best] > TOLERANCE * _value(problem, problem.base)
-    if recovers and lost and "flow" in small:
-        best = "flow"  # low rank begins better and recovers worse
     found[best].tried = tuple(values.items())
     return found[best]
 
@@ -314,8 +285,6 @@ def _report(
         output_change=relative_change(
             problem.graph.outputs, run_plain(done.model, problem.inputs)
         ),
-        recovery=done.recovery,
-        status=Status.INTERRUPTED if done.interrupted else Status.FINISHED,
     )
 
 
