@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from overt import InputError
-from overt._io import read_sealed, write_csv, write_sealed, write_whole
+from overt._io import write_csv, write_whole
 from overt.cli.matrix_file import read_matrix
 
 M = np.array([[1.0, 2.5], [-3.0, 4e-3], [0.0, 1e6]])
@@ -129,20 +129,6 @@ def test_tables_keep_commas_quotes_and_what_is_no_character(tmp_path):
     path = tmp_path / "table.csv"
     write_csv(path, ("a", "b"), [(1, 'x, "y"'), (2.5, "\udcff")])
     assert path.read_bytes() == b'a,b\r\n1,"x, ""y"""\r\n2.5,?\r\n'
-
-
-def test_arrays_come_back_with_their_checksum(tmp_path):
-    pytest.importorskip("safetensors")
-    path = tmp_path / "arrays.safetensors"
-    write_sealed(path, {"M": M, "turned": M.T, "none": np.zeros(0)}, "test")
-    arrays = read_sealed(path, "test")
-    assert np.array_equal(arrays["M"], M)
-    assert np.array_equal(arrays["turned"], M.T)
-    with pytest.raises(InputError, match="something else"):
-        read_sealed(path, "other")
-    path.write_bytes(b"damaged")
-    with pytest.raises(InputError, match=r"arrays\.safetensors cannot be read"):
-        read_sealed(path, "test")
 
 
 def test_content_reaches_the_disk_before_its_name(tmp_path, monkeypatch):

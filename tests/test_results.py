@@ -103,8 +103,9 @@ def test_npz_round_trip_without_pickle(result, tmp_path):
     path = result.save(str(tmp_path / "result.npz"))
     with np.load(path, allow_pickle=False) as stored:
         found = dict(stored)
-    plain = result.to_dict() | json.loads(str(found.pop("header")))
-    assert plain == result.to_dict()
+    header = json.loads(str(found.pop("header")))
+    assert len(header.pop("checksum")) == 64
+    assert result.to_dict() | header == result.to_dict()
     expected = {}
     for field in dataclasses.fields(result):
         value = getattr(result, field.name)
@@ -152,9 +153,9 @@ def test_npz_holds_every_field(result, tmp_path):
         arrays = {
             name.rsplit("_", 1)[0] if name[-1].isdigit() else name for name in stored
         }
-    assert arrays - {"header"} | header.keys() == {
-        f.name for f in dataclasses.fields(result)
-    }
+    stored_fields = arrays | header.keys()
+    expected = {f.name for f in dataclasses.fields(result)}
+    assert stored_fields == expected | {"header", "checksum"}
 
 
 def test_diverged_traces_are_stored_as_standard_json(tmp_path):

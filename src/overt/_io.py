@@ -173,32 +173,6 @@ def digest(value: Any, arrays: Mapping[str, Array] | None = None) -> str:
     return found.hexdigest()
 
 
-def write_sealed(path: Path, arrays: Mapping[str, Array], what: str) -> None:
-    """Write arrays as safetensors with their checksum."""
-    save = safetensors("numpy", "files").numpy.save
-    metadata = {"what": what, "checksum": digest(what, arrays)}
-    write_whole(
-        path,
-        save({name: np.ascontiguousarray(a) for name, a in arrays.items()}, metadata),
-    )
-
-
-def read_sealed(path: Path, what: str) -> dict[str, Array]:
-    """Return the arrays; refuse what was changed, or is something else."""
-    library = safetensors("numpy", "files")
-    with reading(path, "cannot be read as safetensors"):
-        data = path.read_bytes()
-        arrays: dict[str, Array] = library.numpy.load(data)
-        length = int.from_bytes(data[:8], "little")
-        metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
-        found, checksum = metadata.get("what"), metadata.get("checksum", "")
-    if found != what:
-        raise InputError(f"{path} holds something else: {found!r} instead of {what!r}")
-    if checksum != digest(what, arrays):
-        raise InputError(f"{path} was changed or damaged: its checksum does not fit")
-    return arrays
-
-
 @contextmanager
 def open_npz(
     path: str | os.PathLike[str], otherwise: str = "cannot be read as an npz archive"

@@ -2,17 +2,15 @@
 
 The folder is the argument `folder` or the environment variable OVERT_DATA. MovieLens is read from
 NAME.npz (arrays user, item, rating, timestamp), from the unpacked original folder, or from the
-original NAME.zip; with `download=True` the archive is fetched, checked and stored there.
+original NAME.zip, which `overt reproduce FIGURE --download` fetches.
 """
 
 from __future__ import annotations
 
-import hashlib
 import io
 import os
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -28,90 +26,44 @@ from overt._check import (
     number,
     whole,
 )
-from overt._io import open_npz, reading, write_whole
+from overt._io import open_npz, reading
 from overt.entries import Entries
 
-
-@dataclass(frozen=True)
-class _Archive:
-    """Where GroupLens keeps a data set and how its ratings file is written."""
-
-    folder: str
-    file: str
-    separator: str
-    header: bool
-    md5: str
-
-    @property
-    def inner(self) -> str:
-        """Name of the folder inside the archive."""
-        return {"ml-10m": "ml-10M100K"}.get(self.folder, self.folder)
-
-    def places(self, home: Path) -> list[Path]:
-        """Return where the data set may be in a folder."""
-        names = (
-            f"{self.folder}.npz",
-            f"{self.inner}/{self.file}",
-            f"{self.folder}.zip",
-        )
-        return [home / name for name in names]
-
-    def read(self, path: Path) -> Entries:
-        """Read the data set from one of its places."""
-        if path.suffix == ".npz":
-            return _from_npz(path)
-        if path.suffix != ".zip":
-            with path.open("rb") as file:
-                return _parse(file, self)
-        with (
-            zipfile.ZipFile(path) as box,
-            box.open(f"{self.inner}/{self.file}") as member,
-        ):
-            return _parse(member, self)
-
-
 _MOVIELENS = {
-    "100k": _Archive(
-        "ml-100k", "u.data", "\t", False, "0e33842e24a9c977be4e0107933c0723"
-    ),
-    "1m": _Archive(
-        "ml-1m", "ratings.dat", "::", False, "c4d9eecfca2ab87c1945afe126590906"
-    ),
-    "10m": _Archive(
-        "ml-10m", "ratings.dat", "::", False, "ce571fd55effeba0271552578f2648bd"
-    ),
-    "25m": _Archive(
-        "ml-25m", "ratings.csv", ",", True, "6b51fb2759a8657d3bfcbfc42b592ada"
-    ),
+    "100k": ("ml-100k", "ml-100k/u.data"),
+    "1m": ("ml-1m", "ml-1m/ratings.dat"),
+    "10m": ("ml-10m", "ml-10M100K/ratings.dat"),
+    "25m": ("ml-25m", "ml-25m/ratings.csv"),
 }
+"""Name of each data set, and its ratings below the folder that GroupLens's archive holds."""
+
 MOVIELENS = tuple(_MOVIELENS)
-LICENSE = (
-    "MovieLens is provided by GroupLens for research under its own terms; it may not be "
-    "redistributed without permission: https://grouplens.org/datasets/movielens/"
-)
 
 
 def movielens(
-    size: str = "100k",
-    folder: str | os.PathLike[str] | None = None,
-    *,
-    download: bool = False,
+    size: str = "100k", folder: str | os.PathLike[str] | None = None
 ) -> Entries:
     """Read MovieLens: size "100k", "1m", "10m" or "25m"."""
-    archive = _MOVIELENS[choice("size", size, MOVIELENS)]
+    name, file = _MOVIELENS[choice("size", size, MOVIELENS)]
     home = data_folder(folder)
-    places = archive.places(home)
-    path = next(filter(Path.exists, places), None)
+    places = [f"{name}.npz", file, f"{name}.zip"]
+    path = next((home / place for place in places if (home / place).exists()), None)
     if path is None:
-        if not download:
-            looked = ", ".join(os.fspath(place.relative_to(home)) for place in places)
-            raise InputError(
-                f"there is no MovieLens {size} in {home} (looked for {looked}); get it from "
-                "https://grouplens.org/datasets/movielens/ or pass download=True"
-            )
-        path = _download(archive, home / f"{archive.folder}.zip")
-    with reading(path, f"cannot be read as MovieLens {size}"):
-        return archive.read(path)
+        raise InputError(
+            f"there is no MovieLens {size} in {home} (looked for {', '.join(places)}); get it from "
+            "https://grouplens.org/datasets/movielens/"
+        )
+    otherwise = f"cannot be read as MovieLens {size}"
+    with reading(path, otherwise):
+        if path.suffix == ".npz":
+            with open_npz(path, otherwise) as data:
+                given = (data["user"], data["item"], data["rating"])
+                return Entries.from_ids(*given, data.get("timestamp"))
+        if path.suffix == ".zip":
+            with zipfile.ZipFile(path) as box, box.open(file) as member:
+                return _parse(member, size)
+        with path.open("rb") as lines:
+            return _parse(lines, size)
 
 
 def data_folder(folder: str | os.PathLike[str] | None = None) -> Path:
@@ -136,7 +88,6 @@ def generate_ratings(
     noise: float = 0.6,
     scale: tuple[float, float] | None = (1.0, 5.0),
     popularity: float = 1.0,
-    noise_law: Callable[[np.random.Generator, int], Floats] | None = None,
     seed: Seed = 0,
 ) -> tuple[Entries, Callable[[Ints, Ints], Floats]]:
     """Sample ratings from a low-rank matrix with biases, skewed popularity and noise.
@@ -149,9 +100,8 @@ def generate_ratings(
     ----------
     n_rows, n_cols, n_ratings, rank
         Size of the matrix, number of observed entries, and number of factors.
-    noise, noise_law
-        Standard deviation of the noise, and its law (standard normal if None) as a function of
-        (generator, count).
+    noise
+        Standard deviation of the normal noise.
     scale
         Entries are rounded to whole numbers in this range; None keeps real numbers.
     popularity
@@ -182,8 +132,7 @@ def generate_ratings(
         return np.asarray(3.5 + row_bias[rows] + col_bias[cols] + product)
 
     rows, cols = _pairs(rng, m, n, count, number("popularity", popularity))
-    draw = noise_law or (lambda generator, size: generator.standard_normal(size))
-    values = truth(rows, cols) + number("noise", noise) * draw(rng, count)
+    values = truth(rows, cols) + number("noise", noise) * rng.standard_normal(count)
     if scale is not None:
         values = np.clip(np.round(values), *scale)
     return Entries(rows, cols, values, (m, n)), truth
@@ -213,48 +162,12 @@ def _pairs(
     )
 
 
-def _from_npz(path: Path) -> Entries:
-    with open_npz(
-        path, f"cannot be read as MovieLens {path.stem.removeprefix('ml-')}"
-    ) as data:
-        return Entries.from_ids(
-            data["user"], data["item"], data["rating"], data.get("timestamp")
-        )
-
-
-def _parse(file: IO[bytes], archive: _Archive) -> Entries:
-    """Read user, item, rating, timestamp."""
-    with io.TextIOWrapper(file, "utf-8") as lines:
+def _parse(file: IO[bytes], size: str) -> Entries:
+    """Read user, item, rating, timestamp; only the file of 25M has a header."""
+    with io.TextIOWrapper(file, "utf-8") as text:
         # np.loadtxt knows only separators of one character.
-        columns = np.loadtxt(
-            (line.replace("::", ",") for line in lines),
-            delimiter="," if archive.separator == "::" else archive.separator,
-            skiprows=int(archive.header),
-            ndmin=2,
-        )
+        lines = (line.replace("::", ",").replace("\t", ",") for line in text)
+        columns = np.loadtxt(lines, delimiter=",", skiprows=int(size == "25m"), ndmin=2)
     users, items, ratings, times = columns[:, :4].T
     users, items, times = (ids.astype(np.int64) for ids in (users, items, times))
     return Entries.from_ids(users, items, ratings, times)
-
-
-def _download(archive: _Archive, target: Path) -> Path:
-    """Fetch an archive, check its sum, and keep it; say whose terms apply."""
-    from urllib.request import urlopen
-
-    from rich.console import Console
-
-    Console(stderr=True).print(LICENSE)
-    url = f"https://files.grouplens.org/datasets/movielens/{archive.folder}.zip"
-    try:
-        with urlopen(url) as answer:
-            data = answer.read()
-    except OSError as error:
-        raise InputError(
-            f"{url} cannot be fetched ({error}); put {target.name} into {target.parent} yourself"
-        ) from None
-    found = hashlib.md5(data, usedforsecurity=False).hexdigest()
-    if found != archive.md5:
-        raise InputError(
-            f"{url} has the checksum {found}, expected {archive.md5}; try again"
-        )
-    return write_whole(target, data)

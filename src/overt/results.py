@@ -12,8 +12,7 @@ from enum import StrEnum
 from functools import reduce
 from html import escape
 from pathlib import Path
-from typing import IO, Any, Self
-from zipfile import ZipFile
+from typing import Any, Self
 
 import numpy as np
 
@@ -123,32 +122,25 @@ class Result:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the result to `path` as .npz or .json, whole or not at all, for `load`."""
-        if (suffix := as_path("path", path).suffix) == ".json":
-            told = self.to_dict()
-            return write_whole(path, json.dumps({**told, "checksum": digest(told)}))
-        if suffix != ".npz":
+        suffix = as_path("path", path).suffix
+        if suffix not in (".npz", ".json"):
             raise InputError(f"path must end in .npz or .json, got {path}")
         arrays: dict[str, Any] = {}
         header: dict[str, Any] = {}
         for f in fields(self):
             value = as_numpy(getattr(self, f.name))
-            if isinstance(value, np.ndarray):
+            layers = value if isinstance(value, tuple) else ()
+            if suffix == ".npz" and isinstance(value, np.ndarray):
                 arrays[f.name] = value
-            elif (
-                isinstance(value, tuple) and value and isinstance(value[0], np.ndarray)
-            ):
-                arrays |= {f"{f.name}_{i + 1}": v for i, v in enumerate(value)}
+            elif suffix == ".npz" and layers and isinstance(layers[0], np.ndarray):
+                arrays |= {f"{f.name}_{i + 1}": W for i, W in enumerate(layers)}
             else:
                 header[f.name] = plain(value)
-        checksum = digest(header, arrays)
-        arrays["header"] = np.array(json.dumps(header))
-
-        def write(file: IO[bytes]) -> None:
-            np.savez_compressed(file, **arrays)
-            with ZipFile(file, "a") as box:
-                box.comment = checksum.encode()
-
-        return write_whole(path, write)
+        text = json.dumps({**header, "checksum": digest(header, arrays)})
+        if suffix == ".json":
+            return write_whole(path, text)
+        arrays["header"] = np.array(text)
+        return write_whole(path, lambda file: np.savez_compressed(file, **arrays))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -157,16 +149,18 @@ class Result:
         A file that was changed since does not fit its checksum, and is refused.
         """
         arrays: dict[str, Any] = {}
-        with reading(path, f"holds no {cls.__name__}"):
+        otherwise = f"holds no {cls.__name__}"
+        with reading(path, otherwise):
             if Path(path).suffix == ".json":
-                told = json.loads(Path(path).read_text(encoding="utf-8"))
-                checksum = told.pop("checksum", None)
+                text = Path(path).read_text(encoding="utf-8")
             else:
-                with open_npz(path, f"holds no {cls.__name__}") as archive:
-                    arrays, checksum = dict(archive), archive.zip.comment.decode()
-                told = json.loads(str(arrays.pop("header")))
-            found = restored(cls, arrays | told)
-            if checksum != digest(told, arrays):
+                with open_npz(path, otherwise) as archive:
+                    arrays = dict(archive)
+                text = str(arrays.pop("header"))
+            header = json.loads(text)
+            checksum = header.pop("checksum", None)
+            found = restored(cls, arrays | header)
+            if checksum != digest(header, arrays):
                 raise InputError(
                     f"{path} was changed or damaged: its checksum does not fit"
                 )

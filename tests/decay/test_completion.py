@@ -131,9 +131,6 @@ def test_predicts_what_it_was_fitted_on():
     error = np.sqrt(np.mean((expected - problem.values) ** 2))
     assert model.score(pairs, problem.values) == pytest.approx(-error)
     assert model.score(problem) == pytest.approx(-error)
-    first = np.eye(len(problem))[0]
-    off = abs(expected[0] - problem.values[0])
-    assert model.score(problem, sample_weight=first) == pytest.approx(-off)
     with pytest.raises(InputError, match=r"\(n, 2\)"):
         model.predict([0, 1, 2])
 

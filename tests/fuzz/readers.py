@@ -21,7 +21,6 @@ from fuzz.hostile import limits
 from fuzz.mutations import mutate
 
 import overt
-from overt._io import read_sealed, write_sealed
 from overt.cli.matrix_file import read_matrix
 from overt.cli.models import build_model, read_examples
 
@@ -121,11 +120,6 @@ def _sparse(folder):
 def _matrix(path):
     found = read_matrix(path)
     return (found.toarray() if hasattr(found, "toarray") else found).tobytes()
-
-
-def _arrays(folder):
-    write_sealed(folder / "M.safetensors", {"M": M}, "test")
-    return folder / "M.safetensors"
 
 
 def _examples(folder):
@@ -346,7 +340,6 @@ READERS = {
     "csv": Reader(_text("M.csv", delimiter=","), _matrix),
     "txt": Reader(_text("M.txt"), _matrix),
     "sparse npz": Reader(_sparse, _matrix),
-    "safetensors": Reader(_arrays, lambda path: repr(read_sealed(path, "test")), True),
     "examples": Reader(_examples, lambda path: pickle.dumps(read_examples(path))),
     "ratings": Reader(_ratings("r.csv"), _table),
     "ratings in gzip": Reader(

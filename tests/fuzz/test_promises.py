@@ -13,7 +13,6 @@ from fuzz.readers import _completion, _entries, _matrix, _state
 
 import overt
 from overt._html import Page
-from overt._io import read_sealed
 from overt.cli.models import read_examples
 from overt.completion import DropoutCompletion, read_ratings
 from overt.results import Result
@@ -45,9 +44,9 @@ LOADERS = {
     "data.npz": (npz, read_examples),
     "w.pt": (lambda p, b: torch.save({"weight": b}, p), _state),
     "r.npz": (npz, overt.Solution.load),
-    "M.safetensors": (
+    "model.safetensors": (
         lambda p, b: p.write_bytes(pickle.dumps(b)),
-        lambda p: read_sealed(p, ""),
+        lambda p: DropoutCompletion.load(p.parent),
     ),
     "r.csv": (lambda p, b: p.write_bytes(pickle.dumps(b)), read_ratings),
 }

@@ -21,10 +21,10 @@ from overt._io import (
     as_path,
     digest,
     plain,
-    read_sealed,
     reading,
     ready,
-    write_sealed,
+    safetensors,
+    write_whole,
 )
 from overt.completion.averaged import AveragedModel
 from overt.completion.features import Directions, Encoder
@@ -118,23 +118,32 @@ def from_plain(stored: Any, arrays: Mapping[str, Array]) -> Any:
 
 def write_state(path: Path, state: dict[str, Any], what: str) -> None:
     """Write what `to_plain` takes into one file, whole or not at all."""
+    save = safetensors("numpy", "files").numpy.save
     arrays: dict[str, Array] = {}
     text = json.dumps(to_plain(state, "state", arrays))
     arrays["header"] = np.frombuffer(text.encode(), np.uint8)
-    write_sealed(path, arrays, what)
+    arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    checksum = digest(what, arrays)
+    write_whole(path, save(arrays, {"what": what, "checksum": checksum}))
 
 
 def read_state(path: Path, what: str, otherwise: str) -> dict[str, Any]:
     """Return what `write_state` wrote; `otherwise` is said of a file that is something else."""
-    try:
-        arrays = read_sealed(path, what)
-    except InputError as error:
-        raise InputError(
-            otherwise if "something else" in str(error) else str(error)
-        ) from None
-    header = json.loads(arrays["header"].tobytes())
-    found: dict[str, Any] = from_plain(header, arrays)
-    return found
+    load = safetensors("numpy", "files").numpy.load
+    with reading(path, "cannot be read as safetensors"):
+        data = path.read_bytes()
+        arrays: dict[str, Array] = load(data)
+        length = int.from_bytes(data[:8], "little")
+        metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
+        if metadata.get("what") != what:
+            raise InputError(otherwise)
+        if metadata.get("checksum") != digest(what, arrays):
+            raise InputError(
+                f"{path} was changed or damaged: its checksum does not fit"
+            )
+        header = json.loads(arrays["header"].tobytes())
+        found: dict[str, Any] = from_plain(header, arrays)
+        return found
 
 
 def save_model(

@@ -26,7 +26,7 @@ from overt._running import meter
 from overt.decay import layers
 from overt.decay.least_squares import leading_factors, mean_square_residual, refine
 from overt.decay.simulation import Weights
-from overt.entries.entries import Entries, find_pairs, observed, weighted_error
+from overt.entries.entries import Entries, find_pairs, observed
 from overt.entries.identifiers import UNKNOWN, IdentifierIndex, describe_unknown
 from overt.results import Status
 
@@ -232,11 +232,11 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         _refuse_unknown("rows", rows, positions)
         return np.asarray(self.U_[positions] @ self.V_.T)
 
-    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
+    def score(self, X: Any, y: Any = None) -> float:
         """Return the negative root mean squared error on the entries of X (as in `fit`)."""
         entries = observed(X, y)
         error = self.predict(entries if y is None else X) - entries.values
-        return -weighted_error(error, sample_weight)
+        return -float(np.sqrt(np.mean(error**2)))
 
     def _sides(self, keys: str) -> tuple[IdentifierIndex, IdentifierIndex]:
         check_is_fitted(self)

@@ -111,9 +111,7 @@ class Entries:
         truth = None if truth is None else doubles("truth", truth, ndim=2)
         if truth is not None and truth.shape != shape:
             raise InputError(f"truth must have the shape {shape}, got {truth.shape}")
-        self._set(rows, cols, values, shape, row_ids, col_ids, times, truth)
-
-    def _set(self, *checked: Any) -> None:
+        checked = (rows, cols, values, shape, row_ids, col_ids, times, truth)
         for name, value in zip(self.__dataclass_fields__, checked, strict=True):
             object.__setattr__(self, name, value)
 
@@ -256,16 +254,7 @@ class Entries:
             raise InputError(
                 f"chosen must be some of {len(self)} entries: {error}"
             ) from None
-        if not len(values):
-            raise InputError("there must be at least one observed entry, got 0")
-        return self._with(rows, cols, values, times)
-
-    def _with(self, rows: Any, cols: Any, values: Any, times: Array | None) -> Self:
-        """Return other entries of the same matrix, which need no check."""
-        found = object.__new__(type(self))
-        ids = (self.row_ids, self.col_ids)
-        found._set(rows, cols, values, self.shape, *ids, times, self.truth)
-        return found
+        return replace(self, rows=rows, cols=cols, values=values, times=times)
 
     def _merged(self, how: str) -> Self:
         """Merge entries that are given more than once: first ones stay, with the latest time.
@@ -301,7 +290,9 @@ class Entries:
             done = "the last one is used"
         if how != "count":
             warnings.warn(f"{count} duplicate entries: {done}", stacklevel=3)
-        return self._with(self.rows[first], self.cols[first], values[in_order], times)
+        rows = self.rows[first]
+        cols = self.cols[first]
+        return replace(self, rows=rows, cols=cols, values=values[in_order], times=times)
 
     def split(self, holdout: float = 0.1, seed: Seed = 0) -> tuple[Self, Self]:
         """Return (train, holdout); the holdout is the start of a random permutation."""
@@ -321,18 +312,6 @@ class Entries:
         return coo_array(
             (self.values, (self.rows, self.cols)), shape=self.shape
         ).tocsr()
-
-
-def weighted_error(error: Floats, weights: Any) -> float:
-    """Return sqrt(sum_i w_i e_i^2 / sum_i w_i), all weights 1 where there are none."""
-    if weights is None:
-        return float(np.sqrt(np.mean(error**2)))
-    w = doubles("sample_weight", weights, ndim=1)
-    if w.shape != error.shape or w.min() < 0 or not w.any():
-        raise InputError(
-            f"sample_weight must be {len(error)} numbers from 0, not all 0"
-        )
-    return float(np.sqrt(np.average(error**2, weights=w / w.max())))
 
 
 def observed(X: Any, y: Any = None) -> Entries:

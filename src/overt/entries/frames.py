@@ -61,9 +61,12 @@ def read_frame(X: Any) -> Frame:
     import narwhals
 
     if hasattr(X, "fetchnumpy"):  # a relation of DuckDB, without need of pyarrow
-        return Frame(
-            {name: _fill_mask(column) for name, column in X.fetchnumpy().items()}
-        )
+        found = X.fetchnumpy()
+        for name, column in found.items():
+            if np.ma.is_masked(column):
+                mask = np.ma.getmaskarray(column)
+                found[name] = np.where(mask, None, column.data.astype(object))
+        return Frame(found)
     names = list(getattr(X, "columns", ())) if not hasattr(X, "collect_schema") else []
     if len(set(names)) < len(names):
         raise InputError(
@@ -80,14 +83,6 @@ def read_frame(X: Any) -> Frame:
         zip(names, (column.to_numpy() for column in found.iter_columns()), strict=True)
     )
     return Frame(columns, narwhals.maybe_get_index(found))
-
-
-def _fill_mask(column: Any) -> Array:
-    """Return a column with NaN or None where it is masked."""
-    if not np.ma.is_masked(column):
-        return np.asarray(column)
-    missing: Any = np.nan if column.dtype.kind in "biuf" else None
-    return np.where(np.ma.getmaskarray(column), missing, np.asarray(column))
 
 
 def role_of(name: Any) -> str | None:
