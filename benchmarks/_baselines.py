@@ -51,6 +51,6 @@ def small_initialization(problem: Entries, passes: int = 3000) -> Any:
     unit = replace(problem, values=problem.values / scale)
     rate = 0.1 / ((m * n / 2) ** (2 / 3) * 2 * (1 / m + 1 / n))
     schedule = Schedule.constant(passes * len(problem), rate, 0.0)
-    run = simulate(unit, 3, 20, schedule, init=0.1, records=2, balance=False)
+    run = simulate(unit, 3, 20, schedule, init=0.1, records=2)
     first, middle, last = (W[0] for W in run.weights)
     return scale * last @ middle @ first

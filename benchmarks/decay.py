@@ -14,13 +14,13 @@ from overt import Entries
 from overt.decay import (
     DeepLinearCompletion,
     Schedule,
-    entry_draws,
     initial_weights,
     jumps,
     simulate,
     test_error,
     two_by_two,
 )
+from overt.decay.simulation import EntrySampler
 
 NOISY = Schedule.of([(500, 0.03, 0.1), (49_500, 0.2, 0.1)], convention="pytorch")
 
@@ -50,17 +50,19 @@ def simulator() -> Table:
     long = Schedule.of([(500, 0.03, 0.1), (29_500, 0.2, 0.1)], convention="pytorch")
     for depth in (3, 4):
         start = initial_weights(problem, depth, 100)
-        ours = simulate(problem, depth, 100, schedule, records=[steps], balance=False)
-        theirs = torch_sgd(problem, start, entry_draws(problem, steps))
+        ours = simulate(problem, depth, 100, schedule, records=[steps])
+        theirs = torch_sgd(
+            problem, start, EntrySampler(len(problem), 0, 0, "replacement").take(steps)
+        )
         difference = max(
             float(np.abs(a[0] - b).max())
             for a, b in zip(ours.weights, theirs, strict=True)
         )
-        short = entry_draws(problem, 300)
+        short = EntrySampler(len(problem), 0, 0, "replacement").take(300)
         slow, fast = seconds(
             lambda start=start, short=short: torch_sgd(problem, start, short),
             lambda depth=depth: simulate(
-                problem, depth, 100, long, records=[long.steps], balance=False, n_jobs=1
+                problem, depth, 100, long, records=[long.steps], n_jobs=1
             ),
             repeat=5,
         )
@@ -109,7 +111,8 @@ def figure_one() -> Table:
         "Figure 1 at scale: 100 seeds x 50,000 steps, all cores",
         ("seconds", "jumped by 2000", "5000", "10000", "20000", "50000", "bar", "met"),
     )
-    shares = [found.share(step) for step in (2000, 5000, 10_000, 20_000, 50_000)]
+    last = np.searchsorted(found.steps, (2000, 5000, 10_000, 20_000, 50_000), "right")
+    shares = (1 - found.surviving[last - 1]).tolist()
     table.rows.append((elapsed, *shares, "minutes (< 300 s)", verdict(elapsed < 300)))
     table.notes.append(
         f"{found.returned} of {found.below} runs that had fallen below s2/s1 = .02 came back "
@@ -127,7 +130,6 @@ def no_return() -> Table:
         NOISY.until(20_000),
         200,
         records=[20_000],
-        balance=False,
         seed=1,
     )
     low = np.flatnonzero(first.ratio[:, -1] < 0.02)
@@ -140,7 +142,6 @@ def no_return() -> Table:
         len(low),
         [W[low] for W in first.weights],
         201,
-        balance=False,
         seed=2,
     )
     back = int(np.sum(after.ratio.max(axis=1) >= 0.05))

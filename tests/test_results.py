@@ -6,7 +6,7 @@ import pytest
 from helpers import chain_product
 
 import overt
-from overt import Certificate, DeepSolution, InputError, Solution, Status, Trace, decay
+from overt import Certificate, DeepSolution, InputError, Solution, Status, Trace
 
 CERTIFICATE = Certificate(
     objective=1.5,
@@ -293,19 +293,6 @@ def test_paths_landscapes_minima_and_jumps_draw_themselves():
     drawn = [c.get_offsets()[:, 1] for c in (minimum, saddle)]
     np.testing.assert_allclose(
         np.sort(np.concatenate(drawn)), [p.objective for p in land.points]
-    )
-
-    problem = decay.two_by_two(0.25)
-    schedule = decay.Schedule.constant(200, 0.1, 0.05)
-    jumps = decay.jumps(problem, 3, 4, schedule, seeds=3)
-    np.testing.assert_array_equal(
-        jumps.plot().axes[0].lines[0].get_ydata(), jumps.surviving
-    )
-    values, error = jumps.runs.plot().axes
-    mean = np.nanmean(jumps.runs.singular_values, 0)[1:]
-    np.testing.assert_allclose([line.get_ydata() for line in values.lines], mean.T)
-    np.testing.assert_allclose(
-        error.lines[0].get_ydata(), np.nanmean(jumps.runs.train_error, 0)[1:]
     )
 
 

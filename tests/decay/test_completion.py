@@ -9,9 +9,7 @@ from sklearn.model_selection import KFold, cross_val_score
 
 from overt import Entries, InputError, datasets
 from overt.completion import DropoutCompletion
-from overt.decay import DeepLinearCompletion, completion, layers
-from overt.decay.completion import AnnealedPath
-from overt.results import Status
+from overt.decay import DeepLinearCompletion, layers
 
 
 def matrix(size, rank, share, seed):
@@ -35,7 +33,6 @@ def test_finds_the_rank_and_the_matrix(rank, share):
     assert all(
         c.train_error < 1e-4 for c in model.path_ if c.rank >= rank
     )  # quiet phases fit
-    assert model.status_ == Status.FINISHED
     A = model.weights_[2] @ model.weights_[1] @ model.weights_[0]
     np.testing.assert_allclose(A, model.complete(), atol=1e-10)
 
@@ -83,7 +80,7 @@ def test_what_has_no_entries_gets_the_level():
     ratings = np.full((31, 20), np.nan)
     ratings[:30] = 3.5 + rng.standard_normal((30, 20)) / 3
     ratings[:30][rng.random((30, 20)) < 0.4] = np.nan
-    answers = fit(ratings).complete([30])
+    answers = fit(ratings).complete()[30]
     np.testing.assert_allclose(answers, np.nanmean(ratings), atol=0.3)
 
 
@@ -115,7 +112,7 @@ def test_forms_of_input_agree():
         np.testing.assert_allclose(
             model.predict([0, 5], [3, 19]), expected[[0, 5], [3, 19]]
         )
-    model = DeepLinearCompletion(seed=3).fit_triplets(rows, cols, values)
+    model = DeepLinearCompletion(seed=3).fit(Entries(rows, cols, values))
     np.testing.assert_allclose(model.complete(), expected, rtol=1e-12)
 
 
@@ -190,7 +187,6 @@ def test_rows_and_columns_keep_their_identifiers():
     where = users.index("user 7"), items.index(103)
     assert model.predict(["user 7"], [103])[0] == pytest.approx(A[where])
     assert model.predict(["user 7"], ["103"])[0] == pytest.approx(A[where])
-    np.testing.assert_allclose(model.complete(["user 7"]), A[[where[0]]])
     with pytest.raises(InputError, match="user 99"):
         model.predict(["user 99"], [103])
 
@@ -205,7 +201,6 @@ def test_complete_gives_what_dropout_completion_gives():
         assert A.shape == problem.shape
         rows, cols = np.array([3, 5]), np.array([0, 11])
         np.testing.assert_allclose(A[rows, cols], model.predict(rows, cols))
-        np.testing.assert_allclose(model.complete([4, 1]), A[[4, 1]])
 
 
 def test_noisy_data_do_not_raise_the_rank():
@@ -224,27 +219,6 @@ def test_clone_keeps_the_parameters():
     assert layers.test_error(problem, model.complete()) < 0.01
 
 
-def test_interrupt_keeps_the_best_candidate(monkeypatch):
-    problem = matrix(30, 1, 0.4, seed=0)
-
-    def refine(entries, U, V):  # the last fit, to all entries
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(completion, "refine", refine)
-    model = fit(problem)
-    assert model.status_ == Status.INTERRUPTED
-    assert layers.test_error(problem, model.complete()) < 0.05
-
-
-def test_interrupt_before_anything_is_kept_goes_through(monkeypatch):
-    def shed(self, lam):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(AnnealedPath, "shed", shed)
-    with pytest.raises(KeyboardInterrupt):
-        fit(matrix(10, 1, 0.5, seed=0))
-
-
 def test_width_is_at_most_that_of_the_matrix():
     A = np.random.default_rng(0).standard_normal((6, 4))
     for width, expected in ((None, 4), (50, 4), (3, 3)):
@@ -259,9 +233,9 @@ def test_width_is_at_most_that_of_the_matrix():
 def test_bad_entries():
     model = DeepLinearCompletion()
     with pytest.raises(InputError, match="all be 0"):
-        model.fit_triplets([0, 1], [0, 1], [0.0, 0.0])
+        model.fit(Entries([0, 1], [0, 1], [0.0, 0.0]))
     with pytest.raises(InputError, match="at least one"):
-        model.fit_triplets([], [], [])
+        model.fit(Entries([], [], []))
     fitted = fit(matrix(10, 1, 0.6, seed=0))
     with pytest.raises(InputError, match="rows"):
         fitted.predict([10], [0])

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from overt import InputError
 from overt.decay import (
     Schedule,
     find_jumps,
@@ -43,7 +42,7 @@ def test_deeper_networks_jump():
     assert shallow.jumped <= 1
     assert deep.jumped >= 6
     assert deep.returned == shallow.returned == 0
-    assert deep.share(5000) == pytest.approx(deep.jumped / 10)
+    assert deep.surviving[deep.steps == 5000] == pytest.approx(1 - deep.jumped / 10)
     assert deep.collapsed == 0
     assert (deep.median < 5000) == (deep.jumped > 5)
     again = find_jumps(deep.runs, threshold=0.2, floor=0.1)
@@ -83,16 +82,7 @@ def test_jumps_are_counted_by_hand():
     assert found.below == 3
     assert found.surviving.tolist() == [0.75, 0.5, 0.25, 0.25, 0.25]
     assert found.median == 15.0
-    assert [found.share(step) for step in (0, 9, 10, 25, 99)] == [
-        0.25,
-        0.25,
-        0.5,
-        0.75,
-        0.75,
-    ]
     assert binom.cdf(1, 4, found.upper[-1]) == pytest.approx(0.1)
-    with pytest.raises(InputError, match="at least 0"):
-        found.share(-1)
     never = type(runs)(
         **{
             **vars(runs),

@@ -18,8 +18,6 @@ def test_schedules_are_cut_into_pieces():
     ]
     assert plan.steps == 7
     assert repr(plan) == "Schedule(3 x (0.1, 0.2), 4 x (0.3, 0.4))"
-    turns = Schedule.periodic(2, 5, warm_up=None, convention="loss")
-    assert turns.to_dict() == {"phases": [[5, 0.1, 0.001], [5, 0.4, 0.1]] * 2}
     warm = Schedule.annealing(7, 8, convention="loss")
     assert warm.to_dict() == {
         "phases": [[500, 0.03, 0.1], [7, 0.2, 0.1], [8, 0.02, 0.001]]

@@ -65,7 +65,6 @@ WRONG = [
     (lambda: Schedule.constant(5, 0.1, 0.1, convention="torch"), "convention must be"),
     (lambda: Schedule.of([(1, 2)]), "triples"),
     (lambda: Schedule(()), "phases must be a list"),
-    (lambda: Schedule.periodic(0, 5), "periods must be"),
     (lambda: balanced(np.eye(2), 1), "depth must be"),
     (lambda: balanced(np.ones(2), 3), "A must"),
     (lambda: train_error(PROBLEM, np.eye(2)), r"A must be \(3, 4\) numbers"),

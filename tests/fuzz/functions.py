@@ -680,16 +680,6 @@ DECAY = {
             "convention": ("word", "loss"),
         },
     ),
-    "decay.entry_draws": Row(
-        decay.entry_draws,
-        {
-            "problem": (t, SMALL),
-            "steps": (c, 5),
-            "seed": (s, 0),
-            "run": (c, 0),
-            "sampling": ("word", "shuffled"),
-        },
-    ),
     "decay.initial_weights": Row(
         decay.initial_weights,
         SMALLEST | {"width": (w, 3), "init": (n, 1.0), "seed": (s, 0), "run": (c, 0)},
@@ -1099,7 +1089,6 @@ EXCLUDED = {
     "overt.spectral": "a module",
     "completion.NewRow": "made by fold_in",
     "completion.RatingsFile": "made by read_ratings",
-    "decay.FittingRank": "made by smallest_fitting_rank",
     "decay.Minima": "made by minima",
     "nn.WithoutNoise": "made by without_noise",
     "nn.load_compressed": "a reader of files",

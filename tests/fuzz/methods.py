@@ -84,7 +84,6 @@ NAMED = by.fitted(drop_prob=0.5).fit(
 RULE = decay.Schedule.constant(9, 0.1, 0.01)
 DEEP = decay.DeepLinearCompletion(3, 2).fit(by.ENTRIES)
 FEW = {"width": 3, "seeds": 1, "records": 3, "schedule": RULE}
-JUMPS = decay.find_jumps(by.RUNS)
 LAZY = relu.train_lazy(by.UNIT, by.SIGNS, width=4, steps=4, records=2)
 MODEL, X, Y = by.GOOD["model"][1], by.BATCH, by.LABELS
 NEAR = robust.minimum_distance(MODEL, X, Y, by.BALL, steps=2, warn=False)
@@ -315,17 +314,6 @@ MORE = {
         "decay.DeepLinearCompletion.score": whole(
             DEEP.score, X=np.stack([by.ROWS, by.COLS], 1), y=by.VALUES
         ),
-        "decay.DeepLinearCompletion.fit_triplets": whole(
-            lambda rows, cols, values: (
-                decay.DeepLinearCompletion(3, 2)
-                .fit_triplets(rows, cols, values)
-                .predict([0], [0])
-            ),
-            rows=by.ROWS,
-            cols=by.COLS,
-            values=by.VALUES,
-        ),
-        "decay.Jumps.share": whole(JUMPS.share, step=3),
         "decay.Runs.jumps_to": whole(by.RUNS.jumps_to, rank=1),
         **{
             f"decay.Schedule.{name}": whole(
@@ -333,7 +321,6 @@ MORE = {
             )
             for name, good in (
                 ("annealing", {}),
-                ("periodic", {}),
                 ("of", {"phases": [(5, 0.1, 0.01)]}),
             )
         },

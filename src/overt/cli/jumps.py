@@ -84,7 +84,6 @@ def jumps(
         seeds,
         records=RECORDS,
         seed=seed,
-        balance=False,
         n_jobs=n_jobs,
         progress=not as_json,
     )

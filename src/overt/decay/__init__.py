@@ -12,7 +12,6 @@ from overt.decay.family import two_by_two
 from overt.decay.fully_observed import RankThresholds, rank_thresholds
 from overt.decay.jumping import Jumps, find_jumps, jumps
 from overt.decay.landscape import (
-    FittingRank,
     Minima,
     Minimum,
     existence,
@@ -21,11 +20,10 @@ from overt.decay.landscape import (
 )
 from overt.decay.layers import balanced, test_error, train_error
 from overt.decay.schedule import Phase, Schedule, effective
-from overt.decay.simulation import Runs, entry_draws, initial_weights, simulate
+from overt.decay.simulation import Runs, initial_weights, simulate
 
 __all__ = [
     "DeepLinearCompletion",
-    "FittingRank",
     "Jumps",
     "Minima",
     "Minimum",
@@ -35,7 +33,6 @@ __all__ = [
     "Schedule",
     "balanced",
     "effective",
-    "entry_draws",
     "existence",
     "find_jumps",
     "initial_weights",

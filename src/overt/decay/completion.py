@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -22,13 +21,11 @@ from overt._check import (
     seed_number,
     whole,
 )
-from overt._running import meter
 from overt.decay import layers
 from overt.decay.least_squares import leading_factors, mean_square_residual, refine
 from overt.decay.simulation import Weights
 from overt.entries.entries import Entries, find_pairs, observed
 from overt.entries.identifiers import UNKNOWN, IdentifierIndex, describe_unknown
-from overt.results import Status
 
 
 @dataclass(frozen=True)
@@ -100,8 +97,6 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
     seed
         Of the weights, the entries' order and the holdout entries; `random_state`, as in
         scikit-learn, is used instead where it is given.
-    progress
-        Show a bar if this is a terminal.
 
     Attributes
     ----------
@@ -112,10 +107,6 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
     rank_, weights_, path_, weight_decay_
         The rank, the layers [W_1, ..., W_L], the candidates met, and the decay at which the noise
         left the chosen one.
-    status_
-        "finished", or "interrupted" by Ctrl-C, which keeps the best candidate.
-    n_steps_
-        Steps taken in all.
     """
 
     def __init__(
@@ -125,7 +116,6 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         holdout: float = 0.1,
         tol: float = 0.1,
         seed: Seed = 0,
-        progress: bool = False,
         random_state: Any = None,
     ) -> None:
         self.depth = depth
@@ -133,7 +123,6 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         self.holdout = holdout
         self.tol = tol
         self.seed = seed
-        self.progress = progress
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any = None) -> Self:
@@ -157,43 +146,26 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         train, judge = _split(entries, holdout, rng)
         self.row_ids_ = entries.row_ids
         self.col_ids_ = entries.col_ids
-        self.path_: list[Candidate] = []
-        self.status_ = Status.FINISHED
-        self.n_steps_ = 0
-        found: list[Fitted] = []
-        try:
-            with meter("fit", 1, show=self.progress) as bar:
-
-                def count(steps: int, note: str) -> None:
-                    self.n_steps_ += steps
-                    bar.advance(0, note=f"{self.n_steps_ / 1e6:.1f}M steps, {note}")
-
-                leading = leading_factors(train)
-                if leading is None:
-                    part = np.zeros(entries.shape)
-                    scale = _root_mean_square(entries)
-                else:
-                    part = leading[0] @ leading[1].T
-                    scale = _root_mean_square(_minus(train, part))
-                rest = [_minus(half, part, scale) for half in (train, judge)]
-                path = AnnealedPath(rest[0], depth, width, rng, count)
-                candidates = annealed_candidates(path, *rest)
-                self.path_ = [candidate for candidate, _ in candidates[:-1]]
-                best, A = _choose(candidates, self.tol)
-                A = part + scale * A
-                if leading is not None:
-                    candidates = refined_candidates(best, A, train, judge, scale)
-                    self.path_ = [candidate for candidate, _ in candidates]
-                    best, A = _choose(candidates, self.tol)
-                found.append((best, A))  # in case of Ctrl-C
-                if best.rank:
-                    U, V = refine(entries, *_factors(A, best.rank))
-                    found.append((best, U @ V.T))
-        except KeyboardInterrupt:
-            if not found:
-                raise
-            self.status_ = Status.INTERRUPTED
-        best, A = found[-1]
+        leading = leading_factors(train)
+        if leading is None:
+            part = np.zeros(entries.shape)
+            scale = _root_mean_square(entries)
+        else:
+            part = leading[0] @ leading[1].T
+            scale = _root_mean_square(_minus(train, part))
+        rest = [_minus(half, part, scale) for half in (train, judge)]
+        path = AnnealedPath(rest[0], depth, width, rng)
+        candidates = annealed_candidates(path, *rest)
+        self.path_ = [candidate for candidate, _ in candidates[:-1]]
+        best, A = _choose(candidates, self.tol)
+        A = part + scale * A
+        if leading is not None:
+            candidates = refined_candidates(best, A, train, judge, scale)
+            self.path_ = [candidate for candidate, _ in candidates]
+            best, A = _choose(candidates, self.tol)
+        if best.rank:
+            U, V = refine(entries, *_factors(A, best.rank))
+            A = U @ V.T
         if leading is None:
             A = _zero_unobserved(A, entries)
         self.rank_ = best.rank
@@ -201,12 +173,6 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         self.weights_ = layers.balanced(A, depth, width, best.rank)
         self.U_, self.V_ = _factors(A, max(best.rank, 1))
         return self
-
-    def fit_triplets(
-        self, rows: Any, cols: Any, values: Any, *, shape: tuple[int, int] | None = None
-    ) -> Self:
-        """Fit to entries given as three arrays."""
-        return self.fit(Entries(rows, cols, values, shape))
 
     def predict(self, rows: Any, cols: Any = None, *, keys: str = "auto") -> Floats:
         """Return the completed matrix's entries (rows[n], cols[n]).
@@ -217,32 +183,24 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         are refused. Those inside without entries are predicted as 0, or as the fitted mean row or
         column where a dominating part was taken off.
         """
-        row_index, col_index = self._sides(keys)
+        check_is_fitted(self)
+        row_index = IdentifierIndex("rows", len(self.U_), self.row_ids_).by(keys)
+        col_index = IdentifierIndex("cols", len(self.V_), self.col_ids_).by(keys)
         (a, b), (row_labels, col_labels) = find_pairs(row_index, col_index, rows, cols)
         _refuse_unknown("rows", row_labels, a)
         _refuse_unknown("cols", col_labels, b)
         return np.asarray(np.sum(self.U_[a] * self.V_[b], axis=-1))
 
-    def complete(self, rows: Any = None, *, keys: str = "auto") -> Floats:
-        """Return the dense matrix U_ V_', or some rows of it."""
-        row_index, _ = self._sides(keys)
-        if rows is None:
-            return np.asarray(self.U_ @ self.V_.T)
-        positions = row_index.find(rows)
-        _refuse_unknown("rows", rows, positions)
-        return np.asarray(self.U_[positions] @ self.V_.T)
+    def complete(self) -> Floats:
+        """Return the dense matrix U_ V_'."""
+        check_is_fitted(self)
+        return np.asarray(self.U_ @ self.V_.T)
 
     def score(self, X: Any, y: Any = None) -> float:
         """Return the negative root mean squared error on the entries of X (as in `fit`)."""
         entries = observed(X, y)
         error = self.predict(entries if y is None else X) - entries.values
         return -float(np.sqrt(np.mean(error**2)))
-
-    def _sides(self, keys: str) -> tuple[IdentifierIndex, IdentifierIndex]:
-        check_is_fitted(self)
-        row_index = IdentifierIndex("rows", len(self.U_), self.row_ids_)
-        col_index = IdentifierIndex("cols", len(self.V_), self.col_ids_)
-        return row_index.by(keys), col_index.by(keys)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -258,6 +216,7 @@ def annealed_candidates(
 ) -> list[Fitted]:
     """Return a quiet fit of each rank that the noisy path meets, and the zero matrix at last."""
     found: list[Fitted] = []
+    path.warm_up()
     for lam in path.decays:
         path.shed(lam)
         rank = path.rank()
@@ -290,10 +249,7 @@ def refined_candidates(
 
 
 class AnnealedPath:
-    """SGD's weights on a problem; rates follow from the problem's size and halve on divergence.
-
-    `count` is called with the number of steps that were taken, and what they were for.
-    """
+    """SGD's weights on a problem; rates follow from the problem's size and halve on divergence."""
 
     def __init__(
         self,
@@ -301,18 +257,15 @@ class AnnealedPath:
         depth: int,
         width: int,
         rng: np.random.Generator,
-        count: Callable[[int, str], None],
     ) -> None:
         self._problem = problem
         self._depth = depth
         self._rng = rng
-        self._count = count
         shapes = layers.shapes(problem.shape, depth, width)
         self._state = Weights(
             [rng.standard_normal(shape) / np.sqrt(width) for shape in shapes]
         )
         self._rate = 0.5 / curvature(problem.shape, depth)
-        self._is_new = True
         self.decays = decay_ladder(problem.shape, depth)
 
     def branch(self) -> AnnealedPath:
@@ -327,12 +280,7 @@ class AnnealedPath:
 
     def rank(self) -> int:
         """Return how many singular values of the product have not been shed."""
-        # The product's spectrum is that of a width x width core between orthonormal bases.
-        core: Any = np.linalg.qr(self._state.G, mode="r")
-        right: Any = np.linalg.qr(self._state.F, mode="r")
-        for W in self._state.M[::-1]:
-            core = core @ W
-        s = np.linalg.svd(core @ right.T, compute_uv=False)
+        s = np.linalg.svd(self.matrix(), compute_uv=False)
         return int(np.sum(s > max(OPTIONS.shed * s[0], 1e-3)))
 
     def candidate(self, lam: float, train: Entries, judge: Entries) -> Candidate:
@@ -341,31 +289,30 @@ class AnnealedPath:
         train_error = layers.train_error(train, A)
         return Candidate(lam, self.rank(), train_error, layers.train_error(judge, A))
 
+    def warm_up(self) -> None:
+        """Take the first steps at a small rate."""
+        steps = OPTIONS.warm_up_passes * len(self._problem)
+        self.descend(steps, self._rate / 5, self.decays[0])
+
     def shed(self, lam: float) -> None:
         """Run the noisy phase at this weight decay."""
         n = len(self._problem)
-        if self._is_new:
-            self.descend(OPTIONS.warm_up_passes * n, self._rate / 5, lam, "warm-up")
-            self._is_new = False
         steps = OPTIONS.memories / (2 * self._rate * lam)
         steps = np.clip(
             steps, OPTIONS.min_noisy_passes * n, OPTIONS.max_noisy_passes * n
         )
-        self.descend(int(steps), self._rate, lam, f"decay {lam:.2g}")
-
-    def restart(self, A: Floats, rank: int) -> None:
-        """Continue from balanced layers of the `rank` largest singular values of A."""
-        width = self._state.F.shape[1]
-        self._state = Weights(layers.balanced(A, self._depth, width, rank))
+        self.descend(int(steps), self._rate, lam)
 
     def settle(self, lam: float) -> None:
         """Drop what is all but shed, then run the quiet phases that follow a noisy one."""
-        self.restart(self.matrix(), self.rank())
+        width = self._state.F.shape[1]
+        layered = layers.balanced(self.matrix(), self._depth, width, self.rank())
+        self._state = Weights(layered)
         for share in OPTIONS.quiet_shares:
             steps = OPTIONS.quiet_passes * len(self._problem)
-            self.descend(steps, self._rate / 3, lam * share, f"rank {self.rank()}")
+            self.descend(steps, self._rate / 3, lam * share)
 
-    def descend(self, steps: int, rate: float, lam: float, note: str) -> None:
+    def descend(self, steps: int, rate: float, lam: float) -> None:
         """Take steps; where the iterates diverge, go back and halve the rate."""
         while steps > 0:
             size = min(steps, OPTIONS.steps_per_call)
@@ -373,7 +320,6 @@ class AnnealedPath:
             order = self._rng.integers(len(self._problem), size=size)
             taken = self._state.descend(self._problem, order, rate, lam)
             self._state.fold()
-            self._count(taken, note)
             if taken == size:
                 steps -= size
                 continue

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +17,6 @@ from overt._check import (
     number,
     whole,
 )
-from overt._figures import subplots
 from overt._intervals import clopper_pearson
 from overt.decay.schedule import Schedule
 from overt.decay.simulation import JUMP_RATIO, NEVER, Runs, simulate, spectral_ratio
@@ -45,14 +43,14 @@ class Jumps(Result):
         The share of runs that have not jumped by each recorded step, with an exact binomial
         (Clopper-Pearson) band at `confidence` for each step by itself.
     returned
-        Runs that came back above the threshold after s_(rank+1) / s_1 had fallen below `floor`.
+        Runs that came back above the threshold after s_(rank+1) / s_1 had fallen below the floor.
     below
-        Runs that fell below `floor` at all. Random weights may start there, so runs are watched
+        Runs that fell below the floor at all. Random weights may start there, so runs are watched
         from their first record above the threshold.
     collapsed
         Runs that ended at rank 0 (s_1 below a thousandth of the largest observation).
-    seeds, rank, threshold, floor, confidence
-        The arguments.
+    seeds, rank, threshold
+        The number of runs, and the arguments.
     median
         Median jump step over all runs, infinite if fewer than half jumped.
     runs
@@ -73,8 +71,6 @@ class Jumps(Result):
     seeds: int
     rank: int
     threshold: float
-    floor: float
-    confidence: float
     median: float
     runs: Runs
     status: Status
@@ -83,35 +79,6 @@ class Jumps(Result):
     def jumped(self) -> int:
         """How many runs jumped."""
         return int(np.sum(self.jump_step != NEVER))
-
-    def plot(self) -> Any:
-        """Plot the share of runs that have not jumped, with its band, over the steps."""
-        figure, axes = subplots()
-        axes[0][0].fill_between(
-            self.steps, self.lower, self.upper, alpha=0.25, lw=0, step="post"
-        )
-        axes[0][0].step(self.steps, self.surviving, where="post")
-        axes[0][0].set(
-            xlabel="step", ylabel=f"runs above rank {self.rank}", ylim=(0, 1.03)
-        )
-        axes[0][0].set_title(
-            f"{self.jumped} of {self.seeds} runs jumped, {self.returned} returned"
-        )
-        return figure
-
-    def share(self, step: int) -> float:
-        """Return the share of runs that had jumped by this step."""
-        k = (
-            int(
-                np.searchsorted(
-                    self.steps, number("step", step, -math.inf), side="right"
-                )
-            )
-            - 1
-        )
-        if k < 0:
-            raise InputError(f"step must be at least {self.steps[0]}, got {step}")
-        return float(1 - self.surviving[k])
 
 
 def jumps(
@@ -137,9 +104,7 @@ def jumps(
             'never leave a minimum. The jumps of the paper need sampling="replacement".',
             stacklevel=2,
         )
-    runs = simulate(
-        problem, depth, width, schedule, seeds, **{"balance": False, **options}
-    )
+    runs = simulate(problem, depth, width, schedule, seeds, **options)
     return find_jumps(
         runs, rank=rank, threshold=threshold, floor=floor, confidence=confidence
     )
@@ -195,8 +160,6 @@ def find_jumps(
         len(jump_step),
         rank,
         threshold,
-        floor,
-        confidence,
         median,
         runs,
         runs.status,
@@ -219,15 +182,9 @@ def _until_all_reached(runs: Runs) -> Runs:
     """Return the records that every run reached before it was interrupted or diverged."""
     reached = np.isfinite(runs.train_error[~runs.diverged]).all(axis=0)
     count = int(np.count_nonzero(reached)) or len(runs.steps)
-    return replace(
-        runs,
-        steps=runs.steps[:count],
-        singular_values=runs.singular_values[:, :count],
-        missing=runs.missing[:, :count],
-        train_error=runs.train_error[:, :count],
-        test_error=runs.test_error[:, :count],
-        imbalance=runs.imbalance[:, :count],
-    )
+    names = ("singular_values", "missing", "train_error", "test_error")
+    records = {name: getattr(runs, name)[:, :count] for name in names}
+    return replace(runs, steps=runs.steps[:count], **records)
 
 
 def _visits(ratio: Floats, threshold: float, floor: float) -> tuple[bool, bool]:

@@ -62,35 +62,6 @@ class SearchOptions:
 OPTIONS = SearchOptions()
 
 
-class FittingRank(int):
-    """The smallest rank for which descent fits, with what is known for certain about it.
-
-    Attributes
-    ----------
-    at_least
-        Rank of a block that is observed whole: no matrix of smaller rank fits.
-    """
-
-    at_least: int
-
-    def __new__(cls, rank: int, at_least: int = 0) -> FittingRank:
-        """Make the whole number `rank` with its lower bound."""
-        self = super().__new__(cls, rank)
-        self.at_least = at_least
-        return self
-
-    @property
-    def proved(self) -> bool:
-        """Whether the bound is attained; otherwise that no smaller rank fits is a guess."""
-        return self.at_least == self
-
-    def __repr__(self) -> str:
-        """Show a guess as a guess."""
-        if self.proved:
-            return f"{int(self)} (proved)"
-        return f"{int(self)} (a guess: at least {self.at_least}, and descent fits nothing smaller)"
-
-
 @dataclass(frozen=True, repr=False, eq=False)
 class Minimum(Result):
     """A local minimum of the regularized loss.
@@ -105,7 +76,8 @@ class Minimum(Result):
         "underestimating", "exact" or "overestimating": its rank against the smallest rank that
         fits the observed entries.
     kind_proved
-        Whether that is more than a guess (`FittingRank`).
+        Whether that is more than a guess: whether a block observed whole proves that no smaller
+        rank fits, or suffices to know on which side of it this rank is.
     isolated, dimension
         False if minima of the same loss continue from it; then `dimension` is that of the set they
         form (as matrices, near this one), and this is one of them.
@@ -116,8 +88,6 @@ class Minimum(Result):
     gradient, curvature
         Largest gradient entry, and smallest eigenvalue of the second derivative beyond those zeros.
         The curvature is NaN for a closed form with more than 1500 weights, which is proved only.
-    imbalance
-        max_l |W_l W_l' - W_(l+1)' W_(l+1)|; 0 at critical points.
     proof
         "closed form" if every entry is observed or if it lies on the explicit curve of the 2 x 2
         family, "origin" for rank 0 (a minimum for every lam > 0 if L > 2), otherwise "numeric".
@@ -134,7 +104,6 @@ class Minimum(Result):
     verified: bool
     gradient: float
     curvature: float
-    imbalance: float
     proof: str
 
 
@@ -207,23 +176,21 @@ def minima(
     if observed is None:
         _refuse_large(problem, depth)
     if fitting_rank is None:
-        known = smallest_fitting_rank(problem, seed=rng)
+        fits = smallest_fitting_rank(problem, seed=rng)
+        proved = fits if observed is not None else min(fits, _block_rank(problem))
     else:
-        rank = whole("fitting_rank", fitting_rank, 0)
-        known = FittingRank(rank, rank)
+        fits = proved = whole("fitting_rank", fitting_rank, 0)
     problem, unit = _in_units(problem)
     # A = c B and weights c^(1/L) phi: the loss is c^2 (C(B) + lam c^(2/L - 2) |phi|^2).
     lam *= unit ** (2 / depth - 2)
     ranks = range(1, min(problem.shape) + 1)
-    search = Search(problem, depth, lam, known, ranks)
+    search = Search(problem, depth, lam, (proved, fits), ranks)
     epsilon = family.epsilon_of(problem) if depth > 2 else None
     if observed is not None:
         for rung in fully_observed.ladder(observed / unit, depth, lam):
-            m = verify(
-                problem, rung.matrix, depth, lam, known, "closed form", rung.rank
-            )
-            m = replace(m, isolated=rung.dimension == 0, dimension=rung.dimension)
-            search.found.append(m)
+            m = search.add(rung.matrix, "closed form", rung.rank)
+            dimension = rung.dimension
+            search.found[-1] = replace(m, isolated=not dimension, dimension=dimension)
     else:
         search.add(np.zeros(problem.shape), "origin")
         for rank in ranks:
@@ -265,14 +232,12 @@ def existence(problem: Entries, depth: int, rank: int) -> float:
     return float(found.exists[rank - 1])
 
 
-def smallest_fitting_rank(
-    problem: Entries, *, starts: int = 8, seed: Seed = 0
-) -> FittingRank:
+def smallest_fitting_rank(problem: Entries, *, starts: int = 8, seed: Seed = 0) -> int:
     """Return the smallest rank for which descent fits the observed entries, C(A) <= 1e-10 C(0).
 
     inf C over matrices of rank <= r may only be approached at infinity; lam -> 0 goes along. That
     no smaller rank fits is proved if a block observed whole has this rank; otherwise it is a guess,
-    from descents that did not fit, as `.proved` and the printed form show.
+    from descents that did not fit.
     """
     layers.check_entries(problem)
     starts = whole("starts", starts)
@@ -280,61 +245,50 @@ def smallest_fitting_rank(
     problem, _ = _in_units(_without_repetitions(problem))
     scale = layers.cost(problem, np.zeros(problem.shape))
     if scale == 0:
-        return FittingRank(0, 0)
+        return 0
     if family.epsilon_of(problem) is not None:
-        return FittingRank(1, 1)
+        return 1
     observed = fully_observed.observed_matrix(problem)
     if observed is not None:
-        rank = int(np.linalg.matrix_rank(observed, rtol=OPTIONS.smallest_value))
-        return FittingRank(rank, rank)
-    least = _block_rank(problem)
-    for rank in range(least, min(problem.shape)):
+        return int(np.linalg.matrix_rank(observed, rtol=OPTIONS.smallest_value))
+    for rank in range(_block_rank(problem), min(problem.shape)):
         for start in random_starts(problem, 2, rank, starts, rng):
             weights = start
             for lam in (1e-3, 1e-5, 1e-7, 1e-9, 0.0):
                 weights = descend(problem, weights, lam * scale, 1e-8 * min(1.0, scale))
             if layers.cost(problem, layers.product(weights)) <= OPTIONS.fit * scale:
-                return FittingRank(rank, least)
-    return FittingRank(min(problem.shape), least)
+                return rank
+    return min(problem.shape)
 
 
 class Search:
-    """Collects minima from descents in networks of width r."""
+    """Collects minima from descents in networks of width r.
+
+    `fitting` are the rank below which no matrix fits, and the smallest rank that is known to fit.
+    """
 
     def __init__(
         self,
         problem: Entries,
         depth: int,
         lam: float,
-        known: FittingRank,
+        fitting: tuple[int, int],
         ranks: Iterable[int],
     ) -> None:
         self._problem = problem
         self._depth = depth
         self._lam = lam
-        self._fitting_rank = known
+        self._fitting = fitting
         self._size = float(np.sqrt(np.mean(problem.values**2))) or 1.0
         self.found: list[Minimum] = []
         self.starts = dict.fromkeys(ranks, 0)
         self.unseen = dict.fromkeys(ranks, 0.0)
 
-    def add(self, A: Floats, proof: str) -> int:
-        """Verify a critical point unless it is known; return its number."""
-        known = self._find(A, OPTIONS.same)
-        if known is not None:
-            return known
-        new = verify(
-            self._problem, A, self._depth, self._lam, self._fitting_rank, proof
-        )
-        if not new.isolated:  # one minimum of each continuum is enough
-            for k, m in enumerate(self.found):
-                if (
-                    self._continues(m, new.rank, new.loss)
-                    and m.dimension == new.dimension
-                ):
-                    return k
-        self.found.append(new)
-        return len(self.found) - 1
+    def add(self, A: Floats, proof: str, rank: int | None = None) -> Minimum:
+        """Verify a critical point and collect it."""
+        how = (self._depth, self._lam, self._fitting, proof, rank)
+        self.found.append(verify(self._problem, A, *how))
+        return self.found[-1]
 
     def run(self, width: int, starts: int, rng: np.random.Generator) -> None:
         """Descend in the network of this width until hardly a minimum should be missing.
@@ -350,10 +304,8 @@ class Search:
                 places.add(self._end(start, on_ladder))
                 n += 1
             w = len(places)
-            if (
-                n > w + 2
-                and w * (n - 1) / (n - w - 2) <= w + OPTIONS.max_expected_unseen
-            ):
+            more = np.inf if n <= w + 2 else w * (n - 1) / (n - w - 2) - w
+            if more <= OPTIONS.max_expected_unseen:
                 break
         self.starts[width] = n
         self.unseen[width] = 1.0 if n < 2 else min(1.0, w * (w + 1) / (n * (n - 1)))
@@ -368,32 +320,31 @@ class Search:
             decays = np.geomspace(first, self._lam, count).tolist()
         for lam in decays:
             weights = descend(self._problem, weights, lam, tol)
+        known = self._find(weights, OPTIONS.near)
+        if known is None:
+            A = layers.product(weights)
+            rank = numerical_rank(A)
+            balanced = layers.balanced(A, self._depth, max(rank, 1), rank)
+            weights = polish(self._problem, balanced, self._lam)
+            known = self._find(weights, OPTIONS.same)
+        if known is None:
+            known = len(self.found)
+            self.add(layers.product(weights), "numeric")
+        return known
+
+    def _find(self, weights: layers.Layers, tol: float) -> int | None:
+        """Return the number of the minimum that is here, or whose continuum passes here."""
         A = layers.product(weights)
-        known = self._find(A, OPTIONS.near)
-        if known is not None:
-            return known
         rank = numerical_rank(A)
         loss = layers.loss(self._problem, weights, self._lam)
-        for k, m in enumerate(self.found):
-            if self._continues(m, rank, loss):
-                return k
-        balanced = layers.balanced(A, self._depth, max(rank, 1), rank)
-        polished = polish(self._problem, balanced, self._lam)
-        return self.add(layers.product(polished), "numeric")
-
-    def _find(self, A: Floats, tol: float) -> int | None:
-        """Return the number of the minimum at A, if it is known."""
         for k, m in enumerate(self.found):
             size = np.linalg.norm(m.matrix) or self._size
             if np.linalg.norm(A - m.matrix) <= tol * size:
                 return k
+            same_loss = abs(loss - m.loss) <= OPTIONS.same_loss * m.loss
+            if not m.isolated and m.rank == rank and same_loss:
+                return k
         return None
-
-    @staticmethod
-    def _continues(m: Minimum, rank: int, loss: float) -> bool:
-        """Whether a point of this rank and loss lies on the continuum of minima around m."""
-        same_loss = abs(loss - m.loss) <= OPTIONS.same_loss * m.loss
-        return not m.isolated and m.rank == rank and same_loss
 
 
 def descend(
@@ -456,11 +407,12 @@ def verify(
     A: Floats,
     depth: int,
     lam: float,
-    known: FittingRank,
+    fitting: tuple[int, int],
     proof: str,
     rank: int | None = None,
 ) -> Minimum:
     """Grade a candidate in the network of full width, from the problem's data alone."""
+    proved, fits = fitting
     rank = numerical_rank(A) if rank is None else rank
     width = min(problem.shape)
     weights = layers.balanced(A, depth, width, rank)
@@ -489,14 +441,13 @@ def verify(
         matrix=A,
         loss=cost + lam * depth * float(np.sum(s ** (2 / depth))),
         cost=cost,
-        kind=KINDS[int(np.sign(rank - known))],
-        kind_proved=known.proved or rank < known.at_least or rank > known,
+        kind=KINDS[int(np.sign(rank - fits))],
+        kind_proved=proved == fits or not proved <= rank <= fits,
         isolated=dimension == 0,
         dimension=dimension,
         verified=bool(verified),
         gradient=gradient,
         curvature=curvature,
-        imbalance=layers.imbalance(weights),
         proof=proof,
     )
 
@@ -573,12 +524,12 @@ def _with_units(minimum: Minimum, depth: int, unit: float) -> Minimum:
         cost=minimum.cost * unit**2,
         gradient=minimum.gradient * unit**2 / weight,
         curvature=minimum.curvature * unit**2 / weight**2,
-        imbalance=minimum.imbalance * weight**2,
     )
 
 
 def _block_rank(problem: Entries) -> int:
     """Return the largest rank of a block that is observed whole, where not all values are 0."""
+    problem = _without_repetitions(problem)
     A = np.full(problem.shape, np.nan)
     A[problem.rows, problem.cols] = problem.values
     A = A if len(A) <= A.shape[1] else A.T

@@ -137,23 +137,6 @@ class Schedule:
         start = [] if warm_up is None else [warm_up]
         return cls.of([*start, *phases], convention=convention)
 
-    @classmethod
-    def periodic(
-        cls,
-        periods: int = 5,
-        steps: int = 1000,
-        *,
-        warm_up: tuple[int, float, float] | None = (500, 0.03, 0.1),
-        noisy: tuple[float, float] = (0.4, 0.1),
-        quiet: tuple[float, float] = (0.1, 0.001),
-        convention: str = "pytorch",
-    ) -> Self:
-        """Alternate quiet and noisy phases of `steps` steps each ([One-way jumps] Fig 4)."""
-        cycle = [(steps, *_pair("quiet", quiet)), (steps, *_pair("noisy", noisy))]
-        start = [] if warm_up is None else [warm_up]
-        repeated = cycle * whole("periods", periods, maximum=10**6)
-        return cls.of([*start, *repeated], convention=convention)
-
     @property
     def steps(self) -> int:
         """Number of steps in all."""

@@ -67,8 +67,6 @@ class Runs(Result):
     test_error
         Squared error of the missing entries relative to putting zeros there, (seeds, records);
         NaN if the truth is not known.
-    imbalance
-        max_l |W_l W_l' - W_(l+1)' W_(l+1)| (Frobenius), (seeds, records); NaN without `balance`.
     weights
         Final layers, each (seeds, outputs, inputs); the last before the explosion if diverged.
     jump_step
@@ -86,7 +84,6 @@ class Runs(Result):
     missing: Floats
     train_error: Floats
     test_error: Floats
-    imbalance: Floats
     weights: tuple[Floats, ...]
     jump_step: Ints
     phases: Floats
@@ -97,27 +94,6 @@ class Runs(Result):
     def ratio(self) -> Floats:
         """s_2 / s_1 of the product, (seeds, records)."""
         return spectral_ratio(self.singular_values, rank=1)
-
-    def plot(self) -> Any:
-        """Plot the singular values and the training error over the steps; band: the seeds."""
-        from overt._figures import BLUE, COLORS, draw_band, subplots
-
-        figure, axes = subplots(1, 2)
-        left, right = axes[0]
-        for k in range(self.singular_values.shape[-1]):
-            color = COLORS[k % len(COLORS)]
-            draw_band(
-                left,
-                self.steps,
-                self.singular_values[..., k],
-                color,
-                f"$s_{{{k + 1}}}$",
-            )
-        draw_band(right, self.steps, self.train_error, BLUE)
-        left.set(xlabel="step", ylabel="singular values")
-        right.set(xlabel="step", ylabel="error of the observed entries", yscale="log")
-        left.legend()
-        return figure
 
     def jumps_to(self, rank: int, threshold: float = JUMP_RATIO) -> Ints:
         """Return the step of each run's last jump to a rank at most `rank`; -1 if none."""
@@ -136,7 +112,6 @@ def simulate(
     *,
     seed: Seed = 0,
     sampling: str = "replacement",
-    balance: bool = True,
     n_jobs: int | None = None,
     progress: bool = True,
     engine: str = "local",
@@ -169,8 +144,6 @@ def simulate(
         "replacement" samples each entry independently, as in the paper. "shuffled" uses every entry
         once per pass, in a new random order, as data loaders do; such runs do not jump at small
         learning rates.
-    balance
-        Record the imbalance too, which costs about width^3 per record.
     n_jobs
         Number of threads, by default one per core; the result does not depend on it.
     progress
@@ -202,7 +175,6 @@ def simulate(
             records=records,
             seed=root,
             sampling=sampling,
-            balance=balance,
             n_jobs=1,
             progress=False,
         )
@@ -214,7 +186,7 @@ def simulate(
     grid = record_steps(records, steps, lambda count: np.linspace(0, steps, count))
     if not grid:
         raise InputError("records must hold at least one step, got none")
-    log = Records(problem, grid, len(numbers), balance)
+    log = Records(problem, grid, len(numbers))
     runs = [Weights(start) for start in starts]
     samplers = [EntrySampler(len(problem), root, run, sampling) for run in numbers]
     with meter("steps", steps * len(runs), show=progress) as bar:
@@ -244,23 +216,6 @@ def initial_weights(
     depth = whole("depth", depth, 2, layers.MAX_DEPTH)
     shapes = layers.shapes(problem.shape, depth, width)
     return [scale * rng.standard_normal(shape) for shape in shapes]
-
-
-def entry_draws(
-    problem: Entries,
-    steps: int,
-    *,
-    seed: int = 0,
-    run: int = 0,
-    sampling: str = "replacement",
-) -> Ints:
-    """Return which observed entry each step of a run uses; longer runs begin with shorter ones."""
-    layers.check_entries(problem)
-    choice("sampling", sampling, SAMPLINGS)
-    sampler = EntrySampler(
-        len(problem), whole("seed", seed, 0), whole("run", run, 0), sampling
-    )
-    return sampler.take(whole("steps", steps, 0))
 
 
 class EntrySampler:
@@ -367,24 +322,17 @@ def _execute(
 class Records:
     """The records of all runs, which threads write at the same time."""
 
-    def __init__(
-        self,
-        problem: Entries,
-        steps: list[int],
-        runs: int,
-        balance: bool,
-    ) -> None:
+    def __init__(self, problem: Entries, steps: list[int], runs: int) -> None:
         self.steps = steps
         self.diverged = np.zeros(runs, dtype=bool)
         self._positions = {step: k for k, step in enumerate(steps)}
         self._problem = problem
-        self._balance = balance
         rows, cols = problem.missing
         shown = len(rows) if len(rows) <= MAX_RECORDED_MISSING else 0
         self._missing = (rows[:shown], cols[:shown])
-        # Singular values, missing entries, errors and imbalance, side by side.
+        # Singular values, missing entries and errors, side by side.
         self._ends = (min(problem.shape), min(problem.shape) + shown)
-        self._table = np.full((runs, len(steps), self._ends[1] + 3), np.nan)
+        self._table = np.full((runs, len(steps), self._ends[1] + 2), np.nan)
 
     def write(self, step: int, run: int, weights: layers.Layers) -> None:
         """Record a run after `step` steps, if this step is to be recorded."""
@@ -396,7 +344,6 @@ class Records:
             *A[self._missing],
             layers.train_error(self._problem, A),
             layers.test_error(self._problem, A),
-            layers.imbalance(weights) if self._balance else np.nan,
         ]
 
     def close(
@@ -413,7 +360,6 @@ class Records:
             missing=missing,
             train_error=rest[..., 0],
             test_error=rest[..., 1],
-            imbalance=rest[..., 2],
             weights=tuple(np.stack(W) for W in zip(*weights, strict=True)),
             jump_step=last_crossing(steps, ratio, JUMP_RATIO),
             phases=np.array(schedule.to_dict()["phases"]),
@@ -450,25 +396,23 @@ def _starts(
 ) -> list[list[Floats]]:
     """Return the first layers of each run."""
     if np.isscalar(init) or getattr(init, "ndim", 1) == 0:
-        scale = number("init", init)
+        how = {"init": number("init", init), "seed": seed}
         return [
-            initial_weights(problem, depth, width, init=scale, seed=seed, run=run)
-            for run in numbers
+            initial_weights(problem, depth, width, run=run, **how) for run in numbers
         ]
     if not isinstance(init, (Sequence, np.ndarray)):
         raise InputTypeError(
             f"init must be a number or {depth} layers, got {init!r:.60}"
         )
-    count = len(numbers)
     given = [doubles("init", W) for W in init]
-    per_seed = []
-    for W in given:
-        has_seeds = W.ndim == 3 and len(W) == count
-        per_seed.append(W if has_seeds else np.broadcast_to(W, (count, *W.shape)))
     expected = layers.shapes(problem.shape, depth, width)
-    if [W.shape[1:] for W in per_seed] != expected:
+    count = len(numbers)
+    if [W.shape[-2:] for W in given] != expected or any(
+        W.shape[:-2] not in ((), (count,)) for W in given
+    ):
         raise InputError(
             f"init must be a number or {depth} layers of the shapes {expected} (or with a first "
             f"axis of {count} seeds), got {[W.shape for W in given]}"
         )
+    per_seed = [np.broadcast_to(W, (count, *W.shape[-2:])) for W in given]
     return [list(W) for W in zip(*per_seed, strict=True)]

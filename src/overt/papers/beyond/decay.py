@@ -116,7 +116,6 @@ def shuffled_passes(rng: Rng) -> Evidence:
             records=32,
             seed=seed,
             sampling=sampling,
-            balance=False,
             progress=False,
         )
         return float(np.count_nonzero(runs.jump_step >= 0))

@@ -236,9 +236,9 @@ def plot_depths(rows: list[Row]) -> Any:
 
 def run_periods(params: Params, seed: int) -> dict[str, Any]:
     """Run the periodic schedule for many seeds, ending in a quiet phase."""
-    convention = params.get("convention", "pytorch")
-    phases = Schedule.periodic(params["periods"], PERIOD, convention=convention).phases
-    path = Schedule((*phases, phases[1]))
+    quiet = (PERIOD, 0.1, 0.001)
+    noisy = (PERIOD, 0.4, 0.1)
+    path = schedule(params, WARM_UP, *[quiet, noisy] * params["periods"], quiet)
     given = (two_by_two(0.2), 3, WIDTH, path, params["seeds"])
     return summary(jumps(*given, records=path.steps // 20 + 1, seed=seed), shown=5)
 
@@ -298,7 +298,7 @@ def run_epsilon(params: Params, seed: int) -> dict[str, Any]:
     start = [WARM_UP, (noisy - WARM_UP[0], 0.25, 0.1)] if noisy else []
     path = schedule(params, *start, (4000, 0.05, 0.001))
     given = (two_by_two(params["epsilon"]), 4, WIDTH, path, params["seeds"])
-    runs = simulate(*given, records=[path.steps], balance=False, seed=seed)
+    runs = simulate(*given, records=[path.steps], seed=seed)
     error = runs.test_error[:, -1]
     return {
         "test_error": error.tolist(),
