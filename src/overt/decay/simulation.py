@@ -396,9 +396,10 @@ def _starts(
 ) -> list[list[Floats]]:
     """Return the first layers of each run."""
     if np.isscalar(init) or getattr(init, "ndim", 1) == 0:
-        how = {"init": number("init", init), "seed": seed}
+        scale = number("init", init)
         return [
-            initial_weights(problem, depth, width, run=run, **how) for run in numbers
+            initial_weights(problem, depth, width, init=scale, seed=seed, run=run)
+            for run in numbers
         ]
     if not isinstance(init, (Sequence, np.ndarray)):
         raise InputTypeError(

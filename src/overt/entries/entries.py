@@ -246,15 +246,16 @@ class Entries:
         chosen = np.atleast_1d(plain_array("chosen", chosen))
         if not chosen.size:
             chosen = chosen.astype(int)
-        given = (self.rows, self.cols, self.values)
+        found: dict[str, Any] = {}
         try:
-            rows, cols, values = (array[chosen] for array in given)
-            times = None if self.times is None else self.times[chosen]
+            for name in ("rows", "cols", "values", "times"):
+                array = getattr(self, name)
+                found[name] = None if array is None else array[chosen]
         except (IndexError, OverflowError) as error:
             raise InputError(
                 f"chosen must be some of {len(self)} entries: {error}"
             ) from None
-        return replace(self, rows=rows, cols=cols, values=values, times=times)
+        return replace(self, **found)
 
     def _merged(self, how: str) -> Self:
         """Merge entries that are given more than once: first ones stay, with the latest time.
