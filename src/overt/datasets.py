@@ -2,7 +2,7 @@
 
 The folder is the argument `folder` or the environment variable OVERT_DATA. MovieLens is read from
 NAME.npz (arrays user, item, rating, timestamp), from the unpacked original folder, or from the
-original NAME.zip, which `overt reproduce FIGURE --download` fetches.
+original NAME.zip.
 """
 
 from __future__ import annotations
