@@ -240,7 +240,7 @@ def test_deep_completion_follows_the_rule():
         ["b", "a", "b", "a"], [7, 7, 3, 3], [1.0, 2.0, 3.0, 6.0]
     )
     model = DeepLinearCompletion(width=1, seed=0).fit(entries)
-    assert model.predict(["b"], ["7"])[0] == model.complete(["b"])[0, 1]
+    assert model.predict(["b"], ["7"])[0] == model.complete()[1, 1]
     with pytest.raises(overt.InputError, match=r"1 of 2 rows were never seen \(c\)"):
         model.predict(["a", "c"], [7, 7])
 
