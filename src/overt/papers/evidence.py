@@ -66,4 +66,5 @@ class Evidence:
 def relative(measured: Any, expected: Any) -> float:
     """|measured - expected| / |expected|, Frobenius norms."""
     expected = np.asarray(expected, dtype=float)
-    return float(np.linalg.norm(measured - expected) / np.linalg.norm(expected))
+    error = np.linalg.norm(measured - expected)
+    return float(error / np.linalg.norm(expected))

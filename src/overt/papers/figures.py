@@ -10,6 +10,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -77,11 +78,13 @@ def mean_interval(values: Any, level: float = 0.95) -> Interval:
     from scipy.stats import t
 
     values = np.asarray(values, dtype=float)
-    if len(values) < 2:
+    n = len(values)
+    if n < 2:
         return -np.inf, np.inf
-    error = values.std(ddof=1) / np.sqrt(len(values))
-    half = t.ppf((1 + level) / 2, len(values) - 1) * error
-    return float(values.mean() - half), float(values.mean() + half)
+    error = values.std(ddof=1) / np.sqrt(n)
+    half = t.ppf((1 + level) / 2, n - 1) * error
+    mean = float(values.mean())
+    return mean - half, mean + half
 
 
 def share_interval(count: int, of: int, level: float = 0.95) -> Interval:
@@ -100,7 +103,8 @@ def above(interval: Interval, limit: float) -> str:
 
 def below(interval: Interval, limit: float) -> str:
     """Return whether a quantity known to lie in the interval is below the limit."""
-    return above((-interval[1], -interval[0]), -limit)
+    low, high = interval
+    return above((-high, -low), -limit)
 
 
 def values_of(rows: Iterable[Row], name: str) -> list[Any]:
@@ -110,11 +114,11 @@ def values_of(rows: Iterable[Row], name: str) -> list[Any]:
 
 def rows_with(rows: Iterable[Row], **setting: Any) -> list[Row]:
     """Return the rows of a setting."""
-    return [
-        row
-        for row in rows
-        if all(row[name] == value for name, value in setting.items())
-    ]
+
+    def matches(row: Row) -> bool:
+        return all(row[name] == value for name, value in setting.items())
+
+    return list(filter(matches, rows))
 
 
 @dataclass(frozen=True)
@@ -169,13 +173,16 @@ class Figure:
     def settings(self, size: str) -> Iterator[Params]:
         """Yield every combination of the values along the axes."""
         given = self.sizes[size]
-        for grid in [given] if isinstance(given, Mapping) else given:
+        grids = [given] if isinstance(given, Mapping) else given
+        for grid in grids:
             axes: dict[str, Sequence[Any]] = {}
             for name, values in {**self.common, **grid}.items():
                 if name == "runs":
                     axes["run"] = range(values)
+                elif isinstance(values, list):
+                    axes[name] = values
                 else:
-                    axes[name] = values if isinstance(values, list) else [values]
+                    axes[name] = [values]
             for chosen in itertools.product(*axes.values()):
                 yield dict(zip(axes, chosen, strict=True))
 
@@ -187,12 +194,14 @@ class Figure:
     def seed(self, params: Params) -> int:
         """Return the setting's own seed, derived from the named axes alone."""
         text = json.dumps([self.id, params], sort_keys=True)
-        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4])
+        digest = hashlib.sha256(text.encode()).digest()
+        return int.from_bytes(digest[:4])
 
     def nearest(self, size: str) -> str:
         """Return the size, or the next smaller one that the figure has."""
         smaller = SIZES[: SIZES.index(size) + 1]
-        return next(name for name in reversed(smaller) if name in self.sizes)
+        there = [name for name in smaller if name in self.sizes]
+        return there[-1]
 
     def size_name(self, size: str) -> str:
         """Return the size as it is shown: "full" for our own figures, which have no paper."""
@@ -214,11 +223,8 @@ class Figure:
             picture = self.plot(rows) if self.plot else self._plot_table(rows)
             simplify_log_ticks(picture)
             _move_legends_below(picture)
-        picture.suptitle(
-            f"{self.source} (recomputed, {self.size_name(size)} size)",
-            fontsize=9,
-            color="0.35",
-        )
+        title = f"{self.source} (recomputed, {self.size_name(size)} size)"
+        picture.suptitle(title, fontsize=9, color="0.35")
         return picture
 
     def _plot_table(self, rows: list[Row]) -> Any:
@@ -243,7 +249,7 @@ def plot_curves(
     panels: Mapping[str, Sequence[Curve]],
     *,
     columns: int = 4,
-    styles: Mapping[str, str] | None = None,
+    styles: Mapping[str, str] = MappingProxyType({}),
     **options: Any,
 ) -> Any:
     """Plot one panel for each title; a label has the same color in all of them.
@@ -258,12 +264,14 @@ def plot_curves(
     for panel, (title, curves) in zip(axes.flat, panels.items(), strict=False):
         for label, x, y in curves:
             runs = np.atleast_2d(np.asarray(y, dtype=float))
-            look = {
-                "color": colors.setdefault(label, COLORS[len(colors) % len(COLORS)])
-            }
-            style = (styles or {}).get(label, "-")
-            panel.plot(x, runs.mean(axis=0), style, label=label, **look)
-            panel.fill_between(x, runs.min(axis=0), runs.max(axis=0), alpha=0.2, **look)
+            mean = runs.mean(axis=0)
+            low = runs.min(axis=0)
+            high = runs.max(axis=0)
+            unused = COLORS[len(colors) % len(COLORS)]
+            color = colors.setdefault(label, unused)
+            style = styles.get(label, "-")
+            panel.plot(x, mean, style, label=label, color=color)
+            panel.fill_between(x, low, high, alpha=0.2, color=color)
         panel.set(title=title, **options)
     for panel in axes.flat[len(panels) :]:
         panel.set_axis_off()
@@ -283,10 +291,11 @@ def _move_legends_below(picture: Any) -> None:
             title = title or legend.get_title().get_text()
             legend.remove()
     if entries:
+        columns = len(entries) if len(entries) <= 4 else 3
         picture.legend(
             entries.values(),
             entries.keys(),
             title=title,
             loc="outside lower center",
-            ncols=len(entries) if len(entries) <= 4 else 3,
+            ncols=columns,
         )

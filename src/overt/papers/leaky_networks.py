@@ -47,8 +47,9 @@ class LeakyNetwork:
 
     def value(self, x: Floats) -> Floats:
         """Return f(x) for one input or for rows of inputs."""
-        z = np.asarray(x @ self.W.T)
-        return np.maximum(self.slope * z, z) @ self.a
+        z = x @ self.W.T
+        hidden = np.maximum(self.slope * z, z)
+        return hidden @ self.a
 
     def module(self) -> Any:
         """Return the network as a torch module with one logit."""
@@ -57,10 +58,9 @@ class LeakyNetwork:
         width, inputs = self.W.shape
         hidden = nn.Linear(inputs, width, bias=False)
         top = nn.Linear(width, 1, bias=False)
-        net = nn.Sequential(hidden, nn.LeakyReLU(self.slope), top).double()
         hidden.weight.data = from_numpy(self.W)
         top.weight.data = from_numpy(self.a[None])
-        return net
+        return nn.Sequential(hidden, nn.LeakyReLU(self.slope), top)
 
     def input_gradient(self, x: Floats) -> Floats:
         """Return grad_x f(x) = sum_r a_r sigma'(w_r . x) w_r for one input."""
@@ -68,11 +68,13 @@ class LeakyNetwork:
 
     def weight_gradient(self, x: Floats) -> Floats:
         """Return grad_W f(x), rows a_r sigma'(w_r . x) x, for one input."""
-        return np.outer(self._top(x), x)
+        top = self._top(x)
+        return np.outer(top, x)
 
     def attack_step_size(self) -> float:
         """Return 1 / (kappa^2 m |W|_F^2), the largest step of Lemma 18."""
-        return 1 / (self.kappa**2 * len(self.W) * self.norm**2)
+        smoothness = self.kappa**2 * len(self.W)
+        return 1 / (smoothness * self.norm**2)
 
     def beta(self, radius: float) -> float:
         """Return 4 radius (1 - slope) kappa sqrt(m): from here on attacks are surely found.
@@ -80,11 +82,13 @@ class LeakyNetwork:
         The proof of Lemma 18 bounds |delta* - delta_t| by the radius; two points of a ball may be
         twice the radius apart, hence 4 where 2 is printed.
         """
-        return 4 * radius * (1 - self.slope) * self.kappa * math.sqrt(len(self.W))
+        root = self.kappa * math.sqrt(len(self.W))
+        return 4 * radius * (1 - self.slope) * root
 
     def _top(self, x: Floats) -> Floats:
         """Return a_r sigma'(w_r . x) for one input."""
-        return np.where(self.W @ x > 0, 1.0, self.slope) * self.a
+        active = self.W @ x > 0
+        return np.where(active, 1.0, self.slope) * self.a
 
 
 def reflected_ascent(
@@ -103,9 +107,12 @@ def reflected_ascent(
         if margin < best_margin:  # l_- falls with the margin
             best = delta
             best_margin = margin
-        move = delta - x - step_size * expit(margin) * y * net.input_gradient(delta)
-        length = float(np.linalg.norm(move))
-        delta = x + move * (radius / length if length > radius else 1.0)
+        slope = expit(margin) * y
+        move = delta - x - step_size * slope * net.input_gradient(delta)
+        length = np.linalg.norm(move)
+        if length > radius:
+            move *= radius / length
+        delta = x + move
     return best
 
 
@@ -122,7 +129,8 @@ def train_online(
     yield net
     for x, y in samples:
         delta = attack(net, x, y)
-        slope = -y * expit(-y * float(net.value(delta)))
+        margin = y * net.value(delta)
+        slope = -y * expit(-margin)
         W = net.W - step_size * slope * net.weight_gradient(delta)
         net = LeakyNetwork(W, net.a, net.slope)
         yield net
@@ -137,13 +145,16 @@ def separation(x: Floats, y: Floats) -> tuple[float, Floats]:
     from scipy.optimize import nnls
 
     G = np.asarray(y)[:, None] * x
-    scale = float(np.linalg.norm(G, axis=1).max()) or 1.0
+    lengths = np.linalg.norm(G, axis=1)
+    scale = float(lengths.max()) or 1.0
     G /= scale
     E = np.vstack([G.T, np.ones(len(G))])
-    u, _ = nnls(E, np.eye(len(E))[-1])
+    last = np.eye(len(E))[-1]
+    u, _ = nnls(E, last)
     v = G.T @ u
     v /= float(np.linalg.norm(v)) or 1.0
-    gamma = float((G @ v).min())
+    margins = G @ v
+    gamma = float(margins.min())
     if gamma < SEPARABLE:
         raise InputError(
             "x must be linearly separable by a plane through the origin, with a margin of at "
@@ -159,9 +170,10 @@ def beta_robust_error(
 
     `beta` is that of Theorem 16 if None, 4 nu (1 - alpha) kappa sqrt(m); 0 gives the robust error.
     """
-    level = (net.beta(radius) if beta is None else beta) * net.norm
+    if beta is None:
+        beta = net.beta(radius)
     threat = L2(radius)
-    return exact_error(net.module(), x, y, threat, level=level)
+    return exact_error(net.module(), x, y, threat, level=beta * net.norm)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -227,6 +239,8 @@ def training_plan(
     root = kappa * math.sqrt(width)
     far = (reach + radius) ** 2
     first = 1 + omega * margin * slope * root * epsilon
-    train_steps = 64 * far * first / ((margin - radius) * slope * epsilon) ** 2
+    last = (margin - radius) * slope * epsilon
+    train_steps = 64 * far * first / last**2
+    step_size = 1 / (root**2 * far)
     attack_work = 8 * radius**2 * root**2 / epsilon
-    return TrainingPlan(math.ceil(train_steps), 1 / (root**2 * far), attack_work)
+    return TrainingPlan(math.ceil(train_steps), step_size, attack_work)

@@ -53,25 +53,25 @@ def load(name: str, only: Sequence[int] | None = None) -> Data:
             parts = [file[k] for k in ("x_train", "y_train", "x_test", "y_test")]
         for i in (0, 2):
             images = parts[i] / np.float32(255)
-            parts[i] = (
-                images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2)
-            )
+            if images.ndim == 3:
+                parts[i] = images[:, None]
+            else:
+                parts[i] = images.transpose(0, 3, 1, 2)
     if only is not None:
         for i in (0, 2):
-            kept = np.isin(parts[i + 1], only)
-            parts[i], parts[i + 1] = (
-                parts[i][kept],
-                np.searchsorted(only, parts[i + 1][kept]),
-            )
+            classes = parts[i + 1]
+            kept = np.isin(classes, only)
+            parts[i] = parts[i][kept]
+            parts[i + 1] = np.searchsorted(only, classes[kept])
     x, y, x_test, y_test = (torch.tensor(np.ascontiguousarray(part)) for part in parts)
     return Data(x.float(), y.long(), x_test.float(), y_test.long())
 
 
 def mlp(inputs: int, classes: int, width: int = 100) -> nn.Sequential:
     """Return a network with one hidden layer of ReLU units."""
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, classes)
-    )
+    hidden = nn.Linear(inputs, width)
+    top = nn.Linear(width, classes)
+    return nn.Sequential(nn.Flatten(), hidden, nn.ReLU(), top)
 
 
 class Stack(nn.Module):  # type: ignore[misc]
@@ -82,19 +82,25 @@ class Stack(nn.Module):  # type: ignore[misc]
 
     def __init__(self, networks: Sequence[nn.Sequential]) -> None:
         super().__init__()
-        weights = zip(*(network.parameters() for network in networks), strict=True)
-        self.weights = nn.ParameterList(torch.stack(part).detach() for part in weights)
+        parameters = [network.parameters() for network in networks]
+        self.weights = nn.ParameterList()
+        for part in zip(*parameters, strict=True):
+            self.weights.append(torch.stack(part).detach())
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of the points."""
         V, b, U, c = self.weights
         x = x.flatten(1)
-        missing = -len(x) % len(V)
+        points, inputs = x.shape
+        missing = -points % len(V)
         if missing:
-            filled = torch.cat([x, x.new_zeros(missing, x.shape[1])])
-            return self.forward(filled)[: len(x)]
-        h = relu(torch.baddbmm(b[:, None], x.view(len(V), -1, x.shape[1]), V.mT))
-        return torch.baddbmm(c[:, None], h, U.mT).flatten(0, 1)
+            zeros = x.new_zeros(missing, inputs)
+            filled = self.forward(torch.cat([x, zeros]))
+            return filled[:points]
+        x = x.view(len(V), -1, inputs)
+        h = relu(torch.baddbmm(b[:, None], x, V.mT))
+        outputs = torch.baddbmm(c[:, None], h, U.mT)
+        return outputs.flatten(0, 1)
 
     def unstacked(self) -> list[nn.Sequential]:
         """Return the networks, one by one."""
@@ -120,17 +126,19 @@ class Block(nn.Module):  # type: ignore[misc]
         super().__init__()
         strides = [1] * len(sizes)
         strides[sizes.index(3)] = stride
-        layers = zip(widths, widths[1:], sizes, strides, strict=False)
-        self.convolutions = nn.Sequential(*(_normalized(*layer) for layer in layers))
+        self.convolutions = nn.Sequential()
+        for layer in zip(widths, widths[1:], sizes, strides, strict=False):
+            self.convolutions.append(_normalized(*layer))
         self.skip = nn.Identity()
         if stride != 1 or widths[0] != widths[-1]:
             self.skip = _normalized(widths[0], widths[-1], 1, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the block's map of x."""
-        h = x
-        for number, convolution in enumerate(self.convolutions):
-            h = convolution(relu(h) if number else h)
+        first, *others = self.convolutions
+        h = first(x)
+        for convolution in others:
+            h = convolution(relu(h))
         return relu(self.skip(x) + h)
 
 

@@ -71,14 +71,17 @@ class ApproximateRankSet:
         with lam = 2 weight_decay and C_1 the largest squared observation.
         """
         L, lam, n, C_1 = _constants(problem, depth, width, weight_decay)
-        C = C_1 / lam if absorbing else C_1 / (2 * lam)
+        C = C_1 / lam
+        if not absorbing:
+            C /= 2
         residual = 2 * (C_1 + C**L)
         alpha = (lam**2 / residual) ** (1 / (L - 2))
         scale = 32 * n * L * (rank + 1) * C ** ((L - 1) / 2) * residual**0.5
         balance = (lam * alpha * slack / scale) ** 2
         if absorbing:
             # Theorem E.2, for the rank to follow from the columns that are not sampled.
-            balance = min(balance, alpha * slack / (4 * max(1, n - rank) * (L - 1)))
+            others = max(1, n - rank)
+            balance = min(balance, alpha * slack / (4 * others * (L - 1)))
         return cls(rank, balance, slack, alpha, C)
 
     def learning_rates(
@@ -93,20 +96,22 @@ class ApproximateRankSet:
         L, lam, n, C_1 = _constants(problem, depth, width, weight_decay)
         noise = 2 * (C_1 + self.bound**L) * self.bound ** (L - 1)
         D = noise + lam**2 * self.bound
+        above = self.rank + 1
         return {
             "bound": C_1 / (4 * D),
             "balance": 2 * lam * self.balance / (2 * noise + lam**2 * self.balance),
-            "rank": lam * self.alpha * self.slack / (32 * n * (self.rank + 1) * D),
-            "overshoot": 2 * (self.rank + 1) / lam,
+            "rank": lam * self.alpha * self.slack / (32 * n * above * D),
+            "overshoot": 2 * above / lam,
         }
 
     def contains(self, weights: layers.Layers) -> bool:
         """Return whether the weights [W_1, ..., W_L] are in the set."""
-        gaps = [np.linalg.norm(A @ A.T - B.T @ B, 2) for A, B in pairwise(weights)]
         size = max(np.sum(W * W) for W in weights)
-        small = size <= self.bound and max(gaps) <= self.balance
+        small = size <= self.bound
+        gaps = [np.linalg.norm(A @ A.T - B.T @ B, 2) for A, B in pairwise(weights)]
+        balanced = max(gaps) <= self.balance
         rank = approximate_rank(weights, self.alpha)
-        return bool(small and rank <= self.rank + self.slack)
+        return bool(small and balanced and rank <= self.rank + self.slack)
 
 
 def _constants(
@@ -114,7 +119,8 @@ def _constants(
 ) -> tuple[int, float, int, float]:
     """Return L, lam, the largest side n, and C_1."""
     n = max(*problem.shape, width)
-    return depth, 2 * weight_decay, n, float(np.max(problem.values**2))
+    C_1 = float(np.max(problem.values**2))
+    return depth, 2 * weight_decay, n, C_1
 
 
 def approximate_rank(weights: layers.Layers, alpha: float) -> float:
@@ -124,7 +130,8 @@ def approximate_rank(weights: layers.Layers, alpha: float) -> float:
     """
     ranks = []
     for W in weights:
-        x = np.linalg.svd(W, compute_uv=False) ** 2
-        share = np.minimum(x, alpha) / alpha
-        ranks.append(float(np.sum(share * (2 - share))))
+        s = np.linalg.svd(W, compute_uv=False)
+        share = np.minimum(s**2, alpha) / alpha
+        rank = np.sum(share * (2 - share))
+        ranks.append(float(rank))
     return max(ranks)

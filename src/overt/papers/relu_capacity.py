@@ -65,16 +65,19 @@ def retentivity(X: Floats, *, seed: Seed = 0) -> Retentivity:
     if _count_faces(Z) <= MAX_FACES:
         # On a face E sigma(v.z)^2 is v'Mv: the least eigenvector that lies in its span.
         M, span, _ = _faces(Z)
-        V = np.linalg.eigh(M + 2 * (np.eye(Z.shape[1]) - span))[1][:, :, 0]
-        f = _shares(Z, np.concatenate([V, -V]))
-        k = int(np.argmin(f))
-        lower = upper = float(f[k])
-        v = V[k % len(V)] * (1 if k < len(V) else -1)
+        outside = np.eye(Z.shape[1]) - span
+        _, vectors = np.linalg.eigh(M + 2 * outside)
+        least = vectors[:, :, 0]
+        V = np.concatenate([least, -least])
+        f = _shares(Z, V)
+        v = V[np.argmin(f)]
+        lower = upper = float(f.min())
     else:
-        upper, v = _descend(Z, _starts(X, Z, generator(seed)))
+        starts = _starts(X, Z, generator(seed))
+        upper, v = _descend(Z, starts)
         lower = _coupling(Z)
     upper = min(upper, 0.5)
-    w = np.linalg.lstsq(X, Z @ v, rcond=None)[0]
+    w, *_ = np.linalg.lstsq(X, Z @ v, rcond=None)
     return Retentivity(min(lower, upper), upper, w / np.linalg.norm(w))
 
 
@@ -83,15 +86,18 @@ def _whiten(X: Floats) -> tuple[Floats, Floats]:
     X = doubles("X", X, ndim=2)
     X = X / (np.abs(X).max() or 1.0)
     _, s, Vt = np.linalg.svd(X, full_matrices=False)
-    rank = int(np.sum(s > s[0] * max(X.shape) * np.finfo(float).eps))
-    if rank == 0:
+    limit = s[0] * max(X.shape) * np.finfo(float).eps
+    kept = s > limit
+    if not kept.any():
         raise InputError("X must have a row that is not zero")
-    return X, np.asarray(X @ (Vt[:rank].T / s[:rank]) * np.sqrt(len(X)))
+    whitening = Vt[kept].T / s[kept]
+    return X, X @ whitening * np.sqrt(len(X))
 
 
 def _shares(Z: Floats, V: Floats) -> Floats:
     """E sigma(v.z)^2 for the rows v of V."""
-    return np.asarray(np.mean(np.maximum(V @ Z.T, 0) ** 2, axis=1))
+    active = np.maximum(V @ Z.T, 0)
+    return np.mean(active**2, axis=1)
 
 
 def _starts(X: Floats, Z: Floats, rng: np.random.Generator) -> Floats:
@@ -101,9 +107,10 @@ def _starts(X: Floats, Z: Floats, rng: np.random.Generator) -> Floats:
     """
     against = -(X @ X.mean(axis=0)) @ Z
     chosen = rng.permutation(Z)[:32]
-    V = np.concatenate([against[None], chosen, -chosen, rng.normal(size=chosen.shape)])
+    random = rng.normal(size=chosen.shape)
+    V = np.concatenate([against[None], chosen, -chosen, random])
     length = np.linalg.norm(V, axis=1, keepdims=True)
-    return np.asarray(V / np.where(length > 0, length, 1))
+    return V / np.where(length > 0, length, 1)
 
 
 def _descend(Z: Floats, V: Floats, steps: int = 1000) -> tuple[float, Floats]:
@@ -119,7 +126,8 @@ def _descend(Z: Floats, V: Floats, steps: int = 1000) -> tuple[float, Floats]:
             break
         best = float(f.min())
         where = V[np.argmin(f)]
-        V = V - np.maximum(V @ Z.T, 0) @ Z / len(Z)
+        slope = np.maximum(V @ Z.T, 0) @ Z
+        V = V - slope / len(Z)
         length = np.linalg.norm(V, axis=1, keepdims=True)
         V = V / np.where(length > 1e-12, length, 1)
     return best, where
@@ -136,13 +144,15 @@ def _coupling(Z: Floats) -> float:
     from scipy.optimize import linear_sum_assignment
 
     rows, cols = linear_sum_assignment(Z @ Z.T)  # with which sum |z - z'|^2 is least
-    D = Z[rows] + Z[cols]
-    return max(0.0, (1 - float(np.linalg.norm(D, 2) / np.sqrt(len(Z)))) / 2)
+    largest = np.linalg.norm(Z[rows] + Z[cols], 2)
+    distance = float(largest / np.sqrt(len(Z)))
+    return max(0.0, (1 - distance) / 2)
 
 
 def _count_faces(Z: Floats) -> int:
     n, d = Z.shape
-    return 2 * comb(n, d - 1) * 3 ** (d - 1)
+    rays = 2 * comb(n, d - 1)
+    return rays * 3 ** (d - 1)
 
 
 def _faces(Z: Floats) -> tuple[Floats, Floats, Floats]:
@@ -166,12 +176,12 @@ def _faces(Z: Floats) -> tuple[Floats, Floats, Floats]:
             continue
         around = NEAR * signs @ np.linalg.pinv(T).T
         directions += [Vt[-1] + around, -Vt[-1] - around]
-        zero = [T * (sign == 0)[:, None] for sign in signs]
+        zero = (signs == 0)[:, :, None] * T
         spans += 2 * [np.eye(d) - np.linalg.pinv(zero) @ zero]
     V = np.concatenate(directions)
     span = np.concatenate(spans)
     limits = NEAR / 1e3 * np.linalg.norm(Z, axis=1)
-    active = np.greater(V @ Z.T, limits).astype(float)
+    active = np.where(limits < V @ Z.T, 1.0, 0.0)
     M = np.einsum("an,ni,nj->aij", active / len(Z), Z, Z, optimize=True)
     return span @ M @ span, span, active
 
@@ -220,9 +230,10 @@ def rademacher(
     alpha = number("alpha", alpha)
     rng = generator(seed)
     X, Z = _whiten(X)
-    if _count_faces(Z) > MAX_FACES:
+    faces = _count_faces(Z)
+    if faces > MAX_FACES:
         raise InputError(
-            f"X has too many points for its rank: {_count_faces(Z):,} faces, at most {MAX_FACES:,}"
+            f"X has too many points for its rank: {faces:,} faces, at most {MAX_FACES:,}"
         )
     chosen = np.arange(len(X)) if sample is None else np.asarray(sample)
     M, _, active = _faces(Z)
@@ -233,17 +244,20 @@ def rademacher(
         signs = rng.choice((-1.0, 1.0), n)
         counts = np.bincount(chosen, signs, minlength=len(X))
         # On a face the ratio is b.v / sqrt(v'Mv), largest at v = M^+ b.
-        V = (inverse @ (active @ (counts[:, None] * Z))[..., None])[..., 0]
+        b = active @ (counts[:, None] * Z)
+        V = np.einsum("aij,aj->ai", inverse, b)
         V = np.concatenate([V, -V])
         along = np.maximum(V @ Z.T, 0)
         size = np.sqrt(np.mean(along**2, axis=1))
-        suprema.append(
-            np.max(np.abs(along @ counts) / np.where(size > 1e-9, size, np.inf))
-        )
+        size[size <= 1e-9] = np.inf
+        ratios = np.abs(along @ counts) / size
+        suprema.append(ratios.max())
     norm = float(np.linalg.norm(Z[chosen]))
+    value = alpha / n * np.mean(suprema)
+    error = alpha / n * np.std(suprema, ddof=1) / np.sqrt(draws)
     return Complexity(
-        alpha / n * float(np.mean(suprema)),
-        alpha / n * float(np.std(suprema, ddof=1) / np.sqrt(draws)),
+        float(value),
+        float(error),
         rademacher_lower(alpha, norm, n),
         rademacher_upper(alpha, norm, n, retentivity(X).lower),
     )

@@ -81,7 +81,12 @@ def margin(
         s = gates @ (p[:, None] * signed)
         lengths = np.linalg.norm(s, axis=1)
         psi = s / np.where(lengths > 0, lengths, 1)[:, None]
-        return lengths, gates * (psi @ signed.T)
+        margins = gates * (psi @ signed.T)
+        return lengths, margins
+
+    def sampled_gates(n: int) -> Floats:
+        z = rng.normal(size=(n, X.shape[1]))
+        return np.where(z @ X.T >= 0, 1.0, 0.0)
 
     def dual(p: Floats, gates: Floats) -> tuple[float, Floats]:
         lengths, margins = answer(gates, p)
@@ -92,20 +97,20 @@ def margin(
     found = minimize(
         dual,
         np.full(n, 1 / n),
-        args=(np.where(rng.normal(size=(count, X.shape[1])) @ X.T >= 0, 1.0, 0.0),),
+        args=(sampled_gates(count),),
         jac=True,
         method="SLSQP",
         bounds=[(0, 1)] * n,
         constraints=[simplex],
     )
-    p = np.maximum(found.x, 0) / np.maximum(found.x, 0).sum()
+    p = np.maximum(found.x, 0)
+    p /= p.sum()
     total = FRESH * count
-    fresh = np.where(rng.normal(size=(total, X.shape[1])) @ X.T >= 0, 1.0, 0.0)
-    lengths, margins = answer(fresh, p)
+    lengths, margins = answer(sampled_gates(total), p)
     error = 3 / np.sqrt(total)
-    lower = (margins.mean(axis=0) - error * margins.std(axis=0)).min()
+    least = margins.mean(axis=0) - error * margins.std(axis=0)
     upper = lengths.mean() + error * lengths.std()
-    return Margin(q * float(lower), q * float(upper), p)
+    return Margin(q * float(least.min()), q * float(upper), p)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -220,12 +225,11 @@ def required(
         if found.applies and error <= epsilon:
             return found
         # Both maps grow slower than their argument, and neither number ever falls.
-        needed = found.needed_width, steps * (error / epsilon)
-        if math.inf in needed:
+        needed_steps = steps * (error / epsilon)
+        if math.inf in (found.needed_width, needed_steps):
             break
-        width, steps = (
-            max(a, math.ceil(b)) for a, b in zip((width, steps), needed, strict=True)
-        )
+        width = max(width, math.ceil(found.needed_width))
+        steps = max(steps, math.ceil(needed_steps))
     raise InputError(
         f"no width and steps were found for epsilon {epsilon:g} and margin {gamma:g}; "
         "they exceed the range of floating-point numbers"

@@ -19,7 +19,8 @@ Zeros = Iterator[Any]
 def _symbols(name: str, *shape: int) -> Any:
     import sympy
 
-    return np.array(sympy.symbols(f"{name}:{np.prod(shape)}")).reshape(shape)
+    found = sympy.symbols(f"{name}:{np.prod(shape)}")
+    return np.array(found).reshape(shape)
 
 
 def _strength(q: Any) -> Any:
@@ -30,11 +31,13 @@ def _units(block: int) -> Zeros:
     """Two blocks of units, two outputs."""
     U = _symbols("u", 2, 2 * block)
     a = _symbols("a", 1, 2 * block)
+    y = _symbols("y", 1, 2)
     (q,) = _symbols("q", 1)
-    masks = oracles.multipliers(2 * block, q, block)
-    added = oracles.added_loss(_symbols("y", 1, 2), U, a, *masks)
+    z, p = oracles.multipliers(2 * block, q, block)
+    added = oracles.added_loss(y, U, a, z, p)
     flows = (U * a).reshape(2, 2, block).sum(2)
-    yield added - _strength(q) * (flows**2).sum()
+    penalty = (flows**2).sum()
+    yield added - _strength(q) * penalty
 
 
 def _any_law() -> Zeros:
@@ -44,61 +47,84 @@ def _any_law() -> Zeros:
     p[3] = 1 - p[:3].sum()
     mu, Gamma = oracles.moments(z, p)
     flow = _symbols("f", 1, 2)
-    added = oracles.added_loss(_symbols("y", 1, 1), np.ones((1, 2)), flow, z / mu, p)
-    yield added - (Gamma * flow.T * flow).sum()
+    y = _symbols("y", 1, 1)
+    U = np.ones((1, 2))
+    added = oracles.added_loss(y, U, flow, z / mu, p)
+    penalty = flow @ Gamma @ flow.T
+    yield added - penalty.sum()
 
 
 def _weights() -> Zeros:
     """DropConnect, a 2 x 2 layer."""
-    U, V = _symbols("u", 2, 2), _symbols("v", 2, 2)
+    U = _symbols("u", 2, 2)
+    V = _symbols("v", 2, 2)
     x = _symbols("x", 1, 2)
     y = _symbols("y", 1, 2)
     (q,) = _symbols("q", 1)
     Z, p = oracles.multipliers(4, q)
-    noisy = ((y - x @ (Z.reshape(-1, 2, 2) * V) @ U.T) ** 2).sum((1, 2))
-    plain = ((y - x @ V @ U.T) ** 2).sum()
-    penalty = ((x**2) @ (V**2) @ (U**2).sum(0)).sum()
-    yield p @ noisy - plain - _strength(q) * penalty
+    masked = Z.reshape(-1, 2, 2) * V
+    noisy = (y - x @ masked @ U.T) ** 2
+    plain = (y - x @ V @ U.T) ** 2
+    added = p @ noisy.sum((1, 2)) - plain.sum()
+    penalty = x**2 @ V**2 @ (U**2).sum(0)
+    yield added - _strength(q) * penalty.sum()
 
 
 def _sensing() -> Zeros:
     """Factored maps, 2 x 2."""
-    U, V, A = (_symbols(name, 2, 2) for name in "uva")
+    U = _symbols("u", 2, 2)
+    V = _symbols("v", 2, 2)
+    A = _symbols("a", 2, 2)
+    y = _symbols("y", 1)
     (q,) = _symbols("q", 1)
-    added = oracles.sensing_added_loss(_symbols("y", 1), U, V, A[None], q)
+    added = oracles.sensing_added_loss(y, U, V, A[None], q)
     flows = (U * (A @ V)).sum(0)
-    yield added - _strength(q) * (flows**2).sum()
+    penalty = (flows**2).sum()
+    yield added - _strength(q) * penalty
 
 
 def _deep() -> Zeros:
     """Two hidden layers of two units: all masks against all pivots, and rescaling."""
-    weights = [_symbols("a", 2, 1), _symbols("b", 2, 2), _symbols("c", 1, 2)]
+    first = _symbols("a", 2, 1)
+    second = _symbols("b", 2, 2)
+    third = _symbols("c", 1, 2)
+    weights = [first, second, third]
     q, s, t = _symbols("q", 3)
     C = np.ones((1, 1))
     terms = oracles.pivot_terms(weights, C)
-    powers = [_strength(q), _strength(q) ** 2]
-    yield oracles.deep_added_loss(weights, [q, q], C) - np.dot(powers, terms)
-    moved = [W * scale for W, scale in zip(weights, (s, t, 1 / (s * t)), strict=True)]
-    yield from np.subtract(oracles.pivot_terms(moved, C), terms)
+    one, two = terms
+    lam = _strength(q)
+    added = oracles.deep_added_loss(weights, [q, q], C)
+    yield added - lam * one - lam**2 * two
+    moved = [s * first, t * second, third / (s * t)]
+    rescaled = oracles.pivot_terms(moved, C)
+    yield from np.subtract(rescaled, terms)
 
 
 def _sliding() -> Zeros:
     """Three units, blocks of two."""
     (g,) = _symbols("g", 1)
-    mu, Gamma = oracles.moments(*oracles.sliding_masks((3,), 2, g))
+    z, p = oracles.sliding_masks((3,), 2, g)
+    mu, Gamma = oracles.moments(z, p)
     both = np.array([[1, 1, 0], [1, 2, 1], [0, 1, 1]])
-    yield from mu - (1 - g) ** both.diagonal()
-    yield from (Gamma + 1 - (1 - g) ** -both).ravel()
+    kept = 1 - g
+    yield from mu - kept ** both.diagonal()
+    stated = kept**-both - 1
+    yield from (Gamma - stated).ravel()
 
 
 def _balance() -> Zeros:
     """Two 2 x 2 layers under gradient flow of C + lam |W|^2, any C."""
-    W1, W2, G = (_symbols(name, 2, 2) for name in "vwg")  # G: the gradient of C
+    W1 = _symbols("v", 2, 2)
+    W2 = _symbols("w", 2, 2)
+    G = _symbols("g", 2, 2)  # the gradient of C
     (lam,) = _symbols("l", 1)
     D1 = -W2.T @ G - 2 * lam * W1
     D2 = -G @ W1.T - 2 * lam * W2
+    imbalance = W1 @ W1.T - W2.T @ W2
     change = D1 @ W1.T + W1 @ D1.T - D2.T @ W2 - W2.T @ D2
-    yield from (change + 4 * lam * (W1 @ W1.T - W2.T @ W2)).ravel()
+    zero = change + 4 * lam * imbalance
+    yield from zero.ravel()
 
 
 IDENTITIES: dict[str, Callable[[], Zeros]] = {
@@ -118,8 +144,11 @@ def check_identity(name: str) -> bool:
     """Return whether everything that must be 0 is, for all values of the symbols."""
     import sympy
 
-    exact = (sympy.nsimplify(zero, rational=True) for zero in IDENTITIES[name]())
-    return all(sympy.simplify(zero) == 0 for zero in exact)
+    for zero in IDENTITIES[name]():
+        exact = sympy.nsimplify(zero, rational=True)
+        if sympy.simplify(exact) != 0:
+            return False
+    return True
 
 
 def main() -> None:

@@ -13,10 +13,9 @@ from overt.results import Trace
 
 def log_steps(steps: int, points: int) -> list[int]:
     """Return 0 and about `points` step numbers on a logarithmic grid."""
-    return [
-        0,
-        *sorted(set(np.geomspace(1, steps, points).round().astype(int).tolist())),
-    ]
+    grid = np.geomspace(1, steps, points).round()
+    numbers = np.unique(grid.astype(int))
+    return [0, *numbers.tolist()]
 
 
 def trajectory(
