@@ -50,14 +50,18 @@ def slope_and_curvature(objective: Objective, theta: Floats) -> tuple[float, flo
         H[i] = (ahead - behind) / 2e-5
     _, gradient = objective(theta)
     values = np.linalg.eigvalsh((H + H.T) / 2)
-    return float(np.linalg.norm(gradient)), float(values[0])
+    slope = float(np.linalg.norm(gradient))
+    lowest = float(values[0])
+    return slope, lowest
 
 
 def factors(theta: Floats, rows: int, width: int) -> tuple[Floats, Floats]:
     """Return (U, V), stacked in theta, of which U has `rows` rows."""
     U = theta[: rows * width]
     V = theta[rows * width :]
-    return U.reshape(rows, width), V.reshape(-1, width)
+    U = U.reshape(rows, width)
+    V = V.reshape(-1, width)
+    return U, V
 
 
 def factor_objective(
@@ -146,7 +150,8 @@ def deep_descent(
             slope = np.einsum("mij,mkj->ik", back, inputs[i])
             gradient = np.append(slope, gradient)
             back = scales[i] * (others[i].T @ back)
-        return float(value), np.append(back.sum(axis=0), gradient)
+        gradient = np.append(back.sum(axis=0), gradient)
+        return float(value), gradient
 
     best, theta = best_descent(objective, count(sizes), restarts, rng)
     return best, chain(split(theta, sizes))
@@ -170,7 +175,8 @@ def cheapest_factors(
 
     def objective(theta: Floats) -> tuple[float, Floats]:
         U = theta.reshape(-1, width)
-        norms = np.sqrt(np.sum(U * (rows @ U), axis=0))
+        squares = np.sum(U * (rows @ U), axis=0)
+        norms = np.sqrt(squares)
         W = U / norms
         inverse = np.linalg.inv(W @ W.T)
         slope = -2 * inverse @ target @ inverse @ W
@@ -178,7 +184,8 @@ def cheapest_factors(
         gradient = (slope - along) / norms
         return float(np.sum(target * inverse)), gradient.ravel()
 
-    best, _ = best_descent(objective, len(A) * width, restarts, rng)
+    size = len(A) * width
+    best, _ = best_descent(objective, size, restarts, rng)
     return best
 
 
@@ -196,7 +203,8 @@ def cheapest_chain(A: Floats, rng: Rng) -> float:
         by_W2 = 2 * W2 + G @ W1.T
         return float(value), np.append(by_W1, by_W2)
 
-    start = np.eye(n) + 0.3 * rng.standard_normal((2, n, n))
+    start = 0.3 * rng.standard_normal((2, n, n))
+    start += np.eye(n)
     best, _ = descend(objective, start.ravel())
     return best
 
@@ -211,7 +219,8 @@ def ksupport(s: Floats, k: int) -> float:
         t = np.minimum(1, s / mu)
         return float(t.sum() - k)
 
-    mu = brentq(spare, s.min() / 2, 2 * s.sum(), xtol=1e-300, rtol=1e-15)
+    bounds = s.min() / 2, 2 * s.sum()
+    mu = brentq(spare, *bounds, xtol=1e-300, rtol=1e-15)
     t = np.minimum(1, s / mu)
     return float(np.sum(s**2 / t))
 
@@ -259,7 +268,9 @@ def block_candidates(m: Floats, b: int, beta: float, splits: range) -> float:
             a[:last] = m[:last] / (1 + beta)
             if last >= rho:
                 tail = m[rho - 1 : last]
-                c = b + beta * last + (beta + 1) * (1 - rho)
-                a[rho - 1 : last] = tail - beta / c * tail.sum()
+                c = b + beta * last
+                c -= (beta + 1) * (rho - 1)
+                shrunk = beta / c * tail.sum()
+                a[rho - 1 : last] = tail - shrunk
             best = min(best, block_value(m, a, b, beta))
     return best

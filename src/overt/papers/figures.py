@@ -93,6 +93,12 @@ def share_interval(count: int, of: int, level: float = 0.95) -> Interval:
     return low, high
 
 
+def most(count: int, of: int) -> str:
+    """Return whether more than half of all do what `count` of them were seen to do."""
+    interval = share_interval(count, max(of, 1))
+    return above(interval, 0.5)
+
+
 def above(interval: Interval, limit: float) -> str:
     """Return whether a quantity known to lie in the interval exceeds the limit."""
     low, high = interval
@@ -188,8 +194,10 @@ class Figure:
 
     def key(self, params: Params) -> str:
         """Return a name for a setting that is stable between runs and machines."""
-        text = json.dumps([self.id, self.revision, params], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:20]
+        setting = [self.id, self.revision, params]
+        text = json.dumps(setting, sort_keys=True)
+        digest = hashlib.sha256(text.encode())
+        return digest.hexdigest()[:20]
 
     def seed(self, params: Params) -> int:
         """Return the setting's own seed, derived from the named axes alone."""
@@ -231,7 +239,8 @@ class Figure:
         if self.table is None:
             raise InputError(f"the figure {self.id} needs a plot or a table")
         header, lines = self.table(rows)
-        picture, axes = canvas(1.2 * len(header), 0.4 * len(lines) + 1)
+        size = (1.2 * len(header), 0.4 * len(lines) + 1)
+        picture, axes = canvas(*size)
         axes.set_axis_off()
         cells = [[str(cell) for cell in line] for line in lines]
         drawn = axes.table(cells, colLabels=header, loc="center", cellLoc="center")
@@ -277,6 +286,15 @@ def plot_curves(
         panel.set_axis_off()
     axes[0, 0].legend()
     return picture
+
+
+def column_of_each(
+    rows: Sequence[Row], width: float, height: float, lines: int = 1, **options: Any
+) -> tuple[Any, Any]:
+    """Return a picture with a column of panels for each row, and the panels (lines, columns)."""
+    columns = len(rows)
+    size = (width * columns, height)
+    return canvas(*size, lines, columns, squeeze=False, **options)
 
 
 def _move_legends_below(picture: Any) -> None:

@@ -173,7 +173,8 @@ def beta_robust_error(
     if beta is None:
         beta = net.beta(radius)
     threat = L2(radius)
-    return exact_error(net.module(), x, y, threat, level=beta * net.norm)
+    level = beta * net.norm
+    return exact_error(net.module(), x, y, threat, level=level)
 
 
 @dataclass(frozen=True, repr=False, eq=False)

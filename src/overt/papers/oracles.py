@@ -43,7 +43,8 @@ def two_layers(
     U = rng.normal(size=(3, d))
     V = rng.normal(size=(inputs, d))
     X = rng.normal(size=(8, inputs))
-    X = X @ rng.normal(size=(inputs, inputs)) + 0.5
+    X = X @ rng.normal(size=(inputs, inputs))
+    X += 0.5
     Y = rng.normal(size=(8, 3))
     return U, V, X, Y
 
@@ -51,7 +52,8 @@ def two_layers(
 def relu_layer(rng: Rng, d: int) -> Floats:
     """Return the last hidden activations of a random tanh-ReLU network, 12 samples x d."""
     x = rng.normal(size=(12, 3))
-    hidden = np.tanh(x @ rng.normal(size=(3, 5)))
+    V = rng.normal(size=(3, 5))
+    hidden = np.tanh(x @ V)
     z = hidden @ rng.normal(size=(5, d))
     return np.maximum(z + 0.5, 0)
 
@@ -64,7 +66,8 @@ def deep_layers(rng: Rng, widths: tuple[int, ...]) -> list[Floats]:
 
 def masks(keep: Floats) -> tuple[Floats, Floats]:
     """Return all 0/1 masks over independent units and their probabilities."""
-    z = np.array(list(product((0.0, 1.0), repeat=len(keep))))
+    bits = product((0.0, 1.0), repeat=len(keep))
+    z = np.array(list(bits))
     chances = np.where(z == 1, keep, 1 - keep)
     return z, chances.prod(axis=1)
 
@@ -110,7 +113,8 @@ def sensing_added_loss(y: Floats, U: Floats, V: Floats, A: Floats, prob: Any) ->
     """E mean_j (y_j - <U D V', A_j>)^2 - mean_j (y_j - <U V', A_j>)^2, D over all masks."""
 
     def loss(U: Floats) -> Any:
-        measured = np.sum(U @ V.T * A, axis=(1, 2))
+        products = U @ V.T * A
+        measured = products.sum(axis=(1, 2))
         return np.mean((y - measured) ** 2)
 
     z, p = multipliers(U.shape[1], prob)
@@ -122,7 +126,8 @@ def deep_added_loss(
     weights: Sequence[Floats], drop_probs: Sequence[Any], C: Floats
 ) -> Any:
     """E|W_m x|^2 - E|W x|^2 over all masks m of a deep linear network."""
-    layers, p = layer_multipliers([len(W) for W in weights[:-1]], drop_probs)
+    widths = [len(W) for W in weights[:-1]]
+    layers, p = layer_multipliers(widths, drop_probs)
     maps = weights[0][None]
     for W, m in zip(weights[1:], layers, strict=True):
         maps = W @ (m[:, :, None] * maps)
@@ -148,7 +153,8 @@ def pivot_terms(weights: Sequence[Floats], C: Floats) -> list[Any]:
             head = chain(weights[: layers[0]])
             tail = chain(weights[layers[-1] :])
             between = [chain(weights[i:j]) for i, j in pairwise(layers)]
-            for units in product(*(range(len(weights[j - 1])) for j in layers)):
+            sizes = [len(weights[j - 1]) for j in layers]
+            for units in np.ndindex(*sizes):
                 alpha = head[units[0]]
                 gamma = tail[:, units[-1]]
                 path = (alpha @ C @ alpha) * (gamma @ gamma)
@@ -177,7 +183,8 @@ def layer_multipliers(
     keep = np.repeat(1 - np.asarray(drop_probs), widths)
     z, p = masks(keep)
     last = np.cumsum(widths)
-    return np.split(z / keep, last[:-1], axis=1), p
+    z /= keep
+    return np.split(z, last[:-1], axis=1), p
 
 
 def envelope(s: Floats, a: Floats, weight: float) -> float:

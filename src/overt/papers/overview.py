@@ -112,8 +112,10 @@ class Label:
     date: str = ""
 
     def __str__(self) -> str:
-        found = ", ".join(part for part in (self.size, self.date) if part)
-        return f"{self.verdict} ({found})" if found else self.verdict
+        known = [part for part in (self.size, self.date) if part]
+        if not known:
+            return self.verdict
+        return f"{self.verdict} ({', '.join(known)})"
 
 
 def figures_of(items: Iterable[Item]) -> list[Figure]:
@@ -202,7 +204,8 @@ def _worst(found: list[Verdict], date: str) -> StoredVerdict:
 
 def write_verdicts(found: Mapping[str, StoredVerdict], folder: Folder) -> Path:
     """Write the verdicts of statements as JSON, by id."""
-    text = json.dumps({name: asdict(one) for name, one in found.items()}, indent=1)
+    verdicts = {name: asdict(one) for name, one in found.items()}
+    text = json.dumps(verdicts, indent=1)
     return write_whole(Path(folder) / VERDICT_FILE, text + "\n")
 
 
@@ -260,7 +263,8 @@ def _figure_label(found: Measured | None) -> Label:
             "not run at this size", f"only {found.size}", found.stored[-1].date
         )
     verdict = together(*(f.verdict for f in found.findings))
-    return Label(verdict, found.figure.size_name("paper"), found.stored[-1].date)
+    size = found.figure.size_name("paper")
+    return Label(verdict, size, found.stored[-1].date)
 
 
 def write_page(
@@ -328,7 +332,8 @@ def markdown(chosen: list[Figure], out: Folder) -> str:
 
 
 def _row(cells: Any) -> str:
-    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
+    shown = [str(cell).replace("|", "\\|") for cell in cells]
+    return f"| {' | '.join(shown)} |"
 
 
 def write_markdown(chosen: list[Figure], out: Folder) -> Path:
@@ -339,5 +344,6 @@ def write_markdown(chosen: list[Figure], out: Folder) -> Path:
         picture = found.figure.draw(found.rows, found.size)
         path = write_figure(picture, Path(out) / f"{found.figure.id}.png", dpi=200)
         # 256 colors are enough for a diagram, at a third of the bytes.
-        Image.open(path).convert("RGB").quantize(256).save(path, optimize=True)
+        image = Image.open(path).convert("RGB")
+        image.quantize(256).save(path, optimize=True)
     return write_whole(Path(out) / "index.md", markdown(chosen, out))

@@ -76,12 +76,14 @@ class ApproximateRankSet:
             C /= 2
         residual = 2 * (C_1 + C**L)
         alpha = (lam**2 / residual) ** (1 / (L - 2))
-        scale = 32 * n * L * (rank + 1) * C ** ((L - 1) / 2) * residual**0.5
+        scale = 32 * n * L * (rank + 1)
+        scale *= C ** ((L - 1) / 2) * residual**0.5
         balance = (lam * alpha * slack / scale) ** 2
         if absorbing:
             # Theorem E.2, for the rank to follow from the columns that are not sampled.
             others = max(1, n - rank)
-            balance = min(balance, alpha * slack / (4 * others * (L - 1)))
+            needed = alpha * slack / (4 * others * (L - 1))
+            balance = min(balance, needed)
         return cls(rank, balance, slack, alpha, C)
 
     def learning_rates(
@@ -94,7 +96,8 @@ class ApproximateRankSet:
         with D = 2 (C_1 + C^L) C^(L-1) + lam^2 C and lam = 2 weight_decay.
         """
         L, lam, n, C_1 = _constants(problem, depth, width, weight_decay)
-        noise = 2 * (C_1 + self.bound**L) * self.bound ** (L - 1)
+        noise = 2 * (C_1 + self.bound**L)
+        noise *= self.bound ** (L - 1)
         D = noise + lam**2 * self.bound
         above = self.rank + 1
         return {

@@ -150,7 +150,8 @@ ESCAPES = {char: rf"\{char}" for char in "#$%&_{}"} | {
 
 def escape_tex(text: str) -> str:
     """Return plain text that LaTeX sets as it stands."""
-    return text.translate({ord(char): escaped for char, escaped in ESCAPES.items()})
+    escapes = {ord(char): escaped for char, escaped in ESCAPES.items()}
+    return text.translate(escapes)
 
 
 _registry: dict[str, Item] = {}
@@ -228,7 +229,9 @@ def figure(
     given = {"label": label, "section": section, **parse_page(page, name)}
     module = str(sys._getframe(1).f_globals["__name__"])
     found = _register(module, name, how="sampled", by=by, **given)
-    settings = read_table(found.paper, "figures").get(name, {}) if found.paper else {}
+    settings = {}
+    if found.paper:
+        settings = read_table(found.paper, "figures").get(name, {})
     made = Figure(
         id=name,
         title=found.title,
@@ -256,7 +259,8 @@ def _read_items(paper: str) -> None:
             if "number" in entry:
                 _register_question(module, **entry)
             else:
-                slug = re.sub(r"[^a-z0-9]+", "-", entry["label"].lower()).strip("-")
+                label = entry["label"].lower()
+                slug = re.sub(r"[^a-z0-9]+", "-", label).strip("-")
                 name = f"{PAPERS[paper].prefix}-{slug}"
                 given = {"how": "sampled", "claim": entry["title"], **entry}
                 _register(module, name, **given)
@@ -293,7 +297,8 @@ PARTS = ("Assumes", "Printed", "Open", "TeX", "Proof")
 
 def parse_page(text: str, name: str) -> dict[str, Any]:
     """Return title, claim and the parts that begin with their name from a docstring."""
-    parts = [" ".join(part.split()) for part in inspect.cleandoc(text).split("\n\n")]
+    paragraphs = inspect.cleandoc(text).split("\n\n")
+    parts = [" ".join(part.split()) for part in paragraphs]
     if len(parts) < 2:
         raise InputError(
             f"{name} needs a docstring with a title and a claim, apart by an empty line"
@@ -306,7 +311,9 @@ def parse_page(text: str, name: str) -> dict[str, Any]:
             raise InputError(
                 f"{name}: a part must begin with one of {', '.join(PARTS)}: {key}"
             )
-        found[key.lower()] = rest if key in ("TeX", "Proof") else rest.rstrip(".")
+        if key not in ("TeX", "Proof"):
+            rest = rest.rstrip(".")
+        found[key.lower()] = rest
     return found
 
 

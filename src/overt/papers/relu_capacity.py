@@ -78,7 +78,8 @@ def retentivity(X: Floats, *, seed: Seed = 0) -> Retentivity:
         lower = _coupling(Z)
     upper = min(upper, 0.5)
     w, *_ = np.linalg.lstsq(X, Z @ v, rcond=None)
-    return Retentivity(min(lower, upper), upper, w / np.linalg.norm(w))
+    w /= np.linalg.norm(w)
+    return Retentivity(min(lower, upper), upper, w)
 
 
 def _whiten(X: Floats) -> tuple[Floats, Floats]:
@@ -86,8 +87,8 @@ def _whiten(X: Floats) -> tuple[Floats, Floats]:
     X = doubles("X", X, ndim=2)
     X = X / (np.abs(X).max() or 1.0)
     _, s, Vt = np.linalg.svd(X, full_matrices=False)
-    limit = s[0] * max(X.shape) * np.finfo(float).eps
-    kept = s > limit
+    limit = max(X.shape) * np.finfo(float).eps
+    kept = s > limit * s[0]
     if not kept.any():
         raise InputError("X must have a row that is not zero")
     whitening = Vt[kept].T / s[kept]
@@ -105,7 +106,8 @@ def _starts(X: Floats, Z: Floats, rng: np.random.Generator) -> Floats:
 
     Non-negative inputs never meet w = -E x; as E zz' = I, v = E[(w.x) z] has v.z = w.x.
     """
-    against = -(X @ X.mean(axis=0)) @ Z
+    mean = X.mean(axis=0)
+    against = -(X @ mean) @ Z
     chosen = rng.permutation(Z)[:32]
     random = rng.normal(size=chosen.shape)
     V = np.concatenate([against[None], chosen, -chosen, random])
@@ -144,7 +146,8 @@ def _coupling(Z: Floats) -> float:
     from scipy.optimize import linear_sum_assignment
 
     rows, cols = linear_sum_assignment(Z @ Z.T)  # with which sum |z - z'|^2 is least
-    largest = np.linalg.norm(Z[rows] + Z[cols], 2)
+    D = Z[rows] + Z[cols]
+    largest = np.linalg.norm(D, 2)
     distance = float(largest / np.sqrt(len(Z)))
     return max(0.0, (1 - distance) / 2)
 
@@ -164,8 +167,10 @@ def _faces(Z: Floats) -> tuple[Floats, Floats, Floats]:
     """
     d = Z.shape[1]
     points = Z[np.any(Z != 0, axis=1)]
-    points = points / np.linalg.norm(points, axis=1, keepdims=True)
-    signs = np.array(list(product((-1.0, 0.0, 1.0), repeat=d - 1)))
+    lengths = np.linalg.norm(points, axis=1, keepdims=True)
+    points = points / lengths
+    choices = product((-1.0, 0.0, 1.0), repeat=d - 1)
+    signs = np.array(list(choices))
     signs = signs.reshape(3 ** (d - 1), d - 1)
     directions = []
     spans = []
@@ -175,14 +180,17 @@ def _faces(Z: Floats) -> tuple[Floats, Floats, Floats]:
         if d > 1 and s[-1] < 1e-9:
             continue
         around = NEAR * signs @ np.linalg.pinv(T).T
-        directions += [Vt[-1] + around, -Vt[-1] - around]
+        ray = Vt[-1]
+        directions += [ray + around, -ray - around]
         zero = (signs == 0)[:, :, None] * T
-        spans += 2 * [np.eye(d) - np.linalg.pinv(zero) @ zero]
+        projections = np.eye(d) - np.linalg.pinv(zero) @ zero
+        spans += 2 * [projections]
     V = np.concatenate(directions)
     span = np.concatenate(spans)
     limits = NEAR / 1e3 * np.linalg.norm(Z, axis=1)
     active = np.where(limits < V @ Z.T, 1.0, 0.0)
-    M = np.einsum("an,ni,nj->aij", active / len(Z), Z, Z, optimize=True)
+    active /= len(Z)
+    M = np.einsum("an,ni,nj->aij", active, Z, Z, optimize=True)
     return span @ M @ span, span, active
 
 
@@ -235,7 +243,9 @@ def rademacher(
         raise InputError(
             f"X has too many points for its rank: {faces:,} faces, at most {MAX_FACES:,}"
         )
-    chosen = np.arange(len(X)) if sample is None else np.asarray(sample)
+    chosen = np.arange(len(X))
+    if sample is not None:
+        chosen = np.asarray(sample)
     M, _, active = _faces(Z)
     inverse = np.linalg.pinv(M, rcond=1e-10, hermitian=True)
     n = len(chosen)
@@ -254,7 +264,8 @@ def rademacher(
         suprema.append(ratios.max())
     norm = float(np.linalg.norm(Z[chosen]))
     value = alpha / n * np.mean(suprema)
-    error = alpha / n * np.std(suprema, ddof=1) / np.sqrt(draws)
+    deviation = np.std(suprema, ddof=1)
+    error = alpha / n * deviation / np.sqrt(draws)
     return Complexity(
         float(value),
         float(error),

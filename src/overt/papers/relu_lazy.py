@@ -74,13 +74,15 @@ def margin(
     q = 1 - _check.drop_prob(drop_prob)
     rng = generator(seed)
     count = whole("features", features, 2)
-    signed = labels(y, len(X))[:, None] * X
+    signs = labels(y, len(X))
+    signed = signs[:, None] * X
 
     def answer(gates: Floats, p: Floats) -> tuple[Floats, Floats]:
         """Return |s_p(z)|, and y_i <psi(z), x_i> 1[z.x_i >= 0] for psi = s_p / |s_p|."""
         s = gates @ (p[:, None] * signed)
         lengths = np.linalg.norm(s, axis=1)
-        psi = s / np.where(lengths > 0, lengths, 1)[:, None]
+        divisors = np.where(lengths > 0, lengths, 1)
+        psi = s / divisors[:, None]
         margins = gates * (psi @ signed.T)
         return lengths, margins
 
@@ -90,7 +92,8 @@ def margin(
 
     def dual(p: Floats, gates: Floats) -> tuple[float, Floats]:
         lengths, margins = answer(gates, p)
-        return float(lengths.mean()), margins.mean(axis=0)
+        slope = margins.mean(axis=0)
+        return float(lengths.mean()), slope
 
     n = len(X)
     simplex = {"type": "eq", "fun": lambda p: p.sum() - 1, "jac": np.ones_like}
@@ -110,7 +113,8 @@ def margin(
     error = 3 / np.sqrt(total)
     least = margins.mean(axis=0) - error * margins.std(axis=0)
     upper = lengths.mean() + error * lengths.std()
-    return Margin(q * float(least.min()), q * float(upper), p)
+    lower = q * float(least.min())
+    return Margin(lower, q * float(upper), p)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -174,9 +178,11 @@ def guarantee(
     if delta >= 1:
         raise InputError(f"delta must lie in (0, 1), got {delta!r}")
     c = math.sqrt(whole("dimension", dimension)) + 1
-    c += max(1 / (14 * gamma**2), 2 * math.sqrt(math.log(m)))
+    row = 2 * math.sqrt(math.log(m))
+    c += max(1 / (14 * gamma**2), row)
     lam = 5 * math.log(max(2 * eta * T, 1.0)) / gamma
-    inside = math.log(24 * eta * c) + math.log(m) / 2 + 2 * math.log(T)
+    inside = math.log(24 * eta * c)
+    inside += math.log(m) / 2 + 2 * math.log(T)
     lam += math.sqrt(44 * max(inside, 0.0)) / gamma
     full = 4 * lam**2 / (eta * T)
     needed = 2401 * lam**2 / gamma**6

@@ -139,7 +139,8 @@ def machine_facts() -> dict[str, Any]:
 def commit() -> str:
     """Return the commit of this checkout, with "+" if files were changed; "" if there is none."""
     folder = Path(overt.__file__).parent
-    if not any((parent / ".git").exists() for parent in folder.parents):
+    parents = folder.parents
+    if not any((parent / ".git").exists() for parent in parents):
         return ""
     described = _git(folder, "rev-parse", "HEAD")[:10]
     changed = _git(folder, "status", "-s", str(folder))
@@ -167,7 +168,8 @@ def code_digest(figure: Figure) -> str:
     source = inspect.getsourcefile(run)
     if source is None or not Path(source).exists():
         return ""
-    return source_digest(Path(source).read_text(encoding="utf-8"), run.__name__)
+    text = Path(source).read_text(encoding="utf-8")
+    return source_digest(text, run.__name__)
 
 
 @cache
@@ -194,7 +196,8 @@ def source_digest(source: str, name: str) -> str:
             used[name] = ast.unparse(defined[name])
             waiting += _names(defined[name])
     text = "\n".join(used[name] for name in sorted(used))
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    digest = hashlib.sha256(text.encode())
+    return digest.hexdigest()[:12]
 
 
 def _names(statement: ast.stmt) -> list[str]:
@@ -216,7 +219,8 @@ def data_digests(params: Params) -> dict[str, str]:
 @cache
 def _file_digest(path: Path) -> str:
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:12]
+        found = hashlib.file_digest(file, "sha256")
+        return found.hexdigest()[:12]
 
 
 def of_other_code(figure: Figure, rows: Iterable[Stored]) -> list[Stored]:

@@ -83,7 +83,8 @@ def _reusable(
     stored = {row.key: row for row in read_rows(figure, out) if row.key in keys}
     other = of_other_code(figure, stored.values())
     if other:
-        commits = ", ".join(sorted({row.commit or "not recorded" for row in other}))
+        named = {row.commit or "not recorded" for row in other}
+        commits = ", ".join(sorted(named))
         warnings.warn(
             f"{len(other)} of {len(stored)} stored rows of {figure.id} were computed by other code "
             f"(commit: {commits}); remove {Path(out) / figure.id}.jsonl to compute them again",
@@ -103,7 +104,8 @@ def report(
     """Write the picture and a summary, ID-SIZE.json; return the findings and the picture's path."""
     findings = figure.findings(rows)
     stem = Path(out) / f"{figure.id}-{size}"
-    picture = write_figure(figure.draw(rows, size), f"{stem}.{picture_format}", dpi=200)
+    drawn = figure.draw(rows, size)
+    picture = write_figure(drawn, f"{stem}.{picture_format}", dpi=200)
     summary = {
         "id": figure.id,
         "title": figure.title,

@@ -35,7 +35,8 @@ def _units(block: int) -> Zeros:
     (q,) = _symbols("q", 1)
     z, p = oracles.multipliers(2 * block, q, block)
     added = oracles.added_loss(y, U, a, z, p)
-    flows = (U * a).reshape(2, 2, block).sum(2)
+    flows = (U * a).reshape(2, 2, block)
+    flows = flows.sum(2)
     penalty = (flows**2).sum()
     yield added - _strength(q) * penalty
 
@@ -65,7 +66,8 @@ def _weights() -> Zeros:
     masked = Z.reshape(-1, 2, 2) * V
     noisy = (y - x @ masked @ U.T) ** 2
     plain = (y - x @ V @ U.T) ** 2
-    added = p @ noisy.sum((1, 2)) - plain.sum()
+    added = p @ noisy.sum((1, 2))
+    added -= plain.sum()
     penalty = x**2 @ V**2 @ (U**2).sum(0)
     yield added - _strength(q) * penalty.sum()
 
@@ -122,7 +124,8 @@ def _balance() -> Zeros:
     D1 = -W2.T @ G - 2 * lam * W1
     D2 = -G @ W1.T - 2 * lam * W2
     imbalance = W1 @ W1.T - W2.T @ W2
-    change = D1 @ W1.T + W1 @ D1.T - D2.T @ W2 - W2.T @ D2
+    change = D1 @ W1.T + W1 @ D1.T
+    change -= D2.T @ W2 + W2.T @ D2
     zero = change + 4 * lam * imbalance
     yield from zero.ravel()
 

@@ -142,7 +142,9 @@ def collect(found: Evidence | Residuals) -> Evidence:
             residual, *null = np.atleast_1d(next(found))
         except StopIteration as end:
             evidence = Evidence(float(np.max(residuals)), *end.value)
-            return replace(evidence, null=float(np.max(nulls))) if nulls else evidence
+            if nulls:
+                evidence = replace(evidence, null=float(np.max(nulls)))
+            return evidence
         residuals.append(residual)
         nulls += null
 
@@ -163,4 +165,6 @@ def _finite(value: float | None) -> float | None:
     """Return the value as a float that JSON can hold."""
     if value is None:
         return None
-    return float(value) if math.isfinite(value) else math.copysign(1e308, value)
+    if math.isfinite(value):
+        return float(value)
+    return math.copysign(1e308, value)

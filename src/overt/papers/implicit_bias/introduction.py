@@ -31,19 +31,22 @@ def dropout_step(rng: Rng) -> Residuals:
     U = rng.standard_normal((m, d))
     V = rng.standard_normal((n, d))
     # x takes the values +-sqrt(n) e_i, whose second moment is the identity; masks are enumerated.
-    inputs = np.sqrt(n) * np.concatenate([np.eye(n), -np.eye(n)])
+    identity = np.sqrt(n) * np.eye(n)
+    inputs = np.concatenate([identity, -identity])
     mean = np.zeros((d, m))
     masks, chances = oracles.masks(np.full(d, keep))
     for x in inputs:
         for z, p in zip(masks / keep, chances, strict=True):
             Ut = U.T.copy()
-            drawn = (x[None, None, None], (M @ x)[None, None], z[None, None])
+            y = M @ x
+            drawn = (a[None, None] for a in (x[None], y, z))
             take_steps(Ut, V.T.copy(), *drawn, np.ones(1))
             mean += p / len(inputs) * (U.T - Ut)
     drop = noise.Dropout(1 - keep)
     objective = descent.factor_objective(M, drop.strength * np.eye(d))
     value, gradient = objective(np.append(U, V))
-    yield relative(mean.T.ravel(), gradient[: U.size] / 2)
+    step = mean.T.ravel()
+    yield relative(step, gradient[: U.size] / 2)
     stated = np.sum((M - U @ V.T) ** 2)
     stated += penalty.shallow(U, V, drop)
     yield relative(stated, value)
@@ -91,9 +94,11 @@ def shallow_penalty(rng: Rng) -> Residuals:
         U, V, X, Y = oracles.two_layers(rng, d)
         keep = 1 - rng.uniform(0.1, 0.8, d)
         z, p = oracles.masks(keep)
-        exact = oracles.added_loss(Y, U, X @ V, z / keep, p)
+        z /= keep
+        exact = oracles.added_loss(Y, U, X @ V, z, p)
         C = X.T @ X / len(X)
-        stated = penalty.shallow(U, V, noise.Dropout(1 - keep), C)
+        drop = noise.Dropout(1 - keep)
+        stated = penalty.shallow(U, V, drop, C)
         yield relative(stated, exact)
     return EXACT, f"the loss over all {2**d} masks, one probability per unit"
 
@@ -114,7 +119,8 @@ def shrinkage_monotone(rng: Rng) -> Residuals:
         r = int(rng.integers(1, 8))
         lam = float(rng.exponential() + 0.05)
         weight = lam / r
-        a = np.sort(rng.exponential(size=r + 2))[::-1]
+        a = np.sort(rng.exponential(size=r + 2))
+        a = a[::-1]
         g = []
         for rho in range(1, r + 1):
             top = a[:rho]
@@ -130,7 +136,8 @@ def shrinkage_monotone(rng: Rng) -> Residuals:
         rises = np.diff(g)
         yield np.max(rises, initial=0.0) / g[0]
         best = spectral.SquaredNuclear().prox(a[:r], weight)
-        value = oracles.envelope(a, np.append(best, [0, 0]), weight)
+        shrunk = np.append(best, [0, 0])
+        value = oracles.envelope(a, shrunk, weight)
         rank = np.count_nonzero(best) or 1
         yield relative(value, g[rank - 1])
     return EXACT, "20 spectra, written out; linear equations"

@@ -11,12 +11,11 @@ from scipy.ndimage import minimum_filter
 
 from overt import equalize, penalty
 from overt._check import Floats
-from overt._figures import canvas
 from overt.linear import TiedAutoencoder
 from overt.noise import Dropout
 from overt.papers import descent, oracles
 from overt.papers.evidence import DESCENT, EXACT, relative
-from overt.papers.figures import Finding, Findings, Params, Row
+from overt.papers.figures import Finding, Findings, Params, Row, column_of_each
 from overt.papers.records import Residuals, Rng, figure, statement
 
 
@@ -25,7 +24,8 @@ def inequality(U: Floats, Q: Floats) -> float:
     norms = np.sum((U @ Q) ** 2, axis=0)
     unequal = norms / norms.mean() - 1
     skewed = Q.T @ Q - np.eye(len(Q))
-    return float(max(np.abs(skewed).max(), np.abs(unequal).max()))
+    largest = max(np.abs(skewed).max(), np.abs(unequal).max())
+    return float(largest)
 
 
 @statement("Theorem 2.2", "2")
@@ -81,11 +81,13 @@ def tied_optimum(rng: Rng) -> Residuals:
         drop = Dropout(lam / (1 + lam))
         best = TiedAutoencoder(M, width, drop).solve()
         yield relative(best.objective, lowest)
-        apart = relative(best.U @ best.U.T, U @ U.T)
+        found = best.U @ best.U.T
+        apart = relative(found, U @ U.T)
         yield apart**2
     # The printed map, at the last width: one.
     values, vectors = np.linalg.eigh(M)
-    kept = np.maximum(values - lam * values[-1] / (1 + lam), 0)
+    shrunk = values - lam * values[-1] / (1 + lam)
+    kept = np.maximum(shrunk, 0)
     printed = vectors * kept @ vectors.T
     apart = relative(printed, U @ U.T)
     detail = "objective and map of the best of 4 descents; printed has rank 2 for r = 1"
@@ -149,7 +151,7 @@ def check_landscape(rows: list[Row]) -> Findings:
 
 def plot_landscape(rows: list[Row]) -> Any:
     """Plot the surface above its contours for each strength."""
-    picture, axes = canvas(3.8 * len(rows), 3.9, 1, len(rows), squeeze=False)
+    picture, axes = column_of_each(rows, 3.8, 3.9)
     for row, panel in zip(rows, axes[0], strict=True):
         draw_levels(panel, row["axis"], row["objective"])
         panel.set_title(f"$\\lambda$ = {row['strength']:g}")

@@ -21,6 +21,7 @@ from overt.papers.figures import (
     Params,
     Row,
     above,
+    column_of_each,
     mean_interval,
     rows_with,
     together,
@@ -81,7 +82,8 @@ def tied_landscape(rng: Rng) -> Residuals:
     """
     for lam in (0.1, 1.0, 10.0):
         M = symmetric(rng, [3.0, 2.5, 1.0, 0.2])
-        net = TiedAutoencoder(M, 3, Dropout(lam / (1 + lam)))
+        drop = Dropout(lam / (1 + lam))
+        net = TiedAutoencoder(M, 3, drop)
         best = net.solve().objective
         objective = tied_objective(M, lam, 3)
         for _ in range(4):
@@ -160,9 +162,11 @@ def hadamard_equalizer(rng: Rng) -> Residuals:
         Z = np.ones((1, 1))
         as_printed = Z
         for k in range(2, doublings + 2):
-            Z = np.block([[Z, Z], [-Z, Z]]) / math.sqrt(2)
+            Z = np.block([[Z, Z], [-Z, Z]])
+            Z /= math.sqrt(2)
             doubled = [[as_printed, as_printed], [-as_printed, as_printed]]
-            as_printed = 2 ** ((1 - k) / 2) * np.block(doubled)
+            as_printed = np.block(doubled)
+            as_printed *= 2 ** ((1 - k) / 2)
         yield inequality(U, right.T @ Z)
         off = inequality(U, right.T @ as_printed)
         printed = min(printed, off)
@@ -214,7 +218,7 @@ def check_paths(rows: list[Row]) -> Findings:
 
 def plot_paths(rows: list[Row]) -> Any:
     """Plot both paths on the objective's contours."""
-    picture, axes = canvas(3.8 * len(rows), 3.9, 1, len(rows), squeeze=False)
+    picture, axes = column_of_each(rows, 3.8, 3.9)
     axis = np.linspace(-EXTENT, EXTENT, 61)
     for row, panel in zip(rows, axes[0], strict=True):
         height = surface(axis, row["strength"])
@@ -290,7 +294,8 @@ def check_seeds(rows: list[Row]) -> Findings:
     for width in values_of(rows, "width"):
         settings = rows_with(rows, width=width)
         settings.sort(key=lambda row: row["strength"])
-        steps = np.array([_balanced_after(row) for row in settings], dtype=float)
+        balanced = [_balanced_after(row) for row in settings]
+        steps = np.array(balanced, dtype=float)
         sooner = []
         for weaker, stronger in pairwise(steps):
             ratio = mean_interval(np.log(weaker / stronger))
@@ -330,7 +335,8 @@ def _balanced_after(row: Row) -> list[float]:
     found = []
     for curve in np.array(row["imbalance"]):
         peak = int(curve.argmax())
-        low = np.flatnonzero(curve[peak:] <= 0.5 * curve[peak])
+        falling = curve[peak:]
+        low = np.flatnonzero(falling <= 0.5 * falling[0])
         after = row["steps"]
         if len(low):
             after = row["steps_seen"][peak + low[0]]
@@ -351,7 +357,8 @@ def plot_seeds(rows: list[Row]) -> Any:
         place = strengths.index(row["strength"])
         steps = row["steps_seen"]
         label = f"$\\lambda$ = {row['strength']:g}"
-        draw_objective(panels[place], steps, row["objective"], row["optimum"])
+        objective = row["objective"]
+        draw_objective(panels[place], steps, objective, row["optimum"])
         panels[place].set_title(f"width {row['width']}, {label}")
         draw_band(balance, steps, row["imbalance"], COLORS[place], label)
         balance.set(

@@ -168,9 +168,11 @@ def shallow_optimum(rng: Rng) -> Residuals:
     M = np.diag([2.0, 1.9])
     lam = 0.1
     yield from _distance(M, lam, 1, None, starts, rng)
-    shrunk = M - 2 * lam / (1 + lam) * np.eye(2)
+    shrinkage = 2 * lam / (1 + lam)
+    shrunk = M - shrinkage * np.eye(2)
     printed = np.maximum(shrunk, 0)
-    apart = relative(printed, np.diag([2 / (1 + lam), 0]))
+    best = np.diag([2 / (1 + lam), 0])
+    apart = relative(printed, best)
     detail = f"objective and map of the best of {starts} descents"
     return DESCENT, detail, apart**2
 

@@ -92,19 +92,23 @@ def decay_closed(rng: Rng) -> Residuals:
     # The constants of the theorem, written anew; C_1 is the largest squared observation.
     C = 1 / (4 * lam)
     residual = 2 * (1 + C**3)
-    yield abs(alpha / ((2 * lam) ** 2 / residual) - 1)
+    stated = (2 * lam) ** 2 / residual
+    yield abs(alpha / stated - 1)
     yield abs(region.bound / C - 1)
 
     def left(W: list[Floats]) -> bool:
         grown = approximate_rank(W, alpha) > 1 + slack
         return grown or largest_norm(W) > region.bound
 
-    last = alpha * (1 - np.sqrt(1 - slack * (1 - 1e-6)))
+    root = np.sqrt(1 - slack * (1 - 1e-6))
+    last = alpha * (1 - root)
     null = 0
     for trial in range(900):
         first = rng.uniform(0.01, 1) * (region.bound - last)
-        U, V = np.linalg.qr(rng.standard_normal((2, 2, 2)))[0]
-        A = U * np.array([first, last]) ** 1.5 @ V.T
+        bases, _ = np.linalg.qr(rng.standard_normal((2, 2, 2)))
+        U, V = bases
+        s = np.array([first, last]) ** 1.5
+        A = U * s @ V.T
         W = balanced(A, 3, 6)
         # All of them lie on the boundary: the approximate rank is 1 + slack.
         yield 1 + slack * (1 - 1e-5) - approximate_rank(W, alpha)
@@ -138,8 +142,10 @@ def decay_reached(rng: Rng) -> Residuals:
     slack = 0.4
     e1 = alpha * slack / 8
     # lam = C = 1.
-    eta = min(1 / (4 * second_order(C0, 1.0)), e1 / 10)
-    steps = math.ceil(math.log(2 * C0 / e1) / eta)
+    eta = 1 / (4 * second_order(C0, 1.0))
+    eta = min(eta, e1 / 10)
+    time = math.log(2 * C0 / e1)
+    steps = math.ceil(time / eta)
     W = random_layers(2, rng, C0)
     for n in rng.integers(3, size=steps):
         W = sgd_step(W, problem, n, eta, 1.0)
@@ -149,7 +155,7 @@ def decay_reached(rng: Rng) -> Residuals:
     # From the first phase the weights may be in B_0 already; a minimum of rank 2 is not.
     decay = 0.01
     rate = 0.05
-    highest = minima(problem, 3, decay, starts=1, seed=rng)[-1]
+    *_, highest = minima(problem, 3, decay, starts=1, seed=rng)
     T = math.ceil(math.log(1e4) / (2 * rate * decay))
     ends = []
     for drawn in (column, np.arange(3)):
@@ -203,7 +209,8 @@ def decay_bounded(rng: Rng) -> Residuals:
             residual = 2 * (1 + C**3)
             yield error**2 - residual
             before = layers.imbalance(W)
-            rest = layers.imbalance(moved) - 2 * eta**2 * residual * C**2
+            noise = 2 * eta**2 * residual * C**2
+            rest = layers.imbalance(moved) - noise
             bound = (1 - eta * lam) ** 2 * before
             faster = (1 - 10 * eta * lam) ** 2 * before
             yield rest - bound, rest - faster
@@ -245,7 +252,8 @@ def decay_rank_step(rng: Rng) -> Residuals:
         D = second_order(largest_norm(W), lam)
         for w, after in zip(W, moved, strict=True):
             s, V = np.linalg.eigh(w.T @ w)
-            slope = np.maximum(2 / alpha - 2 * s / alpha**2, 0)
+            slope = 2 / alpha - 2 * s / alpha**2
+            slope = np.maximum(slope, 0)
             step = 2 * (after - w).T @ w
             linear = np.trace(V * slope @ V.T @ step)
             before = approximate_rank([w], alpha)
@@ -258,17 +266,20 @@ def decay_rank_step(rng: Rng) -> Residuals:
         D = second_order(C, lam)
         noise = math.sqrt(2 * (1 + C**3))
         alpha = lam**2 / noise**2
-        largest = lam * alpha * slack / (32 * 4 * (r + 1))
+        largest = lam * alpha * slack
+        largest /= 32 * 4 * (r + 1)
         eta = min(largest / D, 2 * (r + 1) / lam)
         rest = rng.dirichlet(np.ones(3)) * slack
-        t = np.append(rng.choice([1.0, 0.99, 0.7]), rest)
+        first = rng.choice([1.0, 0.99, 0.7])
+        t = np.append(first, rest)
         t *= rng.uniform(0.9, 1)
         x = alpha * (1 - np.sqrt(1 - t))
         slope = 2 / alpha - 2 * x / alpha**2
         drift = slope @ (lam * x - noise * x**1.5)
         growth = (largest + eta * D) * slope.sum()
         change = 2 * eta * (growth - drift)
-        soft = approximate_rank([np.diag(np.sqrt(x))], alpha)
+        layer = np.diag(np.sqrt(x))
+        soft = approximate_rank([layer], alpha)
         if soft > r + slack / 2:
             yield change / eta
         else:
@@ -304,13 +315,17 @@ def decay_product_rank(rng: Rng) -> Residuals:
         n = int(rng.integers(2, 6))
         L = 3 + trial % 2
         alpha = 10 ** rng.uniform(-2, 0)
-        noise = 10.0 ** -(trial % 5) * rng.normal(size=(L, n, n))
-        W = list(np.diag(rng.uniform(0, 1.5, n) ** 2) + noise)
-        room = L**2 / alpha * largest_norm(W) ** (L - 1) * layers.imbalance(W)
+        noise = rng.normal(size=(L, n, n))
+        noise *= 10.0 ** -(trial % 5)
+        equal = np.diag(rng.uniform(0, 1.5, n) ** 2)
+        W = list(equal + noise)
+        room = L**2 / alpha * largest_norm(W) ** (L - 1)
+        room *= layers.imbalance(W)
         yield excess(W, alpha) - room
     # Each layer is nearly of rank one, but the next one stretches what it shrinks.
     null = excess([np.diag([10.0, 0.1]), np.diag([0.1, 10.0])], 1.0)
-    printed = excess([math.sqrt(1.05) * np.eye(3)] * 3, 1.9)
+    beyond = math.sqrt(1.05) * np.eye(3)
+    printed = excess([beyond] * 3, 1.9)
     detail = "random layers, nearly balanced and far from it; null: no term for the imbalance"
     return 1e-12, detail, printed, null
 
@@ -340,7 +355,7 @@ def acceptable_rates(rng: Rng) -> Residuals:
             sizes.append([region.balance, min(rates.values())])
         last = 2 * (L + 2) / (L - 2)
         expected = np.array([2 * L + 1 + last, 4 * L + 1 + last])
-        exponents = np.log10(np.array(sizes[0]) / sizes[1])
+        exponents = np.log10(sizes[0]) - np.log10(sizes[1])
         yield from abs(exponents - expected)
         printed = min(printed, *abs(exponents - in_print))
     detail = "growth of the theorem's constants between lam = 1e-4 and 1e-5"

@@ -16,7 +16,9 @@ from overt.papers.figures import (
     Row,
     above,
     below,
+    column_of_each,
     mean_interval,
+    most,
     rows_with,
     share_interval,
     together,
@@ -48,7 +50,8 @@ def schedule(params: Params, *phases: tuple[int, float, float]) -> Schedule:
 def split(rows: list[Row]) -> tuple[list[Row], list[Row]]:
     """Return the rows with the printed decay read as PyTorch's, and those with the printed loss."""
     shown = [row for row in rows if "convention" not in row]
-    return shown, [row for row in rows if "convention" in row]
+    printed = [row for row in rows if "convention" in row]
+    return shown, printed
 
 
 def check_printed(rows: list[Row]) -> Findings:
@@ -58,7 +61,7 @@ def check_printed(rows: list[Row]) -> Findings:
     if rows:
         yield Finding(
             "the printed weight decay reproduces the figure under the printed loss",
-            above(share_interval(runs - low, runs), 0.5),
+            most(runs - low, runs),
             f"{low} of {runs} runs fall to rank 0 or diverge",
             "jumps from rank 2 to rank 1",
         )
@@ -91,7 +94,8 @@ def summary(found: Jumps, shown: int) -> dict[str, Any]:
 def ratio_panel(axes: Any, row: Row, threshold: float = 0.05) -> None:
     """Plot s_2 / s_1 of the first runs."""
     ratios = np.transpose(row["ratio"])
-    axes.plot(row["grid"], ratios, color=ORANGE, lw=0.8, alpha=0.5)
+    grid = row["grid"]
+    axes.plot(grid, ratios, color=ORANGE, lw=0.8, alpha=0.5)
     axes.axhline(threshold, color="black", ls=":", lw=1)
     axes.set(yscale="log", ylim=(1e-4, 1), ylabel="$s_2 / s_1$")
 
@@ -102,7 +106,8 @@ def survival_panel(axes: Any, row: Row, color: str, name: str = "") -> None:
     label = f"{name}{len(row['jump_step'])} runs, 95% band"
     axes.step(grid, row["surviving"], where="post", color=color, label=label)
     band = {"step": "post", "color": color, "alpha": 0.2}
-    axes.fill_between(grid, row["lower"], row["upper"], **band)
+    lower = row["lower"]
+    axes.fill_between(grid, lower, row["upper"], **band)
     axes.set(ylim=(-0.02, 1.02), xlabel="step", ylabel="share not jumped")
     axes.legend()
 
@@ -140,11 +145,12 @@ def check_paths(rows: list[Row]) -> Findings:
     (row,), printed = split(rows)
     yield from check_printed(printed)
     step = np.array(row["jump_step"])
-    low, high = share_interval(int(np.sum(step >= 0)), len(step))
+    jumped = int(np.sum(step >= 0))
+    low, high = share_interval(jumped, len(step))
     yield Finding(
         "most runs jump to rank 1 before the noisy phase ends",
         above((low, high), 0.5),
-        f"{np.mean(step >= 0):.2f} of {len(step)} (95%: {low:.2f} to {high:.2f})",
+        f"{jumped / len(step):.2f} of {len(step)} (95%: {low:.2f} to {high:.2f})",
         "the one run shown jumps",
     )
     yield Finding(
@@ -154,32 +160,44 @@ def check_paths(rows: list[Row]) -> Findings:
         "probability 0",
     )
     # Runs at ratios of .02 to .1 are in the middle of the jump and may end on either side.
-    before = [b["missing"][-1] for b in row["branches"] if b["ratio"] >= 0.1]
-    after = [b["missing"][-1] for b in row["branches"] if b["ratio"] < 0.02]
+    before = []
+    after = []
+    for branch in row["branches"]:
+        end = branch["missing"][-1]
+        if branch["ratio"] >= 0.1:
+            before.append(end)
+        elif branch["ratio"] < 0.02:
+            after.append(end)
+    minimum = row["minimum"]
+    off = max((abs(end - minimum) for end in after), default=np.inf)
     yield Finding(
         "offshoots before the jump fail to fill in the missing entry",
-        bool(before) and max(before) < 0.5 * row["minimum"],
+        bool(before) and max(before) < 0.5 * minimum,
         _range(before),
         "not 1/epsilon = 4",
     )
     yield Finding(
         "offshoots after the jump find the rank-1 minimum",
-        bool(after) and max(abs(x - row["minimum"]) for x in after) < 0.1,
-        f"{_range(after)}; the minimum has {row['minimum']:.3f}",
+        off < 0.1,
+        f"{_range(after)}; the minimum has {minimum:.3f}",
         "close to 1/epsilon = 4",
     )
 
 
 def _range(ends: list[float]) -> str:
-    return f"{len(ends)}, A12 {min(ends):.2f} to {max(ends):.2f}" if ends else "none"
+    if not ends:
+        return "none"
+    return f"{len(ends)}, A12 {min(ends):.2f} to {max(ends):.2f}"
 
 
 def plot_paths(rows: list[Row]) -> Any:
     """Plot the noisy path and its offshoots, the ratio of singular values, and the survival."""
     (row,), _ = split(rows)
-    shown = int(np.argmax(np.array(row["jump_step"][:6]) > 0))
+    first = np.array(row["jump_step"][:6])
+    shown = int(np.argmax(first > 0))
     picture, (path, ratio, share) = canvas(9, 8, 3, 1, sharex=True)
-    path.plot(row["grid"], row["missing"][shown], color=GRAY, label="noisy path")
+    grid = row["grid"]
+    path.plot(grid, row["missing"][shown], color=GRAY, label="noisy path")
     for branch in rows_with(row["branches"], run=shown):
         label = f"from step {branch['start']:,}, ends at {branch['missing'][-1]:.2f}"
         path.plot(branch["steps"], branch["missing"], label=label)
@@ -188,7 +206,7 @@ def plot_paths(rows: list[Row]) -> Any:
     path.legend()
     ratio_panel(ratio, row)
     survival_panel(share, row, ORANGE)
-    share.set_xlim(0, row["grid"][-1])
+    share.set_xlim(0, grid[-1])
     return picture
 
 
@@ -223,9 +241,11 @@ def check_depths(rows: list[Row]) -> Findings:
 def plot_depths(rows: list[Row]) -> Any:
     """Plot the missing entry of five runs of each depth, and the survival."""
     picture, (curves, share) = canvas(9, 6, 2, 1, sharex=True)
-    for row in split(rows)[0]:
+    shown, _ = split(rows)
+    for row in shown:
         color = {3: BLUE, 4: ORANGE}[row["depth"]]
-        curves.plot(row["grid"], np.transpose(row["missing"]), color=color, lw=0.7)
+        missing = np.transpose(row["missing"])
+        curves.plot(row["grid"], missing, color=color, lw=0.7)
         survival_panel(share, row, color, f"depth {row['depth']}, ")
     curves.axhline(10, color="black", ls=":", lw=1)
     curves.set_ylabel("missing entry")
@@ -252,15 +272,16 @@ def check_periods(rows: list[Row]) -> Findings:
     done = steps[steps >= 0]
     yield Finding(
         "most runs jump to rank 1, and none comes back",
-        together(above(share_interval(row["below"], n), 0.5), row["returned"] == 0),
+        together(most(row["below"], n), row["returned"] == 0),
         f"{row['below']} of {n}, {row['returned']} came back",
         "5 of 5",
     )
     # The last record above the threshold may come up to one record before the phase begins.
-    noisy = int(np.sum((done + 20 - WARM_UP[0]) // PERIOD % 2 == 1))
+    phase = (done + 20 - WARM_UP[0]) // PERIOD
+    noisy = np.sum(phase % 2 == 1)
     yield Finding(
         "jumps happen in noisy phases, more than by chance",
-        above(share_interval(noisy, max(len(done), 1)), 0.5),
+        most(noisy, len(done)),
         f"{noisy} of {len(done)} in noisy phases",
         "all",
     )
@@ -269,7 +290,7 @@ def check_periods(rows: list[Row]) -> Findings:
     filled = sum(x > 2.5 for x in kept)
     yield Finding(
         "after the jump quiet phases fill in the missing entry (above half of it)",
-        above(share_interval(filled, max(len(kept), 1)), 0.5),
+        most(filled, len(kept)),
         _range(kept),
         "close to 1/epsilon = 5",
     )
@@ -279,16 +300,20 @@ def plot_periods(rows: list[Row]) -> Any:
     """Plot the test error of five runs over the alternating phases."""
     (row,), _ = split(rows)
     picture, (error, share) = canvas(9, 6, 2, 1, sharex=True)
-    error.plot(row["grid"], np.transpose(row["test_error"]), lw=0.8)
+    grid = row["grid"]
+    errors = np.transpose(row["test_error"])
+    error.plot(grid, errors, lw=0.8)
     error.set(
         yscale="log",
         ylabel="test error / that of zeros",
     )
     survival_panel(share, row, "black")
     share.set_xlabel("step (noisy phases are shaded)")
-    for start in range(WARM_UP[0] + PERIOD, row["grid"][-1], 2 * PERIOD):
+    first = WARM_UP[0] + PERIOD
+    for start in range(first, grid[-1], 2 * PERIOD):
+        end = start + PERIOD
         for axes in (error, share):
-            axes.axvspan(start, start + PERIOD, color=YELLOW, alpha=0.15, lw=0)
+            axes.axvspan(start, end, color=YELLOW, alpha=0.15, lw=0)
     return picture
 
 
@@ -310,16 +335,17 @@ def run_epsilon(params: Params, seed: int) -> dict[str, Any]:
 def check_epsilon(rows: list[Row]) -> Findings:
     """Check that no noise fails, that some noise suffices for large epsilon, more for small."""
     shown, printed = split(rows)
-    easy = [row for row in printed if row["noisy_steps"] and row["epsilon"] >= 0.25]
+    easy = [row for row in printed if row["epsilon"] >= 0.25 and row["noisy_steps"]]
     if easy:
         claim = (
             "the printed weight decay recovers epsilon >= .25 under the printed loss"
         )
         yield _recovered(claim, easy)
     still = rows_with(shown, noisy_steps=0)
+    failed = [above(mean_interval(row["test_error"]), RECOVERED) for row in still]
     yield Finding(
         f"without a noisy phase the missing entry is not recovered (error above {RECOVERED:g})",
-        together(*(above(mean_interval(r["test_error"]), RECOVERED) for r in still)),
+        together(*failed),
         _means(still),
         "fails even for epsilon = 1",
     )
@@ -328,19 +354,21 @@ def check_epsilon(rows: list[Row]) -> Findings:
     yield _recovered("1000 noisy steps are enough for epsilon >= .25", easy)
     hard = rows_with(shown, epsilon=0.1)
     hard.sort(key=lambda row: row["noisy_steps"])
-    errors = [row["test_error"] for row in hard]
-    gain = mean_interval(np.subtract(errors[0], errors[-1]))
+    errors = [np.array(row["test_error"]) for row in hard]
+    second = mean_interval(errors[1])
+    gain = mean_interval(errors[0] - errors[-1])
     means = [f"{row['noisy_steps']}: {row['mean']:.2f}" for row in hard]
     yield Finding(
         "epsilon = .1 needs a longer noisy phase",
-        together(above(gain, 0), above(mean_interval(errors[1]), RECOVERED)),
+        together(above(gain, 0), above(second, RECOVERED)),
         f"error by noisy steps {', '.join(means)}",
         "larger t0 recovers smaller epsilon",
     )
 
 
 def _recovered(claim: str, rows: list[Row]) -> Finding:
-    within = [below(mean_interval(row["test_error"]), RECOVERED) for row in rows]
+    intervals = [mean_interval(row["test_error"]) for row in rows]
+    within = [below(interval, RECOVERED) for interval in intervals]
     return Finding(claim, together(*within), _means(rows), "recovered")
 
 
@@ -395,27 +423,33 @@ def check_minima(rows: list[Row]) -> Findings:
         off = []
         for lam, loss, *_ in row["ends"]:
             listed = rows_with(row["points"], weight_decay=lam)
-            off.append(min(abs(loss / point["loss"] - 1) for point in listed))
+            distances = [abs(loss / point["loss"] - 1) for point in listed]
+            off.append(min(distances))
         yield Finding(
             f"{name}: random descents end at the listed minima",
             max(off) < 1e-6,
             f"{len(off)} descents, largest relative distance in loss {max(off):.0e}",
         )
-        limits = [np.inf, row["exists"]["1"], row["exists"]["2"]]
-        beyond = [p for p in row["points"] if p["weight_decay"] >= limits[p["rank"]]]
+        one = row["exists"]["1"]
+        two = row["exists"]["2"]
+        limits = [np.inf, one, two]
+        beyond = 0
+        for point in row["points"]:
+            beyond += point["weight_decay"] >= limits[point["rank"]]
         yield Finding(
-            f"{name}: no rank-2 minimum above lam = {limits[2]:.4f}, no rank-1 above "
-            f"{limits[1]:.4f}",
-            not beyond,
-            f"{len(beyond)} found above",
+            f"{name}: no rank-2 minimum above lam = {two:.4f}, no rank-1 above "
+            f"{one:.4f}",
+            beyond == 0,
+            f"{beyond} found above",
         )
 
 
 def plot_minima(rows: list[Row]) -> Any:
     """Plot the missing entry and the loss of each rank's minimum against the weight decay."""
-    picture, grid = canvas(3.3 * len(rows), 6, 2, len(rows), squeeze=False, sharex=True)
+    picture, grid = column_of_each(rows, 3.3, 6, 2, sharex=True)
     for column, row in enumerate(rows):
-        for axes, key in zip(grid[:, column], ("missing", "loss"), strict=True):
+        missing, loss = grid[:, column]
+        for axes, key in ((missing, "missing"), (loss, "loss")):
             for rank, color in enumerate((GRAY, ORANGE, BLUE)):
                 line = rows_with(row["points"], rank=rank)
                 lam = [point["weight_decay"] for point in line]
@@ -423,11 +457,9 @@ def plot_minima(rows: list[Row]) -> Any:
                 axes.plot(lam, found, ".", ms=3, color=color, label=f"rank {rank}")
             axes.set_xscale("log")
         limit = 1.3 / row["epsilon"]
-        grid[0, column].set_ylim(-limit, limit)
-        grid[0, column].set_title(
-            f"L = {row['depth']}, $\\epsilon$ = {row['epsilon']:g}"
-        )
-        grid[1, column].set(
+        missing.set_ylim(-limit, limit)
+        missing.set_title(f"L = {row['depth']}, $\\epsilon$ = {row['epsilon']:g}")
+        loss.set(
             yscale="log",
             xlabel="weight decay",
         )

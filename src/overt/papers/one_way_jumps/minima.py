@@ -76,7 +76,8 @@ def decay_correspondence(rng: Rng) -> Residuals:
     yield abs(cost(A) - value)
     for length in (1e-4, 1e-3):
         moves = length * rng.normal(size=(50, 3, 3))
-        yield cost(A) - min(cost(A + move) for move in moves)
+        costs = [cost(A + move) for move in moves]
+        yield cost(A) - min(costs)
     for given in (problem, two_by_two(0.25)):
         objective, _, _ = network(given, depth, 3, lam)
         for found in minima(given, depth, lam, starts=2, seed=rng):
@@ -110,7 +111,8 @@ def decay_vanishing(rng: Rng) -> Residuals:
         for error, next_error in pairwise(one):
             yield next_error / error
         yield one[-1] / one[0] / 1e-3
-        null = min(null, zero[-1] / zero[0] / 1e-3)
+        ratio = zero[-1] / zero[0]
+        null = min(null, ratio / 1e-3)
     detail = (
         "each tenth of the weight decay lowers C, a thousandth by 1,000 and more; null: the "
         "minimum of rank 0"
@@ -207,7 +209,8 @@ def decay_saddles(rng: Rng) -> Residuals:
         choices.append((0.0, lower, upper))
     smaller, larger = choices
     for a, b in product(smaller, larger):
-        W = [np.diag([a ** (1 / depth), b ** (1 / depth)])] * depth
+        diagonal = np.array([a, b]) ** (1 / depth)
+        W = [np.diag(diagonal)] * depth
         slope, lowest = slope_and_curvature(objective, flat(W))
         yield slope
         lower_root = a == smaller[1] or b == larger[1]
@@ -238,7 +241,8 @@ def decay_polyak(rng: Rng) -> Residuals:
         if trial % 2:  # the last layer is 0: no other gradient helps
             theta[-8:] = 0
         W1, W2, _ = weights(theta)
-        beta = np.linalg.norm(W2 @ W1, -2) ** 2 / len(problem)
+        least = np.linalg.norm(W2 @ W1, -2)
+        beta = least**2 / len(problem)
         value, gradient = objective(theta)
         ratio = 2 * beta * value / float(gradient @ gradient)
         yield ratio - 1, 10 * ratio - 1
@@ -270,7 +274,9 @@ def polyak_radius(rng: Rng) -> Residuals:
     for trial in range(20):
         n = 1 + trial % 4
         values = rng.uniform(0.2, 3, n)
-        start = np.zeros(n) if trial % 2 else rng.normal(size=n)
+        start = np.zeros(n)
+        if trial % 2 == 0:
+            start = rng.normal(size=n)
         # Along the flattest direction the inequality is an equality, and the radius is needed.
         start[np.argmin(values)] += 1.0
         loss = values @ start**2 / 2
@@ -282,7 +288,8 @@ def polyak_radius(rng: Rng) -> Residuals:
         yield ratio - 1, 10 * ratio - 1
         yield values @ path[-1] ** 2 / 2 / loss
     # From theta = 1 the paper's ball ends at 1 - sqrt(1/2): a plateau below it is never left.
-    plateau = 0.5 * (0.9 * (1 - math.sqrt(0.5))) ** 2
+    end = 0.9 * (1 - math.sqrt(0.5))
+    plateau = 0.5 * end**2
     detail = (
         "quadratics, whose flow is known; null: a tenth of the radius; the paper's radius allows a "
         f"plateau at L = {plateau:.3f} from L = .5"

@@ -20,7 +20,8 @@ def network(
 
     Written anew: none of overt's formulas.
     """
-    sizes = [problem.shape[1], *[width] * (depth - 1), problem.shape[0]]
+    m, n = problem.shape
+    sizes = [n, *[width] * (depth - 1), m]
 
     observed = problem.rows, problem.cols
 
@@ -34,7 +35,8 @@ def network(
             inputs.append(w @ inputs[-1])
         output = inputs.pop()
         E = output[observed] - problem.values
-        value = E @ E / (2 * len(E)) + lam * theta @ theta
+        value = E @ E / (2 * len(E))
+        value += lam * theta @ theta
         back = np.zeros(problem.shape)
         np.add.at(back, observed, E / len(E))
         gradient = np.empty(0)
@@ -57,7 +59,8 @@ def random_problem(n: int, rng: Rng) -> Entries:
     u, v = rng.standard_normal((2, n))
     noise = rng.standard_normal((n, n))
     truth = np.outer(u, v) + 0.1 * noise
-    return Entries.sample(truth, (2 * n * n + 2) // 3, seed=rng)
+    seen = (2 * n * n + 2) // 3
+    return Entries.sample(truth, seen, seed=rng)
 
 
 def sgd_step(
@@ -68,7 +71,8 @@ def sgd_step(
     j = problem.cols[n]
     W1, W2, W3 = W
     D = np.zeros(problem.shape)
-    D[i, j] = (W3 @ W2 @ W1)[i, j] - problem.values[n]
+    A = W3 @ W2 @ W1
+    D[i, j] = A[i, j] - problem.values[n]
     T1 = W2.T @ W3.T @ D
     T2 = W3.T @ D @ W1.T
     T3 = D @ (W2 @ W1).T
@@ -86,7 +90,8 @@ def random_layers(width: int, rng: Rng, C: float) -> list[Floats]:
     layers = []
     for shape in ((width, 2), (width, width), (2, width)):
         W = rng.normal(size=shape)
-        layers.append(math.sqrt(C) * W / np.linalg.norm(W))
+        W *= math.sqrt(C) / np.linalg.norm(W)
+        layers.append(W)
     return layers
 
 

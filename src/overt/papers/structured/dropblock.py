@@ -32,14 +32,17 @@ def dropblock_mask(rng: Rng) -> Residuals:
     printed = math.inf
     for b in range(2, 4):
         blocks = b + 1
-        block = noise.DropBlock(rng.uniform(0.2, 0.7), block_size=b)
+        prob = rng.uniform(0.2, 0.7)
+        block = noise.DropBlock(prob, block_size=b)
         d = blocks * b
-        w, p = oracles.masks(np.full(blocks, 1 - block.drop_prob))
+        w, p = oracles.masks(np.full(blocks, 1 - prob))
         units = np.arange(d)
         _, exact = oracles.moments(w[:, units // b], p)
         yield relative(block.characteristic(d), exact)
-        _, other = oracles.moments(np.repeat(w, blocks, axis=1), p)
-        padded = np.pad(exact, (0, len(other) - d))
+        repeated = np.repeat(w, blocks, axis=1)
+        _, other = oracles.moments(repeated, p)
+        missing = len(other) - d
+        padded = np.pad(exact, (0, missing))
         printed = min(printed, relative(other, padded))
     detail = "Gamma against all block decisions; ours is zero-padded to compare the printed one"
     return EXACT, detail, printed
@@ -58,7 +61,8 @@ def dropblock_penalty(rng: Rng) -> Residuals:
     """
     for b in (1, 2, 3):
         d = 2 * b
-        block = noise.DropBlock(rng.uniform(0.1, 0.8), block_size=b)
+        prob = rng.uniform(0.1, 0.8)
+        block = noise.DropBlock(prob, block_size=b)
         U, V, X, Y = oracles.two_layers(rng, d)
         z, p = oracles.multipliers(d, block.drop_prob, b)
         exact = oracles.added_loss(Y, U, X @ V, z, p)
@@ -113,7 +117,8 @@ def width_adjusted(rng: Rng) -> Residuals:
         block = noise.DropBlock(prob, block_size=b)
         variance = block.at_width(d).relative_variance(d)
         beta = prob / (1 - prob)
-        yield relative(variance, np.full(d, beta * d / b))
+        stated = np.full(d, beta * d / b)
+        yield relative(variance, stated)
     return EXACT, "Gamma_ii of the adjusted noise against beta d/b"
 
 
@@ -136,12 +141,15 @@ def ksupport_value(rng: Rng) -> Residuals:
     for _ in range(30):
         n = int(rng.integers(2, 9))
         k = int(rng.integers(1, n + 1))
-        s = rng.exponential(size=n) ** rng.uniform(0.2, 3)
+        s = rng.exponential(size=n)
+        s **= rng.uniform(0.2, 3)
         exact = descent.ksupport(s, k)
-        yield relative(spectral.KSupport(k).value(s), exact)
+        stated = spectral.KSupport(k).value(s)
+        yield relative(stated, exact)
         s = np.sort(s)[::-1]
         top = s[: k - 1]
-        at_b = top @ top + s[k - 1 :].sum() ** 2
+        rest = s[k - 1 :].sum()
+        at_b = top @ top + rest**2
         printed = max(printed, relative(at_b, exact))
     return EXACT, "30 spectra, the variational form's dual", printed
 
@@ -169,12 +177,14 @@ def dropblock_lower_bound(rng: Rng) -> Residuals:
         U, V = rng.normal(size=(2, 4, d))
         if tight:
             # Equal singular values, shared by one block for each b of the four directions.
-            chosen = np.ravel(list(combinations(range(4), b)))
+            shared = list(combinations(range(4), b))
+            chosen = np.ravel(shared)
             bases, _ = np.linalg.qr(rng.normal(size=(2, 4, 4)))
             U, V = bases[:, :, chosen]
         # Inputs are the four unit vectors, so that the mean over samples is |.|^2 / 4.
         z, p = oracles.multipliers(d, prob, b)
-        exact = 4 * oracles.added_loss(np.zeros((4, 4)), U, V, z, p)
+        Y = np.zeros((4, 4))
+        exact = 4 * oracles.added_loss(Y, U, V, z, p)
         block = noise.DropBlock(prob, block_size=b)
         weight, norm = spectral.induced(block, d)
         bound = weight * norm.matrix_value(U @ V.T)
@@ -195,8 +205,9 @@ def _block_objective(
 ) -> tuple[descent.Objective, int]:
     """Return the objective of factors of diag(m) at the adjusted probability, and its size."""
     d = b * blocks
-    block = noise.DropBlock(beta / (1 + beta), b).at_width(d)
-    objective = descent.factor_objective(np.diag(m), block.characteristic(d))
+    block = noise.DropBlock(beta / (1 + beta), b)
+    Gamma = block.at_width(d).characteristic(d)
+    objective = descent.factor_objective(np.diag(m), Gamma)
     return objective, 2 * len(m) * d
 
 
@@ -221,15 +232,18 @@ def dropblock_balanced(rng: Rng) -> Residuals:
         objective, size = _block_objective(m, b, beta, blocks)
         value, theta = descent.best_descent(objective, size, 4, rng)
         a = spectral.KSupport(b).prox(m, beta)
-        yield relative(descent.block_value(m, a, b, beta), value)
+        stated = descent.block_value(m, a, b, beta)
+        yield relative(stated, value)
         U, V = descent.factors(theta, 3, b * blocks)
-        yield relative(U @ V.T, np.diag(a)) ** 2
+        apart = relative(U @ V.T, np.diag(a))
+        yield apart**2
         norms = []
         for first in range(0, b * blocks, b):
             block = slice(first, first + b)
             part = U[:, block] @ V[:, block].T
             norms.append(np.linalg.norm(part))
-        yield (np.ptp(norms) / np.mean(norms)) ** 2
+        spread = np.ptp(norms) / np.mean(norms)
+        yield spread**2
     return DESCENT, "the best of 4 descents for each of 3 spectra"
 
 
@@ -251,7 +265,8 @@ def dropblock_optimum(rng: Rng) -> Residuals:
         n = int(rng.integers(2, 8))
         b = int(rng.integers(2, n + 1))
         beta = rng.uniform(0.1, 2)
-        m = np.sort(rng.uniform(0.1, 3, n))[::-1]
+        m = np.sort(rng.uniform(0.1, 3, n))
+        m = m[::-1]
         a = spectral.KSupport(b).prox(m, beta)
         stated = descent.block_value(m, a, b, beta)
         convex = descent.ksupport_prox_value(m, b, beta)

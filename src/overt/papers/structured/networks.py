@@ -98,7 +98,8 @@ def dropout_norm(rng: Rng) -> Residuals:
         least = descent.cheapest_factors(A, np.eye(2), C, width, 3, rng)
         best = drop.strength * least
         weight, norm = spectral.induced(drop, width)
-        value = norm.matrix_value(A @ oracles.power(C, 0.5))
+        weighed = A @ oracles.power(C, 0.5)
+        value = norm.matrix_value(weighed)
         yield relative(weight * value, best)
         without_width = relative(drop.strength * value, best)
         printed = min(printed, without_width)
@@ -182,7 +183,8 @@ def check(rows: list[Row]) -> Findings:
         )
         found = np.array(row["spectrum"])
         best = np.array(row["best_spectrum"])
-        distance = float(np.linalg.norm(found - best) / np.linalg.norm(best))
+        error = np.linalg.norm(found - best)
+        distance = float(error / np.linalg.norm(best))
         yield Finding(
             f"{name}: predicted and found singular values agree to a tenth",
             distance <= 0.1,

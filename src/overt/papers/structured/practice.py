@@ -15,7 +15,7 @@ from overt._figures import BLUE, GRAY, ORANGE, canvas
 from overt.linear import LinearNetwork, inverse_decay
 from overt.papers import oracles
 from overt.papers.evidence import EXACT, relative
-from overt.papers.figures import Finding, Findings, Params, Row
+from overt.papers.figures import Finding, Findings, Params, Row, column_of_each
 from overt.papers.records import Residuals, Rng, figure, statement
 from overt.papers.trajectories import log_steps, trajectory
 
@@ -104,7 +104,8 @@ def run_dropconnect(params: Params, seed: int) -> dict[str, Any]:
 
 def sampled_equals_exact(row: Row) -> Finding:
     """Check that masks average to the closed form at every record."""
-    off = np.abs(np.subtract(row["sampled"], row["exact"]))
+    off = np.subtract(row["sampled"], row["exact"])
+    off = np.abs(off)
     off /= row["error"]
     return Finding(
         f"drop probability {row['drop_prob']:g}: the stochastic objective equals the exact one",
@@ -177,7 +178,7 @@ def draw_run(axes: Any, row: Row, colors: tuple[str, str], name: str) -> None:
 
 def plot_dropblock(rows: list[Row]) -> Any:
     """Plot sampled and exact objectives, the optimum, and the spectra."""
-    picture, axes = canvas(3.8 * len(rows), 6.4, 2, len(rows), squeeze=False)
+    picture, axes = column_of_each(rows, 3.8, 6.4, 2)
     for row, top, bottom in zip(rows, *axes, strict=True):
         draw_run(top, row, (ORANGE, BLUE), "DropBlock")
         top.axhline(row["optimum"], color="black", ls="--", lw=1, label="Theorem 2.7")
@@ -196,7 +197,7 @@ def plot_dropblock(rows: list[Row]) -> Any:
 
 def plot_dropconnect(rows: list[Row]) -> Any:
     """Plot DropConnect's sampled and exact objective, and Dropout's beside it."""
-    picture, axes = canvas(3.8 * len(rows), 3.6, 1, len(rows), squeeze=False)
+    picture, axes = column_of_each(rows, 3.8, 3.6)
     for row, panel in zip(rows, axes[0], strict=True):
         draw_run(panel, row, (ORANGE, BLUE), "DropConnect")
         steps = np.maximum(row["steps_seen"], 1)
@@ -245,10 +246,12 @@ def dropconnect(rng: Rng) -> Residuals:
     masked = Z.reshape(-1, inputs, d) * V
     noisy = (Y - X @ masked @ U.T) ** 2
     plain = (Y - X @ V @ U.T) ** 2
-    exact = p @ noisy.sum(-1).mean(-1) - plain.sum(-1).mean()
+    exact = p @ noisy.sum(-1).mean(-1)
+    exact -= plain.sum(-1).mean()
     C = X.T @ X / len(X)
     yield relative(penalty.dropconnect(U, V, prob, C), exact)
-    as_dropout = penalty.shallow(U, V, noise.Dropout(prob), C)
+    drop = noise.Dropout(prob)
+    as_dropout = penalty.shallow(U, V, drop, C)
     printed = relative(as_dropout, exact)
     return EXACT, f"the loss over all {2 ** (inputs * d)} masks of V", printed
 
@@ -271,7 +274,8 @@ def dropconnect_last_layer(rng: Rng) -> Residuals:
     masked = Z.reshape(-1, 2, d) * U
     noisy = (Y.T - masked @ A.T) ** 2
     plain = (Y - A @ U.T) ** 2
-    exact = p @ noisy.sum(1).mean(-1) - plain.sum(-1).mean()
+    exact = p @ noisy.sum(1).mean(-1)
+    exact -= plain.sum(-1).mean()
     yield relative(penalty.hidden(U, A, drop), exact)
     return EXACT, f"all {len(p)} masks of U"
 
@@ -309,7 +313,8 @@ def sliding_keep(rng: Rng) -> Residuals:
     for d in range(b, b + 5):
         prob = rng.uniform(0.1, 0.8)
         block = noise.DropBlock(prob, block_size=b, placement="sliding")
-        z, p = oracles.sliding_masks((d,), b, block.seed_probability(d))
+        g = block.seed_probability(d)
+        z, p = oracles.sliding_masks((d,), b, g)
         active = p @ z
         yield relative(active.mean(), 1 - prob)
     d = 2 * b - 1  # its middle unit has blocks on all sides

@@ -123,9 +123,10 @@ def check_search(rows: list[Row]) -> Findings:
         )
     ce = hits["cross-entropy"]
     pairwise = hits["reflected, pairwise"]
+    ahead = np.all(np.greater_equal(pairwise, ce))
     yield Finding(
         "the reflected loss ranks attacks better than cross-entropy",
-        np.all(np.array(pairwise) >= ce) and pairwise[-1] > ce[-1],
+        ahead and pairwise[-1] > ce[-1],
         f"{pairwise} against {ce}, of {flips} flips on the grid",
         "Figure 6-2, bars",
     )
@@ -273,7 +274,8 @@ def table(rows: list[Row]) -> dict[str, dict[str, float]]:
     means = {}
     for training in TRAININGS:
         (row,) = rows_with(rows, training=training)
-        means[training] = {a: float(np.mean(row["errors"][a])) for a in ATTACKS}
+        errors = {a: np.mean(row["errors"][a]) for a in ATTACKS}
+        means[training] = errors
     return means
 
 
@@ -315,7 +317,8 @@ def table_two_digits(rows: list[Row]) -> Table:
     lines = []
     for training, found in table(rows).items():
         pairs = zip(found.values(), TABLE_1[training], strict=True)
-        lines.append([training, *(f"{ours:.3f} ({theirs})" for ours, theirs in pairs)])
+        cells = [f"{ours:.3f} ({theirs})" for ours, theirs in pairs]
+        lines.append([training, *cells])
     return ("training", *ATTACKS), lines
 
 
@@ -324,7 +327,9 @@ def _difference(
 ) -> Interval:
     """Return the interval, over networks, of one training's error less the other's."""
     errors = {row["training"]: row["errors"] for row in rows}
-    return mean_interval(np.subtract(errors[one][attack], errors[other][against]))
+    first = np.array(errors[one][attack])
+    second = np.array(errors[other][against])
+    return mean_interval(first - second)
 
 
 LOSSES = {"PGD": "cross_entropy", "R-PGD": "reflected_greedy"}
@@ -401,7 +406,8 @@ def check_cifar(rows: list[Row]) -> Findings:
             theirs = []
             for method in LOSSES:
                 runs = rows_with(cell, method=method)
-                robust.append(np.array([row["robust"] for row in runs]))
+                accuracies = [row["robust"] for row in runs]
+                robust.append(np.array(accuracies))
                 theirs.append(printed_accuracy(radius, steps, method))
             plain, reflected = robust
             low, high = mean_interval(reflected - plain)
@@ -420,16 +426,17 @@ def check_cifar(rows: list[Row]) -> Findings:
 def table_cifar(rows: list[Row]) -> Table:
     """Return clean and robust accuracies in per cent, the printed robust ones in brackets."""
     lines = []
-    for radius, steps in product(values_of(rows, "radius"), values_of(rows, "steps")):
+    cells = product(values_of(rows, "radius"), values_of(rows, "steps"))
+    for radius, steps in cells:
         line = [f"{radius}/255", steps]
         for method in LOSSES:
             cell = rows_with(rows, radius=radius, steps=steps, method=method)
-            clean = 100 * np.mean([row["clean"] for row in cell])
-            robust = 100 * np.mean([row["robust"] for row in cell])
+            clean = np.mean([row["clean"] for row in cell])
+            robust = np.mean([row["robust"] for row in cell])
             beside = ""
             if cell[0]["data"] == "cifar10":
                 beside = f" ({printed_accuracy(radius, steps, method)})"
-            line += [f"{clean:.1f}", f"{robust:.1f}{beside}"]
+            line += [f"{100 * clean:.1f}", f"{100 * robust:.1f}{beside}"]
         lines.append(line)
     columns = []
     for method in LOSSES:

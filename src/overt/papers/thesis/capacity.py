@@ -50,11 +50,13 @@ def relu_isotropic(rng: Rng) -> Residuals:
     for _ in range(3):
         U, V, _, _ = oracles.two_layers(rng, d)
         X = rng.laplace(size=(20, len(V)))
-        X = X @ oracles.power(X.T @ X / len(X), -0.5)
+        C = X.T @ X / len(X)
+        X = X @ oracles.power(C, -0.5)
         both = np.concatenate([X, -X])
         hidden = np.maximum(both @ V, 0)
         added = (z[:, None] - 1) * hidden @ U.T
-        exact = p @ np.sum(added**2, axis=-1).mean(axis=1)
+        penalties = np.sum(added**2, axis=-1)
+        exact = p @ penalties.mean(axis=1)
         stated = penalty.shallow(U, V, drop) / 2
         yield relative(stated, exact)
         without_lam = stated / drop.strength
@@ -151,7 +153,8 @@ def relu_generalization(rng: Rng) -> Residuals:
     """
     # Nearly symmetric, so that no direction is cut off and the bound is not empty.
     half = rng.normal(size=(6, 2))
-    mirrored = -half * rng.uniform(0.5, 1, (6, 1))
+    lengths = rng.uniform(0.5, 1, (6, 1))
+    mirrored = -half * lengths
     points = np.concatenate([half, mirrored])
     alpha = 1.5
     n = 40_000
@@ -159,9 +162,11 @@ def relu_generalization(rng: Rng) -> Residuals:
     C = points.T @ points / 12
     beta = retentivity(points).lower
     angles = np.linspace(0, 2 * np.pi, 400, endpoint=False)
-    directions = np.stack([np.cos(angles), np.sin(angles)])
+    x = np.cos(angles)
+    directions = np.stack([x, np.sin(angles)])
     units = np.maximum(points @ directions, 0)
-    units *= alpha / np.sqrt(np.mean(units**2, axis=0))
+    flows = np.sqrt(np.mean(units**2, axis=0))
+    units *= alpha / flows
     outputs = np.concatenate([units, -units], axis=1)  # (points, networks)
     g = np.clip(outputs, -1, 1)
     losses = (g - y[:, None]) ** 2
@@ -202,14 +207,17 @@ def relu_symmetrized(rng: Rng) -> Residuals:
         both = np.concatenate([X, -X])
         yield 0.5 - retentivity(both).lower, 0.5 - retentivity(X).upper
         C = X.T @ X / len(X)
-        yield np.abs(both.T @ both / len(both) - C).max()
+        mirrored_C = both.T @ both / len(both)
+        yield np.abs(mirrored_C - C).max()
         U = rng.normal(size=(1, 6))
         V = rng.normal(size=(d, 6))
         net = relu.TwoLayer(U, V)
-        symmetrized = net.clipped_error(both, np.concatenate([y, y]))
+        labels = np.concatenate([y, y])
+        symmetrized = net.clipped_error(both, labels)
         yield net.clipped_error(X, y) - 2 * symmetrized
         direct = relu.flows(U, net.activations(both))
-        yield np.abs(net.flows(X, symmetrized=True) - direct).max()
+        off = net.flows(X, symmetrized=True) - direct
+        yield np.abs(off).max()
     detail = "lower side of the retentivity, C, risks and flows; null: inputs without their mirror"
     return 1e-9, detail
 
@@ -232,7 +240,8 @@ def loss_contraction(rng: Rng) -> Residuals:
     """
     n = 6
     largest = 0.0
-    signs = np.array(list(product((-1.0, 1.0), repeat=n)))
+    choices = product((-1.0, 1.0), repeat=n)
+    signs = np.array(list(choices))
     for trial in range(5):
         y = rng.choice((-1.0, 1.0), n)
         f = rng.normal(size=(4, n))
@@ -385,7 +394,8 @@ def check(rows: list[Row]) -> Findings:
         gap = cells.means("gap").ravel()
         order = spearmanr(alpha, gap).statistic
         at = np.arctanh(np.clip(order, -0.999, 0.999))
-        half = 1.96 / np.sqrt(max(len(alpha) - 3, 1))  # of Fisher's z
+        spread = np.sqrt(max(len(alpha) - 3, 1))  # of Fisher's z
+        half = 1.96 / spread
         low = np.tanh(at - half)
         high = np.tanh(at + half)
         yield Finding(
@@ -439,7 +449,8 @@ def plot(rows: list[Row]) -> Any:
         "alpha": "alpha",
     }
     for cells, (name, title) in product(by_kind(rows), titles.items()):
-        curves = zip(cells.probs, cells.means(name), strict=True)
+        means = cells.means(name)
+        curves = zip(cells.probs, means, strict=True)
         panels[f"{title}\n{cells.label}"] = [
             (f"drop {prob:g}", cells.widths, values) for prob, values in curves
         ]
@@ -480,7 +491,8 @@ def flows_and_penalty(rng: Rng) -> Residuals:
         if trial % 2 == 0:
             activations = rng.exponential(size=(3, d))
         R = penalty.hidden(U, activations, drop)
-        sizes = np.sqrt(np.mean(activations**2, axis=0))
+        squares = np.mean(activations**2, axis=0)
+        sizes = np.sqrt(squares)
         flows = np.linalg.norm(U, axis=0) @ sizes
         bound = math.sqrt(d * R / drop.strength)
         yield flows / bound - 1, 10 * flows / bound - 1

@@ -45,12 +45,17 @@ def sensing_gaussian(rng: Rng) -> Residuals:
     V = rng.normal(size=(5, 4))
     drop = Dropout(0.3)
     # All matrices with a single entry have the second moments of a Gaussian one.
-    A = np.sqrt(15) * np.eye(15).reshape(15, 3, 5)
-    stated = np.sum(U**2, axis=0) @ np.sum(V**2, axis=0)
-    yield relative(penalty.sensing(U, V, A, 0.3), drop.strength * stated)
+    A = np.eye(15).reshape(15, 3, 5)
+    A *= np.sqrt(15)
+    norms = np.sum(U**2, axis=0)
+    stated = norms @ np.sum(V**2, axis=0)
+    found = penalty.sensing(U, V, A, 0.3)
+    yield relative(found, drop.strength * stated)
     U, V = equalize.equalize_product(U @ V.T, 4)
-    least = np.linalg.norm(U @ V.T, "nuc") ** 2 / 4
-    stated = np.sum(U**2, axis=0) @ np.sum(V**2, axis=0)
+    nuclear = np.linalg.norm(U @ V.T, "nuc")
+    least = nuclear**2 / 4
+    norms = np.sum(U**2, axis=0)
+    stated = norms @ np.sum(V**2, axis=0)
     yield relative(stated, least)
     return EXACT, "all matrices with a single entry; balanced factors"
 
@@ -84,14 +89,17 @@ def weighted_trace(rng: Rng) -> Residuals:
         stated = spectral.SquaredNuclear().matrix_value(weighed) / width
         reached = (p @ U**2) @ (q @ V**2)
         yield relative(reached, stated)
-        best = descent.cheapest_factors(M, np.diag(p), np.diag(q), width, 3, rng)
+        P = np.diag(p)
+        Q = np.diag(q)
+        best = descent.cheapest_factors(M, P, Q, width, 3, rng)
         yield relative(stated, best)
     return DESCENT, "overt's factors, and descent over all factors"
 
 
 def _product_laws(rows: int, cols: int, n: int, rng: Rng) -> Iterator[Any]:
     """Yield the uniform law, and another one that the theorem allows."""
-    least = np.log(max(rows, cols)) / (n * np.sqrt(rows * cols))
+    least = np.log(max(rows, cols))
+    least /= n * np.sqrt(rows * cols)
     p = np.full(rows, 1 / rows)
     q = np.full(cols, 1 / cols)
     yield p, q
@@ -114,13 +122,15 @@ def _needed_constant(p: Any, q: Any, n: int) -> float:
         S = np.zeros(shape)
         chance = float(math.factorial(n))
         for (a, b), sign in drawn:
-            S[a, b] += sign / math.sqrt(p[a] * q[b])
-            chance *= p[a] * q[b] / 2
+            law = p[a] * q[b]
+            S[a, b] += sign / math.sqrt(law)
+            chance *= law / 2
         for count in Counter(drawn).values():
             chance /= math.factorial(count)
         total += chance * float(np.linalg.norm(S, 2))
     d = max(shape)
-    return float(total / np.sqrt(n * d * np.log(d)))
+    total /= math.sqrt(n * d * math.log(d))
+    return total
 
 
 def rademacher_constant(shape: tuple[int, int]) -> float:
@@ -134,7 +144,8 @@ def rademacher_constant(shape: tuple[int, int]) -> float:
     for every size: 2 x 2, three entries, uniform, over all samples and signs.
     """
     d = max(*shape, 2)
-    L = math.log(max(sum(shape), 3)) / math.log(d)
+    inside = max(sum(shape), 3)
+    L = math.log(inside) / math.log(d)
     return math.sqrt(2 * L) + L / 3
 
 
@@ -189,7 +200,8 @@ def sensing_penalty(rng: Rng) -> Residuals:
     A = np.zeros((6, m, n))
     A[np.arange(6), rows, cols] = 1
     exact = oracles.sensing_added_loss(y, U, V, A, 0.3)
-    yield relative(penalty.completion(U, V, rows, cols, 0.3), exact)
+    stated = penalty.completion(U, V, rows, cols, 0.3)
+    yield relative(stated, exact)
     # Sensing is a convolution (section 4.4): rows, stacked, are vec of the transpose.
     network = U.ravel() @ np.kron(np.eye(m), V.T) @ A[0].ravel()
     measured = np.sum(U @ V.T * A[0])
@@ -262,7 +274,8 @@ def check_curves(rows: list[Row]) -> Findings:
     for method in values_of(rows, "method"):
         chosen = rows_with(rows, method=method)
         train = [row["train"][-1] for row in chosen]
-        gap = [row["test"][-1] - row["train"][-1] for row in chosen]
+        test = [row["test"][-1] for row in chosen]
+        gap = np.subtract(test, train).tolist()
         rises = train == sorted(train)
         shrinks = gap == sorted(gap, reverse=True)
         yield Finding(
@@ -356,7 +369,8 @@ def rmse_table(rows: list[Row]) -> Table:
     """Return test errors of SGD as the thesis's table, the printed ones (10M) in brackets."""
     probs = values_of(rows, "drop_prob")[1:]
     lines = []
-    for data, width in product(values_of(rows, "data"), values_of(rows, "width")):
+    cells = product(values_of(rows, "data"), values_of(rows, "width"))
+    for data, width in cells:
         chosen = rows_with(rows, data=data, method="sgd", width=width)
         plain, *_ = rows_with(chosen, drop_prob=0.0)
         errors = {"last": plain["last"], "best": plain["best"]}
@@ -365,8 +379,8 @@ def rmse_table(rows: list[Row]) -> Table:
             errors[prob] = dropped["last"]
         in_print = REPORTED.get(str(width), ())
         printed = dict(zip(COLUMNS, in_print, strict=False))
-        cells = [f"{e:.4f} ({printed.get(name, '-')})" for name, e in errors.items()]
-        lines.append([data, width, *cells])
+        shown = [f"{e:.4f} ({printed.get(name, '-')})" for name, e in errors.items()]
+        lines.append([data, width, *shown])
     names = ("plain SGD, last", "plain SGD, best", *(f"drop {p:g}" for p in probs))
     return ("data", "width", *names), lines
 

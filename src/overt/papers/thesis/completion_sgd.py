@@ -32,7 +32,8 @@ def descend(
     sides = []
     free = np.ones((2, n_factors + 2))
     for side, count in enumerate(entries.shape):
-        w = rng.normal(0, np.sqrt(2 / n_factors), (count, n_factors + 2))
+        deviation = np.sqrt(2 / n_factors)
+        w = rng.normal(0, deviation, (count, n_factors + 2))
         w[:, n_factors + side] = 0
         w[:, n_factors + 1 - side] = 1
         free[side, n_factors + 1 - side] = 0
@@ -50,8 +51,10 @@ def descend(
             mask[:, :n_factors] = kept / (1 - drop_prob)
             left = U[a]
             right = V[b]
-            error = entries.values[batch] - center - np.sum(left * mask * right, axis=1)
-            step = 2 * learning_rate / len(batch) * error[:, None] * mask
+            predicted = center + np.sum(left * mask * right, axis=1)
+            error = entries.values[batch] - predicted
+            rate = 2 * learning_rate / len(batch)
+            step = rate * error[:, None] * mask
             np.add.at(U, a, step * right * free[0])
             np.add.at(V, b, step * left * free[1])
             total += float(error @ error)

@@ -148,7 +148,8 @@ def deep_without_gap(rng: Rng) -> Residuals:
 
 def nuclear_bound(W: Floats, C: Floats, widths: Any, probs: Any) -> float:
     """nu |W C^(1/2)|_*^2."""
-    nuclear = np.linalg.norm(W @ oracles.power(C, 0.5), "nuc")
+    weighed = W @ oracles.power(C, 0.5)
+    nuclear = np.linalg.norm(weighed, "nuc")
     return float(spectral.nu(widths, probs) * nuclear**2)
 
 
@@ -295,7 +296,8 @@ def _at_best_rate(rows: list[Row]) -> list[Row]:
     """Return the rows at the learning rate with the least mean objective; none may diverge."""
 
     def ended(rate: float) -> float:
-        final = [_final(row) for row in rows_with(rows, rate=rate)]
+        chosen = rows_with(rows, rate=rate)
+        final = [_final(row) for row in chosen]
         mean = np.mean(final)
         return float(mean) if np.isfinite(mean) else math.inf
 
@@ -308,7 +310,8 @@ def _check_rates(rows: list[Row], target: str = "") -> Finding:
     diverged = []
     shown = []
     for rate in values_of(rows, "rate"):
-        ends = [_final(row) for row in rows_with(rows, rate=rate)]
+        chosen = rows_with(rows, rate=rate)
+        ends = [_final(row) for row in chosen]
         final = np.concatenate(ends)
         diverged.append(np.sum(~np.isfinite(final)))
         shown.append(f"rate {rate:g}: {diverged[-1]} of {len(final)}")
@@ -331,19 +334,20 @@ def check_spectra(rows: list[Row]) -> Findings:
     limit = 0.02 * target[0]
     ranks = [np.sum(s.mean(axis=0) > limit) for s in trained]
     sizes = [s.sum(axis=1) for s in trained]
-    falls = []
+    shrinks = []
     for weaker, stronger in pairwise(sizes):
         fall = mean_interval(weaker - stronger)
-        falls.append(above(fall, 0))
+        shrinks.append(above(fall, 0))
     yield Finding(
         "a higher drop probability shrinks the spectrum",
-        together(*falls),
+        together(*shrinks),
         "nuclear norms " + ", ".join(f"{size.mean():.2f}" for size in sizes),
         "shrinks",
     )
+    falls = np.all(np.diff(ranks) <= 0)
     yield Finding(
         "a higher drop probability thresholds the rank",
-        np.all(np.diff(ranks) <= 0) and ranks[-1] < ranks[0],
+        falls and ranks[-1] < ranks[0],
         "ranks " + ", ".join(map(str, ranks)),
         "smaller rank",
     )
@@ -353,7 +357,8 @@ def check_spectra(rows: list[Row]) -> Findings:
         if row["drop_prob"] > 0 and rank >= 2:
             change = s - target
             changes.append(change[:, rank - 1] - change[:, 0])
-    uneven = [mean_interval(change, 1 - 0.05 / len(changes)) for change in changes]
+    level = 1 - 0.05 / len(changes)
+    uneven = [mean_interval(change, level) for change in changes]
     most = max(max(low, -high) for low, high in uneven)
     yield Finding(
         "the shrinkage is not uniform over the nonzero values",
@@ -368,7 +373,8 @@ def check_spectra(rows: list[Row]) -> Findings:
         if row["drop_prob"]:
             objective = np.array(row["objective"])
             low = min(low, objective.min() / row["bound"])
-            close = max(close, objective.mean() / row["best"] - 1)
+            excess = objective.mean() / row["best"] - 1
+            close = max(close, excess)
     yield Finding(
         "training stays above the proved bound and ends within 5% of the best known",
         low >= 1 - 1e-8 and close <= 0.05,
@@ -474,7 +480,8 @@ def check_gaps(rows: list[Row]) -> Findings:
         np.all(excess >= -1e-8) and excess.mean() <= 0.02,
         f"mean of {len(rows)} runs ends {excess.mean():.2%} above",
     )
-    largest = np.abs([row["solution_gaps"] for row in rows]).max()
+    gaps = np.array([row["solution_gaps"] for row in rows])
+    largest = np.abs(gaps).max()
     yield Finding(
         "the exact solution is equalized",
         largest <= 1e-12,
@@ -485,7 +492,8 @@ def check_gaps(rows: list[Row]) -> Findings:
 def plot_gaps(rows: list[Row]) -> Any:
     """Plot the gap of every order with its band over runs."""
     rows = _at_best_rate(rows)
-    gaps = np.maximum([row["gaps"] for row in rows], 1e-8)
+    gaps = np.array([row["gaps"] for row in rows])
+    gaps = np.maximum(gaps, 1e-8)
     steps = rows[0]["steps_seen"]
     curves = [
         (f"order {order + 1}", steps, gaps[:, :, order])
@@ -568,7 +576,8 @@ def one_hidden_layer(rng: Rng) -> Residuals:
     for _ in range(3):
         W1, W2 = rng.normal(size=(2, 3, 3))
         exact = oracles.deep_added_loss([W1, W2], [0.4], np.eye(3))
-        stated = np.sum(W1**2, axis=1) @ np.sum(W2**2, axis=0)
+        incoming = np.sum(W1**2, axis=1)
+        stated = incoming @ np.sum(W2**2, axis=0)
         yield relative(drop.strength * stated, exact)
         exchanged = np.sum(W1**2, axis=0) @ np.sum(W2**2, axis=1)
         off = relative(drop.strength * exchanged, exact)

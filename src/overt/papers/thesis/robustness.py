@@ -43,7 +43,8 @@ def linear_attack(rng: Rng) -> Residuals:
         for v, own, moved in zip(x, y, found, strict=True):
             D = np.delete(W - W[own], own, 0)
             c = np.delete(b - b[own], own)
-            gains = threat.radius * np.linalg.norm(D, ord=dual, axis=1)
+            norms = np.linalg.norm(D, ord=dual, axis=1)
+            gains = threat.radius * norms
             reached = D @ moved + c
             best = D @ v + c + gains
             yield abs(reached.max() - best.max())
@@ -65,7 +66,8 @@ def reflected_gradient(rng: Rng) -> Residuals:
     from overt.robust import LOSSES
 
     z = torch.linspace(-40, 40, 2001, dtype=torch.float64, requires_grad=True)
-    logits = torch.stack([z, torch.zeros_like(z)], 1)
+    zeros = torch.zeros_like(z)
+    logits = torch.stack([z, zeros], 1)
     classes = torch.zeros(len(z), dtype=torch.long)
     value = LOSSES["reflected"].away(logits, classes)
     (slope,) = torch.autograd.grad(value.sum(), z)
@@ -121,10 +123,12 @@ def adversarial_iterates(rng: Rng) -> Residuals:
         omega=first,
     )
     # The bounds are loose: their constants are compared with the statement's, written anew.
-    stated = 64 * (1 + nu) ** 2 * (1 + first * gamma * slope * epsilon)
+    stated = 64 * (1 + nu) ** 2
+    stated *= 1 + first * gamma * slope * epsilon
     stated /= ((gamma - nu) * slope * epsilon) ** 2
     yield max(abs(plan.train_steps - stated) - 1, 0.0)
-    yield abs(plan.attack_work * epsilon / (8 * nu**2) - 1)
+    work = 8 * nu**2 / epsilon
+    yield abs(plan.attack_work / work - 1)
 
     def attack(net: Any, point: Any, label: int, limit: int = 100) -> Any:
         """Attack with as many steps as Theorem 16 asks for, or the limit; 1 is no attack."""
@@ -142,8 +146,9 @@ def adversarial_iterates(rng: Rng) -> Residuals:
         """Return by how much attacks lower positive margins, in units of nu |gradient|."""
         before = y * net.value(x)
         lowered = before - margins(net, limit)
-        lengths = [np.linalg.norm(net.input_gradient(point)) for point in x]
-        gains = lowered / np.array(lengths)
+        gradients = [net.input_gradient(point) for point in x]
+        lengths = np.linalg.norm(gradients, axis=1)
+        gains = lowered / lengths
         return float(gains[before > 0].mean() / nu)
 
     def slopes(net: Any) -> float:
@@ -191,9 +196,11 @@ def attack_steps_for_beta(rng: Rng) -> Residuals:
         kappa = beta / (4 * nu * free * math.sqrt(m))
         eta = 1 / (kappa**2 * m * norm**2)
         needed = 8 * nu**2 / (eta * epsilon)
-        stated = beta**2 * norm**2 / (2 * free**2 * epsilon)
+        stated = beta**2 * norm**2 / epsilon
+        stated /= 2 * free**2
         yield abs(stated / needed - 1)
-        upside_down = 2 * free**2 / (beta**2 * norm**2 * epsilon)
+        upside_down = 2 * free**2 / epsilon
+        upside_down /= beta**2 * norm**2
         printed = max(printed, abs(upside_down / needed - 1))
     return 1e-12, "relative distance to 8 nu^2 / (eta_atk eps)", printed
 
@@ -216,7 +223,8 @@ def attack_finds(rng: Rng) -> Residuals:
     from overt.papers import leaky_networks as leaky
 
     # Three equal units with a far label: without an attack the lemma is broken here.
-    net = leaky.LeakyNetwork(np.full((3, 1), 20 / 3), np.ones(3), 0.9)
+    W = np.full((3, 1), 20 / 3)
+    net = leaky.LeakyNetwork(W, np.ones(3), 0.9)
     point = np.array([0.5])
     size = net.attack_step_size()
     steps = math.ceil(40 / size)
@@ -239,8 +247,9 @@ def attack_finds(rng: Rng) -> Residuals:
         for i in np.nonzero(truth.fooled)[0]:
             effective += 1
             lead = truth.lead[i]
+            label = int(y[i])
             for steps in (1, 2, 4, 16, many):
-                found = leaky.reflected_ascent(net, x[i], int(y[i]), nu, size, steps)
+                found = leaky.reflected_ascent(net, x[i], label, nu, size, steps)
                 margin = y[i] * float(net.value(found))
                 slack = nu**2 / (size * steps)
                 yield expit(lead) - 2 * expit(-margin) - 4 * slack
@@ -282,13 +291,15 @@ def gradient_drift(rng: Rng) -> Residuals:
         x = rng.normal(size=d)
         if trial % 2:
             # The worst case: all units along one line, crossed just inside the ball.
-            W = np.abs(rng.normal(size=(m, 1))) * direction
+            W = rng.normal(size=(m, 1))
+            W = np.abs(W) * direction
             x = nu * (1 - 1e-9) * direction
         net = LeakyNetwork(W, np.full(m, 0.7), slope)
         last = x + nu * direction
         first = x - nu * direction
         change = net.input_gradient(first) - net.input_gradient(last)
-        unit = nu * (1 - slope) * 0.7 * math.sqrt(m) * net.norm
+        unit = nu * (1 - slope) * net.norm
+        unit *= 0.7 * math.sqrt(m)
         drift = abs(change @ last) / unit
         largest = max(largest, drift)
     yield largest / 2 - 1

@@ -220,7 +220,8 @@ def _gap_finding(claim: str, larger: Any, smaller: Any, reported: str) -> Findin
     """
     shown = [f"{label}: {100 * np.mean(gap):.2f} %" for label, gap in (larger, smaller)]
     difference = mean_interval(larger[1] - smaller[1])
-    return Finding(claim, above(difference, 0), ", ".join(shown), reported)
+    verdict = above(difference, 0)
+    return Finding(claim, verdict, ", ".join(shown), reported)
 
 
 def check_visited(rows: list[Row]) -> Findings:
@@ -229,8 +230,9 @@ def check_visited(rows: list[Row]) -> Findings:
     def gap(width: int, drop_prob: float, part: str) -> tuple[str, Any]:
         """Return full - sub-network accuracy of each run, over the last three records."""
         chosen = rows_with(rows, width=width, drop_prob=drop_prob)
-        gaps = [np.subtract(row["full"], row[part])[-3:].mean() for row in chosen]
-        return f"width {width}, drop {drop_prob:g}", np.array(gaps)
+        full = np.array([row["full"][-3:] for row in chosen])
+        gaps = full - [row[part][-3:] for row in chosen]
+        return f"width {width}, drop {drop_prob:g}", gaps.mean(axis=1)
 
     widths = values_of(rows, "width")
     narrow = widths[0]
@@ -254,7 +256,8 @@ def check_visited(rows: list[Row]) -> Findings:
 def plot_visited(rows: list[Row]) -> Any:
     """Plot accuracies against steps: by drop probability above, by width below."""
     panels = {}
-    for width, drop_prob in sorted({(row["width"], row["drop_prob"]) for row in rows}):
+    networks = {(row["width"], row["drop_prob"]) for row in rows}
+    for width, drop_prob in sorted(networks):
         chosen = rows_with(rows, width=width, drop_prob=drop_prob)
         panels[f"width {width}, drop {drop_prob:g}"] = [
             (part, chosen[0]["steps"], [row[part] for row in chosen])
@@ -270,12 +273,11 @@ def check_unseen(rows: list[Row]) -> Findings:
     gaps = {}
     lowest = {}
     for w in (widths[0], widths[-1]):
-        parts = [
-            (row["full"][-1], row["parts"][-1]) for row in rows_with(rows, width=w)
-        ]
-        gap = np.concatenate([full - np.array(shares) for full, shares in parts])
-        gaps[w] = (f"width {w}", gap)
-        lowest[w] = np.min([shares for _, shares in parts])
+        chosen = rows_with(rows, width=w)
+        full = np.array([row["full"][-1:] for row in chosen])
+        parts = np.array([row["parts"][-1] for row in chosen])
+        gaps[w] = (f"width {w}", np.ravel(full - parts))
+        lowest[w] = parts.min()
     yield _gap_finding(
         "the widest network has a smaller gap to random sub-networks than the narrowest",
         gaps[widths[0]],

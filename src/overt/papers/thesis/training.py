@@ -36,9 +36,11 @@ def relu_margin(rng: Rng) -> Residuals:
     printed = 0.0
     null = math.inf
     for angle in (0.3, 1.0, 2.0):
-        X = np.array([[1.0, 0.0], [math.cos(angle), math.sin(angle)]])
+        x = [math.cos(angle), math.sin(angle)]
+        X = np.array([[1.0, 0.0], x])
         # Half of it, as dropout halves the margin.
-        full = angle + (math.pi - angle) * math.sin(angle / 2)
+        full = (math.pi - angle) * math.sin(angle / 2)
+        full += angle
         full /= 2 * math.pi
         exact = full / 2
         found = data_margin(X, [1, -1], drop_prob=0.5, features=2000, seed=rng)
@@ -54,8 +56,10 @@ def _constants(found: Guarantee, delta: float) -> Iterator[float]:
     """Compare the bounds, which are too loose to be refuted, with the formulas of the theorems."""
     eta_T = found.learning_rate * found.steps
     steps = 24 * eta_T * found.steps
-    inside = math.log(steps * found.max_norm * math.sqrt(found.width))
-    lam = 5 * math.log(2 * eta_T) + math.sqrt(44 * inside)
+    steps *= found.max_norm * math.sqrt(found.width)
+    inside = math.log(steps)
+    lam = 5 * math.log(2 * eta_T)
+    lam += math.sqrt(44 * inside)
     full = 4 * (lam / found.margin) ** 2 / eta_T
     confident = 7.1 * math.log(2 / delta) / found.steps
     yield relative(found.full_error, full) - EXACT
@@ -114,7 +118,8 @@ def dropout_training(rng: Rng) -> Residuals:
     """
     steps = 1_000_000
     drop_prob = 0.1
-    margin = (1 - drop_prob) * (1 + math.sin(math.pi / 4)) / 4
+    full_margin = (1 + math.sin(math.pi / 4)) / 4
+    margin = (1 - drop_prob) * full_margin
     found = guarantee(margin=margin, dimension=2, width=64, steps=steps)
     run = relu.train_lazy(
         np.eye(2),
@@ -157,7 +162,8 @@ def subnetwork_width(rng: Rng) -> Residuals:
         T = int(10 ** rng.uniform(0, 4))
         q = rng.uniform(0.01, 0.99)
         delta = 10 ** rng.uniform(-4, -0.5)
-        excess = math.sqrt(m * math.log(T / delta) / 2)
+        variance = m * math.log(T / delta) / 2
+        excess = math.sqrt(variance)
         failed = []
         for beyond in (excess, excess / 10):
             once = binom.sf(q * m + beyond, m, q)
@@ -182,8 +188,10 @@ def dropout_jensen(rng: Rng) -> Residuals:
     masks, chances = oracles.masks(np.full(m, q))
     for _ in range(20):
         W = 2 * rng.normal(size=(m, 3))
-        hidden = np.maximum(W @ rng.normal(size=3), 0)
-        terms = rng.choice((-1.0, 1.0), m) * hidden / math.sqrt(m)
+        x = rng.normal(size=3)
+        hidden = np.maximum(W @ x, 0)
+        terms = rng.choice((-1.0, 1.0), m) * hidden
+        terms /= math.sqrt(m)
         mean = chances @ np.logaddexp(0, -masks @ terms)
         output = terms.sum()
         full = np.logaddexp(0, -q * output)
@@ -223,19 +231,24 @@ def dropout_regret(rng: Rng) -> Residuals:
     W = shorten(rng.normal(size=(m, d)))
     lengths = rng.uniform(0, 2, (50, 1, 1))
     moves = rng.normal(size=(50, m, d)) * lengths
-    moves[0] = 2 * a[:, None] * np.eye(d)[0]
+    moves[0] = 0
+    moves[0, :, 0] = 2 * a
     U = shorten(W + moves)
-    bound = np.sum((U - W) ** 2, axis=(1, 2)) / (eta * T)
+    bound = np.sum((U - W) ** 2, axis=(1, 2))
+    bound /= eta * T
     loss = 0.0
     margin = np.empty(1)
     for _ in range(T):
         i = rng.integers(20)
         b = rng.random(m) < 0.5
         active = a * b * (W @ X[i] > 0)
-        gradient = active[:, None] * X[i] / math.sqrt(m)
-        margins = y[i] * np.sum(gradient * U, axis=(1, 2))
+        gradient = active[:, None] * X[i]
+        gradient /= math.sqrt(m)
+        margins = np.sum(gradient * U, axis=(1, 2))
+        margins *= y[i]
         bound += 2 / T * np.logaddexp(0, -margins)
-        kernels.descend(W, a, X, y, np.array([i]), b[None], eta, c, margin)
+        chosen = np.array([i])
+        kernels.descend(W, a, X, y, chosen, b[None], eta, c, margin)
         loss += np.logaddexp(0, -margin[0]) / T
     yield loss - bound.min()
     detail = f"50 competitors, {T} steps; null: a tenth of the bound"
@@ -259,7 +272,8 @@ def _start(rng: Rng, m: int, trials: int) -> tuple[np.ndarray, ...]:
 
 def _least_share(broken: np.ndarray) -> float:
     """Return the lower end of the interval for the share of trials that are broken."""
-    low, _ = share_interval(int(broken.sum()), len(broken), 0.999)
+    count = int(broken.sum())
+    low, _ = share_interval(count, len(broken), 0.999)
     return low
 
 
@@ -291,10 +305,12 @@ def lazy_start(rng: Rng) -> Evidence:
     TeX: With probability $1 - \delta/3$, $|g_t(W_1)| \le \sqrt{2 \ln(6T/\delta)}$ at all $T$
     inputs.
     """
-    m = math.ceil(25 * math.log(6 * T / DELTA))
+    least = 25 * math.log(6 * T / DELTA)
+    m = math.ceil(least)
     products, signs, kept = _start(rng, m, 100)
     hidden = kept * np.maximum(products, 0)
-    g = np.sum(signs * hidden, axis=1) / math.sqrt(m)
+    g = np.sum(signs * hidden, axis=1)
+    g /= math.sqrt(m)
     largest = np.abs(g).max(axis=1)
     bound = math.sqrt(2 * math.log(6 * T / DELTA))
     return _share(largest > bound, largest > bound / 10, f"width {m}")
@@ -318,7 +334,8 @@ def lazy_margin(rng: Rng) -> Evidence:
     w /= np.linalg.norm(w, axis=2, keepdims=True)
     along = w @ CIRCLE  # psi(w).x
     kept = rng.random(along.shape) < 0.5
-    values = np.mean(kept * np.maximum(along, 0), axis=1)
+    hidden = kept * np.maximum(along, 0)
+    values = hidden.mean(axis=1)
     lost = math.sqrt(2 * math.log(3 * T / DELTA) / m)
     below = 0.5 / math.pi - values.min(axis=1)
     return _share(below > lost, below > lost / 10, f"width {m}")
@@ -344,7 +361,8 @@ def lazy_flips(rng: Rng) -> Evidence:
         # The worst rows move straight against the input: |w.x| <= D.
         flips = np.abs(products) <= D
         most = flips.sum(axis=1).max(axis=1)
-        bound = m * D + math.sqrt(m * math.log(3 * T / DELTA) / 2)
+        bound = math.sqrt(m * math.log(3 * T / DELTA) / 2)
+        bound += m * D
         broken |= most > bound
         null |= most > bound / 10
     return _share(broken, null, "every row moved against the input")
@@ -361,7 +379,8 @@ def logistic_linear(rng: Rng) -> Residuals:
     g, U\rangle $ is at most $c \sqrt{m}/\ln 2 + 1$ for rows of $U$ no longer than $c$.
     """
     # <grad g, U> >= -c sqrt(m): m rows of lengths 1/sqrt(m) and c, so that z reaches all z <= 0.
-    z = -np.append(np.linspace(0, 50, 2001), 10.0 ** np.arange(2, 6))
+    far = 10.0 ** np.arange(2, 6)
+    z = -np.append(np.linspace(0, 50, 2001), far)
     loss = np.logaddexp(0, -z)
     bound = 1 - z / math.log(2)
     excess = loss - bound
@@ -391,5 +410,6 @@ def first_rows(rng: Rng) -> Residuals:
         bound = math.sqrt(d) + short
         yield _least_share(largest > bound) - 1 / m
         printed = min(printed, _least_share(largest > short) - 1 / m)
-        null = min(null, _least_share(largest > bound / 10) - 1 / m)
+        tenth = _least_share(largest > bound / 10)
+        null = min(null, tenth - 1 / m)
     return 0.0, "starts of two sizes; null: a tenth of the bound", printed, null
