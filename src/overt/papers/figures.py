@@ -29,6 +29,8 @@ Params = dict[str, Any]
 Row = dict[str, Any]
 """A setting's parameters and measurements together."""
 
+Rows = list[Row]
+
 Grid = Mapping[str, Any]
 """The values along each axis of a size."""
 
@@ -118,7 +120,7 @@ def values_of(rows: Iterable[Row], name: str) -> list[Any]:
     return sorted({row[name] for row in rows})
 
 
-def rows_with(rows: Iterable[Row], **setting: Any) -> list[Row]:
+def rows_with(rows: Iterable[Row], **setting: Any) -> Rows:
     """Return the rows of a setting."""
 
     def matches(row: Row) -> bool:
@@ -165,14 +167,14 @@ class Figure:
     title: str
     claim: str
     run: Callable[[Params, int], dict[str, Any]]
-    check: Callable[[list[Row]], Iterable[Finding]]
+    check: Callable[[Rows], Iterable[Finding]]
     sizes: Mapping[str, Grid | Sequence[Grid]]
-    plot: Callable[[list[Row]], Any] | None = None
+    plot: Callable[[Rows], Any] | None = None
     common: Grid = field(default_factory=dict)
     differs: Mapping[str, str] = field(default_factory=dict)
     hours: Mapping[str, float] = field(default_factory=dict)
     needs: Mapping[str, str] = field(default_factory=dict)
-    table: Callable[[list[Row]], Table] | None = None
+    table: Callable[[Rows], Table] | None = None
     revision: int = 1
     source: str = ""
 
@@ -216,7 +218,7 @@ class Figure:
         own = self.source.startswith("overt")
         return "full" if own and size == "paper" else size
 
-    def findings(self, rows: list[Row]) -> list[Finding]:
+    def findings(self, rows: Rows) -> list[Finding]:
         """Return what the rows say of each claim."""
         return list(self.check(rows))
 
@@ -225,7 +227,7 @@ class Figure:
         named = {params.get("data", "") for params in self.settings(size)}
         return ", ".join(sorted(named - {"", "digits", "generated"}))
 
-    def draw(self, rows: list[Row], size: str) -> Any:
+    def draw(self, rows: Rows, size: str) -> Any:
         """Return the picture, which says what it is to be laid beside."""
         with styled(**{"axes.titlesize": 10, "legend.fontsize": 8}):
             picture = self.plot(rows) if self.plot else self._plot_table(rows)
@@ -235,7 +237,7 @@ class Figure:
         picture.suptitle(title, fontsize=9, color="0.35")
         return picture
 
-    def _plot_table(self, rows: list[Row]) -> Any:
+    def _plot_table(self, rows: Rows) -> Any:
         if self.table is None:
             raise InputError(f"the figure {self.id} needs a plot or a table")
         header, lines = self.table(rows)

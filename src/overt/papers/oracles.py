@@ -40,28 +40,28 @@ def two_layers(
     rng: Rng, d: int, inputs: int = 4
 ) -> tuple[Floats, Floats, Floats, Floats]:
     """Return U, V, inputs X (samples x inputs) with correlations, and noisy targets Y."""
-    U = rng.normal(size=(3, d))
-    V = rng.normal(size=(inputs, d))
-    X = rng.normal(size=(8, inputs))
-    X = X @ rng.normal(size=(inputs, inputs))
+    U = rng.standard_normal((3, d))
+    V = rng.standard_normal((inputs, d))
+    X = rng.standard_normal((8, inputs))
+    X = X @ rng.standard_normal((inputs, inputs))
     X += 0.5
-    Y = rng.normal(size=(8, 3))
+    Y = rng.standard_normal((8, 3))
     return U, V, X, Y
 
 
 def relu_layer(rng: Rng, d: int) -> Floats:
     """Return the last hidden activations of a random tanh-ReLU network, 12 samples x d."""
-    x = rng.normal(size=(12, 3))
-    V = rng.normal(size=(3, 5))
+    x = rng.standard_normal((12, 3))
+    V = rng.standard_normal((3, 5))
     hidden = np.tanh(x @ V)
-    z = hidden @ rng.normal(size=(5, d))
+    z = hidden @ rng.standard_normal((5, d))
     return np.maximum(z + 0.5, 0)
 
 
 def deep_layers(rng: Rng, widths: tuple[int, ...]) -> list[Floats]:
     """Return random weights of a deep linear network, 3 inputs to 2 outputs."""
     sizes = [3, *widths, 2]
-    return [rng.normal(size=(after, before)) for before, after in pairwise(sizes)]
+    return [rng.standard_normal((after, before)) for before, after in pairwise(sizes)]
 
 
 def masks(keep: Floats) -> tuple[Floats, Floats]:

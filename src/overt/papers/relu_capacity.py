@@ -109,7 +109,7 @@ def _starts(X: Floats, Z: Floats, rng: np.random.Generator) -> Floats:
     mean = X.mean(axis=0)
     against = -(X @ mean) @ Z
     chosen = rng.permutation(Z)[:32]
-    random = rng.normal(size=chosen.shape)
+    random = rng.standard_normal(chosen.shape)
     V = np.concatenate([against[None], chosen, -chosen, random])
     length = np.linalg.norm(V, axis=1, keepdims=True)
     return V / np.where(length > 0, length, 1)

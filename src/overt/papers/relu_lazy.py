@@ -87,7 +87,7 @@ def margin(
         return lengths, margins
 
     def sampled_gates(n: int) -> Floats:
-        z = rng.normal(size=(n, X.shape[1]))
+        z = rng.standard_normal((n, X.shape[1]))
         return np.where(z @ X.T >= 0, 1.0, 0.0)
 
     def dual(p: Floats, gates: Floats) -> tuple[float, Floats]:

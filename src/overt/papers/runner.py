@@ -16,7 +16,7 @@ from overt._check import InputError, MissingExtraError, choice
 from overt._figures import write_figure
 from overt._io import plain, ready, write_whole
 from overt._running import mapped, reraising_interrupts, thread_count
-from overt.papers.figures import Figure, Finding, Params, Row
+from overt.papers.figures import Figure, Finding, Params, Row, Rows
 from overt.papers.rows import (
     Folder,
     Stored,
@@ -38,7 +38,7 @@ def run(
     n_jobs: int = 1,
     out: Folder | None = None,
     on_row: Callable[[int, int], None] | None = None,
-) -> list[Row]:
+) -> Rows:
     """Return the rows of a figure in the order of its settings, computing those not yet stored.
 
     Parameters
@@ -97,7 +97,7 @@ def _reusable(
 def report(
     figure: Figure,
     size: str,
-    rows: list[Row],
+    rows: Rows,
     out: str | os.PathLike[str],
     picture_format: str = "png",
 ) -> tuple[list[Finding], Path]:

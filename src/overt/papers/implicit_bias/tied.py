@@ -15,7 +15,7 @@ from overt.linear import TiedAutoencoder
 from overt.noise import Dropout
 from overt.papers import descent, oracles
 from overt.papers.evidence import DESCENT, EXACT, relative
-from overt.papers.figures import Finding, Findings, Params, Row, column_of_each
+from overt.papers.figures import Finding, Findings, Params, Rows, column_of_each
 from overt.papers.records import Residuals, Rng, figure, statement
 
 
@@ -122,7 +122,7 @@ def run_landscape(params: Params, seed: int) -> dict[str, Any]:
     }
 
 
-def check_landscape(rows: list[Row]) -> Findings:
+def check_landscape(rows: Rows) -> Findings:
     """Check that the only minima are the four equalized points that Theorem 2.4 predicts."""
     for row in rows:
         lam = row["strength"]
@@ -149,7 +149,7 @@ def check_landscape(rows: list[Row]) -> Findings:
         )
 
 
-def plot_landscape(rows: list[Row]) -> Any:
+def plot_landscape(rows: Rows) -> Any:
     """Plot the surface above its contours for each strength."""
     picture, axes = column_of_each(rows, 3.8, 3.9)
     for row, panel in zip(rows, axes[0], strict=True):

@@ -20,6 +20,7 @@ from overt.papers.figures import (
     Findings,
     Params,
     Row,
+    Rows,
     above,
     column_of_each,
     mean_interval,
@@ -54,10 +55,10 @@ def equalized_optimum(rng: Rng) -> Residuals:
     """
     for width, prob in [(2, 0.2), (3, 0.5), (4, 0.4)]:
         drop = Dropout(prob)
-        F = rng.normal(size=(4, 4))
+        F = rng.standard_normal((4, 4))
         objective = tied_objective(F @ F.T, drop.strength, width)
         for _ in range(2):
-            start = rng.normal(size=4 * width)
+            start = rng.standard_normal(4 * width)
             _, theta = descend(objective, start)
             U = theta.reshape(4, width)
             share = np.sum(U**2) / width
@@ -87,7 +88,7 @@ def tied_landscape(rng: Rng) -> Residuals:
         best = net.solve().objective
         objective = tied_objective(M, lam, 3)
         for _ in range(4):
-            value, _ = descend(objective, rng.normal(size=12))
+            value, _ = descend(objective, rng.standard_normal(12))
             yield relative(value, best)
     return DESCENT, "the worst of 12 descents, lam from .1 to 10"
 
@@ -157,7 +158,7 @@ def hadamard_equalizer(rng: Rng) -> Residuals:
     """
     printed = math.inf
     for doublings in range(2, 4):
-        U = rng.normal(size=(5, 2**doublings))
+        U = rng.standard_normal((5, 2**doublings))
         _, _, right = np.linalg.svd(U)
         Z = np.ones((1, 1))
         as_printed = Z
@@ -200,7 +201,7 @@ def run_paths(params: Params, seed: int) -> dict[str, Any]:
     }
 
 
-def check_paths(rows: list[Row]) -> Findings:
+def check_paths(rows: Rows) -> Findings:
     """Check that both runs end at an equalized global optimum."""
     for row in rows:
         ends = np.abs([path[-1] for path in row["paths"]])
@@ -216,7 +217,7 @@ def check_paths(rows: list[Row]) -> Findings:
         )
 
 
-def plot_paths(rows: list[Row]) -> Any:
+def plot_paths(rows: Rows) -> Any:
     """Plot both paths on the objective's contours."""
     picture, axes = column_of_each(rows, 3.8, 3.9)
     axis = np.linspace(-EXTENT, EXTENT, 61)
@@ -271,7 +272,7 @@ def run_seeds(params: Params, seed: int) -> dict[str, Any]:
     }
 
 
-def check_seeds(rows: list[Row]) -> Findings:
+def check_seeds(rows: Rows) -> Findings:
     """Check that the mean over seeds ends at the optimum, never below it, and is balanced."""
     for row in rows:
         objective = np.array(row["objective"])
@@ -313,7 +314,7 @@ def check_seeds(rows: list[Row]) -> Findings:
         )
 
 
-def _check_variance(rows: list[Row]) -> Finding:
+def _check_variance(rows: Rows) -> Finding:
     """Check that the mean variance of |u_i||v_i| never rises by more than a twentieth."""
     rises = []
     for row in rows:
@@ -344,7 +345,7 @@ def _balanced_after(row: Row) -> list[float]:
     return found
 
 
-def plot_seeds(rows: list[Row]) -> Any:
+def plot_seeds(rows: Rows) -> Any:
     """Plot the objective beside the optimum, and the imbalance, for each setting."""
     widths = values_of(rows, "width")
     strengths = values_of(rows, "strength")

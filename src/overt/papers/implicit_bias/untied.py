@@ -160,9 +160,9 @@ def shallow_optimum(rng: Rng) -> Residuals:
         M = np.diag(spectrum)
         yield from _distance(M, lam, width, None, starts, rng)
     # Correlated inputs, also with a singular second moment.
-    few = rng.normal(size=(2, 4))
+    few = rng.standard_normal((2, 4))
     for C in (oracles.second_moment(rng, 4), few.T @ few):
-        M = rng.normal(size=(3, 4))
+        M = rng.standard_normal((3, 4))
         yield from _distance(M, 0.6, 2, C, starts, rng)
     # With one unit the best map has rank one, whatever lam: the printed one has rank two.
     M = np.diag([2.0, 1.9])
@@ -193,8 +193,8 @@ def pairs_rotate_to_equal(rng: Rng) -> Residuals:
     quarter turn exchanges the two, so that their difference changes its sign.
     """
     for trial in range(20):
-        U = rng.normal(size=(3, 2))
-        V = rng.normal(size=(4, 2))
+        U = rng.standard_normal((3, 2))
+        V = rng.standard_normal((4, 2))
         if trial % 2:
             U[:, 1] = U[:, 0]  # of rank one
 

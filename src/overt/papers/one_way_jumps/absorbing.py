@@ -247,7 +247,7 @@ def decay_rank_step(rng: Rng) -> Residuals:
         alpha = rng.uniform(0.05, 1)
         lam = rng.uniform(0.1, 2)
         eta = 0.3 / 10 ** (trial % 3)
-        W = [rng.uniform(0, 1) * rng.normal(size=(2, 2)) for _ in range(3)]
+        W = [rng.uniform(0, 1) * rng.standard_normal((2, 2)) for _ in range(3)]
         moved = sgd_step(W, problem, trial % 3, eta, lam)
         D = second_order(largest_norm(W), lam)
         for w, after in zip(W, moved, strict=True):
@@ -315,7 +315,7 @@ def decay_product_rank(rng: Rng) -> Residuals:
         n = int(rng.integers(2, 6))
         L = 3 + trial % 2
         alpha = 10 ** rng.uniform(-2, 0)
-        noise = rng.normal(size=(L, n, n))
+        noise = rng.standard_normal((L, n, n))
         noise *= 10.0 ** -(trial % 5)
         equal = np.diag(rng.uniform(0, 1.5, n) ** 2)
         W = list(equal + noise)

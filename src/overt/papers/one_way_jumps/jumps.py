@@ -14,6 +14,7 @@ from overt.papers.figures import (
     Findings,
     Params,
     Row,
+    Rows,
     above,
     below,
     column_of_each,
@@ -47,14 +48,14 @@ def schedule(params: Params, *phases: tuple[int, float, float]) -> Schedule:
     return Schedule.of(phases, convention=params.get("convention", "pytorch"))
 
 
-def split(rows: list[Row]) -> tuple[list[Row], list[Row]]:
+def split(rows: Rows) -> tuple[Rows, Rows]:
     """Return the rows with the printed decay read as PyTorch's, and those with the printed loss."""
     shown = [row for row in rows if "convention" not in row]
     printed = [row for row in rows if "convention" in row]
     return shown, printed
 
 
-def check_printed(rows: list[Row]) -> Findings:
+def check_printed(rows: Rows) -> Findings:
     """Check whether the printed decay reproduces the figure under the printed loss."""
     runs = sum(len(row["jump_step"]) for row in rows)
     low = sum(row["collapsed"] + row["diverged"] for row in rows)
@@ -140,7 +141,7 @@ def run_paths(params: Params, seed: int) -> dict[str, Any]:
     return {**summary(found, 6), "branches": offshoots, "minimum": float(minimum)}
 
 
-def check_paths(rows: list[Row]) -> Findings:
+def check_paths(rows: Rows) -> Findings:
     """Check the shares that jumped, that no run returns, and what the offshoots find."""
     (row,), printed = split(rows)
     yield from check_printed(printed)
@@ -190,7 +191,7 @@ def _range(ends: list[float]) -> str:
     return f"{len(ends)}, A12 {min(ends):.2f} to {max(ends):.2f}"
 
 
-def plot_paths(rows: list[Row]) -> Any:
+def plot_paths(rows: Rows) -> Any:
     """Plot the noisy path and its offshoots, the ratio of singular values, and the survival."""
     (row,), _ = split(rows)
     first = np.array(row["jump_step"][:6])
@@ -217,7 +218,7 @@ def run_depths(params: Params, seed: int) -> dict[str, Any]:
     return summary(jumps(*given, records=501, seed=seed), shown=5)
 
 
-def check_depths(rows: list[Row]) -> Findings:
+def check_depths(rows: Rows) -> Findings:
     """Check how many runs of each depth jump, and when: depth 4 does and depth 3 does not."""
     shown, printed = split(rows)
     yield from check_printed(printed)
@@ -238,7 +239,7 @@ def check_depths(rows: list[Row]) -> Findings:
         )
 
 
-def plot_depths(rows: list[Row]) -> Any:
+def plot_depths(rows: Rows) -> Any:
     """Plot the missing entry of five runs of each depth, and the survival."""
     picture, (curves, share) = canvas(9, 6, 2, 1, sharex=True)
     shown, _ = split(rows)
@@ -263,7 +264,7 @@ def run_periods(params: Params, seed: int) -> dict[str, Any]:
     return summary(jumps(*given, records=path.steps // 20 + 1, seed=seed), shown=5)
 
 
-def check_periods(rows: list[Row]) -> Findings:
+def check_periods(rows: Rows) -> Findings:
     """Check that all runs jump, and that they do it in noisy phases."""
     (row,), printed = split(rows)
     yield from check_printed(printed)
@@ -296,7 +297,7 @@ def check_periods(rows: list[Row]) -> Findings:
     )
 
 
-def plot_periods(rows: list[Row]) -> Any:
+def plot_periods(rows: Rows) -> Any:
     """Plot the test error of five runs over the alternating phases."""
     (row,), _ = split(rows)
     picture, (error, share) = canvas(9, 6, 2, 1, sharex=True)
@@ -332,7 +333,7 @@ def run_epsilon(params: Params, seed: int) -> dict[str, Any]:
     }
 
 
-def check_epsilon(rows: list[Row]) -> Findings:
+def check_epsilon(rows: Rows) -> Findings:
     """Check that no noise fails, that some noise suffices for large epsilon, more for small."""
     shown, printed = split(rows)
     easy = [row for row in printed if row["epsilon"] >= 0.25 and row["noisy_steps"]]
@@ -366,18 +367,18 @@ def check_epsilon(rows: list[Row]) -> Findings:
     )
 
 
-def _recovered(claim: str, rows: list[Row]) -> Finding:
+def _recovered(claim: str, rows: Rows) -> Finding:
     intervals = [mean_interval(row["test_error"]) for row in rows]
     within = [below(interval, RECOVERED) for interval in intervals]
     return Finding(claim, together(*within), _means(rows), "recovered")
 
 
-def _means(rows: list[Row]) -> str:
+def _means(rows: Rows) -> str:
     found = [f"{row['epsilon']:g}: {row['mean']:.3f}" for row in rows]
     return "mean relative error " + ", ".join(found)
 
 
-def plot_epsilon(rows: list[Row]) -> Any:
+def plot_epsilon(rows: Rows) -> Any:
     """Plot the relative test error against epsilon, one curve for each length."""
     shown, _ = split(rows)
     picture, axes = canvas(6.4, 4.2)
@@ -416,7 +417,7 @@ def run_minima(params: Params, seed: int) -> dict[str, Any]:
     return {"points": points, "ends": ends, "exists": exists}
 
 
-def check_minima(rows: list[Row]) -> Findings:
+def check_minima(rows: Rows) -> Findings:
     """Compare with random descents, and with the existence thresholds."""
     for row in rows:
         name = f"L = {row['depth']}, epsilon = {row['epsilon']:g}"
@@ -444,7 +445,7 @@ def check_minima(rows: list[Row]) -> Findings:
         )
 
 
-def plot_minima(rows: list[Row]) -> Any:
+def plot_minima(rows: Rows) -> Any:
     """Plot the missing entry and the loss of each rank's minimum against the weight decay."""
     picture, grid = column_of_each(rows, 3.3, 6, 2, sharex=True)
     for column, row in enumerate(rows):

@@ -71,11 +71,11 @@ def decay_correspondence(rng: Rng) -> Residuals:
         penalty = depth * np.sum(s ** (2 / depth))
         return _fit(problem, A) + lam * float(penalty)
 
-    value, theta = descend(objective, rng.normal(size=size))
+    value, theta = descend(objective, rng.standard_normal(size))
     A = chain(weights(theta))
     yield abs(cost(A) - value)
     for length in (1e-4, 1e-3):
-        moves = length * rng.normal(size=(50, 3, 3))
+        moves = length * rng.standard_normal((50, 3, 3))
         costs = [cost(A + move) for move in moves]
         yield cost(A) - min(costs)
     for given in (problem, two_by_two(0.25)):
@@ -146,7 +146,7 @@ def decay_no_underestimate(rng: Rng) -> Residuals:
 
     runs = 0
     for _ in range(2):
-        start = rng.normal(size=21)
+        start = rng.standard_normal(21)
         if _fit(problem, flow(start, 0.0)) < 1e-3:
             little = np.linalg.norm(flow(start, 1e-4), 2)
             much = np.linalg.norm(flow(start, 0.3), 2)
@@ -237,7 +237,7 @@ def decay_polyak(rng: Rng) -> Residuals:
     problem = two_by_two(0.25)
     objective, weights, size = network(problem, 3, 4, 0.0)
     for trial in range(20):
-        theta = rng.normal(size=size)
+        theta = rng.standard_normal(size)
         if trial % 2:  # the last layer is 0: no other gradient helps
             theta[-8:] = 0
         W1, W2, _ = weights(theta)
@@ -276,7 +276,7 @@ def polyak_radius(rng: Rng) -> Residuals:
         values = rng.uniform(0.2, 3, n)
         start = np.zeros(n)
         if trial % 2 == 0:
-            start = rng.normal(size=n)
+            start = rng.standard_normal(n)
         # Along the flattest direction the inequality is an equality, and the radius is needed.
         start[np.argmin(values)] += 1.0
         loss = values @ start**2 / 2
@@ -312,7 +312,7 @@ def shallow_decay(rng: Rng) -> Residuals:
         spread = []
         for depth in (2, 3):
             objective, _, size = network(problem, depth, n, 0.02)
-            starts = rng.normal(size=(7, size))
+            starts = rng.standard_normal((7, size))
             starts[0] *= 1e-3
             ends = []
             for start in starts:

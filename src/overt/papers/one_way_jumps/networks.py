@@ -89,7 +89,7 @@ def random_layers(width: int, rng: Rng, C: float) -> list[Floats]:
     """Return three random layers between two inputs and two outputs, each of squared norm C."""
     layers = []
     for shape in ((width, 2), (width, width), (2, width)):
-        W = rng.normal(size=shape)
+        W = rng.standard_normal(shape)
         W *= math.sqrt(C) / np.linalg.norm(W)
         layers.append(W)
     return layers

@@ -174,12 +174,12 @@ def dropblock_lower_bound(rng: Rng) -> Residuals:
         if not tight:
             blocks = int(rng.integers(1, 5))
         d = b * blocks
-        U, V = rng.normal(size=(2, 4, d))
+        U, V = rng.standard_normal((2, 4, d))
         if tight:
             # Equal singular values, shared by one block for each b of the four directions.
             shared = list(combinations(range(4), b))
             chosen = np.ravel(shared)
-            bases, _ = np.linalg.qr(rng.normal(size=(2, 4, 4)))
+            bases, _ = np.linalg.qr(rng.standard_normal((2, 4, 4)))
             U, V = bases[:, :, chosen]
         # Inputs are the four unit vectors, so that the mean over samples is |.|^2 / 4.
         z, p = oracles.multipliers(d, prob, b)

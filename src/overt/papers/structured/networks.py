@@ -13,7 +13,7 @@ from overt._figures import BLUE, ORANGE, canvas
 from overt.linear.bounds import NormCost
 from overt.papers import descent, oracles
 from overt.papers.evidence import DESCENT, EXACT, relative
-from overt.papers.figures import Finding, Findings, Params, Row
+from overt.papers.figures import Finding, Findings, Params, Rows
 from overt.papers.records import Residuals, Rng, figure, statement
 from overt.papers.trajectories import log_steps
 
@@ -39,9 +39,9 @@ def characteristic_matrix(rng: Rng) -> Residuals:
         other = rng.uniform(0.5, 2, d)
         covariance = Gamma * np.outer(other, other)
         gaussian = noise.CovarianceNoise(other, covariance)
-        U = rng.normal(size=(2, d))
-        A = rng.normal(size=(5, d))
-        Y = rng.normal(size=(5, 2))
+        U = rng.standard_normal((2, d))
+        A = rng.standard_normal((5, d))
+        Y = rng.standard_normal((5, 2))
         exact = oracles.added_loss(Y, U, A, z / mu, p)
         yield relative(penalty.hidden(U, A, gaussian), exact)
     detail = (
@@ -64,9 +64,9 @@ def last_layer_dropout(rng: Rng) -> Residuals:
     """
     d = 5
     drop = noise.Dropout(0.3)
-    U = rng.normal(size=(2, d))
+    U = rng.standard_normal((2, d))
     A = oracles.relu_layer(rng, d)
-    Y = rng.normal(size=(12, 2))
+    Y = rng.standard_normal((12, 2))
     z, p = oracles.multipliers(d, 0.3)
     exact = oracles.added_loss(Y, U, A, z, p)
     stated = penalty.hidden(U, A, drop)
@@ -93,7 +93,7 @@ def dropout_norm(rng: Rng) -> Residuals:
     printed = math.inf
     drop = noise.Dropout(0.4)
     for width in range(2, 4):
-        A = rng.normal(size=(2, 3))
+        A = rng.standard_normal((2, 3))
         C = oracles.second_moment(rng, 3)
         least = descent.cheapest_factors(A, np.eye(2), C, width, 3, rng)
         best = drop.strength * least
@@ -170,7 +170,7 @@ def run(params: Params, seed: int) -> dict[str, Any]:
     }
 
 
-def check(rows: list[Row]) -> Findings:
+def check(rows: Rows) -> Findings:
     """Check that training ends near the bound and never passes it."""
     for row in rows:
         name = row["data"]
@@ -194,7 +194,7 @@ def check(rows: list[Row]) -> Findings:
         )
 
 
-def plot(rows: list[Row]) -> Any:
+def plot(rows: Rows) -> Any:
     """Plot the objective over the steps and the final spectrum, a row for each data set."""
     picture, axes = canvas(8.4, 3.1 * len(rows), len(rows), 2, squeeze=False)
     for (left, right), row in zip(axes, rows, strict=True):

@@ -15,7 +15,7 @@ from overt._figures import BLUE, GRAY, ORANGE, canvas
 from overt.linear import LinearNetwork, inverse_decay
 from overt.papers import oracles
 from overt.papers.evidence import EXACT, relative
-from overt.papers.figures import Finding, Findings, Params, Row, column_of_each
+from overt.papers.figures import Finding, Findings, Params, Row, Rows, column_of_each
 from overt.papers.records import Residuals, Rng, figure, statement
 from overt.papers.trajectories import log_steps, trajectory
 
@@ -115,7 +115,7 @@ def sampled_equals_exact(row: Row) -> Finding:
     )
 
 
-def check_dropblock(rows: list[Row]) -> Findings:
+def check_dropblock(rows: Rows) -> Findings:
     """Check Lemma 2.1 along the run and convergence to Theorem 2.7's minimum."""
     for row in rows:
         yield sampled_equals_exact(row)
@@ -135,7 +135,7 @@ CLOSE = 0.1
 """Relative difference up to which two curves on a log scale coincide, as in Figure 4."""
 
 
-def check_dropconnect(rows: list[Row]) -> Findings:
+def check_dropconnect(rows: Rows) -> Findings:
     """Check the corrected Theorem 4.1, and where DropConnect equals Dropout."""
     for row in rows:
         yield sampled_equals_exact(row)
@@ -176,7 +176,7 @@ def draw_run(axes: Any, row: Row, colors: tuple[str, str], name: str) -> None:
     )
 
 
-def plot_dropblock(rows: list[Row]) -> Any:
+def plot_dropblock(rows: Rows) -> Any:
     """Plot sampled and exact objectives, the optimum, and the spectra."""
     picture, axes = column_of_each(rows, 3.8, 6.4, 2)
     for row, top, bottom in zip(rows, *axes, strict=True):
@@ -195,7 +195,7 @@ def plot_dropblock(rows: list[Row]) -> Any:
     return picture
 
 
-def plot_dropconnect(rows: list[Row]) -> Any:
+def plot_dropconnect(rows: Rows) -> Any:
     """Plot DropConnect's sampled and exact objective, and Dropout's beside it."""
     picture, axes = column_of_each(rows, 3.8, 3.6)
     for row, panel in zip(rows, axes[0], strict=True):
@@ -267,9 +267,9 @@ def dropconnect_last_layer(rng: Rng) -> Residuals:
     """
     d = 3
     drop = noise.Dropout(rng.uniform(0.1, 0.8))
-    U = rng.normal(size=(2, d))
+    U = rng.standard_normal((2, d))
     A = oracles.relu_layer(rng, d)
-    Y = rng.normal(size=(12, 2))
+    Y = rng.standard_normal((12, 2))
     Z, p = oracles.multipliers(2 * d, drop.drop_prob)
     masked = Z.reshape(-1, 2, d) * U
     noisy = (Y.T - masked @ A.T) ** 2
@@ -348,7 +348,7 @@ def run_placement(params: Params, seed: int) -> dict[str, Any]:
     return {**records, "realized": realized}
 
 
-def check_placement(rows: list[Row]) -> Findings:
+def check_placement(rows: Rows) -> Findings:
     """Check that only the correct start probability makes the original behave like the grid."""
     grid, fixed, plain = rows
     close = fixed["exact"][-1] / grid["exact"][-1]
@@ -368,7 +368,7 @@ def check_placement(rows: list[Row]) -> Findings:
     )
 
 
-def plot_placement(rows: list[Row]) -> Any:
+def plot_placement(rows: Rows) -> Any:
     """Plot the exact objectives, and the sampled ones with their errors."""
     picture, axes = canvas(9, 5)
     for row, color in zip(rows, (BLUE, ORANGE, GRAY), strict=True):

@@ -17,7 +17,7 @@ from overt.papers.figures import (
     Findings,
     Interval,
     Params,
-    Row,
+    Rows,
     Table,
     above,
     below,
@@ -104,7 +104,7 @@ def _loss(name: str, f: Any) -> Any:
     return -log_p[0] if name == "cross-entropy" else log_p[1:].max(axis=0)
 
 
-def check_search(rows: list[Row]) -> Findings:
+def check_search(rows: Rows) -> Findings:
     """Compare the counts with those that are known, and the losses with each other."""
     hits = {row["loss"]: row["hits"] for row in rows}
     flips = rows[0]["flips"]
@@ -132,7 +132,7 @@ def check_search(rows: list[Row]) -> Findings:
     )
 
 
-def plot_search(rows: list[Row]) -> Any:
+def plot_search(rows: Rows) -> Any:
     """Plot the bars of the figure."""
     figure, panels = canvas(8.4, 3.0, 1, len(TOP))
     names = [row["loss"].replace(", ", ",\n") for row in rows]
@@ -269,7 +269,7 @@ def _train(
     return model.eval()
 
 
-def table(rows: list[Row]) -> dict[str, dict[str, float]]:
+def table(rows: Rows) -> dict[str, dict[str, float]]:
     """Return mean errors by training and attack."""
     means = {}
     for training in TRAININGS:
@@ -279,7 +279,7 @@ def table(rows: list[Row]) -> dict[str, dict[str, float]]:
     return means
 
 
-def check_two_digits(rows: list[Row]) -> Findings:
+def check_two_digits(rows: Rows) -> Findings:
     """Check the pattern of the table."""
     mean = table(rows)
     # With one logit the reflected FGSM and BIM are the plain ones: there is nothing to decide.
@@ -312,7 +312,7 @@ def check_two_digits(rows: list[Row]) -> Findings:
         )
 
 
-def table_two_digits(rows: list[Row]) -> Table:
+def table_two_digits(rows: Rows) -> Table:
     """Return the measured errors as the thesis's table, the printed ones in brackets."""
     lines = []
     for training, found in table(rows).items():
@@ -323,7 +323,7 @@ def table_two_digits(rows: list[Row]) -> Table:
 
 
 def _difference(
-    rows: list[Row], one: str, other: str, attack: str, against: str
+    rows: Rows, one: str, other: str, attack: str, against: str
 ) -> Interval:
     """Return the interval, over networks, of one training's error less the other's."""
     errors = {row["training"]: row["errors"] for row in rows}
@@ -394,7 +394,7 @@ def run_cifar(params: Params, seed: int) -> dict[str, Any]:
     return {"clean": clean, "robust": found.robust_accuracy, "points_tested": points}
 
 
-def check_cifar(rows: list[Row]) -> Findings:
+def check_cifar(rows: Rows) -> Findings:
     """Check that reflection makes no difference beyond noise."""
     for radius in values_of(rows, "radius"):
         gains = []
@@ -423,7 +423,7 @@ def check_cifar(rows: list[Row]) -> Findings:
         )
 
 
-def table_cifar(rows: list[Row]) -> Table:
+def table_cifar(rows: Rows) -> Table:
     """Return clean and robust accuracies in per cent, the printed robust ones in brackets."""
     lines = []
     cells = product(values_of(rows, "radius"), values_of(rows, "steps"))

@@ -18,7 +18,7 @@ from overt.papers.figures import (
     Finding,
     Findings,
     Params,
-    Row,
+    Rows,
     above,
     mean_interval,
     plot_curves,
@@ -100,7 +100,7 @@ def _complexities(rng: Rng) -> Iterator[Any]:
     """Yield complexities, with exact suprema, for laws in the plane and beyond."""
     for n, d in ((16, 2), (8, 3), (6, 4)):
         for skew in (0.0, 0.3, 1.0):
-            X = rng.normal(size=(n, d)) + skew
+            X = rng.standard_normal((n, d)) + skew
             X[0] = -X[1:].mean(0)
             chosen = rng.integers(0, n, 10)
             for sample in (None, chosen):
@@ -152,7 +152,7 @@ def relu_generalization(rng: Rng) -> Residuals:
     for all networks of the class at once, with probability $1 - \delta$.
     """
     # Nearly symmetric, so that no direction is cut off and the bound is not empty.
-    half = rng.normal(size=(6, 2))
+    half = rng.standard_normal((6, 2))
     lengths = rng.uniform(0.5, 1, (6, 1))
     mirrored = -half * lengths
     points = np.concatenate([half, mirrored])
@@ -202,15 +202,15 @@ def relu_symmetrized(rng: Rng) -> Residuals:
     at most twice the symmetrized risk.
     """
     for d in (2, 3, 5):
-        X = np.abs(rng.normal(size=(20, d)))
+        X = np.abs(rng.standard_normal((20, d)))
         y = rng.choice((-1.0, 1.0), len(X))
         both = np.concatenate([X, -X])
         yield 0.5 - retentivity(both).lower, 0.5 - retentivity(X).upper
         C = X.T @ X / len(X)
         mirrored_C = both.T @ both / len(both)
         yield np.abs(mirrored_C - C).max()
-        U = rng.normal(size=(1, 6))
-        V = rng.normal(size=(d, 6))
+        U = rng.standard_normal((1, 6))
+        V = rng.standard_normal((d, 6))
         net = relu.TwoLayer(U, V)
         labels = np.concatenate([y, y])
         symmetrized = net.clipped_error(both, labels)
@@ -244,7 +244,7 @@ def loss_contraction(rng: Rng) -> Residuals:
     signs = np.array(list(choices))
     for trial in range(5):
         y = rng.choice((-1.0, 1.0), n)
-        f = rng.normal(size=(4, n))
+        f = rng.standard_normal((4, n))
         if trial == 0:
             f = y * np.array([[-1.0], [-0.9]])
         g = np.clip(f, -1, 1)
@@ -343,7 +343,7 @@ def task(data: str) -> tuple[Any, Any, Any, Any]:
 class Cells:
     """The rows with random signs or without, by width and drop probability."""
 
-    def __init__(self, rows: list[Row], symmetrized: bool) -> None:
+    def __init__(self, rows: Rows, symmetrized: bool) -> None:
         self.rows = rows_with(rows, symmetrized=symmetrized)
         self.widths = values_of(rows, "width")
         self.probs = values_of(rows, "drop_prob")
@@ -377,13 +377,13 @@ class Cells:
         return Finding(f"{self.label}: {claim}", verdict, ", ".join(shown), text)
 
 
-def by_kind(rows: list[Row]) -> Iterator[Cells]:
+def by_kind(rows: Rows) -> Iterator[Cells]:
     """Yield the cells with random signs and those of plain inputs."""
     for symmetrized in values_of(rows, "symmetrized"):
         yield Cells(rows, symmetrized)
 
 
-def check(rows: list[Row]) -> Findings:
+def check(rows: Rows) -> Findings:
     """Check the order of the curves, and how well Theorem 12's quantity ranks the gaps."""
     from scipy.stats import spearmanr
 
@@ -440,7 +440,7 @@ def check(rows: list[Row]) -> Findings:
         )
 
 
-def plot(rows: list[Row]) -> Any:
+def plot(rows: Rows) -> Any:
     """Plot co-adaptation, gap and alpha/sqrt(n) against the width, and the last two together."""
     panels = {}
     titles = {
@@ -486,7 +486,7 @@ def flows_and_penalty(rng: Rng) -> Residuals:
     for trial in range(20):
         d = int(rng.integers(1, 8))
         drop = Dropout(rng.uniform(0.05, 0.9))
-        U = rng.normal(size=(2, d))
+        U = rng.standard_normal((2, d))
         activations = np.ones((3, d))
         if trial % 2 == 0:
             activations = rng.exponential(size=(3, d))

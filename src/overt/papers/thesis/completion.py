@@ -21,6 +21,7 @@ from overt.papers.figures import (
     Findings,
     Params,
     Row,
+    Rows,
     Table,
     above,
     plot_curves,
@@ -41,8 +42,8 @@ def sensing_gaussian(rng: Rng) -> Residuals:
     the mean $\lambda \sum_i |u_i|^2 |v_i|^2$, whose least value for a product is $(\lambda/d)
     |UV^\top |_*^2$.
     """
-    U = rng.normal(size=(3, 4))
-    V = rng.normal(size=(5, 4))
+    U = rng.standard_normal((3, 4))
+    V = rng.standard_normal((5, 4))
     drop = Dropout(0.3)
     # All matrices with a single entry have the second moments of a Gaussian one.
     A = np.eye(15).reshape(15, 3, 5)
@@ -76,7 +77,7 @@ def weighted_trace(rng: Rng) -> Residuals:
     p)\,M\,\mathrm{diag}(\sqrt q)\right\|_*^2\]
     """
     for width in (2, 3):
-        M = rng.normal(size=(2, 4))
+        M = rng.standard_normal((2, 4))
         p = rng.dirichlet(np.full(2, 3.0))
         q = rng.dirichlet(np.full(4, 3.0))
         left = np.sqrt(p)[:, None]
@@ -191,8 +192,8 @@ def sensing_penalty(rng: Rng) -> Residuals:
     U, V, _, _ = oracles.two_layers(rng, 4)
     m = len(U)
     n = len(V)
-    A = rng.normal(size=(6, m, n))
-    y = rng.normal(size=6)
+    A = rng.standard_normal((6, m, n))
+    y = rng.standard_normal(6)
     exact = oracles.sensing_added_loss(y, U, V, A, 0.3)
     yield relative(penalty.sensing(U, V, A, 0.3), exact)
     rows = rng.integers(m, size=6)
@@ -269,7 +270,7 @@ def _dots(entries: Entries, U: Any, V: Any) -> Any:
     return np.einsum("ei,ei->e", U[entries.rows].astype(float), V[entries.cols])
 
 
-def check_curves(rows: list[Row]) -> Findings:
+def check_curves(rows: Rows) -> Findings:
     """More dropout fits less and generalizes with a smaller gap; exact solves get there first."""
     for method in values_of(rows, "method"):
         chosen = rows_with(rows, method=method)
@@ -286,7 +287,7 @@ def check_curves(rows: list[Row]) -> Findings:
         )
 
 
-def plot_errors(rows: list[Row]) -> Any:
+def plot_errors(rows: Rows) -> Any:
     """Plot train error, test error and gap against passes over the entries."""
     panels: dict[str, Any] = {"training RMSE": [], "test RMSE": [], "gap": []}
     training, testing, gap = panels.values()
@@ -322,7 +323,7 @@ def _beats(row: Row, worse: float, better: float, limit: float = 0.0) -> str:
     return above((gain - half, gain + half), limit)
 
 
-def check_table(rows: list[Row]) -> Findings:
+def check_table(rows: Rows) -> Findings:
     """Compare plain training with dropout, by data and method."""
     for data in values_of(rows, "data"):
         for method in values_of(rows, "method"):
@@ -331,7 +332,7 @@ def check_table(rows: list[Row]) -> Findings:
                 yield from _check_method(chosen, f"{data}, {method}")
 
 
-def _check_method(rows: list[Row], label: str) -> Findings:
+def _check_method(rows: Rows, label: str) -> Findings:
     widths = values_of(rows, "width")
     plain = rows_with(rows, drop_prob=0.0)
     dropped: dict[int, float] = {}
@@ -365,7 +366,7 @@ def _check_method(rows: list[Row], label: str) -> Findings:
     )
 
 
-def rmse_table(rows: list[Row]) -> Table:
+def rmse_table(rows: Rows) -> Table:
     """Return test errors of SGD as the thesis's table, the printed ones (10M) in brackets."""
     probs = values_of(rows, "drop_prob")[1:]
     lines = []

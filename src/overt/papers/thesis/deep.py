@@ -19,6 +19,7 @@ from overt.papers.figures import (
     Findings,
     Params,
     Row,
+    Rows,
     above,
     below,
     mean_interval,
@@ -85,8 +86,8 @@ def deep_rescaling(rng: Rng) -> Residuals:
     pivots = oracles.pivot_terms(weights, C)
     yield relative(penalty.deep_terms(moved, C), pivots)
     first, second, third = moved
-    Q, _ = np.linalg.qr(rng.normal(size=(2, 2)))
-    R, _ = np.linalg.qr(rng.normal(size=(3, 3)))
+    Q, _ = np.linalg.qr(rng.standard_normal((2, 2)))
+    R, _ = np.linalg.qr(rng.standard_normal((3, 3)))
     turned = [first @ R, second, Q @ third]
     exact = oracles.deep_added_loss(weights, [0.3, 0.3], np.eye(3))
     yield relative(penalty.deep(turned, 0.3), exact)
@@ -169,11 +170,11 @@ def deep_lower_bound(rng: Rng) -> Residuals:
         C = oracles.second_moment(rng, 3)
         # Near equalized networks the bound is almost attained, so that it cannot hide slack.
         size = 1.0 if trial % 2 else 1e-3
-        u = rng.normal(size=2)
-        v = rng.normal(size=3)
+        u = rng.standard_normal(2)
+        v = rng.standard_normal(3)
         weights = rank_one_weights(u, v, widths)
         for W in weights:
-            W += size * rng.normal(size=W.shape)
+            W += size * rng.standard_normal(W.shape)
         exact = oracles.deep_added_loss(weights, probs, C)
         bound = nuclear_bound(oracles.chain(weights), C, widths, probs)
         ratio = bound / exact
@@ -220,8 +221,8 @@ def rank_one_equalized(rng: Rng) -> Residuals:
     C^{1/2}|_*^2$.
     """
     for widths in [(3,), (2, 3)]:
-        u = rng.normal(size=2)
-        v = rng.normal(size=4)
+        u = rng.standard_normal(2)
+        v = rng.standard_normal(4)
         C = oracles.second_moment(rng, 4)
         probs = rng.uniform(0.1, 0.7, len(widths)).tolist()
         weights = rank_one_weights(u, v, widths)
@@ -247,7 +248,7 @@ def deep_single_output(rng: Rng) -> Residuals:
     widths = (2, 3)
     probs = (0.4, 0.3)
     C = oracles.second_moment(rng, 3)
-    w = rng.normal(size=(1, 3))
+    w = rng.standard_normal((1, 3))
     _, W = descent.deep_descent(w, C, widths, probs, 6, rng)
     shrunk = 1 + spectral.nu(widths, probs)
     yield relative(w / shrunk, W) ** 2
@@ -292,7 +293,7 @@ def _final(row: Row) -> Any:
     return row["objective"][-1:]
 
 
-def _at_best_rate(rows: list[Row]) -> list[Row]:
+def _at_best_rate(rows: Rows) -> Rows:
     """Return the rows at the learning rate with the least mean objective; none may diverge."""
 
     def ended(rate: float) -> float:
@@ -305,7 +306,7 @@ def _at_best_rate(rows: list[Row]) -> list[Row]:
     return rows_with(rows, rate=best)
 
 
-def _check_rates(rows: list[Row], target: str = "") -> Finding:
+def _check_rates(rows: Rows, target: str = "") -> Finding:
     """Check whether some printed learning rate trains every network."""
     diverged = []
     shown = []
@@ -323,7 +324,7 @@ def _check_rates(rows: list[Row], target: str = "") -> Finding:
     )
 
 
-def check_spectra(rows: list[Row]) -> Findings:
+def check_spectra(rows: Rows) -> Findings:
     """Check that spectra shrink and lose rank as dropout grows, unevenly, above the bound."""
     for scale in values_of(rows, "target_scale"):
         scaled = rows_with(rows, target_scale=scale)
@@ -382,7 +383,7 @@ def check_spectra(rows: list[Row]) -> Findings:
     )
 
 
-def _tuned(rows: list[Row]) -> list[Row]:
+def _tuned(rows: Rows) -> Rows:
     """Return the row of the best learning rate for each drop probability."""
     rows = rows_with(rows, target_scale="normalized")
     tuned = []
@@ -392,7 +393,7 @@ def _tuned(rows: list[Row]) -> list[Row]:
     return tuned
 
 
-def plot_spectra(rows: list[Row]) -> Any:
+def plot_spectra(rows: Rows) -> Any:
     """Plot target, trained, best known and envelope spectra."""
     panels = {}
     for row in _tuned(rows):
@@ -455,7 +456,7 @@ def run_gaps(params: Params, seed: int) -> dict[str, Any]:
     }
 
 
-def check_gaps(rows: list[Row]) -> Findings:
+def check_gaps(rows: Rows) -> Findings:
     """Check that the gaps of all orders go to zero and the objective to its optimum."""
     yield _check_rates(rows)
     rows = _at_best_rate(rows)
@@ -489,7 +490,7 @@ def check_gaps(rows: list[Row]) -> Findings:
     )
 
 
-def plot_gaps(rows: list[Row]) -> Any:
+def plot_gaps(rows: Rows) -> Any:
     """Plot the gap of every order with its band over runs."""
     rows = _at_best_rate(rows)
     gaps = np.array([row["gaps"] for row in rows])
@@ -574,7 +575,7 @@ def one_hidden_layer(rng: Rng) -> Residuals:
     printed = math.inf
     drop = Dropout(0.4)
     for _ in range(3):
-        W1, W2 = rng.normal(size=(2, 3, 3))
+        W1, W2 = rng.standard_normal((2, 3, 3))
         exact = oracles.deep_added_loss([W1, W2], [0.4], np.eye(3))
         incoming = np.sum(W1**2, axis=1)
         stated = incoming @ np.sum(W2**2, axis=0)

@@ -25,7 +25,7 @@ def audit_norm_measures(rng: Rng) -> Residuals:
     for _ in range(20):
         k = int(rng.integers(1, 5))
         d = int(rng.integers(2, 9))
-        weights = rng.normal(size=(k + 1, d, d))
+        weights = rng.standard_normal((k + 1, d, d))
         weights *= rng.exponential(size=(k + 1, d, 1))
         orthogonal, _ = np.linalg.qr(weights)
         for chosen in (weights, orthogonal):
@@ -61,9 +61,9 @@ def fgsm_is_one_step(rng: Rng) -> Residuals:
     sign = FGSM(ball)
     step = PGD(ball, steps=1, schedule="constant", step_size=1e6)
     for _ in range(3):
-        V = torch.from_numpy(rng.normal(size=(5, 7)))
-        U = torch.from_numpy(rng.normal(size=(7, 3)))
-        x = torch.from_numpy(rng.normal(size=(6, 5)))
+        V = torch.from_numpy(rng.standard_normal((5, 7)))
+        U = torch.from_numpy(rng.standard_normal((7, 3)))
+        x = torch.from_numpy(rng.standard_normal((6, 5)))
 
         def net(x: Any, V: Any = V, U: Any = U) -> Any:
             return torch.tanh(x @ V) @ U

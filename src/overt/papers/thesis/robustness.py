@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from scipy.special import expit
 
-from overt.papers.figures import Finding, Findings, Params, Row, plot_curves
+from overt.papers.figures import Finding, Findings, Params, Rows, plot_curves
 from overt.papers.records import Residuals, Rng, figure, statement
 
 
@@ -27,9 +27,9 @@ def linear_attack(rng: Rng) -> Residuals:
 
     from overt.robust import L1, L2, PGD, Linf
 
-    W = rng.normal(size=(4, 10))
-    b = rng.normal(size=4)
-    x = rng.normal(size=(40, 10))
+    W = rng.standard_normal((4, 10))
+    b = rng.standard_normal(4)
+    x = rng.standard_normal((40, 10))
     y = rng.integers(0, 4, 40)
     weight = torch.from_numpy(W)
     bias = torch.from_numpy(b)
@@ -101,7 +101,7 @@ def adversarial_iterates(rng: Rng) -> Residuals:
 
     epsilon = 0.25
     slope = 0.9
-    x = rng.normal(size=(10, 3))
+    x = rng.standard_normal((10, 3))
     y = np.where(x[:, 0] > 0, 1, -1)
     x[:, 0] += y
     x /= np.linalg.norm(x, axis=1).max()
@@ -236,12 +236,12 @@ def attack_finds(rng: Rng) -> Residuals:
     nu = 0.4
     for _ in range(6):
         signs = rng.choice([-1.0, 1.0], 4)
-        W = rng.normal(size=(4, 3))
+        W = rng.standard_normal((4, 3))
         net = leaky.LeakyNetwork(W, 0.5 * signs, 0.8)
         drift = net.beta(nu) / 2 * net.norm
         size = net.attack_step_size()
         many = math.ceil(4 * nu**2 / (0.05 * size))
-        x = rng.normal(size=(5, 3))
+        x = rng.standard_normal((5, 3))
         y = rng.choice([-1, 1], 5)
         truth = leaky.beta_robust_error(net, x, y, nu)
         for i in np.nonzero(truth.fooled)[0]:
@@ -285,13 +285,13 @@ def gradient_drift(rng: Rng) -> Residuals:
         m, d = rng.integers(1, 5, 2)
         slope = rng.uniform(0, 0.9)
         nu = rng.uniform(0.1, 2)
-        direction = rng.normal(size=d)
+        direction = rng.standard_normal(d)
         direction /= np.linalg.norm(direction)
-        W = rng.normal(size=(m, d))
-        x = rng.normal(size=d)
+        W = rng.standard_normal((m, d))
+        x = rng.standard_normal(d)
         if trial % 2:
             # The worst case: all units along one line, crossed just inside the ball.
-            W = rng.normal(size=(m, 1))
+            W = rng.standard_normal((m, 1))
             W = np.abs(W) * direction
             x = nu * (1 - 1e-9) * direction
         net = LeakyNetwork(W, np.full(m, 0.7), slope)
@@ -321,7 +321,7 @@ def run_losses(params: Params, seed: int) -> dict[str, Any]:
     return {"z": z, "value": value, "slope": np.gradient(value, z)}
 
 
-def check_losses(rows: list[Row]) -> Findings:
+def check_losses(rows: Rows) -> Findings:
     """Check the order of the losses and where their slopes live."""
     curves = {row["loss"]: np.array(row["value"]) for row in rows}
     slopes = {row["loss"]: np.abs(row["slope"]) for row in rows}
@@ -348,7 +348,7 @@ def check_losses(rows: list[Row]) -> Findings:
     )
 
 
-def plot_losses(rows: list[Row]) -> Any:
+def plot_losses(rows: Rows) -> Any:
     """Plot the three losses, and the two slopes."""
     panels: dict[str, Any] = {"loss (logarithms to base 2)": [], "slope": []}
     losses, slopes = panels.values()

@@ -21,7 +21,7 @@ from overt.papers.figures import (
     Finding,
     Findings,
     Params,
-    Row,
+    Rows,
     above,
     mean_interval,
     plot_curves,
@@ -224,7 +224,7 @@ def _gap_finding(claim: str, larger: Any, smaller: Any, reported: str) -> Findin
     return Finding(claim, verdict, ", ".join(shown), reported)
 
 
-def check_visited(rows: list[Row]) -> Findings:
+def check_visited(rows: Rows) -> Findings:
     """Check that the gap shrinks with the width and grows with the drop probability."""
 
     def gap(width: int, drop_prob: float, part: str) -> tuple[str, Any]:
@@ -253,7 +253,7 @@ def check_visited(rows: list[Row]) -> Findings:
     )
 
 
-def plot_visited(rows: list[Row]) -> Any:
+def plot_visited(rows: Rows) -> Any:
     """Plot accuracies against steps: by drop probability above, by width below."""
     panels = {}
     networks = {(row["width"], row["drop_prob"]) for row in rows}
@@ -267,7 +267,7 @@ def plot_visited(rows: list[Row]) -> Any:
     return plot_curves(panels, columns=3, styles=styles, **AXES)
 
 
-def check_unseen(rows: list[Row]) -> Findings:
+def check_unseen(rows: Rows) -> Findings:
     """Check that random sub-networks approach the full network as the width grows."""
     widths = values_of(rows, "width")
     gaps = {}
@@ -292,7 +292,7 @@ def check_unseen(rows: list[Row]) -> Findings:
     )
 
 
-def plot_unseen(rows: list[Row]) -> Any:
+def plot_unseen(rows: Rows) -> Any:
     """Plot all sub-networks and the full network against steps, one panel per width."""
     panels = {}
     for row in rows:

@@ -187,8 +187,8 @@ def dropout_jensen(rng: Rng) -> Residuals:
     q = 0.3
     masks, chances = oracles.masks(np.full(m, q))
     for _ in range(20):
-        W = 2 * rng.normal(size=(m, 3))
-        x = rng.normal(size=3)
+        W = 2 * rng.standard_normal((m, 3))
+        x = rng.standard_normal(3)
         hidden = np.maximum(W @ x, 0)
         terms = rng.choice((-1.0, 1.0), m) * hidden
         terms /= math.sqrt(m)
@@ -224,13 +224,13 @@ def dropout_regret(rng: Rng) -> Residuals:
         norms = np.linalg.norm(rows, axis=-1, keepdims=True)
         return rows * np.minimum(1, c / norms)
 
-    X = rng.normal(size=(20, d))
+    X = rng.standard_normal((20, d))
     X /= np.linalg.norm(X, axis=1, keepdims=True)
     y = np.sign(X[:, 0])
     a = rng.choice((-1.0, 1.0), m)
-    W = shorten(rng.normal(size=(m, d)))
+    W = shorten(rng.standard_normal((m, d)))
     lengths = rng.uniform(0, 2, (50, 1, 1))
-    moves = rng.normal(size=(50, m, d)) * lengths
+    moves = rng.standard_normal((50, m, d)) * lengths
     moves[0] = 0
     moves[0, :, 0] = 2 * a
     U = shorten(W + moves)
@@ -264,7 +264,7 @@ CIRCLE = np.stack([np.cos(ANGLES), np.sin(ANGLES)])
 
 def _start(rng: Rng, m: int, trials: int) -> tuple[np.ndarray, ...]:
     """Return w.x (trials, units, inputs) of Gaussian rows, signs a, and masks with q = 1/2."""
-    products = rng.normal(size=(trials, m, 2)) @ CIRCLE
+    products = rng.standard_normal((trials, m, 2)) @ CIRCLE
     signs = rng.choice((-1.0, 1.0), (trials, m, 1))
     kept = rng.random((trials, m, T)) < 0.5
     return products, signs, kept
@@ -330,7 +330,7 @@ def lazy_margin(rng: Rng) -> Evidence:
     \sqrt{2 \ln(3T/\delta)/m}$ at all $T$ inputs, $V$ the margin's map on the rows of $W_1$.
     """
     m = 150
-    w = rng.normal(size=(100, m, 2))
+    w = rng.standard_normal((100, m, 2))
     w /= np.linalg.norm(w, axis=2, keepdims=True)
     along = w @ CIRCLE  # psi(w).x
     kept = rng.random(along.shape) < 0.5
@@ -403,7 +403,7 @@ def first_rows(rng: Rng) -> Residuals:
     """
     printed = null = math.inf
     for m, d in ((20, 10), (50, 40)):
-        rows = rng.normal(size=(400, m, d))
+        rows = rng.standard_normal((400, m, d))
         lengths = np.linalg.norm(rows, axis=2)
         largest = lengths.max(axis=1)
         short = 2 * math.sqrt(math.log(m))
