@@ -183,8 +183,7 @@ def layer_multipliers(
     keep = np.repeat(1 - np.asarray(drop_probs), widths)
     z, p = masks(keep)
     last = np.cumsum(widths)
-    z /= keep
-    return np.split(z, last[:-1], axis=1), p
+    return np.split(z / keep, last[:-1], axis=1), p
 
 
 def envelope(s: Floats, a: Floats, weight: float) -> float:
