@@ -827,27 +827,13 @@ NETWORKS = {
         ),
         {"in_features": (c, 3), "out_features": (c, 2), **PROB},
     ),
-    "nn.DropConnectConv2d": Row(
-        lambda in_channels, out_channels, kernel_size, drop_prob: (
-            noisy.DropConnectConv2d(
-                in_channels, out_channels, kernel_size, drop_prob=drop_prob
-            )(torch.ones(1, in_channels, 9, 9)).shape
-        ),
-        {
-            "in_channels": (c, 2),
-            "out_channels": (c, 2),
-            "kernel_size": (c, 3),
-            "drop_prob": (p, 0.5),
-        },
-    ),
     "nn.CovarianceDropout": Row(
-        lambda mean, covariance, distribution, seed: noisy.CovarianceDropout(
-            mean, covariance, distribution, seed=seed
+        lambda mean, covariance, seed: noisy.CovarianceDropout(
+            mean, covariance, seed=seed
         )(torch.ones(2, 2)),
         {
             "mean": (a, np.array([1.0, 0.5])),
             "covariance": (a, D2),
-            "distribution": ("word", "gaussian"),
             "seed": (s, 1),
         },
         unique=False,

@@ -427,14 +427,6 @@ MORE = {
             in_features=3,
             out_features=2,
         ),
-        "nn.DropConnectConv2d whole": whole(
-            noisy.DropConnectConv2d,
-            {"dtype": None},
-            lambda one: one.weight.shape,
-            in_channels=2,
-            out_channels=2,
-            kernel_size=3,
-        ),
     },
     "robust": {
         **{

@@ -87,7 +87,6 @@ REFUSED = {
     ),
     "one target": lambda: nn.audit(network(), (X, torch.tensor(1.0)), "mse", passes=1),
     "no shape": lambda: nn.Dropout(0.5).mask_covariance(3),
-    "no stride": lambda: nn.DropConnectConv2d(2, 2, 3, stride=0),
     "unsigned classes": lambda: robust.FGSM(robust.L2(0.1))(network(), X, [2**63] * 4),
     "no radii": lambda: robust.smoothed(network(), X, 0.1, draws=9, guesses=3).errors(
         LABELS, "a"

@@ -6,9 +6,22 @@ import numpy as np
 import torch
 from helpers import bernoulli_patterns, enumerate_masks
 from torch import nn
+from torch.nn import functional
 
 from overt import DropBlock
 from overt import nn as onn
+
+
+class DropConnectConv2d(nn.Conv2d):
+    """Drops weights of a kernel, as users write it: one mask for all positions of a batch."""
+
+    def __init__(self, *sizes, drop_prob, **options):
+        super().__init__(*sizes, **options)
+        self.drop_prob = drop_prob
+
+    def forward(self, x):
+        weight = functional.dropout(self.weight, self.drop_prob, self.training)
+        return self._conv_forward(x, weight, self.bias)
 
 
 class Multiplied(nn.Module):
@@ -75,7 +88,7 @@ def outputs_under_masks(model, name, x):
     with torch.no_grad():
         model.eval()(x)
     handle.remove()
-    if isinstance(layer, (onn.DropConnectLinear, onn.DropConnectConv2d)):
+    if isinstance(layer, (onn.DropConnectLinear, DropConnectConv2d)):
         return _under_weight_masks(model, name, x)
     multipliers, prob = all_multipliers(layer, tuple(seen[0]))
     outs = []

@@ -18,7 +18,7 @@ from overt.nn import compress
 def batches(inputs, classes=3, count=2, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return [
-        (*inputs, torch.randint(classes, (len(inputs[0]),), generator=generator))
+        (inputs, torch.randint(classes, (len(inputs[0]),), generator=generator))
         for _ in range(count)
     ]
 

@@ -8,7 +8,6 @@ from torch import nn
 
 from overt import InputError
 from overt.nn import (
-    DropConnectConv2d,
     DropConnectLinear,
     compress,
     load_compressed,
@@ -21,7 +20,7 @@ def batches(inputs, classes):
     y = [
         torch.randint(classes, (len(inputs[0]),), generator=generator) for _ in range(2)
     ]
-    return [(*inputs, part) for part in y]
+    return [(inputs, part) for part in y]
 
 
 @pytest.mark.parametrize("by", ["flow", "spectrum"])
@@ -50,7 +49,7 @@ class OwnNorm(nn.BatchNorm2d):
 
 def unusual():
     return nn.Sequential(
-        DropConnectConv2d(1, 8, 3, padding=1),
+        nn.Conv2d(1, 8, 3, padding=1),
         OwnNorm(8),
         nn.Conv2d(8, 8, 3, padding="same", padding_mode="circular", bias=False),
         nn.Flatten(),

@@ -80,21 +80,20 @@ def test_pairs_are_split_and_counted():
 
 
 @pytest.mark.parametrize(
-    ("data", "arity"),
+    "data",
     [
-        (((X, 2 * X), Y), 1),
-        ([((X, 2 * X), Y)], 1),
-        ([(X, 2 * X, Y)], 2),
-        (({"a": X.numpy(), "b": 2 * X, "flag": True}, Y), 1),
-        ([({"a": X, "b": 2 * X, "flag": True}, Y)], 1),
+        ((X, 2 * X), Y),
+        [((X, 2 * X), Y)],
+        ({"a": X.numpy(), "b": 2 * X, "flag": True}, Y),
+        [({"a": X, "b": 2 * X, "flag": True}, Y)],
     ],
 )
-def test_several_inputs(data, arity):
+def test_several_inputs(data):
     class Sum(nn.Module):
         def forward(self, a, b, flag=True):
             return a + b if flag else a
 
-    outputs = [b.inputs.run(Sum()) for b in Batches(data, NET, arity=arity)]
+    outputs = [b.inputs.run(Sum()) for b in Batches(data, NET)]
     torch.testing.assert_close(torch.cat(outputs), 3 * X)
 
 

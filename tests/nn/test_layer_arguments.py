@@ -9,7 +9,6 @@ from overt import InputError
 from overt.nn import (
     CovarianceDropout,
     DropBlock2d,
-    DropConnectConv2d,
     DropConnectLinear,
     Dropout,
     explicit_penalty,
@@ -43,8 +42,8 @@ REPRS = [
         "DropBlock2d(drop_prob=0.3, block_size=2, placement=grid)",
     ),
     (
-        CovarianceDropout([0.5], [[0.25]], "bernoulli", axis=1, seed=5),
-        "CovarianceDropout(units=1, distribution=bernoulli, axis=1, seed=5)",
+        CovarianceDropout([0.5], [[0.25]], axis=1, seed=5),
+        "CovarianceDropout(units=1, axis=1, seed=5)",
     ),
     (
         DropConnectLinear(6, 3, drop_prob=0.3, per_sample=True, seed=5),
@@ -56,11 +55,6 @@ REPRS = [
         DropConnectLinear(6, 3, False),
         "DropConnectLinear(in_features=6, out_features=3, bias=False, drop_prob=0.5, "
         "per_sample=False)",
-    ),
-    (
-        DropConnectConv2d(4, 6, 3, padding=1, groups=2, bias=False, seed=5),
-        "DropConnectConv2d(4, 6, kernel_size=(3, 3), stride=(1, 1), "
-        "padding=(1, 1), groups=2, bias=False, drop_prob=0.5, seed=5)",
     ),
 ]
 
@@ -114,22 +108,6 @@ def test_outputs_that_do_not_vary_leave_the_others_alone(dead):
             assert bool((found.variance[:, alive] > 0).all())
 
 
-@pytest.mark.parametrize("sign", [1, -1])
-def test_coins_cannot_be_correlated_more_than_their_means_allow(sign):
-    """min(a, b) - ab = .05 = ab - max(a + b - 1, 0) for a = .5, b = .9."""
-    for share, allowed in ((0.049, True), (0.06, False), (0.12, False)):
-        K = np.diag([0.25, 0.09, 0.25])
-        K[0, 1] = K[1, 0] = sign * share
-        given = [0.5, 0.9, 0.5], K, "bernoulli"
-        if allowed:
-            assert CovarianceDropout(*given).covariance[0, 1] == pytest.approx(
-                sign * share
-            )
-        else:
-            with pytest.raises(InputError, match="is beyond what 0/1 masks"):
-                CovarianceDropout(*given)
-
-
 @pytest.mark.parametrize("shape", [(4, 3), (4, 3, 3), (4, 2, 3, 3)])
 def test_samples_drop_weights_of_their_own(shape):
     """The identity shows the weights of a sample, the same for all its tokens."""
@@ -175,30 +153,6 @@ def test_units_lie_along_their_axis_or_are_refused(axis):
         except InputError:
             seen = False
         assert seen == fits, (axis, shape)
-
-
-def test_coins_have_the_variance_of_their_mean():
-    for off, refused in (
-        (0.9e-6, False),
-        (-0.9e-6, False),
-        (1.1e-6, True),
-        (-1.1e-6, True),
-    ):
-        given = [0.5, 0.8], [[0.25, 0.01], [0.01, 0.16 + off]], "bernoulli"
-        if refused:
-            with pytest.raises(
-                InputError, match=r"covariance\[1, 1\] must be mean \(1 - mean\)"
-            ):
-                CovarianceDropout(*given)
-        else:
-            CovarianceDropout(*given)
-    for mean in ([0.5, 0.0], [0.5, -0.1], [0.5, 1.1]):
-        with pytest.raises(InputError, match="mean must"):
-            CovarianceDropout(mean, np.diag([0.25, 0.0]), "bernoulli")
-    sure = CovarianceDropout([0.5, 1.0], np.diag([0.25, 0.0]), "bernoulli")
-    drawn = sure(torch.ones(200, 2))
-    assert drawn[:, 1].tolist() == [1.0] * 200
-    assert set(drawn[:, 0].tolist()) == {0.0, 2.0}
 
 
 def test_masks_of_double_precision_are_computed_in_it():

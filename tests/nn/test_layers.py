@@ -20,7 +20,6 @@ from overt.nn import (
     DropBlock1d,
     DropBlock2d,
     DropBlock3d,
-    DropConnectConv2d,
     DropConnectLinear,
     Dropout,
 )
@@ -57,10 +56,6 @@ UNIT_LAYERS = {
     ),
     "block-3d": (lambda s: DropBlock3d(0.3, 2, seed=s), (4, 1, 3, 2, 3)),
     "covariance-gaussian": (lambda s: CovarianceDropout(MU, K, seed=s), (4, 3)),
-    "covariance-bernoulli": (
-        lambda s: CovarianceDropout(MU, K, "bernoulli", seed=s),
-        (4, 3),
-    ),
     "covariance-channels": (
         lambda s: CovarianceDropout(MU, K, axis=1, seed=s),
         (4, 3, 2),
@@ -71,12 +66,6 @@ WEIGHT_LAYERS = {
     "connect-per-sample": (
         lambda s: DropConnectLinear(6, 3, drop_prob=0.3, per_sample=True, seed=s),
         (4, 6),
-    ),
-    "connect-conv": (
-        lambda s: DropConnectConv2d(
-            4, 6, 3, padding=1, groups=2, drop_prob=0.3, seed=s
-        ),
-        (4, 4, 5, 5),
     ),
 }
 LAYERS = UNIT_LAYERS | WEIGHT_LAYERS
@@ -269,13 +258,9 @@ def test_masks_are_the_same_along_shared_axes_and_no_others(name):
 
 
 def test_dropconnect_shares_its_state_with_torch():
-    linear, conv = nn.Linear(6, 3), nn.Conv2d(4, 6, 3, padding=1, groups=2)
-    ours = DropConnectLinear(6, 3), DropConnectConv2d(4, 6, 3, padding=1, groups=2)
-    for plain, layer, x in zip(
-        (linear, conv), ours, (torch.randn(2, 6), torch.randn(2, 4, 5, 5)), strict=True
-    ):
-        layer.load_state_dict(plain.state_dict())
-        assert torch.equal(layer.eval()(x), plain(x))
+    plain, layer, x = nn.Linear(6, 3), DropConnectLinear(6, 3), torch.randn(2, 6)
+    layer.load_state_dict(plain.state_dict())
+    assert torch.equal(layer.eval()(x), plain(x))
 
 
 @pytest.mark.parametrize(
@@ -298,47 +283,11 @@ def test_dropconnect_shares_its_state_with_torch():
         (lambda: DropBlock2d(0.5, placement="random"), "placement"),
         (lambda: DropBlock2d(0.5, shared_axes=2), "shared_axes"),
         (lambda: DropBlock2d(0.5)(torch.ones(3, 4, 4)), "axes"),
-        (lambda: DropConnectConv2d(2, 2, 3, padding="same"), "padding"),
         (lambda: CovarianceDropout([0.5, 0.0], np.eye(2)), "mean"),
-        (lambda: CovarianceDropout([0.5, 0.5], np.eye(2), "bernoulli"), "covariance"),
-        (lambda: CovarianceDropout([0.5, 1.5], np.eye(2) * 0.25, "bernoulli"), "mean"),
-        (
-            lambda: CovarianceDropout(
-                [0.5, 0.9], [[0.25, 0.1], [0.1, 0.09]], "bernoulli"
-            ),
-            "beyond",
-        ),
         (lambda: CovarianceDropout([0.5, 0.5], np.eye(2))(torch.ones(2, 3)), "units"),
         (lambda: CovarianceDropout([0.5, 0.5], np.eye(2), axis=0), "axis"),
-        (
-            lambda: CovarianceDropout([0.5, 1.2], np.eye(2), "bernoulli"),
-            r"mean must lie in \(0, 1\]",
-        ),
-        (
-            lambda: CovarianceDropout([0.5, 0.5], np.diag([0.25, 0.2]), "bernoulli"),
-            r"covariance\[1, 1\] must be mean \(1 - mean\) = 0.25 for 0/1 masks, got 0.2",
-        ),
-        (
-            lambda: CovarianceDropout(
-                [0.5, 0.9], [[0.25, 0.1], [0.1, 0.09]], "bernoulli"
-            ),
-            "beyond what",
-        ),
-        (
-            lambda: CovarianceDropout(
-                [0.5] * 3,
-                0.25
-                * np.array([[1, -0.49, -0.49], [-0.49, 1, -0.49], [-0.49, -0.49, 1]]),
-                "bernoulli",
-            ),
-            "normal copula",
-        ),
         (lambda: CovarianceDropout([1.0], [[1.0]], axis=0), "axis must be"),
         (lambda: CovarianceDropout([1.0], [[1.0]], axis=True), "axis must be"),
-        (
-            lambda: CovarianceDropout([1.0], [[1.0]], "cauchy"),
-            "distribution must be one of",
-        ),
         (
             lambda: CovarianceDropout([1.0], [[1.0]])(torch.ones(2, 3)),
             "1 units along axis -1",
@@ -369,13 +318,6 @@ def test_dropconnect_shares_its_state_with_torch():
         (lambda: DropBlock2d(0.3, 2, shared_axes=2), "shared_axes must be 0"),
         (lambda: DropBlock2d(0.3, 2, placement="hex"), "placement must be one of"),
         (lambda: DropBlock1d(0.3, (2, 3)), "block_size must be one number or 1"),
-        (lambda: DropConnectConv2d(4, 6, 3, groups=4), "groups must divide both"),
-        (lambda: DropConnectConv2d(3, 6, 3, groups=2), "groups must divide both"),
-        (lambda: DropConnectConv2d(4, 6, 0), "kernel_size must be"),
-        (lambda: DropConnectConv2d(4, 6, (3, 0)), "kernel_size must be"),
-        (lambda: DropConnectConv2d(4, 6, 3, stride=0), "stride must be"),
-        (lambda: DropConnectConv2d(4, 6, 3, padding=-1), "padding must be"),
-        (lambda: DropConnectConv2d(0, 6, 3), "in_channels must be"),
     ],
 )
 def test_mistakes_are_named(wrong, message):
@@ -394,9 +336,6 @@ def test_layers_that_drop_nothing_draw_nothing(seed):
 
 
 def test_sizes_may_be_numpys_whole_numbers():
-    """An unsigned one divided by a signed one is a float to NumPy."""
-    layer = DropConnectConv2d(np.int64(4), 2, 3, groups=np.uint64(2))
-    assert layer.weight.shape == (2, 2, 3, 3)
     assert DropConnectLinear(np.uint64(3), np.int8(2))(torch.ones(5, 3)).shape == (5, 2)
     for axes in (np.int64(1), [np.int8(1)], np.array([1])):
         assert Dropout(0.5, shared_axes=axes).shared_axes == (1,)
@@ -449,19 +388,6 @@ def test_second_moments_unit_by_unit(mask):
     second = torch.einsum("ni,nj->ij", h.flatten(1), h.flatten(1)) / 5
     torch.testing.assert_close(mask.penalty(h, R), (Gamma * (R.T @ R) * second).sum())
     assert mask.independent == bool((Gamma == torch.diag(Gamma.diagonal())).all())
-
-
-def test_units_that_are_never_dropped_stay_on():
-    layer = CovarianceDropout(
-        [1.0, 0.5, 1.0], np.diag([0.0, 0.25, 0.0]), "bernoulli", seed=0
-    )
-    y = layer(torch.ones(500, 3))
-    assert bool((y[:, [0, 2]] == 1).all())
-    assert sorted(y[:, 1].unique().tolist()) == [0.0, 2.0]
-    every = CovarianceDropout([1.0, 1.0], np.zeros((2, 2)), "bernoulli")
-    assert bool((every(torch.ones(5, 2)) == 1).all())
-    assert DropConnectConv2d(4, 6, 3, padding=0).padding == (0, 0)
-    assert DropConnectConv2d(4, 6, 3, drop_prob=0.2).strength == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize("placement", ["sliding", "grid"])

@@ -9,7 +9,6 @@ from torch import nn
 from overt.nn import (
     CovarianceDropout,
     DropBlock2d,
-    DropConnectConv2d,
     DropConnectLinear,
     Dropout,
 )
@@ -27,10 +26,6 @@ LAYERS = {
         (40, 2),
     ),
     "connect": (lambda s: DropConnectLinear(6, 3, drop_prob=0.3, seed=s), (40, 6)),
-    "connect-conv": (
-        lambda s: DropConnectConv2d(2, 3, 2, drop_prob=0.3, seed=s),
-        (4, 2, 4, 4),
-    ),
 }
 
 

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from nn_oracles import exact_moments, outputs_under_masks
+from nn_oracles import DropConnectConv2d, exact_moments, outputs_under_masks
 from torch import nn
 from torch.nn import functional
 
 from overt.nn import (
     CovarianceDropout,
     DropBlock2d,
-    DropConnectConv2d,
     DropConnectLinear,
     Dropout,
     explicit_penalty,

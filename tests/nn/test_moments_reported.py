@@ -8,7 +8,6 @@ import subprocess
 import sys
 import warnings
 
-import numpy as np
 import pytest
 import torch
 from nn_enumerated import Noisy, enumerated_moments
@@ -17,7 +16,6 @@ from torch.nn import functional as F
 
 from overt import InputError
 from overt.nn import (
-    CovarianceDropout,
     DropBlock1d,
     explicit_penalty,
     mc_moments,
@@ -555,12 +553,6 @@ def test_a_row_that_is_not_a_number_has_no_standard_deviation():
 BLOCKS = {
     "grid": DropBlock1d(0.3, block_size=2, placement="grid"),
     "sliding": DropBlock1d(0.3, block_size=3),
-    "covariance": CovarianceDropout(
-        [0.5, 0.6, 0.5],
-        [[0.25, 0.1, 0.0], [0.1, 0.24, 0.05], [0.0, 0.05, 0.25]],
-        "bernoulli",
-        axis=2,
-    ),
 }
 
 
@@ -605,17 +597,12 @@ def sampled_outputs(model, x, n=20_000):
         return model.train()(x.repeat(n, *[1] * (x.ndim - 1))).unflatten(0, (n, -1))
 
 
-PAIRS = CovarianceDropout(
-    np.full(64, 0.5),
-    0.25 * np.eye(64) + 0.1 * np.kron(np.eye(32), 1 - np.eye(2)),
-    "bernoulli",
-)
-
 CLOSED = {
-    "ReLU": [nn.ReLU()],
-    "norm first": [nn.BatchNorm1d(64).eval(), nn.ReLU()],
-    "tanh": [nn.Tanh()],
+    "ReLU": lambda channels: [nn.ReLU()],
+    "norm first": lambda channels: [nn.BatchNorm1d(channels).eval(), nn.ReLU()],
+    "tanh": lambda channels: [nn.Tanh()],
 }
+PAIRS = DropBlock1d(0.5, 2, placement="grid")
 
 
 @pytest.mark.parametrize("name", CLOSED)
@@ -624,7 +611,10 @@ def test_dropout_of_random_values_is_no_normal_number(name, mask):
     """Means were off by a whole standard deviation: dropped units are 0, not spread around it."""
     torch.manual_seed(0)
     start = [nn.Linear(16, 64), nn.ReLU(), nn.Dropout(0.3), nn.Linear(64, 64)]
-    model = nn.Sequential(*start, mask, *CLOSED[name], nn.Linear(64, 4))
+    closed = CLOSED[name](1 if mask is PAIRS else 64)
+    if mask is PAIRS:
+        start.append(nn.Unflatten(1, (1, 64)))
+    model = nn.Sequential(*start, mask, *closed, nn.Flatten(), nn.Linear(64, 4))
     x = torch.randn(4, 16)
     found = predictive_moments(model, x, draws=0)
     model.train()

@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from nn_oracles import exact_moments, outputs_under_masks
+from nn_oracles import DropConnectConv2d, exact_moments, outputs_under_masks
 from torch import nn
 from torch.nn import functional
 
@@ -16,7 +16,6 @@ from overt.nn import (
     CovarianceDropout,
     DropBlock1d,
     DropBlock2d,
-    DropConnectConv2d,
     DropConnectLinear,
     Dropout,
     Predictive,

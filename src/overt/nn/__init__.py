@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     )
     from overt.nn.layers.covariance import CovarianceDropout
     from overt.nn.layers.dropblock import DropBlock1d, DropBlock2d, DropBlock3d
-    from overt.nn.layers.dropconnect import DropConnectConv2d, DropConnectLinear
+    from overt.nn.layers.dropconnect import DropConnectLinear
     from overt.nn.layers.dropout import Dropout
     from overt.nn.moments.monte_carlo import Moments, mc_moments
     from overt.nn.moments.predictive import predictive_moments
@@ -48,7 +48,6 @@ _HOME = {
     "DropBlock1d": "overt.nn.layers.dropblock",
     "DropBlock2d": "overt.nn.layers.dropblock",
     "DropBlock3d": "overt.nn.layers.dropblock",
-    "DropConnectConv2d": "overt.nn.layers.dropconnect",
     "DropConnectLinear": "overt.nn.layers.dropconnect",
     "Dropout": "overt.nn.layers.dropout",
     "GradientBias": "overt.nn.training",
@@ -74,7 +73,6 @@ __all__ = [
     "DropBlock1d",
     "DropBlock2d",
     "DropBlock3d",
-    "DropConnectConv2d",
     "DropConnectLinear",
     "Dropout",
     "GradientBias",

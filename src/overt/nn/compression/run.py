@@ -182,7 +182,6 @@ def _batches(name: str, data: Any, base: nn.Module, inputs: Inputs) -> Batches |
         data,
         base,
         name=name,
-        arity=len(inputs.given) if isinstance(inputs.given, tuple) else 1,
         repeated=True,
         unlabeled=True,
         output=inputs.output,

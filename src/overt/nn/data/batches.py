@@ -125,12 +125,6 @@ class Inputs:
         return tuple(x for x in parts if isinstance(x, Tensor))
 
     @property
-    def only(self) -> Tensor | None:
-        """The input if it is a single floating-point tensor, else None."""
-        first = self.tensors[0]
-        return first if len(self.tensors) == 1 and first.is_floating_point() else None
-
-    @property
     def shapes(self) -> str:
         """The tensors' shapes, for a message."""
         return ", ".join(str(tuple(x.shape)) for x in self.tensors)
@@ -176,8 +170,8 @@ class Batch(NamedTuple):
 class Batches:
     """Data as batches that fit a model, checked one by one as they come.
 
-    `arity` is the number of inputs in a batch that is one flat tuple. `repeated` says that the data
-    is iterated more than once. Batches without targets are refused unless `unlabeled`.
+    `repeated` says that the data is iterated more than once. Batches without targets are refused
+    unless `unlabeled`.
     """
 
     def __init__(
@@ -186,14 +180,12 @@ class Batches:
         model: nn.Module,
         *,
         name: str = "data",
-        arity: int = 1,
         repeated: bool = False,
         unlabeled: bool = False,
         output: Output = None,
     ) -> None:
         self.name = name
         self._model = model
-        self._arity = arity
         self._unlabeled = unlabeled
         self._output = output
         whole = split_batch(data, model) if isinstance(data, Mapping) else data
@@ -246,12 +238,7 @@ class Batches:
 
     def _parts(self, given: Any, where: str) -> tuple[Inputs, Any]:
         """Return the inputs and the targets, or None, in a batch."""
-        flat = isinstance(given, (tuple, list)) and all(map(is_array, given))
-        if flat and self._arity > 1 and self._arity <= len(given) <= self._arity + 1:
-            inputs = given[: self._arity]
-            y = given[-1] if len(given) > self._arity else None
-        else:
-            inputs, y = split_batch(given, self._model, where=where)
+        inputs, y = split_batch(given, self._model, where=where)
         if y is None and not self._unlabeled:
             raise InputTypeError(
                 f"{where} must be a pair (inputs, targets), or a dict with the targets under one "

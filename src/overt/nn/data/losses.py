@@ -235,13 +235,6 @@ class Targets:
             return _row_by_row(output, self.y, loss).double()
         return _row_losses(output.double().reshape(len(output), -1), self.rows, loss)
 
-    def entropies(self, loss: Loss) -> Tensor:
-        """Return the least loss that any logits can have, for each row (n,)."""
-        t = self.rows
-        if loss == "logistic":
-            t = torch.cat([t, 1 - t], 1)
-        return torch.special.entr(t).sum(1)
-
 
 def _row_by_row(
     output: Tensor, y: Tensor, loss: Callable[[Tensor, Tensor], Tensor]

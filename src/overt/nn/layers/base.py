@@ -97,14 +97,12 @@ class NoiseLayer(nn.Module, ABC):  # type: ignore[misc]
 class UnitNoise(NoiseLayer):
     """Noise that multiplies units by random numbers of mean 1; the identity in evaluation mode."""
 
+    two_valued = True
+    """Whether a unit's multiplier is 0 or one other number."""
+
     @abstractmethod
     def mask_covariance(self, shape: Shape) -> MaskCovariance:
         """Return the exact second moments of the multipliers for an input of this shape."""
-
-    @property
-    def two_valued(self) -> bool:
-        """Whether a unit's multiplier is 0 or one other number."""
-        return True
 
     @abstractmethod
     def _apply_mask(self, x: Tensor) -> Tensor:

@@ -48,11 +48,6 @@ class Dropout(RatedNoise, UnitNoise):
         super().__init__(drop_prob, seed)
         self.shared_axes = axes_tuple("shared_axes", shared_axes)
 
-    @property
-    def plain(self) -> bool:
-        """Whether every unit is dropped independently, as by torch.nn.Dropout."""
-        return not self.shared_axes
-
     def mask_covariance(self, shape: Shape) -> MaskCovariance:
         """lam I, with lam 1 1' along the shared axes."""
         shape = check_shape(shape)

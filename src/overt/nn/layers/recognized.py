@@ -43,12 +43,6 @@ def mask_covariance_of(module: nn.Module, shape: Shape) -> MaskCovariance:
     return MaskCovariance(shape[1:], module.p / (1 - module.p), shared=shared)
 
 
-def plain_dropout(module: nn.Module) -> float | None:
-    """Return the drop probability if the module drops units independently, else None."""
-    plain = type(module) is nn.Dropout or getattr(module, "plain", False) is True
-    return float(module.p) if plain else None
-
-
 def is_unit_noise(module: nn.Module) -> bool:
     """Whether a module multiplies units by noise whose moments are known."""
     return known_noise(module) and not is_weight_noise(module)
