@@ -17,7 +17,7 @@ from audit_models import (
 from sklearn.datasets import load_digits
 from torch import nn
 
-from overt.nn import DropBlock1d, audit, explicit_penalty
+from overt.nn import DropBlock1d, Dropout, audit, explicit_penalty
 
 
 @pytest.fixture(scope="module")
@@ -239,6 +239,15 @@ def test_noise_inside_torch_transformers_is_on(digits):
     error = np.hypot(np.std(losses) / 10, report.objective_error)
     assert abs(report.objective - np.mean(losses)) <= 5 * error
     assert min(noise.penalty_error for noise in report.noises) > 0
+
+
+def test_layers_with_seeds_are_found_one_by_one():
+    torch.manual_seed(0)
+    layers = [nn.Linear(5, 8), nn.ReLU(), Dropout(0.4, seed=3), nn.Linear(8, 8)]
+    model = nn.Sequential(*layers, nn.ReLU(), Dropout(0.3, seed=4), nn.Linear(8, 3))
+    report = audit(model, numbers(), "squared")
+    found = [(noise.name, noise.exact) for noise in report.noises]
+    assert found == [("2", False), ("5", True)]
 
 
 def test_sampled_terms_within_their_error():

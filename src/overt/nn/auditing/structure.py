@@ -314,6 +314,7 @@ def _inspect(saved: SavedState, inputs: Inputs) -> Inspection:
         noisy = Structure(recording, len(inputs))
         sources = _recorded_sources(model, training, always_on, noisy)
         for _ in range(REPEATS):
+            saved.counters = {}
             plain = check_for_hidden_noise(recording, saved, *given, "running")
         switched = _switched_pass(saved, inputs, recording, sources)
         if not torch.allclose(plain, switched, rtol=1e-3, atol=1e-5, equal_nan=True):
