@@ -187,7 +187,7 @@ def test_paths_agree_with_solving_each_point(arguments, inputs):
             },
             "closed form",
         ),
-        ({"width": 4, "noise": 0.3}, "closed form.*got 0.3"),
+        ({"width": 4, "noise": 0.3}, "must be a noise.*got 0.3"),
     ],
 )
 def test_paths_that_are_not_known_are_refused(arguments, message):

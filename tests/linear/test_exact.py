@@ -186,12 +186,15 @@ def test_products_are_rounded_once():
 @pytest.mark.parametrize("width", [4, 6, 12])
 def test_weak_noise_is_solved_as_well_as_strong(drop_prob, width):
     M = np.random.default_rng(width).standard_normal((6, 5))
-    for noise in (overt.Dropout(drop_prob), overt.DropBlock(drop_prob, 2)):
+    # Three or six blocks have no exact factors: descent does not see a penalty of 1e-12.
+    blocks = overt.DropBlock(max(drop_prob, 1e-9), 2)
+    for noise in (overt.Dropout(drop_prob), blocks):
         best = overt.LinearNetwork(M, width, noise).solve()
         if width > 4:
             assert best.status == "optimal"
             leading = overt.penalty.shallow(best.U, best.V, noise)
-            assert best.objective == pytest.approx(leading, rel=10 * drop_prob, abs=0)
+            rel = 10 * noise.drop_prob
+            assert best.objective == pytest.approx(leading, rel=rel, abs=0)
     tied = overt.TiedAutoencoder(M.T @ M, width, overt.Dropout(drop_prob)).solve()
     assert tied.status == "optimal"
 
@@ -277,7 +280,7 @@ def test_ranks_that_exist_are_reached_and_others_refused(spectrum, width, ranks)
             assert 0 <= p < 1
             assert overt.LinearNetwork(M, width, overt.Dropout(p)).solve().rank == rank
         else:
-            with pytest.raises(overt.InputError, match="rank must be one of"):
+            with pytest.raises(overt.InputError, match=r"rank must be (one|at most)"):
                 overt.drop_prob_for_rank(M, width, rank)
 
 

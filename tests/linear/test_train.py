@@ -367,14 +367,6 @@ def test_bad_training_arguments_are_refused(arguments, message):
         net.train(**{"steps": 10, **arguments})
 
 
-def test_sparse_targets_are_not_trained_on():
-    from scipy import sparse
-
-    net = overt.LinearNetwork(sparse.eye_array(4), 2, overt.Dropout(0.5))
-    with pytest.raises(overt.InputError, match="dense"):
-        net.train(10)
-
-
 def test_tied_training_reaches_its_optimum():
     net = overt.TiedAutoencoder(np.diag([2.0, 1.0]), 3, overt.Dropout(0.3))
     run = net.train(40_000, inverse_decay(0.02, 2000), 4)

@@ -50,12 +50,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from overt._check import Bools, Floats, bounded
 from overt.spectral import SpectralNorm
+
+if TYPE_CHECKING:
+    from overt.linear.regression import Regression
 
 EPS = float(np.finfo(float).eps)
 
@@ -236,15 +239,6 @@ def pairs_below(Gamma: Floats) -> list[UnitShares]:
     return found
 
 
-class Rounding(Protocol):
-    """The residual of a regression and the rounding errors of its singular values."""
-
-    residual: float
-
-    def rounding(self, bound: float, loss: float, nuclear: float) -> float:
-        """Return what rounding may have added to a bound whose map has this loss and this |A|_*."""
-
-
 @dataclass(frozen=True, eq=False)
 class Relaxation:
     """Loss plus envelope in place of loss plus penalty: a convex problem that bounds it.
@@ -271,20 +265,18 @@ class Relaxation:
 
 @bounded
 def relax(
-    leading: Callable[[Envelope], Leading],
+    top: Leading,
     candidates: Sequence[Envelope],
-    task: Rounding,
+    task: Regression,
     refined: Callable[[Floats], float] | None = None,
 ) -> Relaxation:
     """Return the relaxation by the envelope whose bound is highest.
 
     `refined`, a bound for the leading singular values of the target, raises it where it can.
     """
-    tried = [(leading(envelope), envelope) for envelope in candidates]
-    bounds = [envelope.bound(top.s) + top.rest for top, envelope in tried]
-    top, envelope = tried[int(np.argmax(bounds))]
-    bound = task.residual + max(bounds)
-    a = envelope.shrink(top.s)
+    bounds = [envelope.bound(top.s) for envelope in candidates]
+    bound = task.residual + top.rest + max(bounds)
+    a = candidates[int(np.argmax(bounds))].shrink(top.s)
     rank: int | None = int(np.sum(positive(a)))
     if refined is not None:
         raised = task.residual + top.rest + refined(top.s)

@@ -74,9 +74,7 @@ class DeepLinearNetwork(NoisyNetwork):
     ) -> None:
         self.widths = tuple(_check.widths(widths))
         self.noise = _noises(self.widths, drop_prob, noise)
-        task = regression_of(target, X, Y, second_moment, input_noise).dense(
-            "train a deep network"
-        )
+        task = regression_of(target, X, Y, second_moment, input_noise)
         self.effect = DeepNoise(task, self.widths, self.noise)
         self.shapes = self.effect.shapes
         self.nu = self.effect.nu

@@ -101,25 +101,19 @@ def rank_one_barrier(effect: DeepNoise) -> float:
     bounds are concave in the share of the first direction. Or it passes a network in which a unit
     of the second layer has no outgoing weights, which is a network of smaller width.
     """
+    from scipy.optimize import minimize_scalar  # slow to import
+
     s1, s2 = effect.values[:2] ** 2
     first, second = effect.beta
     ratio = (first / (1 + first)) ** 2
 
-    def most(share: float) -> float:
+    def least(share: float) -> float:
         one = s1 * share / (share + second)
         two = s2 * (1 - share) / (1 - share + second)
-        return float(min(one, (one + two) / (1 + ratio)))
+        return -float(min(one, (one + two) / (1 + ratio)))
 
-    low = 0.0
-    high = 1.0
-    for _ in range(200):  # a concave function
-        left = (2 * low + high) / 3
-        right = (low + 2 * high) / 3
-        if most(left) < most(right):
-            low = left
-        else:
-            high = right
-    gains = [effect.factor * most((low + high) / 2) / (1 + first)]
+    crossing = minimize_scalar(least, bounds=(0, 1), options={"xatol": 1e-12})
+    gains = [-effect.factor * crossing.fun / (1 + first)]
     width = effect.layers[1].width
     if width > 1:
         narrower = np.array([first, second * width / (width - 1)])

@@ -133,37 +133,6 @@ def refine(
     return best
 
 
-def least_penalty(
-    Gamma: Floats, a: Floats, start: Floats, bound: float = 0.0, tries: int = STARTS
-) -> Floats:
-    """Return R of the least penalty found, at best the bound.
-
-    Factors of a map A = W diag(a) Y' are U = W S^(1/2) R, P = Y S^(1/2) R. R (rank x width) has
-    orthonormal rows, so that U P' = A whatever it is, and the penalty <Gamma, G o G>, with
-    G = R' diag(a) R, is minimized over such R by descent. The noise's strength is only a factor of
-    it: weak noise is no harder than strong noise.
-    """
-    largest = np.abs(Gamma).max()
-    Gamma = Gamma / largest
-    bound = bound / (largest * a[0] ** 2)
-    a = a / a[0]
-
-    def value(M: Floats) -> tuple[float, list[Floats]]:
-        X, sigma, Y = np.linalg.svd(M, full_matrices=False)
-        R = X @ Y
-        G = R.T @ (a[:, None] * R)
-        gradient = 4 * a[:, None] * (R @ (Gamma * G))
-        turned = X.T @ gradient
-        inner = turned @ Y.T
-        inside = (inner - inner.T) / (sigma[:, None] + sigma[None, :])
-        outside = (turned - inner @ Y) / sigma[:, None]
-        return float(np.sum(Gamma * G * G)), [X @ (inside @ Y + outside)]
-
-    (M,) = refine(value, [(start,)], attains(bound), tries)
-    X, _, Y = np.linalg.svd(M, full_matrices=False)
-    return X @ Y
-
-
 Weights = list[Floats]
 
 Advance = Callable[[Weights, Floats], int]

@@ -17,13 +17,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 import numpy as np
 
 from overt import equalize
 from overt._check import Floats, InputError, whole
-from overt._figures import subplots
 from overt.results import Result
 from overt.spectral import shrinkage_rank
 
@@ -71,21 +69,6 @@ class Landscape(Result):
         return all(
             p.kind == "strict saddle" for p in self.points if p.objective > above
         )
-
-    def plot(self) -> Any:
-        """Plot each critical point by its rank, objective and kind."""
-        figure, axes = subplots()
-        for kind in ("minimum", "strict saddle"):
-            chosen = [p for p in self.points if p.kind == kind]
-            ranks = [len(p.directions) for p in chosen]
-            marker = "o" if kind == "minimum" else "x"
-            axes[0][0].scatter(
-                ranks, [p.objective for p in chosen], marker=marker, label=kind
-            )
-        axes[0][0].set(xlabel="rank of the critical point", ylabel="objective")
-        axes[0][0].xaxis.get_major_locator().set_params(integer=True)
-        axes[0][0].legend()
-        return figure
 
 
 def landscape(

@@ -38,7 +38,7 @@ from overt.linear.deep_shares import (
 )
 from overt.linear.descent import LIMIT, Advance, attains, refine
 from overt.linear.network import Evaluation, NoiseEffect
-from overt.linear.regression import DenseRegression, from_target, multipliers
+from overt.linear.regression import Regression, from_target, multipliers
 from overt.linear.shallow import UnitNoise, sharing
 from overt.noise import Noise
 
@@ -175,11 +175,11 @@ class DeepNoise(NoiseEffect):
 
     def __init__(
         self,
-        regression: DenseRegression,
+        regression: Regression,
         widths: Sequence[int],
         noises: Sequence[Noise],
     ) -> None:
-        self.regression: DenseRegression = regression
+        self.regression = regression
         self.widths = widths
         self.layers = [Layer(noise, d) for noise, d in zip(noises, widths, strict=True)]
         sizes = regression.inputs, *widths, regression.outputs

@@ -16,13 +16,7 @@ from overt._check import Floats, InputError, bounded, seed_numbers
 from overt._running import checked_engine, mapped_seeds, thread_count
 from overt.linear.bounds import EXACT, Relaxation, numerical_rank
 from overt.linear.descent import VISIBLE, Advance, Rate, gradient_descent, run_seeds
-from overt.linear.regression import (
-    ImplicitRegression,
-    Regression,
-    from_data,
-    from_target,
-    is_implicit,
-)
+from overt.linear.regression import Regression, from_data, from_target
 from overt.noise import Noise, check
 from overt.noise.checking import is_built_in
 from overt.results import Certificate, RankCertificate, Status, Trace
@@ -206,10 +200,8 @@ def regression_of(
         task = from_data(X, Y, input_noise)
         given = {"X": X, "Y": Y}
     else:
-        if is_implicit(target):
-            if second_moment is not None or input_noise is not None:
-                raise InputError("second_moment and input_noise need a dense target")
-            return ImplicitRegression(target)
+        if hasattr(target, "toarray"):  # a scipy sparse matrix
+            target = target.toarray()
         task = from_target(target, second_moment, input_noise)
         given = {"target": target, "C": second_moment}
     if 0 < np.abs(task.T).max() < SMALLEST:
@@ -347,7 +339,7 @@ class NoisyNetwork(ABC):
         """
         _check.choice("gradient", gradient, ("sampled", "expected"))
         effect = self.effect
-        task = effect.regression.dense("train")
+        task = effect.regression
         largest = float(task.svd[1][0])
         start = None if init is None else self._start(init)
         if init_scale is None:  # the initial product is as large as the target

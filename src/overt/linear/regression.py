@@ -19,18 +19,14 @@ from __future__ import annotations
 
 import warnings
 from functools import cached_property
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from overt import _check
 from overt._check import Floats, InputError, InputTypeError
-from overt.linear.bounds import Envelope, Leading, UnitShares
+from overt.linear.bounds import Leading
 from overt.noise import Noise
-from overt.spectral import KSupport
-
-Regression: TypeAlias = "DenseRegression | ImplicitRegression"
-"""The regression problem, with a dense or a large target."""
 
 EPS = float(np.finfo(float).eps)
 
@@ -205,8 +201,8 @@ def _slices(A: Floats, bits: int, axis: int, count: int = 4) -> list[Floats]:
     return slices
 
 
-class DenseRegression:
-    """E|y - A x|^2 for maps A = U V', dense targets or data.
+class Regression:
+    """E|y - A x|^2 for maps A = U V', from a target or from data.
 
     `residual` is its least value, `scale` is E|y|^2, `input_variances` are diag(C); `given` are
     the arrays that it was made from, where a proof may ask for them. T (outputs x rank) is the
@@ -258,12 +254,11 @@ class DenseRegression:
         C = L @ L.T
         return bool(np.abs(C - np.diag(np.diag(C))).max() <= 1e-14)
 
-    def leading(self, width: int, envelope: Envelope) -> Leading:
-        """Return leading singular triplets of T, at most `width`, all that the envelope keeps."""
+    def leading(self, width: int) -> Leading:
+        """Return the leading singular triplets of T, at most `width`."""
         left, s, right = self.svd
-        return Leading(
-            left[:, :width], s[:width], right[:, :width], float(np.sum(s[width:] ** 2))
-        )
+        rest = float(np.sum(s[width:] ** 2))
+        return Leading(left[:, :width], s[:width], right[:, :width], rest)
 
     def loss(self, U: Floats, V: Floats) -> float:
         """E|y - U V'x|^2 = |G - U H'|^2: the residuals at the samples, or |(M - U V') L|^2."""
@@ -314,123 +309,10 @@ class DenseRegression:
         """Return the gradient in V from that in P = L'V."""
         return gradient if self.L is None else self.L @ gradient
 
-    def dense(self, purpose: str) -> DenseRegression:
-        """Return the regression, which holds the dense matrices that this purpose needs."""
-        return self
-
-
-def is_implicit(target: Any) -> bool:
-    """Return whether the target is a scipy sparse matrix or a linear operator."""
-    if isinstance(target, (np.ndarray, list, tuple)):
-        return False
-    from scipy import sparse  # slow to import, and few targets need it
-    from scipy.sparse.linalg import LinearOperator
-
-    return sparse.issparse(target) or isinstance(target, LinearOperator)
-
-
-class ImplicitRegression:
-    """|M - A|_F^2 for a target M that is only multiplied with, and isotropic inputs.
-
-    Only as many singular values are computed as the shrinkage threshold lets through.
-    """
-
-    residual = 0.0
-
-    def __init__(self, target: Any) -> None:
-        from scipy import sparse
-        from scipy.sparse.linalg import aslinearoperator
-
-        if 0 in target.shape:
-            raise InputError(f"target must not be empty, got shape {target.shape}")
-        self.T = aslinearoperator(target)
-        self.outputs, self.inputs = target.shape
-        self.input_variances = np.ones(self.inputs)
-        self.given: dict[str, Any] = {}
-        self._known: dict[int, tuple[Floats, Floats, Floats]] = {}
-        if not sparse.issparse(target):
-            self.scale = self._squared_norm()
-            return
-        if target.dtype.kind != "f":
-            raise InputTypeError(
-                f"target must hold floating-point numbers, got {target.dtype}; convert it "
-                "first, for example with target.astype(float)"
-            )
-        target = target.tocsr()
-        if not np.isfinite(target.data).all():
-            raise InputError("target must be finite, got NaN or infinite values")
-        self.T = aslinearoperator(target)
-        self.scale = float(np.sum(np.square(target.data, dtype=float)))
-
-    def uncorrelated(self) -> bool:
-        """Return True: the inputs are isotropic."""
-        return True
-
-    def loss(self, U: Floats, V: Floats) -> float:
-        """|M|^2 - 2 <M, U V'> + <U'U, V'V>."""
-        inner = float(np.sum(U * (self.T @ V)))
-        return self.scale - 2 * inner + float(np.sum((U.T @ U) * (V.T @ V)))
-
-    def whiten(self, V: Floats) -> Floats:
-        """Return V: the inputs are isotropic."""
-        return V
-
-    hidden = unwhiten = whiten
-
-    def rounding(self, bound: float, loss: float, nuclear: float) -> float:
-        """Return what cancels in |M|^2 - 2 <M, A> + |A|^2, and in |M|^2 minus squared values."""
-        return 64 * EPS * self.scale
-
-    def dense(self, purpose: str) -> DenseRegression:
-        """Refuse: the target is not stored as a matrix."""
-        raise InputError(
-            f"a sparse or implicit target cannot be used to {purpose}; pass a dense array"
-        )
-
-    def leading(self, width: int, envelope: Envelope) -> Leading:
-        """Return leading singular triplets, in growing batches, until the last is shrunk to 0."""
-        limit = min(self.outputs, self.inputs)
-        most = min(width, limit)
-        norm = None if isinstance(envelope, UnitShares) else envelope.norm
-        # A k-support norm must see its k largest values, whatever becomes of them.
-        count = min(most, max(8, norm.k + 1) if isinstance(norm, KSupport) else 8)
-        while True:
-            left, s, right = self._svd(count)
-            if count == most or envelope.shrink(s)[-1] == 0:
-                return Leading(
-                    left, s, right, max(0.0, self.scale - float(np.sum(s**2)))
-                )
-            count = min(2 * count, most)
-
-    def _squared_norm(self) -> float:
-        """|M|_F^2 of an operator, by blocks of columns."""
-        units = (np.eye(self.inputs, 64, -first) for first in range(0, self.inputs, 64))
-        return sum(float(np.sum(self.T.matmat(block) ** 2)) for block in units)
-
-    def _svd(self, count: int) -> tuple[Floats, Floats, Floats]:
-        if count not in self._known:
-            self._known[count] = self._leading_triplets(count)
-        return self._known[count]
-
-    def _leading_triplets(self, count: int) -> tuple[Floats, Floats, Floats]:
-        limit = min(self.outputs, self.inputs)
-        if count >= limit - 1:
-            left, s, right = np.linalg.svd(
-                self.T @ np.eye(self.inputs), full_matrices=False
-            )
-            return left[:, :count], s[:count], right[:count].T
-        from scipy.sparse.linalg import svds
-
-        # A fixed start makes the result reproducible.
-        start = np.random.default_rng(0).standard_normal(limit)
-        left, s, right = svds(self.T, k=count, v0=start)
-        order = np.argsort(-s)
-        return left[:, order], s[order], right[order].T
-
 
 def from_target(
     target: Any, second_moment: Any = None, noise: Noise | None = None
-) -> DenseRegression:
+) -> Regression:
     """Y = M x with E[x x'] = C: T = M C^(1/2), no residual unless noise masks the inputs."""
     M = _check.doubles("target", target, ndim=2)
     C = _check.second_moment(second_moment, M.shape[1])
@@ -439,17 +321,17 @@ def from_target(
             return _from_rows(
                 np.eye(M.shape[1]), M.T, 1, samples_of_target(M, None, noise)
             )
-        return DenseRegression(samples_of_target(M, None), M)
+        return Regression(samples_of_target(M, None), M)
     C = _check.doubles("second_moment", C)
     root, cut = root_of_moment(C)
     T = M @ root.L
     tell_of_what_was_cut(float(np.sum((M @ cut) ** 2)), float(np.sum(T**2)))
     if noise is not None:
         return _from_rows(root.L.T, T.T, 1, samples_of_target(M, root.L, noise))
-    return DenseRegression(samples_of_target(M, root.L), T, root)
+    return Regression(samples_of_target(M, root.L), T, root)
 
 
-def from_data(X: Any, Y: Any, noise: Noise | None = None) -> DenseRegression:
+def from_data(X: Any, Y: Any, noise: Noise | None = None) -> Regression:
     """Mean over samples: C = X'X/n; T = Y'P/sqrt(n), P an orthonormal basis of X's columns."""
     X = np.ascontiguousarray(_check.doubles("X", X, ndim=2))
     Y = np.ascontiguousarray(_check.doubles("Y", Y, ndim=2))
@@ -461,7 +343,7 @@ def from_data(X: Any, Y: Any, noise: Noise | None = None) -> DenseRegression:
     return _from_rows(X, Y, len(X), Samples(X, Y, noise, data=True))
 
 
-def _from_rows(X: Floats, Y: Floats, n: int, samples: Samples) -> DenseRegression:
+def _from_rows(X: Floats, Y: Floats, n: int, samples: Samples) -> Regression:
     """sum over rows |y - A x|^2 / n; noise on the inputs adds rows."""
     if samples.noise is not None:
         more = _noise_rows(X, samples.noise)
@@ -470,7 +352,7 @@ def _from_rows(X: Floats, Y: Floats, n: int, samples: Samples) -> DenseRegressio
     root, P = root_of_data(X, n)
     T = (Y / np.sqrt(n)).T @ P
     outside = float(np.sum((Y / np.sqrt(n) - P @ T.T) ** 2))
-    return DenseRegression(samples, T, root, outside, (X, Y, n))
+    return Regression(samples, T, root, outside, (X, Y, n))
 
 
 def _noise_rows(X: Floats, noise: Noise) -> Floats:

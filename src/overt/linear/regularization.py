@@ -11,21 +11,25 @@ import numpy as np
 from overt import _check
 from overt._check import Bools, Floats, InputError, Ints
 from overt._figures import subplots
-from overt.linear.bounds import Envelope, positive
+from overt.linear.bounds import Relaxation, positive
 from overt.linear.deep_shares import best_shares, jump_ratio
 from overt.linear.network import regression_of, target_or_data
-from overt.linear.shallow import attains_bound, sharing
-from overt.noise import DropBlock, DropConnect, Dropout, Noise
+from overt.linear.regression import Regression
+from overt.linear.shallow import attains_bound, effect_of
+from overt.noise import DropBlock, Dropout, Noise
 from overt.results import Result
 
-SMALLEST_NOISE = 1e-9
-"""Variance of units below which a deep network keeps every direction, for bisections."""
+SMALLEST_NOISE = 1e-15
+"""Variance of units below which a network keeps every direction, for bisections."""
 
 LARGEST_NOISE = 1e9
-"""Variance per unit of width above which a deep network keeps one direction."""
+"""Variance per unit of width above which a network keeps one direction."""
 
-EQUAL = 1e-13
-"""Share of the largest singular value by which two equal ones may differ."""
+PAST_JUMP = 1e-11
+"""Relative distance from a jump, so that rounding cannot let one more direction in."""
+
+HALVINGS = 60
+"""Of an interval of log lam that is about 50 long: down to rounding."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -103,21 +107,18 @@ def path(
     array([9.5  , 7.25 , 5.143, 3.273])
     """
     noises, widths = _points(width, drop_probs, noise)
-    task = regression_of(target, X, Y, second_moment).dense("trace a path")
-    s = task.svd[1]
+    task = regression_of(target, X, Y, second_moment)
     count = len(noises)
-    spectra = np.zeros((count, len(s)))
+    spectra = np.zeros((count, len(task.svd[1])))
     objective = np.empty(count)
     attained = np.ones(count, bool)
     for i, (chosen, d) in enumerate(zip(noises, widths, strict=True)):
-        envelope = _closed_form(chosen, d, task.uncorrelated())
-        rest = float(np.sum(s[d:] ** 2))
-        a = spectra[i, :d] = envelope.shrink(s[:d])
-        objective[i] = envelope.bound(s[:d]) + rest + task.residual
+        best = _closed_form(chosen, d, task)
+        objective[i] = best.bound
+        spectra[i, : len(best.spectrum)] = best.spectrum
         if isinstance(chosen, DropBlock):
-            attained[i] = attains_bound(
-                a[positive(a)], d // chosen.block_size, chosen.block_size
-            )
+            blocks = d // chosen.block_size
+            attained[i] = attains_bound(best.kept[1], blocks, chosen.block_size)
     rank = np.array([np.sum(positive(spectrum)) for spectrum in spectra])
     drops = np.array([_drop_prob(z, d) for z, d in zip(noises, widths, strict=True)])
     return RegularizationPath(
@@ -146,8 +147,8 @@ def _points(width: Any, drop_probs: Any, noise: Any) -> tuple[list[Noise], list[
         ]
     noises = list(noise) if isinstance(noise, (list, tuple)) else [noise]
     widths = np.atleast_1d(_check.plain_array("width", width)).tolist()
-    count = len(noises) if len(widths) == 1 else len(widths)
-    if count == 0 or len(noises) not in (1, count):
+    count = max(len(noises), len(widths))
+    if {len(noises), len(widths)} - {1, max(count, 1)}:
         raise InputError(
             "sequences must have the same length, one entry per point, got "
             f"{len(widths)} of width, {len(noises)} of {name}"
@@ -157,15 +158,12 @@ def _points(width: Any, drop_probs: Any, noise: Any) -> tuple[list[Noise], list[
     return noises, [_check.whole("width", d) for d in widths]
 
 
-def _closed_form(noise: Any, width: int, uncorrelated: bool) -> Envelope:
-    """Return what a noise costs a map, where that decides the optimum."""
-    if isinstance(noise, DropConnect) and uncorrelated:
-        noise = Dropout(noise.drop_prob)
-    if isinstance(noise, Noise) and noise.masks == "units":
-        known = sharing(noise, width)
-        if known.exact or (isinstance(noise, DropBlock) and noise.placement == "grid"):
-            (envelope,) = known.envelopes()
-            return envelope
+def _closed_form(noise: Any, width: int, task: Regression) -> Relaxation:
+    """Return the best map under a noise whose cost of a map decides the optimum."""
+    effect = effect_of(noise, width, task)
+    grid = isinstance(noise, DropBlock) and noise.placement == "grid"
+    if effect.closed_form or grid:
+        return effect.relaxation
     raise InputError(
         "a path needs noises with a closed form: Dropout, KeepExactly, DropBlock on a grid, "
         f"DropConnect with uncorrelated inputs, exchangeable CovarianceNoise; got {noise!r}"
@@ -184,9 +182,10 @@ def drop_prob_for_rank(
 ) -> float:
     """Return the smallest drop probability whose optimal network has this rank.
 
-    The optimum has rank at least j iff lam < r s_j / (h_j - j s_j), h_j = s_1 + ... + s_j, r the
-    width (Implicit bias of dropout, Theorem 3.6 solved for lam). Several widths mean the
-    hidden layers of a deep network, all with this probability: found by bisection.
+    It is found by bisection, as the rank falls while the noise grows. Several widths mean the
+    hidden layers of a deep network, all with this probability. With one hidden layer the optimum
+    has rank at least j iff lam < r s_j / (h_j - j s_j), h_j = s_1 + ... + s_j, r the width
+    (Implicit bias of dropout, Theorem 3.6 solved for lam).
 
     Examples
     --------
@@ -196,74 +195,39 @@ def drop_prob_for_rank(
     >>> overt.LinearNetwork(M, 4, overt.Dropout(p)).solve().rank
     2
     """
-    if isinstance(width, (Sequence, np.ndarray)):
-        deep = regression_of(target, X, Y, second_moment).dense(
-            "choose a drop probability"
-        )
-        return _deep_drop_prob(
-            deep.svd[1], _check.widths(width), _check.whole("rank", rank)
-        )
-    d = _check.whole("width", width)
+    widths = _check.widths(width)
+    per_unit = 1 / np.array(widths, dtype=float)
     rank = _check.whole("rank", rank)
-    s = (
-        regression_of(target, X, Y, second_moment)
-        .dense("choose a drop probability")
-        .svd[1]
-    )
-    s = s[positive(s)][:d]
-    if len(s) == 0:
-        raise InputError(f"rank must be 0 for a target that is zero, got {rank}")
-    steps = -np.diff(s, prepend=s[0])
-    j = np.arange(len(s))
-    steps[steps <= EQUAL * s[0]] = (
-        0.0  # values that differ by rounding are one value repeated
-    )
-    s = s[np.maximum.accumulate(np.where(steps > 0, j, 0))]
-    with np.errstate(divide="ignore"):  # h_j - j s_j, as a sum of differences
-        limits = d * s / np.cumsum(j * steps)  # rank >= j iff lam < limits[j - 1]
-    reachable = [i for i in j[1:].tolist() if limits[i] < limits[i - 1]] + [len(s)]
-    if rank not in reachable:
-        raise InputError(
-            f"rank must be one of {', '.join(map(str, reachable))} for this target and width, "
-            f"got {rank}"
-        )
-    if rank == len(s):
-        return 0.0
-    # Just past the limit, so that rounding cannot let one more direction in.
-    lam = min(limits[rank] * (1 + 1e-9), (limits[rank] + limits[rank - 1]) / 2)
-    return float(lam / (1 + lam))
-
-
-def _deep_drop_prob(s: Floats, widths: list[int], rank: int) -> float:
-    """Return the smallest drop probability at which a deep network's optimum has this rank."""
+    s = regression_of(target, X, Y, second_moment).svd[1]
     s = s[positive(s)][: min(widths)]
     if len(s) == 0:
         raise InputError(f"rank must be 0 for a target that is zero, got {rank}")
-
-    def optimal_rank(log_lam: float) -> int:
-        return best_shares(s, np.exp(log_lam) / np.array(widths, dtype=float)).rank
-
-    if rank >= len(s):
-        if rank == len(s):
-            return 0.0
+    if rank > len(s):
         raise InputError(
-            f"rank must be at most {len(s)} for this target and widths, got {rank}"
+            f"rank must be at most {len(s)} for this target and width, got {rank}"
         )
+    if rank == len(s):
+        return 0.0
+
+    def optimal_rank(lam: float) -> int:
+        return best_shares(s, lam * per_unit).rank
+
     low = np.log(SMALLEST_NOISE)
     high = np.log(max(widths) * LARGEST_NOISE)
-    for _ in range(100):
+    for _ in range(HALVINGS):
         middle = (low + high) / 2
-        if optimal_rank(middle) > rank:
+        if optimal_rank(np.exp(middle)) > rank:
             low = middle
         else:
             high = middle
-    if optimal_rank(high) != rank:
+    lam = np.exp(high) * (1 + PAST_JUMP)
+    reached = optimal_rank(lam)
+    if reached != rank:
+        above = optimal_rank(np.exp(low))
         raise InputError(
-            f"rank must be one that the optimum takes; it jumps from {optimal_rank(low)} to "
-            f"{optimal_rank(high)} as the drop probability grows, got {rank}"
+            "rank must be one that the optimum takes for this target and width, such as "
+            f"{reached} or {above}, got {rank}"
         )
-    # Just past the jump, so that rounding cannot let one more direction in.
-    lam = np.exp(high) * (1 + 1e-9)
     return float(lam / (1 + lam))
 
 

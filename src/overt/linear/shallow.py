@@ -40,7 +40,7 @@ from overt.linear.bounds import (
     positive,
     relax,
 )
-from overt.linear.descent import Advance, attains, least_penalty, masked_steps, refine
+from overt.linear.descent import Advance, attains, masked_steps, refine
 from overt.linear.network import (
     Evaluation,
     NoiseEffect,
@@ -50,7 +50,7 @@ from overt.linear.network import (
     require_consistent,
     target_or_data,
 )
-from overt.linear.regression import DenseRegression, Regression
+from overt.linear.regression import Regression
 from overt.noise import DropBlock, DropConnect, Dropout, Noise
 from overt.results import Solution
 from overt.spectral import KSupport, SquaredNuclear, induced
@@ -76,7 +76,7 @@ class LinearNetwork(NoisyNetwork):
     Parameters
     ----------
     target
-        M (outputs x inputs) with y = M x: an array, a scipy sparse matrix or a LinearOperator.
+        M (outputs x inputs) with y = M x: an array or a scipy sparse matrix.
     width
         Number of hidden units.
     noise
@@ -86,7 +86,7 @@ class LinearNetwork(NoisyNetwork):
     X, Y
         Data in place of a target, samples x features.
     second_moment
-        E[x x'] (inputs x inputs) for a dense target; the identity if None.
+        E[x x'] (inputs x inputs) for a target; the identity if None.
     input_noise
         A noise on the inputs too, such as Dropout(0.2): it adds Gamma o E[x x'] to their second
         moment, a ridge, and everything stays exact.
@@ -150,7 +150,7 @@ class LinearNetwork(NoisyNetwork):
         return self._checked(*init)
 
 
-def effect_of(noise: Noise, width: int, task: Regression) -> NoiseEffect:
+def effect_of(noise: Noise, width: int, task: Regression) -> UnitNoise:
     """Return what the noise does to a two-layer network: the one place that chooses."""
     if not isinstance(noise, Noise):
         raise InputTypeError(
@@ -199,6 +199,11 @@ class UnitNoise(NoiseEffect):
             self.least = max(32 * EPS / EXACT * min(1.0, largest), self.least)
 
     @property
+    def closed_form(self) -> bool:
+        """Whether the optimum is known in closed form."""
+        return self.sharing.exact
+
+    @property
     def directions(self) -> int:
         """The largest rank of a map."""
         return self.width if self.max_rank is None else min(self.width, self.max_rank)
@@ -213,9 +218,10 @@ class UnitNoise(NoiseEffect):
         rule = self.sharing
         return relax(self.leading, rule.envelopes(), self.regression, rule.refined)
 
-    def leading(self, envelope: Envelope) -> Leading:
-        """Return the target's directions that the envelope may let pass."""
-        return self.regression.leading(self.directions, envelope)
+    @property
+    def leading(self) -> Leading:
+        """The target's leading directions."""
+        return self.regression.leading(self.directions)
 
     @property
     def rank_range(self) -> tuple[int, int] | None:
@@ -226,7 +232,7 @@ class UnitNoise(NoiseEffect):
         (costs,) = self.sharing.envelopes() if self.sharing.exact else (None,)
         if not isinstance(costs, UnitShares) or costs.one_direction:
             return None
-        s = self.leading(costs).s
+        s = self.leading.s
         margin = s - costs.multipliers(s)[: len(s)]
         unsure = RANK_MARGIN * s[0]
         return int(np.sum(margin > unsure)), int(np.sum((margin > -unsure) & (s > 0)))
@@ -240,7 +246,7 @@ class UnitNoise(NoiseEffect):
         if self.sharing.exact:
             U, P = self.sharing.factors(*self.relaxation.kept)
             return U, self.regression.unwhiten(P)
-        task = self.regression.dense("refine by descent")
+        task = self.regression
         left, s, right = task.svd
         d = self.directions
         rest = task.residual + float(np.sum(s[d:] ** 2))
@@ -338,7 +344,7 @@ class UnitNoise(NoiseEffect):
     def value(self, *weights: Floats) -> tuple[float, Sequence[Floats]]:
         """Return the objective and its gradients in (U, V)."""
         U, V = weights
-        dense = self.regression.dense("train")
+        dense = self.regression
         value, (gradient_U, gradient_P) = self._value(dense.T, U, dense.whiten(V))
         return dense.residual + value, (gradient_U, dense.pull_back(gradient_P))
 
@@ -348,7 +354,7 @@ class UnitNoise(NoiseEffect):
 
     def steps(self, rng: np.random.Generator, batch_size: int = 1) -> Advance:
         """Return compiled steps with masked units."""
-        samples = self.regression.dense("train").samples
+        samples = self.regression.samples
         return masked_steps(samples, self.noise, self.width, rng, batch_size)
 
     @cached_property
@@ -482,7 +488,7 @@ def sharing(noise: Noise, width: int) -> Sharing:
     return Sharing(
         width,
         partial(pairs_below, Gamma),
-        partial(_unlike_units, Gamma),
+        partial(equalize.balanced_factors, width=width),
         refined=refined,
     )
 
@@ -517,14 +523,6 @@ def _shared_units(units: UnitShares, left: Floats, a: Floats, right: Floats) -> 
     return (left * np.sqrt(a)) @ Q, (right * np.sqrt(a)) @ Q
 
 
-def _unlike_units(Gamma: Floats, left: Floats, a: Floats, right: Floats) -> Pair:
-    """Return factors of the least penalty that descent finds for this map."""
-    root = np.sqrt(a)
-    balanced = equalize.equalizer(root[:, None] * np.eye(len(a), len(Gamma)))[: len(a)]
-    R = least_penalty(Gamma, a, balanced, tries=2)
-    return (left * root) @ R, (right * root) @ R
-
-
 def block_factors(
     left: Floats, a: Floats, right: Floats, width: int, block_size: int
 ) -> tuple[Floats, Floats]:
@@ -538,17 +536,11 @@ def block_factors(
     multiply to W diag(a) Y' and attain the k-support norm. One such F has t as the diagonal of F F'
     (Schur-Horn); flipping its signs with the rows of a Hadamard matrix of order k >= rank averages
     all other entries to zero. So DropBlock's convex bound is attained whenever such a matrix
-    exists; for other numbers of blocks frames are found by descent.
+    exists; for other numbers of blocks the signs are random, and descent may start from there.
     """
-    blocks = width // block_size
-    norm = KSupport(block_size)
-    t = np.asarray(norm.occupancy(a))
+    t = np.asarray(KSupport(block_size).occupancy(a))
     free = t < 1 - 1e-12
     R = _signed_frame(t, free, width, block_size)
-    if not attains_bound(a, blocks, block_size):
-        ones = np.ones((block_size, block_size))
-        Gamma = np.asarray(np.kron(np.eye(blocks), ones), dtype=float)
-        R = least_penalty(Gamma, a, R, float(norm.value(a)) / blocks)
     root = np.sqrt(a)
     return (left * root) @ R, (right * root) @ R
 
@@ -635,6 +627,11 @@ class WeightNoise(UnitNoise):
         return super().limited(rank)
 
     @property
+    def closed_form(self) -> bool:
+        """Whether the optimum is that of Dropout."""
+        return not self.correlated
+
+    @property
     def rank_range(self) -> tuple[int, int] | None:
         """That of Dropout, if inputs are uncorrelated."""
         return None if self.correlated else super().rank_range
@@ -643,7 +640,7 @@ class WeightNoise(UnitNoise):
         """Solve the convex problem of the map."""
         if not self.correlated:
             return super()._relaxed()
-        dense = self.regression.dense("solve")
+        dense = self.regression
         B, bound, N = best_map(dense, self.weight_noise.strength / self.width)
         loss = float(np.sum((dense.T - B @ (dense.root / self._root[:, None])) ** 2))
         bound -= dense.rounding(bound, loss, float(np.linalg.norm(B, "nuc")))
@@ -663,25 +660,10 @@ class WeightNoise(UnitNoise):
         U, V = equalize.balanced_factors(
             left[:, :kept], s[:kept], right[:kept].T, self.width
         )
-        enough = attains(self.relaxation.bound)
-        if rank > self.width:
-            (V,) = refine(self._value_of_inputs, [(V,)], enough)
-            U = self._best_outputs(V)
-        return U, V / self._root[:, None]
-
-    def _best_outputs(self, V: Floats) -> Floats:
-        """Return the best U for V in scaled coordinates: U (P'P + lam diag(|v_k|^2)) = T P."""
-        dense = self.regression.dense("refine by descent")
-        P = dense.whiten(V / self._root[:, None])
-        S = P.T @ P + self.weight_noise.strength * np.diag(np.sum(V * V, axis=0))
-        return np.asarray(np.linalg.lstsq(S, P.T @ dense.T.T, rcond=None)[0].T)
-
-    def _value_of_inputs(self, V: Floats) -> tuple[float, Sequence[Floats]]:
-        """Return the least objective over U, and its gradient in V."""
-        value, (_, gradient) = self.value(
-            self._best_outputs(V), V / self._root[:, None]
-        )
-        return value, (gradient / self._root[:, None],)
+        start = U, V / self._root[:, None]
+        if rank <= self.width:
+            return start
+        return refine(self.value, [start], attains(self.relaxation.bound))
 
     def evaluate(self, *weights: Floats) -> tuple[Floats, Floats, float]:
         """Return the weights, which are the factors, and lam sum_k |u_k|^2 v_k'D v_k."""
@@ -701,7 +683,7 @@ class WeightNoise(UnitNoise):
     def value(self, *weights: Floats) -> tuple[float, Sequence[Floats]]:
         """Return residual + |R|^2 + lam sum_k |u_k|^2 v_k'D v_k and its gradients."""
         U, V = weights
-        dense = self.regression.dense("train")
+        dense = self.regression
         lam = self.weight_noise.strength
         D = dense.input_variances
         P = dense.whiten(V)
@@ -718,7 +700,7 @@ class WeightNoise(UnitNoise):
         """Return that of Dropout, or what the best map leaves over, N in place of the target T."""
         if len(s):
             return super().witness(s)
-        task = self.regression.dense("prove")
+        task = self.regression
         best = self.relaxation
         N = best.multiplier
         if N is None:  # in closed form, as inputs are uncorrelated up to rounding
@@ -737,7 +719,7 @@ class WeightNoise(UnitNoise):
 
     def steps(self, rng: np.random.Generator, batch_size: int = 1) -> Advance:
         """Return compiled steps with masked weights."""
-        samples = self.regression.dense("train").samples
+        samples = self.regression.samples
         return masked_steps(samples, self.weight_noise, self.width, rng, batch_size)
 
     @cached_property
@@ -745,9 +727,7 @@ class WeightNoise(UnitNoise):
         return _positive_root(self.regression)
 
 
-def best_map(
-    regression: DenseRegression, weight: float
-) -> tuple[Floats, float, Floats]:
+def best_map(regression: Regression, weight: float) -> tuple[Floats, float, Floats]:
     """Return (B, bound, N): the optimum in scaled coordinates, a proved lower bound, its dual."""
     T = regression.T
     K = regression.root / _positive_root(regression)[:, None]

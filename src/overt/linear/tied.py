@@ -11,7 +11,7 @@ import numpy as np
 from overt import _check
 from overt._check import Floats, InputError, InputTypeError
 from overt.linear import landscape
-from overt.linear.bounds import Envelope, Leading
+from overt.linear.bounds import Leading
 from overt.linear.descent import SAME, Value, attains, descend, refine
 from overt.linear.network import (
     NoisyNetwork,
@@ -20,7 +20,7 @@ from overt.linear.network import (
     require_consistent,
     target_or_data,
 )
-from overt.linear.regression import DenseRegression, from_target
+from overt.linear.regression import Regression, from_target
 from overt.linear.shallow import UnitNoise
 from overt.noise import Dropout, Noise
 from overt.results import Solution
@@ -77,9 +77,7 @@ class TiedAutoencoder(NoisyNetwork):
         self.width = _check.whole("width", width)
         self.noise = noise
         self.input_noise = input_noise
-        task = regression_of(target, X, X, second_moment, input_noise).dense(
-            "tie weights"
-        )
+        task = regression_of(target, X, X, second_moment, input_noise)
         if task.outputs != task.inputs:
             raise InputError(
                 f"target must be square for tied weights, got {task.outputs} x {task.inputs}"
@@ -111,9 +109,7 @@ class TiedAutoencoder(NoisyNetwork):
 class TiedUnitNoise(UnitNoise):
     """Noise on the hidden units where V = U: as for the untied network, but for the closed form."""
 
-    regression: DenseRegression
-
-    def __init__(self, regression: DenseRegression, width: int, noise: Noise) -> None:
+    def __init__(self, regression: Regression, width: int, noise: Noise) -> None:
         super().__init__(regression, width, noise)
         self.shapes = self.shapes[:1]
 
@@ -160,11 +156,12 @@ class TiedUnitNoise(UnitNoise):
         rest += np.sum((self.regression.T - self.symmetric) ** 2)
         return Leading(W, m, W, float(rest))
 
-    def leading(self, envelope: Envelope) -> Leading:
-        """Return eigenvectors; for correlated inputs only the untied network bounds."""
+    @property
+    def leading(self) -> Leading:
+        """Eigenvectors; for correlated inputs only the untied network bounds."""
         if self.regression.L is None:
             return self._positive
-        return super().leading(envelope)
+        return super().leading
 
     def best_weights(self) -> Sequence[Floats]:
         """Return a root of the eigenvalues' map, refined by descent if it is not exact."""
