@@ -99,7 +99,7 @@ def test_verify_exits_with_1_when_a_formula_is_broken():
             ("solve", "M.npy", "--noise", "dropblock", "--width", "5"),
             "block_size must divide",
         ),
-        (("solve", "M.npy", "--rank", "9"), "rank must be one of"),
+        (("solve", "M.npy", "--rank", "9"), "rank must be at most"),
         (
             ("solve", "M.npy", "--width", "4", "--rank", "2", "--drop-prob", ".1"),
             "--rank chooses the probability of dropout, and --drop-prob 0.1 was given",
