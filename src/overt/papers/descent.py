@@ -43,13 +43,15 @@ def best_descent(
 
 def slope_and_curvature(objective: Objective, theta: Floats) -> tuple[float, float]:
     """Return |gradient| and the lowest eigenvalue of the Hessian, by central differences of it."""
-    H = np.empty((len(theta), len(theta)))
-    for i, step in enumerate(1e-5 * np.eye(len(theta))):
+    n = len(theta)
+    H = np.empty((n, n))
+    for i, step in enumerate(1e-5 * np.eye(n)):
         _, ahead = objective(theta + step)
         _, behind = objective(theta - step)
         H[i] = (ahead - behind) / 2e-5
     _, gradient = objective(theta)
-    values = np.linalg.eigvalsh((H + H.T) / 2)
+    H = (H + H.T) / 2
+    values = np.linalg.eigvalsh(H)
     slope = float(np.linalg.norm(gradient))
     lowest = float(values[0])
     return slope, lowest
@@ -109,7 +111,8 @@ def split(theta: Floats, sizes: Sequence[int]) -> list[Floats]:
     first = 0
     for n, m in pairwise(sizes):
         last = first + m * n
-        weights.append(theta[first:last].reshape(m, n))
+        W = theta[first:last]
+        weights.append(W.reshape(m, n))
         first = last
     return weights
 
@@ -131,29 +134,34 @@ def deep_descent(
 
     Return the best objective, and the map W_(k+1) ... W_1 that reaches it.
     """
-    sizes = [M.shape[1], *widths, M.shape[0]]
+    outputs, inputs = M.shape
+    sizes = [inputs, *widths, outputs]
     layers, p = layer_multipliers(widths, drop_probs)
     scales = [m[:, :, None] for m in layers]
 
     def objective(theta: Floats) -> tuple[float, Floats]:
         first, *others = split(theta, sizes)
-        maps = np.broadcast_to(first, (len(p), *first.shape))
+        shape = (len(p), *first.shape)
+        maps = np.broadcast_to(first, shape)
         inputs: list[Floats] = []
         for W, scale in zip(others, scales, strict=True):
             inputs.append(scale * maps)
             maps = W @ inputs[-1]
         E = maps - M
-        back = 2 * p[:, None, None] * (E @ C)
+        back = E @ C
+        back *= 2 * p[:, None, None]
         value = 0.5 * np.sum(back * E)
         gradient = np.empty(0)
         for i in reversed(range(len(others))):
             slope = np.einsum("mij,mkj->ik", back, inputs[i])
             gradient = np.append(slope, gradient)
-            back = scales[i] * (others[i].T @ back)
+            back = others[i].T @ back
+            back *= scales[i]
         gradient = np.append(back.sum(axis=0), gradient)
         return float(value), gradient
 
-    best, theta = best_descent(objective, count(sizes), restarts, rng)
+    size = count(sizes)
+    best, theta = best_descent(objective, size, restarts, rng)
     return best, chain(split(theta, sizes))
 
 
@@ -175,14 +183,17 @@ def cheapest_factors(
 
     def objective(theta: Floats) -> tuple[float, Floats]:
         U = theta.reshape(-1, width)
-        squares = np.sum(U * (rows @ U), axis=0)
+        weighed = rows @ U
+        squares = np.sum(U * weighed, axis=0)
         norms = np.sqrt(squares)
         W = U / norms
         inverse = np.linalg.inv(W @ W.T)
         slope = -2 * inverse @ target @ inverse @ W
-        along = rows @ W * np.sum(W * slope, axis=0)
+        radial = np.sum(W * slope, axis=0)
+        along = rows @ W * radial
         gradient = (slope - along) / norms
-        return float(np.sum(target * inverse)), gradient.ravel()
+        value = np.sum(target * inverse)
+        return float(value), gradient.ravel()
 
     size = len(A) * width
     best, _ = best_descent(objective, size, restarts, rng)
@@ -233,7 +244,8 @@ def ksupport_prox_value(m: Floats, b: int, beta: float) -> float:
 
     def objective(t: Floats) -> tuple[float, Floats]:
         share = beta * m**2 / (t + beta)
-        return float(share.sum()), -share / (t + beta)
+        slope = -share / (t + beta)
+        return float(share.sum()), slope
 
     n = len(m)
     room = {
@@ -272,5 +284,6 @@ def block_candidates(m: Floats, b: int, beta: float, splits: range) -> float:
                 c -= (beta + 1) * (rho - 1)
                 shrunk = beta / c * tail.sum()
                 a[rho - 1 : last] = tail - shrunk
-            best = min(best, block_value(m, a, b, beta))
+            value = block_value(m, a, b, beta)
+            best = min(best, value)
     return best

@@ -84,15 +84,16 @@ def mean_interval(values: Any, level: float = 0.95) -> Interval:
     if n < 2:
         return -np.inf, np.inf
     error = values.std(ddof=1) / np.sqrt(n)
-    half = t.ppf((1 + level) / 2, n - 1) * error
+    quantile = t.ppf((1 + level) / 2, n - 1)
+    half = quantile * error
     mean = float(values.mean())
     return mean - half, mean + half
 
 
 def share_interval(count: int, of: int, level: float = 0.95) -> Interval:
     """Return the exact interval for a share."""
-    low, high = map(float, clopper_pearson(count, of, level))
-    return low, high
+    low, high = clopper_pearson(count, of, level)
+    return float(low), float(high)
 
 
 def most(count: int, of: int) -> str:
@@ -203,7 +204,8 @@ class Figure:
 
     def seed(self, params: Params) -> int:
         """Return the setting's own seed, derived from the named axes alone."""
-        text = json.dumps([self.id, params], sort_keys=True)
+        setting = [self.id, params]
+        text = json.dumps(setting, sort_keys=True)
         digest = hashlib.sha256(text.encode()).digest()
         return int.from_bytes(digest[:4])
 
@@ -225,12 +227,14 @@ class Figure:
     def data(self, size: str) -> str:
         """Return the data sets that a size needs in the folder OVERT_DATA; empty if none."""
         named = {params.get("data", "") for params in self.settings(size)}
-        return ", ".join(sorted(named - {"", "digits", "generated"}))
+        named -= {"", "digits", "generated"}
+        return ", ".join(sorted(named))
 
     def draw(self, rows: Rows, size: str) -> Any:
         """Return the picture, which says what it is to be laid beside."""
         with styled(**{"axes.titlesize": 10, "legend.fontsize": 8}):
-            picture = self.plot(rows) if self.plot else self._plot_table(rows)
+            plot = self.plot or self._plot_table
+            picture = plot(rows)
             simplify_log_ticks(picture)
             _move_legends_below(picture)
         title = f"{self.source} (recomputed, {self.size_name(size)} size)"
@@ -241,8 +245,9 @@ class Figure:
         if self.table is None:
             raise InputError(f"the figure {self.id} needs a plot or a table")
         header, lines = self.table(rows)
-        size = (1.2 * len(header), 0.4 * len(lines) + 1)
-        picture, axes = canvas(*size)
+        width = 1.2 * len(header)
+        height = 0.4 * len(lines) + 1
+        picture, axes = canvas(width, height)
         axes.set_axis_off()
         cells = [[str(cell) for cell in line] for line in lines]
         drawn = axes.table(cells, colLabels=header, loc="center", cellLoc="center")

@@ -63,7 +63,8 @@ def load(name: str, only: Sequence[int] | None = None) -> Data:
             kept = np.isin(classes, only)
             parts[i] = parts[i][kept]
             parts[i + 1] = np.searchsorted(only, classes[kept])
-    x, y, x_test, y_test = (torch.tensor(np.ascontiguousarray(part)) for part in parts)
+    tensors = [torch.tensor(np.ascontiguousarray(part)) for part in parts]
+    x, y, x_test, y_test = tensors
     return Data(x.float(), y.long(), x_test.float(), y_test.long())
 
 
@@ -85,7 +86,8 @@ class Stack(nn.Module):  # type: ignore[misc]
         parameters = [network.parameters() for network in networks]
         self.weights = nn.ParameterList()
         for part in zip(*parameters, strict=True):
-            self.weights.append(torch.stack(part).detach())
+            stacked = torch.stack(part)
+            self.weights.append(stacked.detach())
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of the points."""
@@ -98,7 +100,8 @@ class Stack(nn.Module):  # type: ignore[misc]
             filled = self.forward(torch.cat([x, zeros]))
             return filled[:points]
         x = x.view(len(V), -1, inputs)
-        h = relu(torch.baddbmm(b[:, None], x, V.mT))
+        z = torch.baddbmm(b[:, None], x, V.mT)
+        h = relu(z)
         outputs = torch.baddbmm(c[:, None], h, U.mT)
         return outputs.flatten(0, 1)
 

@@ -75,7 +75,8 @@ def masks(keep: Floats) -> tuple[Floats, Floats]:
 def multipliers(units: int, prob: Any, block: int = 1) -> tuple[Floats, Floats]:
     """Return z / (1 - prob) under all masks that drop blocks on a grid, and their probabilities."""
     keep = 1 - prob
-    z, p = masks(np.full(units // block, keep))
+    probs = np.full(units // block, keep)
+    z, p = masks(probs)
     z = np.repeat(z, block, axis=1)
     return z / keep, p
 
@@ -83,11 +84,14 @@ def multipliers(units: int, prob: Any, block: int = 1) -> tuple[Floats, Floats]:
 def sliding_masks(shape: tuple[int, ...], b: int, g: Any) -> tuple[Floats, Floats]:
     """Return the masks of all sets of seeds, each seed dropping the block that starts there."""
     blocks = []
-    for start in np.ndindex(*(n - b + 1 for n in shape)):
+    counts = [n - b + 1 for n in shape]
+    for start in np.ndindex(*counts):
         block = np.zeros(shape)
-        block[tuple(slice(first, first + b) for first in start)] = 1
+        place = [slice(first, first + b) for first in start]
+        block[tuple(place)] = 1
         blocks.append(block.ravel())
-    seeds, p = masks(np.full(len(blocks), g))
+    probs = np.full(len(blocks), g)
+    seeds, p = masks(probs)
     kept = seeds @ blocks == 0
     return kept.astype(float), p
 
@@ -132,7 +136,8 @@ def deep_added_loss(
     for W, m in zip(weights[1:], layers, strict=True):
         maps = W @ (m[:, :, None] * maps)
     W = chain(weights)
-    noisy = np.sum(maps @ C * maps, axis=(1, 2))
+    squares = maps @ C * maps
+    noisy = squares.sum(axis=(1, 2))
     return p @ noisy - np.sum(W @ C * W)
 
 
@@ -167,7 +172,8 @@ def pivot_terms(weights: Sequence[Floats], C: Floats) -> list[Any]:
 def path_sum(weights: Sequence[Floats], order: float = 2.0) -> float:
     """Sum over all input-output paths of prod |w|^order, one path at a time."""
     total = 0.0
-    sizes = [weights[0].shape[1], *map(len, weights)]
+    inputs = weights[0].shape[1]
+    sizes = [inputs, *map(len, weights)]
     for units in np.ndindex(*sizes):
         path = 1.0
         for W, (before, after) in zip(weights, pairwise(units), strict=True):

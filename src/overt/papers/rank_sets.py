@@ -75,7 +75,8 @@ class ApproximateRankSet:
         if not absorbing:
             C /= 2
         residual = 2 * (C_1 + C**L)
-        alpha = (lam**2 / residual) ** (1 / (L - 2))
+        ratio = lam**2 / residual
+        alpha = ratio ** (1 / (L - 2))
         scale = 32 * n * L * (rank + 1)
         scale *= C ** ((L - 1) / 2) * residual**0.5
         balance = (lam * alpha * slack / scale) ** 2

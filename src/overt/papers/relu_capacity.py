@@ -85,7 +85,8 @@ def retentivity(X: Floats, *, seed: Seed = 0) -> Retentivity:
 def _whiten(X: Floats) -> tuple[Floats, Floats]:
     """Return X with a largest entry of 1, and Z = X C^(+/2) on the range of C = E x x'."""
     X = doubles("X", X, ndim=2)
-    X = X / (np.abs(X).max() or 1.0)
+    largest = np.abs(X).max()
+    X = X / (largest or 1.0)
     _, s, Vt = np.linalg.svd(X, full_matrices=False)
     limit = max(X.shape) * np.finfo(float).eps
     kept = s > limit * s[0]
@@ -166,7 +167,8 @@ def _faces(Z: Floats) -> tuple[Floats, Floats, Floats]:
     for each choice of their signs.
     """
     d = Z.shape[1]
-    points = Z[np.any(Z != 0, axis=1)]
+    nonzero = np.any(Z != 0, axis=1)
+    points = Z[nonzero]
     lengths = np.linalg.norm(points, axis=1, keepdims=True)
     points = points / lengths
     choices = product((-1.0, 0.0, 1.0), repeat=d - 1)
@@ -183,11 +185,13 @@ def _faces(Z: Floats) -> tuple[Floats, Floats, Floats]:
         ray = Vt[-1]
         directions += [ray + around, -ray - around]
         zero = (signs == 0)[:, :, None] * T
-        projections = np.eye(d) - np.linalg.pinv(zero) @ zero
+        inverses = np.linalg.pinv(zero)
+        projections = np.eye(d) - inverses @ zero
         spans += 2 * [projections]
     V = np.concatenate(directions)
     span = np.concatenate(spans)
-    limits = NEAR / 1e3 * np.linalg.norm(Z, axis=1)
+    lengths = np.linalg.norm(Z, axis=1)
+    limits = NEAR / 1e3 * lengths
     active = np.where(limits < V @ Z.T, 1.0, 0.0)
     active /= len(Z)
     M = np.einsum("an,ni,nj->aij", active, Z, Z, optimize=True)
@@ -258,7 +262,8 @@ def rademacher(
         V = np.einsum("aij,aj->ai", inverse, b)
         V = np.concatenate([V, -V])
         along = np.maximum(V @ Z.T, 0)
-        size = np.sqrt(np.mean(along**2, axis=1))
+        squares = np.mean(along**2, axis=1)
+        size = np.sqrt(squares)
         size[size <= 1e-9] = np.inf
         ratios = np.abs(along @ counts) / size
         suprema.append(ratios.max())

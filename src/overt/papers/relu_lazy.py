@@ -66,7 +66,8 @@ def margin(
 
     X = doubles("X", X, ndim=2)
     norms = np.linalg.norm(X, axis=1)
-    if not np.abs(norms - 1).max() <= 1e-6:
+    off = np.abs(norms - 1).max()
+    if not off <= 1e-6:
         raise InputError(
             f"rows of X must have norm 1, got norms from {norms.min():.4g} to {norms.max():.4g}; "
             "divide each row by its norm"
@@ -111,7 +112,8 @@ def margin(
     total = FRESH * count
     lengths, margins = answer(sampled_gates(total), p)
     error = 3 / np.sqrt(total)
-    least = margins.mean(axis=0) - error * margins.std(axis=0)
+    least = margins.mean(axis=0)
+    least -= error * margins.std(axis=0)
     upper = lengths.mean() + error * lengths.std()
     lower = q * float(least.min())
     return Margin(lower, q * float(upper), p)
@@ -180,7 +182,8 @@ def guarantee(
     c = math.sqrt(whole("dimension", dimension)) + 1
     row = 2 * math.sqrt(math.log(m))
     c += max(1 / (14 * gamma**2), row)
-    lam = 5 * math.log(max(2 * eta * T, 1.0)) / gamma
+    time = max(2 * eta * T, 1.0)
+    lam = 5 * math.log(time) / gamma
     inside = math.log(24 * eta * c)
     inside += math.log(m) / 2 + 2 * math.log(T)
     lam += math.sqrt(44 * max(inside, 0.0)) / gamma

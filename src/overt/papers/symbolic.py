@@ -50,7 +50,8 @@ def _any_law() -> Zeros:
     flow = _symbols("f", 1, 2)
     y = _symbols("y", 1, 1)
     U = np.ones((1, 2))
-    added = oracles.added_loss(y, U, flow, z / mu, p)
+    z = z / mu
+    added = oracles.added_loss(y, U, flow, z, p)
     penalty = flow @ Gamma @ flow.T
     yield added - penalty.sum()
 
@@ -68,7 +69,8 @@ def _weights() -> Zeros:
     plain = (y - x @ V @ U.T) ** 2
     added = p @ noisy.sum((1, 2))
     added -= plain.sum()
-    penalty = x**2 @ V**2 @ (U**2).sum(0)
+    outgoing = (U**2).sum(0)
+    penalty = x**2 @ V**2 @ outgoing
     yield added - _strength(q) * penalty.sum()
 
 

@@ -34,20 +34,24 @@ def dropout_step(rng: Rng) -> Residuals:
     identity = np.sqrt(n) * np.eye(n)
     inputs = np.concatenate([identity, -identity])
     mean = np.zeros((d, m))
-    masks, chances = oracles.masks(np.full(d, keep))
+    probs = np.full(d, keep)
+    masks, chances = oracles.masks(probs)
+    masks /= keep
     for x in inputs:
-        for z, p in zip(masks / keep, chances, strict=True):
+        for z, p in zip(masks, chances, strict=True):
             Ut = U.T.copy()
             y = M @ x
             drawn = (a[None, None] for a in (x[None], y, z))
             take_steps(Ut, V.T.copy(), *drawn, np.ones(1))
             mean += p / len(inputs) * (U.T - Ut)
     drop = noise.Dropout(1 - keep)
-    objective = descent.factor_objective(M, drop.strength * np.eye(d))
+    Gamma = drop.strength * np.eye(d)
+    objective = descent.factor_objective(M, Gamma)
     value, gradient = objective(np.append(U, V))
     step = mean.T.ravel()
     yield relative(step, gradient[: U.size] / 2)
-    stated = np.sum((M - U @ V.T) ** 2)
+    error = M - U @ V.T
+    stated = np.sum(error**2)
     stated += penalty.shallow(U, V, drop)
     yield relative(stated, value)
     return EXACT, "all masks and inputs through the compiled step against the gradient"
@@ -119,23 +123,27 @@ def shrinkage_monotone(rng: Rng) -> Residuals:
         r = int(rng.integers(1, 8))
         lam = float(rng.exponential() + 0.05)
         weight = lam / r
-        a = np.sort(rng.exponential(size=r + 2))
+        a = rng.exponential(size=r + 2)
+        a.sort()
         a = a[::-1]
         g = []
         for rho in range(1, r + 1):
             top = a[:rho]
             h = top.sum()
             kept = top - lam * h / (r + lam * rho)
-            solved = np.linalg.solve(np.eye(rho) + weight, top)
+            system = np.eye(rho) + weight
+            solved = np.linalg.solve(system, top)
             yield relative(kept, solved)
             value = lam * h**2 / (r + lam * rho)
             value += np.sum(a[rho:] ** 2)
-            shrunk = np.append(kept, np.zeros(r + 2 - rho))
+            rest = np.zeros(r + 2 - rho)
+            shrunk = np.append(kept, rest)
             g.append(oracles.envelope(a, shrunk, weight))
             yield relative(value, g[-1])
         rises = np.diff(g)
         yield np.max(rises, initial=0.0) / g[0]
-        best = spectral.SquaredNuclear().prox(a[:r], weight)
+        norm = spectral.SquaredNuclear()
+        best = norm.prox(a[:r], weight)
         shrunk = np.append(best, [0, 0])
         value = oracles.envelope(a, shrunk, weight)
         rank = np.count_nonzero(best) or 1

@@ -21,7 +21,8 @@ from overt.papers.records import Residuals, Rng, figure, statement
 
 def inequality(U: Floats, Q: Floats) -> float:
     """Return how far Q is from orthogonal, or the columns of U Q from equal norms."""
-    norms = np.sum((U @ Q) ** 2, axis=0)
+    turned = U @ Q
+    norms = np.sum(turned**2, axis=0)
     unequal = norms / norms.mean() - 1
     skewed = Q.T @ Q - np.eye(len(Q))
     largest = max(np.abs(skewed).max(), np.abs(unequal).max())
@@ -76,7 +77,8 @@ def tied_optimum(rng: Rng) -> Residuals:
         M = symmetric(rng, [3.0, 2.0, 0.4, -1.0])
         lam = float(rng.uniform(0.2, 1.5))
         objective = descent.tied_objective(M, lam, width)
-        lowest, theta = descent.best_descent(objective, 4 * width, 4, rng)
+        size = 4 * width
+        lowest, theta = descent.best_descent(objective, size, 4, rng)
         U = theta.reshape(4, width)
         drop = Dropout(lam / (1 + lam))
         best = TiedAutoencoder(M, width, drop).solve()
@@ -86,7 +88,8 @@ def tied_optimum(rng: Rng) -> Residuals:
         yield apart**2
     # The printed map, at the last width: one.
     values, vectors = np.linalg.eigh(M)
-    shrunk = values - lam * values[-1] / (1 + lam)
+    shrinkage = lam * values[-1] / (1 + lam)
+    shrunk = values - shrinkage
     kept = np.maximum(shrunk, 0)
     printed = vectors * kept @ vectors.T
     apart = relative(printed, U @ U.T)

@@ -133,7 +133,8 @@ def critical_below_target(rng: Rng) -> Residuals:
     TeX: At every critical point of the tied problem $M - UU^\top $ is positive semi-definite.
     """
     for lam in (0.2, 5.0):
-        M = symmetric(rng, rng.uniform(0.2, 3, 4))
+        eigenvalues = rng.uniform(0.2, 3, 4)
+        M = symmetric(rng, eigenvalues)
         objective = tied_objective(M, lam, 3)
         for point in landscape(M, 3, lam).points:
             rest = M - point.U @ point.U.T
@@ -206,7 +207,8 @@ def check_paths(rows: Rows) -> Findings:
     for row in rows:
         ends = np.abs([path[-1] for path in row["paths"]])
         corner = row["corner"]
-        equalized = np.abs(ends - corner).max() <= 0.1 * corner
+        off = np.abs(ends - corner)
+        equalized = off.max() <= 0.1 * corner
         excess = max(row["final"]) / row["optimum"] - 1
         yield Finding(
             f"lam = {row['strength']:g}: ends at a global, equalized optimum",
@@ -221,7 +223,8 @@ def plot_paths(rows: Rows) -> Any:
     """Plot both paths on the objective's contours."""
     picture, axes = column_of_each(rows, 3.8, 3.9)
     axis = np.linspace(-EXTENT, EXTENT, 61)
-    for row, panel in zip(rows, axes[0], strict=True):
+    (panels,) = axes
+    for row, panel in zip(rows, panels, strict=True):
         height = surface(axis, row["strength"])
         draw_levels(panel, axis, height)
         for path in row["paths"]:
@@ -277,7 +280,8 @@ def check_seeds(rows: Rows) -> Findings:
     for row in rows:
         objective = np.array(row["objective"])
         imbalance = np.array(row["imbalance"])
-        before, last = objective.mean(axis=0)[-2:]
+        means = objective.mean(axis=0)
+        *_, before, last = means
         optimum = row["optimum"]
         excess = last / optimum - 1
         above_optimum = objective.min() >= optimum * (1 - 1e-8)

@@ -101,10 +101,12 @@ def untied_equalized(rng: Rng) -> Residuals:
     """
     for width, lam in ((2, 0.5), (4, 1.0)):
         M = oracles.with_spectrum(rng, 4, 3, [3.0, 2.0, 1.0])
-        objective = descent.factor_objective(M, lam * np.eye(width))
+        Gamma = lam * np.eye(width)
+        objective = descent.factor_objective(M, Gamma)
         _, theta = descent.best_descent(objective, 7 * width, 4, rng)
         U, V = descent.factors(theta, 4, width)
-        share = np.linalg.norm(U @ V.T, "nuc") / width
+        nuclear = np.linalg.norm(U @ V.T, "nuc")
+        share = nuclear / width
         importance = equalize.importance(U, V)
         yield relative(importance, np.full(width, share))
         drop = noise.Dropout(lam / (1 + lam))
@@ -120,16 +122,19 @@ def _distance(
 
     The objective is strongly convex in the map, so squared distances are in its units.
     """
-    objective = descent.factor_objective(M, lam * np.eye(width), C)
+    Gamma = lam * np.eye(width)
+    objective = descent.factor_objective(M, Gamma, C)
     size = sum(M.shape) * width
     lowest, theta = descent.best_descent(objective, size, starts, rng)
     U, V = descent.factors(theta, len(M), width)
     drop = noise.Dropout(lam / (1 + lam))
-    best = LinearNetwork(M, width, drop, second_moment=C).solve()
+    net = LinearNetwork(M, width, drop, second_moment=C)
+    best = net.solve()
     root = np.eye(M.shape[1])
     if C is not None:
         root = oracles.power(C, 0.5)
-    apart = relative(best.product @ root, U @ V.T @ root)
+    found = U @ V.T
+    apart = relative(best.product @ root, found @ root)
     return relative(best.objective, lowest), apart**2
 
 

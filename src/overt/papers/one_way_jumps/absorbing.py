@@ -104,18 +104,22 @@ def decay_closed(rng: Rng) -> Residuals:
     last = alpha * (1 - root)
     null = 0
     for trial in range(900):
-        first = rng.uniform(0.01, 1) * (region.bound - last)
+        first = rng.uniform(0.01, 1)
+        first *= region.bound - last
         bases, _ = np.linalg.qr(rng.standard_normal((2, 2, 2)))
         U, V = bases
         s = np.array([first, last]) ** 1.5
         A = U * s @ V.T
         W = balanced(A, 3, 6)
         # All of them lie on the boundary: the approximate rank is 1 + slack.
-        yield 1 + slack * (1 - 1e-5) - approximate_rank(W, alpha)
+        soft = approximate_rank(W, alpha)
+        yield 1 + slack * (1 - 1e-5) - soft
         n = trial % 3
         rate = 10.0 ** -(2 + trial // 3 % 3)
-        yield left(sgd_step(W, problem, n, rate, 2 * lam))
-        null += left(sgd_step(W, problem, n, rate, 0.0))
+        decayed = sgd_step(W, problem, n, rate, 2 * lam)
+        yield left(decayed)
+        free = sgd_step(W, problem, n, rate, 0.0)
+        null += left(free)
     detail = "900 steps from the boundary at rates 1e-4 to 1e-2; null: without decay"
     return 1e-12, detail, None, float(null)
 
@@ -156,7 +160,8 @@ def decay_reached(rng: Rng) -> Residuals:
     decay = 0.01
     rate = 0.05
     *_, highest = minima(problem, 3, decay, starts=1, seed=rng)
-    T = math.ceil(math.log(1e4) / (2 * rate * decay))
+    time = math.log(1e4) / (2 * decay)
+    T = math.ceil(time / rate)
     ends = []
     for drawn in (column, np.arange(3)):
         W = balanced(highest.matrix, 3, 2)
@@ -317,9 +322,11 @@ def decay_product_rank(rng: Rng) -> Residuals:
         alpha = 10 ** rng.uniform(-2, 0)
         noise = rng.standard_normal((L, n, n))
         noise *= 10.0 ** -(trial % 5)
-        equal = np.diag(rng.uniform(0, 1.5, n) ** 2)
+        values = rng.uniform(0, 1.5, n) ** 2
+        equal = np.diag(values)
         W = list(equal + noise)
-        room = L**2 / alpha * largest_norm(W) ** (L - 1)
+        room = L**2 / alpha
+        room *= largest_norm(W) ** (L - 1)
         room *= layers.imbalance(W)
         yield excess(W, alpha) - room
     # Each layer is nearly of rank one, but the next one stretches what it shrinks.
@@ -354,7 +361,8 @@ def acceptable_rates(rng: Rng) -> Residuals:
             rates = region.learning_rates(problem, L, 4, lam)
             sizes.append([region.balance, min(rates.values())])
         last = 2 * (L + 2) / (L - 2)
-        expected = np.array([2 * L + 1 + last, 4 * L + 1 + last])
+        first = 2 * L + 1 + last
+        expected = np.array([first, first + 2 * L])
         exponents = np.log10(sizes[0]) - np.log10(sizes[1])
         yield from abs(exponents - expected)
         printed = min(printed, *abs(exponents - in_print))

@@ -170,7 +170,8 @@ def check_paths(rows: Rows) -> Findings:
         elif branch["ratio"] < 0.02:
             after.append(end)
     minimum = row["minimum"]
-    off = max((abs(end - minimum) for end in after), default=np.inf)
+    distances = [abs(end - minimum) for end in after]
+    off = max(distances, default=np.inf)
     yield Finding(
         "offshoots before the jump fail to fill in the missing entry",
         bool(before) and max(before) < 0.5 * minimum,
@@ -287,7 +288,7 @@ def check_periods(rows: Rows) -> Findings:
         "all",
     )
     final = np.array(row["final_missing"])[steps >= 0]
-    kept = [float(x) for x in final if abs(x) > 1e-3]
+    kept = final[np.abs(final) > 1e-3].tolist()
     filled = sum(x > 2.5 for x in kept)
     yield Finding(
         "after the jump quiet phases fill in the missing entry (above half of it)",
@@ -343,7 +344,8 @@ def check_epsilon(rows: Rows) -> Findings:
         )
         yield _recovered(claim, easy)
     still = rows_with(shown, noisy_steps=0)
-    failed = [above(mean_interval(row["test_error"]), RECOVERED) for row in still]
+    intervals = [mean_interval(row["test_error"]) for row in still]
+    failed = [above(interval, RECOVERED) for interval in intervals]
     yield Finding(
         f"without a noisy phase the missing entry is not recovered (error above {RECOVERED:g})",
         together(*failed),
@@ -356,8 +358,8 @@ def check_epsilon(rows: Rows) -> Findings:
     hard = rows_with(shown, epsilon=0.1)
     hard.sort(key=lambda row: row["noisy_steps"])
     errors = [np.array(row["test_error"]) for row in hard]
-    second = mean_interval(errors[1])
     gain = mean_interval(errors[0] - errors[-1])
+    second = mean_interval(errors[1])
     means = [f"{row['noisy_steps']}: {row['mean']:.2f}" for row in hard]
     yield Finding(
         "epsilon = .1 needs a longer noisy phase",

@@ -90,12 +90,14 @@ def random_layers(width: int, rng: Rng, C: float) -> list[Floats]:
     layers = []
     for shape in ((width, 2), (width, width), (2, width)):
         W = rng.standard_normal(shape)
-        W *= math.sqrt(C) / np.linalg.norm(W)
+        norm = np.linalg.norm(W)
+        W *= math.sqrt(C) / norm
         layers.append(W)
     return layers
 
 
 def second_order(C: float, lam: float, depth: int = 3) -> float:
     """Return 2 (C_1 + C^L) C^(L-1) + lam^2 C, C_1 = 1: what bounds the square of a step."""
-    gradient = (1 + C**depth) * C ** (depth - 1)
+    gradient = 1 + C**depth
+    gradient *= C ** (depth - 1)
     return 2 * gradient + lam**2 * C

@@ -35,9 +35,11 @@ def dropblock_mask(rng: Rng) -> Residuals:
         prob = rng.uniform(0.2, 0.7)
         block = noise.DropBlock(prob, block_size=b)
         d = blocks * b
-        w, p = oracles.masks(np.full(blocks, 1 - prob))
+        probs = np.full(blocks, 1 - prob)
+        w, p = oracles.masks(probs)
         units = np.arange(d)
-        _, exact = oracles.moments(w[:, units // b], p)
+        kept = w[:, units // b]
+        _, exact = oracles.moments(kept, p)
         yield relative(block.characteristic(d), exact)
         repeated = np.repeat(w, blocks, axis=1)
         _, other = oracles.moments(repeated, p)
@@ -65,7 +67,8 @@ def dropblock_penalty(rng: Rng) -> Residuals:
         block = noise.DropBlock(prob, block_size=b)
         U, V, X, Y = oracles.two_layers(rng, d)
         z, p = oracles.multipliers(d, block.drop_prob, b)
-        exact = oracles.added_loss(Y, U, X @ V, z, p)
+        hidden = X @ V
+        exact = oracles.added_loss(Y, U, hidden, z, p)
         C = X.T @ X / len(X)
         stated = penalty.shallow(U, V, block, C)
         yield relative(stated, exact)
@@ -93,7 +96,8 @@ def vanishing_penalty(rng: Rng) -> Residuals:
     doubled_V = np.hstack([V, V]) / 2**0.5
     yield relative(doubled_U @ doubled_V.T, U @ V.T)
     z, p = oracles.multipliers(8, prob, 2)
-    exact = oracles.added_loss(Y, doubled_U, X @ doubled_V, z, p)
+    hidden = X @ doubled_V
+    exact = oracles.added_loss(Y, doubled_U, hidden, z, p)
     yield relative(start / 2, exact)
     return EXACT, "copies of two blocks, the loss over all masks"
 
@@ -184,7 +188,8 @@ def dropblock_lower_bound(rng: Rng) -> Residuals:
         # Inputs are the four unit vectors, so that the mean over samples is |.|^2 / 4.
         z, p = oracles.multipliers(d, prob, b)
         Y = np.zeros((4, 4))
-        exact = 4 * oracles.added_loss(Y, U, V, z, p)
+        added = oracles.added_loss(Y, U, V, z, p)
+        exact = 4 * added
         block = noise.DropBlock(prob, block_size=b)
         weight, norm = spectral.induced(block, d)
         bound = weight * norm.matrix_value(U @ V.T)
@@ -265,15 +270,17 @@ def dropblock_optimum(rng: Rng) -> Residuals:
         n = int(rng.integers(2, 8))
         b = int(rng.integers(2, n + 1))
         beta = rng.uniform(0.1, 2)
-        m = np.sort(rng.uniform(0.1, 3, n))
+        m = rng.uniform(0.1, 3, n)
+        m.sort()
         m = m[::-1]
         a = spectral.KSupport(b).prox(m, beta)
         stated = descent.block_value(m, a, b, beta)
         convex = descent.ksupport_prox_value(m, b, beta)
         yield relative(stated, convex)
-        candidates = descent.block_candidates(m, b, beta, range(1, b + 1))
+        splits = range(1, b + 1)
+        candidates = descent.block_candidates(m, b, beta, splits)
         yield relative(stated, candidates)
-        fewer = descent.block_candidates(m, b, beta, range(1, b))
+        fewer = descent.block_candidates(m, b, beta, splits[:-1])
         printed = max(printed, relative(fewer, convex))
     detail = "20 spectra, a convex solver and all (rho, lambda)"
     return DESCENT, detail, printed

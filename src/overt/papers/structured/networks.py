@@ -32,7 +32,7 @@ def characteristic_matrix(rng: Rng) -> Residuals:
     x\|^2=\|y-UV^\top x\|^2+\langle\Gamma,\,U^\top U\odot V^\top xx^\top V\rangle\]
     """
     d = 3
-    z, _ = oracles.masks(np.full(d, 0.5))
+    z, _ = oracles.masks(np.ones(d))
     for _ in range(4):
         p = rng.dirichlet(np.ones(len(z)))
         mu, Gamma = oracles.moments(z, p)
@@ -95,7 +95,8 @@ def dropout_norm(rng: Rng) -> Residuals:
     for width in range(2, 4):
         A = rng.standard_normal((2, 3))
         C = oracles.second_moment(rng, 3)
-        least = descent.cheapest_factors(A, np.eye(2), C, width, 3, rng)
+        identity = np.eye(2)
+        least = descent.cheapest_factors(A, identity, C, width, 3, rng)
         best = drop.strength * least
         weight, norm = spectral.induced(drop, width)
         weighed = A @ oracles.power(C, 0.5)

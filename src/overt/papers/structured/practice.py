@@ -246,10 +246,12 @@ def dropconnect(rng: Rng) -> Residuals:
     masked = Z.reshape(-1, inputs, d) * V
     noisy = (Y - X @ masked @ U.T) ** 2
     plain = (Y - X @ V @ U.T) ** 2
-    exact = p @ noisy.sum(-1).mean(-1)
+    losses = noisy.sum(-1).mean(-1)
+    exact = p @ losses
     exact -= plain.sum(-1).mean()
     C = X.T @ X / len(X)
-    yield relative(penalty.dropconnect(U, V, prob, C), exact)
+    stated = penalty.dropconnect(U, V, prob, C)
+    yield relative(stated, exact)
     drop = noise.Dropout(prob)
     as_dropout = penalty.shallow(U, V, drop, C)
     printed = relative(as_dropout, exact)
@@ -351,8 +353,9 @@ def run_placement(params: Params, seed: int) -> dict[str, Any]:
 def check_placement(rows: Rows) -> Findings:
     """Check that only the correct start probability makes the original behave like the grid."""
     grid, fixed, plain = rows
-    close = fixed["exact"][-1] / grid["exact"][-1]
-    far = plain["exact"][-1] / grid["exact"][-1]
+    end = grid["exact"][-1]
+    close = fixed["exact"][-1] / end
+    far = plain["exact"][-1] / end
     yield Finding(
         "at the same drop probability the original DropBlock is within 10% of the grid",
         abs(close - 1) <= 0.1,

@@ -48,7 +48,8 @@ def greedy_reflection(rng: Rng) -> Residuals:
         succeeds = []
         for loss in ("reflected_all", "reflected_greedy"):
             attack = PGD(L2(radius), steps=50, loss=loss)
-            succeeds.append(bool(attack(model, x, y).success))
+            found = attack(model, x, y)
+            succeeds.append(bool(found.success))
         every, greedy = succeeds
         wrong += every != (radius > REACHED)
         wrong += greedy
@@ -302,10 +303,11 @@ def check_two_digits(rows: Rows) -> Findings:
     ):
         attacks = ATTACKS if slack else ATTACKS[-1:]
         gains = [_difference(rows, worse, better, a, a) for a in attacks]
+        verdicts = [above(gain, slack) for gain in gains]
         low, high = gains[-1]
         yield Finding(
             f"{better} training is {claim} {worse} training",
-            together(*(above(gain, slack) for gain in gains)),
+            together(*verdicts),
             f"r-pgd-2 error {mean[worse]['r-pgd-2']:.3f} -> {mean[better]['r-pgd-2']:.3f}"
             f" (gain {low:.3f} to {high:.3f})",
             f"{TABLE_1[worse][-1]} -> {TABLE_1[better][-1]}",

@@ -54,7 +54,8 @@ def relu_isotropic(rng: Rng) -> Residuals:
         X = X @ oracles.power(C, -0.5)
         both = np.concatenate([X, -X])
         hidden = np.maximum(both @ V, 0)
-        added = (z[:, None] - 1) * hidden @ U.T
+        changes = z[:, None] - 1
+        added = changes * hidden @ U.T
         penalties = np.sum(added**2, axis=-1)
         exact = p @ penalties.mean(axis=1)
         stated = penalty.shallow(U, V, drop) / 2
@@ -165,7 +166,8 @@ def relu_generalization(rng: Rng) -> Residuals:
     x = np.cos(angles)
     directions = np.stack([x, np.sin(angles)])
     units = np.maximum(points @ directions, 0)
-    flows = np.sqrt(np.mean(units**2, axis=0))
+    squares = np.mean(units**2, axis=0)
+    flows = np.sqrt(squares)
     units *= alpha / flows
     outputs = np.concatenate([units, -units], axis=1)  # (points, networks)
     g = np.clip(outputs, -1, 1)
@@ -174,7 +176,8 @@ def relu_generalization(rng: Rng) -> Residuals:
     null = 0.0
     reached = 0.0
     for _ in range(100):
-        counts = rng.multinomial(n, np.full(12, 1 / 12))
+        uniform = np.full(12, 1 / 12)
+        counts = rng.multinomial(n, uniform)
         gaps = losses.mean(0) - counts @ losses / n
         sample = np.sqrt(counts)[:, None] * points
         norm = relu.positive_norm(sample, C)
@@ -202,7 +205,8 @@ def relu_symmetrized(rng: Rng) -> Residuals:
     at most twice the symmetrized risk.
     """
     for d in (2, 3, 5):
-        X = np.abs(rng.standard_normal((20, d)))
+        X = rng.standard_normal((20, d))
+        X = np.abs(X)
         y = rng.choice((-1.0, 1.0), len(X))
         both = np.concatenate([X, -X])
         yield 0.5 - retentivity(both).lower, 0.5 - retentivity(X).upper
@@ -251,7 +255,8 @@ def loss_contraction(rng: Rng) -> Residuals:
         complexity = []
         for F in (f, g, (y - g) ** 2):
             correlations = signs @ F.T / n
-            complexity.append(correlations.max(axis=1).mean())
+            suprema = correlations.max(axis=1)
+            complexity.append(suprema.mean())
         plain, clipped, loss = complexity
         yield clipped / plain - 1
         yield loss / clipped / 4 - 1
@@ -369,7 +374,9 @@ class Cells:
         shown = []
         verdicts = []
         for a, b in zip(more, less, strict=True):
-            gain = self.values(name, *a) - self.values(name, *b)
+            first = self.values(name, *a)
+            second = self.values(name, *b)
+            gain = first - second
             low, high = mean_interval(gain)
             shown.append(f"{gain.mean():+.3f} ({low:+.3f} to {high:+.3f})")
             verdicts.append(above((low, high), 0))
@@ -393,7 +400,8 @@ def check(rows: Rows) -> Findings:
         alpha = cells.means("alpha").ravel()
         gap = cells.means("gap").ravel()
         order = spearmanr(alpha, gap).statistic
-        at = np.arctanh(np.clip(order, -0.999, 0.999))
+        order = np.clip(order, -0.999, 0.999)
+        at = np.arctanh(order)
         spread = np.sqrt(max(len(alpha) - 3, 1))  # of Fisher's z
         half = 1.96 / spread
         low = np.tanh(at - half)
@@ -431,7 +439,8 @@ def check(rows: Rows) -> Findings:
             ("coadaptation", narrow, wide, "wider networks co-adapt more", "more"),
         ):
             yield cells.finding(name, more, less, claim, text)
-        wrong = max(max(row["train_wrong"]) for row in cells.rows)
+        errors = [row["train_wrong"] for row in cells.rows]
+        wrong = np.max(errors)
         yield Finding(
             f"{cells.label}: all networks fit the training labels",
             wrong == 0,

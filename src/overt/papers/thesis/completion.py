@@ -88,7 +88,8 @@ def weighted_trace(rng: Rng) -> Residuals:
         V /= right
         yield relative(U @ V.T, M)
         stated = spectral.SquaredNuclear().matrix_value(weighed) / width
-        reached = (p @ U**2) @ (q @ V**2)
+        left_norms = p @ U**2
+        reached = left_norms @ (q @ V**2)
         yield relative(reached, stated)
         P = np.diag(p)
         Q = np.diag(q)
@@ -130,7 +131,8 @@ def _needed_constant(p: Any, q: Any, n: int) -> float:
             chance /= math.factorial(count)
         total += chance * float(np.linalg.norm(S, 2))
     d = max(shape)
-    total /= math.sqrt(n * d * math.log(d))
+    size = n * d * math.log(d)
+    total /= math.sqrt(size)
     return total
 
 
@@ -195,7 +197,8 @@ def sensing_penalty(rng: Rng) -> Residuals:
     A = rng.standard_normal((6, m, n))
     y = rng.standard_normal(6)
     exact = oracles.sensing_added_loss(y, U, V, A, 0.3)
-    yield relative(penalty.sensing(U, V, A, 0.3), exact)
+    stated = penalty.sensing(U, V, A, 0.3)
+    yield relative(stated, exact)
     rows = rng.integers(m, size=6)
     cols = rng.integers(n, size=6)
     A = np.zeros((6, m, n))
@@ -205,7 +208,8 @@ def sensing_penalty(rng: Rng) -> Residuals:
     yield relative(stated, exact)
     # Sensing is a convolution (section 4.4): rows, stacked, are vec of the transpose.
     network = U.ravel() @ np.kron(np.eye(m), V.T) @ A[0].ravel()
-    measured = np.sum(U @ V.T * A[0])
+    products = U @ V.T * A[0]
+    measured = products.sum()
     yield abs(network - measured)
     return EXACT, "the error over all masks, of random measurements and of entries"
 
@@ -339,7 +343,8 @@ def _check_method(rows: Rows, label: str) -> Findings:
     for row in rows:
         if row["drop_prob"]:
             best = dropped.get(row["width"], np.inf)
-            dropped[row["width"]] = min(best, row["last"])
+            best = min(best, row["last"])
+            dropped[row["width"]] = best
     narrow = plain[0]
     wide = plain[-1]
     most = widths[-1]

@@ -59,9 +59,11 @@ def deep_penalty(rng: Rng) -> Residuals:
         exact = oracles.deep_added_loss(weights, probs, C)
         pivots = oracles.pivot_terms(weights, C)
         lam = probs[0] / (1 - probs[0])
-        same = lam ** np.arange(1, len(weights)) @ pivots
+        powers = lam ** np.arange(1, len(weights))
+        same = powers @ pivots
         yield relative(penalty.deep(weights, probs, C), exact)
-        yield relative(penalty.deep(weights, probs[0], C), same)
+        stated = penalty.deep(weights, probs[0], C)
+        yield relative(stated, same)
         yield relative(penalty.deep_terms(weights, C), pivots)
     return EXACT, "all masks, and all of the paper's pivots, up to 3 or 4 layers"
 
@@ -89,7 +91,8 @@ def deep_rescaling(rng: Rng) -> Residuals:
     Q, _ = np.linalg.qr(rng.standard_normal((2, 2)))
     R, _ = np.linalg.qr(rng.standard_normal((3, 3)))
     turned = [first @ R, second, Q @ third]
-    exact = oracles.deep_added_loss(weights, [0.3, 0.3], np.eye(3))
+    identity = np.eye(3)
+    exact = oracles.deep_added_loss(weights, [0.3, 0.3], identity)
     yield relative(penalty.deep(turned, 0.3), exact)
     paths = oracles.path_sum(weights)
     *_, last = penalty.deep_terms(weights)
@@ -141,7 +144,8 @@ def deep_without_gap(rng: Rng) -> Residuals:
     a = spectral.SquaredNuclear().prox(s, nu)
     bound = oracles.envelope(s, a, nu)
     M = oracles.with_spectrum(rng, 2, 2, s)
-    best, _ = descent.deep_descent(M, np.eye(2), widths, probs, 6, rng)
+    C = np.eye(2)
+    best, _ = descent.deep_descent(M, C, widths, probs, 6, rng)
     excess = best / bound - 1
     yield STRICT - excess
     return 0.0, "by how much the best descent is less than 1% above the bound"
@@ -176,7 +180,8 @@ def deep_lower_bound(rng: Rng) -> Residuals:
         for W in weights:
             W += size * rng.standard_normal(W.shape)
         exact = oracles.deep_added_loss(weights, probs, C)
-        bound = nuclear_bound(oracles.chain(weights), C, widths, probs)
+        W = oracles.chain(weights)
+        bound = nuclear_bound(W, C, widths, probs)
         ratio = bound / exact
         yield ratio - 1, 1.1 * ratio - 1
     return EXACT, "relative violation, also near equality; null: 1.1 times nu"
@@ -204,7 +209,8 @@ def deep_optimum(rng: Rng) -> Residuals:
         second = 0.9 * nu / (1 + nu)
         M = oracles.with_spectrum(rng, 2, 3, [1.0, second])
         best, W = descent.deep_descent(M @ root, C, widths, probs, 6, rng)
-        yield relative(second**2 + nu / (1 + nu), best)
+        optimum = second**2 + nu / (1 + nu)
+        yield relative(optimum, best)
         stated = spectral.SquaredNuclear().matrix_prox(M, nu) @ root
         yield relative(stated, W) ** 2
     return DESCENT, "objective and map of the best of descents over all masks"
@@ -230,7 +236,8 @@ def rank_one_equalized(rng: Rng) -> Residuals:
         exact = oracles.deep_added_loss(weights, probs, C)
         yield relative(oracles.chain(weights), W)
         yield relative(nuclear_bound(W, C, widths, probs), exact)
-        yield np.abs(equalize.equalization_gaps(weights, C)).max()
+        gaps = equalize.equalization_gaps(weights, C)
+        yield np.abs(gaps).max()
     return EXACT, "its loss over all masks, its map and its equalization gaps"
 
 
@@ -253,7 +260,8 @@ def deep_single_output(rng: Rng) -> Residuals:
     shrunk = 1 + spectral.nu(widths, probs)
     yield relative(w / shrunk, W) ** 2
     detail = "squared distance to the best of descents over all masks"
-    return DESCENT, detail, relative(w @ C / shrunk, W) ** 2
+    apart = relative(w @ C / shrunk, W)
+    return DESCENT, detail, apart**2
 
 
 def run_spectra(params: Params, seed: int) -> dict[str, Any]:
@@ -314,7 +322,8 @@ def _check_rates(rows: Rows, target: str = "") -> Finding:
         chosen = rows_with(rows, rate=rate)
         ends = [_final(row) for row in chosen]
         final = np.concatenate(ends)
-        diverged.append(np.sum(~np.isfinite(final)))
+        lost = ~np.isfinite(final)
+        diverged.append(lost.sum())
         shown.append(f"rate {rate:g}: {diverged[-1]} of {len(final)}")
     return Finding(
         f"at one learning rate no run diverges{target}",
@@ -360,7 +369,8 @@ def check_spectra(rows: Rows) -> Findings:
             changes.append(change[:, rank - 1] - change[:, 0])
     level = 1 - 0.05 / len(changes)
     uneven = [mean_interval(change, level) for change in changes]
-    most = max(max(low, -high) for low, high in uneven)
+    sizes = [max(low, -high) for low, high in uneven]
+    most = max(sizes)
     yield Finding(
         "the shrinkage is not uniform over the nonzero values",
         above((most, np.inf), 0),
@@ -373,7 +383,8 @@ def check_spectra(rows: Rows) -> Findings:
     for row in rows:
         if row["drop_prob"]:
             objective = np.array(row["objective"])
-            low = min(low, objective.min() / row["bound"])
+            ratio = objective.min() / row["bound"]
+            low = min(low, ratio)
             excess = objective.mean() / row["best"] - 1
             close = max(close, excess)
     yield Finding(
@@ -556,7 +567,8 @@ def narrowing(rng: Rng) -> Residuals:
         yield nu / bound - 1
         # One unit in each layer reaches the bound.
         narrowest = spectral.nu([1] * k, drop.drop_prob)
-        yield abs(narrowest / bound - 1), 10 * narrowest / bound - 1
+        ratio = narrowest / bound
+        yield abs(ratio - 1), 10 * ratio - 1
     gaps = [0.95 / spectral.nu([width], 1 / 3) - 0.05 for width in range(1, 30)]
     return EXACT, "random widths; null: a tenth of the bound", min(gaps)
 
@@ -576,7 +588,8 @@ def one_hidden_layer(rng: Rng) -> Residuals:
     drop = Dropout(0.4)
     for _ in range(3):
         W1, W2 = rng.standard_normal((2, 3, 3))
-        exact = oracles.deep_added_loss([W1, W2], [0.4], np.eye(3))
+        C = np.eye(3)
+        exact = oracles.deep_added_loss([W1, W2], [0.4], C)
         incoming = np.sum(W1**2, axis=1)
         stated = incoming @ np.sum(W2**2, axis=0)
         yield relative(drop.strength * stated, exact)

@@ -32,9 +32,11 @@ def audit_norm_measures(rng: Rng) -> Residuals:
             # Without prod |W_i|_2 / sqrt(n), which both have.
             norms = np.linalg.norm(chosen, 2, axis=(1, 2))
             scaled = chosen / norms[:, None, None]
-            rows = np.linalg.norm(scaled, axis=2).sum(axis=1)
+            lengths = np.linalg.norm(scaled, axis=2)
+            rows = lengths.sum(axis=1)
             spectral = np.sum(rows ** (2 / 3)) ** 1.5
-            pac_bayes = np.sqrt(d * k**2 * np.sum(scaled**2))
+            squares = np.sum(scaled**2)
+            pac_bayes = np.sqrt(d * k**2 * squares)
             constant = spectral / pac_bayes * k / (k + 1)
             yield constant - 1
             ratio = max(ratio, constant)
@@ -71,5 +73,6 @@ def fgsm_is_one_step(rng: Rng) -> Residuals:
         y = net(x).argmax(1)
         one = sign(net, x, y).x
         other = step(net, x, y).x
-        yield float((one - other).abs().max())
+        off = (one - other).abs()
+        yield float(off.max())
     return 1e-12, "largest difference of the two attacked inputs"

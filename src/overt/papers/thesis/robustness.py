@@ -104,12 +104,14 @@ def adversarial_iterates(rng: Rng) -> Residuals:
     x = rng.standard_normal((10, 3))
     y = np.where(x[:, 0] > 0, 1, -1)
     x[:, 0] += y
-    x /= np.linalg.norm(x, axis=1).max()
+    lengths = np.linalg.norm(x, axis=1)
+    x /= lengths.max()
     gamma, v = leaky.separation(x, y)
     nu = gamma / 4
     a = np.array([1.0, -1.0]) / math.sqrt(2)
     # The first weights misclassify every input.
-    W = -np.sign(a)[:, None] * v / 2
+    signs = np.sign(a)
+    W = -signs[:, None] * v / 2
     net = leaky.LeakyNetwork(W, a, slope)
     first = net.norm
     plan = leaky.training_plan(
@@ -171,7 +173,8 @@ def adversarial_iterates(rng: Rng) -> Residuals:
     yield t - limit
     error = leaky.beta_robust_error(net, x, y, nu)
     yield error.value - 2 * epsilon
-    yield 0.5 - gain(net), 0.5 - gain(net, limit=1)
+    without = gain(net, limit=1)
+    yield 0.5 - gain(net), 0.5 - without
     detail = f"slope {reached:.2f} after {t + 1} of {limit:.0f} steps; null: no attack"
     return 1e-9, detail
 
@@ -193,7 +196,8 @@ def attack_steps_for_beta(rng: Rng) -> Residuals:
         beta, epsilon, slope, norm, nu = rng.uniform(0.1, 0.9, 5)
         m = int(rng.integers(1, 50))
         free = 1 - slope
-        kappa = beta / (4 * nu * free * math.sqrt(m))
+        root = math.sqrt(m)
+        kappa = beta / (4 * nu * free * root)
         eta = 1 / (kappa**2 * m * norm**2)
         needed = 8 * nu**2 / (eta * epsilon)
         stated = beta**2 * norm**2 / epsilon
@@ -240,7 +244,8 @@ def attack_finds(rng: Rng) -> Residuals:
         net = leaky.LeakyNetwork(W, 0.5 * signs, 0.8)
         drift = net.beta(nu) / 2 * net.norm
         size = net.attack_step_size()
-        many = math.ceil(4 * nu**2 / (0.05 * size))
+        work = 4 * nu**2 / 0.05
+        many = math.ceil(work / size)
         x = rng.standard_normal((5, 3))
         y = rng.choice([-1, 1], 5)
         truth = leaky.beta_robust_error(net, x, y, nu)
@@ -252,7 +257,8 @@ def attack_finds(rng: Rng) -> Residuals:
                 found = leaky.reflected_ascent(net, x[i], label, nu, size, steps)
                 margin = y[i] * float(net.value(found))
                 slack = nu**2 / (size * steps)
-                yield expit(lead) - 2 * expit(-margin) - 4 * slack
+                stated = 2 * expit(-margin) + 4 * slack
+                yield expit(lead) - stated
                 right = slack + 2 * np.logaddexp(0, drift - lead)
                 yield np.logaddexp(0, margin) - right
     yield -1.0 if effective else math.inf  # else nothing was checked
@@ -294,7 +300,8 @@ def gradient_drift(rng: Rng) -> Residuals:
             W = rng.standard_normal((m, 1))
             W = np.abs(W) * direction
             x = nu * (1 - 1e-9) * direction
-        net = LeakyNetwork(W, np.full(m, 0.7), slope)
+        top = np.full(m, 0.7)
+        net = LeakyNetwork(W, top, slope)
         last = x + nu * direction
         first = x - nu * direction
         change = net.input_gradient(first) - net.input_gradient(last)

@@ -29,12 +29,14 @@ def solver_shrinkage(rng: Rng) -> Residuals:
     for r in (2, 3):
         s = rng.uniform(0.5, 3, r)
         M = oracles.with_spectrum(rng, 4, 4, s)
-        objective = descent.factor_objective(M, lam * np.eye(r))
+        Gamma = lam * np.eye(r)
+        objective = descent.factor_objective(M, Gamma)
         best, _ = descent.best_descent(objective, 8 * r, 4, rng)
         values = []
         for weight in (lam / r, lam):  # 1 + lam j in print is r + lam j for r = 1
             a = spectral.SquaredNuclear().prox(s, weight)
-            values.append(oracles.envelope(s, a, lam / r))
+            value = oracles.envelope(s, a, lam / r)
+            values.append(value)
         ours, theirs = values
         yield relative(ours, best)
         printed = min(printed, relative(theirs, best))

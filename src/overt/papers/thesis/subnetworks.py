@@ -276,7 +276,8 @@ def check_unseen(rows: Rows) -> Findings:
         chosen = rows_with(rows, width=w)
         full = np.array([row["full"][-1:] for row in chosen])
         parts = np.array([row["parts"][-1] for row in chosen])
-        gaps[w] = (f"width {w}", np.ravel(full - parts))
+        gap = np.ravel(full - parts)
+        gaps[w] = (f"width {w}", gap)
         lowest[w] = parts.min()
     yield _gap_finding(
         "the widest network has a smaller gap to random sub-networks than the narrowest",

@@ -44,7 +44,8 @@ def relu_margin(rng: Rng) -> Residuals:
         full /= 2 * math.pi
         exact = full / 2
         found = data_margin(X, [1, -1], drop_prob=0.5, features=2000, seed=rng)
-        yield max(found.lower - exact, exact - found.upper, 0.0)
+        outside = max(found.lower - exact, exact - found.upper)
+        yield max(outside, 0.0)
         printed = max(printed, exact)
         outside = max(found.lower - full, full - found.upper)
         null = min(null, outside)
@@ -118,7 +119,8 @@ def dropout_training(rng: Rng) -> Residuals:
     """
     steps = 1_000_000
     drop_prob = 0.1
-    full_margin = (1 + math.sin(math.pi / 4)) / 4
+    full_margin = 1 + math.sin(math.pi / 4)
+    full_margin /= 4
     margin = (1 - drop_prob) * full_margin
     found = guarantee(margin=margin, dimension=2, width=64, steps=steps)
     run = relu.train_lazy(
@@ -185,12 +187,14 @@ def dropout_jensen(rng: Rng) -> Residuals:
     """
     m = 8
     q = 0.3
-    masks, chances = oracles.masks(np.full(m, q))
+    probs = np.full(m, q)
+    masks, chances = oracles.masks(probs)
     for _ in range(20):
         W = 2 * rng.standard_normal((m, 3))
         x = rng.standard_normal(3)
         hidden = np.maximum(W @ x, 0)
-        terms = rng.choice((-1.0, 1.0), m) * hidden
+        signs = rng.choice((-1.0, 1.0), m)
+        terms = signs * hidden
         terms /= math.sqrt(m)
         mean = chances @ np.logaddexp(0, -masks @ terms)
         output = terms.sum()
@@ -234,7 +238,8 @@ def dropout_regret(rng: Rng) -> Residuals:
     moves[0] = 0
     moves[0, :, 0] = 2 * a
     U = shorten(W + moves)
-    bound = np.sum((U - W) ** 2, axis=(1, 2))
+    moved = U - W
+    bound = np.sum(moved**2, axis=(1, 2))
     bound /= eta * T
     loss = 0.0
     margin = np.empty(1)
@@ -312,7 +317,8 @@ def lazy_start(rng: Rng) -> Evidence:
     g = np.sum(signs * hidden, axis=1)
     g /= math.sqrt(m)
     largest = np.abs(g).max(axis=1)
-    bound = math.sqrt(2 * math.log(6 * T / DELTA))
+    level = math.log(6 * T / DELTA)
+    bound = math.sqrt(2 * level)
     return _share(largest > bound, largest > bound / 10, f"width {m}")
 
 
@@ -336,7 +342,8 @@ def lazy_margin(rng: Rng) -> Evidence:
     kept = rng.random(along.shape) < 0.5
     hidden = kept * np.maximum(along, 0)
     values = hidden.mean(axis=1)
-    lost = math.sqrt(2 * math.log(3 * T / DELTA) / m)
+    level = math.log(3 * T / DELTA)
+    lost = math.sqrt(2 * level / m)
     below = 0.5 / math.pi - values.min(axis=1)
     return _share(below > lost, below > lost / 10, f"width {m}")
 
@@ -360,8 +367,10 @@ def lazy_flips(rng: Rng) -> Evidence:
     for D in (0.01, 0.1, 0.5):
         # The worst rows move straight against the input: |w.x| <= D.
         flips = np.abs(products) <= D
-        most = flips.sum(axis=1).max(axis=1)
-        bound = math.sqrt(m * math.log(3 * T / DELTA) / 2)
+        most = flips.sum(axis=1)
+        most = most.max(axis=1)
+        level = math.log(3 * T / DELTA)
+        bound = math.sqrt(m * level / 2)
         bound += m * D
         broken |= most > bound
         null |= most > bound / 10
@@ -380,7 +389,8 @@ def logistic_linear(rng: Rng) -> Residuals:
     """
     # <grad g, U> >= -c sqrt(m): m rows of lengths 1/sqrt(m) and c, so that z reaches all z <= 0.
     far = 10.0 ** np.arange(2, 6)
-    z = -np.append(np.linspace(0, 50, 2001), far)
+    near = np.linspace(0, 50, 2001)
+    z = -np.append(near, far)
     loss = np.logaddexp(0, -z)
     bound = 1 - z / math.log(2)
     excess = loss - bound
@@ -409,7 +419,8 @@ def first_rows(rng: Rng) -> Residuals:
         short = 2 * math.sqrt(math.log(m))
         bound = math.sqrt(d) + short
         yield _least_share(largest > bound) - 1 / m
-        printed = min(printed, _least_share(largest > short) - 1 / m)
+        without = _least_share(largest > short)
+        printed = min(printed, without - 1 / m)
         tenth = _least_share(largest > bound / 10)
         null = min(null, tenth - 1 / m)
     return 0.0, "starts of two sizes; null: a tenth of the bound", printed, null
