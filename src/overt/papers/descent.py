@@ -76,7 +76,8 @@ def factor_objective(
         D = C
 
     def objective(theta: Floats) -> tuple[float, Floats]:
-        U, V = factors(theta, len(M), len(Gamma))
+        width = len(Gamma)
+        U, V = factors(theta, len(M), width)
         error = M - U @ V.T
         E = error @ C
         outer = Gamma * (U.T @ U)
@@ -98,7 +99,8 @@ def tied_objective(M: Floats, lam: float, width: int) -> Objective:
         U = theta.reshape(-1, width)
         E = M - U @ U.T
         n = np.sum(U * U, axis=0)
-        value = np.sum(E * E) + lam * n @ n
+        value = np.sum(E * E)
+        value += lam * n @ n
         gradient = U * (lam * n) - E @ U
         return float(value), 4 * gradient.ravel()
 
@@ -157,7 +159,8 @@ def deep_descent(
             gradient = np.append(slope, gradient)
             back = others[i].T @ back
             back *= scales[i]
-        gradient = np.append(back.sum(axis=0), gradient)
+        first_slope = back.sum(axis=0)
+        gradient = np.append(first_slope, gradient)
         return float(value), gradient
 
     size = count(sizes)
@@ -277,7 +280,8 @@ def block_candidates(m: Floats, b: int, beta: float, splits: range) -> float:
     for rho in splits:
         for last in range(1, len(m) + 1):
             a = np.zeros(len(m))
-            a[:last] = m[:last] / (1 + beta)
+            a[:last] = m[:last]
+            a /= 1 + beta
             if last >= rho:
                 tail = m[rho - 1 : last]
                 c = b + beta * last

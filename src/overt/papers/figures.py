@@ -83,7 +83,8 @@ def mean_interval(values: Any, level: float = 0.95) -> Interval:
     n = len(values)
     if n < 2:
         return -np.inf, np.inf
-    error = values.std(ddof=1) / np.sqrt(n)
+    deviation = values.std(ddof=1)
+    error = deviation / np.sqrt(n)
     quantile = t.ppf((1 + level) / 2, n - 1)
     half = quantile * error
     mean = float(values.mean())

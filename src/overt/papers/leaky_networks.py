@@ -88,7 +88,8 @@ class LeakyNetwork:
     def _top(self, x: Floats) -> Floats:
         """Return a_r sigma'(w_r . x) for one input."""
         active = self.W @ x > 0
-        return np.where(active, 1.0, self.slope) * self.a
+        slopes = np.where(active, 1.0, self.slope)
+        return slopes * self.a
 
 
 def reflected_ascent(
@@ -131,7 +132,8 @@ def train_online(
         delta = attack(net, x, y)
         margin = y * net.value(delta)
         slope = -y * expit(-margin)
-        W = net.W - step_size * slope * net.weight_gradient(delta)
+        move = slope * net.weight_gradient(delta)
+        W = net.W - step_size * move
         net = LeakyNetwork(W, net.a, net.slope)
         yield net
 
@@ -196,7 +198,8 @@ class TrainingPlan(Result):
 
     def attack_steps(self, norm: float) -> int:
         """Return T_atk for hidden weights of this Frobenius norm."""
-        return max(math.ceil(self.attack_work * norm**2), 1)
+        steps = self.attack_work * norm**2
+        return max(math.ceil(steps), 1)
 
 
 def training_plan(

@@ -38,7 +38,8 @@ def load(name: str, only: Sequence[int] | None = None) -> Data:
         bunch = load_digits()
         x = bunch.images[:, None] / 16.0
         y = bunch.target
-        split = np.random.default_rng(0).permutation(len(y))
+        rng = np.random.default_rng(0)
+        split = rng.permutation(len(y))
         train = split[500:]
         test = split[:500]
         parts = [x[train], y[train], x[test], y[test]]
@@ -65,14 +66,17 @@ def load(name: str, only: Sequence[int] | None = None) -> Data:
             parts[i + 1] = np.searchsorted(only, classes[kept])
     tensors = [torch.tensor(np.ascontiguousarray(part)) for part in parts]
     x, y, x_test, y_test = tensors
-    return Data(x.float(), y.long(), x_test.float(), y_test.long())
+    seen = x.float(), y.long()
+    unseen = x_test.float(), y_test.long()
+    return Data(*seen, *unseen)
 
 
 def mlp(inputs: int, classes: int, width: int = 100) -> nn.Sequential:
     """Return a network with one hidden layer of ReLU units."""
     hidden = nn.Linear(inputs, width)
     top = nn.Linear(width, classes)
-    return nn.Sequential(nn.Flatten(), hidden, nn.ReLU(), top)
+    layers = [nn.Flatten(), hidden, nn.ReLU(), top]
+    return nn.Sequential(*layers)
 
 
 class Stack(nn.Module):  # type: ignore[misc]
@@ -184,13 +188,15 @@ def residual_trunk(
         after = 4 * inner if bottleneck else inner
         for block in range(count):
             stride = 2 if stage and block == 0 else 1
-            widths = [before] + [inner] * (len(sizes) - 1) + [after]
+            inside = [inner] * (len(sizes) - 1)
+            widths = [before, *inside, after]
             layers.append(Block(widths, sizes, stride))
             before = after
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return nn.Sequential(*layers)
 
 
 def features(trunk: nn.Sequential) -> int:
     """Return how many features a trunk gives."""
-    parameters = [part for part in trunk.parameters() if part.ndim == 1]
-    return len(parameters[-1])
+    vectors = [part for part in trunk.parameters() if part.ndim == 1]
+    return len(vectors[-1])

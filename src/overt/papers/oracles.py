@@ -134,7 +134,8 @@ def deep_added_loss(
     layers, p = layer_multipliers(widths, drop_probs)
     maps = weights[0][None]
     for W, m in zip(weights[1:], layers, strict=True):
-        maps = W @ (m[:, :, None] * maps)
+        dropped = m[:, :, None] * maps
+        maps = W @ dropped
     W = chain(weights)
     squares = maps @ C * maps
     noisy = squares.sum(axis=(1, 2))
@@ -189,7 +190,8 @@ def layer_multipliers(
     keep = np.repeat(1 - np.asarray(drop_probs), widths)
     z, p = masks(keep)
     last = np.cumsum(widths)
-    return np.split(z / keep, last[:-1], axis=1), p
+    layers = np.split(z / keep, last[:-1], axis=1)
+    return layers, p
 
 
 def envelope(s: Floats, a: Floats, weight: float) -> float:

@@ -186,8 +186,9 @@ def _worst(found: list[Verdict], date: str) -> StoredVerdict:
     worst = min(found, key=lambda verdict: ORDER.index(verdict.verdict))
 
     def extreme(choose: Callable[[list[float]], float], name: str) -> float | None:
-        values = [getattr(v, name) for v in found if getattr(v, name) is not None]
-        return choose(values) if values else None
+        values = [getattr(verdict, name) for verdict in found]
+        known = [value for value in values if value is not None]
+        return choose(known) if known else None
 
     return StoredVerdict(
         verdict=worst.verdict,
@@ -264,7 +265,8 @@ def _figure_label(found: Measured | None) -> Label:
         )
     verdict = together(*(f.verdict for f in found.findings))
     size = found.figure.size_name("paper")
-    return Label(verdict, size, found.stored[-1].date)
+    date = found.stored[-1].date
+    return Label(verdict, size, date)
 
 
 def write_page(

@@ -167,7 +167,7 @@ def _register(
         known = ", ".join((*HOW, *UNCHECKED))
         raise InputError(f"how must be one of {known}; got {how!r}")
     parts = module.split(".")
-    ours = parts[:2] == ["overt", "papers"] and len(parts) > 3
+    ours = module.startswith("overt.papers.") and len(parts) > 3
     _registry[name] = Item(
         id=name,
         paper=parts[2] if ours else "",
@@ -304,8 +304,9 @@ def parse_page(text: str, name: str) -> dict[str, Any]:
             f"{name} needs a docstring with a title and a claim, apart by an empty line"
             + (" (python -OO removes docstrings)" if not text else "")
         )
-    found = {"title": parts[0].rstrip("."), "claim": parts[1].rstrip(".")}
-    for part in parts[2:]:
+    title, claim, *others = parts
+    found = {"title": title.rstrip("."), "claim": claim.rstrip(".")}
+    for part in others:
         key, _, rest = part.partition(": ")
         if key not in PARTS:
             raise InputError(

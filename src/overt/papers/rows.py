@@ -82,7 +82,8 @@ def append_row(figure: Figure, folder: Folder, key: str, row: Row) -> None:
         "data": data_digests(row),
     }
     entry["checksum"] = digest(entry)
-    line = json.dumps(entry, allow_nan=False, separators=(",", ":"))
+    separators = (",", ":")
+    line = json.dumps(entry, allow_nan=False, separators=separators)
     with _path(figure, folder).open("ab+") as file:
         if file.tell():
             file.seek(-1, os.SEEK_END)

@@ -161,8 +161,7 @@ def _measure(figure: Figure, params: Params) -> Row:
     start = time.perf_counter()
     with reraising_interrupts():
         result = figure.run(params, figure.seed(params))
+    seconds = time.perf_counter() - start
     # As it will be read: whether a row was stored before makes no difference to its findings.
-    row: Row = to_numbers(
-        plain({**params, **result, "seconds": time.perf_counter() - start})
-    )
+    row: Row = to_numbers(plain({**params, **result, "seconds": seconds}))
     return row

@@ -35,7 +35,8 @@ def _units(block: int) -> Zeros:
     (q,) = _symbols("q", 1)
     z, p = oracles.multipliers(2 * block, q, block)
     added = oracles.added_loss(y, U, a, z, p)
-    flows = (U * a).reshape(2, 2, block)
+    flows = U * a
+    flows = flows.reshape(2, 2, block)
     flows = flows.sum(2)
     penalty = (flows**2).sum()
     yield added - _strength(q) * penalty
@@ -82,7 +83,8 @@ def _sensing() -> Zeros:
     y = _symbols("y", 1)
     (q,) = _symbols("q", 1)
     added = oracles.sensing_added_loss(y, U, V, A[None], q)
-    flows = (U * (A @ V)).sum(0)
+    flows = U * (A @ V)
+    flows = flows.sum(0)
     penalty = (flows**2).sum()
     yield added - _strength(q) * penalty
 

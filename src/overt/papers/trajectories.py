@@ -13,8 +13,8 @@ from overt.results import Trace
 
 def log_steps(steps: int, points: int) -> list[int]:
     """Return 0 and about `points` step numbers on a logarithmic grid."""
-    grid = np.geomspace(1, steps, points).round()
-    numbers = np.unique(grid.astype(int))
+    grid = np.geomspace(1, steps, points)
+    numbers = np.unique(grid.round().astype(int))
     return [0, *numbers.tolist()]
 
 

@@ -64,7 +64,8 @@ def verify(ids: Iterable[str | Item] = (), *, seed: int = 0) -> Iterator[Verdict
         for found in deciding(given if isinstance(given, Item) else find(given))
     ]
     if not chosen:
-        chosen = [found for found in items().values() if found.check]
+        known = items().values()
+        chosen = [found for found in known if found.check]
     return (_measure(found, seed) for found in chosen)
 
 
@@ -96,7 +97,8 @@ def statements_in(path: str) -> list[Item]:
 
 
 def _measure(item: Item, seed: int) -> Verdict:
-    rng = np.random.default_rng([seed, zlib.crc32(item.id.encode())])
+    number = zlib.crc32(item.id.encode())
+    rng = np.random.default_rng([seed, number])
     start = time.perf_counter()
     measured: dict[str, Any] = dict.fromkeys(
         ("residual", "tolerance", "printed_residual", "null_residual")
@@ -141,9 +143,11 @@ def collect(found: Evidence | Residuals) -> Evidence:
         try:
             residual, *null = np.atleast_1d(next(found))
         except StopIteration as end:
-            evidence = Evidence(float(np.max(residuals)), *end.value)
+            largest = float(np.max(residuals))
+            evidence = Evidence(largest, *end.value)
             if nulls:
-                evidence = replace(evidence, null=float(np.max(nulls)))
+                null_residual = float(np.max(nulls))
+                evidence = replace(evidence, null=null_residual)
             return evidence
         residuals.append(residual)
         nulls += null

@@ -43,7 +43,8 @@ def dropout_step(rng: Rng) -> Residuals:
             y = M @ x
             drawn = (a[None, None] for a in (x[None], y, z))
             take_steps(Ut, V.T.copy(), *drawn, np.ones(1))
-            mean += p / len(inputs) * (U.T - Ut)
+            move = U.T - Ut
+            mean += p / len(inputs) * move
     drop = noise.Dropout(1 - keep)
     Gamma = drop.strength * np.eye(d)
     objective = descent.factor_objective(M, Gamma)
@@ -99,7 +100,8 @@ def shallow_penalty(rng: Rng) -> Residuals:
         keep = 1 - rng.uniform(0.1, 0.8, d)
         z, p = oracles.masks(keep)
         z /= keep
-        exact = oracles.added_loss(Y, U, X @ V, z, p)
+        hidden = X @ V
+        exact = oracles.added_loss(Y, U, hidden, z, p)
         C = X.T @ X / len(X)
         drop = noise.Dropout(1 - keep)
         stated = penalty.shallow(U, V, drop, C)
@@ -141,7 +143,8 @@ def shrinkage_monotone(rng: Rng) -> Residuals:
             g.append(oracles.envelope(a, shrunk, weight))
             yield relative(value, g[-1])
         rises = np.diff(g)
-        yield np.max(rises, initial=0.0) / g[0]
+        largest = np.max(rises, initial=0.0)
+        yield largest / g[0]
         norm = spectral.SquaredNuclear()
         best = norm.prox(a[:r], weight)
         shrunk = np.append(best, [0, 0])

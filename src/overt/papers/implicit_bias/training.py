@@ -56,7 +56,8 @@ def equalized_optimum(rng: Rng) -> Residuals:
     for width, prob in [(2, 0.2), (3, 0.5), (4, 0.4)]:
         drop = Dropout(prob)
         F = rng.standard_normal((4, 4))
-        objective = tied_objective(F @ F.T, drop.strength, width)
+        M = F @ F.T
+        objective = tied_objective(M, drop.strength, width)
         for _ in range(2):
             start = rng.standard_normal(4 * width)
             _, theta = descend(objective, start)
@@ -113,7 +114,8 @@ def strict_saddle(rng: Rng) -> Residuals:
         largest = m.max()
         # The global minimum comes first; every other point must bend down.
         for place, point in enumerate(view.points):
-            slope, lowest = slope_and_curvature(objective, point.U.ravel())
+            theta = point.U.ravel()
+            slope, lowest = slope_and_curvature(objective, theta)
             yield slope / largest
             missed = point.curvature - min(lowest, 0.0)
             yield abs(missed) / largest
@@ -209,7 +211,8 @@ def check_paths(rows: Rows) -> Findings:
         corner = row["corner"]
         off = np.abs(ends - corner)
         equalized = off.max() <= 0.1 * corner
-        excess = max(row["final"]) / row["optimum"] - 1
+        worst = max(row["final"])
+        excess = worst / row["optimum"] - 1
         yield Finding(
             f"lam = {row['strength']:g}: ends at a global, equalized optimum",
             excess <= 0.02 and equalized,

@@ -31,7 +31,8 @@ def equalized_product(rng: Rng) -> Residuals:
         A = oracles.with_spectrum(rng, 4, 5, s)
         U, V = equalize.equalize_product(A, width)
         yield relative(U @ V.T, A)
-        share = np.full(width, s.sum() / width)
+        mean = s.sum() / width
+        share = np.full(width, mean)
         for W in (U, V):
             norms = np.sum(W**2, axis=0)
             yield relative(norms, share)
@@ -103,9 +104,11 @@ def untied_equalized(rng: Rng) -> Residuals:
         M = oracles.with_spectrum(rng, 4, 3, [3.0, 2.0, 1.0])
         Gamma = lam * np.eye(width)
         objective = descent.factor_objective(M, Gamma)
-        _, theta = descent.best_descent(objective, 7 * width, 4, rng)
+        size = 7 * width
+        _, theta = descent.best_descent(objective, size, 4, rng)
         U, V = descent.factors(theta, 4, width)
-        nuclear = np.linalg.norm(U @ V.T, "nuc")
+        A = U @ V.T
+        nuclear = np.linalg.norm(A, "nuc")
         share = nuclear / width
         importance = equalize.importance(U, V)
         yield relative(importance, np.full(width, share))
@@ -205,8 +208,10 @@ def pairs_rotate_to_equal(rng: Rng) -> Residuals:
 
         def difference(angle: float, U: Floats = U, V: Floats = V) -> float:
             Q = _rotation(angle)
-            outgoing = np.linalg.norm(U @ Q, axis=0)
-            incoming = np.linalg.norm(V @ Q, axis=0)
+            turned = U @ Q
+            outgoing = np.linalg.norm(turned, axis=0)
+            turned = V @ Q
+            incoming = np.linalg.norm(turned, axis=0)
             first, second = outgoing * incoming
             return float(first - second)
 

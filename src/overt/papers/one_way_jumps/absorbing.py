@@ -37,7 +37,8 @@ def decay_minimum_rank(rng: Rng) -> Residuals:
             weights = balanced(m.matrix, 3, 2, m.rank)
             for rank in range(3):
                 region = ApproximateRankSet(rank, 1e-10, 0.25, 1e-2, 1e3)
-                wrong += region.contains(weights) != (m.rank <= rank)
+                inside = region.contains(weights)
+                wrong += inside != (m.rank <= rank)
     yield float(wrong)
     return 0.0, "minima of three problems, sets of rank 0 to 2"
 
@@ -260,7 +261,8 @@ def decay_rank_step(rng: Rng) -> Residuals:
             slope = 2 / alpha - 2 * s / alpha**2
             slope = np.maximum(slope, 0)
             step = 2 * (after - w).T @ w
-            linear = np.trace(V * slope @ V.T @ step)
+            curvature = V * slope @ V.T
+            linear = np.trace(curvature @ step)
             before = approximate_rank([w], alpha)
             beyond = approximate_rank([after], alpha) - before - linear
             beta = 2 * eta**2 * D * slope.sum()
@@ -269,7 +271,8 @@ def decay_rank_step(rng: Rng) -> Residuals:
         C = rng.uniform(0.2, 2)
         lam = rng.uniform(0.1, 2)
         D = second_order(C, lam)
-        noise = math.sqrt(2 * (1 + C**3))
+        residual = 2 * (1 + C**3)
+        noise = math.sqrt(residual)
         alpha = lam**2 / noise**2
         largest = lam * alpha * slack
         largest /= 32 * 4 * (r + 1)
@@ -278,7 +281,8 @@ def decay_rank_step(rng: Rng) -> Residuals:
         first = rng.choice([1.0, 0.99, 0.7])
         t = np.append(first, rest)
         t *= rng.uniform(0.9, 1)
-        x = alpha * (1 - np.sqrt(1 - t))
+        root = np.sqrt(1 - t)
+        x = alpha * (1 - root)
         slope = 2 / alpha - 2 * x / alpha**2
         drift = slope @ (lam * x - noise * x**1.5)
         growth = (largest + eta * D) * slope.sum()

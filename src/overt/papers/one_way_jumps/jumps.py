@@ -58,7 +58,9 @@ def split(rows: Rows) -> tuple[Rows, Rows]:
 def check_printed(rows: Rows) -> Findings:
     """Check whether the printed decay reproduces the figure under the printed loss."""
     runs = sum(len(row["jump_step"]) for row in rows)
-    low = sum(row["collapsed"] + row["diverged"] for row in rows)
+    low = 0
+    for row in rows:
+        low += row["collapsed"] + row["diverged"]
     if rows:
         yield Finding(
             "the printed weight decay reproduces the figure under the printed loss",
@@ -98,7 +100,9 @@ def ratio_panel(axes: Any, row: Row, threshold: float = 0.05) -> None:
     grid = row["grid"]
     axes.plot(grid, ratios, color=ORANGE, lw=0.8, alpha=0.5)
     axes.axhline(threshold, color="black", ls=":", lw=1)
-    axes.set(yscale="log", ylim=(1e-4, 1), ylabel="$s_2 / s_1$")
+    axes.set_yscale("log")
+    axes.set_ylim(1e-4, 1)
+    axes.set_ylabel("$s_2 / s_1$")
 
 
 def survival_panel(axes: Any, row: Row, color: str, name: str = "") -> None:
@@ -109,7 +113,9 @@ def survival_panel(axes: Any, row: Row, color: str, name: str = "") -> None:
     band = {"step": "post", "color": color, "alpha": 0.2}
     lower = row["lower"]
     axes.fill_between(grid, lower, row["upper"], **band)
-    axes.set(ylim=(-0.02, 1.02), xlabel="step", ylabel="share not jumped")
+    axes.set_ylim(-0.02, 1.02)
+    axes.set_xlabel("step")
+    axes.set_ylabel("share not jumped")
     axes.legend()
 
 
@@ -204,7 +210,8 @@ def plot_paths(rows: Rows) -> Any:
         label = f"from step {branch['start']:,}, ends at {branch['missing'][-1]:.2f}"
         path.plot(branch["steps"], branch["missing"], label=label)
     path.axhline(4, color="black", ls=":", lw=1, label="rank 1, no decay")
-    path.set(ylabel="missing entry", ylim=(None, 4.6))
+    path.set_ylabel("missing entry")
+    path.set_ylim(None, 4.6)
     path.legend()
     ratio_panel(ratio, row)
     survival_panel(share, row, ORANGE)
@@ -287,7 +294,8 @@ def check_periods(rows: Rows) -> Findings:
         f"{noisy} of {len(done)} in noisy phases",
         "all",
     )
-    final = np.array(row["final_missing"])[steps >= 0]
+    final = np.array(row["final_missing"])
+    final = final[steps >= 0]
     kept = final[np.abs(final) > 1e-3].tolist()
     filled = sum(x > 2.5 for x in kept)
     yield Finding(
@@ -372,7 +380,8 @@ def check_epsilon(rows: Rows) -> Findings:
 def _recovered(claim: str, rows: Rows) -> Finding:
     intervals = [mean_interval(row["test_error"]) for row in rows]
     within = [below(interval, RECOVERED) for interval in intervals]
-    return Finding(claim, together(*within), _means(rows), "recovered")
+    verdict = together(*within)
+    return Finding(claim, verdict, _means(rows), "recovered")
 
 
 def _means(rows: Rows) -> str:

@@ -68,14 +68,16 @@ def decay_correspondence(rng: Rng) -> Residuals:
 
     def cost(A: Floats) -> float:
         s = np.linalg.svd(A, compute_uv=False)
-        penalty = depth * np.sum(s ** (2 / depth))
+        powers = s ** (2 / depth)
+        penalty = depth * np.sum(powers)
         return _fit(problem, A) + lam * float(penalty)
 
     value, theta = descend(objective, rng.standard_normal(size))
     A = chain(weights(theta))
     yield abs(cost(A) - value)
     for length in (1e-4, 1e-3):
-        moves = length * rng.standard_normal((50, 3, 3))
+        moves = rng.standard_normal((50, 3, 3))
+        moves *= length
         costs = [cost(A + move) for move in moves]
         yield cost(A) - min(costs)
     for given in (problem, two_by_two(0.25)):
@@ -106,7 +108,8 @@ def decay_vanishing(rng: Rng) -> Residuals:
         for lam in (1e-2, 1e-3, 1e-4, 1e-5):
             for m in minima(problem, 3, lam, starts=1, seed=rng):
                 if m.rank < 2:
-                    errors[m.rank].append(_fit(problem, m.matrix))
+                    error = _fit(problem, m.matrix)
+                    errors[m.rank].append(error)
         zero, one = errors
         for error, next_error in pairwise(one):
             yield next_error / error
@@ -148,8 +151,10 @@ def decay_no_underestimate(rng: Rng) -> Residuals:
     for _ in range(2):
         start = rng.standard_normal(21)
         if _fit(problem, flow(start, 0.0)) < 1e-3:
-            little = np.linalg.norm(flow(start, 1e-4), 2)
-            much = np.linalg.norm(flow(start, 0.3), 2)
+            A = flow(start, 1e-4)
+            little = np.linalg.norm(A, 2)
+            A = flow(start, 0.3)
+            much = np.linalg.norm(A, 2)
             yield little < 0.05, much < 0.05
             yield much > 0.05
             runs += 1
@@ -209,7 +214,8 @@ def decay_saddles(rng: Rng) -> Residuals:
         choices.append((0.0, lower, upper))
     smaller, larger = choices
     for a, b in product(smaller, larger):
-        diagonal = np.array([a, b]) ** (1 / depth)
+        diagonal = np.array([a, b])
+        diagonal **= 1 / depth
         W = [np.diag(diagonal)] * depth
         slope, lowest = slope_and_curvature(objective, flat(W))
         yield slope
@@ -282,9 +288,11 @@ def polyak_radius(rng: Rng) -> Residuals:
         loss = values @ start**2 / 2
         beta = values.min()
         times = np.linspace(0, 40 / beta, 200)
-        path = np.exp(-np.outer(times, values)) * start
+        decay = np.exp(-np.outer(times, values))
+        path = decay * start
         distances = np.linalg.norm(path - start, axis=1)
-        ratio = distances.max() / math.sqrt(2 * loss / beta)
+        radius = math.sqrt(2 * loss / beta)
+        ratio = distances.max() / radius
         yield ratio - 1, 10 * ratio - 1
         yield values @ path[-1] ** 2 / 2 / loss
     # From theta = 1 the paper's ball ends at 1 - sqrt(1/2): a plateau below it is never left.
@@ -318,6 +326,7 @@ def shallow_decay(rng: Rng) -> Residuals:
             for start in starts:
                 value, _ = descend(objective, start)
                 ends.append(value)
-            spread.append(max(ends) / min(ends) - 1)
+            ratio = max(ends) / min(ends)
+            spread.append(ratio - 1)
         yield spread
     return DESCENT, "largest less smallest loss of several descents; null: three layers"

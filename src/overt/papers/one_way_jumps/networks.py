@@ -38,7 +38,8 @@ def network(
         value = E @ E / (2 * len(E))
         value += lam * theta @ theta
         back = np.zeros(problem.shape)
-        np.add.at(back, observed, E / len(E))
+        slopes = E / len(E)
+        np.add.at(back, observed, slopes)
         gradient = np.empty(0)
         for w, x in zip(reversed(W), reversed(inputs), strict=True):
             slope = back @ x.T + 2 * lam * w

@@ -276,9 +276,11 @@ def dropconnect_last_layer(rng: Rng) -> Residuals:
     masked = Z.reshape(-1, 2, d) * U
     noisy = (Y.T - masked @ A.T) ** 2
     plain = (Y - A @ U.T) ** 2
-    exact = p @ noisy.sum(1).mean(-1)
+    losses = noisy.sum(1).mean(-1)
+    exact = p @ losses
     exact -= plain.sum(-1).mean()
-    yield relative(penalty.hidden(U, A, drop), exact)
+    stated = penalty.hidden(U, A, drop)
+    yield relative(stated, exact)
     return EXACT, f"all {len(p)} masks of U"
 
 

@@ -102,7 +102,8 @@ def _complexities(rng: Rng) -> Iterator[Any]:
     for n, d in ((16, 2), (8, 3), (6, 4)):
         for skew in (0.0, 0.3, 1.0):
             X = rng.standard_normal((n, d)) + skew
-            X[0] = -X[1:].mean(0)
+            mean = X[1:].mean(0)
+            X[0] = -mean
             chosen = rng.integers(0, n, 10)
             for sample in (None, chosen):
                 yield rademacher(X, 2.0, sample=sample, draws=200, seed=rng)
@@ -209,7 +210,9 @@ def relu_symmetrized(rng: Rng) -> Residuals:
         X = np.abs(X)
         y = rng.choice((-1.0, 1.0), len(X))
         both = np.concatenate([X, -X])
-        yield 0.5 - retentivity(both).lower, 0.5 - retentivity(X).upper
+        pair = retentivity(both)
+        alone = retentivity(X)
+        yield 0.5 - pair.lower, 0.5 - alone.upper
         C = X.T @ X / len(X)
         mirrored_C = both.T @ both / len(both)
         yield np.abs(mirrored_C - C).max()
@@ -381,7 +384,8 @@ class Cells:
             shown.append(f"{gain.mean():+.3f} ({low:+.3f} to {high:+.3f})")
             verdicts.append(above((low, high), 0))
         verdict = together(*verdicts)
-        return Finding(f"{self.label}: {claim}", verdict, ", ".join(shown), text)
+        claim = f"{self.label}: {claim}"
+        return Finding(claim, verdict, ", ".join(shown), text)
 
 
 def by_kind(rows: Rows) -> Iterator[Cells]:
@@ -502,7 +506,8 @@ def flows_and_penalty(rng: Rng) -> Residuals:
         R = penalty.hidden(U, activations, drop)
         squares = np.mean(activations**2, axis=0)
         sizes = np.sqrt(squares)
-        flows = np.linalg.norm(U, axis=0) @ sizes
+        outgoing = np.linalg.norm(U, axis=0)
+        flows = outgoing @ sizes
         bound = math.sqrt(d * R / drop.strength)
         yield flows / bound - 1, 10 * flows / bound - 1
     ones = np.ones((1, 4))

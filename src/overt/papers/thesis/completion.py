@@ -49,14 +49,17 @@ def sensing_gaussian(rng: Rng) -> Residuals:
     A = np.eye(15).reshape(15, 3, 5)
     A *= np.sqrt(15)
     norms = np.sum(U**2, axis=0)
-    stated = norms @ np.sum(V**2, axis=0)
+    others = np.sum(V**2, axis=0)
+    stated = norms @ others
     found = penalty.sensing(U, V, A, 0.3)
     yield relative(found, drop.strength * stated)
-    U, V = equalize.equalize_product(U @ V.T, 4)
-    nuclear = np.linalg.norm(U @ V.T, "nuc")
+    A = U @ V.T
+    U, V = equalize.equalize_product(A, 4)
+    nuclear = np.linalg.norm(A, "nuc")
     least = nuclear**2 / 4
     norms = np.sum(U**2, axis=0)
-    stated = norms @ np.sum(V**2, axis=0)
+    others = np.sum(V**2, axis=0)
+    stated = norms @ others
     yield relative(stated, least)
     return EXACT, "all matrices with a single entry; balanced factors"
 
@@ -129,7 +132,8 @@ def _needed_constant(p: Any, q: Any, n: int) -> float:
             chance *= law / 2
         for count in Counter(drawn).values():
             chance /= math.factorial(count)
-        total += chance * float(np.linalg.norm(S, 2))
+        norm = np.linalg.norm(S, 2)
+        total += chance * float(norm)
     d = max(shape)
     size = n * d * math.log(d)
     total /= math.sqrt(size)
@@ -207,7 +211,8 @@ def sensing_penalty(rng: Rng) -> Residuals:
     stated = penalty.completion(U, V, rows, cols, 0.3)
     yield relative(stated, exact)
     # Sensing is a convolution (section 4.4): rows, stacked, are vec of the transpose.
-    network = U.ravel() @ np.kron(np.eye(m), V.T) @ A[0].ravel()
+    stacked = np.kron(np.eye(m), V.T)
+    network = U.ravel() @ stacked @ A[0].ravel()
     products = U @ V.T * A[0]
     measured = products.sum()
     yield abs(network - measured)

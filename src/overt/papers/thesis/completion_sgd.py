@@ -46,12 +46,14 @@ def descend(
             batch = order[start : start + batch_size]
             a = entries.rows[batch]
             b = entries.cols[batch]
+            shape = (len(batch), n_factors)
             mask = np.ones((len(batch), n_factors + 2))
-            kept = rng.random((len(batch), n_factors)) >= drop_prob
+            kept = rng.random(shape) >= drop_prob
             mask[:, :n_factors] = kept / (1 - drop_prob)
             left = U[a]
             right = V[b]
-            predicted = center + np.sum(left * mask * right, axis=1)
+            products = left * mask * right
+            predicted = center + products.sum(axis=1)
             error = entries.values[batch] - predicted
             rate = 2 * learning_rate / len(batch)
             step = rate * error[:, None] * mask

@@ -61,7 +61,8 @@ def deep_penalty(rng: Rng) -> Residuals:
         lam = probs[0] / (1 - probs[0])
         powers = lam ** np.arange(1, len(weights))
         same = powers @ pivots
-        yield relative(penalty.deep(weights, probs, C), exact)
+        stated = penalty.deep(weights, probs, C)
+        yield relative(stated, exact)
         stated = penalty.deep(weights, probs[0], C)
         yield relative(stated, same)
         yield relative(penalty.deep_terms(weights, C), pivots)
@@ -155,7 +156,8 @@ def nuclear_bound(W: Floats, C: Floats, widths: Any, probs: Any) -> float:
     """nu |W C^(1/2)|_*^2."""
     weighed = W @ oracles.power(C, 0.5)
     nuclear = np.linalg.norm(weighed, "nuc")
-    return float(spectral.nu(widths, probs) * nuclear**2)
+    nu = spectral.nu(widths, probs)
+    return float(nu * nuclear**2)
 
 
 @statement("Lemma 7", "3.2", how="bound evaluated")
@@ -235,7 +237,8 @@ def rank_one_equalized(rng: Rng) -> Residuals:
         W = np.outer(u, v)
         exact = oracles.deep_added_loss(weights, probs, C)
         yield relative(oracles.chain(weights), W)
-        yield relative(nuclear_bound(W, C, widths, probs), exact)
+        stated = nuclear_bound(W, C, widths, probs)
+        yield relative(stated, exact)
         gaps = equalize.equalization_gaps(weights, C)
         yield np.abs(gaps).max()
     return EXACT, "its loss over all masks, its map and its equalization gaps"
@@ -399,7 +402,8 @@ def _tuned(rows: Rows) -> Rows:
     rows = rows_with(rows, target_scale="normalized")
     tuned = []
     for prob in values_of(rows, "drop_prob"):
-        best, *_ = _at_best_rate(rows_with(rows, drop_prob=prob))
+        dropped = rows_with(rows, drop_prob=prob)
+        best, *_ = _at_best_rate(dropped)
         tuned.append(best)
     return tuned
 
@@ -492,7 +496,8 @@ def check_gaps(rows: Rows) -> Findings:
         np.all(excess >= -1e-8) and excess.mean() <= 0.02,
         f"mean of {len(rows)} runs ends {excess.mean():.2%} above",
     )
-    gaps = np.array([row["solution_gaps"] for row in rows])
+    orders = [row["solution_gaps"] for row in rows]
+    gaps = np.array(orders)
     largest = np.abs(gaps).max()
     yield Finding(
         "the exact solution is equalized",
@@ -504,7 +509,8 @@ def check_gaps(rows: Rows) -> Findings:
 def plot_gaps(rows: Rows) -> Any:
     """Plot the gap of every order with its band over runs."""
     rows = _at_best_rate(rows)
-    gaps = np.array([row["gaps"] for row in rows])
+    orders = [row["gaps"] for row in rows]
+    gaps = np.array(orders)
     gaps = np.maximum(gaps, 1e-8)
     steps = rows[0]["steps_seen"]
     curves = [
@@ -591,7 +597,8 @@ def one_hidden_layer(rng: Rng) -> Residuals:
         C = np.eye(3)
         exact = oracles.deep_added_loss([W1, W2], [0.4], C)
         incoming = np.sum(W1**2, axis=1)
-        stated = incoming @ np.sum(W2**2, axis=0)
+        outgoing = np.sum(W2**2, axis=0)
+        stated = incoming @ outgoing
         yield relative(drop.strength * stated, exact)
         exchanged = np.sum(W1**2, axis=0) @ np.sum(W2**2, axis=1)
         off = relative(drop.strength * exchanged, exact)

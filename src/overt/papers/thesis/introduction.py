@@ -34,7 +34,8 @@ def audit_norm_measures(rng: Rng) -> Residuals:
             scaled = chosen / norms[:, None, None]
             lengths = np.linalg.norm(scaled, axis=2)
             rows = lengths.sum(axis=1)
-            spectral = np.sum(rows ** (2 / 3)) ** 1.5
+            spectral = np.sum(rows ** (2 / 3))
+            spectral **= 1.5
             squares = np.sum(scaled**2)
             pac_bayes = np.sqrt(d * k**2 * squares)
             constant = spectral / pac_bayes * k / (k + 1)

@@ -128,7 +128,8 @@ def adversarial_iterates(rng: Rng) -> Residuals:
     stated = 64 * (1 + nu) ** 2
     stated *= 1 + first * gamma * slope * epsilon
     stated /= ((gamma - nu) * slope * epsilon) ** 2
-    yield max(abs(plan.train_steps - stated) - 1, 0.0)
+    off = abs(plan.train_steps - stated)
+    yield max(off - 1, 0.0)
     work = 8 * nu**2 / epsilon
     yield abs(plan.attack_work / work - 1)
 
@@ -151,7 +152,8 @@ def adversarial_iterates(rng: Rng) -> Residuals:
         gradients = [net.input_gradient(point) for point in x]
         lengths = np.linalg.norm(gradients, axis=1)
         gains = lowered / lengths
-        return float(gains[before > 0].mean() / nu)
+        gains = gains[before > 0]
+        return float(gains.mean() / nu)
 
     def slopes(net: Any) -> float:
         values = expit(-margins(net))
@@ -163,7 +165,8 @@ def adversarial_iterates(rng: Rng) -> Residuals:
     samples = zip(x[draws], y[draws], strict=True)
     iterates = leaky.train_online(net, samples, eta, attack)
     for t, net in enumerate(iterates):
-        yield net.norm**2 - first**2 - 3 * eta * t
+        growth = net.norm**2 - first**2
+        yield growth - 3 * eta * t
         if t % 20 == 19:
             reached = slopes(net)
             if reached <= epsilon:
@@ -233,9 +236,11 @@ def attack_finds(rng: Rng) -> Residuals:
     size = net.attack_step_size()
     steps = math.ceil(40 / size)
     found = leaky.reflected_ascent(net, point, 1, 1.0, size, steps)
-    best = expit(-net.value(point - 1)) - 0.1
+    best = net.value(point - 1)
+    best = expit(-best) - 0.1
     yield best - 2 * expit(-net.value(found))
-    null = best - 2 * expit(-net.value(point))
+    missed = expit(-net.value(point))
+    null = best - 2 * missed
     effective = 0
     nu = 0.4
     for _ in range(6):
@@ -259,7 +264,8 @@ def attack_finds(rng: Rng) -> Residuals:
                 slack = nu**2 / (size * steps)
                 stated = 2 * expit(-margin) + 4 * slack
                 yield expit(lead) - stated
-                right = slack + 2 * np.logaddexp(0, drift - lead)
+                right = np.logaddexp(0, drift - lead)
+                right = slack + 2 * right
                 yield np.logaddexp(0, margin) - right
     yield -1.0 if effective else math.inf  # else nothing was checked
     detail = f"left minus right over {effective} effective attacks, exact d*; null: no attack"
@@ -335,7 +341,8 @@ def check_losses(rows: Rows) -> Findings:
     # To base e log(1 + e^-z) is .69 at z = 0, below the 0-1 loss; to base 2 it is a bound.
     upper = np.min(curves["cross-entropy"] - curves["0-1"])
     lower = np.min(curves["0-1"] - curves["reflected"])
-    bend = np.max(np.diff(curves["reflected"], 2))
+    bends = np.diff(curves["reflected"], 2)
+    bend = bends.max()
     sure = slopes["reflected"][-2] / slopes["cross-entropy"][-2]
     yield Finding(
         "cross-entropy (base 2) bounds the 0-1 loss from above",

@@ -230,7 +230,8 @@ def check_visited(rows: Rows) -> Findings:
     def gap(width: int, drop_prob: float, part: str) -> tuple[str, Any]:
         """Return full - sub-network accuracy of each run, over the last three records."""
         chosen = rows_with(rows, width=width, drop_prob=drop_prob)
-        full = np.array([row["full"][-3:] for row in chosen])
+        ends = [row["full"][-3:] for row in chosen]
+        full = np.array(ends)
         gaps = full - [row[part][-3:] for row in chosen]
         return f"width {width}, drop {drop_prob:g}", gaps.mean(axis=1)
 
@@ -272,23 +273,26 @@ def check_unseen(rows: Rows) -> Findings:
     widths = values_of(rows, "width")
     gaps = {}
     lowest = {}
-    for w in (widths[0], widths[-1]):
+    narrow = widths[0]
+    wide = widths[-1]
+    for w in (narrow, wide):
         chosen = rows_with(rows, width=w)
-        full = np.array([row["full"][-1:] for row in chosen])
+        ends = [row["full"][-1:] for row in chosen]
+        full = np.array(ends)
         parts = np.array([row["parts"][-1] for row in chosen])
         gap = np.ravel(full - parts)
         gaps[w] = (f"width {w}", gap)
         lowest[w] = parts.min()
     yield _gap_finding(
         "the widest network has a smaller gap to random sub-networks than the narrowest",
-        gaps[widths[0]],
-        gaps[widths[-1]],
+        gaps[narrow],
+        gaps[wide],
         "as the width increases, the sub-networks become more competitive",
     )
     worst = [f"width {w}: {100 * share:.1f} %" for w, share in lowest.items()]
     yield Finding(
         "so has its worst sub-network a higher accuracy",
-        lowest[widths[-1]] > lowest[widths[0]],
+        lowest[wide] > lowest[narrow],
         ", ".join(worst),
     )
 

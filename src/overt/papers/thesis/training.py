@@ -62,7 +62,8 @@ def _constants(found: Guarantee, delta: float) -> Iterator[float]:
     lam = 5 * math.log(2 * eta_T)
     lam += math.sqrt(44 * inside)
     full = 4 * (lam / found.margin) ** 2 / eta_T
-    confident = 7.1 * math.log(2 / delta) / found.steps
+    confident = math.log(2 / delta)
+    confident *= 7.1 / found.steps
     yield relative(found.full_error, full) - EXACT
     yield relative(found.subnetwork_error, 3 * full + confident) - EXACT
 
@@ -84,7 +85,8 @@ def dropout_iterations(rng: Rng) -> Residuals:
     """
     # From the martingale bound (3 - e) sum Q <= sum Q_t + ln(1/delta)/ln 2, and R <= 2 ln 2 Q.
     confidence = 2 / (3 - math.e)
-    complexity = 4 * math.log(2) / (3 - math.e)
+    complexity = 4 * math.log(2)
+    complexity /= 3 - math.e
     yield max(0.0, confidence - 7.1, complexity - 12)
     for gamma, delta in product((0.03, 0.3), (None, 0.05)):
         found = required(epsilon=0.1, margin=gamma, dimension=50, delta=delta)
@@ -169,7 +171,8 @@ def subnetwork_width(rng: Rng) -> Residuals:
         failed = []
         for beyond in (excess, excess / 10):
             once = binom.sf(q * m + beyond, m, q)
-            failed.append(1 - (1 - once) ** T - delta)
+            ever = 1 - (1 - once) ** T
+            failed.append(ever - delta)
         yield failed
     detail = "the binomial tail, exactly, to the power T; null: a tenth of the excess"
     return 0.0, detail
@@ -234,7 +237,8 @@ def dropout_regret(rng: Rng) -> Residuals:
     a = rng.choice((-1.0, 1.0), m)
     W = shorten(rng.standard_normal((m, d)))
     lengths = rng.uniform(0, 2, (50, 1, 1))
-    moves = rng.standard_normal((50, m, d)) * lengths
+    moves = rng.standard_normal((50, m, d))
+    moves *= lengths
     moves[0] = 0
     moves[0, :, 0] = 2 * a
     U = shorten(W + moves)
@@ -254,10 +258,12 @@ def dropout_regret(rng: Rng) -> Residuals:
         bound += 2 / T * np.logaddexp(0, -margins)
         chosen = np.array([i])
         kernels.descend(W, a, X, y, chosen, b[None], eta, c, margin)
-        loss += np.logaddexp(0, -margin[0]) / T
+        lost = np.logaddexp(0, -margin[0])
+        loss += lost / T
     yield loss - bound.min()
     detail = f"50 competitors, {T} steps; null: a tenth of the bound"
-    return 1e-12, detail, None, loss - bound.min() / 10
+    tenth = loss - bound.min() / 10
+    return 1e-12, detail, None, tenth
 
 
 ANGLES = 2 * np.pi * np.arange(T) / T
@@ -344,7 +350,8 @@ def lazy_margin(rng: Rng) -> Evidence:
     values = hidden.mean(axis=1)
     level = math.log(3 * T / DELTA)
     lost = math.sqrt(2 * level / m)
-    below = 0.5 / math.pi - values.min(axis=1)
+    margins = values.min(axis=1)
+    below = 0.5 / math.pi - margins
     return _share(below > lost, below > lost / 10, f"width {m}")
 
 
