@@ -331,3 +331,27 @@ def test_mistakes_are_named(change, message):
     }
     with pytest.raises(InputError, match=message):
         strongest(**(given | change))
+
+
+def test_of_a_dict_of_arguments_the_first_tensor_is_attacked():
+    """A model with a text before its input: the same points are fooled as without the text."""
+    torch.manual_seed(0)
+    linear = nn.Linear(4, 3)
+
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = linear
+
+        def forward(self, way, x, scale):
+            assert way == "twice"
+            return 2 * scale[:, None] * self.linear(x)
+
+    x = torch.rand(40, 4)
+    y = linear(x).argmax(1)
+    given = {"way": "twice", "x": x, "scale": torch.full((40,), 0.5)}
+    attack = PGD(L2(0.3), steps=10)
+    found = attack(Named().eval(), given, y)
+    plain = attack(linear, x, y)
+    assert plain.success.any()
+    torch.testing.assert_close(found.x, plain.x)
