@@ -110,8 +110,7 @@ class ModelAdapter:
         self.samples = 1 if samples is None else whole("samples", samples)
         self.chooses_samples = samples is None
         self.inputs = _read_inputs(x)
-        self._first = self.inputs.tensors[0]
-        given = floating("x", self._first)
+        given = floating("x", self.inputs.tensors[0])
         weight = first_weight(model)
         self._format = given.dtype if weight is None else weight.dtype
         self.device = given.device if weight is None else weight.device
@@ -226,8 +225,8 @@ class ModelAdapter:
         part = self.inputs.map(lambda v: v[rows.to(v.device)].to(self.device)).given
         if isinstance(part, dict):
             # The first tensor is the one that is perturbed.
-            names = [name for name, value in given.items() if value is self._first]
-            return part | {names[0]: x}
+            tensors = (name for name in part if isinstance(part[name], Tensor))
+            return part | {next(tensors): x}
         return (x, *part[1:])
 
     def _columns_of(self, output: Any, points: int) -> Tensor:
