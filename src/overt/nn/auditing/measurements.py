@@ -183,11 +183,10 @@ class SampledPenalties:
     def _losses(self, seen: Seen, on: Sequence[NoiseSource]) -> Tensor:
         """Return sampled losses (masks, rows) with some sources on."""
         inputs = seen.inputs.first(self._rows)
-        targets = seen.targets.first(len(inputs))
         modules = [module for source in on for module in source.modules]
         with torch.no_grad(), restore_training(modules, True):
             sampled = [
-                targets.losses(inputs.run(self._model), self._loss)
+                seen.targets.losses(inputs.run(self._model), self._loss)
                 for _ in range(self._masks)
             ]
         return torch.stack(sampled)

@@ -14,6 +14,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -372,5 +373,5 @@ def first_weight(model: Any) -> Tensor | None:
     """Return a model's first floating-point parameter or buffer: its format and device."""
     if not isinstance(model, nn.Module):
         return None
-    weights = (*model.parameters(), *model.buffers())
+    weights = chain(model.parameters(), model.buffers())
     return next((weight for weight in weights if weight.is_floating_point()), None)

@@ -10,7 +10,6 @@ each averaged over rows. Whole class numbers become one-hot rows where a squared
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -159,81 +158,70 @@ def _are_classes(y: Tensor) -> bool:
 class Targets:
     """Checked targets of a batch: as given, and as rows of a matrix.
 
-    `classes` are indices (n,), or None for targets that are numbers; `rows` are (n, outputs),
-    one-hot for classes, distributions over classes for cross-entropy.
+    `rows` are (n, outputs), one-hot for classes, distributions over classes for cross-entropy.
+    `classes` are indices (n,), None where a row is not one-hot.
     """
 
     def __init__(self, y: Tensor, output: Tensor, loss: Loss, where: str) -> None:
         outputs = output[0].numel()
         self.y = y
-        self.classes: Tensor | None = None
         if loss == "cross_entropy" and (output.ndim != 2 or outputs < 2):
             raise InputError(
                 "loss='cross_entropy' needs a model that returns (batch, at least 2 classes), got "
                 f"{tuple(output.shape)}; for one logit use loss='logistic'"
             )
-        if _are_classes(y) and (
-            loss == "cross_entropy" or (loss != "logistic" and outputs > 1)
-        ):
-            self._take_classes(y, outputs, where)
+        several = outputs > 1 and loss != "logistic"
+        if _are_classes(y) and several:
+            low, high = int(y.min()), int(y.max())
+            if low < 0 or high >= outputs:
+                raise InputError(
+                    f"{where}: classes must lie in 0..{outputs - 1}, the model's outputs, got "
+                    f"{low if low < 0 else high}"
+                )
+            self.rows = functional.one_hot(y.long(), outputs).double()
         elif loss == "cross_entropy" and y.shape != output.shape:
             raise InputError(
                 f"{where}: cross-entropy needs whole class numbers, one per row, or a row of "
                 f"{outputs} probabilities, got {y.dtype} of shape {tuple(y.shape)}"
             )
         else:
-            self._take_numbers(y, output, loss, where)
-
-    def _take_classes(self, y: Tensor, outputs: int, where: str) -> None:
-        low, high = int(y.min()), int(y.max())
-        if low < 0 or high >= outputs:
-            raise InputError(
-                f"{where}: classes must lie in 0..{outputs - 1}, the model's outputs, got "
-                f"{low if low < 0 else high}"
-            )
-        self.classes = y.long()
-        self.rows = functional.one_hot(y.long(), outputs).double()
-
-    def _take_numbers(self, y: Tensor, output: Tensor, loss: Loss, where: str) -> None:
-        if y.numel() != output.numel():
-            raise InputError(
-                f"{where}: targets must have as many numbers as the outputs, "
-                f"{tuple(output.shape)}, got {tuple(y.shape)}"
-            )
-        self.rows = y.reshape(len(output), -1).double()
-        if not bool(torch.isfinite(self.rows).all()):
-            raise InputError(f"{where}: targets must be finite, got NaN or infinity")
-        if loss == "logistic" and (self.rows.min() < 0 or self.rows.max() > 1):
-            raise InputError(
-                f"{where}: targets of the logistic loss must lie in [0, 1]"
-            )
-        if loss == "cross_entropy":
-            total = self.rows.sum(1, keepdim=True)
-            if self.rows.min() < 0 or (total - 1).abs().max() > 1e-2:
-                raise InputError(
-                    f"{where}: cross-entropy needs whole class numbers, or rows of probabilities, "
-                    f"got {self.rows[int((total - 1).abs().argmax())].tolist()}"
-                )
-            self.rows = self.rows / total
+            self.rows = _numbers(y, output, loss, where)
         ones = self.rows == 1
-        one_hot = torch.equal(self.rows, ones.to(self.rows)) and bool(
-            (ones.sum(1) == 1).all()
-        )
-        if one_hot and self.rows.shape[1] > 1:
+        one_hot = (ones.sum(1) == 1) & (self.rows != 0).sum(1).eq(1)
+        self.classes: Tensor | None = None
+        if outputs > 1 and bool(one_hot.all()):
             self.classes = self.rows.argmax(1)
 
-    def first(self, n: int) -> Targets:
-        """Return the targets of the first n rows."""
-        part = copy.copy(self)
-        part.y, part.rows = self.y[:n], self.rows[:n]
-        part.classes = None if self.classes is None else self.classes[:n]
-        return part
-
     def losses(self, output: Tensor, loss: Loss) -> Tensor:
-        """Return the loss of each row in double precision, (n,)."""
+        """Return the loss of each row, or of the first ones, in double precision, (n,)."""
         if not isinstance(loss, str):
-            return _row_by_row(output, self.y, loss).double()
-        return _row_losses(output.double().reshape(len(output), -1), self.rows, loss)
+            return _row_by_row(output, self.y[: len(output)], loss).double()
+        rows = self.rows[: len(output)]
+        return _row_losses(output.double().reshape(len(output), -1), rows, loss)
+
+
+def _numbers(y: Tensor, output: Tensor, loss: Loss, where: str) -> Tensor:
+    """Return targets that are numbers as rows in double precision."""
+    if y.numel() != output.numel():
+        raise InputError(
+            f"{where}: targets must have as many numbers as the outputs, "
+            f"{tuple(output.shape)}, got {tuple(y.shape)}"
+        )
+    rows = y.reshape(len(output), -1).double()
+    if not bool(torch.isfinite(rows).all()):
+        raise InputError(f"{where}: targets must be finite, got NaN or infinity")
+    if loss == "logistic" and (rows.min() < 0 or rows.max() > 1):
+        raise InputError(f"{where}: targets of the logistic loss must lie in [0, 1]")
+    if loss != "cross_entropy":
+        return rows
+    total = rows.sum(1, keepdim=True)
+    off = (total - 1).abs()
+    if rows.min() < 0 or off.max() > 1e-2:
+        raise InputError(
+            f"{where}: cross-entropy needs whole class numbers, or rows of probabilities, "
+            f"got {rows[int(off.argmax())].tolist()}"
+        )
+    return rows / total
 
 
 def _row_by_row(
