@@ -119,3 +119,22 @@ X = torch.zeros(2, 3)
 def test_mistakes_are_named(wrong, message):
     with pytest.raises(InputError, match=message):
         wrong()
+
+
+def test_scores_are_forgotten_when_their_scale_changes():
+    """Intervals of level .9 covered everything after `recalibrate`, or too little."""
+    sure = Predictive(network(2)).eval().conformalize(regression(50))
+    sure.conformal_interval(torch.randn(3, 3))
+    sure.recalibrate(regression(50))
+    with pytest.raises(InputError, match=r"call conformalize\(data\) first"):
+        sure.conformal_interval(torch.randn(3, 3))
+
+
+def test_fractions_are_no_classes():
+    """They were rounded down without a word."""
+    sure = Predictive(network(3), loss="cross_entropy").eval()
+    with pytest.raises(InputError, match="class numbers"):
+        sure.conformalize((torch.randn(50, 3), torch.rand(50)))
+    one = Predictive(network(1), loss="logistic").eval()
+    bits = torch.arange(50).remainder(2).float()[:, None]
+    assert one.conformalize((torch.randn(50, 3), bits)).scores.shape == (50,)

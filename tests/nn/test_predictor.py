@@ -1,5 +1,7 @@
 """A model that says how sure it is: against closed forms, sampling, and as trainers use it."""
 
+from collections import UserDict
+
 import pytest
 import torch
 from torch import nn
@@ -26,6 +28,13 @@ def test_mean_std_and_interval_of_a_batch_and_of_a_loader():
         low, high = sure.interval(given, level=0.6826895)
         torch.testing.assert_close(high - low, 2 * variance.detach().sqrt())
     torch.testing.assert_close(sure(x), mean.detach())
+
+
+def test_inputs_by_name_may_be_any_mapping():
+    """What a tokenizer returns was refused."""
+    model, x = network(), torch.randn(5, 4)
+    sure = Predictive(model).eval()
+    torch.testing.assert_close(sure.mean(UserDict(input=x)), sure.mean(x))
 
 
 def test_probabilities_are_those_of_sampled_passes():

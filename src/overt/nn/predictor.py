@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -144,36 +144,31 @@ class Predictive(nn.Module):  # type: ignore[misc]
     def recalibrate(self, data: Any) -> Predictive:
         """Fit the noise variance, or the temperature of logits, to held-out data; return itself.
 
-        Either has the largest likelihood on the data, which must not be that of training.
+        Either has the largest likelihood on the data, which must not be that of training. Scores of
+        `conformalize` are forgotten: call it afterwards, on other data.
         """
-        squared = self._squared
         found = []
-        for batch in Batches(data, self.model):
-            x = _alone(batch.inputs.given)
-            parts = self._normal(x, alone=True) if squared else self._logits(x)
-            Targets(
-                batch.y, parts[0], self.loss, batch.where
-            )  # refuses targets that do not fit
-            found.append((*parts, batch.y))
+        for x, y, where in self._held_out(data):
+            parts = self._normal(x, alone=True) if self._squared else self._logits(x)
+            Targets(y, parts[0], self.loss, where)  # refuses targets that do not fit
+            found.append((*parts, y))
         center, spread, y = (torch.cat(parts) for parts in zip(*found, strict=True))
-        if squared:
-            y = y.reshape(center.shape).to(center)
-            residual = float((center - y).square().mean())
+        self.scores = self.scores[:0]  # they were those of another scale
+        if not self._squared:
 
-            def misfit(t: float) -> Tensor:
-                v = spread**2 + t * residual
-                return (torch.log(v) + (center - y) ** 2 / v).mean()
+            def surprise(t: float) -> Tensor:
+                return _surprise(self._expected(center, spread, t), y)
 
-            best = _least(misfit, 1e-4, 2.0) * residual
-            self.noise_variance.fill_(best)
-        else:
-            self.temperature.fill_(
-                _least(
-                    lambda t: _surprise(self._expected(center, spread, t), y),
-                    0.05,
-                    20.0,
-                )
-            )
+            self.temperature.fill_(_least(surprise, 0.05, 20.0))
+            return self
+        errors = (center - y.reshape(center.shape).to(center)) ** 2
+        residual = float(errors.mean())
+
+        def misfit(t: float) -> Tensor:
+            variance = spread**2 + t * residual
+            return (torch.log(variance) + errors / variance).mean()
+
+        self.noise_variance.fill_(_least(misfit, 1e-4, 2.0) * residual)
         return self
 
     def conformalize(self, data: Any) -> Predictive:
@@ -183,23 +178,22 @@ class Predictive(nn.Module):  # type: ignore[misc]
         |y - mean| / std of each output, or 1 - (probability of the class).
         """
         scores = []
-        for batch in Batches(data, self.model):
-            x = _alone(batch.inputs.given)
-            y: Any = batch.y
-            center, sd = self._normal(x) if self._squared else (self._classes(x), None)
-            if sd is not None:
-                Targets(y, center, self.loss, batch.where)  # refuses what does not fit
-                distance = (y.reshape(center.shape).to(center) - center).abs()
+        for x, y, where in self._held_out(data):
+            if self._squared:
+                mean, sd = self._normal(x)
+                Targets(y, mean, self.loss, where)  # refuses targets that do not fit
+                distance = (y.reshape(mean.shape).to(mean) - mean).abs()
                 # Without noise a distance is 0 or infinite.
                 scores.append(distance / sd.clamp(min=torch.finfo(sd.dtype).tiny))
                 continue
-            y = y.reshape(-1).long()
-            last = center.shape[1] - 1
-            if len(y) != len(center) or not 0 <= int(y.min()) <= int(y.max()) <= last:
-                raise InputError(
-                    f"{batch.where}: targets must be class numbers in 0..{last}"
-                )
-            scores.append(1 - center.gather(1, y[:, None])[:, 0])
+            p = self._classes(x)
+            classes = y.reshape(-1, 1)
+            index = classes.long()
+            last = p.shape[1] - 1
+            whole = len(index) == len(p) and bool((index == classes).all())
+            if not whole or not 0 <= int(index.min()) <= int(index.max()) <= last:
+                raise InputError(f"{where}: targets must be class numbers in 0..{last}")
+            scores.append(1 - p.gather(1, index)[:, 0])
         self.scores = torch.cat(scores).sort(0).values
         return self
 
@@ -252,8 +246,13 @@ class Predictive(nn.Module):  # type: ignore[misc]
         self.scores = torch.empty_like(found)
         super()._load_from_state_dict(state, prefix, *rest)
 
+    def _held_out(self, data: Any) -> Iterator[tuple[Any, Any, str]]:
+        """Yield inputs and targets, and where they come from."""
+        for where, inputs, y in Batches(data, self.model):
+            yield _alone(inputs.given), y, where
+
     def _over(self, x: Any, f: Callable[[Any], Tensor]) -> Tensor:
-        if isinstance(x, (Tensor, tuple, dict)):
+        if isinstance(x, (Tensor, tuple, Mapping)):
             return f(x)
         batches = Batches(x, self.model, name="x", unlabeled=True)
         return torch.cat([f(_alone(batch.inputs.given)) for batch in batches])
