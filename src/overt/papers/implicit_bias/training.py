@@ -369,10 +369,8 @@ def plot_seeds(rows: Rows) -> Any:
         draw_objective(panels[place], steps, objective, row["optimum"])
         panels[place].set_title(f"width {row['width']}, {label}")
         draw_band(balance, steps, row["imbalance"], COLORS[place], label)
-        balance.set(
-            yscale="log",
-            title="variance of $|u_i||v_i|$",
-        )
+        balance.set_yscale("log")
+        balance.set_title("variance of $|u_i||v_i|$")
         balance.legend()
     axes[0, 0].legend()
     for panel in axes[-1]:

@@ -78,7 +78,11 @@ def sgd_step(
     T2 = W3.T @ D @ W1.T
     T3 = D @ (W2 @ W1).T
     kept = 1 - eta * lam
-    return [kept * W1 - eta * T1, kept * W2 - eta * T2, kept * W3 - eta * T3]
+    return [
+        kept * W1 - eta * T1,
+        kept * W2 - eta * T2,
+        kept * W3 - eta * T3,
+    ]
 
 
 def largest_norm(W: list[Floats]) -> float:

@@ -461,7 +461,8 @@ def plot(rows: Rows) -> Any:
         "gap": "generalization gap",
         "alpha": "alpha",
     }
-    for cells, (name, title) in product(by_kind(rows), titles.items()):
+    measurements = titles.items()
+    for cells, (name, title) in product(by_kind(rows), measurements):
         means = cells.means(name)
         curves = zip(cells.probs, means, strict=True)
         panels[f"{title}\n{cells.label}"] = [
