@@ -71,8 +71,10 @@ def tour(
             chapter = _run(name, page)
             on_chapter(chapter)
             chapters.append(chapter)
-    page.highlights([chapter.headline for chapter in chapters if chapter.headline])
-    return Tour(page.write(folder / "index.html"), tuple(chapters))
+    headlines = [chapter.headline for chapter in chapters if chapter.headline]
+    page.highlights(headlines)
+    written = page.write(folder / "index.html")
+    return Tour(written, tuple(chapters))
 
 
 def _run(name: str, page: Page) -> Chapter:
@@ -96,24 +98,29 @@ def _run(name: str, page: Page) -> Chapter:
         if error.name not in EXTRAS:
             raise
         status = "not run"
-        page.text(str(MissingExtraError(error.name, EXTRAS[error.name])))
+        missing = MissingExtraError(error.name, EXTRAS[error.name])
+        page.text(str(missing))
     seconds = time.perf_counter() - start
-    return Chapter(name, title, status, seconds, str(names.get("headline", "")))
+    headline = str(names.get("headline", ""))
+    return Chapter(name, title, status, seconds, headline)
 
 
 def read_story(name: str) -> tuple[str, str, list[tuple[str, str]]]:
     """Return the title of a story, its introduction, and the text and code of each cell."""
-    source = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
+    path = Path(__file__).with_name(f"{name}.py")
+    source = path.read_text(encoding="utf-8")
     _, docstring, body = source.split('"""', 2)
-    title, _, introduction = docstring.strip().split("\n", 2)
+    words = docstring.strip().split("\n", 2)
+    title, _, introduction = words
     cells = []
     for cell in body.split("# %%\n")[1:]:
         lines = cell.strip().splitlines()
         count = next(
             (i for i, line in enumerate(lines) if not line.startswith("#")), len(lines)
         )
-        text = " ".join(line.removeprefix("#").strip() for line in lines[:count])
-        cells.append((text, "\n".join(lines[count:]).strip()))
+        comments = [line.removeprefix("#").strip() for line in lines[:count]]
+        code = "\n".join(lines[count:])
+        cells.append((" ".join(comments), code.strip()))
     return title, " ".join(introduction.split()), cells
 
 

@@ -19,7 +19,8 @@ from sklearn.datasets import make_moons
 from overt.robust import L2, PGD, adversarial_train, robust_error
 
 torch.manual_seed(0)
-x, y = (torch.as_tensor(part) for part in make_moons(150, noise=0.12, random_state=0))
+moons = make_moons(150, noise=0.12, random_state=0)
+x, y = (torch.as_tensor(part) for part in moons)
 x = x.float()
 network = torch.nn.Sequential(
     torch.nn.Linear(2, 64), torch.nn.ReLU(), torch.nn.Linear(64, 2)
@@ -28,7 +29,8 @@ start = copy.deepcopy(network)
 optimizer = torch.optim.Adam(network.parameters(), 1e-2)
 for _ in range(200):
     optimizer.zero_grad()
-    torch.nn.functional.cross_entropy(network(x), y).backward()
+    error = torch.nn.functional.cross_entropy(network(x), y)
+    error.backward()
     optimizer.step()
 
 
@@ -44,8 +46,10 @@ def model(v):
 threat = L2(0.3)
 fooled = {}
 for loss in ("cross_entropy", "reflected"):
-    found = PGD(threat, steps=20, loss=loss)(model, x, y, warn=False)
-    fooled[loss] = float(found.success.float().mean())
+    attack = PGD(threat, steps=20, loss=loss)
+    found = attack(model, x, y, warn=False)
+    success = found.success.float()
+    fooled[loss] = float(success.mean())
     print(f"{loss:<14}{fooled[loss]:.1%} fooled")
 assert fooled["reflected"] >= fooled["cross_entropy"]
 
@@ -64,14 +68,15 @@ print(
 
 better = copy.deepcopy(start)
 optimizer = torch.optim.Adam(better.parameters(), 1e-2)
-adversarial_train(
-    better, (x, y), PGD(L2(0.25), steps=7), epochs=40, optimizer=optimizer
-)
+attack = PGD(L2(0.25), steps=7)
+adversarial_train(better, (x, y), attack, epochs=40, optimizer=optimizer)
 figure, axes = plt.subplots(figsize=(6.5, 3.6), layout="constrained")
 for name, net in (("as handed over", model), ("trained on attacks", better)):
     curve = robust_error(net, x, y, threat, radii=[0.1, 0.2, 0.3])
     axes.plot(curve.radii, curve.errors, "o-", label=name)
-axes.set(xlabel="radius", ylabel="robust error found", ylim=(0, None))
+axes.set_xlabel("radius")
+axes.set_ylabel("robust error found")
+axes.set_ylim(0, None)
 axes.legend()
 
 headline = (

@@ -26,7 +26,9 @@ print(answers)
 
 model = DropoutCompletion().fit(train)
 rmse = -model.score(holdout)
-baseline = np.sqrt(np.mean((holdout.values - train.values.mean()) ** 2))
+mean = train.values.mean()
+deviation = holdout.values - mean
+baseline = np.sqrt(np.mean(deviation**2))
 print(f"held-out error {rmse:.3f}; predicting the mean gives {baseline:.3f}")
 assert rmse < baseline
 
@@ -40,11 +42,12 @@ print(f"{inside:.1%} of {len(holdout)} held-out answers are inside their 90 % in
 
 figure, axes = plt.subplots(figsize=(6.5, 3.6), layout="constrained")
 order = np.argsort(mean)[::6]
-axes.errorbar(
-    range(len(order)), mean[order], 1.645 * std[order], fmt=".", lw=0.8, label="90 %"
-)
-axes.plot(range(len(order)), holdout.values[order], "x", ms=4, label="held-out answer")
-axes.set(xlabel="held-out answers, sorted by prediction", ylabel="value")
+places = np.arange(len(order))
+half = 1.645 * std[order]
+axes.errorbar(places, mean[order], half, fmt=".", lw=0.8, label="90 %")
+axes.plot(places, holdout.values[order], "x", ms=4, label="held-out answer")
+axes.set_xlabel("held-out answers, sorted by prediction")
+axes.set_ylabel("value")
 axes.legend(loc="lower right")
 
 # %%
@@ -53,7 +56,8 @@ axes.legend(loc="lower right")
 
 best = model.recommend(7, n=3, by="value")
 print(best)
-print(model.explain(7, int(best.cols[0])))
+first = int(best.cols[0])
+print(model.explain(7, first))
 newcomer = model.fold_in({0: 5.0, 3: 1.0, 8: 4.0})
 value, uncertainty = newcomer.predict([1, 2], return_std=True)
 print("new person, questions 1 and 2:", value.round(2), "+-", uncertainty.round(2))
@@ -63,9 +67,12 @@ print("new person, questions 1 and 2:", value.round(2), "+-", uncertainty.round(
 # fits into scikit-learn's pipelines: here a fifth of scikit-learn's wine data is removed.
 
 table = load_wine().data
-removed = np.random.default_rng(0).random(table.shape) < 0.2
-filled = DropoutImputer().fit_transform(np.where(removed, np.nan, table))
-error = ((filled - table) / table.std(axis=0))[removed]
+rng = np.random.default_rng(0)
+removed = rng.random(table.shape) < 0.2
+incomplete = np.where(removed, np.nan, table)
+filled = DropoutImputer().fit_transform(incomplete)
+error = (filled - table) / table.std(axis=0)
+error = error[removed]
 print(
     f"error of {removed.sum()} filled cells: {np.sqrt(np.mean(error**2)):.2f} standard deviations"
 )

@@ -17,8 +17,10 @@ from overt.nn import audit, compress, explicit_penalty, mc_moments, predictive_m
 
 torch.manual_seed(0)
 digits = load_digits()
-x, y = torch.tensor(digits.data / 16, dtype=torch.float32), torch.tensor(digits.target)
-train, test = slice(0, 1200), slice(1200, None)
+x = torch.tensor(digits.data / 16, dtype=torch.float32)
+y = torch.tensor(digits.target)
+train = slice(0, 1200)
+test = slice(1200, None)
 model = torch.nn.Sequential(
     torch.nn.Linear(64, 256),
     torch.nn.ReLU(),
@@ -29,7 +31,8 @@ targets = torch.nn.functional.one_hot(y).float()
 optimizer = torch.optim.Adam(model.parameters(), 3e-3)
 for _ in range(300):
     optimizer.zero_grad()
-    ((model(x[train]) - targets[train]) ** 2).sum(1).mean().backward()
+    error = model(x[train]) - targets[train]
+    (error**2).sum(1).mean().backward()
     optimizer.step()
 model.eval()
 
@@ -40,9 +43,10 @@ model.eval()
 
 with torch.no_grad():
     mean, variance = predictive_moments(model, x[test])
-    sampled = mc_moments(model, x[test], n=1000, seed=0).variance
+    moments = mc_moments(model, x[test], n=1000, seed=0)
     penalty = explicit_penalty(model, x[train]).value
-ratio = float((variance / sampled).sqrt().mean())
+ratio = (variance / moments.variance).sqrt()
+ratio = float(ratio.mean())
 print(f"standard deviation, one pass / 1,000 passes: {ratio:.3f}")
 print(f"penalty: {penalty:.4f}")
 assert abs(ratio - 1) < 0.05
@@ -52,14 +56,18 @@ assert abs(ratio - 1) < 0.05
 # distance to the second largest, for digits that are classified correctly and incorrectly.
 
 top = mean.topk(2, dim=1)
-margin = top.values[:, 0] - top.values[:, 1]
-std = variance.gather(1, top.indices[:, :1])[:, 0].sqrt()
-uncertainty = (std / margin.clamp(min=0.01)).clamp(max=3)
+first, second = top.values.T
+margin = first - second
+variances = variance.gather(1, top.indices[:, :1])
+std = variances[:, 0].sqrt()
+uncertainty = std / margin.clamp(min=0.01)
+uncertainty = uncertainty.clamp(max=3)
 correct = top.indices[:, 0] == y[test]
 figure, axes = plt.subplots(figsize=(6.5, 3.4), layout="constrained")
 groups = [uncertainty[correct], uncertainty[~correct]]
 axes.hist(groups, bins=25, density=True, label=["correct", "incorrect"])
-axes.set(xlabel="standard deviation / margin", ylabel="density")
+axes.set_xlabel("standard deviation / margin")
+axes.set_ylabel("density")
 axes.legend()
 
 # %%
@@ -67,7 +75,8 @@ axes.legend()
 # optimum holds for every choice of the layers before, and shrinks all singular values of the
 # targets by the same amount.
 
-report = audit(model, (x[train], y[train]), loss="squared")
+data = (x[train], y[train])
+report = audit(model, data, loss="squared")
 head = report.head
 print(
     f"training objective {report.objective:.4f}; no weights are below {head.lower_bound:.4f}"
@@ -79,21 +88,27 @@ figure, axes = plt.subplots(figsize=(6.5, 3.4), layout="constrained")
 axes.plot(head.target_spectrum[:10], "s-", color="0.7", label="targets")
 axes.plot(head.predicted_spectrum[:10], "o-", color="C1", label="optimum under dropout")
 axes.plot(head.spectrum[:10], "x-", color="C0", label="this network")
-axes.set(xlabel="index", ylabel="singular value", ylim=(0, None))
+axes.set_xlabel("index")
+axes.set_ylabel("singular value")
+axes.set_ylim(0, None)
 axes.legend()
 
 # %%
 # **A smaller network**, without training again.
 
 accuracy = float(correct.float().mean())
-shares, kept = (0.05, 0.1, 0.25, 0.5), []
+shares = (0.05, 0.1, 0.25, 0.5)
+kept = []
 for share in shares:
-    small, _ = compress(model, share, x[:32], (x[train], y[train]))
-    kept.append(float((small(x[test]).argmax(1) == y[test]).float().mean()))
+    small, _ = compress(model, share, x[:32], data)
+    predicted = small(x[test]).argmax(1)
+    right = predicted == y[test]
+    kept.append(float(right.float().mean()))
 figure, axes = plt.subplots(figsize=(6.5, 3.4), layout="constrained")
 axes.plot(shares, kept, "o-", label="compressed")
 axes.axhline(accuracy, ls="--", color="C1", label="whole network")
-axes.set(xlabel="fraction kept", ylabel="test accuracy")
+axes.set_xlabel("fraction kept")
+axes.set_ylabel("test accuracy")
 axes.legend()
 
 headline = (

@@ -28,12 +28,17 @@ print(f"SGD ends {above:.1%} above it on average")
 assert run.objective.min() >= best.objective
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 3.5), layout="constrained")
-left.semilogx(run.steps[1:], run.objective[:, 1:].T, lw=0.8, color="C0")
+steps = run.steps[1:]
+objective = run.objective[:, 1:].T
+left.semilogx(steps, objective, lw=0.8, color="C0")
 left.axhline(best.objective, ls="--", color="C1", label="exact minimum")
-left.set(xlabel="step", ylabel="expected loss")
+left.set_xlabel("step")
+left.set_ylabel("expected loss")
 left.legend()
-right.loglog(run.steps[1:], run.imbalance[:, 1:].T, lw=0.8, color="C0")
-right.set(xlabel="step", ylabel="imbalance: variance of |u||v|")
+imbalance = run.imbalance[:, 1:].T
+right.loglog(steps, imbalance, lw=0.8, color="C0")
+right.set_xlabel("step")
+right.set_ylabel("imbalance: variance of |u||v|")
 
 # %%
 # **The objective behind it.** The loss averaged over all 16 masks is the loss without dropout plus
@@ -41,12 +46,18 @@ right.set(xlabel="step", ylabel="imbalance: variance of |u||v|")
 
 from itertools import product
 
-U, V = rng.standard_normal((6, 4)), rng.standard_normal((5, 4))
+U = rng.standard_normal((6, 4))
+V = rng.standard_normal((5, 4))
 average = 0.0
-for mask in product((0, 1), repeat=4):
-    probability = 0.7 ** sum(mask) * 0.3 ** (4 - sum(mask))
-    average += probability * np.sum((M - (U * mask / 0.7) @ V.T) ** 2)
-formula = np.sum((M - U @ V.T) ** 2) + overt.penalty.shallow(U, V, overt.Dropout(0.3))
+masks = product((0, 1), repeat=4)
+for mask in masks:
+    kept = sum(mask)
+    probability = 0.7**kept * 0.3 ** (4 - kept)
+    dropped = U * mask / 0.7
+    error = M - dropped @ V.T
+    average += probability * np.sum(error**2)
+formula = np.sum((M - U @ V.T) ** 2)
+formula += overt.penalty.shallow(U, V, overt.Dropout(0.3))
 print(f"average over all masks  {average:.10f}\nloss + penalty          {formula:.10f}")
 assert abs(average - formula) < 1e-10 * formula
 
@@ -58,8 +69,11 @@ figure, axes = plt.subplots(figsize=(6.5, 3.4), layout="constrained")
 drop_probs = np.linspace(0.01, 0.6, 60)
 for depth in (1, 2, 4):
     nets = [overt.DeepLinearNetwork(M, (8,) * depth, p) for p in drop_probs]
-    axes.step(drop_probs, [net.solve().rank for net in nets], label=f"hidden: {depth}")
-axes.set(xlabel="drop probability", ylabel="rank of the optimum", yticks=range(1, 6))
+    ranks = [net.solve().rank for net in nets]
+    axes.step(drop_probs, ranks, label=f"hidden: {depth}")
+axes.set_xlabel("drop probability")
+axes.set_ylabel("rank of the optimum")
+axes.set_yticks(range(1, 6))
 axes.legend()
 
 # %%
@@ -72,7 +86,8 @@ import tempfile
 from pathlib import Path
 
 folder = Path(tempfile.mkdtemp())
-net.certify(best.U, best.V, rigorous=True).save(folder / "proof.json")
+proof = net.certify(best.U, best.V, rigorous=True)
+proof.save(folder / "proof.json")
 command = [sys.executable, "-m", "overt.proofs.checker", "proof.json"]
 checked = subprocess.run(
     command, cwd=folder, capture_output=True, text=True, check=True
