@@ -297,7 +297,7 @@ def scaling() -> Table:
             )
             fit = LearnedFit(problem, features, True, 0)
             learned_times.append(_sweep(fit, engine))
-            second = fit.covariance.tables[0]
+            second = fit.tables[0]
             moved = 2 * count * second.shape[1] * second.itemsize
             problem = CompletionProblem.build(ratings, columns, standard=False)
             fixed_times.append(_sweep(FixedFit(problem, 0.2, 1e-6, 0), engine))
@@ -345,7 +345,7 @@ def fit_memory(path: str) -> None:
         .fit_triplets(*given)
         .model_
     )
-    factors = sum(w.nbytes for w in (*model.means, *model.covariance.tables))
+    factors = sum(w.nbytes for w in (*model.means, *model.tables))
     beyond = _memory("VmHWM") - before - factors
     print(json.dumps({"bytes": beyond / len(given[0])}))
 

@@ -124,13 +124,13 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
             raise InputError(
                 f"{given} is no ordinary file: devices and pipes are not written"
             )
+        mode = stat.S_IMODE(path.stat().st_mode) if path.is_file() else None
         try:
-            if (
-                path.is_file()
-            ):  # the new file is as private as the old one, from its first byte
+            if mode is not None:  # private from its first byte
                 temporary.touch(mode=0o600)
-                temporary.chmod(stat.S_IMODE(path.stat().st_mode))
             yield temporary
+            if mode is not None:
+                temporary.chmod(mode)
             temporary.replace(path)
         except BaseException:
             with suppress(OSError):  # as below a file

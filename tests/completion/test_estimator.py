@@ -41,6 +41,27 @@ def fitted(request, ratings):
     )
 
 
+@pytest.fixture(scope="module", params=[0, 4])
+def learned(request, ratings):
+    """Models that know how uncertain rows are, without and with samples."""
+    model = DropoutCompletion(4, max_sweeps=15, average=request.param)
+    return model.fit(ratings)
+
+
+@pytest.mark.parametrize("drop_prob", [0.2, "auto"])
+def test_models_of_fixed_dropout_say_what_they_do_not_know(ratings, drop_prob):
+    model = DropoutCompletion(3, drop_prob, max_sweeps=3).fit(ratings)
+    assert len(model.recommend(3, 5, by="value").cols) == 5
+    for ask in (
+        lambda: model.predict([0], [0], return_std=True),
+        lambda: model.fold_in({3: 5.0}),
+        lambda: model.explain(3, 4),
+        lambda: model.partial_fit(ratings),
+    ):
+        with pytest.raises(overt.InputError, match='need drop_prob="learn"'):
+            ask()
+
+
 def test_every_input_gives_the_same_model(ratings):
     given = (ratings.rows, ratings.cols, ratings.values)
     dense = np.full(ratings.shape, np.nan)
@@ -195,16 +216,6 @@ def test_recommend_is_the_top_of_the_unseen(fitted, ratings):
     assert len(fitted.recommend(7, 1000, exclude_seen=False).cols) == 50
 
 
-def test_similar_items_are_symmetric_correlations(fitted):
-    alike = fitted.similar_items(3, 100)
-    values = dict(zip(alike.cols, alike.values, strict=True))
-    assert len(values) == 49
-    assert max(map(abs, values.values())) <= 1 + 1e-9
-    alike = fitted.similar_items(11, 100)
-    back = dict(zip(alike.cols, alike.values, strict=True))
-    assert back[3] == pytest.approx(values[11])
-
-
 def test_recommendations_beyond_the_scale_keep_their_order(ratings):
     """Predictions are clipped to 1..5; which of those above comes first is still known."""
     model = DropoutCompletion(4, 0.0, max_sweeps=15).fit(ratings.to_sparse())
@@ -224,22 +235,21 @@ def test_recommendations_beyond_the_scale_keep_their_order(ratings):
 
 def test_one_row_and_no_rows():
     model = DropoutCompletion(2, 0.3, max_sweeps=3).fit([[1.0, 2.0, 4.0]])
-    assert np.all(model.similar_items(0).values == 0)
     assert model.complete([]).shape == (0, 3)
 
 
-def test_explanation_adds_up(fitted, ratings):
-    told = fitted.explain(7, 20)
+def test_explanation_adds_up(learned, ratings):
+    told = learned.explain(7, 20)
     added = told.signals + told.features + told.contributions.sum()
     assert told.baseline + added == pytest.approx(told.prediction)
-    assert told.prediction == fitted.predict([7], [20])[0]
+    assert told.prediction == learned.predict([7], [20])[0]
     assert sorted(told.cols) == sorted(ratings.cols[ratings.rows == 7])
 
 
 def test_explanation_is_the_derivative(ratings):
     """Changing one observed value moves the prediction by its contribution per unit of residual."""
-    model = DropoutCompletion(3, 0.3, max_sweeps=10, clip=False)
-    model.fit_triplets(ratings.rows, ratings.cols, ratings.values)
+    # After three sweeps all rows have the same noise: predictions are linear in the values.
+    model = DropoutCompletion(3, max_sweeps=3, clip=False, average=0).fit(ratings)
     cols = ratings.cols[ratings.rows == 4]
     values = ratings.values[ratings.rows == 4]
     told = model.explain(4, 9)
@@ -247,34 +257,33 @@ def test_explanation_is_the_derivative(ratings):
     base = model.fold_in((cols, values)).predict([9])[0]
     moved = model.fold_in((cols, values + (cols == b))).predict([9])[0]
     residual = told.values[0] - model.mean_ - model.col_bias_[b]
-    assert (moved - base) * residual == pytest.approx(told.contributions[0], rel=1e-6)
+    # A new row's prior is wider than that of the row, so that it follows its values a bit more.
+    assert (moved - base) * residual == pytest.approx(told.contributions[0], rel=0.1)
 
 
 def test_fold_in_agrees_with_a_converged_row(ratings):
-    for kwargs in ({}, {"drop_prob": 0.2}):
-        model = DropoutCompletion(3, max_sweeps=400, tol=1e-12, clip=False, **kwargs)
-        model.fit_triplets(ratings.rows, ratings.cols, ratings.values)
-        chosen = ratings.rows == 4
-        row = model.fold_in(
-            dict(zip(ratings.cols[chosen], ratings.values[chosen], strict=True))
-        )
-        cols = np.arange(50)
-        expected = model.predict(np.full(50, 4), cols)
-        # A new row's prior is wider, by the number of rows that taught it.
-        np.testing.assert_allclose(row.predict(cols), expected, atol=4e-3)
-        if not kwargs:
-            std = row.predict(cols, return_std=True)[1]
-            expected_std = model.predict(np.full(50, 4), cols, return_std=True)[1]
-            np.testing.assert_allclose(std, expected_std, rtol=2e-2)
-        assert not set(row.recommend(5).cols) & set(ratings.cols[chosen])
+    model = DropoutCompletion(3, max_sweeps=400, tol=1e-12, clip=False).fit(ratings)
+    chosen = ratings.rows == 4
+    row = model.fold_in(
+        dict(zip(ratings.cols[chosen], ratings.values[chosen], strict=True))
+    )
+    cols = np.arange(50)
+    expected, expected_std = model.predict(np.full(50, 4), cols, return_std=True)
+    found, std = row.predict(cols, return_std=True)
+    # A new row's prior is wider, by the number of rows that taught it.
+    np.testing.assert_allclose(found, expected, atol=4e-3)
+    np.testing.assert_allclose(std, expected_std, rtol=2e-2)
+    assert not set(row.recommend(5).cols) & set(ratings.cols[chosen])
 
 
-def test_fold_in_of_nothing_is_the_prior(fitted):
-    if fitted.average:
+def test_fold_in_of_nothing_is_the_prior(learned):
+    if learned.average:
         pytest.skip("the average has draws of its own for a row never seen")
     cols = np.arange(50)
-    found = fitted.fold_in(([], [])).predict(cols)
-    np.testing.assert_allclose(found, fitted.predict(np.full(50, -1), cols), atol=1e-6)
+    found = learned.fold_in(([], [])).predict(cols)
+    expected, known = learned.predict(np.full(50, 80), cols, return_known=True)
+    assert not known.any()
+    np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 def test_fold_in_takes_what_a_row_is_kept_in(ratings):
@@ -297,9 +306,8 @@ def test_fold_in_takes_what_a_row_is_kept_in(ratings):
             model.fold_in(entries)
 
 
-@pytest.mark.parametrize("drop_prob", ["learn", 0.2])
-def test_partial_fit_moves_towards_new_ratings(ratings, drop_prob):
-    model = DropoutCompletion(3, drop_prob, max_sweeps=30)
+def test_partial_fit_moves_towards_new_ratings(ratings):
+    model = DropoutCompletion(3, max_sweeps=30)
     model.fit_triplets(ratings.rows, ratings.cols, ratings.values, shape=ratings.shape)
     untouched = model.predict([1], [1])
     cols = np.arange(20)
@@ -323,7 +331,8 @@ def test_saved_models_are_the_same_bit_for_bit(fitted, tmp_path):
         )
         assert np.array_equal(found, expected)
     assert loaded.get_params() == fitted.get_params()
-    assert loaded.explain(3, 4).to_dict() == fitted.explain(3, 4).to_dict()
+    if fitted.drop_prob == "learn":
+        assert loaded.explain(3, 4).to_dict() == fitted.explain(3, 4).to_dict()
     assert [p.name for p in (tmp_path / "model").iterdir()] == ["model.safetensors"]
     with pytest.raises(overt.InputError, match="no completion model"):
         DropoutCompletion.load(tmp_path)
@@ -334,22 +343,13 @@ def test_damaged_models_and_other_formats_are_refused(ratings, tmp_path):
     model.save(tmp_path)
     path = tmp_path / "model.safetensors"
     content = path.read_bytes()
-    path.write_bytes(content.replace(b", format 9", b", format 1"))
+    path.write_bytes(content.replace(b", format 10", b", format 01"))
     with pytest.raises(overt.InputError, match="another format"):
         DropoutCompletion.load(tmp_path)
     for damaged, match in ((b"damaged", "cannot be read"), (content[:-9], "read")):
         path.write_bytes(damaged)
         with pytest.raises(overt.InputError, match=match):
             DropoutCompletion.load(tmp_path)
-
-
-def test_partial_fit_keeps_what_auto_chose(ratings):
-    more = (np.array([[0, 1]]), np.array([3.0]))
-    model = DropoutCompletion(3, "auto", max_sweeps=10).fit(ratings.to_sparse())
-    chosen, path = model.drop_prob_, model.path_
-    model.partial_fit(*more)
-    assert model.drop_prob_ == chosen
-    assert model.path_ is path
 
 
 def test_score_and_grid_search(ratings):

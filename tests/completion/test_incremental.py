@@ -18,7 +18,7 @@ def ratings():
     )[0]
 
 
-SETTINGS = [{"average": 0}, {"drop_prob": 0.3}, {"missing": "negative"}]
+SETTINGS = [{"average": 0}, {"missing": "negative"}]
 
 
 def stars(seed=0, count=400):

@@ -1,5 +1,6 @@
 """New rows and what they like: values of another scale, dislikes and columns alone."""
 
+import csv
 import warnings
 
 import numpy as np
@@ -109,9 +110,23 @@ def test_a_line_without_its_value_is_named(rated, tmp_path):
     assert "line 2" in str(done.exception)
 
 
-def test_a_private_file_stays_private(rated, tmp_path):
-    path = tmp_path / "lists.csv"
+@pytest.mark.parametrize("name", ["lists.csv", "it's.parquet"])
+def test_lists_for_everyone_are_files_that_stay_private(name, rated, tmp_path):
+    rated.save(tmp_path / "rated")
+    path = tmp_path / name
     path.touch(mode=0o600)
-    rated.recommend_all(path, 3)
-    assert path.stat().st_size > 0
+    done = run("recommend", tmp_path / "rated", "--all", path, "-n", 3)
+    assert done.exit_code == 0
     assert path.stat().st_mode & 0o777 == 0o600
+    expected = rated.recommend_all(3)
+    if path.suffix == ".csv":
+        with path.open(newline="") as file:
+            lines = list(csv.DictReader(file))
+        found = {key: [line[key] for line in lines] for key in ("column", "rank")}
+    else:
+        relation = pytest.importorskip("duckdb").read_parquet(str(path))
+        found = relation.fetchnumpy()
+    assert list(map(str, found["column"])) == list(map(str, expected.cols))
+    assert list(map(int, found["rank"])) == expected.ranks.tolist()
+    wrong = run("recommend", tmp_path / "rated", "--all", tmp_path / "lists.txt")
+    assert "csv" in str(wrong.exception)

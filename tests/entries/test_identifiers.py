@@ -83,8 +83,6 @@ def test_keys_are_one_rule_for_all_questions(by_id):
     )
     explained = model.explain(row, col), model.explain(4, 7, keys="index")
     assert explained[0].prediction == explained[1].prediction
-    alike = model.similar_items(col, 3), model.similar_items(7, 3, keys="index")
-    assert np.array_equal(entries.col_ids[alike[1].cols], alike[0].cols)
     new = model.fold_in({col: 4.0}), model.fold_in({7: 4.0}, keys="index")
     assert np.array_equal(new[0].row.mean, new[1].row.mean)
     lists = model.recommend_all(n=2), model.recommend_all(n=2, keys="index")

@@ -512,7 +512,6 @@ COMPLETION = {
         complete={"rows": (i, ROWS)},
         explain={"row": (w, 1), "col": (w, 1)},
         recommend={"row": (w, 1), "n": (w, 2)},
-        similar_items={"col": (w, 1), "n": (w, 2)},
         score={"X": (a, np.where(A > 1, np.nan, A))},
     ),
     "completion.DropoutCompletion.fold_in": Row(
@@ -727,7 +726,6 @@ DECAY = {
         DEEP,
         "decay.DeepLinearCompletion",
         predict={"rows": (i, ROWS), "cols": (i, COLS)},
-        complete={"rows": (i, ROWS)},
     ),
 }
 

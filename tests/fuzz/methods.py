@@ -269,7 +269,6 @@ MORE = {
                 ("recommend_all", by.MODEL.recommend_all, {"n": 2}),
                 ("recommend_all of clicks", RANKED.recommend_all, {"n": 2}),
                 ("explain of clicks", RANKED.explain, {"row": 1, "col": 1}),
-                ("similar_items of names", NAMED.similar_items, {"col": "x"}),
             )
         },
         "completion.NewRow.predict": whole(NEWCOMER.predict, cols=by.COLS),

@@ -12,9 +12,11 @@ import pytest
 from fuzz import readers
 from fuzz.crash import _predicted as predicted
 from fuzz.crash import resuming, saving
+from typer.testing import CliRunner
 
 import overt
 from overt._io import ready, write_whole
+from overt.cli.base import app
 from overt.completion import DropoutCompletion
 from overt.completion.memory import room
 
@@ -167,7 +169,10 @@ def test_full_disks_are_answered_with_a_sentence(tmp_path, monkeypatch):
         model = DropoutCompletion(2, 0.5, max_sweeps=1).fit(np.eye(3))
         with pytest.raises(OSError, match="No space"):
             (disk / "filler").write_bytes(bytes(50_000))
-        with pytest.raises(OSError, match=r"lists.parquet cannot be used: No space"):
-            model.recommend_all(disk / "lists.parquet")
+        model.save(disk.parent / "model")
+        path = disk / "lists.parquet"
+        given = ["recommend", str(disk.parent / "model"), "--all", str(path)]
+        done = CliRunner().invoke(app, given)
+        assert "lists.parquet cannot be used: No space" in str(done.exception)
     finally:
         subprocess.run(["umount", str(disk)], check=True)

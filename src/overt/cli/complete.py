@@ -138,8 +138,6 @@ def complete(
     model.save(out)
 
     summary = _summary(model, read) | measured
-    if model.faults_:
-        summary["faults"] = len(model.faults_)
     summary["seconds"] = time.perf_counter() - start
     write_whole(out / "summary.json", json.dumps(summary, indent=1) + "\n")
     if not as_json:

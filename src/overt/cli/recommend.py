@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from typer import Option
 
 from overt._check import InputError
+from overt._io import ready, replacing, write_csv
 from overt.cli import ratings as shared
 from overt.cli.base import AsJson, app, console, show_json, show_path, show_table
 from overt.entries.frames import role_of
 from overt.entries.identifiers import UNKNOWN, whole_number
+
+if TYPE_CHECKING:
+    from overt.completion import Recommendations
+
+HEADER = ("row", "column", "rank", "prediction", "score")
+
+FULL = "No space left on device"
 
 
 @app.command()
@@ -63,7 +72,8 @@ def recommend(
     left_out = _left_out(exclude, fitted)
     how: dict[str, Any] = {"exclude_seen": not seen, "by": by}
     if everyone is not None:
-        fitted.recommend_all(everyone, n, exclude=left_out, **how)
+        _check_list_path(everyone)
+        _write_lists(everyone, fitted.recommend_all(n, exclude=left_out, **how))
         if as_json:
             show_json({"recommendations": str(everyone)}, indent=1)
         else:
@@ -117,6 +127,34 @@ def recommend(
     show_table(header, [list(line.values()) for line in rows])
 
 
+def _check_list_path(path: Path) -> None:
+    """Refuse a path that is no CSV or Parquet file, before the work."""
+    if path.suffix.lower() not in (".csv", ".parquet"):
+        raise InputError(f"recommendations go to a .csv or a .parquet file, got {path}")
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; a file is needed")
+    ready(path.parent)
+
+
+def _write_lists(path: Path, lists: Recommendations) -> None:
+    """Write lists to a CSV or Parquet file, which appears when it is whole."""
+    columns = (lists.rows, lists.cols, lists.ranks, lists.values, lists.scores)
+    if path.suffix.lower() == ".csv":
+        *names, y, x = (column.tolist() for column in columns)
+        numbers = ([f"{v:.6g}" for v in column] for column in (y, x))
+        write_csv(path, HEADER, zip(*names, *numbers, strict=True))
+        return
+    from overt.completion.ratings_file import duckdb
+
+    with duckdb().connect() as db, replacing(path) as temporary:
+        db.register("lists", dict(zip(HEADER, columns, strict=True)))
+        target = os.fspath(temporary).replace("'", "''")
+        try:
+            db.execute(f"copy (from lists) to '{target}' (format parquet)")
+        except duckdb().IOException as error:
+            raise OSError(FULL if FULL in str(error) else str(error)[:200]) from None
+
+
 def _left_out(path: Path | None, fitted: Any) -> Any:
     """Return the columns, or the pairs, that a file names."""
     if path is None:
@@ -154,11 +192,13 @@ def _newcomer(path: Path | None, fitted: Any) -> tuple[list[str], list[float] | 
 
 def _fields(path: Path, fitted: Any) -> list[list[str]]:
     """Return the fields of a file's lines, without a header of known names such as item."""
-    from overt.completion.ratings_file import short_lines
+    from overt.completion.ratings_file import numbered_lines, split_or_none
 
     if not path.is_file():
         raise InputError(f"there is no file or folder {path}")
-    found = short_lines(path)
+    lines = [line for _, line in numbered_lines(path) if line.strip()]
+    delimiter = max("\t;,", key=lambda d: sum(d in line for line in lines))
+    found = [split_or_none(line, delimiter) or [line.strip()] for line in lines]
     if not found:
         raise InputError(f"{path} is empty")
     ids = [] if fitted.col_ids_ is None else fitted.col_ids_.tolist()

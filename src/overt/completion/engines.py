@@ -57,9 +57,7 @@ SEND_SECONDS = 3
 
 
 class Engine(Protocol):
-    """Runs a kernel over all rows of one side; `faults` say what was lost and done again."""
-
-    faults: list[str]
+    """Runs a kernel over all rows of one side."""
 
     def run(self, layout: Layout, shared: Any, by_row: Any, out: Rows) -> Floats:
         """Update the rows of the arrays in `out`; return the sum of their tables.
@@ -117,7 +115,6 @@ def thread_engine(n_jobs: int) -> Iterator[Engine]:
 class _ThreadEngine:
     def __init__(self, pool: ThreadPoolExecutor | None) -> None:
         self._pool = pool
-        self.faults: list[str] = []
 
     def run(self, layout: Layout, shared: Any, by_row: Any, out: Rows) -> Floats:
         """Update the rows of `out`, heavy chunks first; small ones are taken together."""
@@ -184,7 +181,6 @@ class DaskEngine:
 
     def __init__(self, client: Any) -> None:
         self.client = client
-        self.faults: list[str] = []
         self._shares: dict[int, list[Share]] = {}
         self._direct = reachable(client)
 
@@ -202,7 +198,6 @@ class DaskEngine:
             self._shares.clear()
             self._direct = reachable(self.client)
             fault = f"workers were lost; a half sweep was computed again ({reason})"
-            self.faults.append(fault)
             warnings.warn(fault, stacklevel=2)
             time.sleep(PAUSE_SECONDS * attempt)
         raise ClusterLostError(

@@ -38,11 +38,8 @@ from overt.completion.recommend import (
     Recommendations,
     best_for_rows,
     explain,
-    list_path,
     new_row,
     score_entries,
-    similar_columns,
-    write_lists,
 )
 from overt.completion.storage import SweepCheckpoint, load_model, save_model
 from overt.entries import Entries, observed
@@ -166,8 +163,6 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         reasons; None otherwise.
     path_
         With "auto": (drop_prob, holdout RMSE) as tried.
-    faults_
-        What a cluster lost and computed again.
 
     Examples
     --------
@@ -349,7 +344,6 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
             "drop_prob_": fit.drop_prob,
             "learned_drop_prob_": fit.learned_drop_prob,
             "path_": fit.path,
-            "faults_": fit.faults,
             "_fit": fit,
         }
         self.__dict__.update(shown)
@@ -448,7 +442,6 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
 
     def recommend_all(
         self,
-        path: str | os.PathLike[str] | None = None,
         n: int = 10,
         *,
         rows: Any = None,
@@ -457,21 +450,12 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         exclude: Any = (),
         candidates: Any = None,
         keys: str = "auto",
-    ) -> Recommendations | None:
-        """Recommend to all rows (or those given), as `recommend` does, in blocks.
-
-        With a `path` (.csv or .parquet) lines of row, column, rank, prediction and score are
-        written there; without one they are returned.
-        """
+    ) -> Recommendations:
+        """Recommend to all rows (or those given), as `recommend` does, in blocks."""
         _, index = self._query(keys)
         ranking = self._ranking(by)
-        target = None if path is None else list_path(path)
         how = (rows, n, exclude_seen, exclude, candidates)
-        lists = best_for_rows(ranking, index, *how)
-        if target is None:
-            return lists
-        write_lists(target, lists)
-        return None
+        return best_for_rows(ranking, index, *how)
 
     def prepare_ranking(self) -> Self:
         """Fit the second model that `recommend` needs: of which entries are observed.
@@ -506,12 +490,6 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
             by = "chosen" if self.ranking_model_.popularity == 1 else "both"
         return Ranking(by, model, self.ranking_model_, middle)
 
-    def similar_items(
-        self, col: Any, n: int = 10, *, keys: str = "auto"
-    ) -> Recommendation:
-        """Return the columns whose predictions correlate most with those for `col` over rows."""
-        return similar_columns(*self._query(keys), col, n)
-
     def partial_fit(self, X: Any, y: Any = None, sweeps: int = 2) -> Self:
         """Add new entries: rows and columns with new entries are solved again, the rest is fixed.
 
@@ -532,14 +510,12 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         if self.missing == "negative":
             entries = observed_pairs(entries)
         settings = self._settings()
-        if not settings.learned:
-            settings = replace(settings, drop_prob=self.drop_prob_)
         ranking_model = self.ranking_model_
         if fitting.needs_refit(self.model_, entries, self._fit.fitted):
             fit = fitting.refit(settings, self.model_, entries)
             if ranking_model is not None:
                 ranking_model = fitting.fit_ranking(settings, entries)
-            fit = replace(fit, path=self.path_, fitted=len(entries))
+            fit = replace(fit, fitted=len(entries))
             return self._adopt(entries, fit, ranking_model)
         model = fitting.extend_model(self.model_, entries, new, sweeps)
         if ranking_model is not None:

@@ -343,12 +343,10 @@ def fit_entries(
     with engine_context as engine, meter("sweeps", settings.sweeps + samples) as bar:
         run = Run(engine, bar, on_step, checkpoint)
         if strengths is not None:
-            fit = _fit_implicit(settings, entries, problem, strengths, run)
-        elif settings.learned:
-            fit = _fit_learned(settings, entries, problem, run, given, samples)
-        else:
-            fit = _fit_fixed(settings, entries, problem, run)
-        return replace(fit, faults=tuple(engine.faults))
+            return _fit_implicit(settings, entries, problem, strengths, run)
+        if settings.learned:
+            return _fit_learned(settings, entries, problem, run, given, samples)
+        return _fit_fixed(settings, entries, problem, run)
 
 
 def _fit_learned(
@@ -608,9 +606,9 @@ def solve_rows(
     weights, partner_weights, prior = model.equations(side)
     fixed = FixedSide(
         base.means[1 - side][partners],
-        base.covariance.second_moments(base.means, 1 - side, partners),
+        base.second_moments(1 - side, partners),
         partner_weights[partners],
-        base.covariance.strengths(base.columns),
+        np.zeros(base.columns.width),
     )
     centers, P = base.priors_of(side, rows, group, partners)
     tables = np.zeros((len(rows), fixed.tables.shape[1]), dtype)

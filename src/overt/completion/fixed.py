@@ -18,7 +18,7 @@ from overt._check import Floats
 from overt.completion.engines import Engine, half_sweep
 from overt.completion.features import NO_FEATURES
 from overt.completion.kernels.rows import FixedSide
-from overt.completion.model import DropoutCovariance, FactorModel
+from overt.completion.model import FactorModel
 from overt.completion.prior import Prior, RowNoise
 from overt.completion.problem import CompletionProblem
 
@@ -32,6 +32,7 @@ class FixedFit:
     kind: ClassVar[str] = "fixed"
     state: ClassVar[tuple[str, ...]] = ("means", "history")
     features = (NO_FEATURES, NO_FEATURES)
+    tables = None
 
     def __init__(
         self,
@@ -41,7 +42,10 @@ class FixedFit:
         seed: int,
     ) -> None:
         self.problem = problem
-        self.covariance = DropoutCovariance.of(problem.columns, drop_prob)
+        # lam = drop_prob / (1 - drop_prob) of factors, 0 of biases.
+        self.strength = np.zeros(problem.columns.width)
+        probs = np.asarray(drop_prob, dtype=float)
+        self.strength[: problem.columns.n_factors] = probs / (1 - probs)
         self.ridge = ridge
         square = float(np.mean(problem.sides[0].values.astype(np.float64) ** 2))
         std = np.sqrt((np.sqrt(square) or 1.0) / problem.columns.n_factors)
@@ -80,7 +84,7 @@ class FixedFit:
         count = self.problem.shape[side]
         weights = np.ones(self.problem.shape[1 - side])
         other = self.means[1 - side]
-        fixed = FixedSide(other, other[:, :0], weights, self.covariance.strength)
+        fixed = FixedSide(other, other[:, :0], weights, self.strength)
         prior = self.priors[side].for_rows(self.problem.columns, side)
         means = self.means[side]
         shifts = np.zeros((count, len(prior.free)))

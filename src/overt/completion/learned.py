@@ -33,9 +33,9 @@ from overt.completion.kernels.rows import FixedSide, pack, unpack
 from overt.completion.model import (
     MAX_FULL_BYTES,
     FactorModel,
-    FullCovariance,
     add_squares,
     full_bytes,
+    zero_tables,
 )
 from overt.completion.prior import Prior, RowNoise, Sums
 from overt.completion.problem import CompletionProblem
@@ -108,7 +108,7 @@ class LearnedFit:
     state: ClassVar[tuple[str, ...]] = (
         "means",
         "history",
-        "covariance",
+        "tables",
         "priors",
         "noise",
         "noises",
@@ -128,8 +128,8 @@ class LearnedFit:
         self.certain = certain
         rng = np.random.default_rng([seed, 0])
         self.means = problem.start(rng, OPTIONS.start_std)
-        self.covariance = FullCovariance.start(problem)
-        add_squares(self.covariance.tables[1], self.means[1])
+        self.tables = zero_tables(problem)
+        add_squares(self.tables[1], self.means[1])
         n = len(problem.columns.free(0))
         row_precision = np.eye(n)
         col_precision = np.eye(n) / OPTIONS.start_std**2
@@ -180,7 +180,7 @@ class LearnedFit:
     def _update_rows(self, side: int, engine: Engine) -> tuple[Sums, Floats]:
         """Update one side; return sums over its rows, and the rows' expected errors."""
         problem = self.problem
-        tables = self.covariance.tables
+        tables = self.tables
         columns = problem.columns
         group = problem.sides[side]
         prior = self.priors[side]
@@ -221,8 +221,8 @@ class LearnedFit:
     def _finish(self) -> None:
         """Turn second moments into covariances; give rows without entries their prior."""
         for side, w in enumerate(self.means):
-            table = self.covariance.tables[side]
-            add_squares(self.covariance.tables[side], w, -1)
+            table = self.tables[side]
+            add_squares(self.tables[side], w, -1)
             prior = self.priors[side]
             features = self.features[side]
             empty = self.problem.sides[side].counts == 0
@@ -272,7 +272,7 @@ def equivalent_drop_prob(model: FactorModel, fit: Any) -> tuple[float, Floats]:
         W = model.means[side][:-1, :k] @ turned.astype(fit.problem.dtype)
         squares = counts @ W**2
         known = slice(None, -1)
-        S = model.covariance.total(model.means, side, known, counts)[:k, :k]
+        S = model.total_covariance(side, known, counts)[:k, :k]
         noise = np.diag(turned.T @ S @ turned)
         ratio *= 1 + np.minimum(noise / np.maximum(squares, 1e-100), 1e12)
         size *= squares

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -44,94 +44,28 @@ MAX_FULL_BYTES = 2 << 30
 FOLD_STEPS = 8
 """Times that a new row and its share in the noise are solved for in turn."""
 
-Means = Sequence[Array]
+
+def zero_tables(problem: CompletionProblem) -> list[Array]:
+    """Return a packed covariance of zero for each row of both sides.
+
+    Sweeps store second moments w w' + S there, a fitted model S.
+    """
+    size = problem.columns.packed_size
+    return [np.zeros((count, size), problem.dtype) for count in problem.shape]
 
 
-@dataclass(frozen=True, eq=False)
-class DropoutCovariance:
-    """S = lam diag(w o w), the noise of dropout; `strength` is lam of each column."""
-
-    strength: Floats
-
-    @classmethod
-    def of(cls, columns: Columns, drop_prob: float | Floats) -> Self:
-        """lam = drop_prob / (1 - drop_prob) for factors, 0 for biases."""
-        strength = np.zeros(columns.width)
-        probs = np.asarray(drop_prob, dtype=float)
-        strength[: columns.n_factors] = probs / (1 - probs)
-        return cls(strength)
-
-    def strengths(self, columns: Columns) -> Floats:
-        """Return lam of each column."""
-        return self.strength
-
-    def second_moments(self, means: Means, side: int, rows: Array) -> Array:
-        """Return no tables: the kernels make them of the means."""
-        return means[side][rows, :0]
-
-    def total(self, means: Means, side: int, rows: Any, weights: Floats) -> Floats:
-        """Return the weighted sum of S over some rows of a side."""
-        return np.diag(
-            self.strength * (weights @ means[side][rows].astype(np.float64) ** 2)
-        )
-
-    def take(self, picks: Sequence[Ints]) -> Self:
-        """Return the same: it holds for all rows."""
-        return self
-
-
-@dataclass(frozen=True, eq=False)
-class FullCovariance:
-    """A packed covariance for each row of both sides; sweeps store second moments w w' + S."""
-
-    tables: list[Array]
-
-    @classmethod
-    def start(cls, problem: CompletionProblem) -> Self:
-        """Return covariances of zero."""
-        size = problem.columns.packed_size
-        return cls([np.zeros((count, size), problem.dtype) for count in problem.shape])
-
-    def strengths(self, columns: Columns) -> Floats:
-        """Return 0 for each column: the covariances stand in tables."""
-        return np.zeros(columns.width)
-
-    def second_moments(self, means: Means, side: int, rows: Array) -> Array:
-        """Return w w' + S of some rows, packed."""
-        return add_squares(self.tables[side][rows], means[side][rows])
-
-    def total(self, means: Means, side: int, rows: Any, weights: Floats) -> Floats:
-        """Return the weighted sum of S over some rows of a side."""
-        return unpack(weighted_sum(weights, self.tables[side][rows]))
-
-    def take(self, picks: Sequence[Ints]) -> Self:
-        """Return a copy of some rows of both tables."""
-        return type(self)(
-            [table[at] for table, at in zip(self.tables, picks, strict=True)]
-        )
-
-    def in_units(
-        self, columns: Columns, scale: float, unseen: Sequence[Floats]
-    ) -> Self:
-        """Return tables in the units of the values, and the covariance of a row never seen."""
-        tables = []
-        for table, S, c in zip(self.tables, unseen, columns.units(scale), strict=True):
-            found = np.empty((len(table) + 1, table.shape[1]), table.dtype)
-            squares = pack(np.outer(c, c))
-            np.multiply(table, squares.astype(table.dtype), found[:-1])
-            found[-1] = pack(S)
-            tables.append(found)
-        return type(self)(tables)
-
-    def product_variance(self, means: Means, rows: Array, cols: Array) -> Floats:
-        """Var(u_a . v_b) = u'S_v u + v'S_u v + tr(S_u S_v)."""
-        out = np.empty(len(rows))
-        dot_variances(rows, cols, *means, *self.tables, out)
-        return out
-
-    def traces(self, side: int, rows: Array, M: Floats) -> Floats:
-        """tr(S M) for some rows; the packed half counts twice off the diagonal."""
-        return self.tables[side][rows] @ pack(2 * M - np.diag(np.diag(M)))
+def in_units(
+    tables: Sequence[Array], columns: Columns, scale: float, unseen: Sequence[Floats]
+) -> list[Array]:
+    """Return tables in the units of the values, with the covariance of a row never seen."""
+    scaled = []
+    for table, S, c in zip(tables, unseen, columns.units(scale), strict=True):
+        found = np.empty((len(table) + 1, table.shape[1]), table.dtype)
+        squares = pack(np.outer(c, c))
+        np.multiply(table, squares.astype(table.dtype), found[:-1])
+        found[-1] = pack(S)
+        scaled.append(found)
+    return scaled
 
 
 def add_squares(table: Array, W: Array, sign: int = 1) -> Array:
@@ -139,9 +73,6 @@ def add_squares(table: Array, W: Array, sign: int = 1) -> Array:
     for t, (i, j) in enumerate(zip(*np.tril_indices(W.shape[1]), strict=True)):
         table[:, t] += sign * (W[:, i] * W[:, j])
     return table
-
-
-RowCovariance = DropoutCovariance | FullCovariance
 
 
 def full_bytes(problem: CompletionProblem) -> int:
@@ -182,7 +113,8 @@ class FactorModel:
     center: float
     noise: float
     means: tuple[Array, Array]  # (row side, column side), each (count + 1, width)
-    covariance: RowCovariance
+    # Packed covariances of both sides' rows; None: dropout is fixed, and none are learned.
+    tables: list[Array] | None
     priors: tuple[Prior, Prior]  # of both sides, over the unknown columns of a row
     noises: tuple[RowNoise, RowNoise]  # of both sides, each with count + 1 rows
     directions: tuple[Directions, Directions]
@@ -207,22 +139,22 @@ class FactorModel:
             directions = fit.features[side].directions
             scores = directions.mean[None]
             S = 0.0
-            if isinstance(fit.covariance, FullCovariance):
+            if fit.tables is not None:
                 S = prior.covariances(scores, directions.covariance)[0]
             w, S = columns.fill(side, prior.means(scores)[0], S)
             known = fit.means[side] * units.astype(problem.dtype)
             means.append(np.concatenate([known, w[None].astype(problem.dtype)]))
             priors.append(prior)
             unseen.append(S)
-        covariance = fit.covariance
-        if isinstance(covariance, FullCovariance):
-            covariance = covariance.in_units(columns, problem.scale, unseen)
+        tables = fit.tables
+        if tables is not None:
+            tables = in_units(tables, columns, problem.scale, unseen)
         return cls(
             columns=columns,
             center=problem.center,
             noise=fit.noise * problem.scale**2,
             means=(means[0], means[1]),
-            covariance=covariance,
+            tables=tables,
             priors=(priors[0], priors[1]),
             noises=(fit.noises[0].with_unseen(), fit.noises[1].with_unseen()),
             directions=(fit.features[0].directions, fit.features[1].directions),
@@ -244,7 +176,17 @@ class FactorModel:
     @property
     def has_std(self) -> bool:
         """Whether predictions have standard deviations that hold for new entries."""
-        return isinstance(self.covariance, FullCovariance)
+        return self.tables is not None
+
+    @property
+    def covariances(self) -> list[Array]:
+        """The covariances of rows; refused where dropout is fixed."""
+        if self.tables is None:
+            raise InputError(
+                'return_std, fold_in, explain and partial_fit need drop_prob="learn": with a '
+                'number or "auto" nothing is learned of how far predictions are from new entries'
+            )
+        return self.tables
 
     def factors(self, side: int) -> Floats:
         """Return the factors of one side's known rows, without biases."""
@@ -267,12 +209,8 @@ class FactorModel:
 
     def variance(self, rows: Array, cols: Array) -> Floats:
         """Predictive variance: the noise of row and column, and Var(u.v)."""
-        if isinstance(self.covariance, DropoutCovariance):
-            raise InputError(
-                'return_std needs drop_prob="learn": with a number or "auto" nothing is learned of '
-                "how far predictions are from new entries"
-            )
-        factors = self.covariance.product_variance(self.means, rows, cols)
+        factors = np.empty(len(rows))
+        dot_variances(rows, cols, *self.means, *self.covariances, factors)
         noises = self.noises[0].variances[rows] * self.noises[1].variances[cols]
         return np.asarray(np.maximum(factors, 0) + self.noise * noises)
 
@@ -319,8 +257,15 @@ class FactorModel:
     def weighted_moment(self, side: int, rows: Array, weights: Floats) -> Floats:
         """sum_b c_b T_b, T_b = w_b w_b' + S_b, over some rows of a side."""
         W = self.means[side][rows].astype(np.float64)
-        S = self.covariance.total(self.means, side, rows, weights)
-        return (W.T * weights) @ W + S
+        return (W.T * weights) @ W + self.total_covariance(side, rows, weights)
+
+    def total_covariance(self, side: int, rows: Any, weights: Floats) -> Floats:
+        """sum_b c_b S_b over some rows of a side."""
+        return unpack(weighted_sum(weights, self.covariances[side][rows]))
+
+    def second_moments(self, side: int, rows: Array) -> Array:
+        """Return w w' + S of some rows, packed."""
+        return add_squares(self.covariances[side][rows], self.means[side][rows])
 
     def fold(
         self,
@@ -333,24 +278,22 @@ class FactorModel:
 
         The row and its share in the noise are solved for in turn.
         """
+        tables = self.covariances[1]
         nu = self.noises[0].nu
         prior = self.priors[0]
         scores, unknown = self.scores(partners, features)
         center = prior.means(scores[None])[0]
-        S: Any = 0.0
-        prior_precision = prior.precision
-        if self.has_std:
-            S = prior.covariances(scores[None], unknown)[0]
-            prior_precision = np.linalg.inv(S)
+        S = prior.covariances(scores[None], unknown)[0]
+        prior_precision = np.linalg.inv(S)
         mean, S = self.columns.fill(0, center, S)
         found = Row(mean, S, self.noises[0].unseen)
         if not len(partners):
             return found
-        covariance = None if sums is not None else self.covariance
+        counts_pairs = sums is not None
         sums = sums or self.row_sums(partners, values)
         W, y, c, second = sums
         for _ in range(FOLD_STEPS if np.isfinite(nu) else 1):
-            precision = found.weight / self.noise if self.has_std else 1.0
+            precision = found.weight / self.noise
             w, S = self.solve_row(sums, precision, center, prior_precision)
             mean, S = self.columns.fill(0, w, S)
             error = c @ y**2 - 2 * mean @ (W.T @ (c * y))
@@ -358,12 +301,13 @@ class FactorModel:
             misfit = max(float(error), 0.0) / self.noise
             weight, noise = noise_shares(nu, float(len(partners)), misfit)
             found = Row(mean, S, noise, weight)
-        if not isinstance(covariance, FullCovariance):
+        if counts_pairs:
             return found
         # Sweeps add the errors S_b of the partners to the precision of a row, which shrinks its
         # mean as it should; few entries say less, as these errors add to their noise.
         free = self.columns.free(0)
-        errors = covariance.traces(1, partners, np.outer(mean, mean) + S)
+        M = np.outer(mean, mean) + S
+        errors = tables[partners] @ pack(2 * M - np.diag(np.diag(M)))  # tr(M S_b)
         precisions = 1 / (self.noise / (found.weight * c) + errors)
         P = prior_precision + (W[:, free].T * precisions) @ W[:, free]
         _, S = self.columns.fill(0, w, np.linalg.inv(P))
@@ -371,7 +315,7 @@ class FactorModel:
 
     def equations(self, side: int) -> tuple[Floats, Floats, RowPrior]:
         """Return precisions of a side's rows, weights of their partners, and what rows share."""
-        weights = self.noises[side].weights / (self.noise if self.has_std else 1.0)
+        weights = self.noises[side].weights / self.noise
         prior = self.priors[side].for_rows(self.columns, side)
         return weights, self.noises[1 - side].weights, prior
 
@@ -415,16 +359,14 @@ class FactorModel:
         self.means[side][rows] = self.means[side][-1]
         self.noises[side].weights[rows] = self.noises[side].weights[-1]
         self.noises[side].variances[rows] = self.noises[side].variances[-1]
-        if isinstance(self.covariance, FullCovariance):
-            tables = self.covariance.tables[side]
-            tables[rows] = tables[-1]
+        table = self.covariances[side]
+        table[rows] = table[-1]
 
     def write(self, side: int, rows: Ints, found: Rows, counts: Ints) -> None:
         """Replace rows in place; only for a copy that nobody else has."""
         self.means[side][rows] = found.means
-        if isinstance(self.covariance, FullCovariance):
-            add_squares(found.tables, found.means, -1)
-            self.covariance.tables[side][rows] = found.tables
+        add_squares(found.tables, found.means, -1)
+        self.covariances[side][rows] = found.tables
         noise = self.noises[side]
         misfits = np.maximum(found.stats[:, 0], 0) / (self.noise or 1.0)
         weights, variances = noise_shares(noise.nu, counts.astype(float), misfits)
@@ -433,7 +375,7 @@ class FactorModel:
 
     def solve_row(
         self, sums: RowSums, precision: float, center: Floats, P: Floats
-    ) -> tuple[Floats, Any]:
+    ) -> tuple[Floats, Floats]:
         """S = (precision sum T_b + P)^-1, w = S (precision sum (y_b v_b - pinned) + P center)."""
         free = self.columns.free(0)
         right = sums.W.T @ (sums.weights * sums.values)
@@ -441,18 +383,14 @@ class FactorModel:
             right = right - sums.second[:, self.columns.pinned(0)]
         right = precision * right[free] + P @ center
         P = P + precision * sums.second[np.ix_(free, free)]
-        if not self.has_std:  # P may be singular
-            return np.asarray(np.linalg.lstsq(P, right)[0]), 0.0
         S = np.asarray(np.linalg.inv(P))
         return S @ right, S
 
     def of_row(self, row: Row) -> FactorModel:
         """Return the model of a row that was not fitted alone, at position 0."""
         unseen = self.noises[0].unseen
-        covariance = self.covariance
-        if isinstance(covariance, FullCovariance):
-            tables = _only_row(pack(row.covariance), covariance.tables[0])
-            covariance = FullCovariance([tables, covariance.tables[1]])
+        tables = self.covariances
+        own = _only_row(pack(row.covariance), tables[0])
         noise = replace(
             self.noises[0],
             weights=np.array([row.weight, 1.0]),
@@ -461,7 +399,7 @@ class FactorModel:
         return replace(
             self,
             means=(_only_row(row.mean, self.means[0]), self.means[1]),
-            covariance=covariance,
+            tables=[own, tables[1]],
             noises=(noise, self.noises[1]),
         )
 
@@ -484,13 +422,13 @@ class FactorModel:
         prior = self.priors[0]
         if sums is None:
             sums = self.row_sums(partners, values)
-        precision = self.noises[0].weights[row] / self.noise if self.has_std else 1.0
+        precision = self.noises[0].weights[row] / self.noise
         residual = sums.values
         if self.columns.biases:
             residual = residual - sums.W[:, self.columns.pinned(0)]
         P = prior.precision + precision * sums.second[np.ix_(free, free)]
         v = self.means[1][col].astype(np.float64)
-        target = np.linalg.lstsq(P, v[free])[0]
+        target = np.linalg.solve(P, v[free])
         entries = precision * sums.weights * (sums.W[:, free] @ target) * residual
         added = {"entries": entries, MISSINGNESS: 0.0, GIVEN: 0.0}
         if prior.effects is not None:
@@ -520,7 +458,7 @@ class FactorModel:
             self,
             means=(means[0], means[1]),
             noises=(noises[0], noises[1]),
-            covariance=self.covariance.take(picks),
+            tables=[t[at] for t, at in zip(self.covariances, picks, strict=True)],
             given=(given[0], given[1]),
         )
 
@@ -546,4 +484,3 @@ class Fit:
     learned_drop_prob: Floats | None = None
     path: Floats | None = None
     fitted: int = 0  # entries of the last full fit
-    faults: tuple[str, ...] = ()  # what a cluster lost and computed again

@@ -198,7 +198,7 @@ def _usable_lines(sample: list[tuple[int, str]], needed: int) -> dict[str, list[
     found: dict[str, list[Line]] = {delimiter: [] for delimiter in DELIMITERS}
     for delimiter, lines in found.items():
         for number, line in sample:
-            fields = _split_or_none(line, delimiter)
+            fields = split_or_none(line, delimiter)
             if fields and len(fields) >= needed:
                 lines.append((number, fields))
     return found
@@ -320,13 +320,6 @@ def _printable(line: str) -> str:
     return line
 
 
-def short_lines(path: Path) -> list[list[str]]:
-    """Return the fields of a short file, by the delimiter (tab, ; or ,) that most lines have."""
-    lines = [line for _, line in numbered_lines(path) if line.strip()]
-    delimiter = max("\t;,", key=lambda d: sum(d in line for line in lines))
-    return [_split_or_none(line, delimiter) or [line.strip()] for line in lines]
-
-
 def first_bytes(path: Path) -> bytes:
     """Return the bytes that identify the kind of a file."""
     with path.open("rb") as file:
@@ -350,7 +343,8 @@ def _split(line: str, delimiter: str) -> list[str]:
     return [field.strip() for field in fields]
 
 
-def _split_or_none(line: str, delimiter: str) -> list[str] | None:
+def split_or_none(line: str, delimiter: str) -> list[str] | None:
+    """Return the fields of a line, None if its quotes make no sense."""
     try:
         return _split(line, delimiter)
     except csv.Error:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.sparse import issparse
 
 from overt._check import Array, Floats, InputError, Ints, whole
-from overt._io import as_path, ready, replacing, write_csv
 from overt._running import meter
 from overt.completion.fitting import Model
 from overt.completion.implicit import (
@@ -24,8 +21,7 @@ from overt.completion.implicit import (
     observed_pairs,
     refuse_dislikes,
 )
-from overt.completion.model import FullCovariance, Row
-from overt.completion.ratings_file import duckdb
+from overt.completion.model import Row
 from overt.entries import Entries, observed
 from overt.entries.entries import checked_values, find_pairs
 from overt.entries.frames import is_frame, is_table
@@ -45,7 +41,6 @@ BY = {
     "both": "how likely it is chosen and how it is expected to be rated",
     "value": "predicted value",
     "chosen": "how likely it is chosen",
-    "similarity": "correlation of predictions over rows",
 }
 
 LIKED_POWER = 0.25
@@ -168,7 +163,7 @@ class Recommendation(Result):
     cols
         Identifiers, or indices.
     values
-        Predictions for them (or similarities).
+        Predictions for them.
     scores
         By what they are sorted, largest first.
     by
@@ -181,8 +176,8 @@ class Recommendation(Result):
     by: str
 
     def __repr__(self) -> str:
-        kind = "similarity" if self.by == BY["similarity"] else "prediction"
-        lines = table_lines((kind, "score"), self.cols, self.values, self.scores)
+        header = ("prediction", "score")
+        lines = table_lines(header, self.cols, self.values, self.scores)
         return "\n".join([f"{len(self.cols)} columns by {self.by}:", *lines])
 
 
@@ -301,43 +296,6 @@ def best_columns(
             bar.advance(len(some))
 
 
-def similar_columns(
-    model: Model, index: EntryIndex, col: Any, n: int
-) -> Recommendation:
-    """Correlation over rows of two columns' predictions.
-
-    v_i'C v_j / sqrt(E[v_i'C v_i] E[v_j'C v_j]) with C the rows' covariance: the expectation over
-    what is not known of a column makes those with few entries less alike than they look.
-    """
-    b = index.cols.find_one(col)
-    base = model.base
-    V = base.factors(1)
-    if not index.entered[b]:
-        raise InputError(
-            f"col {col!r} has no entries: nothing says what it is similar to"
-        )
-    k = V.shape[1]
-    if isinstance(base.covariance, FullCovariance):
-        C = base.priors[0].covariance[:k, :k]
-        padded = np.zeros((base.columns.width, base.columns.width))
-        padded[:k, :k] = C
-        squares = base.covariance.traces(1, np.arange(len(V)), padded)
-    else:
-        U = base.factors(0) - base.factors(0).mean(axis=0)
-        C = U.T @ U / len(U)
-        squares = np.zeros(len(V))
-    squares = squares + np.einsum("ei,ei->e", V @ C, V)
-    scale = np.sqrt(np.maximum(squares, 0) * max(squares[b], 0))
-    products = V @ (C @ V[b])
-    scores = np.zeros(len(V))
-    np.divide(products, scale, where=scale > 0, out=scores)
-    allowed = index.entered.copy()
-    allowed[b] = False
-    best = top(np.where(allowed, scores, -np.inf), whole("n", n))
-    names = index.cols.labels(best)
-    return Recommendation(names, scores[best], scores[best], BY["similarity"])
-
-
 def new_row(
     model: Model,
     index: EntryIndex,
@@ -437,10 +395,6 @@ def top(scores: Floats, n: int) -> Array:
     return best[np.lexsort((best, -scores[best]))]
 
 
-HEADER = ("row", "column", "rank", "prediction", "score")
-FULL = "No space left on device"
-
-
 @dataclass(frozen=True, repr=False, eq=False)
 class Recommendations(Result):
     """Lists for many rows: line i recommends cols[i] to rows[i] as number ranks[i], from 1."""
@@ -451,38 +405,6 @@ class Recommendations(Result):
     values: Floats
     scores: Floats
     by: str
-
-
-def list_path(path: str | os.PathLike[str]) -> Path:
-    """Return the path of a CSV or Parquet file, or refuse it before the work."""
-    path = as_path("path", path)
-    if path.suffix.lower() not in (".csv", ".parquet"):
-        raise InputError(f"recommendations go to a .csv or a .parquet file, got {path}")
-    if path.is_dir():
-        raise InputError(f"{path} is a folder; a file is needed")
-    ready(path.parent)
-    return path
-
-
-def write_lists(path: Path, lists: Recommendations) -> None:
-    """Write lists to a CSV or Parquet file, which appears when it is whole."""
-    columns = (lists.rows, lists.cols, lists.ranks, lists.values, lists.scores)
-    if path.suffix.lower() == ".csv":
-        *names, y, x = (column.tolist() for column in columns)
-        numbers = ([f"{v:.6g}" for v in column] for column in (y, x))
-        write_csv(path, HEADER, zip(*names, *numbers, strict=True))
-        return
-    table = dict(zip(HEADER, columns, strict=True))
-    for name, column in table.items():
-        if column.dtype.kind == "U":
-            table[name] = column.astype(object)
-    with duckdb().connect() as db, replacing(path) as temporary:
-        db.register("lists", table)
-        target = os.fspath(temporary).replace("'", "''")
-        try:
-            db.execute(f"copy (from lists) to '{target}' (format parquet)")
-        except duckdb().IOException as error:
-            raise OSError(FULL if FULL in str(error) else str(error)[:200]) from None
 
 
 def best_for_rows(

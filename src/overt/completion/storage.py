@@ -30,10 +30,8 @@ from overt.completion.averaged import AveragedModel
 from overt.completion.features import Directions, Encoder
 from overt.completion.implicit import ImplicitModel, PrecisionRule, Strengths
 from overt.completion.model import (
-    DropoutCovariance,
     FactorModel,
     Fit,
-    FullCovariance,
 )
 from overt.completion.prior import Effects, Prior, RowNoise
 from overt.completion.problem import Columns
@@ -41,7 +39,7 @@ from overt.entries import Entries
 from overt.entries.identifiers import as_identifiers
 from overt.results import Status
 
-FORMAT = 9
+FORMAT = 10
 """Raised whenever the classes below change: a model of another format is refused."""
 
 KIND = f"overt completion model, format {FORMAT}"
@@ -51,12 +49,10 @@ STORED_CLASSES = (
     AveragedModel,
     Columns,
     Directions,
-    DropoutCovariance,
     Effects,
     Encoder,
     FactorModel,
     Fit,
-    FullCovariance,
     ImplicitModel,
     PrecisionRule,
     Prior,
