@@ -63,24 +63,19 @@ class ActiveUnits:
     """Which units were not 0 on every sample, by the names of places."""
 
     def __init__(self) -> None:
-        self._active: dict[str, Tensor] = {}
-        self._changing: set[str] = set()
+        self._active: dict[str, Tensor | None] = {}  # None: their number changes
 
     def add(self, name: str, rows: Tensor) -> None:
         """Add rows of units."""
         active = (rows != 0).any(0).cpu()
         before = self._active.get(name, active)
-        if before.shape != active.shape:
-            self._changing.add(name)
-        else:
-            self._active[name] = before | active
+        same = before is not None and before.shape == active.shape
+        self._active[name] = before | active if same else None
 
     def count(self, name: str) -> tuple[int, int] | None:
         """Return how many units there are and how many were always 0; None if that changes."""
-        if name in self._changing or name not in self._active:
-            return None
-        active = self._active[name]
-        return len(active), int((~active).sum())
+        active = self._active.get(name)
+        return None if active is None else (len(active), int((~active).sum()))
 
 
 PASSES = 3

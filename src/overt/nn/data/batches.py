@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -97,19 +98,14 @@ class Inputs:
     @classmethod
     def of(cls, value: Any, name: str, output: Output = None) -> Inputs:
         """Return an array, a tensor, a tuple of them or a mapping as a model's arguments."""
-        given: Any
-        if isinstance(value, Mapping):
-            given = {
-                k: as_tensor(name, v) if is_array(v) else v for k, v in value.items()
-            }
-        else:
-            parts = tuple(value) if isinstance(value, (tuple, list)) else (value,)
-            if not all(map(is_array, parts)):
-                kinds = ", ".join(type(part).__name__ for part in parts) or "nothing"
+        if not isinstance(value, Mapping):
+            value = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+            if not all(map(is_array, value)):
+                kinds = ", ".join(type(part).__name__ for part in value) or "nothing"
                 raise InputTypeError(
                     f"{name} must be a tensor, a tuple of tensors or a dict of them, got {kinds}"
                 )
-            given = tuple(as_tensor(name, part) for part in parts)
+        given = _map_arrays(value, lambda x: as_tensor(name, x))
         inputs = cls(given, output)
         if not inputs.tensors or any(
             x.ndim == 0 or len(x) == 0 for x in inputs.tensors
@@ -122,8 +118,7 @@ class Inputs:
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """The tensors among the arguments."""
-        parts = self.given.values() if isinstance(self.given, dict) else self.given
-        return tuple(x for x in parts if isinstance(x, Tensor))
+        return tuple(_arrays_in(self.given))
 
     @property
     def shapes(self) -> str:
@@ -135,11 +130,7 @@ class Inputs:
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Inputs:
         """Return the arguments with every tensor changed."""
-        if not isinstance(self.given, dict):
-            return Inputs(tuple(change(x) for x in self.given), self.output)
-        items = self.given.items()
-        changed = {key: change(x) if isinstance(x, Tensor) else x for key, x in items}
-        return Inputs(changed, self.output)
+        return Inputs(_map_arrays(self.given, change), self.output)
 
     def first(self, n: int) -> Inputs:
         """Return the first n rows."""
@@ -342,20 +333,21 @@ def _split_rows(pair: tuple[Any, Any], name: str) -> list[tuple[Any, Any]]:
             f"{name} must have a target for each row, got {counts} inputs but {len(y)} targets"
         )
     starts = range(0, max(len(y), 1), ROWS)
-    return [(_rows_of(inputs, slice(i, i + ROWS)), y[i : i + ROWS]) for i in starts]
+    slices = [slice(i, i + ROWS) for i in starts]
+    return [(_map_arrays(inputs, itemgetter(rows)), y[rows]) for rows in slices]
 
 
 def _arrays_in(inputs: Any) -> list[Any]:
-    if is_array(inputs):
-        return [inputs]
-    parts = inputs.values() if isinstance(inputs, Mapping) else inputs
-    return [part for part in parts if is_array(part)]
+    found: list[Any] = []
+    _map_arrays(inputs, found.append)
+    return found
 
 
-def _rows_of(inputs: Any, rows: slice) -> Any:
+def _map_arrays(inputs: Any, change: Callable[[Any], Any]) -> Any:
+    """Return an array, a tuple of them or a mapping with every array changed."""
     if isinstance(inputs, Mapping):
-        return {key: x[rows] if is_array(x) else x for key, x in inputs.items()}
-    return inputs[rows] if is_array(inputs) else tuple(x[rows] for x in inputs)
+        return {k: change(x) if is_array(x) else x for k, x in inputs.items()}
+    return change(inputs) if is_array(inputs) else tuple(map(change, inputs))
 
 
 def _describe(batch: Any) -> str:
