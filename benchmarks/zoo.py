@@ -180,7 +180,7 @@ def measured(name: str) -> dict[str, Any]:
         "right": abs(ratio - 1) <= 0.05 and off <= 0.1,
         "covered": float(torch.stack([near_m, near_s]).double().mean()),
         "method": found.method,
-        "named": bool(found.drawn or found.linearized),
+        "named": bool(found.drawn),
         "first": prices.first / prices.one,
         "passes": default / prices.one,
         "against": known.of(found) / known.of_samples(prices.bought(default)),

@@ -305,6 +305,7 @@ PRIVATE = {
     "_C._get_mkldnn_enabled",
     "_C._set_mkldnn_enabled",
     "_decomp.core_aten_decompositions",
+    "_decomp.get_decompositions",
     "_disable_functionalization",
     "_enable_functionalization",
     "_from_functional_tensor",

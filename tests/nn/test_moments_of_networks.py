@@ -465,24 +465,23 @@ def test_noise_that_rows_share_is_found_in_one_pass_of_ten():
         mc_moments(model, x, 2, seed=seed)
 
 
-def test_few_samples_are_enough_where_they_hint_at_no_bias():
-    """One random number for each row has a wide error estimate, here of right moments."""
+def test_one_random_number_behind_an_almost_linear_function_needs_no_samples():
+    """It was sampled for being one, although its moments were right."""
 
     def run(self, x):
         scale = 1 + 0.1 * torch.rand(len(x), 1) if self.training else 1.05
         return self.c(torch.tanh(self.a(x) * scale))
 
     model, x = built(lambda: Net(run, a=Linear(20, 8), c=Linear(8, 4)), FLAT)
-    propagated = predictive_moments(model, x, draws=0)
-    few = 0
-    for seed in range(10):
-        found = predictive_moments(model, x, seed=seed)
-        if found.draws == 64:
-            few += 1
-            assert found.reached < propagated.reached
-            assert torch.equal(found.mean, propagated.mean)
-    # Chance hints at a bias in one case of six, for the mean and for the deviation.
-    assert few >= 5
+    found = predictive_moments(model, x)
+    assert found.draws == 0
+    sampled = mc_moments(model, x, 4000, seed=0)
+    assert (
+        (found.mean - sampled.mean).abs() <= found.mean_error + sampled.mean_error
+    ).all()
+    assert (
+        (found.std - sampled.std).abs() <= found.std_error + sampled.std_error
+    ).all()
 
 
 def test_no_samples_are_taken_where_noise_hardly_moves_the_mean():
@@ -494,7 +493,7 @@ def test_no_samples_are_taken_where_noise_hardly_moves_the_mean():
     assert predictive_moments(model, torch.randn(6, 64)).draws == 0
 
 
-def test_more_samples_are_taken_where_the_first_hint_at_a_bias():
+def test_samples_are_taken_where_an_output_is_far_from_linear_in_few_numbers():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Dropout2d(0.5), nn.MaxPool2d(2), nn.Flatten())
     model.append(nn.Softplus())

@@ -79,15 +79,13 @@ class Penalty(Result):
     The noises in `drawn` were sampled (("all",): the model cannot be propagated), and `error` is
     the standard error that this leaves in the value. An approximation is compared with samples: its
     `error` is how far it is from theirs, and their standard error, in squares. The true value is
-    within two errors in about 95 of 100 cases. `linearized` names operations whose rule
-    does not fit, such as a maximum over entries that share noise. `note` says what the value leaves
-    out: without targets what noise changes by moving the mean of the output.
+    within two errors in about 95 of 100 cases. `note` says what
+    the value leaves out: without targets what noise changes by moving the mean of the output.
     """
 
     value: Tensor
     terms: tuple[Term, ...]
     drawn: tuple[str, ...] = ()
-    linearized: tuple[str, ...] = ()
     error: float = 0.0
     note: str = ""
 
@@ -229,7 +227,6 @@ def _propagated(
     penalty = Penalty(
         total,
         tuple(terms),
-        linearized=tuple(found.run.unknown),
         note=MEAN_MOVES if moves and y is None else "",
     )
     return penalty, clean

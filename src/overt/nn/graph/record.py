@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._decomp import core_aten_decompositions
+from torch._decomp import core_aten_decompositions, get_decompositions
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.module import (
@@ -110,15 +110,12 @@ def op_schema(func: Any) -> Any:
 
 
 @cache
-def _core_decompositions() -> dict[Any, Callable[..., Any]]:
-    return core_aten_decompositions()
-
-
-def core_decomposition(func: Any) -> Callable[..., Any] | None:
-    """Return the function by which torch expresses an operation in core ones, None if it is one."""
-    table = _core_decompositions()
-    # Its `get` looks at what was replaced only, so that it never finds anything.
-    return table[func] if func in table else None  # noqa: SIM401
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """Return functions by which torch expresses operations in others, by operation."""
+    images = (aten._adaptive_avg_pool2d, aten.upsample_bilinear2d)
+    # The table's own `get` looks at what was replaced only, so that it never finds anything.
+    core = dict(core_aten_decompositions().items())
+    return {**core, **get_decompositions(images)}
 
 
 # -- random operations in terms of bernoulli, rand and randn -----------------------------------

@@ -26,7 +26,6 @@ from overt.nn.moments.registry import (
     find_values,
     register,
     rule,
-    unknown_operation,
 )
 from overt.nn.moments.values import SETTINGS, Propagation, RandomTensor, Value
 
@@ -34,11 +33,12 @@ _ONE_TO_ONE = """view _unsafe_view reshape permute transpose t squeeze unsqueeze
     split_with_sizes unsafe_split unbind cat stack clone _to_copy alias detach lift_fresh flip roll
     constant_pad_nd slice_scatter select_scatter copy fill masked_fill diagonal tril triu
     pixel_shuffle pixel_unshuffle channel_shuffle _reshape_alias narrow contiguous lift_fresh_copy
-    chunk where masked_scatter view_as movedim zero"""
+    chunk where masked_scatter view_as movedim zero to
+    tensor_split"""
 _REPEATING = """expand repeat index index_select gather upsample_nearest1d upsample_nearest2d
     upsample_nearest3d unfold as_strided im2col reflection_pad1d reflection_pad2d replication_pad1d
     replication_pad2d index_copy scatter diag_embed embedding as_strided_scatter
-    _pack_padded_sequence"""
+    _pack_padded_sequence index_put"""
 _ADDING = "sum cumsum index_add scatter_add col2im trace"
 
 ONE_TO_ONE = frozenset(_ONE_TO_ONE.split())
@@ -54,6 +54,20 @@ def _fill_position(func: Any) -> int | None:
         if argument.name == "value" and "Tensor" not in str(argument.type):
             return position
     return None
+
+
+@cache
+def _index_positions(func: Any) -> list[int]:
+    """Return the positions of arguments that are places, not numbers."""
+    names = [argument.name for argument in op_schema(func).arguments]
+    return [i for i, name in enumerate(names) if name in ("index", "indices", "mask")]
+
+
+def refuse_random_places(func: Any, args: Any) -> None:
+    """Raise an error where the random numbers of some argument are places."""
+    places = [args[i] for i in _index_positions(func) if i < len(args)]
+    if find_values(places):
+        raise UnsupportedError(f"{op_info(func).name} uses random numbers as places")
 
 
 def linear(run: Propagation, func: Any, *args: Any, **kwargs: Any) -> Any:
@@ -121,15 +135,15 @@ def average(
     run: Propagation, func: Any, value: Value, *sizes: Any, **dtype: Any
 ) -> Any:
     """Averages over n entries: the variance is that of a sum, divided by n twice."""
-    if len(sizes) > 3:  # windows of several sizes
-        return unknown_operation(run, func, value, *sizes)
     x = value.moments(run)
     mean, var, dev = (func(t, *sizes, **dtype) for t in (x.mean, x.var, x.dev))
     n = x.mean.numel() / max(mean.numel(), 1)
     if op_info(func).name != "mean":
         axes = int(op_info(func).name[len("avg_pool")])
         n = math.prod(sizes[0]) ** (axes // len(sizes[0]))
-    changes = {"known": x.known and x.independent, "independent": False}
+    # With more arguments windows at the border are smaller.
+    known = x.known and x.independent and len(sizes) <= 3
+    changes = {"known": known, "independent": False}
     return Value(x.changed(mean=mean, var=var / n, dev=dev, **changes))
 
 

@@ -53,8 +53,6 @@ class Moments(Result):
     propagated, drawn
         Names of the noises that were propagated, and of those that were sampled: ("all",) if the
         model cannot be propagated.
-    linearized
-        Operations whose rule does not fit: a maximum over entries that share noise.
     draws
         Number of samples; 0 if none were taken.
     mean_error, std_error
@@ -69,7 +67,6 @@ class Moments(Result):
     exact: bool
     propagated: tuple[str, ...] = ()
     drawn: tuple[str, ...] = ()
-    linearized: tuple[str, ...] = ()
     draws: int = 0
     mean_error: Tensor | Any = None
     std_error: Tensor | Any = None

@@ -11,7 +11,7 @@ from torch import Tensor
 from overt.nn.graph.record import UnsupportedError, aten, op_info
 from overt.nn.moments.linear_rules import add, linear, multiply
 from overt.nn.moments.pointwise_rules import normal_density, pointwise
-from overt.nn.moments.registry import rule, unknown_operation
+from overt.nn.moments.registry import refuse, rule
 from overt.nn.moments.values import (
     SETTINGS,
     Points,
@@ -245,12 +245,10 @@ def max_pool(run: Propagation, func: Any, value: Value, *sizes: Any) -> Any:
     if root.law is not None and alone:
         return [_largest_at_each_number(func, value, sizes, axes)]
     x = value.moments(run)
-    if not x.independent:  # the entries of a window may share noise
-        run.unknown[name] = None
     far = float(x.mean.detach().abs().amax() + x.var.detach().amax().sqrt())
     found = windows(run, value, axes, -10 * far, *sizes)
     if found is None or found.shape[-1] > SETTINGS.max_window:
-        return unknown_operation(run, func, value, *sizes)
+        refuse(run, func)
     x = found.moments(run)
     mean, slopes, var = largest_of_normals(x.mean, x.var)
     with run.variance_mode():

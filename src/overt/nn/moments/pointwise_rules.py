@@ -10,13 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from overt.nn.graph.record import UnsupportedError, aten, map_tree, op_info
+from overt.nn.graph.record import aten, map_tree, op_info
 from overt.nn.moments.linear_rules import add, linear, multiply
 from overt.nn.moments.registry import (
     broadcast_shape,
     find_values,
-    register,
-    unknown_operation,
+    refuse,
 )
 from overt.nn.moments.values import (
     SETTINGS,
@@ -114,7 +113,7 @@ def _several_roots(
     if out is None:
         out = _by_affine_rule(run, func, *args, **kwargs)
     if out is None:
-        out = unknown_operation(run, func, *args, **kwargs)
+        refuse(run, func)
     if isinstance(out, Value):
         made = replace(out.moments(run), roots=tuple(choices[:6]), function=function)
         out.root = out.found = made
@@ -168,55 +167,6 @@ def _choose(run: Propagation, coin: Any, a: Any, b: Any) -> Value:
         other = 1 - coin
     chosen: Value = add(run, multiply(run, coin, a), multiply(run, other, b))
     return chosen
-
-
-def index_put(
-    run: Propagation,
-    func: Any,
-    x: Any,
-    indices: Any,
-    values: Any,
-    accumulate: bool = False,
-) -> Any:
-    """Write to places; where noise decides on each, as by h[mask] = 0, choose between both."""
-    if not find_values(indices):
-        return linear(run, func, x, indices, values, accumulate)
-    mask = indices[0]
-    if len(indices) > 1 or accumulate or not _is_random_mask(mask):
-        raise UnsupportedError("index_put writes to places that are random")
-    after = len(x.shape) - len(mask.shape)
-    if len(values.shape) > after:
-        raise UnsupportedError("index_put writes as many values as noise decides")
-    return pointwise(run, aten.where.self, _with_axes(mask, after), values, x)
-
-
-register("index_put", index_put)
-
-
-def _is_random_mask(mask: Any) -> bool:
-    """Whether an index is a comparison of random numbers, and not a random number itself."""
-    if not isinstance(mask, Value) or not mask.root.is_coin:
-        return False
-    return mask.at({mask.root: mask.root.mean}, {}).dtype == torch.bool
-
-
-def _with_axes(mask: Value, count: int) -> Value:
-    """Return a function of coins with further axes of length 1, for the entries of a row."""
-    coin = mask.root
-    if not count:
-        return mask
-    mean, var, dev = (
-        t.reshape(*t.shape, *[1] * count) for t in (coin.mean, coin.var, coin.dev)
-    )
-    wide = replace(coin, mean=mean, var=var, dev=dev)
-
-    def function(points: Points, cache: dict[Value, Tensor]) -> Tensor:
-        tosses = points[wide].flatten(-1 - count)
-        found = mask.at({coin: tosses}, {})
-        return found.reshape(*found.shape, *[1] * count)
-
-    shape = (*mask.shape, *[1] * count)
-    return Value(wide, function, length=mask.length, shape=torch.Size(shape))
 
 
 def _as_coin(run: Propagation, out: Value, law: Law, *, compares: bool) -> Value | None:

@@ -17,14 +17,14 @@ from overt.nn.graph.record import (
     Recording,
     UnsupportedError,
     aten,
-    core_decomposition,
     decompose_draw,
+    decompositions,
     map_tree,
     op_info,
     store_results,
     tensors,
 )
-from overt.nn.moments import linear_rules, norm_rules  # noqa: F401 (they register their rules)
+from overt.nn.moments import linear_rules, norm_rules  # noqa: F401 (registers its rules)
 from overt.nn.moments.backward import (
     OutputVariances,
     output_covariances,
@@ -37,7 +37,7 @@ from overt.nn.moments.registry import (
     RULES,
     Rule,
     find_values,
-    unknown_operation,
+    refuse,
 )
 from overt.nn.moments.values import (
     NORMAL,
@@ -61,14 +61,11 @@ def decompose(func: Any) -> Callable[..., Any] | None:
         return parts
     if func.overloadpacket in RULES or op_info(func).draws or is_pointwise(func):
         return None
-    return core_decomposition(func)
+    return decompositions().get(func)
 
 
 IDENTITY = {aten.alias, aten.clone, aten.detach, aten.lift_fresh, aten.lift_fresh_copy}
 """Operations whose result is a function of the same root: the argument itself."""
-
-MAY_CHOOSE = IDENTITY | {aten.index_put}
-"""Operations beside the entrywise ones whose result may be a function of a coin."""
 
 
 def identity(run: Propagation, func: Any, x: Value, **options: Any) -> Value:
@@ -93,7 +90,7 @@ def rule_for(func: Any) -> tuple[Rule | None, bool]:
         return identity, exact
     if is_pointwise(func):
         return entrywise, exact
-    return RULES.get(func.overloadpacket, unknown_operation), exact
+    return RULES.get(func.overloadpacket, refuse), exact
 
 
 def apply_rule(run: Propagation, call: Call, args: Any, kwargs: Any) -> Any:
@@ -344,6 +341,8 @@ def interpret(recording: Recording, run: Propagation) -> RandomTensor | Tensor:
             args = map_tree(tuple(call.args), now)
             kwargs = map_tree(call.kwargs, now)
             given = find_values((*args, *kwargs.values()))
+            if given and not (call.noise or is_pointwise(call.func)):
+                linear_rules.refuse_random_places(call.func, args)
             if run.off and not (call.noise or _still_off(call, given)):
                 args = map_tree(args, at_mean)
                 kwargs = map_tree(kwargs, at_mean)
@@ -366,7 +365,7 @@ def interpret(recording: Recording, run: Propagation) -> RandomTensor | Tensor:
 
 def _still_off(call: Call, given: list[Value]) -> bool:
     """Whether an entrywise function of noises that are off alone may become a coin."""
-    same = is_pointwise(call.func) or call.func.overloadpacket in MAY_CHOOSE
+    same = is_pointwise(call.func) or call.func.overloadpacket in IDENTITY
     return same and not any(value.root.noises for value in given)
 
 

@@ -1,24 +1,17 @@
 """Which rule is used for which ATen operation, which may be called exact, and what has no rule.
 
-An operation without a rule is tested for linearity numerically; a model with others is sampled.
+A model with another operation that torch cannot take apart is sampled.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
 
-from overt.nn.graph.record import UnsupportedError, aten, map_tree, op_info
-from overt.nn.moments.values import (
-    SETTINGS,
-    Propagation,
-    RandomTensor,
-    Value,
-    random_signs,
-)
+from overt.nn.graph.record import UnsupportedError, aten, op_info
+from overt.nn.moments.values import Propagation, RandomTensor, Value
 
 Rule = Callable[..., Any]
 """Called with the pass, the operation and its arguments."""
@@ -26,7 +19,7 @@ Rule = Callable[..., Any]
 RULES: dict[Any, Rule] = {}
 
 _EXACT = """
-    _adaptive_avg_pool2d _to_copy _unsafe_view abs add addmm avg_pool2d baddbmm bernoulli bmm cat
+    _to_copy _unsafe_view abs add addmm avg_pool2d baddbmm bernoulli bmm cat
     celu clamp clone col2im constant_pad_nd convolution copy cos cumsum detach diag_embed diagonal
     div dot elu embedding erf exp expand fill flip gather ge gelu gt hardsigmoid hardswish hardtanh
     im2col index index_add index_copy index_put index_select le leaky_relu log1p lt mask masked_fill
@@ -34,8 +27,8 @@ _EXACT = """
     pixel_shuffle pixel_unshuffle pow rand rand_like randn randn_like reflection_pad1d
     reflection_pad2d relu repeat replication_pad2d roll rsub scatter scatter_add select
     select_scatter sigmoid silu sin slice slice_scatter softplus split split_with_sizes sqrt squeeze
-    stack sub sum t tanh trace transpose tril triu unbind unfold unsqueeze upsample_nearest2d view
-    where zero
+    stack sub sum t tanh to trace transpose tril triu unbind unfold unsqueeze upsample_nearest2d
+    view where zero
 """
 EXACT_OPERATIONS = frozenset(_EXACT.split())
 """Operations whose results may be called exact; for others the label is withdrawn.
@@ -56,13 +49,18 @@ def rule(names: str) -> Callable[[Rule], Rule]:
 
     def decorate(function: Rule) -> Rule:
         def guarded(run: Propagation, func: Any, *args: Any, **kwargs: Any) -> Any:
-            chosen = function if isinstance(args[0], Value) else unknown_operation
+            chosen = function if isinstance(args[0], Value) else refuse
             return chosen(run, func, *args, **kwargs)
 
         register(names, guarded)
         return function
 
     return decorate
+
+
+def refuse(run: Propagation, func: Any, *args: Any, **kwargs: Any) -> NoReturn:
+    """Stand in for the rule of an operation that has none: the model is sampled."""
+    raise UnsupportedError(f"{op_info(func).name} has no rule")
 
 
 def find_values(tree: Any) -> list[Value]:
@@ -103,67 +101,3 @@ def combined_flags(given: list[RandomTensor]) -> dict[str, Any]:
         "independent": all(one.independent for one in given) and disjoint,
         "derived": derived,
     }
-
-
-# -- operations without a rule -------------------------------------------------------------------
-
-
-def unknown_operation(run: Propagation, func: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return the moments of an operation that is linear by trial; refuse others: sample instead."""
-    given = list(dict.fromkeys(find_values((*args, *kwargs.values()))))
-    moments = [value.moments(run) for value in given]
-    flags = combined_flags(moments) | {"known": False, "independent": False}
-    name = op_info(func).name
-
-    def results(points: list[Tensor]) -> list[Tensor]:
-        at = dict(zip(given, points, strict=True))
-
-        def pick(leaf: Any) -> Any:
-            return at[leaf] if isinstance(leaf, Value) else leaf
-
-        out = func(*map_tree(args, pick), **map_tree(kwargs, pick))
-        return [out] if isinstance(out, Tensor) else list(out)
-
-    def moments_of(i: int, start: Tensor) -> Value | None:
-        if start.dtype.is_complex:
-            raise UnsupportedError(f"{name} is complex")
-        if not start.is_floating_point():  # indices: refused where they are used
-            return None
-
-        def moved(steps: list[Tensor]) -> Tensor:
-            pairs = zip(moments, steps, strict=True)
-            return results([x.mean + step for x, step in pairs])[i] - start
-
-        if not _is_linear(moved, [x.mean for x in moments]):
-            raise UnsupportedError(f"{name} has no rule and is not linear")
-        deviations = [x.var.clamp(min=0).sqrt() for x in moments]
-        squares = [
-            moved([sd * random_signs(sd) for sd in deviations]) ** 2
-            for _ in range(SETTINGS.signs)
-        ]
-        dev = moved([x.dev for x in moments])
-        return Value(RandomTensor(start, torch.stack(squares).mean(0), dev, **flags))
-
-    try:
-        starts = results([x.mean for x in moments])
-        found = [moments_of(i, start) for i, start in enumerate(starts)]
-    except RuntimeError as error:
-        raise UnsupportedError(f"{name}: {str(error)[:60]}") from error
-    return found if len(found) > 1 else found[0]
-
-
-def _is_linear(moved: Callable[[list[Tensor]], Tensor], points: list[Tensor]) -> bool:
-    """Whether f(x + s - 2t) - f(x) is that of s, less twice that of t, for random steps."""
-    for scale in (1.0, 4.0):
-        s, t = (
-            [scale * torch.randn_like(x) * (1 + x.abs()) for x in points]
-            for _ in range(2)
-        )
-        both = moved([a - 2 * b for a, b in zip(s, t, strict=True)])
-        one = moved(s)
-        other = moved(t)
-        size = (one.abs() + other.abs()).amax()
-        # Also False for numbers that are not finite.
-        if not bool((one - 2 * other - both).abs().amax() <= 1e-5 * size):
-            return False
-    return True

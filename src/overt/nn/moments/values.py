@@ -37,8 +37,6 @@ class Settings:
     """Standard deviations of nodes, relative to the mean: slopes of less would be rounding."""
     max_chain: int = 24
     """Entrywise functions in one chain; longer ones cost more to repeat than they gain."""
-    signs: int = 16
-    """Random signs that estimate the variances of a linear map that has no rule."""
     directions: int = 4
     """Random directions that estimate the covariance of factors of a product."""
     max_direction_calls: int = 40
@@ -219,7 +217,6 @@ class Propagation:
     cross: list[Tensor] | None = None
     corrections: Iterator[tuple[Tensor, Tensor]] | None = None
     sources: list[Source] = field(default_factory=list)
-    unknown: dict[str, None] = field(default_factory=dict)
     enumerated: bool = True
     shared: float = 0.0
     draws: int = 0
