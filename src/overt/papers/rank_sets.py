@@ -77,8 +77,8 @@ class ApproximateRankSet:
         residual = 2 * (C_1 + C**L)
         ratio = lam**2 / residual
         alpha = ratio ** (1 / (L - 2))
-        scale = 32 * n * L * (rank + 1)
-        scale *= C ** ((L - 1) / 2) * residual**0.5
+        slope = C ** ((L - 1) / 2)
+        scale = 32 * n * L * (rank + 1) * slope * residual**0.5
         balance = (lam * alpha * slack / scale) ** 2
         if absorbing:
             # Theorem E.2, for the rank to follow from the columns that are not sampled.
@@ -97,8 +97,8 @@ class ApproximateRankSet:
         with D = 2 (C_1 + C^L) C^(L-1) + lam^2 C and lam = 2 weight_decay.
         """
         L, lam, n, C_1 = _constants(problem, depth, width, weight_decay)
-        noise = 2 * (C_1 + self.bound**L)
-        noise *= self.bound ** (L - 1)
+        slope = self.bound ** (L - 1)
+        noise = 2 * (C_1 + self.bound**L) * slope
         D = noise + lam**2 * self.bound
         above = self.rank + 1
         return {

@@ -361,7 +361,8 @@ def plot_seeds(rows: Rows) -> Any:
     size = (3.2 * columns, 2.9 * rows_drawn)
     picture, axes = canvas(*size, rows_drawn, columns, squeeze=False)
     for row in rows:
-        *panels, balance = axes[widths.index(row["width"])]
+        line = widths.index(row["width"])
+        *panels, balance = axes[line]
         place = strengths.index(row["strength"])
         steps = row["steps_seen"]
         label = f"$\\lambda$ = {row['strength']:g}"

@@ -105,8 +105,8 @@ def decay_closed(rng: Rng) -> Residuals:
     last = alpha * (1 - root)
     null = 0
     for trial in range(900):
-        first = rng.uniform(0.01, 1)
-        first *= region.bound - last
+        share = rng.uniform(0.01, 1)
+        first = share * (region.bound - last)
         bases, _ = np.linalg.qr(rng.standard_normal((2, 2, 2)))
         U, V = bases
         s = np.array([first, last]) ** 1.5

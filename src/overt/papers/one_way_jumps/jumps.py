@@ -203,7 +203,8 @@ def plot_paths(rows: Rows) -> Any:
     (row,), _ = split(rows)
     first = np.array(row["jump_step"][:6])
     shown = int(np.argmax(first > 0))
-    picture, (path, ratio, share) = canvas(9, 8, 3, 1, sharex=True)
+    picture, axes = canvas(9, 8, 3, 1, sharex=True)
+    path, ratio, share = axes
     grid = row["grid"]
     path.plot(grid, row["missing"][shown], color=GRAY, label="noisy path")
     for branch in rows_with(row["branches"], run=shown):
@@ -249,7 +250,8 @@ def check_depths(rows: Rows) -> Findings:
 
 def plot_depths(rows: Rows) -> Any:
     """Plot the missing entry of five runs of each depth, and the survival."""
-    picture, (curves, share) = canvas(9, 6, 2, 1, sharex=True)
+    picture, axes = canvas(9, 6, 2, 1, sharex=True)
+    curves, share = axes
     shown, _ = split(rows)
     for row in shown:
         color = {3: BLUE, 4: ORANGE}[row["depth"]]
@@ -258,8 +260,8 @@ def plot_depths(rows: Rows) -> Any:
         survival_panel(share, row, color, f"depth {row['depth']}, ")
     curves.axhline(10, color="black", ls=":", lw=1)
     curves.set_ylabel("missing entry")
-    for axes in (curves, share):
-        axes.axvspan(500, 5000, color=GRAY, alpha=0.1, lw=0)
+    for panel in axes:
+        panel.axvspan(500, 5000, color=GRAY, alpha=0.1, lw=0)
     return picture
 
 
@@ -309,7 +311,8 @@ def check_periods(rows: Rows) -> Findings:
 def plot_periods(rows: Rows) -> Any:
     """Plot the test error of five runs over the alternating phases."""
     (row,), _ = split(rows)
-    picture, (error, share) = canvas(9, 6, 2, 1, sharex=True)
+    picture, axes = canvas(9, 6, 2, 1, sharex=True)
+    error, share = axes
     grid = row["grid"]
     errors = np.transpose(row["test_error"])
     error.plot(grid, errors, lw=0.8)
@@ -322,8 +325,8 @@ def plot_periods(rows: Rows) -> Any:
     first = WARM_UP[0] + PERIOD
     for start in range(first, grid[-1], 2 * PERIOD):
         end = start + PERIOD
-        for axes in (error, share):
-            axes.axvspan(start, end, color=YELLOW, alpha=0.15, lw=0)
+        for panel in axes:
+            panel.axvspan(start, end, color=YELLOW, alpha=0.15, lw=0)
     return picture
 
 

@@ -103,6 +103,6 @@ def random_layers(width: int, rng: Rng, C: float) -> list[Floats]:
 
 def second_order(C: float, lam: float, depth: int = 3) -> float:
     """Return 2 (C_1 + C^L) C^(L-1) + lam^2 C, C_1 = 1: what bounds the square of a step."""
-    gradient = 1 + C**depth
-    gradient *= C ** (depth - 1)
+    slope = C ** (depth - 1)
+    gradient = (1 + C**depth) * slope
     return 2 * gradient + lam**2 * C

@@ -201,7 +201,8 @@ def plot(rows: Rows) -> Any:
     """Plot the objective over the steps and the final spectrum, a row for each data set."""
     count = len(rows)
     picture, axes = canvas(8.4, 3.1 * count, count, 2, squeeze=False)
-    for (left, right), row in zip(axes, rows, strict=True):
+    for panels, row in zip(axes, rows, strict=True):
+        left, right = panels
         left.plot(row["steps_seen"], row["exact"], color=BLUE, label="exact objective")
         left.axhline(row["bound"], color="0.4", ls="--", label="lower bound")
         left.set(

@@ -404,8 +404,8 @@ def check(rows: Rows) -> Findings:
         alpha = cells.means("alpha").ravel()
         gap = cells.means("gap").ravel()
         order = spearmanr(alpha, gap).statistic
-        order = np.clip(order, -0.999, 0.999)
-        at = np.arctanh(order)
+        inside = np.clip(order, -0.999, 0.999)
+        at = np.arctanh(inside)
         spread = np.sqrt(max(len(alpha) - 3, 1))  # of Fisher's z
         half = 1.96 / spread
         low = np.tanh(at - half)

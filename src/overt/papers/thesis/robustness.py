@@ -203,11 +203,10 @@ def attack_steps_for_beta(rng: Rng) -> Residuals:
         kappa = beta / (4 * nu * free * root)
         eta = 1 / (kappa**2 * m * norm**2)
         needed = 8 * nu**2 / (eta * epsilon)
-        stated = beta**2 * norm**2 / epsilon
-        stated /= 2 * free**2
+        size = beta**2 * norm**2
+        stated = size / (2 * free**2 * epsilon)
         yield abs(stated / needed - 1)
-        upside_down = 2 * free**2 / epsilon
-        upside_down /= beta**2 * norm**2
+        upside_down = 2 * free**2 / (size * epsilon)
         printed = max(printed, abs(upside_down / needed - 1))
     return 1e-12, "relative distance to 8 nu^2 / (eta_atk eps)", printed
 
@@ -236,8 +235,8 @@ def attack_finds(rng: Rng) -> Residuals:
     size = net.attack_step_size()
     steps = math.ceil(40 / size)
     found = leaky.reflected_ascent(net, point, 1, 1.0, size, steps)
-    best = net.value(point - 1)
-    best = expit(-best) - 0.1
+    far = net.value(point - 1)
+    best = expit(-far) - 0.1
     yield best - 2 * expit(-net.value(found))
     missed = expit(-net.value(point))
     null = best - 2 * missed
@@ -264,8 +263,8 @@ def attack_finds(rng: Rng) -> Residuals:
                 slack = nu**2 / (size * steps)
                 stated = 2 * expit(-margin) + 4 * slack
                 yield expit(lead) - stated
-                right = np.logaddexp(0, drift - lead)
-                right = slack + 2 * right
+                at_best = np.logaddexp(0, drift - lead)
+                right = slack + 2 * at_best
                 yield np.logaddexp(0, margin) - right
     yield -1.0 if effective else math.inf  # else nothing was checked
     detail = f"left minus right over {effective} effective attacks, exact d*; null: no attack"

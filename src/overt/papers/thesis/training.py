@@ -38,11 +38,10 @@ def relu_margin(rng: Rng) -> Residuals:
     for angle in (0.3, 1.0, 2.0):
         x = [math.cos(angle), math.sin(angle)]
         X = np.array([[1.0, 0.0], x])
-        # Half of it, as dropout halves the margin.
-        full = (math.pi - angle) * math.sin(angle / 2)
-        full += angle
+        sine = math.sin(angle / 2)
+        full = angle + (math.pi - angle) * sine
         full /= 2 * math.pi
-        exact = full / 2
+        exact = full / 2  # dropout halves the margin
         found = data_margin(X, [1, -1], drop_prob=0.5, features=2000, seed=rng)
         outside = max(found.lower - exact, exact - found.upper)
         yield max(outside, 0.0)
@@ -56,14 +55,13 @@ def relu_margin(rng: Rng) -> Residuals:
 def _constants(found: Guarantee, delta: float) -> Iterator[float]:
     """Compare the bounds, which are too loose to be refuted, with the formulas of the theorems."""
     eta_T = found.learning_rate * found.steps
-    steps = 24 * eta_T * found.steps
-    steps *= found.max_norm * math.sqrt(found.width)
-    inside = math.log(steps)
+    root = math.sqrt(found.width)
+    inside = math.log(24 * eta_T * found.steps * found.max_norm * root)
     lam = 5 * math.log(2 * eta_T)
     lam += math.sqrt(44 * inside)
     full = 4 * (lam / found.margin) ** 2 / eta_T
-    confident = math.log(2 / delta)
-    confident *= 7.1 / found.steps
+    risk = math.log(2 / delta)
+    confident = 7.1 * risk / found.steps
     yield relative(found.full_error, full) - EXACT
     yield relative(found.subnetwork_error, 3 * full + confident) - EXACT
 
@@ -84,9 +82,9 @@ def dropout_iterations(rng: Rng) -> Residuals:
     \ln(2/\delta) / T$.
     """
     # From the martingale bound (3 - e) sum Q <= sum Q_t + ln(1/delta)/ln 2, and R <= 2 ln 2 Q.
-    confidence = 2 / (3 - math.e)
-    complexity = 4 * math.log(2)
-    complexity /= 3 - math.e
+    rest = 3 - math.e
+    confidence = 2 / rest
+    complexity = 4 * math.log(2) / rest
     yield max(0.0, confidence - 7.1, complexity - 12)
     for gamma, delta in product((0.03, 0.3), (None, 0.05)):
         found = required(epsilon=0.1, margin=gamma, dimension=50, delta=delta)
@@ -121,9 +119,8 @@ def dropout_training(rng: Rng) -> Residuals:
     """
     steps = 1_000_000
     drop_prob = 0.1
-    full_margin = 1 + math.sin(math.pi / 4)
-    full_margin /= 4
-    margin = (1 - drop_prob) * full_margin
+    sine = math.sin(math.pi / 4)
+    margin = (1 - drop_prob) * (1 + sine) / 4
     found = guarantee(margin=margin, dimension=2, width=64, steps=steps)
     run = relu.train_lazy(
         np.eye(2),
@@ -256,8 +253,8 @@ def dropout_regret(rng: Rng) -> Residuals:
         margins = np.sum(gradient * U, axis=(1, 2))
         margins *= y[i]
         bound += 2 / T * np.logaddexp(0, -margins)
-        chosen = np.array([i])
-        kernels.descend(W, a, X, y, chosen, b[None], eta, c, margin)
+        order = np.array([i])
+        kernels.descend(W, a, X, y, order, b[None], eta, c, margin)
         lost = np.logaddexp(0, -margin[0])
         loss += lost / T
     yield loss - bound.min()
