@@ -230,7 +230,6 @@ def test_narrow_layers_cannot_beat_the_bound_of_their_rank():
     ("arguments", "error"),
     [
         ({"noise": [D(0.5)]}, overt.InputError),
-        ({"noise": [D(0.5), overt.DropConnect(0.5)]}, TypeError),
         ({"noise": [D(0.5), None]}, TypeError),
         ({"noise": D(0.5), "drop_prob": 0.5}, overt.InputError),
         ({}, overt.InputError),
@@ -239,6 +238,87 @@ def test_narrow_layers_cannot_beat_the_bound_of_their_rank():
 def test_wrong_noises_of_layers_are_refused(arguments, error):
     with pytest.raises(error, match="noise"):
         overt.DeepLinearNetwork(np.eye(2), (2, 2), **arguments)
+
+
+def objective_over_all_masks(net, weights, M):
+    """E|M x - W x|^2 for isotropic x, as a sum over the masks of Dropout and DropConnect."""
+    parts = []
+    for noise, W in zip(net.noise, weights, strict=False):
+        shape = W.shape if noise.masks == "weights" else (len(W), 1)
+        p = noise.drop_prob
+        masks = [
+            np.reshape(bits, shape) for bits in product([0, 1], repeat=np.prod(shape))
+        ]
+        parts.append([(W * z / (1 - p), np.where(z, 1 - p, p).prod()) for z in masks])
+    total = 0.0
+    for layers in product(*parts):
+        A = np.eye(M.shape[1])
+        for W, _ in layers:
+            A = W @ A
+        chance = np.prod([chance for _, chance in layers])
+        total += chance * np.sum((M - weights[-1] @ A) ** 2)
+    return total
+
+
+C = overt.DropConnect
+
+
+@pytest.mark.parametrize(
+    ("widths", "noise"),
+    [
+        ((2, 2), [C(0.3), C(0.4)]),
+        ((2, 3), [D(0.3), C(0.4)]),
+        ((2, 2, 1), [D(0.0), C(0.4), C(0.2)]),
+        ((2, 2, 2), [C(0.2), D(0.5), C(0.3)]),
+    ],
+)
+def test_masked_weights_cost_what_the_sum_over_all_masks_says(widths, noise):
+    rng = np.random.default_rng(0)
+    M = rng.standard_normal((2, 2))
+    net = overt.DeepLinearNetwork(M, widths, noise=noise)
+    weights = [rng.standard_normal(shape) for shape in net.shapes]
+    expected = objective_over_all_masks(net, weights, M)
+    assert net.objective(weights) == pytest.approx(expected, rel=1e-12)
+    assert net.effect.value(*weights)[0] == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("noise", [[C(0.3), D(0.2)], [C(0.1), C(0.3), D(0.2)]])
+def test_no_descent_goes_below_the_bound_of_masked_weights(noise):
+    """The bound is exact where only the first layer's weights are masked."""
+    M = np.diag([1.0, 0.9, 0.7])
+    net = overt.DeepLinearNetwork(M, (3, 4, 3)[: len(noise)], noise=noise)
+    best = net.solve()
+    lowest = descend(net)
+    assert best.certificate.lower_bound <= lowest * (1 + 1e-12)
+    assert best.objective <= lowest * (1 + 1e-9)
+    assert (best.status == "optimal") == (len(noise) == 2)
+
+
+def test_masked_weights_are_certified_where_rank_one_is_best():
+    net = overt.DeepLinearNetwork(np.diag([1.0, 0.2]), (3, 2), noise=[C(0.4), C(0.5)])
+    best = net.solve()
+    assert best.status == "optimal"
+    assert best.rank == 1
+
+
+def test_masked_weights_are_trained_on_the_gradient_of_their_objective():
+    rng = np.random.default_rng(0)
+    M = rng.standard_normal((2, 2))
+    net = overt.DeepLinearNetwork(M, (2, 3), noise=[C(0.3), C(0.2)])
+    start = [0.3 * rng.standard_normal(shape) for shape in net.shapes]
+    options = {"steps": 1, "learning_rate": 0.1, "init": start}
+    sampled = net.train(batch_size=200_000, **options)
+    exact = net.train(gradient="expected", **options)
+    for first, second in zip(sampled.weights, exact.weights, strict=True):
+        # Standard errors are near .1 * 2 / sqrt(200,000) = 5e-4; the steps are near .1.
+        np.testing.assert_allclose(first, second, atol=2.5e-3)
+
+
+def test_masked_weights_on_correlated_inputs_are_refused():
+    with pytest.raises(overt.InputError, match="uncorrelated"):
+        overt.DeepLinearNetwork(
+            np.eye(3), (3, 2), noise=[C(0.3), D(0.2)], second_moment=correlated(3)
+        )
 
 
 def test_one_hidden_layer_is_the_shallow_network():

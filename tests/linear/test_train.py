@@ -7,7 +7,7 @@ import pytest
 
 import overt
 from overt.linear import descent, inverse_decay
-from overt.linear.regression import Samples, samples_of_target
+from overt.linear.regression import Samples
 
 
 class OneOfTwo(overt.noise.Noise):
@@ -113,7 +113,7 @@ def test_dropconnect_trains_where_inputs_are_dependent():
 def test_samples_have_the_moments_of_the_regression(inputs):
     rng = np.random.default_rng(0)
     M, L, size = rng.standard_normal((5, 3)), rng.standard_normal((3, 2)), 200_000
-    samples = samples_of_target(M, None if inputs == "isotropic" else L)
+    samples = Samples(None if inputs == "isotropic" else L, M)
     if inputs == "data":
         samples = Samples(
             rng.standard_normal((7, 3)), rng.standard_normal((7, 5)), data=True

@@ -128,6 +128,17 @@ def test_optima_are_proved_and_the_checker_agrees(name, tmp_path):
     )
 
 
+def test_noise_that_spares_units_beside_a_shared_part_is_proved():
+    """Gamma = .3 11' + diag(0, 0, .4) is singular; its bound was proved to be about 0."""
+    Gamma = 0.3 * np.ones((3, 3))
+    Gamma[2, 2] += 0.4
+    net = overt.LinearNetwork(M, 3, overt.CovarianceNoise(np.ones(3), Gamma))
+    best = net.solve()
+    assert best.status == "optimal"
+    proof = net.certify(best.U, best.V, rigorous=True)
+    assert 0 <= proof.relative_gap <= 1e-12
+
+
 def test_relative_gaps_are_those_of_bounds_or_of_a_share_of_the_target():
     for drop_prob, factor in ((0.3, 1.1), (0.0, 1.001)):
         net = overt.LinearNetwork(M, 6, overt.Dropout(drop_prob))

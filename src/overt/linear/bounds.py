@@ -375,34 +375,27 @@ def any_noise_bound(Gamma: Floats, s: Floats) -> float:
     s are the singular values of the target, at most as many as units. Without Clarabel, and for
     widths whose programs would take minutes, nothing is found.
     """
-    if not _solvable(Gamma, s):
+    pieces = best_pieces(Gamma, s)
+    if not pieces:
         return 0.0
-    scaled = s / s[0]
-    gain = total_gain(_best_pieces(Gamma, scaled))
-    least = float(np.sum(scaled**2)) - gain * (1 + OPTIONS.rounding)
-    return float(s[0] ** 2 * max(0.0, least))
+    gain = total_gain(pieces) * (1 + OPTIONS.rounding)
+    return max(0.0, float(np.sum(s**2)) - gain)
 
 
-def _solvable(Gamma: Floats, s: Floats) -> bool:
-    small = 1 < len(Gamma) <= OPTIONS.max_width
-    return small and len(s) > 0 and s[0] > 0 and solver_package() is not None
-
-
-def certified_pieces(Gamma: Floats, s: Floats, slack: float) -> list[Piece] | None:
+def best_pieces(Gamma: Floats, s: Floats, slack: float = 0.0) -> list[Piece]:
     """Return the best pieces found, with one on all units, such that R - sum Z >= slack I.
 
-    None if Gamma is singular or no program can be solved.
+    There are none if no program can be solved, or if a slack is asked of a singular R.
     """
+    small = 1 < len(Gamma) <= OPTIONS.max_width
+    if not small or not np.any(s) or solver_package() is None:
+        return []
     R = Gamma + 1
-    if not _solvable(Gamma, s) or np.linalg.eigvalsh(R)[0] < 10 * slack:
-        return None
-    pieces = _best_pieces(Gamma, s / s[0], slack)
-    return [piece.scaled(1.0, s[0]) for piece in pieces]
-
-
-def _best_pieces(Gamma: Floats, s: Floats, slack: float = 0.0) -> list[Piece]:
-    found = [completed(Gamma + 1, s, pieces, slack) for pieces in proposals(Gamma, s)]
-    return min(found, key=total_gain)
+    if slack and np.linalg.eigvalsh(R)[0] < 10 * slack:
+        return []
+    scaled = s / s[0]
+    found = [completed(R, scaled, pieces, slack) for pieces in proposals(Gamma, scaled)]
+    return [piece.scaled(1.0, s[0]) for piece in min(found, key=total_gain)]
 
 
 def total_gain(pieces: Sequence[Piece]) -> float:

@@ -19,7 +19,7 @@ from overt.linear.network import (
     require_consistent,
     target_or_data,
 )
-from overt.noise import Dropout, Noise
+from overt.noise import DropConnect, Dropout, Noise
 from overt.results import DeepSolution, Trace
 
 
@@ -38,7 +38,8 @@ class DeepLinearNetwork(NoisyNetwork):
     drop_prob
         One probability, or one per hidden layer: the short form of noise=[Dropout(...), ...].
     noise
-        In place of drop_prob: a noise over units, or one per hidden layer.
+        In place of drop_prob: a noise over units, or one per hidden layer. DropConnect masks the
+        weights that feed the layer.
     X, Y
         Data in place of a target, samples x features.
     second_moment
@@ -75,6 +76,11 @@ class DeepLinearNetwork(NoisyNetwork):
         self.widths = tuple(_check.widths(widths))
         self.noise = _noises(self.widths, drop_prob, noise)
         task = regression_of(target, X, Y, second_moment, input_noise)
+        if isinstance(self.noise[0], DropConnect) and not task.uncorrelated():
+            raise InputError(
+                "noise[0] may be DropConnect where inputs are uncorrelated: no bound is known for "
+                "deep networks with this noise on correlated inputs"
+            )
         self.effect = DeepNoise(task, self.widths, self.noise)
         self.shapes = self.effect.shapes
         self.nu = self.effect.nu
@@ -89,13 +95,13 @@ class DeepLinearNetwork(NoisyNetwork):
 
         With independent or exchangeable noise on every layer they are optimal: the least objective
         is |s|^2 - max sum_p s_p^2 prod_l pi^l_p / (pi^l_p + lam_l / d_l) over shares pi^l in the
-        simplex, one for each hidden layer; see the page on optima for a proof. With other noises
-        the certificate's gap is to a bound composed from the layers'. `rank` limits the rank of
-        the map.
+        simplex, one for each hidden layer; see the page on optima for a proof. DropConnect on the
+        first layer costs what Dropout does. With other noises the certificate's gap is to a bound
+        composed from the layers'. `rank` limits the rank of the map.
         """
         effect = self.effect.limited(_check.optional_whole("rank", rank))
         weights = effect.best_weights()
-        exact = effect.exchangeable and len(effect.values) > 0
+        exact = effect.exact and len(effect.values) > 0
         shares = effect.layer_shares() if exact else None
         return DeepSolution(tuple(weights), *grade(effect, *weights), shares)
 
@@ -116,33 +122,18 @@ class DeepLinearNetwork(NoisyNetwork):
         seeds: int | Sequence[int] = 1,
         *,
         batch_size: int = 100,
-        gradient: str = "sampled",
-        init: Any = None,
         init_scale: float | None = None,
-        records: int | Sequence[int] = 40,
-        n_jobs: int | None = None,
-        engine: str = "local",
+        **options: Any,
     ) -> Trace:
-        """Run minibatch descent with sampled masks; see `LinearNetwork.train`.
+        """Run minibatch descent with sampled masks; see `LinearNetwork.train` for all options.
 
         The trace's imbalance is the equalization gap R / (nu |W C^(1/2)|_*^2) - 1.
         """
         if init_scale is None:  # each layer keeps the size of what passes through it
-            init_scale = float(
-                1 / np.sqrt(np.mean([inputs for _, inputs in self.shapes]))
-            )
-        return super().train(
-            steps,
-            learning_rate,
-            seeds,
-            batch_size=batch_size,
-            gradient=gradient,
-            init=init,
-            init_scale=init_scale,
-            records=records,
-            n_jobs=n_jobs,
-            engine=engine,
-        )
+            read = [inputs for _, inputs in self.shapes]
+            init_scale = float(1 / np.sqrt(np.mean(read)))
+        options |= {"batch_size": batch_size, "init_scale": init_scale}
+        return super().train(steps, learning_rate, seeds, **options)
 
     def _checked(self, *weights: Any) -> Sequence[Floats]:
         if len(weights) != 1:
@@ -167,11 +158,12 @@ def _noises(widths: tuple[int, ...], drop_prob: Any, noise: Any) -> tuple[Noise,
             f"noise must be one noise or {len(widths)} (one per hidden layer), got {len(found)}"
         )
     for layer, (chosen, width) in enumerate(zip(found, widths, strict=True)):
+        if isinstance(chosen, DropConnect):
+            continue
         if not isinstance(chosen, Noise) or chosen.masks != "units":
             raise InputTypeError(
-                f"noise[{layer}] must mask the units of a hidden layer, such as "
-                f"overt.Dropout(0.5), got {chosen!r}; DropConnect is solved in networks of two "
-                "layers (LinearNetwork), deeper ones have no certified optimum"
+                f"noise[{layer}] must be DropConnect or mask the units of a hidden layer, such as "
+                f"overt.Dropout(0.5), got {chosen!r}"
             )
         require_consistent(chosen, width)
     return found

@@ -67,7 +67,7 @@ class DeepLandscape(Result):
 
 def deep_landscape(effect: DeepNoise) -> DeepLandscape:
     """Return the local minima of a network with independent or exchangeable noise."""
-    if not effect.exchangeable or len(effect.noisy) < len(effect.layers):
+    if not effect.exact or len(effect.noisy) < len(effect.layers):
         raise InputError(
             "the landscape of a deep network is known with noise on every hidden layer that "
             "treats its units alike, such as Dropout with one probability"

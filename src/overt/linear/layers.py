@@ -9,6 +9,12 @@ so a layer enters by the best two-layer network with its noise: for a target wit
 that network's map has the spectrum lambda o v. Where every layer's noise is exchangeable the
 maximum over all layers is certified (`deep_shares`); otherwise layers are optimized in turn, and
 the bound is composed from bounds on single layers.
+
+DropConnect on the weights that feed a layer adds lam sum_j w_ij^2 S_jj to unit i, S the second
+moment of what they read. If multipliers with second moment R mask that, then w_i'S w_i is at most
+rho sum_j w_ij^2 S_jj, rho the largest eigenvalue of R scaled to a unit diagonal (Schur). So Dropout
+of the units with variance lam / rho costs no more, and as much where rho = 1 (one unit, or inputs
+without correlation).
 """
 
 from __future__ import annotations
@@ -32,15 +38,13 @@ from overt.linear.bounds import (
 from overt.linear.deep_shares import (
     ROUNDING,
     BestShares,
-    DualPoint,
     best_shares,
-    noise_cost,
 )
 from overt.linear.descent import LIMIT, Advance, attains, refine
 from overt.linear.network import Evaluation, NoiseEffect
 from overt.linear.regression import Regression, from_target, multipliers
 from overt.linear.shallow import UnitNoise, sharing
-from overt.noise import Noise
+from overt.noise import DropConnect, Dropout, Noise
 
 MAX_ROUNDS = 300
 """Rounds over all layers, one after the other; they converge linearly."""
@@ -58,14 +62,28 @@ RANK_TOL = 1e-10
 
 
 class Layer:
-    """A hidden layer with noise, and the spectra that a two-layer network with it attains."""
+    """A hidden layer with noise, and the spectra that a two-layer network with it attains.
 
-    def __init__(self, noise: Noise, width: int) -> None:
+    `before` is the second moment of the multipliers of what its weights read. DropConnect is
+    represented by Dropout that costs no more; `weight_noise` is its variance where it costs more,
+    and `own_R` the second moment of the multipliers that units really have.
+    """
+
+    def __init__(self, noise: Noise, width: int, before: Floats) -> None:
+        self.sampled = noise
+        self.weight_noise = 0.0
+        if isinstance(noise, DropConnect):
+            size = np.sqrt(np.diag(before))
+            rho = float(np.linalg.eigvalsh(before / np.outer(size, size))[-1])
+            self.weight_noise = noise.strength if rho > 1 else 0.0
+            p = noise.drop_prob
+            noise = Dropout(p / (p + rho * (1 - p)))
         self.noise = noise
         self.width = width
         self.sharing = sharing(noise, width)
         self.Gamma = np.asarray(noise.characteristic(width), dtype=float)
         self.R = 1 + self.Gamma  # which has lost the last digits of weak noise
+        self.own_R = np.ones_like(self.R) if self.weight_noise else self.R
 
     @cached_property
     def costs(self) -> UnitShares | None:
@@ -181,7 +199,13 @@ class DeepNoise(NoiseEffect):
     ) -> None:
         self.regression = regression
         self.widths = widths
-        self.layers = [Layer(noise, d) for noise, d in zip(noises, widths, strict=True)]
+        self.layers: list[Layer] = []
+        before = np.eye(1)  # inputs without correlation
+        for noise, width in zip(noises, widths, strict=True):
+            self.layers.append(Layer(noise, width, before))
+            before = self.layers[-1].R
+        # One for each weight matrix; the last one is not masked.
+        self.weight_noises = [*(layer.weight_noise for layer in self.layers), 0.0]
         sizes = regression.inputs, *widths, regression.outputs
         self.shapes = [(after, before) for before, after in pairwise(sizes)]
         if any(layer.Gamma.min() < 0 for layer in self.layers):
@@ -195,8 +219,13 @@ class DeepNoise(NoiseEffect):
 
     @property
     def exchangeable(self) -> bool:
-        """Whether the optimum is certified: every layer has independent or exchangeable noise."""
+        """Whether the layers' minorants are independent or exchangeable noise."""
         return all(layer.exchangeable for layer in self.layers)
+
+    @property
+    def exact(self) -> bool:
+        """Whether the optimum is certified: the layers have no other noise than that."""
+        return self.exchangeable and not any(self.weight_noises)
 
     @cached_property
     def values(self) -> Floats:
@@ -215,11 +244,6 @@ class DeepNoise(NoiseEffect):
         """The best shares under the layers' minorants; exact if all are exchangeable."""
         return best_shares(self.values, self.beta, self.factor)
 
-    def dual_points(self, values: Floats) -> list[DualPoint]:
-        """Return points that bound the objective for a target with these values, inside C."""
-        found = best_shares(values, self.beta, self.factor)
-        return [dual.inside(self.beta) for dual in found.duals]
-
     @property
     def rank_range(self) -> tuple[int, int] | None:
         """The ranks whose bound does not exceed the optimum.
@@ -229,7 +253,7 @@ class DeepNoise(NoiseEffect):
         """
         if len(self.values) == 0:
             return 0, 0
-        if not self.exchangeable or len(self.noisy) == 0:
+        if not self.exact or len(self.noisy) == 0:
             return None
         possible = self.best.possible_ranks(RANK_TOL)
         return int(possible[0]), int(possible[-1])
@@ -247,7 +271,7 @@ class DeepNoise(NoiseEffect):
     @cached_property
     def relaxation(self) -> Relaxation:
         """A lower bound on the objective of all weights, and the best map."""
-        if len(self.layers) == 1 and not self.exchangeable:
+        if len(self.layers) == 1 and not self.exact:
             return self._two_layer.relaxation
         left, s, right = self.regression.svd
         count = len(self.values)
@@ -257,7 +281,7 @@ class DeepNoise(NoiseEffect):
         bound = self.regression.residual + self._least() + float(np.sum(s[count:] ** 2))
         loss = float(np.sum((s - a) ** 2))
         bound -= self.regression.rounding(bound, loss, float(np.sum(a)))
-        rank = int(np.sum(positive(a))) if self.exchangeable or not a.any() else None
+        rank = int(np.sum(positive(a))) if self.exact or not a.any() else None
         return Relaxation(max(bound, 0.0), left, a, right, rank)
 
     def _least(self) -> float:
@@ -284,12 +308,11 @@ class DeepNoise(NoiseEffect):
         """The layers' best spectra that are known, layers x directions."""
         if not self.exchangeable:
             return self._in_turn[0]
-        found = np.zeros((len(self.layers), len(self.values)))
-        for row, layer, pi in zip(found, self.layers, self.layer_shares(), strict=True):
-            active = pi > 0
-            beta, factor = layer.minorant
-            row[active] = 1 - noise_cost(pi[active, None], np.array([beta]), factor)
-        return found
+        shares = self.layer_shares()
+        minorants = np.array([layer.minorant for layer in self.layers])
+        beta = minorants[:, :1]
+        factor = minorants[:, 1:]
+        return np.asarray(factor * shares / np.where(shares > 0, shares + beta, 1.0))
 
     def layer_shares(self) -> Floats:
         """Return each hidden layer's share of units per direction, layers x directions."""
@@ -333,12 +356,13 @@ class DeepNoise(NoiseEffect):
         """
         if len(self.values) == 0:
             return [np.zeros(shape) for shape in self.shapes]
-        if self.exchangeable:
+        if self.exact:
             return self.weights_of(self.layer_shares())
         if len(self.layers) == 1:
             U, V = self._two_layer.best_weights()
             return V.T, U
-        if all(layer.sharing.exact for layer in self.layers):
+        closed = all(layer.sharing.exact for layer in self.layers)
+        if closed and not any(self.weight_noises):
             return self._weights_with(self.spectra)
         return self._refined([self._weights_with(found) for found in self._in_turn])
 
@@ -379,15 +403,8 @@ class DeepNoise(NoiseEffect):
     def weights_of(self, shares: Floats) -> Sequence[Floats]:
         """Return weights whose layers' units have these shares (layers x directions)."""
         count = int(np.sum(shares[0] > 0))
-        known: dict[
-            Any, tuple[Floats, Floats, Floats]
-        ] = {}  # layers that are alike share factors
-        parts = []
-        for layer, pi in zip(self.layers, shares, strict=True):
-            key = layer.width, layer.minorant, pi.tobytes()
-            if key not in known:
-                known[key] = layer.balanced(pi[:count])
-            parts.append(known[key])
+        pairs = zip(self.layers, shares, strict=True)
+        parts = [layer.balanced(pi[:count]) for layer, pi in pairs]
         return self._joined(parts)
 
     def _joined(
@@ -412,6 +429,7 @@ class DeepNoise(NoiseEffect):
         """(W_(k+1) ... W_2, W_1', sum_l <Gamma_l, S_l o B_l'B_l>).
 
         S_l is the second moment of layer l, with the noise before it, and B_l the map after it.
+        DropConnect adds to the diagonal of S_l.
         """
         H = self.regression.hidden(weights[0].T)
         S = H.T @ H
@@ -419,14 +437,20 @@ class DeepNoise(NoiseEffect):
         for W in weights[-2:0:-1]:
             tails.append(tails[-1] @ W)
         total = 0.0
+        masked = S  # the second moment of what the next weights read
         for i, (layer, B) in enumerate(zip(self.layers, tails[::-1], strict=True)):
-            if layer.noise.independent:  # Gamma is diagonal
+            if layer.weight_noise:
+                added = layer.weight_noise * weights[i] ** 2 @ np.diag(masked)
+                total += float(added @ np.sum(B**2, axis=0))
+                S = S + np.diag(added)
+            elif layer.noise.independent:  # Gamma is diagonal
                 variances = np.diag(layer.Gamma)
                 total += float(np.sum(variances * np.diag(S) * np.sum(B**2, axis=0)))
             else:
                 total += float(np.sum(layer.Gamma * S * (B.T @ B)))
             if i + 1 < len(self.layers):
-                S = weights[i + 1] @ (layer.R * S) @ weights[i + 1].T
+                masked = layer.own_R * S
+                S = weights[i + 1] @ masked @ weights[i + 1].T
         return tails[-1], weights[0].T, total
 
     def imbalance(self, found: Evaluation) -> float:
@@ -450,16 +474,21 @@ class DeepNoise(NoiseEffect):
     ) -> tuple[float, Sequence[Floats]]:
         """Return |T - W|^2 + penalty and its gradients in whitened coordinates (W_1 L for W_1).
 
-        |T|^2 - 2 <T, W> + tr S_(k+1), S_1 = W_1 W_1', S_(l+1) = W_(l+1) (R_l o S_l) W_(l+1)'.
+        |T|^2 - 2 <T, W> + tr S_(k+1), S_1 = W_1 W_1', S_(l+1) = W_(l+1) (R_l o S_l) W_(l+1)', and
+        lam sum_j w_ij^2 (R_l o S_l)_jj more on the diagonal where W_(l+1) is masked by DropConnect.
         """
         first = weights[0]
         last = weights[-1]
         maps = [first]  # W_l ... W_1
         moments = [first @ first.T]  # S_l, then R_l o S_l
-        for W, layer in zip(weights[1:], self.layers, strict=True):
-            moments[-1] = layer.R * moments[-1]
+        noises = self.weight_noises[1:]
+        for W, layer, lam in zip(weights[1:], self.layers, noises, strict=True):
+            masked = layer.own_R * moments[-1]
+            moments[-1] = masked
             maps.append(W @ maps[-1])
-            moments.append(W @ moments[-1] @ W.T)
+            moments.append(W @ masked @ W.T)
+            if lam:
+                moments[-1] += np.diag(lam * W**2 @ np.diag(masked))
         value = np.sum(T * T) - 2 * np.sum(T * maps[-1]) + np.trace(moments[-1])
         gradients = [2 * (last @ moments[-2] - T @ maps[-2].T)]
         back = T  # W_(l+1)' ... W_(k+1)' T
@@ -467,12 +496,15 @@ class DeepNoise(NoiseEffect):
         for i in range(len(weights) - 2, -1, -1):
             W = weights[i]
             back = weights[i + 1].T @ back
-            KW = (self.layers[i].R * K) @ W
-            if i:
-                gradients.append(2 * (KW @ moments[i - 1] - back @ maps[i - 1].T))
-            else:
+            K = self.layers[i].own_R * K
+            KW = K @ W
+            if i == 0:
                 gradients.append(2 * (KW - back))
-            K = W.T @ KW
+                break
+            gradient = KW @ moments[i - 1] - back @ maps[i - 1].T
+            added = self.weight_noises[i] * np.diag(K)[:, None] * W
+            gradients.append(2 * (gradient + added * np.diag(moments[i - 1])))
+            K = W.T @ KW + np.diag(np.sum(added * W, axis=0))
         return float(value), gradients[::-1]
 
     def witness(self, s: Floats) -> dict[str, Any]:
@@ -481,9 +513,10 @@ class DeepNoise(NoiseEffect):
             costs = UnitShares(np.full(min(self.widths), self.nu * min(self.widths)))
             return {"thresholds": costs.multipliers(s)}
         values = np.maximum(s, 1e-9 * s[0]) if s[0] > 0 else np.ones(1)
+        duals = best_shares(values, self.beta, self.factor).duals
         points = [
-            {"multipliers": dual.mu, "points": dual.pi}
-            for dual in self.dual_points(values)
+            {"multipliers": dual.mu, "points": dual.inside(self.beta).pi}
+            for dual in duals
         ]
         return {"shares": points}
 
@@ -509,17 +542,29 @@ class DeepNoise(NoiseEffect):
         inputs = [x]
         masks = []
         for W, layer in zip(weights[:-1], self.layers, strict=True):
-            mask = multipliers(layer.noise, layer.width, len(x), rng)
+            on_weights = layer.sampled.masks == "weights"
+            count = W.size if on_weights else layer.width
+            mask = multipliers(layer.sampled, count, len(x), rng)
+            if on_weights:
+                mask = mask.reshape(len(x), *W.shape)
+                inputs.append(np.einsum("noi,oi,ni->no", mask, W, inputs[-1]))
+            else:
+                inputs.append((inputs[-1] @ W.T) * mask)
             masks.append(mask)
-            inputs.append((inputs[-1] @ W.T) * mask)
         delta = (inputs[-1] @ weights[-1].T - y) / len(x)
         if not np.sum(delta**2) < LIMIT:
             return None
-        gradients = []
-        for i in range(len(weights) - 1, -1, -1):
-            gradients.append(delta.T @ inputs[i])
-            if i:
-                delta = (delta @ weights[i]) * masks[i - 1]
+        gradients = [delta.T @ inputs[-1]]
+        delta = delta @ weights[-1]
+        for i in range(len(masks) - 1, -1, -1):
+            mask = masks[i]
+            if mask.ndim == 3:
+                gradients.append(np.einsum("no,noi,ni->oi", delta, mask, inputs[i]))
+                delta = np.einsum("no,noi,oi->ni", delta, mask, weights[i])
+            else:
+                delta = delta * mask
+                gradients.append(delta.T @ inputs[i])
+                delta = delta @ weights[i]
         return gradients[::-1]
 
     def _whitened(self, weights: Sequence[Floats]) -> list[Floats]:

@@ -74,14 +74,6 @@ class Samples(NamedTuple):
         return x, y
 
 
-def samples_of_target(
-    M: Floats, L: Floats | None, noise: Noise | None = None
-) -> Samples:
-    """Return x = L g with g normal (x = g if L is None) and y = M x."""
-    M = np.ascontiguousarray(M)
-    return Samples(None if L is None else np.ascontiguousarray(L), M, noise)
-
-
 def multipliers(
     noise: Noise, units: int, size: int, rng: np.random.Generator
 ) -> Floats:
@@ -156,17 +148,6 @@ def root_of_moment(C: Floats) -> tuple[Whitening, Floats]:
         W = np.linalg.solve(K, W.T).T
         L = exact_product(C, W)
     return Whitening(L, W.T, ill), cut
-
-
-def tell_of_what_was_cut(unseen: float, seen: float) -> None:
-    """Warn where a target may hold more than rounding in directions that the inputs lack."""
-    if unseen > UNSEEN * seen:
-        warnings.warn(
-            "second_moment has directions that are zero up to rounding, and the target has weight "
-            f"there: up to {unseen:.3g} of E|y|^2 beside {seen:.3g} is not seen. Give data (X, Y), "
-            "or choose features that are less nearly dependent",
-            stacklevel=6,
-        )
 
 
 def exact_product(A: Floats, B: Floats) -> Floats:
@@ -318,17 +299,23 @@ def from_target(
     C = _check.second_moment(second_moment, M.shape[1])
     if C is None:
         if noise is not None:
-            return _from_rows(
-                np.eye(M.shape[1]), M.T, 1, samples_of_target(M, None, noise)
-            )
-        return Regression(samples_of_target(M, None), M)
+            return _from_rows(np.eye(M.shape[1]), M.T, 1, Samples(None, M, noise))
+        return Regression(Samples(None, M), M)
     C = _check.doubles("second_moment", C)
     root, cut = root_of_moment(C)
     T = M @ root.L
-    tell_of_what_was_cut(float(np.sum((M @ cut) ** 2)), float(np.sum(T**2)))
+    unseen = float(np.sum((M @ cut) ** 2))
+    seen = float(np.sum(T**2))
+    if unseen > UNSEEN * seen:
+        warnings.warn(
+            "second_moment has directions that are zero up to rounding, and the target has weight "
+            f"there: up to {unseen:.3g} of E|y|^2 beside {seen:.3g} is not seen. Give data (X, Y), "
+            "or choose features that are less nearly dependent",
+            stacklevel=5,
+        )
     if noise is not None:
-        return _from_rows(root.L.T, T.T, 1, samples_of_target(M, root.L, noise))
-    return Regression(samples_of_target(M, root.L), T, root)
+        return _from_rows(root.L.T, T.T, 1, Samples(root.L, M, noise))
+    return Regression(Samples(root.L, M), T, root)
 
 
 def from_data(X: Any, Y: Any, noise: Noise | None = None) -> Regression:

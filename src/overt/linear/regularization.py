@@ -59,7 +59,7 @@ class RegularizationPath(Result):
 
     def plot(self) -> Any:
         """Plot the singular values of the optimal map, and its rank, along the path."""
-        over_widths = np.ptp(self.drop_probs) == 0 and np.ptp(self.widths) > 0
+        over_widths = np.ptp(self.drop_probs) < 1e-9 and np.ptp(self.widths) > 0
         along = self.drop_probs
         name = "drop probability"
         if over_widths:
@@ -120,17 +120,11 @@ def path(
             blocks = d // chosen.block_size
             attained[i] = attains_bound(best.kept[1], blocks, chosen.block_size)
     rank = np.array([np.sum(positive(spectrum)) for spectrum in spectra])
-    drops = np.array([_drop_prob(z, d) for z, d in zip(noises, widths, strict=True)])
+    points = zip(noises, widths, strict=True)
+    lam = np.array([np.mean(noise.relative_variance(d)) for noise, d in points])
     return RegularizationPath(
-        drops, np.array(widths), objective, rank, spectra, attained
+        lam / (1 + lam), np.array(widths), objective, rank, spectra, attained
     )
-
-
-def _drop_prob(noise: Any, width: int) -> float:
-    if isinstance(getattr(noise, "drop_prob", None), float):
-        return float(noise.drop_prob)
-    lam = float(np.mean(noise.relative_variance(width)))
-    return lam / (1 + lam)
 
 
 def _points(width: Any, drop_probs: Any, noise: Any) -> tuple[list[Noise], list[int]]:

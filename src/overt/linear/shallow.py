@@ -34,11 +34,12 @@ from overt.linear.bounds import (
     Relaxation,
     UnitShares,
     any_noise_bound,
-    certified_pieces,
+    best_pieces,
     expected_tail,
     pairs_below,
     positive,
     relax,
+    total_gain,
 )
 from overt.linear.descent import Advance, attains, masked_steps, refine
 from overt.linear.network import (
@@ -210,11 +211,7 @@ class UnitNoise(NoiseEffect):
 
     @cached_property
     def relaxation(self) -> Relaxation:
-        """A proved lower bound on the objective over all weights, and the map that attains it."""
-        return self._relaxed()
-
-    def _relaxed(self) -> Relaxation:
-        """Solve with the noise's envelopes in place of its penalty."""
+        """The bound and the map of the noise's envelopes, in place of its penalty."""
         rule = self.sharing
         return relax(self.leading, rule.envelopes(), self.regression, rule.refined)
 
@@ -387,22 +384,20 @@ def unit_witness(noise: Noise, width: int, s: Floats) -> dict[str, Any]:
             return {"thresholds": costs.multipliers(padded)}
         case DropBlock(placement="grid", block_size=b):
             weight = noise.strength * b / width
-            return {"thresholds": block_thresholds(padded, weight, b)}
+            return {"thresholds": KSupport(b).shrinkage(padded, weight)}
     Gamma = np.asarray(noise.characteristic(width), dtype=float)
     rule = sharing(noise, width)
     lowered = _costs_below(Gamma, rule)
     best = max(lowered, key=lambda costs: costs.bound(padded))
     if not rule.exact:
         sets_slack = SETS_SLACK * float(np.abs(Gamma).max())
-        pieces = certified_pieces(Gamma, s, sets_slack)
-        if pieces is not None:
-            gain = sum(piece.gain for piece in pieces)
-            if np.sum(s**2) - gain > best.bound(padded):
-                sets = [
-                    {"units": list(p.units), "root": p.root, "loads": p.loads}
-                    for p in pieces
-                ]
-                return {"slack": sets_slack, "sets": sets}
+        pieces = best_pieces(Gamma, s, sets_slack)
+        if np.sum(s**2) - total_gain(pieces) > best.bound(padded):
+            sets = [
+                {"units": list(p.units), "root": p.root, "loads": p.loads}
+                for p in pieces
+            ]
+            return {"slack": sets_slack, "sets": sets}
     found = {"gamma": best.gamma, "delta": best.delta}
     if not best.one_direction:
         found["thresholds"] = best.multipliers(padded)
@@ -411,9 +406,11 @@ def unit_witness(noise: Noise, width: int, s: Floats) -> dict[str, Any]:
 
 def _costs_below(Gamma: Floats, rule: Sharing) -> list[UnitShares]:
     """Return costs of units that exact arithmetic can show to be below a matrix."""
-    gamma = float(Gamma[0, 0])
-    if np.all(Gamma == gamma):  # singular where the slack would be taken
-        return [UnitShares(np.zeros(len(Gamma)), gamma)]
+    gamma = float(Gamma[0, -1])
+    if np.all(Gamma[~np.eye(len(Gamma), dtype=bool)] == gamma):
+        # What is left is a diagonal, so that no slack is needed but for rounding.
+        delta = np.nextafter(np.diag(Gamma) - gamma, -np.inf)
+        return [UnitShares(np.maximum(delta, 0.0), gamma)]
     slack = SLACK * float(np.abs(Gamma).max())
     return [
         UnitShares(
@@ -422,20 +419,6 @@ def _costs_below(Gamma: Floats, rule: Sharing) -> list[UnitShares]:
         for costs in rule.envelopes()
         if isinstance(costs, UnitShares)
     ]
-
-
-def block_thresholds(s: Floats, w: float, block: int) -> Floats:
-    """Propose the g that raise |s|^2 - sum (s_i - g_i)_+^2 - (block largest g_i^2) / w most."""
-    if w == 0:
-        return np.zeros_like(s)
-    a = np.asarray(KSupport(block).prox(s, w))
-    free = (a > 0) & (a < s / (1 + w) * (1 - 1e-12))
-    tau = 0.0
-    if free.any():
-        tau = float(np.median((s - a)[free]))
-    elif len(s) > block:
-        tau = float(s[block])
-    return np.maximum(s * w / (1 + w), tau)
 
 
 Pair = tuple[Floats, Floats]
@@ -548,8 +531,8 @@ def block_factors(
 def attains_bound(a: Floats, blocks: int, block_size: int) -> bool:
     """Return whether blocks are known to attain the bound for a map with spectrum a > 0.
 
-    That is so if the occupancies below one are no more than the blocks and there is a Hadamard
-    matrix of that order. For other numbers of blocks it is a question of fusion frames.
+    That is so if the occupancies below one are no more than the blocks, whose number is a power of
+    two (or the order of any Hadamard matrix). Otherwise it is a question of fusion frames.
     """
     if len(a) == 0:
         return True
@@ -559,25 +542,11 @@ def attains_bound(a: Floats, blocks: int, block_size: int) -> bool:
 
 
 def hadamard(order: int) -> Floats | None:
-    """Return a matrix of +-1 with orthogonal rows, or None where no simple construction applies.
-
-    Sylvester's doubling, and Paley's matrix of order p + 1 for a prime p with p = 3 modulo 4.
-    """
-    if order == 1:
-        return np.ones((1, 1))
-    half = hadamard(order // 2) if order % 2 == 0 else None
-    if half is not None:
-        return np.block([[half, half], [half, -half]])
-    p = order - 1
-    if p % 4 != 3 or any(p % q == 0 for q in range(2, int(p**0.5) + 1)):
-        return None
-    squares = {i * i % p for i in range(1, p)}
-    character = np.array([0.0] + [1.0 if i in squares else -1.0 for i in range(1, p)])
-    index = np.arange(p)
-    H = np.ones((order, order))
-    H[1:, 1:] = character[(index[:, None] - index[None, :]) % p] + np.eye(p)
-    H[1:, 0] = -1.0
-    return H
+    """Return Sylvester's matrix of +-1 with orthogonal rows, None if order is no power of two."""
+    H = np.ones((1, 1))
+    while len(H) < order:
+        H = np.block([[H, H], [H, -H]])
+    return H if len(H) == order else None
 
 
 def _signed_frame(t: Floats, free: Bools, width: int, block_size: int) -> Floats:
@@ -636,12 +605,15 @@ class WeightNoise(UnitNoise):
         """That of Dropout, if inputs are uncorrelated."""
         return None if self.correlated else super().rank_range
 
-    def _relaxed(self) -> Relaxation:
-        """Solve the convex problem of the map."""
+    @cached_property
+    def relaxation(self) -> Relaxation:
+        """The bound and the map of the convex problem of the map."""
         if not self.correlated:
-            return super()._relaxed()
+            return super().relaxation
         dense = self.regression
-        B, bound, N = best_map(dense, self.weight_noise.strength / self.width)
+        B, bound, N = best_map(
+            dense, self._root, self.weight_noise.strength / self.width
+        )
         loss = float(np.sum((dense.T - B @ (dense.root / self._root[:, None])) ** 2))
         bound -= dense.rounding(bound, loss, float(np.linalg.norm(B, "nuc")))
         return Relaxation(
@@ -724,13 +696,17 @@ class WeightNoise(UnitNoise):
 
     @cached_property
     def _root(self) -> Floats:
-        return _positive_root(self.regression)
+        """The diagonal of D^(1/2), with 1 in place of 0."""
+        D = self.regression.input_variances
+        return np.sqrt(np.where(D > 0, D, 1.0))
 
 
-def best_map(regression: Regression, weight: float) -> tuple[Floats, float, Floats]:
+def best_map(
+    regression: Regression, root: Floats, weight: float
+) -> tuple[Floats, float, Floats]:
     """Return (B, bound, N): the optimum in scaled coordinates, a proved lower bound, its dual."""
     T = regression.T
-    K = regression.root / _positive_root(regression)[:, None]
+    K = regression.root / root[:, None]
     if weight == 0:
         return T @ np.linalg.pinv(K), regression.residual, np.zeros_like(T)
     values, Q = np.linalg.eigh(K @ K.T)
@@ -781,9 +757,3 @@ def _dual(T: Floats, K: Floats, weight: float, N: Floats) -> tuple[float, float]
     inner = float(np.sum(N * T))
     size = float(np.sum(N**2) + np.linalg.norm(N @ K.T, 2) ** 2 / weight)
     return (inner**2 / size, inner / size) if inner > 0 else (0.0, 0.0)
-
-
-def _positive_root(regression: Regression) -> Floats:
-    """Return the diagonal of D^(1/2), with 1 in place of 0."""
-    D = regression.input_variances
-    return np.sqrt(np.where(D > 0, D, 1.0))

@@ -20,7 +20,7 @@ from overt.linear.network import (
     require_consistent,
     target_or_data,
 )
-from overt.linear.regression import Regression, from_target
+from overt.linear.regression import Regression
 from overt.linear.shallow import UnitNoise
 from overt.noise import Dropout, Noise
 from overt.results import Solution
@@ -121,27 +121,13 @@ class TiedUnitNoise(UnitNoise):
 
     @property
     def rank_range(self) -> tuple[int, int] | None:
-        """That of the network with the positive eigenvalues as target."""
-        if self.regression.L is not None:
-            return None
-        positive_part = from_target(np.diag(self._positive.s))
-        alike = UnitNoise(positive_part, self.width, self.noise)
-        return alike.limited(self.max_rank).rank_range
+        """That of the positive eigenvalues' best map, for isotropic inputs."""
+        return None if self.regression.L is not None else super().rank_range
 
-    @cached_property
+    @property
     def symmetric(self) -> Floats:
-        """The best symmetric map A without noise: A C + C A = E[y x'] + E[x y']."""
-        if self.regression.L is None:
-            return (self.regression.T + self.regression.T.T) / 2
-        cross = self.regression.T @ self.regression.L.T
-        W, root, _ = np.linalg.svd(self.regression.L)
-        c = np.zeros(len(W))
-        c[: len(root)] = root**2
-        sums = c[:, None] + c
-        B = W.T @ (cross + cross.T) @ W
-        return np.asarray(
-            W @ np.where(sums > 0, B / np.where(sums > 0, sums, 1.0), 0.0) @ W.T
-        )
+        """The symmetric part of the target, which is all that can be fitted."""
+        return (self.regression.T + self.regression.T.T) / 2
 
     @cached_property
     def _positive(self) -> Leading:
@@ -182,7 +168,7 @@ class TiedUnitNoise(UnitNoise):
         """
         axes = self._principal[0]
         starts = [axes.T @ U for U in self._starts()]
-        size = self._curvature(starts[1])
+        size = self._curvature(starts[0])
         enough = attains(self.relaxation.bound)
 
         def along_axes(Y: Floats) -> tuple[float, Sequence[Floats]]:
@@ -210,10 +196,9 @@ class TiedUnitNoise(UnitNoise):
         return (axes @ (Z / size),)
 
     def _starts(self) -> list[Floats]:
-        """Return roots of the best symmetric map, the best untied one and a whitened one."""
+        """Return roots of the best untied map and of a whitened one."""
         task = self.regression
         d = self.width
-        values, vectors = np.linalg.eigh(self.symmetric)
         left, a, right = self.relaxation.kept
         # The untied map, a left right' L^+, along its outputs' directions.
         inward = np.sum(task.unwhiten(right) * left, axis=0)
@@ -221,7 +206,6 @@ class TiedUnitNoise(UnitNoise):
         whitened_values, whitened = np.linalg.eigh(T + T.T)
         found = []
         for W, m in (
-            (vectors, values),
             (left, a * inward),
             (task.unwhiten(whitened), whitened_values / 2),
         ):

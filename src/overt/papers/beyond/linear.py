@@ -44,7 +44,7 @@ def dropblock_tight(rng: Rng) -> Residuals:
     $\lambda \sum_i \|X_i\|_F^2 = \lambda\,\mathrm{tr}(\mathrm{diag}(a) F^{-1} \mathrm{diag}(a)) =
     (\lambda/n) \|a\|_{(b)}^2$.
     """
-    for b, count in ((2, 4), (3, 8), (2, 12)):
+    for b, count in ((2, 4), (3, 8), (2, 16)):
         a = np.sort(rng.exponential(1.0, min(count, 4)))[::-1]
         left, right = np.linalg.qr(rng.normal(size=(2, 12, len(a))))[0]
         U, V = block_factors(left, a, right, b * count, b)
