@@ -5,6 +5,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from scipy.optimize import minimize
 
 import overt
 from overt.linear import inverse_decay
@@ -292,6 +293,23 @@ def test_no_descent_goes_below_the_bound_of_masked_weights(noise):
     assert best.certificate.lower_bound <= lowest * (1 + 1e-12)
     assert best.objective <= lowest * (1 + 1e-9)
     assert (best.status == "optimal") == (len(noise) == 2)
+
+
+@pytest.mark.parametrize("first", [C(0.1), D(0.1)])
+def test_two_layers_with_masked_weights_reach_their_formula(first):
+    """max sum s^2 F, 1/F = 1 + alpha / y + beta / (x y), over shares by a generic optimizer."""
+    s = np.array([1.0, 0.95, 0.9])
+    net = overt.DeepLinearNetwork(np.diag(s), (4, 5), noise=[first, C(0.05)])
+    alpha = first.strength / 4
+    beta = (1 + first.strength) * C(0.05).strength / 20
+
+    def left_over(theta):
+        x, y = (np.exp(part) / np.exp(part).sum() for part in theta.reshape(2, 3))
+        return np.sum(s**2 * (1 - 1 / (1 + alpha / y + beta / (x * y))))
+
+    starts = np.random.default_rng(0).standard_normal((5, 6))
+    lowest = min(minimize(left_over, start, tol=1e-12).fun for start in starts)
+    assert net.solve().objective == pytest.approx(lowest, rel=1e-7)
 
 
 def test_masked_weights_are_certified_where_rank_one_is_best():
