@@ -118,7 +118,8 @@ class Predictive(nn.Module):  # type: ignore[misc]
     def interval(self, x: Any, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Return the ends of central normal intervals."""
         level = torch.tensor(_check_level(level), dtype=torch.float64)
-        return self._around(x, math.sqrt(2) * float(torch.special.erfinv(level)))
+        q = math.sqrt(2) * float(torch.special.erfinv(level))
+        return self._around(x, q)
 
     def _around(self, x: Any, q: Any) -> tuple[Tensor, Tensor]:
         both = self._over(x, lambda batch: torch.stack(self._normal(batch), 1))
@@ -184,7 +185,8 @@ class Predictive(nn.Module):  # type: ignore[misc]
                 Targets(y, mean, self.loss, where)  # refuses targets that do not fit
                 distance = (y.reshape(mean.shape).to(mean) - mean).abs()
                 # Without noise a distance is 0 or infinite.
-                scores.append(distance / sd.clamp(min=torch.finfo(sd.dtype).tiny))
+                tiny = torch.finfo(sd.dtype).tiny
+                scores.append(distance / sd.clamp(min=tiny))
                 continue
             p = self._classes(x)
             classes = y.reshape(-1, 1)
@@ -273,7 +275,8 @@ class Predictive(nn.Module):  # type: ignore[misc]
                     f"probabilities need logits of shape (rows, classes), got {tuple(mean.shape)}"
                 )
             values, vectors = torch.linalg.eigh(covariance.double())
-            return mean, (vectors * values.clamp(min=0).sqrt()[:, None]).to(mean.dtype)
+            root = vectors * values.clamp(min=0).sqrt()[:, None]
+            return mean, root.to(mean.dtype)
 
     def _expected(self, mean: Tensor, root: Tensor, temperature: float) -> Tensor:
         even = torch.quasirandom.SobolEngine(mean.shape[1], scramble=True, seed=0).draw(

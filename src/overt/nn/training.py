@@ -323,7 +323,8 @@ def _squared_mean(groups: Tensor) -> tuple[float, float]:
     others = gram.sum(1) - gram.diagonal()
     total = float(others.sum())
     left_out = (total - 2 * others) / ((n - 1) * (n - 2))
-    error = math.sqrt((n - 1) / n * float(((left_out - left_out.mean()) ** 2).sum()))
+    away = float(((left_out - left_out.mean()) ** 2).sum())
+    error = math.sqrt((n - 1) / n * away)
     return total / (n * (n - 1)), error
 
 

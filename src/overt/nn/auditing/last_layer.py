@@ -64,7 +64,8 @@ class TailNoise:
 
     def penalty(self, h: Tensor) -> float:
         """Return <Gamma, R'R o mean(h h')>, with the noise of all layers behind it on."""
-        return float(self.covariance.penalty(h.double(), self.R.to(h.device)))
+        rows = self.R.to(h.device)
+        return float(self.covariance.penalty(h.double(), rows))
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +130,8 @@ def _root(covariance: MaskCovariance, R: Tensor) -> Tensor:
     """Return S with S'S = Gamma o R'R."""
     if covariance.independent:
         return torch.diag(covariance.strength**0.5 * R.norm(dim=0))
-    values, vectors = torch.linalg.eigh(covariance.dense(R) * (R.T @ R))
+    gram = covariance.dense(R) * (R.T @ R)
+    values, vectors = torch.linalg.eigh(gram)
     return values.clamp(min=0).sqrt()[:, None] * vectors.T
 
 
@@ -140,7 +142,8 @@ def is_affine(h: Tensor, f: Tensor, J: Tensor, *, centered: bool = True) -> bool
     predicted = h.double().flatten(1).cpu() @ J.T
     actual = f.double().reshape(len(f), -1).cpu()
     largest = float(predicted.abs().max())
-    rounding = 100 * torch.finfo(h.dtype).eps * (largest + float(actual.abs().max()))
+    largest += float(actual.abs().max())
+    rounding = 100 * torch.finfo(h.dtype).eps * largest
     if centered:
         actual = actual - actual.mean(0)
         predicted = predicted - predicted.mean(0)
@@ -199,9 +202,11 @@ def _envelopes(Gamma: Floats) -> list[tuple[float, int]]:
     ones = np.sum(vectors, axis=0)
     weight = 0.0
     if np.allclose(ones[~live], 0.0, atol=1e-8):
-        weight = (1 - 1e-9) / float(np.sum(ones[live] ** 2 / values[live]))
+        inverse = np.sum(ones[live] ** 2 / values[live])
+        weight = (1 - 1e-9) / float(inverse)
     i, j = np.nonzero(Gamma)
-    band = int(np.max(np.abs(i - j), initial=0)) + 1
+    farthest = np.max(np.abs(i - j), initial=0)
+    band = int(farthest) + 1
     return [(smallest / d, 1), (weight, band)]
 
 
@@ -297,7 +302,8 @@ class LastLayer:
             self._origin = both.mean(1, keepdim=True) * self.head.centered
         columns = [both.new_ones(n, 1), *(both - self._origin)]
         if self._has_units:
-            columns.insert(1, seen.units[self.head.name].double().reshape(n, -1))
+            units = seen.units[self.head.name]
+            columns.insert(1, units.double().reshape(n, -1))
         rows = torch.cat(columns, 1)
         self._total = self._total + rows.T @ rows
         self._rows += n
@@ -339,13 +345,15 @@ class LastLayer:
         A = second[h, h] + Gamma * moments[h, h]
         B = second[h, self._y]
         explained = _explained(A, B)
-        return max(float(np.trace(second[self._y, self._y])) - explained, 0.0)
+        total = float(np.trace(second[self._y, self._y]))
+        return max(total - explained, 0.0)
 
 
 def _singular_values(gram: Floats) -> Floats:
     """Return singular values, in decreasing order, from products of all pairs of columns."""
     squares = np.linalg.eigvalsh(gram)[::-1]
-    return np.sqrt(np.where(squares > ROUNDING * squares.sum(), squares, 0.0))
+    is_zero = squares <= ROUNDING * squares.sum()
+    return np.sqrt(np.where(is_zero, 0.0, squares))
 
 
 def _squared_bound(target: Floats, head: Head) -> tuple[float, Floats]:
@@ -373,4 +381,5 @@ def _explained(A: Floats, B: Floats) -> float:
         pass
     values, vectors = np.linalg.eigh(A)
     live = values > SINGULAR * len(A)
-    return float(np.sum((vectors[:, live].T @ B) ** 2 / values[live, None]))
+    images = vectors[:, live].T @ B
+    return float(np.sum(images**2 / values[live, None]))

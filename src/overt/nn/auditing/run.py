@@ -217,7 +217,8 @@ class _Audit:
             self._units.add(name, h.flatten(1))
         for noise, penalty in self._exact:
             h = seen.units[noise.name]
-            penalty.add(torch.full((len(h),), noise.penalty(h), dtype=torch.float64))
+            value = torch.tensor(noise.penalty(h), dtype=torch.float64)
+            penalty.add(value.expand(len(h)))
         self._sampled.add(seen)
 
     def finish(self, status: Status, seconds: float) -> AuditReport:
@@ -299,7 +300,8 @@ class _Audit:
         assert y is not None  # noqa: S101 (Batches refuses batches without targets)
         targets = Targets(y, output, self._loss, where)
         losses = targets.losses(output, self._loss)
-        return Seen(inputs, output.reshape(len(output), -1), targets, losses, units)
+        rows = output.reshape(len(output), -1)
+        return Seen(inputs, rows, targets, losses, units)
 
     def _find_head(self) -> Head | None:
         """Return the last layers in a recorded pass, None if nothing is known of them."""

@@ -31,7 +31,8 @@ class Moments:
     def add(self, x: Tensor) -> None:
         """Add rows; of very many, some at equal distances."""
         if len(x) > ROWS:
-            x = x[torch.linspace(0, len(x) - 1, ROWS, device=x.device).long()]
+            places = torch.linspace(0, len(x) - 1, ROWS, device=x.device)
+            x = x[places.long()]
         wide = x.double()
         self.count += len(x)
         self._sum = self._sum + wide.sum(0)
@@ -51,7 +52,8 @@ class Moments:
         """E (x - E x)(x - E x)', None for very wide rows."""
         if self._squares.ndim == 1:
             return None
-        return self._squares / self.count - torch.outer(self.mean(), self.mean())
+        mean = self.mean()
+        return self._squares / self.count - torch.outer(mean, mean)
 
     def prediction(self, S: Tensor, R: Tensor, *, centered: bool) -> Tensor:
         """Return B in x_R ~ B x_S, shrunk where rows are few, 0 for very wide rows.

@@ -55,7 +55,8 @@ class Units:
                 return
             a = a[different]
             b = b[different]
-            np.minimum.at(self._parent, np.maximum(a, b), np.minimum(a, b))
+            larger = np.maximum(a, b)
+            np.minimum.at(self._parent, larger, np.minimum(a, b))
 
     def merge(self, ids: Ids, axes: Iterable[int]) -> Ids:
         """Make units that differ only along some axes one class; return ids of length 1 there."""

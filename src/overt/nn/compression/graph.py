@@ -95,7 +95,8 @@ class Operation(NamedTuple):
     def axes(self) -> tuple[int, ...]:
         """Return the axes of the first tensor that the argument `dim` names."""
         names = [argument.name for argument in self.func._schema.arguments]
-        dims = {**dict(zip(names, self.args, strict=False)), **self.kwargs}.get("dim")
+        given = dict(zip(names, self.args, strict=False))
+        dims = {**given, **self.kwargs}.get("dim")
         if self.name == "glu" and dims is None:
             dims = -1
         several = dims if isinstance(dims, list) else [dims]
@@ -125,7 +126,8 @@ class _Tracer(DispatchMode):
         self.found.units.keep(self._constant, "its units are joined with others")
         self._paths = {module: path for path, module in model.named_modules()}
         self._layers = {module for module in self._paths if layers.is_layer(module)}
-        self._own = {id(t) for t in (*model.parameters(), *model.buffers())}
+        own = (*model.parameters(), *model.buffers())
+        self._own = set(map(id, own))
         self._stack: list[nn.Module] = []
         self._leaf: nn.Module | None = None  # inside it, nothing is followed
         # The units of tensors: ids with as many axes, of length 1 where they do not vary.
@@ -205,7 +207,8 @@ class _Tracer(DispatchMode):
         depends = any(tensor in self._data for tensor in given)
         if depends and self._leaf is None and READ in func.tags:
             # Python gets to see values; the modules that run now depend on them.
-            self.reads.update(["", *(self._paths[module] for module in self._stack)])
+            self.reads.add("")
+            self.reads.update(self._paths[module] for module in self._stack)
         if depends:
             for tensor in made:
                 self._data[tensor] = True
@@ -260,7 +263,8 @@ class _Tracer(DispatchMode):
         if any(word in op.name for word in ("pool", "upsample", "pad")):
             # Pooling mixes all axes but the first two.
             free = ids.ndim if "pad" in op.name else 2
-            return [ids] * len(op.made) if ids[(0,) * free].size == 1 else None
+            mixed = ids[(0,) * free]
+            return [ids] * len(op.made) if mixed.size == 1 else None
         # Sums, softmax and other operations along axes.
         along = [axis for axis in axes if ids.shape[axis] > 1]
         if not axes or ids.size == math.prod(ids.shape[axis] for axis in axes) > 1:
@@ -278,7 +282,8 @@ class _Tracer(DispatchMode):
         for tensor in op.given:
             if tensor in self._known:
                 ids = self._known[tensor]
-                parts.append(ids.reshape((1,) * (ndim - ids.ndim) + ids.shape))
+                missing = (1,) * (ndim - ids.ndim)
+                parts.append(ids.reshape(missing + ids.shape))
         main = max(parts, key=np.size)
         for part in parts:
             if part.size == 1 < main.size:
@@ -286,7 +291,8 @@ class _Tracer(DispatchMode):
                 units.keep(part, f"{op.name} in the forward pass needs all its units")
             else:
                 units.tie(main, part)
-        main = np.broadcast_to(main, np.broadcast_shapes(*(p.shape for p in parts)))
+        shape = np.broadcast_shapes(*(part.shape for part in parts))
+        main = np.broadcast_to(main, shape)
         for tensor in op.given:
             if tensor in self._known:
                 continue
@@ -348,7 +354,8 @@ class _Tracer(DispatchMode):
         if any(ids.size == 1 for ids in heads):
             return None
         units.tie(*heads)
-        self.found.products.append((a.numel() * b.shape[2], heads[0].ravel()))
+        cost = a.numel() * b.shape[2]
+        self.found.products.append((cost, heads[0].ravel()))
         return heads[:1]
 
 

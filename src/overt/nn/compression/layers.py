@@ -129,7 +129,8 @@ class Layer:
     def _vector(self, ids: Ids, axis: int, length: int) -> Ids:
         """Return the units along one axis; those that differ only along others become one."""
         others = [a for a in range(ids.ndim) if a != axis]
-        return np.broadcast_to(self.found.units.merge(ids, others).ravel(), (length,))
+        merged = self.found.units.merge(ids, others)
+        return np.broadcast_to(merged.ravel(), (length,))
 
     def _weighted(self, kind: Weights, x: Tensor, result: Tensor) -> Ids | str:
         module = self.module
@@ -180,7 +181,8 @@ class Layer:
 
     def _first_of_each(self, ids: Ids, groups: int) -> Ids:
         """Let the units of each group stay or go together; return one of each."""
-        return self.found.units.merge(ids.reshape(groups, -1), [1]).ravel()
+        by_group = ids.reshape(groups, -1)
+        return self.found.units.merge(by_group, [1]).ravel()
 
     def _norm_across(self, ids: Ids, x: Tensor) -> Ids | str:
         """Shrink a normalization over all units."""

@@ -94,7 +94,8 @@ def read_file(path: Any) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
     from safetensors import safe_open
 
     with safe_open(path, "pt") as file:
-        return file.metadata() or {}, {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        return file.metadata() or {}, state
 
 
 def load_into(

@@ -58,7 +58,8 @@ class Factors:
         """The largest rank that is of use and saves something; at 0 the layer stays as it is."""
         m, n = self.weight.shape
         useful = int(np.count_nonzero(self.tail()))
-        return min((m * n - 1) // (m + n), min(m, n) - 1, useful)
+        saves = (m * n - 1) // (m + n)
+        return min(saves, m - 1, n - 1, useful)
 
     @property
     def price(self) -> float:
@@ -68,7 +69,8 @@ class Factors:
 
     def tail(self) -> Floats:
         """Return the share of the squared error at each rank from 0 on."""
-        tail = np.append(self.energy[::-1].cumsum()[::-1], 0.0)
+        tail = self.energy[::-1].cumsum()[::-1]
+        tail = np.append(tail, 0.0)
         tail = tail / (tail[0] or 1.0)
         return np.where(tail > ROUNDING, tail, 0.0)
 
@@ -91,7 +93,8 @@ def by_spectrum(problem: Problem) -> Outcome:
     ]
     total = problem.total or 1
     fixed = total - sum(f.cost for f in factors)
-    least = (fixed + sum(float(f.choices()[0][0]) for f in factors)) / total
+    smallest = sum(float(f.choices()[0][0]) for f in factors)
+    least = (fixed + smallest) / total
     ranks = _choose_ranks(factors, problem.aim(least) * total - fixed)
     for f in factors:
         if f not in ranks:
@@ -209,14 +212,16 @@ def _factorize(
 ) -> Factors:
     """Decompose one layer, by its outputs' moments if there are any."""
     kind: Any = weights_of(module)
-    weight = module.weight.detach().double().movedim(kind.outer, 0).flatten(1)
+    weight = module.weight.detach().double()
+    weight = weight.movedim(kind.outer, 0).flatten(1)
     cost = weight.numel()
     if problem.of == "multiply_adds":
         cost = problem.graph.costs[id(module.weight)] / len(problem.inputs)
     covariance = None if moments is None else moments.covariance()
     if moments is None or covariance is None:
         P, s, _ = torch.linalg.svd(weight, full_matrices=False)
-        return Factors(name, weight, P, s.square().cpu().numpy(), None, cost)
+        energy = s.square().cpu().numpy()
+        return Factors(name, weight, P, energy, None, cost)
     variance, P = torch.linalg.eigh(covariance)
     energy = variance.flip(0).clamp(min=0).cpu().numpy()
     return Factors(name, weight, P.flip(1), energy, moments.mean(), cost)
@@ -238,7 +243,8 @@ def _rewrite(module: Any, f: Factors, rank: int) -> nn.Sequential:
         first = copy.deepcopy(module)  # with its stride, padding and dilation
         first.out_channels = rank
         first.bias = None
-    inner = (P.T @ f.weight).reshape(rank, *first.weight.shape[1:])
+    inner = P.T @ f.weight
+    inner = inner.reshape(rank, *first.weight.shape[1:])
     first.weight = nn.Parameter(inner)
     second.weight = nn.Parameter(P.reshape(second.weight.shape).contiguous())
     second.bias = None if bias is None else nn.Parameter(bias)

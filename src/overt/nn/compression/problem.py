@@ -222,7 +222,9 @@ def score(
     if not rows:
         return None
     value = math.inf if math.isnan(total) else total / rows
-    return value, float(torch.cat(right).double().mean()) if classes else None
+    if not classes:
+        return value, None
+    return value, float(torch.cat(right).double().mean())
 
 
 def _correct(output: Any, y: Tensor, loss: Loss) -> Tensor | None:

@@ -196,7 +196,8 @@ def _first_rows(batches: Batches) -> list[Batch]:
         n = min(per_batch, MAX_ROWS - sum(len(batch.inputs) for batch in found))
         if n == 0:
             break
-        found.append(Batch(where, inputs.first(n), None if y is None else y[:n]))
+        targets = None if y is None else y[:n]
+        found.append(Batch(where, inputs.first(n), targets))
     return found
 
 

@@ -125,7 +125,8 @@ def _counts(
     # The last unit may be the one that comes nearer.
     for limit in (keep, TOLERANCE * keep):
         for group in cut_most_first:
-            more = {**counts, group: min(counts[group] + 1, len(group.units))}
+            added = min(counts[group] + 1, len(group.units))
+            more = {**counts, group: added}
             there = cost(more)
             if there <= limit and abs(there - keep) < abs(present - keep):
                 counts = more
@@ -153,7 +154,8 @@ def _cost_function(problem: Problem) -> Callable[[Mapping[Group, int]], float]:
     fixed = whole - sum(cost for cost, _ in terms)
 
     def share(counts: Mapping[Group, int]) -> float:
-        stays = _stays(graph, {g: g.units[:n] for g, n in counts.items()})
+        kept_units = {g: g.units[:n] for g, n in counts.items()}
+        stays = _stays(graph, kept_units)
         kept = sum(
             cost * math.prod(stays[ids].mean() for ids in axes) for cost, axes in terms
         )
@@ -246,7 +248,8 @@ def make_cut(
     """Remove all but some units, and refit the layers that read them."""
     stays = _stays(graph, kept)
     # What a layer with tied weights reads cannot be predicted for one of its uses alone.
-    fixed = _stays(graph, {g: units for g, units in kept.items() if not g.tied})
+    free = {g: units for g, units in kept.items() if not g.tied}
+    fixed = _stays(graph, free)
     corrected: dict[int, Tensor] = {}
     for reader in graph.readers.values():
         module = model.get_submodule(reader.name)
@@ -297,7 +300,8 @@ def _new_sizes(graph: DependencyGraph, cut: Cut) -> dict[tuple[str, str], int]:
             key = (size.name, size.attribute)
             # Where the number and the width of heads are equal, the name says which it is.
             wide = "dim" in size.attribute or "size" in size.attribute
-            found[key] = (max if wide else min)(found.get(key, left), left)
+            before = found.get(key, left)
+            found[key] = max(before, left) if wide else min(before, left)
     return found
 
 
@@ -309,7 +313,8 @@ def masked(
     Readers' weights are zero on removed units; normalizations over all units run over those
     that stay, as in the smaller network. All other tensors are the model's own.
     """
-    memo: dict[int, Any] = {id(t): t for t in (*model.parameters(), *model.buffers())}
+    own = (*model.parameters(), *model.buffers())
+    memo: dict[int, Any] = {id(tensor): tensor for tensor in own}
     for key, tensor in cut.corrected.items():
         memo[key] = _like(tensor, memo[key])
     reference = copy_model(model, memo)
@@ -344,8 +349,10 @@ def flows(model: nn.Module, graph: DependencyGraph, seen: dict[str, Moments]) ->
     total = np.zeros(len(graph.units))
     for reader in graph.readers.values():
         weight = model.get_submodule(reader.name).weight.detach().double()
-        norms = weight.movedim(reader.axis, 0).flatten(1).square().sum(1)
-        flow = (norms * seen[reader.name].squares()).cpu().numpy()
+        rows = weight.movedim(reader.axis, 0).flatten(1)
+        norms = rows.square().sum(1)
+        flow = norms * seen[reader.name].squares()
+        flow = flow.cpu().numpy()
         np.add.at(total, graph.classes[reader.ids], flow)
     return np.sqrt(total)
 

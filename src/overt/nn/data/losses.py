@@ -102,10 +102,13 @@ def guess_loss(y: Tensor, output: Tensor) -> str:
     several = output.ndim >= 2 and output.shape[1] > 1
     if not y.is_floating_point():
         return "cross_entropy" if several and y.shape != output.shape else "logistic"
-    if y.numel() != output.numel() or not bool(((y == 0) | (y == 1)).all()):
+    bits = (y == 0) | (y == 1)
+    if y.numel() != output.numel() or not bool(bits.all()):
         return "mse"
-    one_hot = several and bool((y.reshape(output.shape).sum(1) == 1).all())
-    return "cross_entropy" if one_hot else "logistic"
+    if not several:
+        return "logistic"
+    ones = y.reshape(output.shape).sum(1)
+    return "cross_entropy" if bool((ones == 1).all()) else "logistic"
 
 
 def mean_loss(output: Tensor, y: Tensor, loss: Loss) -> Tensor:
@@ -187,7 +190,7 @@ class Targets:
         else:
             self.rows = _numbers(y, output, loss, where)
         ones = self.rows == 1
-        one_hot = (ones.sum(1) == 1) & (self.rows != 0).sum(1).eq(1)
+        one_hot = (ones.sum(1) == 1) & ((self.rows != 0).sum(1) == 1)
         self.classes: Tensor | None = None
         if outputs > 1 and bool(one_hot.all()):
             self.classes = self.rows.argmax(1)

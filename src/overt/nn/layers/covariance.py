@@ -70,7 +70,8 @@ class CovarianceDropout(UnitNoise):
         # On the CPU, so that a layer can be built on the meta device, which has no numbers.
         stored_mean = torch.tensor(mu, dtype=dtype, device="cpu")
         relative = torch.tensor(root, dtype=dtype, device="cpu") / stored_mean[:, None]
-        if not bool(relative.isfinite().all()) or float(relative.abs().max()) > LARGEST:
+        largest = float(relative.abs().max())
+        if not largest <= LARGEST:  # or not a number
             raise InputError(
                 f"covariance / mean^2 must be at most {LARGEST:g}^2, as {dtype} has to hold masks"
             )
@@ -104,13 +105,15 @@ class CovarianceDropout(UnitNoise):
         axis = self._fitting(tuple(x.shape))
         sizes = [n for i, n in enumerate(x.shape) if i != axis]
         wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-        g = normal([*sizes, len(self.mean)], x.device, self._next_key()).to(wide)
-        g = torch.matmul(g, self.root.to(wide).mT)
+        shape = [*sizes, len(self.mean)]
+        g = normal(shape, x.device, self._next_key())
+        g = torch.matmul(g.to(wide), self.root.to(wide).mT)
         multipliers = 1 + g / self.mean.to(wide)
         return (x * multipliers.movedim(-1, axis)).to(x.dtype)
 
     def _fitting(self, shape: Shape) -> int:
-        axis, units = self.axis % max(len(shape), 1), len(self.mean)
+        axis = self.axis % max(len(shape), 1)
+        units = len(self.mean)
         if (
             axis == 0
             or not -len(shape) <= self.axis < len(shape)

@@ -85,7 +85,8 @@ class _DropBlock(RatedNoise, UnitNoise):
                 keep = keep.repeat_interleave(b, axis).narrow(axis, 0, n)
             return x * keep / (1 - p)
         where = Blocks(sizes, blocks, self.uniform)
-        return (x * sliding_mask(x, key, p, lead, where)).to(x.dtype)
+        mask = sliding_mask(x, key, p, lead, where)
+        return (x * mask).to(x.dtype)
 
     def _blocks(self, sizes: Sequence[int]) -> Shape:
         """Return the block sizes, cut to the size of the map."""

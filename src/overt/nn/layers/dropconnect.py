@@ -77,6 +77,7 @@ class DropConnectLinear(RatedNoise):
         if not self.per_sample:
             return functional.linear(x, weight, self.bias)
         positions = math.prod(x.shape[1:-1])
-        y = torch.matmul(x.reshape(len(x), positions, self.in_features), weight.mT)
+        rows = x.reshape(len(x), positions, self.in_features)
+        y = torch.matmul(rows, weight.mT)
         y = y.reshape(*x.shape[:-1], self.out_features)
         return y if self.bias is None else y + self.bias.to(y.dtype)

@@ -51,7 +51,8 @@ class Dropout(RatedNoise, UnitNoise):
     def mask_covariance(self, shape: Shape) -> MaskCovariance:
         """lam I, with lam 1 1' along the shared axes."""
         shape = check_shape(shape)
-        shared = {axis % len(shape) for axis in self._fitting(len(shape))} - {0}
+        axes = self._fitting(len(shape))
+        shared = {axis % len(shape) for axis in axes} - {0}
         lam = self.drop_prob / (1 - self.drop_prob)
         return MaskCovariance(
             shape[1:], lam, shared=tuple(sorted(axis - 1 for axis in shared))

@@ -125,7 +125,8 @@ def _sliding_mask(
     for axis in range(len(where.blocks), 0, -1):
         width = where.blocks[axis - 1]
         if not where.uniform and width > 1:  # starts of blocks inside the map
-            widths = [0, 0] * (len(where.blocks) - axis) + [width - 1, width - 1]
+            behind = [0, 0] * (len(where.blocks) - axis)
+            widths = [*behind, width - 1, width - 1]
             keep = functional.pad(keep, widths, value=True)
         keep = running_minimum(keep, keep.ndim - 1 - len(where.blocks) + axis, width)
     return keep * torch.from_numpy(1 / survives).to(device)
@@ -231,7 +232,8 @@ class MaskCovariance:
         """Return Gamma over all units, flattened: units x units."""
         units = math.prod(self.shape)
         eye = torch.eye(units, dtype=like.dtype, device=like.device)
-        return self.apply(eye.reshape(units, *self.shape)).reshape(units, units)
+        rows = self.apply(eye.reshape(units, *self.shape))
+        return rows.reshape(units, units)
 
     def penalty(self, values: Tensor, rows: Tensor) -> Tensor:
         """<Gamma, R'R o mean(h h')> for values h (n, *s) and rows R (outputs, units)."""

@@ -40,7 +40,8 @@ def mask_covariance_of(module: nn.Module, shape: Shape) -> MaskCovariance:
                 f"{module} needs an input with {spatial + 2} axes, got shape {shape}"
             )
         shared = tuple(range(1, 1 + spatial))
-    return MaskCovariance(shape[1:], module.p / (1 - module.p), shared=shared)
+    strength = module.p / (1 - module.p)
+    return MaskCovariance(shape[1:], strength, shared=shared)
 
 
 def is_unit_noise(module: nn.Module) -> bool:
