@@ -333,7 +333,7 @@ def test_a_share_out_of_reach_does_not_cost_what_is_left(by):
     assert report.after.accuracy == 1 or report.by == "spectrum"
     assert all(change.after > 1 for change in report.changes)
     assert 0.8 < report.reached < 1
-    assert "0.1 of what can be removed was kept" in report.shortfall
+    assert "0.1 of what can be removed stays" in report.shortfall
 
 
 def test_a_silent_head_has_a_change_that_is_a_number():

@@ -154,7 +154,7 @@ class Predictive(nn.Module):  # type: ignore[misc]
             Targets(y, parts[0], self.loss, where)  # refuses targets that do not fit
             found.append((*parts, y))
         center, spread, y = (torch.cat(parts) for parts in zip(*found, strict=True))
-        self.scores = self.scores[:0]  # they were those of another scale
+        self.scores = self.scores[:0]  # they had another scale
         if not self._squared:
 
             def surprise(t: float) -> Tensor:

@@ -74,7 +74,7 @@ class Head:
 
     `name` is that of the noise layer, or of the linear layer where there is no noise. `centered`
     says that a bias is added behind it; `rank` is the fewest units on the way to the output.
-    `noises` are those of the tail whose penalties are exact, the nearest first.
+    `noises` have exact penalties, the nearest comes first.
     """
 
     name: str
@@ -279,7 +279,7 @@ def _first_place(tail: list[Point]) -> int | None:
 class LastLayer:
     """Second moments of the units that feed the last layers, and what follows from them.
 
-    The moments are those of rows (1, h, y, f) of units (unless they are many), targets and outputs.
+    Rows are (1, h, y, f): units (unless there are many), targets and outputs.
     """
 
     def __init__(self, head: Head, outputs: int) -> None:

@@ -170,7 +170,7 @@ def _noise_lines(noises: Sequence[NoiseFindings]) -> list[str]:
     header = ("layer", "kind", "drop_prob", "penalty", "share", "dead units")
     return [
         "noise",
-        "  penalty: what a layer's noise adds to the loss, with the noise of the layers behind it "
+        "  penalty: added to the loss by a layer's noise, with the noise of the layers behind it "
         "on",
         *_table(header, rows),
     ]
@@ -195,7 +195,7 @@ def _head_lines(report: AuditReport, head: HeadFindings) -> list[str]:
         *lines,
         f"  objective {report.objective:.5g}, gap {head.gap:.4g}{error} ({head.relative_gap:.1%} "
         "of the objective)",
-        f"  singular values of the {centered}outputs, beside those of the {centered}targets and of "
+        f"  singular values of the {centered}outputs, the {centered}targets and "
         "the optimum under this noise",
         *_table(("index", "outputs", "optimum", "targets"), rows),
     ]

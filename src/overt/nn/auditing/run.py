@@ -63,7 +63,7 @@ def audit(
     and the report is on the rows seen so far. The model, its mode, its gradients and torch's random
     state are left as they were.
 
-    Per noise layer: what the noise adds to the loss, and units that are always 0. Other modules
+    Per noise layer: its penalty, added to the loss, and the units that are always 0. Other modules
     that sample in training mode (functional dropout, stochastic depth, dropout inside attention,
     custom noise) are found by recording a pass in that mode, and what they add is sampled. For the
     last layer and a squared loss: the spectrum of the outputs beside that of the optimum under its

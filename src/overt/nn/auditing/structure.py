@@ -214,7 +214,7 @@ REPEATS = 3
 
 @dataclass(frozen=True, eq=False)
 class NoiseSource:
-    """What is random in training mode: a known noise layer, or a module that samples inside.
+    """Something random in training mode: a known noise layer, or a module that samples inside.
 
     The mode of `modules` switches it on and off. `shared_by_rows` says that the rows of a batch may
     share what is sampled, `known` that it is a layer whose moments are known.
@@ -232,7 +232,7 @@ class NoiseSource:
 class Inspection:
     """Everything that samples in training mode, in the order of the pass, and a pass without noise.
 
-    `inputs` are those of the passes, `outputs` the entries of the output per row, `called` counts
+    `inputs` were passed, `outputs` the entries of the output per row, `called` counts
     the calls of modules. `training` are the operations of a recorded pass with noise, each with the
     path of the module that samples there, or None; it is empty if noise may decide what runs.
     `always_on` names what samples in evaluation mode too, `skipped` gives reasons for what is left

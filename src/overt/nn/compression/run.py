@@ -86,8 +86,8 @@ def compress(
         Any module; its mode does not matter, and the result has the same.
     keep
         In (0, 1]: the share that stays of the whole network's parameters, or of what `of` names.
-        It is met as closely as whole units allow, up to 5 % above. Where what cannot be removed
-        is too large for that, this share of what can be is kept: `report.met` is then False, and
+        It is met as closely as whole units allow, up to 5 % above. Where too little can be removed
+        for that, this share of what can be removed stays: `report.met` is then False, and
         `report.shortfall` says why.
         Or {layer: share}, the share of the units of these layers, by "flow".
     example
@@ -302,7 +302,7 @@ def _shortfall(problem: Problem, done: Outcome, reached: float | None) -> str | 
     if done.least is not None and done.least > TOLERANCE * keep:
         text += (
             f": {done.least:.3g} would be left with a single unit or rank in every layer, so "
-            f"{keep:g} of what can be removed was kept"
+            f"{keep:g} of what can be removed stays"
         )
     return f"{text}; {len(done.skipped)} layers are left whole (report.skipped has the reasons)"
 
