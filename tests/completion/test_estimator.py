@@ -343,7 +343,7 @@ def test_damaged_models_and_other_formats_are_refused(ratings, tmp_path):
     model.save(tmp_path)
     path = tmp_path / "model.safetensors"
     content = path.read_bytes()
-    path.write_bytes(content.replace(b", format 10", b", format 01"))
+    path.write_bytes(content.replace(b", format 11", b", format 10"))
     with pytest.raises(overt.InputError, match="another format"):
         DropoutCompletion.load(tmp_path)
     for damaged, match in ((b"damaged", "cannot be read"), (content[:-9], "read")):

@@ -86,12 +86,10 @@ class AveragedModel:
 
     @classmethod
     def of_chain(cls, base: FactorModel, chain: SampledFit) -> AveragedModel:
-        """Bring samples to the units of the values; a row never seen is at its prior mean."""
+        """Stack samples; a row never seen is at its prior mean."""
         problem = chain.problem
         columns = problem.columns
         samples = chain.samples
-        U, V = columns.units(problem.scale)
-        u = U[columns.free(0)]
         stack = {
             name: np.stack([sample[name] for sample in samples]) for name in samples[0]
         }
@@ -101,19 +99,19 @@ class AveragedModel:
         by_row, by_col = (side.counts > 0 for side in problem.sides)
         new_col = stack["V"][:, by_col].mean(axis=1, dtype=np.float64)[:, None]
 
-        def extended(name: str, more: Floats, units: Floats) -> Array:
+        def extended(name: str, more: Floats) -> Array:
             both = np.concatenate([stack[name], more], axis=1)
-            return (both * units).astype(problem.dtype)
+            return both.astype(problem.dtype)
 
         return cls(
             base,
-            extended("U", new_row, U),
-            extended("V", new_col, V),
-            extended("W", new_row, U),
-            stack["mean"] * u,
-            stack["precision"] / u**2,
-            stack["noise"][:, 0] * problem.scale**2,
-            stack["H"] * u,
+            extended("U", new_row),
+            extended("V", new_col),
+            extended("W", new_row),
+            stack["mean"],
+            stack["precision"],
+            stack["noise"][:, 0],
+            stack["H"],
             1 / (len(samples) + OPTIONS.means_weight),
             (
                 np.append(by_row & base.has_given(0), False),
@@ -135,16 +133,19 @@ class AveragedModel:
 
     def predict(self, rows: Array, cols: Array) -> Floats:
         """Return the averaged prediction, clipped."""
-        return self.base.clip(self.base.center + self._products(rows, cols))
+        base = self.base
+        return base.clip(base.center + base.scale * self._products(rows, cols))
 
     def block(self, rows: Array) -> Floats:
         """Return the predictions of some rows for all columns and an unseen one, not clipped."""
-        learned = self.base.block(rows) - self.base.center
+        base = self.base
+        learned = base.standardized(base.block(rows))
         total = np.zeros_like(learned)
         for U, V in zip(self.U, self.V, strict=True):
             total += U[rows] @ V.T - learned
         sampled = self.seen[0][rows][:, None] & self.seen[1]
-        return self.base.center + learned + self.share * np.where(sampled, total, 0)
+        products = learned + self.share * np.where(sampled, total, 0)
+        return base.center + base.scale * products
 
     def variance(self, rows: Array, cols: Array) -> Floats:
         """Predictive variance: the scatter of the samples about the prediction, and the noise."""
@@ -159,7 +160,8 @@ class AveragedModel:
             dots(a, b, W, V, one)
             scatter += (one - center) ** 2
         noises = self.base.noises[0].variances[a] * self.base.noises[1].variances[b]
-        variance[sampled] = scatter / len(self.V) + self.noise.mean() * noises
+        own = scatter / len(self.V) + self.noise.mean() * noises
+        variance[sampled] = self.base.scale**2 * own
         return variance
 
     def fold(self, partners: Array, values: Array, features: Any = None) -> Row:
@@ -196,12 +198,6 @@ class AveragedModel:
         )
         seen = (np.array([has_entries, False]), self.seen[1])
         return replace(self, base=self.base.of_row(row), U=U, W=W, seen=seen)
-
-    def contributions(
-        self, row: int, partners: Array, values: Array, col: int
-    ) -> dict[str, Any]:
-        """Return what entries and features add, in the learned model."""
-        return self.base.contributions(row, partners, values, col)
 
 
 class SampledFit:

@@ -317,15 +317,16 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         """Take over a fit and its entries in one step, so that Ctrl-C cannot separate them."""
         model = fit.model
         base = model.base
-        U = base.means[0][:-1]
-        V = base.means[1][:-1]
+        left, right = base.columns.units(base.scale)
+        U = base.means[0][:-1] * left
+        V = base.means[1][:-1] * right
         k = base.columns.n_factors
         biases = base.columns.biases
         shown = {
             "U_": U[:, :k],
             "V_": V[:, :k],
             "mean_": base.center,
-            "noise_variance_": base.noise,
+            "noise_variance_": base.scale**2 * base.noise,
             "row_bias_": U[:, k] if biases else np.zeros(len(U)),
             "col_bias_": V[:, k + 1] if biases else np.zeros(len(V)),
             "row_noise_": base.noises[0].variances[:-1],

@@ -394,6 +394,7 @@ def _of_equal_values(model: FactorModel, entries: Entries) -> FactorModel:
             'missing="negative" ranks what was chosen',
             stacklevel=6,
         )
+    # Equal values have the scale 1.
     return replace(model, noise=max(model.noise, (value or 1.0) ** 2 / (count + 1)))
 
 
@@ -599,7 +600,7 @@ def solve_rows(
     partners, others = np.unique(keys[1 - side][chosen], return_inverse=True)
     places = np.searchsorted(rows, keys[side][chosen])
     dtype = base.means[side].dtype
-    values = (entries.values[chosen] - base.center).astype(dtype)
+    values = base.standardized(entries.values[chosen]).astype(dtype)
     counts = np.bincount(places, minlength=len(rows))
     width = base.columns.width
     group = Grouped(places, others, values, counts, len(partners), width)

@@ -267,13 +267,6 @@ class ImplicitModel:
         """Return the model of a row that was not fitted alone, at position 0."""
         return replace(self, base=self.base.of_row(row), recent=np.zeros((0, 0)))
 
-    def contributions(
-        self, row: int, partners: Array, values: Array, col: int
-    ) -> dict[str, Any]:
-        """Return what a row's entries add to its prediction for `col`."""
-        sums = self.row_sums(partners, values)
-        return self.base.contributions(row, partners, values, col, sums)
-
     def with_entries(self, entries: Entries) -> ImplicitModel:
         """Return the model with the precisions, shares and latest choices of these entries."""
         m, n = entries.shape

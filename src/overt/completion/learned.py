@@ -267,13 +267,11 @@ def equivalent_drop_prob(model: FactorModel, fit: Any) -> tuple[float, Floats]:
     size = np.ones(k)
     for side, basis in enumerate(balanced_bases(fit)):
         counts = fit.problem.sides[side].counts.astype(float)
-        units = model.columns.units(fit.problem.scale)[side][:k]
-        turned = basis / units[:, None]
-        W = model.means[side][:-1, :k] @ turned.astype(fit.problem.dtype)
+        W = model.means[side][:-1, :k] @ basis.astype(fit.problem.dtype)
         squares = counts @ W**2
         known = slice(None, -1)
         S = model.total_covariance(side, known, counts)[:k, :k]
-        noise = np.diag(turned.T @ S @ turned)
+        noise = np.diag(basis.T @ S @ basis)
         ratio *= 1 + np.minimum(noise / np.maximum(squares, 1e-100), 1e12)
         size *= squares
     lam = np.maximum(ratio - 1, 0)

@@ -1,16 +1,15 @@
 """A fitted completion model: everything needed to predict, and nothing of how it was fitted.
 
-The prediction of entry (a, b) is center + u_a . v_b over factors and biases. Every array of rows
-has one more row at its end: the prior mean, expected of a row never seen.
+The prediction of entry (a, b) is center + scale u_a . v_b over factors and biases. Every array of
+rows has one more row at its end: the prior mean, expected of a row never seen.
 
 `FactorModel` is immutable. `overt.completion.averaged.AveragedModel` wraps one with samples to
 average over, `overt.completion.implicit.ImplicitModel` one in which what is not observed counts as
-zero; all three have `base`, `predict`, `block`, `variance`, `fold`, `of_row` and `contributions`.
+zero; all three have `base`, `predict`, `block`, `variance`, `fold` and `of_row`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -54,20 +53,6 @@ def zero_tables(problem: CompletionProblem) -> list[Array]:
     return [np.zeros((count, size), problem.dtype) for count in problem.shape]
 
 
-def in_units(
-    tables: Sequence[Array], columns: Columns, scale: float, unseen: Sequence[Floats]
-) -> list[Array]:
-    """Return tables in the units of the values, with the covariance of a row never seen."""
-    scaled = []
-    for table, S, c in zip(tables, unseen, columns.units(scale), strict=True):
-        found = np.empty((len(table) + 1, table.shape[1]), table.dtype)
-        squares = pack(np.outer(c, c))
-        np.multiply(table, squares.astype(table.dtype), found[:-1])
-        found[-1] = pack(S)
-        scaled.append(found)
-    return scaled
-
-
 def add_squares(table: Array, W: Array, sign: int = 1) -> Array:
     """Add sign w w' in place, column by column, which needs little memory."""
     for t, (i, j) in enumerate(zip(*np.tril_indices(W.shape[1]), strict=True)):
@@ -81,7 +66,7 @@ def full_bytes(problem: CompletionProblem) -> int:
 
 
 class RowSums(NamedTuple):
-    """A row's entries: partners W, values less the center, weights c_b, and sum_b c_b T_b."""
+    """A row's entries: partners W, standardized values, weights c_b, and sum_b c_b T_b."""
 
     W: Floats
     values: Floats
@@ -100,6 +85,11 @@ class Row:
     samples: Any = None  # added by a model that averages samples
 
 
+def _with_row(rows: Array, new: Array) -> Array:
+    """Return rows with one more at the end."""
+    return np.concatenate([rows, new[None].astype(rows.dtype)])
+
+
 def _only_row(new: Array, rows: Array) -> Array:
     """Return an array of rows that has the new one, and the last one for a row never seen."""
     return np.stack([new, rows[-1]]).astype(rows.dtype)
@@ -111,7 +101,8 @@ class FactorModel:
 
     columns: Columns
     center: float
-    noise: float
+    scale: float
+    noise: float  # like factors and biases, in units of `scale`
     means: tuple[Array, Array]  # (row side, column side), each (count + 1, width)
     # Packed covariances of both sides' rows; None: dropout is fixed, and none are learned.
     tables: list[Array] | None
@@ -128,34 +119,28 @@ class FactorModel:
 
     @classmethod
     def of_fit(cls, fit: Any, limits: tuple[float, float]) -> FactorModel:
-        """Bring a finished fit back to the units of the values."""
+        """Return the model of a finished fit; every array gets a row never seen."""
         problem = fit.problem
-        columns = problem.columns
         means = []
-        priors = []
-        unseen = []
-        for side, units in enumerate(columns.units(problem.scale)):
-            prior = fit.priors[side].scaled(units[columns.free(side)])
+        tables = []
+        for side, prior in enumerate(fit.priors):
             directions = fit.features[side].directions
             scores = directions.mean[None]
-            S = 0.0
+            S: Any = 0.0
             if fit.tables is not None:
                 S = prior.covariances(scores, directions.covariance)[0]
-            w, S = columns.fill(side, prior.means(scores)[0], S)
-            known = fit.means[side] * units.astype(problem.dtype)
-            means.append(np.concatenate([known, w[None].astype(problem.dtype)]))
-            priors.append(prior)
-            unseen.append(S)
-        tables = fit.tables
-        if tables is not None:
-            tables = in_units(tables, columns, problem.scale, unseen)
+            w, S = problem.columns.fill(side, prior.means(scores)[0], S)
+            means.append(_with_row(fit.means[side], w))
+            if fit.tables is not None:
+                tables.append(_with_row(fit.tables[side], pack(S)))
         return cls(
-            columns=columns,
+            columns=problem.columns,
             center=problem.center,
-            noise=fit.noise * problem.scale**2,
+            scale=problem.scale,
+            noise=fit.noise,
             means=(means[0], means[1]),
-            tables=tables,
-            priors=(priors[0], priors[1]),
+            tables=tables or None,
+            priors=(fit.priors[0], fit.priors[1]),
             noises=(fit.noises[0].with_unseen(), fit.noises[1].with_unseen()),
             directions=(fit.features[0].directions, fit.features[1].directions),
             given=(fit.features[0].given, fit.features[1].given),
@@ -188,31 +173,32 @@ class FactorModel:
             )
         return self.tables
 
-    def factors(self, side: int) -> Floats:
-        """Return the factors of one side's known rows, without biases."""
-        return self.means[side][:-1, : self.columns.n_factors].astype(np.float64)
-
     def clip(self, values: Floats) -> Floats:
         """Return predictions within the range of the values."""
         return np.clip(values, self.low, self.high)
 
     def predict(self, rows: Array, cols: Array) -> Floats:
-        """center + u_a . v_b, clipped."""
+        """center + scale u_a . v_b, clipped."""
         out = np.empty(len(rows))
         dots(rows, cols, *self.means, out)
-        return self.clip(self.center + out)
+        return self.clip(self.center + self.scale * out)
 
     def block(self, rows: Array) -> Floats:
         """Return the predictions of some rows for all columns and an unseen one, not clipped."""
         U, V = self.means
-        return self.center + (U[rows] @ V.T).astype(np.float64)
+        return self.center + self.scale * (U[rows] @ V.T).astype(np.float64)
 
     def variance(self, rows: Array, cols: Array) -> Floats:
         """Predictive variance: the noise of row and column, and Var(u.v)."""
         factors = np.empty(len(rows))
         dot_variances(rows, cols, *self.means, *self.covariances, factors)
         noises = self.noises[0].variances[rows] * self.noises[1].variances[cols]
-        return np.asarray(np.maximum(factors, 0) + self.noise * noises)
+        variance = np.maximum(factors, 0) + self.noise * noises
+        return np.asarray(self.scale**2 * variance)
+
+    def standardized(self, values: Any) -> Floats:
+        """(values - center) / scale."""
+        return np.asarray((np.asarray(values, dtype=float) - self.center) / self.scale)
 
     def scores(
         self, partners: Array, features: Any = None, row: int = UNKNOWN
@@ -250,9 +236,7 @@ class FactorModel:
         W = self.means[1][partners].astype(np.float64)
         weights = self.noises[1].weights[partners]
         second = self.weighted_moment(1, partners, weights)
-        return RowSums(
-            W, np.asarray(values, dtype=float) - self.center, weights, second
-        )
+        return RowSums(W, self.standardized(values), weights, second)
 
     def weighted_moment(self, side: int, rows: Array, weights: Floats) -> Floats:
         """sum_b c_b T_b, T_b = w_b w_b' + S_b, over some rows of a side."""
@@ -404,12 +388,7 @@ class FactorModel:
         )
 
     def contributions(
-        self,
-        row: int,
-        partners: Array,
-        values: Array,
-        col: int,
-        sums: RowSums | None = None,
+        self, row: int, partners: Array, col: int, sums: RowSums
     ) -> dict[str, Any]:
         """Return what a row's entries and blocks of features add to its prediction for `col`.
 
@@ -420,8 +399,6 @@ class FactorModel:
         """
         free = self.columns.free(0)
         prior = self.priors[0]
-        if sums is None:
-            sums = self.row_sums(partners, values)
         precision = self.noises[0].weights[row] / self.noise
         residual = sums.values
         if self.columns.biases:
@@ -429,6 +406,7 @@ class FactorModel:
         P = prior.precision + precision * sums.second[np.ix_(free, free)]
         v = self.means[1][col].astype(np.float64)
         target = np.linalg.solve(P, v[free])
+        target = self.scale * target
         entries = precision * sums.weights * (sums.W[:, free] @ target) * residual
         added = {"entries": entries, MISSINGNESS: 0.0, GIVEN: 0.0}
         if prior.effects is not None:

@@ -111,16 +111,6 @@ class Prior:
         """precision^-1."""
         return np.asarray(np.linalg.inv(self.precision), dtype=np.float64)
 
-    def scaled(self, units: Floats) -> Prior:
-        """Return the prior of rows whose unknowns are multiplied by `units`."""
-        effects = self.effects
-        if effects is not None:
-            effects = replace(
-                effects, X=units[:, None] * effects.X, H=effects.H * units
-            )
-        precision = self.precision / np.outer(units, units)
-        return Prior(self.mean * units, precision, effects, self.widening)
-
     def for_rows(self, columns: Columns, side: int) -> RowPrior:
         """Return the part that the kernels share among all rows."""
         nothing = np.zeros(columns.packed_size)

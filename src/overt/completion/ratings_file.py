@@ -79,17 +79,6 @@ BATCH = 100_000
 DATABASE_SHARE = 0.5
 """Part of a memory limit that the database may take."""
 
-WHOLE = (
-    "TINYINT",
-    "SMALLINT",
-    "INTEGER",
-    "BIGINT",
-    "UTINYINT",
-    "USMALLINT",
-    "UINTEGER",
-)
-"""Types of Parquet columns that hold whole numbers of 64 bits at most."""
-
 ABSENT = "null::varchar"
 """Cell of a column that a file does not have."""
 
@@ -678,7 +667,7 @@ class Loader:
             )
 
     def _load_parquet(self, path: Path) -> None:
-        """Load a Parquet file; numbers stay numbers, all else is taken as it is written."""
+        """Load a Parquet file, whose cells are taken as they would be written."""
         source = _literal(path)
         described = self._db.execute(
             "describe from read_parquet(?)", [source]
@@ -697,15 +686,10 @@ class Loader:
             name = names[places[role]].replace('"', '""') if role in places else ""
             cells.append(f'"{name}"::varchar' if role in places else ABSENT)
         a, b, v, t = cells
-        kinds = {role: described[place][1] for role, place in places.items()}
-        numbers = kinds.get("value") in (*WHOLE, "FLOAT", "DOUBLE")
         self._insert(
-            "select row_number() over () as n, "  # noqa: S608
-            f"{a} a, {b} b, {v} v, {t} t"
-            + (f", {v.removesuffix('::varchar')}::double x" if numbers else "")
-            + " from read_parquet(?)",
+            f"select row_number() over () as n, {a} a, {b} b, {v} v, {t} t "  # noqa: S608
+            "from read_parquet(?)",
             [source],
-            x="x" if numbers else NUMBER,
         )
 
     def _load_clean(self, path: Path, dialect: Dialect) -> bool:
@@ -773,19 +757,17 @@ class Loader:
             self._insert(f"select n, {cells} from given")  # noqa: S608
             self._db.unregister("given")
 
-    def _insert(
-        self, source: str, parameters: Sequence[Any] = (), x: str = NUMBER
-    ) -> None:
+    def _insert(self, source: str, parameters: Sequence[Any] = ()) -> None:
         """Add lines (n, a, b, v, t) of a source, each with the reason why it is not used if any."""
         faults = [
             FAULTS.format("a", "row", MAX_IDENTIFIER_LENGTH),
             FAULTS.format("b", "column", MAX_IDENTIFIER_LENGTH),
         ]
-        if not self._with_values:
-            x = "null"
-        elif "value" not in self._dialect.places:
+        x = "null"
+        if self._with_values:
             x = "1.0"
-        else:
+        if self._with_values and "value" in self._dialect.places:
+            x = NUMBER
             faults.append(NOT_A_NUMBER)
         a = IDENTIFIER.format("a")
         b = IDENTIFIER.format("b")

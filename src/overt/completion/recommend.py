@@ -213,7 +213,8 @@ class Ranking:
             return chosen
         from scipy.special import ndtr
 
-        std = max(self.model.base.noise, 1e-12) ** 0.5
+        base = self.model.base
+        std = base.scale * max(base.noise, 1e-12) ** 0.5
         liked = ndtr((values - self.middle) / std) ** LIKED_POWER
         return np.where(chosen > 0, chosen * liked, chosen)
 
@@ -222,7 +223,7 @@ class Ranking:
 class NewRow:
     """A row that was not fitted, from its entries and a fitted model.
 
-    `row.mean` and `row.covariance` are those of its factors and biases.
+    `row.mean` and `row.covariance` are those of its factors and biases, for standardized values.
     """
 
     row: Row
@@ -479,7 +480,9 @@ def explain(model: Model, index: EntryIndex, row: Any, col: Any) -> Explanation:
     a = index.rows.find_one(row)
     b = index.cols.find_one(col)
     cols, values = index.of_row(a)
-    parts = model.contributions(a, cols, values, b)
+    base = model.base
+    sums = (model if isinstance(model, ImplicitModel) else base).row_sums(cols, values)
+    parts = base.contributions(a, cols, b, sums)
     added = parts["entries"]
     signals = parts["signals"]
     features = parts["features"]

@@ -39,7 +39,7 @@ from overt.entries import Entries
 from overt.entries.identifiers import as_identifiers
 from overt.results import Status
 
-FORMAT = 10
+FORMAT = 11
 """Raised whenever the classes below change: a model of another format is refused."""
 
 KIND = f"overt completion model, format {FORMAT}"
