@@ -510,16 +510,6 @@ def test_symbolic_tracing_keeps_the_layer(build, shape, training):
 
 
 @every_layer
-def test_a_layer_traced_by_itself_is_traced_or_refused_in_a_sentence(build, shape):
-    layer = build(None)
-    x = torch.randn(shape)
-    traced = torch.fx.symbolic_trace(layer.eval())
-    torch.testing.assert_close(traced(x), layer(x))
-    with pytest.raises(InputError, match=r"torch\.nn\.Sequential"):
-        torch.fx.symbolic_trace(layer.train())
-
-
-@every_layer
 @pytest.mark.parametrize("seed", [None, 5])
 def test_an_empty_batch_gives_an_empty_batch(build, shape, seed):
     layer = build(seed)

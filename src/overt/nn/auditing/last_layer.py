@@ -35,7 +35,7 @@ from overt.nn.layers.recognized import (
     known_noise,
     mask_covariance_of,
 )
-from overt.spectral import KSupport, SquaredNuclear
+from overt.spectral import KSupport
 
 MAX_UNITS = 2048
 """The widest last layer whose second moments are stored (34 MB), or whose noise has its covariance
@@ -171,17 +171,18 @@ def unit_envelopes(covariance: MaskCovariance) -> list[NormCost]:
     # Units that share a multiplier.
     copies = math.prod(covariance.shape[axis] for axis in covariance.shared)
     if covariance.matrix is None:
-        return [_norm_cost(covariance.strength * copies / units, copies)]
+        weight = covariance.strength * copies / units
+        return [NormCost(weight, KSupport(copies))]
     Gamma = covariance.matrix.double().cpu().numpy()
     if len(Gamma) > MAX_UNITS:
-        return [_norm_cost(0.0, 1)]
+        return [NormCost(0.0, KSupport(1))]
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import reverse_cuthill_mckee
 
     order = reverse_cuthill_mckee(csr_array(Gamma), symmetric_mode=True)
     groups = units // len(Gamma) // copies
     found = _envelopes(Gamma[np.ix_(order, order)])
-    return [_norm_cost(w / groups, copies * k) for w, k in found]
+    return [NormCost(w / groups, KSupport(copies * k)) for w, k in found]
 
 
 def _envelopes(Gamma: Floats) -> list[tuple[float, int]]:
@@ -208,11 +209,6 @@ def _envelopes(Gamma: Floats) -> list[tuple[float, int]]:
     farthest = np.max(np.abs(i - j), initial=0)
     band = int(farthest) + 1
     return [(smallest / d, 1), (weight, band)]
-
-
-def _norm_cost(weight: float, k: int) -> NormCost:
-    """Return a cost by the squared k-support norm, which for k = 1 is the squared nuclear norm."""
-    return NormCost(weight, SquaredNuclear() if k == 1 else KSupport(k))
 
 
 def find_head(model: nn.Module, structure: Structure, noises: Inspection) -> Head | str:

@@ -32,8 +32,9 @@ class NoiseLayer(nn.Module, ABC):  # type: ignore[misc]
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's output: random in training mode, deterministic otherwise."""
-        if isinstance(x, torch.fx.Proxy):
-            return self._trace(x)
+        if isinstance(x, torch.fx.Proxy):  # one call, as of a layer of torch.nn
+            path = x.tracer.path_of_module(self)
+            return x.tracer.create_proxy("call_module", path, (x,), {})
         if not isinstance(x, Tensor) or x.is_nested or x.layout != torch.strided:
             kind = f"{type(x).__module__}.{type(x).__name__}"
             raise InputTypeError(
@@ -56,18 +57,6 @@ class NoiseLayer(nn.Module, ABC):  # type: ignore[misc]
     @abstractmethod
     def _sample(self, x: Tensor) -> Tensor:
         """Return the output under one sample of the noise."""
-
-    def _trace(self, x: Any) -> Any:
-        """Record one call of this module, as torch.fx does for the layers of torch.nn."""
-        if x.tracer.root is not self:
-            path = x.tracer.path_of_module(self)
-            return x.tracer.create_proxy("call_module", path, (x,), {})
-        if self.training and not self.silent:
-            raise InputError(
-                f"{type(self).__name__} cannot be traced by itself in training mode; "
-                "trace torch.nn.Sequential(layer)"
-            )
-        return self._evaluate(x)
 
     def _next_key(self) -> Key | None:
         """Return what the next mask is sampled from, None for torch's generator."""
