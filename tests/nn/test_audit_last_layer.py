@@ -1,12 +1,14 @@
 """The last layer in an audit: bounds that no objective is below, its spectra and its noise."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 from audit_models import X, Y, batches, mlp, numbers, small
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nn_oracles import outputs_under_masks
+from nn_oracles import Multiplied, all_multipliers, outputs_under_masks
 from sklearn.datasets import load_digits
 from torch import nn
 
@@ -105,15 +107,6 @@ NETWORKS = {
     ),
     "two-in-tail": lambda: net(
         *tanh(), nn.Dropout(0.3), nn.Linear(D, D), nn.Dropout(0.4), nn.Linear(D, K)
-    ),
-    "blocks-after-units": lambda: net(
-        *tanh(),
-        nn.Dropout(0.3),
-        nn.Linear(D, D),
-        nn.Unflatten(1, (1, D)),
-        onn.DropBlock1d(0.4, 2, placement="grid"),
-        nn.Flatten(),
-        nn.Linear(D, K),
     ),
 }
 
@@ -287,6 +280,26 @@ def test_objective_of_correlated_noise_by_enumeration():
     assert audit(model, [(x, y)], "squared").objective == pytest.approx(
         expected, rel=1e-9
     )
+
+
+def test_objective_of_blocks_behind_units_by_enumeration():
+    torch.manual_seed(0)
+    blocks = [nn.Unflatten(1, (1, D)), onn.DropBlock1d(0.4, 2, placement="grid")]
+    last = (nn.Flatten(), nn.Linear(D, K))
+    model = net(*tanh(), nn.Dropout(0.3), nn.Linear(D, D), *blocks, *last).double()
+    x, y = data(np.random.default_rng(3), 5)
+    multipliers, probs = all_multipliers(model[2], (D,))
+    expected = 0.0
+    for multiplier, prob in zip(multipliers, probs, strict=True):
+        fixed = copy.deepcopy(model)
+        fixed[2] = Multiplied(torch.as_tensor(multiplier))
+        outputs, inner = outputs_under_masks(fixed, "5", x)
+        losses = ((outputs - y) ** 2).sum(2).mean(1)
+        expected += prob * float(inner @ losses)
+    report = audit(model, [(x, y)], "squared")
+    assert [noise.exact for noise in report.noises] == [True, True]
+    assert report.objective == pytest.approx(expected, rel=1e-9)
+    assert report.head.lower_bound < expected
 
 
 def test_penalties_of_all_noises_in_an_affine_tail_are_exact():
