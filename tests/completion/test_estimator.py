@@ -240,7 +240,7 @@ def test_one_row_and_no_rows():
 
 def test_explanation_adds_up(learned, ratings):
     told = learned.explain(7, 20)
-    added = told.signals + told.features + told.contributions.sum()
+    added = told.contributions.sum()
     assert told.baseline + added == pytest.approx(told.prediction)
     assert told.prediction == learned.predict([7], [20])[0]
     assert sorted(told.cols) == sorted(ratings.cols[ratings.rows == 7])

@@ -64,7 +64,6 @@ def test_who_rated_what_helps_where_it_tells_something():
         DropoutCompletion(6, signals=signals, clip=False).fit(train)
         for signals in (False, "auto")
     )
-    assert auto.explain(2, 3).signals != 0
     assert auto.score(test) > 0.98 * without.score(test)
 
 
@@ -131,7 +130,7 @@ def test_models_with_signals_and_draws_are_kept(tmp_path):
     assert np.array_equal(
         model.fold_in(entries).predict([0, 1]), again.fold_in(entries).predict([0, 1])
     )
-    assert again.explain(2, 3).signals == model.explain(2, 3).signals != 0
+    assert again.explain(2, 3) == model.explain(2, 3)
 
 
 @pytest.mark.parametrize(

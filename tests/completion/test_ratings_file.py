@@ -156,3 +156,15 @@ def test_a_gzip_file_that_ends_early_is_refused(tmp_path):
     )
     with pytest.raises(overt.InputError):
         read_ratings(path)
+
+
+def test_a_decimal_comma_is_no_number_where_commas_separate(tmp_path):
+    """A quoted "1,5" in a file of decimal points was read as 1.5."""
+    path = write(tmp_path / "r.csv", "a,x,1.5", 'b,y,"4,5"', "c,z,2")
+    read = read_ratings(path)
+    assert [(line, reason) for line, reason, _ in read.rejected] == [
+        (3, "not a number")
+    ]
+    assert read.values.tolist() == [1.5, 2.0]
+    path.write_text("user;item;rating\na;x;1,5\nb;y;4,5\n")
+    assert read_ratings(path).values.tolist() == [1.5, 4.5]

@@ -68,17 +68,15 @@ class Encoder:
 
     @classmethod
     def learn(cls, table: Any) -> Encoder:
-        """Learn means and standard deviations; the numbers of a sparse matrix stay as they are."""
+        """Learn means and standard deviations."""
         F = _numbers(table)
         names = tuple(map(str, read_frame(table).columns)) if is_frame(table) else ()
-        if sparse.issparse(F):
-            return cls(np.zeros(F.shape[1]), np.ones(F.shape[1]))
         known = np.ma.masked_invalid(F)
         means = np.ma.filled(known.mean(axis=0), 0.0)
         scales = np.ma.filled(known.std(axis=0), 1.0)
         return cls(means, np.where(scales > 0, scales, 1.0), names)
 
-    def encode(self, table: Any) -> Any:
+    def encode(self, table: Any) -> Floats:
         """Return (rows, numbers), NaN where missing; columns of data frames go by their names."""
         if self.names and is_frame(table):
             columns = {str(k): v for k, v in read_frame(table).columns.items()}
@@ -93,34 +91,27 @@ class Encoder:
             raise InputError(
                 f"features must have the {len(self.means)} columns of fit, got {F.shape[1]}"
             )
-        if sparse.issparse(F):
-            return F
-        return (F - self.means) / self.scales
+        return np.asarray((F - self.means) / self.scales)
 
 
-def _numbers(table: Any) -> Any:
+def _numbers(table: Any) -> Floats:
     """Return a table of features as numbers, (rows, numbers), NaN where missing."""
-    if hasattr(table, "tocsr"):
-        rows = table.tocsr()
-        real = rows.dtype.kind in "biuf" and not np.isnan(rows.data).any()
-        values = rows.data
-    else:
-        try:
-            with np.errstate(over="ignore"):
-                rows = np.atleast_2d(plain_array("features", table)).astype(float)
-        except (TypeError, ValueError):
-            raise InputTypeError(
-                "features must be numbers; encode categories first, for example with "
-                "scikit-learn's OneHotEncoder"
-            ) from None
-        real = rows.ndim == 2 and rows.size > 0
-        values = rows[~np.isnan(rows)]
-    if not real or not np.all(np.abs(values) < MAX_SIZE):
+    given = table.toarray() if sparse.issparse(table) else table
+    try:
+        with np.errstate(over="ignore"):
+            rows: Floats = np.atleast_2d(plain_array("features", given)).astype(float)
+    except (TypeError, ValueError):
+        raise InputTypeError(
+            "features must be numbers; encode categories first, for example with "
+            "scikit-learn's OneHotEncoder"
+        ) from None
+    values = rows[~np.isnan(rows)]
+    if rows.ndim != 2 or not rows.size or not np.all(np.abs(values) < MAX_SIZE):
         raise InputError(
             "features must be a two-dimensional array, a sparse matrix or a data frame of finite "
-            f"real numbers below {MAX_SIZE:g} (NaN only in dense ones), got shape {rows.shape}"
+            f"real numbers below {MAX_SIZE:g} (NaN where missing), got shape {rows.shape}"
         )
-    return rows.astype(float)
+    return rows
 
 
 def align_features(
@@ -207,11 +198,6 @@ class GivenFeatures(NamedTuple):
     def of(cls, numbers: Any, order: Array) -> GivenFeatures:
         """Take row order[a] of the numbers for row a; UNKNOWN is a row without features."""
         known = order != UNKNOWN
-        if sparse.issparse(numbers):
-            places = np.flatnonzero(known)
-            pick = (np.ones(len(places)), (places, order[places]))
-            shape = (len(order), numbers.shape[0])
-            return cls(sparse.csr_array(pick, shape=shape) @ numbers, known)
         found = np.where(known[:, None], numbers[order], np.nan)
         known = np.asarray(~np.isnan(found).all(axis=1))
         return cls(np.nan_to_num(found), known)

@@ -200,12 +200,10 @@ class FactorModel:
         """(values - center) / scale."""
         return np.asarray((np.asarray(values, dtype=float) - self.center) / self.scale)
 
-    def scores(
-        self, partners: Array, features: Any = None, row: int = UNKNOWN
-    ) -> tuple[Floats, Floats]:
+    def scores(self, partners: Array, features: Any = None) -> tuple[Floats, Floats]:
         """Return mean and covariance of the scores of a row with entries at `partners`.
 
-        Its given features are those that a known row has, or `features`, NaN where not known. With
+        Its given features are `features`, NaN where not known. With
         F = A R', scores have the error G e where only features u are unknown: G = R_u'R_u, and e
         has the covariance of scores.
         """
@@ -218,17 +216,13 @@ class FactorModel:
             seen = partners[partners < len(R)]  # later partners have no direction
             mean[at] = R[seen].sum(axis=0) / len(partners) ** 0.5
             unknown[at] = 0
-        if GIVEN in directions.parts:
+        if GIVEN in directions.parts and features is not None:
             R = directions.parts[GIVEN]
             at = directions.block(GIVEN)
-            if features is not None:
-                f = np.asarray(features)[0]
-                missing = np.isnan(f)
-                mean[at] = np.where(missing, 0.0, f) @ R
-                unknown[at, at] = R[missing].T @ R[missing]
-            elif row != UNKNOWN and not np.isnan(self.given[0][row]).any():
-                mean[at] = self.given[0][row]
-                unknown[at] = 0
+            f = np.asarray(features)[0]
+            missing = np.isnan(f)
+            mean[at] = np.where(missing, 0.0, f) @ R
+            unknown[at, at] = R[missing].T @ R[missing]
         return mean, unknown @ directions.covariance @ unknown.T
 
     def row_sums(self, partners: Array, values: Array) -> RowSums:
@@ -387,15 +381,12 @@ class FactorModel:
             noises=(noise, self.noises[1]),
         )
 
-    def contributions(
-        self, row: int, partners: Array, col: int, sums: RowSums
-    ) -> dict[str, Any]:
-        """Return what a row's entries and blocks of features add to its prediction for `col`.
+    def contributions(self, row: int, col: int, sums: RowSums) -> Floats:
+        """Return what each of a row's entries adds to its prediction for `col`.
 
         A row's mean is linear in its values and its prior mean:
         u = Prec^-1 (precision sum_b c_b v_b (y_b - bias_b) + P (m + g)), so entry b adds
-        precision c_b v_col' Prec^-1 v_b (y_b - center - bias_b), and a block g_j
-        v_col' Prec^-1 P g_j.
+        precision c_b v_col' Prec^-1 v_b (y_b - center - bias_b).
         """
         free = self.columns.free(0)
         prior = self.priors[0]
@@ -407,15 +398,7 @@ class FactorModel:
         v = self.means[1][col].astype(np.float64)
         target = np.linalg.solve(P, v[free])
         target = self.scale * target
-        entries = precision * sums.weights * (sums.W[:, free] @ target) * residual
-        added = {"entries": entries, MISSINGNESS: 0.0, GIVEN: 0.0}
-        if prior.effects is not None:
-            scores, _ = self.scores(partners, row=row)
-            effect = prior.effects.H @ (prior.precision @ target)
-            directions = self.directions[0]
-            for member, name in zip(directions.members, directions.parts, strict=True):
-                added[name] = float((scores * member) @ effect)
-        return added
+        return precision * sums.weights * (sums.W[:, free] @ target) * residual
 
     def resized(self, shape: tuple[int, int]) -> FactorModel:
         """Return a copy with rows and columns added, which start as one that was never seen."""

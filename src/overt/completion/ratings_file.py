@@ -85,9 +85,11 @@ ABSENT = "null::varchar"
 LINES = """create table lines (file integer, n bigint, a varchar, b varchar, v varchar, x double,
 t double, reason varchar)"""
 
+NUMBER = "try_cast(trim(v) as double)"
+
 # 4,5 is 4.5, but 1,234 may be more than a thousand, and is no number.
-NUMBER = """coalesce(try_cast(trim(v) as double), case when regexp_full_match(trim(v),
-'[+-]?[0-9]*,[0-9]+') and not regexp_full_match(trim(v), '[+-]?[1-9][0-9]{0,2},[0-9]{3}')
+NUMBER_WITH_COMMA = f"""coalesce({NUMBER}, case when regexp_full_match(trim(v),
+'[+-]?[0-9]*,[0-9]+') and not regexp_full_match(trim(v), '[+-]?[1-9][0-9]{{0,2}},[0-9]{{3}}')
 then try_cast(replace(trim(v), ',', '.') as double) end)"""
 
 TIME = "coalesce(try_cast(t as double), epoch(try_cast(t as timestamp)))"
@@ -767,7 +769,7 @@ class Loader:
         if self._with_values:
             x = "1.0"
         if self._with_values and "value" in self._dialect.places:
-            x = NUMBER
+            x = NUMBER if self._dialect.delimiter == "," else NUMBER_WITH_COMMA
             faults.append(NOT_A_NUMBER)
         a = IDENTIFIER.format("a")
         b = IDENTIFIER.format("b")

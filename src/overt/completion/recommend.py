@@ -10,7 +10,6 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.sparse import issparse
 
 from overt._check import Array, Floats, InputError, Ints, whole
 from overt._running import meter
@@ -318,8 +317,6 @@ def new_row(
         if encoder is None:
             raise InputError("features need a model that was fitted with row_features")
         features = encoder.encode(features)
-        if issparse(features):
-            features = features.toarray()
         if features.shape[0] != 1:
             raise InputError(
                 f"features must belong to one row, got {features.shape[0]}"
@@ -447,24 +444,21 @@ SHOWN = 10
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Explanation(Result):
-    """A prediction taken apart: baseline + signals + features + what each entry of the row adds.
+    """A prediction taken apart: a baseline, and what the value of each entry of the row adds.
 
-    Entries are sorted by the size of their contribution; `signals` is what having entries there,
-    and not elsewhere, tells beside their values, and `features` what the row's features do. The
-    baseline is all the rest: mean, biases, prior, samples that were averaged, and what clipping to
-    the scale took away.
+    Entries are sorted by the size of their contribution. The baseline is all the rest: mean,
+    biases, prior, which entries are observed, features, samples that were averaged, and what
+    clipping to the scale took away.
     """
 
     prediction: float
     baseline: float
-    signals: float
-    features: float
     cols: Array
     values: Floats
     contributions: Floats
 
     def __repr__(self) -> str:
-        parts = ("prediction", "baseline", "signals", "features")
+        parts = ("prediction", "baseline")
         head = ", ".join(f"{name} {getattr(self, name):.4g}" for name in parts)
         lines = table_lines(
             ("value", "adds"), self.cols, self.values, self.contributions
@@ -482,18 +476,13 @@ def explain(model: Model, index: EntryIndex, row: Any, col: Any) -> Explanation:
     cols, values = index.of_row(a)
     base = model.base
     sums = (model if isinstance(model, ImplicitModel) else base).row_sums(cols, values)
-    parts = base.contributions(a, cols, b, sums)
-    added = parts["entries"]
-    signals = parts["signals"]
-    features = parts["features"]
+    added = base.contributions(a, b, sums)
     predicted = model.predict(np.array([a]), np.array([b]))
     prediction = float(predicted[0])
     order = np.argsort(-np.abs(added), kind="stable")
-    baseline = prediction - float(added.sum()) - signals - features
+    baseline = prediction - float(added.sum())
     names = index.cols.labels(cols[order])
-    return Explanation(
-        prediction, baseline, signals, features, names, values[order], added[order]
-    )
+    return Explanation(prediction, baseline, names, values[order], added[order])
 
 
 def least_relevant(values: Floats) -> float:

@@ -256,9 +256,7 @@ def _fingerprint(
     arrays = {"rows": entries.rows, "cols": entries.cols, "values": entries.values}
     for side, table in enumerate(given):
         if table is not None:
-            numbers = table.numbers
-            dense = numbers.toarray() if hasattr(numbers, "toarray") else numbers
-            arrays[f"features {side}"] = np.asarray(dense)
+            arrays[f"features {side}"] = np.asarray(table.numbers)
             arrays[f"known {side}"] = np.asarray(table.known)
     settings = {k: v for k, v in parameters.items() if k not in WITHOUT_EFFECT}
     return digest([FORMAT, list(entries.shape), plain(settings)], arrays)
