@@ -259,6 +259,21 @@ def test_large_targets_are_solved_by_their_leading_singular_values():
     assert abs(found.relative_gap) < 1e-9
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_narrow_dropconnect_is_solved_in_any_units(seed):
+    """With hardly any noise it is Eckart and Young's theorem, whatever the units of inputs."""
+    rng = np.random.default_rng(seed)
+    units = 10 ** rng.uniform(-4, 4, 6)
+    A = rng.standard_normal((6, 6))
+    C = (A @ A.T) * np.outer(units, units)
+    M = rng.standard_normal((5, 6)) / units
+    s = np.linalg.svd(M @ np.linalg.cholesky(C), compute_uv=False)
+    noise = overt.DropConnect(1e-9)
+    best = overt.LinearNetwork(M, 3, noise, second_moment=C).solve()
+    # The noise adds about 1e-9 times the conditioning of C.
+    assert best.objective == pytest.approx(np.sum(s[3:] ** 2), rel=1e-4)
+
+
 def test_solution_saves_and_prints(tmp_path):
     best = overt.LinearNetwork(np.eye(3), 2, overt.Dropout(0.5)).solve()
     with np.load(best.save(tmp_path / "best.npz"), allow_pickle=False) as saved:

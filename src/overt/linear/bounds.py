@@ -369,17 +369,14 @@ def expected_tail(kept: float, s: Floats) -> float:
     return float(np.interp(kept, np.arange(len(tails)), tails) - rounding)
 
 
-def any_noise_bound(Gamma: Floats, s: Floats) -> float:
-    """Return the best bound found on |T - U P'|^2 plus the penalty; 0 if none is.
+def any_noise_bound(Gamma: Floats, kept: float, s: Floats) -> float:
+    """Return the best bound found on |T - U P'|^2 plus the penalty.
 
-    s are the singular values of the target, at most as many as units. Without Clarabel, and for
-    widths whose programs would take minutes, nothing is found.
+    s are the singular values of the target, at most as many as units; masks keep `kept` units on
+    average. Without Clarabel, and for widths whose programs would take minutes, only that counts.
     """
-    pieces = best_pieces(Gamma, s)
-    if not pieces:
-        return 0.0
-    gain = total_gain(pieces) * (1 + OPTIONS.rounding)
-    return max(0.0, float(np.sum(s**2)) - gain)
+    gain = total_gain(best_pieces(Gamma, s)) * (1 + OPTIONS.rounding)
+    return max(expected_tail(kept, s), float(np.sum(s**2)) - gain)
 
 
 def best_pieces(Gamma: Floats, s: Floats, slack: float = 0.0) -> list[Piece]:

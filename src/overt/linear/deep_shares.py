@@ -30,7 +30,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from overt._check import Bools, Floats, Ints
+from overt._check import Bools, Floats
 from overt.spectral import SquaredNuclear
 
 ROUNDING = 1e-12
@@ -85,16 +85,12 @@ class BestShares:
     @property
     def rank(self) -> int:
         """Number of directions with positive shares."""
-        return int(np.sum(self.shares[0] > 0)) if self.objective < np.inf else 0
+        return int(np.sum(self.shares[0] > 0))
 
     @property
     def bound(self) -> float:
         """A lower bound on the objective for all shares."""
         return float(min(self.bounds))
-
-    def possible_ranks(self, tol: float) -> Ints:
-        """Return the numbers of directions whose bound does not exceed the objective."""
-        return np.flatnonzero(self.bounds <= self.objective * (1 + tol))
 
 
 def best_shares(s: Floats, beta: Floats, factor: float = 1.0) -> BestShares:

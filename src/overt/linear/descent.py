@@ -87,6 +87,16 @@ def descend(value: Value, start: Sequence[Floats]) -> list[Floats]:
     return unpack(size * found.x)
 
 
+def scaled(value: Value, *sizes: Any) -> Value:
+    """Return the function whose arrays are divided by their sizes first, and its gradients."""
+
+    def in_units(*arrays: Floats) -> tuple[float, Sequence[Floats]]:
+        objective, gradients = value(*map(np.divide, arrays, sizes))
+        return objective, list(map(np.divide, gradients, sizes))
+
+    return in_units
+
+
 def attains(bound: float) -> float:
     """Return the objective at which a bound counts as attained, with a margin."""
     return bound * (1 + EXACT / 10)
@@ -159,9 +169,7 @@ def inverse_decay(rate: float, halving: float) -> Callable[[Ints], Floats]:
     """Return the schedule rate / (1 + step / halving)."""
     rate = _check.number("rate", rate, exclusive=True)
     halving = _check.number("halving", halving, exclusive=True)
-    return lambda steps: np.asarray(
-        rate * (halving / (halving + steps)), dtype=np.float64
-    )
+    return lambda steps: rate / (1 + steps / halving)
 
 
 def run_seeds(

@@ -255,7 +255,8 @@ class DeepNoise(NoiseEffect):
             return 0, 0
         if not self.exact or len(self.noisy) == 0:
             return None
-        possible = self.best.possible_ranks(RANK_TOL)
+        best = self.best
+        possible = np.flatnonzero(best.bounds <= best.objective * (1 + RANK_TOL))
         return int(possible[0]), int(possible[-1])
 
     @property

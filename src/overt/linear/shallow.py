@@ -35,13 +35,12 @@ from overt.linear.bounds import (
     UnitShares,
     any_noise_bound,
     best_pieces,
-    expected_tail,
     pairs_below,
     positive,
     relax,
     total_gain,
 )
-from overt.linear.descent import Advance, attains, masked_steps, refine
+from overt.linear.descent import Advance, attains, masked_steps, refine, scaled
 from overt.linear.network import (
     Evaluation,
     NoiseEffect,
@@ -464,21 +463,14 @@ def sharing(noise: Noise, width: int) -> Sharing:
         spread = partial(_shared_units, units)
         return Sharing(width, partial(list, [units]), spread, exact=True)
     Gamma = noise.characteristic(width)
-    refined = partial(any_noise_bound, Gamma)
-    if isinstance(noise, DropBlock):
-        kept = float(np.sum(noise.mean(width)))
-        refined = partial(_masked_bound, Gamma, kept)
+    kept = np.sum(noise.mean(width)) if isinstance(noise, DropBlock) else width
+    refined = partial(any_noise_bound, Gamma, kept)
     return Sharing(
         width,
         partial(pairs_below, Gamma),
         partial(equalize.balanced_factors, width=width),
         refined=refined,
     )
-
-
-def _masked_bound(Gamma: Floats, kept: float, s: Floats) -> float:
-    """Return the higher bound of what masks leave and of what their covariance allows."""
-    return max(expected_tail(kept, s), any_noise_bound(Gamma, s))
 
 
 def _diagonal_plus_constant(noise: Noise, width: int) -> UnitShares | None:
@@ -632,10 +624,11 @@ class WeightNoise(UnitNoise):
         U, V = equalize.balanced_factors(
             left[:, :kept], s[:kept], right[:kept].T, self.width
         )
-        start = U, V / self._root[:, None]
-        if rank <= self.width:
-            return start
-        return refine(self.value, [start], attains(self.relaxation.bound))
+        root = self._root[:, None]
+        if rank > self.width:
+            enough = attains(self.relaxation.bound)
+            U, V = refine(scaled(self.value, 1.0, root), [(U, V)], enough)
+        return U, V / root
 
     def evaluate(self, *weights: Floats) -> tuple[Floats, Floats, float]:
         """Return the weights, which are the factors, and lam sum_k |u_k|^2 v_k'D v_k."""

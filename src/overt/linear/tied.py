@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -12,7 +12,7 @@ from overt import _check
 from overt._check import Floats, InputError, InputTypeError
 from overt.linear import landscape
 from overt.linear.bounds import Leading
-from overt.linear.descent import SAME, Value, attains, descend, refine
+from overt.linear.descent import SAME, Value, attains, descend, refine, scaled
 from overt.linear.network import (
     NoisyNetwork,
     grade,
@@ -30,6 +30,9 @@ TRIES = 12
 
 AGREEING = 3
 """Descents from random weights that must end at the lowest value: most problems have several."""
+
+RIDGE = 1e-13
+"""Share of the inputs' variances that is added where their second moment may be singular."""
 
 RESCALINGS = 4
 """Descents from one start, each in coordinates in which the last one ended well-conditioned."""
@@ -97,13 +100,13 @@ class TiedAutoencoder(NoisyNetwork):
 
     def landscape(self, max_points: int = 200) -> landscape.Landscape:
         """Return the equalized critical points, each with its kind and an escape direction."""
-        if self.effect.regression.L is not None or not isinstance(self.noise, Dropout):
-            raise InputError("the landscape is known for Dropout with isotropic inputs")
-        if not isinstance(self.noise.drop_prob, float):
-            raise InputError("the landscape is known for one drop probability")
+        p = self.noise.drop_prob if isinstance(self.noise, Dropout) else None
+        if self.effect.regression.L is not None or not isinstance(p, float):
+            raise InputError(
+                "the landscape is known for Dropout with one drop probability and isotropic inputs"
+            )
         M = self.effect.symmetric
-        strength = self.noise.strength
-        return landscape.landscape(M, self.width, strength, max_points=max_points)
+        return landscape.landscape(M, self.width, p / (1 - p), max_points=max_points)
 
 
 class TiedUnitNoise(UnitNoise):
@@ -168,7 +171,7 @@ class TiedUnitNoise(UnitNoise):
         """
         axes = self._principal[0]
         starts = [axes.T @ U for U in self._starts()]
-        size = self._curvature(starts[0])
+        size = self._curvature(starts[1])
         enough = attains(self.relaxation.bound)
 
         def along_axes(Y: Floats) -> tuple[float, Sequence[Floats]]:
@@ -181,7 +184,7 @@ class TiedUnitNoise(UnitNoise):
             lowest = np.inf
             for _ in range(RESCALINGS):
                 scale = self._curvature(Z / size) / size
-                (X,) = descend(partial(_scaled, value, scale), [Z * scale])
+                (X,) = descend(scaled(value, scale), [Z * scale])
                 Z = X / scale
                 reached = value(Z)[0]
                 if not reached < lowest * (1 - SAME):
@@ -189,15 +192,25 @@ class TiedUnitNoise(UnitNoise):
                 lowest = reached
             return [Z]
 
-        scaled = partial(_scaled, along_axes, size)
+        conditioned = scaled(along_axes, size)
         (Z,) = refine(
-            scaled, [(Y * size,) for Y in starts], enough, TRIES, search, AGREEING
+            conditioned, [(Y * size,) for Y in starts], enough, TRIES, search, AGREEING
         )
         return (axes @ (Z / size),)
 
     def _starts(self) -> list[Floats]:
-        """Return roots of the best untied map and of a whitened one."""
+        """Return roots of the best symmetric map, the best untied one and a whitened one.
+
+        Without noise the best symmetric A solves A C + C A = E[y x'] + E[x y'].
+        """
+        from scipy.linalg import solve_continuous_lyapunov  # slow to import
+
         task = self.regression
+        C = task.root @ task.root.T
+        cross = task.T @ task.root.T
+        ridge = RIDGE * np.diag(np.diag(C))
+        symmetric = solve_continuous_lyapunov(C + ridge, cross + cross.T)
+        values, vectors = np.linalg.eigh(symmetric)
         d = self.width
         left, a, right = self.relaxation.kept
         # The untied map, a left right' L^+, along its outputs' directions.
@@ -206,6 +219,7 @@ class TiedUnitNoise(UnitNoise):
         whitened_values, whitened = np.linalg.eigh(T + T.T)
         found = []
         for W, m in (
+            (vectors, values),
             (left, a * inward),
             (task.unwhiten(whitened), whitened_values / 2),
         ):
@@ -242,9 +256,3 @@ class TiedUnitNoise(UnitNoise):
         """Return the objective and its gradient, that in U plus that in V."""
         value, (gradient_U, gradient_V) = super().value(*weights * 2)
         return value, (gradient_U + gradient_V,)
-
-
-def _scaled(value: Value, size: Floats, Z: Floats) -> tuple[float, Sequence[Floats]]:
-    """Return the value at Z / size and its gradient in Z."""
-    objective, (gradient,) = value(Z / size)
-    return objective, (gradient / size,)
