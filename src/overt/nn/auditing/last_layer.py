@@ -26,7 +26,14 @@ from overt._check import Floats
 from overt.linear.bounds import NormCost, numerical_rank
 from overt.nn.auditing.measurements import Seen
 from overt.nn.auditing.report import HeadFindings
-from overt.nn.auditing.structure import Inspection, Point, Structure, is_linear_map
+from overt.nn.auditing.structure import (
+    Inspection,
+    Point,
+    Structure,
+    is_linear_map,
+    module_of,
+)
+from overt.nn.graph.record import op_info
 from overt.nn.layers.masks import MaskCovariance
 from overt.nn.layers.recognized import (
     is_silent,
@@ -213,20 +220,27 @@ def _envelopes(Gamma: Floats) -> list[tuple[float, int]]:
 
 def find_head(model: nn.Module, structure: Structure, noises: Inspection) -> Head | str:
     """Return the head, or the reason why there is none."""
-    tail, stopped = structure.walk_back(structure.output)
+    tail, stop = structure.walk_back(structure.output)
+    names = {part: path for path, part in model.named_modules()}
+    if stop is not None and module_of(stop) is not None:
+        why = (
+            "in training it normalizes by each batch: no bound counts the noise before it, and "
+            "the objective here is that with its running statistics"
+        )
+        noises.skipped.append((names[module_of(stop)], why))
     start = _first_place(tail)
     if start is None:
         if any(is_linear_map(q.call) for q in tail):
             return "the last linear map is not a torch.nn.Linear layer: no bound is taken from it"
+        stopped = "the input" if stop is None else op_info(stop.func).name.lstrip("_")
         return (
-            f"the output comes from {stopped or 'the input'}, which is not known to be affine in "
+            f"the output comes from {stopped}, which is not known to be affine in "
             "one input: no bound, and no prediction of its spectrum"
         )
     tail = tail[start:]
     point = tail[0]
     module: Any = point.module
     noisy = known_noise(module)
-    names = {part: path for path, part in model.named_modules()}
     name = names[module]
     uses = structure.uses(module)
     calls = {noises.called[module]}

@@ -101,7 +101,8 @@ class AuditReport(Result):
     plain_loss
         The mean loss without noise, all layers in evaluation mode.
     objective, objective_error
-        The mean loss with noise, which training descends; the error is standard, 0 if it is exact.
+        The mean loss with noise, which training descends if batch normalization is frozen; the
+        error is standard, 0 if it is exact.
     accuracy
         Share of classes predicted right; None where targets are numbers.
     noises, head

@@ -82,11 +82,11 @@ class Point:
     narrowest: int
 
 
-def _is_whole(module: nn.Module, args: Any) -> bool:
-    """Whether a module is one operation: nothing but its own code runs on its one input."""
+def _is_whole(module: nn.Module) -> bool:
+    """Whether a module is one operation: nothing but its own code runs on its input."""
     known = known_noise(module) or type(module).forward is nn.Linear.forward
     changed = "forward" in vars(module) or module._forward_pre_hooks
-    return known and not changed and len(args) == 1 and isinstance(args[0], Tensor)
+    return known and not changed
 
 
 class Structure:
@@ -122,10 +122,10 @@ class Structure:
         by_entry = op_info(call.func).name == "bernoulli" and bool(self.given(call))
         return by_entry and made.shape[:1] == (self._rows,)
 
-    def walk_back(self, tensor: Tensor) -> tuple[list[Point], str]:
+    def walk_back(self, tensor: Tensor) -> tuple[list[Point], Call | None]:
         """Return the affine operations of one input that lead to a tensor, nearest first.
 
-        The second result names the operation in front of them, "" if that is the input.
+        The second result is the operation in front of them, None if that is the input.
         """
         points: list[Point] = []
         shifted = False
@@ -134,12 +134,12 @@ class Structure:
             call = self._makers[id(tensor)]
             given = self.given(call)
             if not _is_affine(call, given):
-                return points, op_info(call.func).name.lstrip("_")
+                return points, call
             (tensor,) = given
             shifted |= _adds_constant(call)
             narrowest = min(narrowest, self.units(tensor))
             points.append(Point(call, module_of(call), tensor, shifted, narrowest))
-        return points, ""
+        return points, None
 
     def jacobian(self, features: Tensor, output: Tensor) -> Tensor:
         """Return d output / d features of the first row, outputs x units, in double precision."""
@@ -164,8 +164,9 @@ class Structure:
 
 def _is_affine(call: Call, given: list[Tensor]) -> bool:
     """Return whether an operation is affine in the one tensor that depends on the inputs."""
-    if len(given) != 1 or module_of(call) is not None:
-        return len(given) == 1
+    module = module_of(call)
+    if len(given) != 1 or module is not None:
+        return len(given) == 1 and not is_normalization(module)
     made = tensors((call.out,))
     if not all(tensor.is_floating_point() for tensor in (*given, made[0])):
         return False
@@ -266,18 +267,29 @@ class Inspection:
 
 def inspect_batch(saved: SavedState, batch: Batch) -> Inspection:
     """Inspect passes of two rows, or of the batch where the model fixes their number."""
+    model = saved.model
+    # A model in evaluation mode may be trained in the other.
+    moving = {
+        module
+        for module in model.modules()
+        if is_normalization(module) and (module.training or not model.training)
+    }
     try:
-        return _inspect(saved, batch.inputs.first(2))
+        return _inspect(saved, batch.inputs.first(2), moving)
     except Exception:  # as of a graph's nodes; or the model is wrong
         with name_failing_inputs(batch.inputs, batch.where):
-            return _inspect(saved, batch.inputs)
+            return _inspect(saved, batch.inputs, moving)
 
 
-def _inspect(saved: SavedState, inputs: Inputs) -> Inspection:
+def _inspect(saved: SavedState, inputs: Inputs, moving: set[nn.Module]) -> Inspection:
     model = saved.model
     given = (inputs.given, inputs.output)
     paths = {module: path for path, module in model.named_modules()}
     called: Counter[nn.Module] = Counter()
+
+    def whole(module: nn.Module, args: Any) -> bool:
+        one = len(args) == 1 and isinstance(args[0], Tensor)
+        return one and (module in moving or _is_whole(module))
 
     def count(module: nn.Module, args: Any, output: Any) -> None:
         called[module] += 1
@@ -285,7 +297,7 @@ def _inspect(saved: SavedState, inputs: Inputs) -> Inspection:
     structure: Structure | str
     with register_module_forward_hook(count):
         try:
-            recording = record(saved, *given, noise=False, whole=_is_whole)
+            recording = record(saved, *given, noise=False, whole=whole)
             structure = Structure(recording, len(inputs))
             output = recording.output
             always_on = [
