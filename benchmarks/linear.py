@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +19,6 @@ def run() -> list[Table]:
     return [
         solver(),
         iterated(),
-        sparse_solver(),
         training(),
         scaling(),
         deep(),
@@ -99,27 +96,6 @@ def iterated() -> Table:
             )
             table.rows.append(row)
     return table
-
-
-SPARSE = """
-import resource, time
-import numpy as np, scipy.sparse as sparse
-import overt
-rng = np.random.default_rng(0)
-m, n, count, rank = 200_000, 50_000, 5_000_000, 10
-rows, cols = rng.integers(0, m, count), rng.integers(0, n, count)
-U, V = rng.standard_normal((m, rank)), rng.standard_normal((n, rank))
-values = np.einsum("ij,ij->i", U[rows], V[cols]) + rng.standard_normal(count)
-M = sparse.csr_array((values, (rows, cols)), shape=(m, n))
-del rows, cols, values, U, V
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-net = overt.LinearNetwork(M, 20, overt.Dropout(0.5))
-start = time.perf_counter()
-best = net.solve()
-took = time.perf_counter() - start
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-print(took, before, peak, best.rank, best.certificate.relative_gap, M.nnz)
-"""
 
 
 def deep() -> Table:
@@ -263,25 +239,6 @@ def any_noise() -> Table:
         target = np.diag(np.arange(width, 0, -1) / width)
         gap = overt.LinearNetwork(target, width, noise).solve().certificate.relative_gap
         table.rows.append((name, gap, f"<= {bar}", verdict(gap <= bar)))
-    return table
-
-
-def sparse_solver() -> Table:
-    out = subprocess.run(
-        [sys.executable, "-c", SPARSE], check=True, capture_output=True, text=True
-    ).stdout.split()
-    took, before, peak, rank, gap, entries = map(float, out)
-    table = Table(
-        "Sparse 200,000 x 50,000 with 5 million entries", ("what", "measured")
-    )
-    table.rows += [
-        ("seconds", took),
-        ("rank of the optimum at width 20", int(rank)),
-        ("relative gap", gap),
-        ("peak memory of the process, MB", peak),
-        ("of which while the matrix was made, before solving", before),
-        ("the peak in bytes per entry", peak * 2**20 / entries),
-    ]
     return table
 
 

@@ -247,6 +247,14 @@ def test_sparse_targets_agree_with_dense_ones():
     assert best.objective == dense.objective
 
 
+def test_sparse_targets_too_large_to_be_dense_are_refused_in_a_sentence():
+    from scipy import sparse
+
+    M = sparse.csr_array((200_000, 50_000))
+    with pytest.raises(overt.InputError, match="leading singular values"):
+        overt.LinearNetwork(M, 20, overt.Dropout(0.5))
+
+
 def test_large_targets_are_solved_by_their_leading_singular_values():
     """The recipe of the page on large matrices: its gap is that of the whole network."""
     M = np.random.default_rng(0).standard_normal((60, 40))

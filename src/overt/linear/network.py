@@ -113,11 +113,6 @@ class Evaluation:
         product = _triangle(self.U) @ _triangle(self.P).T
         return np.asarray(np.linalg.svd(product, compute_uv=False))
 
-    @property
-    def imbalance(self) -> float:
-        """How unevenly the map is distributed over what is masked; 0 at the optimum."""
-        return self.effect.imbalance(self)
-
     @cached_property
     def distance(self) -> float:
         """|U P' - A|_F to the map A that attains the bound, up to rounding."""
@@ -141,7 +136,7 @@ def certify(effect: NoiseEffect, *weights: Floats) -> tuple[Certificate, Evaluat
     gap = found.objective - bound
     # A bound of zero, as without noise, leaves only the scale of the data to compare with.
     relative = gap / max(bound, effect.least * effect.regression.scale, 1e-300)
-    imbalance = found.imbalance
+    imbalance = effect.imbalance(found)
     return Certificate(
         found.objective, bound, gap, relative, imbalance, found.distance
     ), found
@@ -179,6 +174,9 @@ def _rank_certificate(effect: NoiseEffect) -> RankCertificate | None:
     return RankCertificate(least, most, below)
 
 
+MAX_ENTRIES = 2**28
+"""Entries of a sparse target that is made dense: 2 GB, whose decomposition takes hours."""
+
 SMALLEST = 1e-150
 """Size of the largest entry of a target, below which its square has lost digits."""
 
@@ -201,6 +199,11 @@ def regression_of(
         given = {"X": X, "Y": Y}
     else:
         if hasattr(target, "toarray"):  # a scipy sparse matrix
+            if np.prod(target.shape) > MAX_ENTRIES:
+                raise InputError(
+                    f"target of shape {target.shape} is too large to be made dense; solve for its "
+                    "leading singular values instead (see the page on large sparse matrices)"
+                )
             target = target.toarray()
         task = from_target(target, second_moment, input_noise)
         given = {"target": target, "C": second_moment}
@@ -355,7 +358,7 @@ class NoisyNetwork(ABC):
         def measure(weights: Sequence[Floats]) -> tuple[float, float, int]:
             found = Evaluation(effect, *weights)
             rank = int(np.sum(found.spectrum > VISIBLE * largest))
-            return found.objective, found.imbalance, rank
+            return found.objective, effect.imbalance(found), rank
 
         sampled = partial(
             effect.steps, batch_size=_check.whole("batch_size", batch_size)

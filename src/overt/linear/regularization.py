@@ -141,8 +141,8 @@ def _points(width: Any, drop_probs: Any, noise: Any) -> tuple[list[Noise], list[
         ]
     noises = list(noise) if isinstance(noise, (list, tuple)) else [noise]
     widths = np.atleast_1d(_check.plain_array("width", width)).tolist()
-    count = max(len(noises), len(widths))
-    if {len(noises), len(widths)} - {1, max(count, 1)}:
+    count = max(len(noises), len(widths), 1)
+    if {len(noises), len(widths)} - {1, count}:
         raise InputError(
             "sequences must have the same length, one entry per point, got "
             f"{len(widths)} of width, {len(noises)} of {name}"

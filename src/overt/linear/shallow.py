@@ -350,8 +350,9 @@ class UnitNoise(NoiseEffect):
 
     def steps(self, rng: np.random.Generator, batch_size: int = 1) -> Advance:
         """Return compiled steps with masked units."""
-        samples = self.regression.samples
-        return masked_steps(samples, self.noise, self.width, rng, batch_size)
+        return masked_steps(
+            self.regression.samples, self.noise, self.width, rng, batch_size
+        )
 
     @cached_property
     def _characteristic(self) -> Floats:
@@ -684,8 +685,9 @@ class WeightNoise(UnitNoise):
 
     def steps(self, rng: np.random.Generator, batch_size: int = 1) -> Advance:
         """Return compiled steps with masked weights."""
-        samples = self.regression.samples
-        return masked_steps(samples, self.weight_noise, self.width, rng, batch_size)
+        return masked_steps(
+            self.regression.samples, self.weight_noise, self.width, rng, batch_size
+        )
 
     @cached_property
     def _root(self) -> Floats:
