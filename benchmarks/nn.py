@@ -358,20 +358,6 @@ def small_mlp(width: int, norm: bool = False) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear(width, 3))
 
 
-def small_cnn(channels: int) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(1, channels, 3),
-        nn.ReLU(),
-        nn.Dropout2d(0.3),
-        nn.Conv2d(channels, channels, 3),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Dropout(0.3),
-        nn.Flatten(),
-        nn.Linear(4 * channels, 3),
-    )
-
-
 class SmallTransformer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -396,8 +382,6 @@ BIASED = {
         lambda: small_mlp(32, norm=True),
         (6,),
     ),
-    "CNN, 4 channels, Dropout2d .3, max pooling": (lambda: small_cnn(4), (1, 8, 8)),
-    "CNN, 16 channels, Dropout2d .3, max pooling": (lambda: small_cnn(16), (1, 8, 8)),
     "transformer, 2 layers of 32, dropout .1": (SmallTransformer, (5, 32)),
 }
 

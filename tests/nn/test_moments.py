@@ -101,11 +101,6 @@ EXACT = {
     "convolution transposed": lambda x, n: column(
         F.conv_transpose2d(image(x, n), KERNEL.to(x))
     ),
-    "max_pool2d of a coin each": lambda x, n: column(
-        F.max_pool2d(
-            F.relu(a(x).reshape(1, 3, 2, 2) + x[0, 0]) * n.coin(1, 3, 1, 1, p=0.7), 2
-        )
-    ),
     "batch norm": lambda x, n: F.batch_norm(
         n.dropout(x), b(x)[0], b(x)[0] ** 2, weight=b(x)[1], bias=b(x)[0]
     ),
@@ -252,9 +247,6 @@ OTHERS = {
     ),
     "a coin made twice": lambda x, n: (
         (u := n.dropout(x[:, :1])) * u @ a(x)[:1] + u @ a(x)[1:2]
-    ),
-    "pooled and not": lambda x, n: column(
-        F.interpolate(F.max_pool2d(h := image(x, n), 2), scale_factor=2) + h
     ),
     "gram": lambda x, n: (h := n.dropout(x)) @ h.t(),
     "outer product with itself": lambda x, n: (h := n.dropout(x))[:, :, None].mul(

@@ -275,17 +275,19 @@ def test_error_estimates_hold_behind_few_coins(name):
     assert float(torch.stack(within).double().mean()) > 0.93
 
 
-def test_max_pooling_right_after_dropout_of_channels_is_exact():
-    """The mean was 1.2 standard deviations off."""
+def test_max_pooling_of_noise_is_sampled_and_says_so():
+    """The mean was 1.2 standard deviations off, later gradients 12 to 23 %."""
     torch.manual_seed(0)
     layers = [nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Dropout2d(0.3), nn.MaxPool2d(2)]
     model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(36, 3))
     x = torch.randn(8, 1, 8, 8)
     found = predictive_moments(model, x)
-    assert found.exact
-    sampled = passes(model, x, 20_000)
-    error = sampled.std(0) / 20_000**0.5
-    assert bool(((found.mean - sampled.mean(0)).abs() < 5 * error + 1e-6).all())
+    assert found.method == "sampled"
+    assert "max_pool2d" in found.reason
+    assert min(share_within(found, passes(model, x, 4000))) > 0.8  # 24 outputs
+    net = without_noise(model).train()
+    with pytest.warns(UserWarning, match="max_pool2d"):
+        net(x)
 
 
 def test_a_maximum_over_dropped_entries_is_sampled_and_says_so():

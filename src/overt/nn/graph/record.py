@@ -121,7 +121,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 # -- random operations in terms of bernoulli, rand and randn -----------------------------------
 #
 # `torch.func.vmap` gives each sample its own numbers for these three. It silently shares the
-# numbers of others (uniform, exponential), which are therefore recorded in parts.
+# numbers of others: uniform and normal ones are therefore recorded in parts.
 
 BASIC_DRAWS = {"bernoulli", "rand", "rand_like", "randn", "randn_like"}
 """Random operations that vmap repeats for each sample; a test shows it for each."""
@@ -152,10 +152,6 @@ def _uniform(x: Tensor, low: float = 0.0, high: float = 1.0, **_: Any) -> Tensor
     return low + (high - low) * torch.rand_like(x)
 
 
-def _exponential(x: Tensor, rate: float = 1.0, **_: Any) -> Tensor:
-    return -torch.log(torch.rand_like(x)) / rate
-
-
 def _normal(x: Tensor, mean: Any = 0.0, sd: Any = 1.0, **_: Any) -> Tensor:
     return mean + sd * torch.randn_like(x)
 
@@ -174,7 +170,6 @@ _PARTS: dict[Any, Callable[..., Any]] = {
     aten.native_dropout.default: _native_dropout,
     aten.rrelu_with_noise_functional.default: _rrelu,
     aten.uniform.default: _uniform,
-    aten.exponential.default: _exponential,
     aten.normal_functional.default: _normal,
     aten.normal.Tensor_float: _normal_of,
     aten.normal.Tensor_Tensor: _normal_of,

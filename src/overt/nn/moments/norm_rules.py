@@ -1,4 +1,4 @@
-"""Operations on several entries at once: softmax, normalization, pooling by maxima."""
+"""Operations on several entries at once: softmax and normalization."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from overt.nn.graph.record import UnsupportedError, aten, op_info
+from overt.nn.graph.record import UnsupportedError, aten
 from overt.nn.moments.linear_rules import add, linear, multiply
-from overt.nn.moments.pointwise_rules import normal_density, pointwise
-from overt.nn.moments.registry import refuse, rule
+from overt.nn.moments.pointwise_rules import pointwise
+from overt.nn.moments.registry import rule
 from overt.nn.moments.values import (
-    SETTINGS,
-    Points,
     Propagation,
     RandomTensor,
     Value,
@@ -200,100 +198,3 @@ def batch_norm(
     scale = torch.rsqrt(square + eps)
     out = _scale_and_shift(run, x, scale, -center * scale, shape, True)[0]
     return _scale_and_shift(run, out, weight, bias, shape, True)
-
-
-# -- pooling by maxima --------------------------------------------------------------------------
-
-
-def windows(
-    run: Propagation,
-    x: Value,
-    axes: int,
-    outside: float,
-    kernel: list[int],
-    stride: Any = (),
-    padding: Any = (0,),
-    dilation: Any = (1,),
-    ceil_mode: bool = False,
-) -> Value | None:
-    """Return the pooling windows of a value on a last axis, None if they are irregular."""
-    if ceil_mode or any(n != 1 for n in dilation):
-        return None
-    sizes = (kernel, stride or kernel, padding)
-    kernel, stride, padding = (list(n) * (axes if len(n) == 1 else 1) for n in sizes)
-    if any(padding):
-        sides = [n for n in reversed(padding) for _ in range(2)]
-        x = linear(run, aten.constant_pad_nd.default, x, sides, outside)
-    first = len(x.shape) - axes
-    for axis in range(axes):
-        size = (first + axis, kernel[axis], stride[axis])
-        x = linear(run, aten.unfold.default, x, *size)
-    return linear(run, aten.view.default, x, [*x.shape[:-axes], -1])
-
-
-@rule("max_pool2d_with_indices max_pool3d_with_indices")
-def max_pool(run: Propagation, func: Any, value: Value, *sizes: Any) -> Any:
-    """Take the largest of independent normal entries, one after the other (Clark).
-
-    Where a window has one random number, as after Dropout2d, the maximum is a function of it.
-    """
-    name = op_info(func).name
-    axes = int(name[len("max_pool")])
-    root = value.root
-    shape = root.mean.shape
-    alone = len(shape) == len(value.shape) and shape[-axes:].numel() == 1
-    if root.law is not None and alone:
-        return [_largest_at_each_number(func, value, sizes, axes)]
-    x = value.moments(run)
-    far = float(x.mean.detach().abs().amax() + x.var.detach().amax().sqrt())
-    found = windows(run, value, axes, -10 * far, *sizes)
-    if found is None or found.shape[-1] > SETTINGS.max_window:
-        refuse(run, func)
-    x = found.moments(run)
-    mean, slopes, var = largest_of_normals(x.mean, x.var)
-    with run.variance_mode():
-        rest = (var - (slopes * slopes * x.var).sum(-1)).clamp(min=0)
-    dev = (run.fixed(slopes) * x.dev).sum(-1) + run.source(rest, rest=True)
-    return [Value(x.approximated(mean=mean, var=var, dev=dev))]
-
-
-def _largest_at_each_number(func: Any, value: Value, sizes: Any, axes: int) -> Value:
-    """Return the maxima as an entrywise function of the random numbers."""
-    shape = func(torch.empty(value.shape, device="meta"), *sizes)[0].shape
-
-    def function(points: Points, cache: dict[Value, Tensor]) -> Tensor:
-        y = value.at(points, cache)
-        y = y.expand(*y.shape[: -len(shape)], *value.shape)
-        pooled = func(y.reshape(-1, *value.shape[-axes - 1 :]), *sizes)[0]
-        return pooled.reshape(*y.shape[: -axes - 1], *pooled.shape[1:])
-
-    return Value(value.root, function, length=value.length + 1, shape=shape)
-
-
-def largest_of_normals(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return mean, slopes and variance of the largest on the last axis, one after the other."""
-    tiny = torch.finfo(v.dtype).tiny
-    a = m[..., 0]
-    var_a = v[..., 0]
-    ahead = []  # the probability that the largest so far stays the largest
-    for i in range(1, m.shape[-1]):
-        b = m[..., i]
-        var_b = v[..., i]
-        sd = (var_a + var_b).clamp(min=tiny).sqrt()
-        z = (a - b) / sd
-        phi = normal_density(z)
-        P = torch.special.ndtr(z)
-        above = sd * torch.addcmul(phi, z, P)  # E max(a, b) - b
-        below = above - sd * z
-        if_a = P * (var_a + below**2)
-        if_b = (1 - P) * (var_b + above**2)
-        var_a = if_a + if_b - (below + above) * sd * phi
-        var_a = var_a.clamp(min=0)
-        a = b + above
-        ahead.append(P)
-    slopes = []
-    later = torch.ones_like(a)
-    for P in reversed(ahead):
-        slopes.append(later * (1 - P))
-        later = later * P
-    return a, torch.stack([later, *reversed(slopes)], -1), var_a

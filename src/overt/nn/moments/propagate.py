@@ -144,22 +144,72 @@ def draw(run: Propagation, call: Call, args: Any) -> Any:
     return Value(RandomTensor(mean, zero, zero, frozenset(), law))
 
 
+@dataclass(frozen=True, eq=False)
+class RowCovariance:
+    """Covariances of the units of each row, (rows, units, units)."""
+
+    matrix: Tensor
+
+    def apply(self, g: Tensor) -> Tensor:
+        """Return Cov @ g for gradients g of shape (n, rows, *units)."""
+        return torch.einsum("rkl,nrl->nrk", self.matrix, g.flatten(2)).reshape(g.shape)
+
+
 def masked_by_layer(run: Propagation, layer: Any, given: Any) -> Any:
-    """Return x o m with a mask m of mean 1, whose covariance the layer knows."""
-    like = given.moments(run).mean if isinstance(given, Value) else given
-    covariance = layer.mask_covariance(tuple(like.shape))
-    ones = torch.ones_like(like)
-    var = covariance.relative_variance(like).expand(like.shape)
+    """x o m with a mask m of mean 1 and covariance Gamma: Cov = S + Gamma o (S + E[x] E[x]')."""
+    x = given.moments(run) if isinstance(given, Value) else None
+    mean = given if x is None else x.mean
+    covariance = layer.mask_covariance(tuple(mean.shape))
+    strength = covariance.relative_variance(mean).expand(mean.shape)
     run.draws += 1
-    sampled = run.sampled
-    away = layer(ones) - 1 if sampled else run.source(var, covariance=covariance)
-    law = None
-    if layer.two_valued:  # 0 or 1 / P(m > 0) = 1 + var
-        nodes = torch.stack([torch.zeros_like(like), 1 + var])
-        law = Law(nodes, torch.stack([var, ones]) / (1 + var))
     noises = frozenset({run.draws})
-    mask = RandomTensor(ones, var, away, noises, law, independent=False)
-    return pointwise(run, aten.mul.Tensor, Value(mask), given)
+    if run.sampled:
+        away = layer(torch.ones_like(mean)) - 1
+    else:
+        away = run.source(strength, covariance=covariance)
+    coins = None
+    if layer.two_valued:
+        # Functions of x o m are functions of the coins m, 0 or 1 / P(m > 0) = 1 + strength.
+        ones = torch.ones_like(mean)
+        nodes = torch.stack([torch.zeros_like(mean), 1 + strength])
+        law = Law(nodes, torch.stack([strength, ones]) / (1 + strength))
+        coins = RandomTensor(ones, strength, away, noises, law, independent=False)
+        if x is None:
+            return pointwise(run, aten.mul.Tensor, Value(coins), mean)
+    own = run.fixed(mean) * away
+    var = strength * mean * mean
+    if x is None:
+        return Value(RandomTensor(mean, var, own, noises, independent=False))
+    exact = x.exact and x.known and x.independent
+    product = None
+    few = x.units <= SETTINGS.max_units
+    if x.exact and not exact and few and not run.sampled:
+        S = output_covariances(x.dev, run.sources, graph=run.grad)
+        product = RowCovariance(covariance.dense(mean) * S)
+        x = x.changed(var=S.diagonal(dim1=1, dim2=2).reshape(mean.shape))
+        exact = True
+    both = strength * x.var
+    extra = (
+        x.dev * away
+        if run.sampled
+        else run.source(both, covariance=product, rest=not exact)
+    )
+    dev = x.dev + own + extra
+    if not exact:  # the last part counts as independent entries, which it is not
+        dev = run.doubt(dev, both)
+    return Value(
+        x.changed(
+            var=x.var + var + both,
+            dev=dev,
+            noises=x.noises | noises,
+            exact=exact,
+            known=exact,
+            derived=max(1, x.derived),
+            independent=False,
+            roots=() if coins is None else ((given.root, coins),),
+            function=lambda points, cache: given.at(points, cache) * points[coins],
+        )
+    )
 
 
 # -- a whole recording -----------------------------------------------------------------------------

@@ -23,7 +23,7 @@ _EXACT = """
     celu clamp clone col2im constant_pad_nd convolution copy cos cumsum detach diag_embed diagonal
     div dot elu embedding erf exp expand fill flip gather ge gelu gt hardsigmoid hardswish hardtanh
     im2col index index_add index_copy index_put index_select le leaky_relu log1p lt mask masked_fill
-    masked_scatter max_pool2d_with_indices mean mish mm mul mv native_batch_norm neg permute
+    masked_scatter mean mish mm mul mv native_batch_norm neg permute
     pixel_shuffle pixel_unshuffle pow rand rand_like randn randn_like reflection_pad1d
     reflection_pad2d relu repeat replication_pad2d roll rsub scatter scatter_add select
     select_scatter sigmoid silu sin slice slice_scatter softplus split split_with_sizes sqrt squeeze

@@ -43,8 +43,6 @@ class Settings:
     """Random operations of a recording up to which these directions are cheap: 10 to 20 ms."""
     max_units: int = 64
     """Correlated units of a row whose variances are worked out by a backward pass each."""
-    max_window: int = 16
-    """Entries of a pooling window that are compared one by one."""
 
 
 SETTINGS = Settings()
