@@ -78,7 +78,7 @@ NEWCOMER = by.MODEL.fold_in({0: 2.0, 1: 1.0})
 RANKED = by.fitted(missing="negative").fit(
     overt.Entries(by.ROWS, by.COLS, np.ones(5), shape=(4, 3))
 )
-NAMED = by.fitted(drop_prob=0.5).fit(
+NAMED = by.fitted(average=0).fit(
     overt.Entries.from_ids(["a", "b", "c"], ["x", "y", "x"], [1.0, 2.0, 3.0])
 )
 RULE = decay.Schedule.constant(9, 0.1, 0.01)
@@ -185,7 +185,7 @@ MORE = {
         ),
         "completion.DropoutCompletion.fit whole": whole(
             lambda X, y, row_features, col_features, checkpoint, resume: (
-                by.fitted(drop_prob=0.5)
+                by.fitted(average=0)
                 .fit(
                     X,
                     y,
@@ -214,7 +214,7 @@ MORE = {
         ),
         "completion.DropoutCompletion.fit_triplets": whole(
             lambda rows, cols, values, shape: (
-                by.fitted(drop_prob=0.5)
+                by.fitted(average=0)
                 .fit_triplets(rows, cols, values, shape=shape)
                 .predict([0], [0])
             ),
@@ -224,9 +224,7 @@ MORE = {
             shape=(4, 3),
         ),
         "completion.DropoutCompletion.fit_entries": whole(
-            lambda entries: (
-                by.fitted(drop_prob=0.5).fit_entries(entries).predict([0], [0])
-            ),
+            lambda entries: by.fitted(average=0).fit_entries(entries).predict([0], [0]),
             entries=by.ENTRIES,
         ),
         "completion.DropoutCompletion.predict whole": whole(
@@ -252,7 +250,7 @@ MORE = {
         "completion.DropoutCompletion.load": whole(DropoutCompletion.load, path="none"),
         "completion.DropoutCompletion.partial_fit whole": whole(
             lambda X, y, sweeps: (
-                by.fitted(drop_prob=0.5)
+                by.fitted(average=0)
                 .fit(by.ENTRIES)
                 .partial_fit(X, y, sweeps)
                 .predict([0], [0])
@@ -285,7 +283,7 @@ MORE = {
             by.IMPUTER.transform, X=by.TABLE
         ),
         "completion.evaluate whole": whole(
-            evaluate, model=by.fitted(drop_prob=0.5), data=by.ENTRIES, holdout=0.25
+            evaluate, model=by.fitted(average=0), data=by.ENTRIES, holdout=0.25
         ),
         "completion.read_ratings whole": whole(read_ratings, path="nowhere.csv"),
     },

@@ -21,7 +21,7 @@ from overt import nn, robust  # noqa: E402
 A = np.arange(12.0).reshape(4, 3)
 ROWS, COLS = np.array([0, 1, 2, 3, 0]), np.array([0, 1, 2, 0, 2])
 ENTRIES = overt.Entries(ROWS, COLS, np.array([1.0, 2.0, 3.0, 2.5, 1.5]), shape=(4, 3))
-MODEL = DropoutCompletion(n_factors=2, drop_prob=0.5, max_sweeps=2).fit(ENTRIES)
+MODEL = DropoutCompletion(n_factors=2, average=0, max_sweeps=2).fit(ENTRIES)
 TASK = overt.LinearNetwork(A, 2, overt.Dropout(0.5))
 X, LABELS = torch.ones(4, 3), torch.tensor([0, 1, 1, 0])
 SMALL, RULE = decay.two_by_two(0.25), decay.Schedule.constant(9, 0.1, 0.01)
@@ -75,7 +75,6 @@ REFUSED = {
         SMALL, 3, 3, RULE, init=1e300, n_jobs=1, progress=False
     ),
     "no rank": lambda: RUNS.jumps_to("1"),
-    "no step": lambda: decay.find_jumps(RUNS).share(None),
     "no phase": lambda: decay.Schedule.annealing(noisy=3.5),
     "endless width": lambda: relu.train_lazy(np.eye(2), [1, -1], width=10**12),
     "huge covariance": lambda: nn.CovarianceDropout([1.0, 0.5], np.eye(2) * 1e154),

@@ -98,11 +98,14 @@ def _numbers(table: Any) -> Floats:
     """Return a table of features as numbers, (rows, numbers), NaN where missing."""
     given = table.toarray() if sparse.issparse(table) else table
     try:
+        numbers = np.atleast_2d(plain_array("features", given))
+        if np.iscomplexobj(numbers):
+            raise TypeError
         with np.errstate(over="ignore"):
-            rows: Floats = np.atleast_2d(plain_array("features", given)).astype(float)
+            rows: Floats = numbers.astype(float)
     except (TypeError, ValueError):
         raise InputTypeError(
-            "features must be numbers; encode categories first, for example with "
+            "features must be real numbers; encode categories first, for example with "
             "scikit-learn's OneHotEncoder"
         ) from None
     values = rows[~np.isnan(rows)]
