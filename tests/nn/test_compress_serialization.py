@@ -40,6 +40,24 @@ def test_every_network_of_the_zoo_is_loaded_as_it_was_saved(name, by, tmp_path):
     assert str(loaded) == str(small)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_layers_of_low_rank_are_loaded_in_the_number_format_of_the_model(
+    dtype, tmp_path
+):
+    """A network in double precision was loaded with parts in single precision, and failed."""
+
+    def model():
+        torch.manual_seed(0)
+        layers = (nn.Conv2d(2, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.Flatten())
+        return nn.Sequential(*layers, nn.Linear(64, 16)).to(dtype)
+
+    x = torch.ones(4, 2, 6, 6, dtype=dtype)
+    small, _ = compress(model(), 0.5, x, by="spectrum")
+    save_compressed(small, tmp_path / "small.safetensors")
+    loaded = load_compressed(tmp_path / "small.safetensors", model())
+    torch.testing.assert_close(loaded(x), small(x), rtol=0, atol=0)
+
+
 class OwnNorm(nn.BatchNorm2d):
     """Adds an activation, as timm's do."""
 

@@ -102,17 +102,24 @@ def load_into(
     model: nn.Module, metadata: dict[str, str], state: dict[str, torch.Tensor]
 ) -> nn.Module:
     """Turn the original model, as it was built, into the compressed one; return it."""
+    like = next(model.parameters(), torch.empty(0))
     for name, (kind, numbers) in json.loads(metadata["modules"]).items():
-        set_shape(model, name, kind, numbers, has_bias=f"{name}.bias" in state)
+        set_shape(model, name, kind, numbers, like, has_bias=f"{name}.bias" in state)
     resize(model, state)
     model.load_state_dict(state)
     return model.eval()
 
 
 def set_shape(
-    model: nn.Module, name: str, kind: str, numbers: dict[str, Any], *, has_bias: bool
+    model: nn.Module,
+    name: str,
+    kind: str,
+    numbers: dict[str, Any],
+    like: torch.Tensor,
+    *,
+    has_bias: bool,
 ) -> None:
-    """Give a module the class and the numbers that it has in the compressed network."""
+    """Give a module the class and the numbers of the compressed network, in the format of `like`."""
     numbers = {
         key: tuple(n) if isinstance(n, list) else n for key, n in numbers.items()
     }
@@ -129,7 +136,7 @@ def set_shape(
         else:
             names = ("kernel_size", "stride", "padding", "dilation", "padding_mode")
             kernel = {key: numbers[key] for key in names if key in numbers}
-            module = LAYERS[kind](1, 1, bias=has_bias, **kernel)
+            module = LAYERS[kind](1, 1, bias=has_bias, **kernel).to(like)
         setattr(model.get_submodule(parent), leaf, module)
     vars(module).update(numbers)
 
