@@ -95,6 +95,7 @@ def test_with_data_the_error_is_the_least_of_any_affine_map_of_that_rank(
         nn.Conv2d(3, 8, 3, stride=2, padding=1),
         nn.Conv2d(3, 8, 3, padding="same", padding_mode="reflect", bias=False),
         nn.Conv2d(3, 8, (1, 3), dilation=2),
+        nn.Conv2d(3, 8, 3, stride=2, dilation=2, padding=2),
         nn.Conv1d(3, 8, 3, stride=2),
     ],
     ids=str,
@@ -109,14 +110,20 @@ def test_convolutions(layer, weighted):
     (change,) = report.changes
     assert report.after.multiply_adds <= 0.5 * report.before.multiply_adds
     assert small(x).shape == model(x).shape
+    # Patches overlap: the error was 1.5 times what the report called its largest.
+    moves = torch.func.jacrev(lambda z: small(z) - model(z))(x[:1])
+    norm = float(torch.linalg.matrix_norm(moves.reshape(-1, x[0].numel()).detach(), 2))
+    if change.operator_error is None:
+        assert layer.padding_mode == "reflect"
+    else:
+        assert norm <= change.operator_error <= 3 * norm
     gap = (small(x) - model(x)).detach().movedim(1, -1)
     size = float(gap.flatten(0, -2).norm(dim=1).square().mean().sqrt())
     if weighted:
         assert size == pytest.approx(change.data_error, rel=1e-6)
         return
     s = torch.linalg.svdvals(layer.weight.detach().flatten(1))
-    assert change.operator_error == pytest.approx(float(s[change.after]))
-    bound = change.operator_error * _patch_norms(layer, x)[:, 0]
+    bound = float(s[change.after]) * _patch_norms(layer, x)[:, 0]
     assert bool((gap.norm(dim=-1) <= bound * (1 + 1e-9)).all())
 
 

@@ -101,7 +101,7 @@ def by_spectrum(problem: Problem) -> Outcome:
             why = "it is worth its cost" if f.limit else "no rank saves anything"
             skipped[f.name] = why
     small = _rewrite_layers(problem, ranks, skipped)
-    changes = [_change(f, rank) for f, rank in ranks.items()]
+    changes = [_change(f, rank, layers[f.name]) for f, rank in ranks.items()]
     return Outcome("spectrum", small, changes, skipped, least)
 
 
@@ -161,22 +161,34 @@ def _rewrite_layers(
     return rewritten(ranks)
 
 
-def _change(f: Factors, rank: int) -> Change:
-    """Return what became of a layer, with the norm of W - P P'W."""
+def _change(f: Factors, rank: int, module: Any) -> Change:
+    """Return what became of a layer, with the norm of W - P P'W, or a bound on a convolution's."""
     P = f.directions[:, :rank]
     gap = f.weight - P @ (P.T @ f.weight)
     gram = gap @ gap.T if len(gap) <= gap.shape[1] else gap.T @ gap
     largest = max(float(torch.linalg.eigvalsh(gram)[-1]), 0.0)
+    operator_error: float | None = math.sqrt(largest * _overlap(module))
+    if getattr(module, "padding_mode", "zeros") != "zeros":
+        operator_error = None
     error = math.sqrt(float(np.sum(f.energy[rank:])))
     return Change(
         layers=(f.name,),
         kind="rank",
         before=min(f.weight.shape),
         after=rank,
-        operator_error=math.sqrt(largest),
+        operator_error=operator_error,
         data_error=error if f.mean is not None else None,
         relative_error=math.sqrt(float(f.tail()[rank])),
     )
+
+
+def _overlap(module: Any) -> int:
+    """Return how many patches of a convolution an entry of its input can be in."""
+    if not isinstance(module, (nn.Conv1d, nn.Conv2d)):
+        return 1
+    axes = zip(module.kernel_size, module.stride, module.dilation, strict=True)
+    # Offsets in the kernel at which a patch has the entry differ by stride / gcd.
+    return math.prod(math.ceil(k * math.gcd(s, d) / s) for k, s, d in axes)
 
 
 def _rewritable(problem: Problem) -> tuple[dict[str, nn.Module], dict[str, str]]:

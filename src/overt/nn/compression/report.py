@@ -21,11 +21,13 @@ class Change(Result):
     before, after
         Number of units; for a rank the largest rank of the layer, and the new one.
     operator_error
-        The spectral norm of the difference between the old and the new map W; |y' - y| is at most
-        operator_error times |x - (mean input)| for every input x (mean 0 without data).
+        From one input to another, x to z, the error y' - y changes by at most operator_error times
+        |x - z|. It is 0 at the mean input of a linear layer, at 0 without data. The spectral norm
+        of the difference between the old and the new map W, for a convolution times the root of
+        the patches that an entry can be in (None where it does not pad with zeros).
     data_error
         Root of the mean squared difference |y' - y| of the layer's outputs on the batches given,
-        when its inputs are unchanged.
+        when its inputs are unchanged; of a convolution the mean over positions.
     relative_error
         data_error / the outputs' standard deviation, or |W' - W|_F / |W|_F without data.
     """
