@@ -263,3 +263,36 @@ def test_a_step_is_that_of_a_module_that_took_no_step_before(make):
                     one.p = 0.7
     for name, value in model.state_dict().items():
         assert torch.equal(value, twin.state_dict()[name]), name
+
+
+class Annealed(nn.Module):
+    """Dropout that grows with the passes in training mode, which the model counts in two ways."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(2, 8)
+        self.last = nn.Linear(8, 2)
+        self.step = 0
+        self.seen = {"rows": 0}
+
+    def forward(self, x):
+        if self.training:
+            self.step += 1
+            self.seen["rows"] += len(x)
+        p = min(0.5, 0.1 * self.step)
+        return self.last(F.dropout(torch.relu(self.first(x)), p, self.training))
+
+
+def test_dropout_that_grows_with_the_steps_it_has_seen_grows_without_noise():
+    """The count stayed at 0, and the penalty at that of the first step, for ever."""
+    model = Annealed()
+    net = without_noise(model).train()
+    x = torch.randn(16, 2)
+    h = torch.relu(model.first(x))
+    unit = (h.square() @ model.last.weight.square().T).sum(1).mean()
+    for step in range(1, 8):
+        net(x)
+        p = min(0.5, 0.1 * step)
+        torch.testing.assert_close(net.penalty, p / (1 - p) * unit)
+        assert (model.step, model.seen["rows"]) == (step, 16 * step)

@@ -30,7 +30,7 @@ def test_an_audited_penalty_is_not_exact_where_noise_decides_what_runs():
     torch.manual_seed(0)
     model = Function(run, d=nn.Dropout(0.4))
     x = torch.randn(4, 6)
-    (noise,) = audit(model, (x, model.eval()(x).detach()), "squared").noises
+    noise = audit(model, (x, model.eval()(x).detach()), "squared").noises[-1]
     assert (noise.name, noise.exact) == ("d", False)
 
 

@@ -166,6 +166,8 @@ class WithoutNoise(nn.Module):  # type: ignore[misc]
             ) in recording.buffers:  # running statistics, counters of noise layers
                 if buffer.shape == after.shape:
                     buffer.copy_(after)
+        for attributes, values in recording.values:
+            attributes.update(values)
         self.sampled = ""
         self._mean = mean
         self._added = added
@@ -243,6 +245,7 @@ class WithoutNoise(nn.Module):  # type: ignore[misc]
             recording = record(
                 saved, x, self.output, decompose=decompose, statistics="as set"
             )
+            recording.values = saved.changed_values()
             if hash(recording.signature) not in self._closed:
                 check_for_hidden_noise(recording, saved, x, self.output, "as set")
                 plain = saved.plain_pass(x, self.output, statistics="as set", grad=True)
@@ -347,6 +350,9 @@ def without_noise(
 
     A model that cannot be propagated is trained as usual, with sampled noise and a penalty of 0; a
     warning and `sampled` give the reason. In evaluation mode it is the model.
+
+    Buffers advance in a training pass, and so do numbers and words among the model's attributes (a
+    count of steps that its dropout depends on); lists and tensors that are none are put back.
 
     In training mode all dropout of the model counts, also in modules that were frozen with .eval();
     to leave one out, set its drop probability to 0.

@@ -119,7 +119,7 @@ def set_shape(
     *,
     has_bias: bool,
 ) -> None:
-    """Give a module the class and the numbers of the compressed network, in the format of `like`."""
+    """Give a module its class and numbers in the compressed network; new ones are like `like`."""
     numbers = {
         key: tuple(n) if isinstance(n, list) else n for key, n in numbers.items()
     }

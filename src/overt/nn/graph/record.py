@@ -241,6 +241,8 @@ class Recording:
         no number was read, and no buffer was changed.
     reused
         Whether the inputs are others than those that were recorded.
+    values
+        Dicts of the model's attributes, and the numbers and words that the pass put there.
     """
 
     calls: list[Call]
@@ -250,6 +252,7 @@ class Recording:
     state: list[Tensor] = field(repr=False)
     fixed: bool = False
     reused: bool = False
+    values: list[tuple[Any, dict[str, Any]]] = field(default_factory=list)
 
     @property
     def noises(self) -> tuple[str, ...]:

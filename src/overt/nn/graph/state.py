@@ -448,6 +448,20 @@ class SavedState:
                     pairs.append((original, current))
         return pairs
 
+    def changed_values(self) -> list[tuple[Any, dict[str, Any]]]:
+        """Return attributes, and dicts that they hold, with their new plain values."""
+        found = []
+        for own, before in (*self._vars, *self._containers):
+            if isinstance(own, dict):
+                values = {
+                    name: value
+                    for name, value in own.items()
+                    if type(value) in _PLAIN and value is not before.get(name, own)
+                }
+                values.pop("training", None)
+                found.append((own, values))
+        return found
+
     def python_generators_moved(self) -> bool:
         """Whether a NumPy or Python generator of the model has moved."""
         for value, state in self._generators:
