@@ -393,3 +393,46 @@ def test_shared_dropout_modules_are_sampled_not_taken_for_exact():
     error = np.hypot(np.std(values) / np.sqrt(200), report.objective_error)
     assert abs(np.mean(values) - report.objective) <= 5 * error
     assert report.head.lower_bound < report.objective
+
+
+@pytest.mark.filterwarnings("ignore:dropout")
+@pytest.mark.parametrize(
+    ("drop", "shape"),
+    [(nn.Dropout2d, (3, 4)), (nn.Dropout1d, (12,)), (nn.Dropout3d, (1, 3, 4))],
+    ids=["2d", "1d", "3d"],
+)
+def test_channel_dropout_of_inputs_with_an_axis_less(drop, shape):
+    """An audit of Dropout2d on (batch, tokens, features) failed: it wanted four axes."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Unflatten(1, shape), drop(0.5), nn.Flatten(), nn.Linear(12, 2)
+    ).double()
+    x, y = torch.randn(6, 12).double(), torch.randn(6, 2).double()
+    (noise,) = audit(model, (x, y), "squared").noises
+    penalty = explicit_penalty(model, x).value.item()
+    assert (noise.penalty, noise.exact) == (pytest.approx(penalty, rel=1e-9), True)
+
+
+def test_a_layer_that_drops_everything_is_a_noise_of_its_own():
+    """It was listed twice, once for the whole model, and said to be called again."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(5, 8), nn.Dropout(0.5), nn.Linear(8, 8), nn.Dropout(1.0)
+    ).append(nn.Linear(8, 3))
+    x, y = numbers()
+    report = audit(model, (x, y), "squared")
+    assert [noise.name for noise in report.noises] == ["1", "3"]
+    assert report.noises[0].penalty == 0
+    off = model[4].bias.detach() - y
+    assert report.objective == pytest.approx(off.square().sum(1).mean().item())
+    assert "3 drops everything" in dict(report.skipped)["the last layer"]
+
+
+def test_tokens_under_cross_entropy_are_to_be_flattened():
+    """The message about logits of (batch, tokens, classes) told the user to use one logit."""
+    with pytest.raises(ValueError, match=r"flatten tokens or pixels to points"):
+        audit(
+            nn.Linear(5, 3),
+            (torch.ones(2, 4, 5), torch.ones(2, 4).long()),
+            "cross_entropy",
+        )

@@ -30,6 +30,7 @@ from overt.nn.auditing.structure import (
     Inspection,
     Point,
     Structure,
+    drop_prob_of,
     is_linear_map,
     module_of,
 )
@@ -121,6 +122,8 @@ def _tail_noises(
         if found:
             previous = found[-1].covariance
             if not is_unit_noise(module) or R.shape[1] > MAX_UNITS:
+                break
+            if drop_prob_of(module) == 1:
                 break
             A = structure.jacobian(point.features, behind)
             if not is_affine(point.features, behind, A):
@@ -242,6 +245,8 @@ def find_head(model: nn.Module, structure: Structure, noises: Inspection) -> Hea
     module: Any = point.module
     noisy = known_noise(module)
     name = names[module]
+    if drop_prob_of(module) == 1:
+        return f"{name} drops everything: no bound is taken from it"
     uses = structure.uses(module)
     calls = {noises.called[module]}
     if noisy:

@@ -325,6 +325,13 @@ def _inspect(saved: SavedState, inputs: Inputs, moving: set[nn.Module]) -> Inspe
         training = _with_paths(recording, model)
         noisy = Structure(recording, len(inputs))
         sources = _recorded_sources(model, training, always_on, noisy)
+        # A layer that drops everything samples nothing.
+        blocked = [layer for layer in layers if drop_prob_of(layer.module) == 1]
+        if blocked:
+            order = list(called)
+            sources = sorted(
+                blocked + sources, key=lambda source: order.index(source.module)
+            )
         for _ in range(REPEATS):
             saved.counters = {}
             plain = check_for_hidden_noise(recording, saved, *given, "running")

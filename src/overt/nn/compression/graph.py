@@ -32,6 +32,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from overt._check import InputError
 from overt.nn.compression import layers
 from overt.nn.compression.dependencies import DependencyGraph, Ids, Size, group_units
+from overt.nn.compression.loader import Attention
 from overt.nn.data.batches import Inputs, name_failing_inputs
 from overt.nn.data.models import disable_fast_attention
 
@@ -228,7 +229,13 @@ class _Tracer(DispatchMode):
             with suppress(*UNFORESEEN):
                 after = self._rule(op)
         if after is None:
-            self.keep(op.given, f"{op.name} in the forward pass needs all its units")
+            why = f"{op.name} in the forward pass needs all its units"
+            inside = bool(self._stack) and isinstance(self._stack[-1], Attention)
+            if inside and op.name == "mean":
+                why = (
+                    "weights of all heads are returned: call it with need_weights=False"
+                )
+            self.keep(op.given, why)
             return
         for tensor, ids in zip(op.made, after, strict=True):
             try:

@@ -170,8 +170,9 @@ class Targets:
         self.y = y
         if loss == "cross_entropy" and (output.ndim != 2 or outputs < 2):
             raise InputError(
-                "loss='cross_entropy' needs a model that returns (batch, at least 2 classes), got "
-                f"{tuple(output.shape)}; for one logit use loss='logistic'"
+                "loss='cross_entropy' needs a model that returns (points, at least 2 classes), got "
+                f"{tuple(output.shape)}; flatten tokens or pixels to points, and for one logit use "
+                "loss='logistic'"
             )
         several = outputs > 1 and loss != "logistic"
         if _are_classes(y) and several:

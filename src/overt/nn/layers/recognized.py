@@ -35,11 +35,9 @@ def mask_covariance_of(module: nn.Module, shape: Shape) -> MaskCovariance:
     shared: Shape = ()
     if type(module) in _CHANNEL_DROPOUT:
         spatial = _CHANNEL_DROPOUT[type(module)]
-        if len(shape) != spatial + 2:
-            raise InputError(
-                f"{module} needs an input with {spatial + 2} axes, got shape {shape}"
-            )
-        shared = tuple(range(1, 1 + spatial))
+        # Of fewer axes the first is the channels, but Dropout2d takes it for the batch.
+        batched = spatial == 2 or len(shape) > spatial + 1
+        shared = tuple(range(int(batched), len(shape) - 1))
     strength = module.p / (1 - module.p)
     return MaskCovariance(shape[1:], strength, shared=shared)
 
