@@ -486,3 +486,45 @@ def test_a_model_that_writes_into_its_input_leaves_the_data_as_they_were(by):
         assert torch.equal(first, example)
         found.append(report.to_dict())
     assert found[0] == found[1]
+
+
+class Averaged(nn.Module):
+    """Attention as in torch's examples, which averages its heads' weights for nobody."""
+
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.MultiheadAttention(16, 4, batch_first=True)
+        self.out = nn.Linear(16, 3)
+
+    def forward(self, x):
+        return self.out(self.mix(x, x, x)[0])
+
+
+def test_attention_that_returns_its_weights_is_told_how_to_leave_them():
+    """The reason was "mean in the forward pass needs all its units"."""
+    _, report = compress(Averaged(), 0.5, torch.randn(4, 5, 16), by="flow")
+    assert "need_weights=False" in dict(report.skipped)["mix.q"]
+
+
+@pytest.mark.parametrize(
+    ("bad", "loss", "words"),
+    [
+        (torch.tensor([[0.0], [float("nan")]]), "auto", "targets must be finite"),
+        (torch.tensor([[0.0], [float("inf")]]), "logistic", "targets must be finite"),
+    ],
+)
+def test_targets_that_are_not_finite_are_refused(bad, loss, words):
+    """The loss was inf before and after, and "auto" chose by that."""
+    model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 1))
+    x = torch.randn(2, 4)
+    with pytest.raises(InputError, match=words):
+        compress(model, 0.5, x, (x, bad), loss=loss)
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "mse"])
+@pytest.mark.parametrize("number", [3, -1])
+def test_classes_that_are_no_outputs_are_refused(loss, number):
+    model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
+    x = torch.randn(2, 4)
+    with pytest.raises(InputError, match=rf"lie in 0..2, .*got {number}"):
+        compress(model, 0.5, x, (x, torch.tensor([0, number])), loss=loss)

@@ -126,14 +126,21 @@ def mean_loss(output: Tensor, y: Tensor, loss: Loss) -> Tensor:
 
 def _fitted(y: Tensor, output: Tensor, loss: str) -> Tensor:
     """Return targets in the shape and format that a loss takes beside the outputs."""
+    if y.is_floating_point() and not bool(torch.isfinite(y).all()):
+        raise InputError("targets must be finite, got NaN or infinity")
     if loss == "cross_entropy":  # classes, or their probabilities
-        return y.to(output.dtype) if y.shape == output.shape else y.long()
+        if y.shape == output.shape:
+            return y.to(output.dtype)
+        y = y.long()
+        _check_classes(y[y != _DEFAULTS["ignore_index"]], output.shape[1])
+        return y
     if (
         is_squared(loss)
         and _are_classes(y)
         and output.ndim == 2
         and output.shape[1] > 1
     ):
+        _check_classes(y, output.shape[1])
         y = functional.one_hot(y.long(), output.shape[1])
     if y.shape != output.shape:
         y = y.reshape(output.shape)
@@ -158,6 +165,15 @@ def _are_classes(y: Tensor) -> bool:
     return y.ndim == 1 and not y.is_floating_point() and y.dtype != torch.bool
 
 
+def _check_classes(y: Tensor, outputs: int, where: str = "") -> None:
+    wrong = y[(y < 0) | (y >= outputs)]
+    if len(wrong):
+        raise InputError(
+            f"{where}classes must lie in 0..{outputs - 1}, the model's outputs, got "
+            f"{int(wrong[0])}"
+        )
+
+
 class Targets:
     """Checked targets of a batch: as given, and as rows of a matrix.
 
@@ -176,12 +192,7 @@ class Targets:
             )
         several = outputs > 1 and loss != "logistic"
         if _are_classes(y) and several:
-            low, high = int(y.min()), int(y.max())
-            if low < 0 or high >= outputs:
-                raise InputError(
-                    f"{where}: classes must lie in 0..{outputs - 1}, the model's outputs, got "
-                    f"{low if low < 0 else high}"
-                )
+            _check_classes(y, outputs, f"{where}: ")
             self.rows = functional.one_hot(y.long(), outputs).double()
         elif loss == "cross_entropy" and y.shape != output.shape:
             raise InputError(
