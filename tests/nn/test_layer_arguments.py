@@ -26,6 +26,19 @@ def test_layers_and_outputs_that_cannot_be_are_refused():
             explicit_penalty(nn.Linear(2, 2), torch.ones(1, 2), output=wrong)
 
 
+@pytest.mark.parametrize("units", [4, 64])
+def test_covariances_in_single_precision_are_taken(units):
+    """A A' of rank 3 and torch.cov of five samples were refused: an eigenvalue was -7e-7."""
+    for seed in range(10):
+        torch.manual_seed(seed)
+        A = torch.randn(units, 3)
+        for K in (A @ A.T, torch.cov(torch.randn(units, 5)).numpy()):
+            layer = CovarianceDropout(torch.ones(units), K)
+            torch.testing.assert_close(layer.covariance, torch.as_tensor(K))
+    with pytest.raises(InputError, match="semi-definite"):
+        CovarianceDropout([1.0, 1.0], torch.tensor([[1.0, 1.001], [1.001, 1.0]]))
+
+
 REPRS = [
     (
         Dropout(0.3, shared_axes=1, seed=5),

@@ -291,14 +291,17 @@ class CovarianceNoise(Noise):
             )
         if K.shape != (mu.size, mu.size):
             raise InputError(f"covariance must be {mu.size} x {mu.size}, got {K.shape}")
+        # Of the number format that the covariance was computed in; at least float16.
+        form = np.result_type(_check.plain_array("covariance", covariance), np.float16)
+        rounding = max(1e-10, mu.size * float(np.finfo(form).eps))
         apart = abs(K - K.T).max()
-        if apart > 1e-10 * abs(K).max():
+        if apart > rounding * abs(K).max():
             raise InputError(
                 f"covariance must be symmetric, got entries that differ by {apart:.3g}"
             )
         K = (K + K.T) / 2
         eigenvalues, vectors = np.linalg.eigh(K)
-        if eigenvalues[0] < -1e-10 * eigenvalues[-1]:
+        if eigenvalues[0] < -rounding * eigenvalues[-1]:
             raise InputError(
                 "covariance must be positive semi-definite, got smallest eigenvalue "
                 f"{eigenvalues[0]:.3g}"
