@@ -124,7 +124,9 @@ def prepare(folder: Path) -> None:
     (folder / "folder").mkdir()
     os.mkfifo(folder / "pipe")
     (folder / "loop").symlink_to("loop")
-    readers._fitted().save(folder / "model")
+    # Newcomers and updates need a model that knows how uncertain it is.
+    model = readers._completion(drop_prob="learn", max_sweeps=500)
+    model.fit(readers._entries()).save(folder / "model")
 
 
 class Console:
