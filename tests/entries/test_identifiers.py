@@ -256,3 +256,19 @@ def test_identifiers_are_stored_as_they_are(tmp_path):
         overt.Entries.from_ids(big, [0, 1], [1.0, 2.0])
     )
     assert pair.predict(big, [0, 1], return_known=True)[1].all()
+
+
+def test_predict_reads_a_frame_by_the_names_of_its_columns():
+    """A frame of item and user was read as user and item."""
+    users, items = np.divmod(np.arange(120), 10)
+    values = (users * 3 + items * 5) % 7 + 1.0
+    frame = pandas.DataFrame({"user": users, "item": items, "rating": values})
+    model = DropoutCompletion(2, max_sweeps=2, average=0).fit(frame)
+    asked = pandas.DataFrame({"item": [2, 5, 7], "user": [11, 3, 1]})
+    expected = model.predict([11, 3, 1], [2, 5, 7])
+    assert np.array_equal(model.predict(asked), expected)
+    assert np.array_equal(model.predict(polars.from_pandas(asked)), expected)
+    of_entries = model.predict(frame)
+    assert np.array_equal(of_entries, model.predict(users, items))
+    error = np.sqrt(np.mean((of_entries - values) ** 2))
+    assert model.score(frame) == pytest.approx(-error)

@@ -361,9 +361,10 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
     ) -> Any:
         """Return predictions for entries (rows[i], cols[i]).
 
-        `rows` alone may be Entries, or an (n, 2) array or frame of pairs. A model that was fitted
-        with identifiers is queried by identifiers, any other by indices from 0; keys="id" and
-        keys="index" say which explicitly. Entries mean what they say, identifiers or indices.
+        `rows` alone may be Entries, an (n, 2) array of pairs, or a frame, whose columns go by their
+        names as in `fit`, or else by place. A model that was fitted with identifiers is queried by
+        identifiers, any other by indices from 0; keys="id" and keys="index" say which explicitly.
+        Entries mean what they say, identifiers or indices.
 
         A row or column that was never seen (an unknown identifier, an index beyond the fitted
         shape) gets what is known of the other side, with a warning. `return_known` returns

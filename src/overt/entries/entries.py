@@ -337,10 +337,15 @@ def observed(X: Any, y: Any = None) -> Entries:
 
 
 def pairs(name: str, given: Any) -> tuple[Array, Array]:
-    """Return the two columns of an (n, 2) array or data frame of (row, col) pairs."""
+    """Return rows and columns of an (n, 2) array of pairs, or of a frame, by known names."""
     if frames.is_frame(given):
-        columns = list(frames.read_frame(given).columns.values())
+        named = frames.read_frame(given).columns
+        columns = list(named.values())
         shape = (len(columns[0]) if columns else 0, len(columns))
+        places, guessed = frames.find_roles(list(named), {})
+        is_known = len(columns) <= 3 or not {"row", "col"} & set(guessed)
+        if is_known and {"row", "col"} <= places.keys():
+            columns = [columns[places["row"]], columns[places["col"]]]
     else:
         both = plain_array(name, given)
         shape = both.shape
