@@ -245,6 +245,10 @@ def find_head(model: nn.Module, structure: Structure, noises: Inspection) -> Hea
     module: Any = point.module
     noisy = known_noise(module)
     name = names[module]
+    if noises.unknown_noise_behind(name, module):
+        return (
+            f"noise whose law is not known is sampled behind {name}: no bound is taken"
+        )
     if drop_prob_of(module) == 1:
         return f"{name} drops everything: no bound is taken from it"
     uses = structure.uses(module)
@@ -258,10 +262,6 @@ def find_head(model: nn.Module, structure: Structure, noises: Inspection) -> Hea
     inputs = structure.units(point.features)
     if is_weight_noise(module) and inputs != module.weight[0].numel():
         return f"the weights that {name} drops meet several positions: no bound is taken from it"
-    if noises.unknown_noise_behind(name, module):
-        return (
-            f"noise whose law is not known is sampled behind {name}: no bound is taken"
-        )
     J = structure.jacobian(point.features, structure.output)
     if not is_affine(point.features, structure.output, J, centered=point.shifted):
         return f"what lies behind {name} is not affine"

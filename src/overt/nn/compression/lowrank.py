@@ -167,16 +167,14 @@ def _change(f: Factors, rank: int, module: Any) -> Change:
     gap = f.weight - P @ (P.T @ f.weight)
     gram = gap @ gap.T if len(gap) <= gap.shape[1] else gap.T @ gap
     largest = max(float(torch.linalg.eigvalsh(gram)[-1]), 0.0)
-    operator_error: float | None = math.sqrt(largest * _overlap(module))
-    if getattr(module, "padding_mode", "zeros") != "zeros":
-        operator_error = None
+    zeros = getattr(module, "padding_mode", "zeros") == "zeros"
     error = math.sqrt(float(np.sum(f.energy[rank:])))
     return Change(
         layers=(f.name,),
         kind="rank",
         before=min(f.weight.shape),
         after=rank,
-        operator_error=operator_error,
+        operator_error=math.sqrt(largest * _overlap(module)) if zeros else None,
         data_error=error if f.mean is not None else None,
         relative_error=math.sqrt(float(f.tail()[rank])),
     )
