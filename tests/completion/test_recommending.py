@@ -1,6 +1,7 @@
 """New rows and what they like: values of another scale, dislikes and columns alone."""
 
 import csv
+import json
 import warnings
 
 import numpy as np
@@ -130,3 +131,38 @@ def test_lists_for_everyone_are_files_that_stay_private(name, rated, tmp_path):
     assert list(map(int, found["rank"])) == expected.ranks.tolist()
     wrong = run("recommend", tmp_path / "rated", "--all", tmp_path / "lists.txt")
     assert "csv" in str(wrong.exception)
+
+
+@pytest.mark.parametrize("header", ["user,item", "item,user", "when,item,user"])
+def test_pairs_to_exclude_leave_the_lists_of_their_rows(header, rated, tmp_path):
+    """Lists for everyone refused pairs, and `item,user` excluded nothing without a word."""
+    best = rated.recommend_all(1)
+    pairs = {"user": best.rows[3], "item": best.cols[3], "when": "today"}
+    line = ",".join(str(pairs[name]) for name in header.split(","))
+    (tmp_path / "pairs.csv").write_text(f"{header}\n{line}\n")
+    rated.save(tmp_path / "rated")
+    asked = ["recommend", tmp_path / "rated", "-n", 1]
+    asked += ["--exclude", tmp_path / "pairs.csv"]
+    done = run(*asked, "--all", tmp_path / "lists.csv")
+    assert done.exit_code == 0, done.exception
+    with (tmp_path / "lists.csv").open(newline="") as file:
+        lists = {line["row"]: line["column"] for line in csv.DictReader(file)}
+    second = rated.recommend(pairs["user"], 2).cols[1]
+    expected = dict(zip(map(str, best.rows), map(str, best.cols), strict=True))
+    expected[str(pairs["user"])] = str(second)
+    assert lists == expected
+    of_one = run(*asked, "--user", pairs["user"], "--json")
+    assert [line["column"] for line in json.loads(of_one.output)] == [second]
+
+
+def test_a_newcomer_is_read_by_the_header(rated, tmp_path):
+    """`rating,item` gave "line 2: 'i4' is not a number"."""
+    rated.save(tmp_path / "rated")
+    found = []
+    for text in ("item,rating\ni3,5\ni4,1\n", "rating,item\n5,i3\n1,i4\n"):
+        (tmp_path / "new.csv").write_text(text)
+        asked = ("recommend", tmp_path / "rated", "--entries", tmp_path / "new.csv")
+        found.append(json.loads(run(*asked, "--json").output))
+    assert found[0] == found[1]
+    (tmp_path / "new.csv").write_text("rating,item\n5,i3\n\nbad,i4\n")
+    assert "line 4: 'bad' is not a number" in str(run(*asked).exception)

@@ -14,7 +14,7 @@ from overt._io import ready, replacing, write_csv
 from overt.cli import ratings as shared
 from overt.cli.base import AsJson, app, console, show_json, show_path, show_table
 from overt.entries.frames import role_of
-from overt.entries.identifiers import UNKNOWN, whole_number
+from overt.entries.identifiers import UNKNOWN
 
 if TYPE_CHECKING:
     from overt.completion import Recommendations
@@ -80,8 +80,6 @@ def recommend(
             show_path("recommendations", everyone)
         return
     if user is not None:
-        if np.ndim(left_out) == 2:
-            left_out = [b for a, b in left_out if whole_number(a) == whole_number(user)]
         best = fitted.recommend(user, n, exclude=left_out, **how)
         given = [user] * len(best.cols), best.cols
         std = shared.predict_with_std(fitted, fitted.predict, *given)[1]
@@ -159,20 +157,20 @@ def _left_out(path: Path | None, fitted: Any) -> Any:
     """Return the columns, or the pairs, that a file names."""
     if path is None:
         return []
-    lines = _fields(path, fitted)
+    lines = [parts for _, parts in _fields(path, fitted, "row", "col")]
     if all(len(parts) == 1 for parts in lines):
         return [parts[0] for parts in lines]
-    return np.array([parts[:2] for parts in lines if len(parts) > 1])
+    return np.array([parts for parts in lines if len(parts) > 1])
 
 
 def _newcomer(path: Path | None, fitted: Any) -> tuple[list[str], list[float] | None]:
     """Return columns and values of a newcomer; None for values of columns alone (clicks)."""
-    lines = _fields(Path(path or ""), fitted)
-    if all(len(parts) == 1 for parts in lines):
-        return [parts[0] for parts in lines], None
+    lines = _fields(Path(path or ""), fitted, "col", "value")
+    if all(len(parts) == 1 for _, parts in lines):
+        return [parts[0] for _, parts in lines], None
     cols: list[str] = []
     values: list[float] = []
-    for number, parts in enumerate(lines, 1):
+    for number, parts in lines:
         if len(parts) < 2:
             raise InputError(
                 f"{path}, line {number}: the value of {parts[0]!r} is missing"
@@ -190,17 +188,28 @@ def _newcomer(path: Path | None, fitted: Any) -> tuple[list[str], list[float] | 
     return cols, values
 
 
-def _fields(path: Path, fitted: Any) -> list[list[str]]:
-    """Return the fields of a file's lines, without a header of known names such as item."""
+def _fields(path: Path, fitted: Any, *roles: str) -> list[tuple[int, list[str]]]:
+    """Return the numbers and the fields of a file's lines, as a header of known names says.
+
+    Columns of other names are taken in order for what no name says.
+    """
     from overt.completion.ratings_file import numbered_lines, split_or_none
 
     if not path.is_file():
         raise InputError(f"there is no file or folder {path}")
-    lines = [line for _, line in numbered_lines(path) if line.strip()]
-    delimiter = max("\t;,", key=lambda d: sum(d in line for line in lines))
-    found = [split_or_none(line, delimiter) or [line.strip()] for line in lines]
-    if not found:
+    lines = [(number, line) for number, line in numbered_lines(path) if line.strip()]
+    if not lines:
         raise InputError(f"{path} is empty")
+    delimiter = max("\t;,", key=lambda d: sum(d in line for _, line in lines))
+    found = [(n, split_or_none(line, delimiter) or [line.strip()]) for n, line in lines]
+    header = found[0][1]
     ids = [] if fitted.col_ids_ is None else fitted.col_ids_.tolist()
-    is_header = any(map(role_of, found[0])) and not set(map(str, ids)) & set(found[0])
-    return found[1:] if is_header else found
+    places = list(range(len(roles)))
+    if any(map(role_of, header)) and not set(map(str, ids)) & set(header):
+        found = found[1:]
+        named = [role_of(name) for name in header]
+        for role in roles:
+            if role not in named and None in named:
+                named[named.index(None)] = role
+        places = [named.index(role) for role in roles if role in named]
+    return [(n, [parts[i] for i in places if i < len(parts)]) for n, parts in found]

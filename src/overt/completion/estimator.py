@@ -431,9 +431,9 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         they are expected to be rated, together: "both"; "value" and "chosen" take one of them. What
         was chosen comes from a second model of the same entries, see `prepare_ranking`; where
         that shows no more than how often columns were chosen, these counts alone are taken.
-        `exclude` are columns to leave out, `candidates` those to choose among; those never seen
-        are reported by a warning. `keys` says how rows and columns are given and returned, as in
-        `predict`.
+        `exclude` are columns to leave out, or an (n, 2) array of pairs (row, column); `candidates`
+        are those to choose among. Those never seen are reported by a warning. `keys` says how rows
+        and columns are given and returned, as in `predict`.
         """
         _, index = self._query(keys)
         index.rows.find_one(row)  # an unknown row is refused first

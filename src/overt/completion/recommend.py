@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -415,14 +416,25 @@ def best_for_rows(
     candidates: Any,
 ) -> Recommendations:
     """Return the columns that suit many rows best (None: all rows), block by block."""
+    left_out: dict[int, list[int]] = defaultdict(list)
+    if getattr(exclude, "ndim", 1) == 2:
+        at, _ = index.find_pairs(exclude)
+        least = np.minimum(*at)
+        then = "nothing is excluded for them"
+        warn_unknown("pairs to exclude", exclude, least, then, 4)
+        for row, col in np.transpose(at)[least != UNKNOWN].tolist():
+            left_out[row].append(col)
+        exclude = ()
     allowed = column_mask(index, exclude, candidates)
     places = np.arange(index.rows.count) if rows is None else index.rows.find(rows)
     unknown = describe_unknown("rows", rows, places)
     if unknown:
         raise InputError(f"rows must have been fitted, but {unknown}")
-    known = nothing_known
-    if exclude_seen:
-        known = index.cols_of_row
+    seen = index.cols_of_row if exclude_seen else nothing_known
+
+    def known(row: int) -> Array:
+        return np.append(seen(row), np.array(left_out[row], np.int64))
+
     nothing = (np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
     lists = [nothing, *best_columns(ranking.of_rows, known, places, n, allowed)]
     best, values, scores = zip(*lists, strict=True)
