@@ -35,8 +35,10 @@ def _open(module: Any) -> Attention:
     weights = module.in_proj_weight.detach().chunk(3)
     q, k, v = (_linear(W, b) for W, b in zip(weights, biases, strict=True))
     out = _linear(module.out_proj.weight, module.out_proj.bias)
-    sizes = (module.head_dim, module.dropout, module.batch_first)
-    opened = Attention(q, k, v, out, *sizes)  # type: ignore[no-untyped-call]
+    sizes = {
+        key: getattr(module, key) for key in ("head_dim", "dropout", "batch_first")
+    }
+    opened = Attention(q=q, k=k, v=v, out_proj=out, **sizes)
     opened.requires_grad_(module.in_proj_weight.requires_grad)
     return opened.train(module.training)
 

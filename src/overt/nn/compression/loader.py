@@ -17,24 +17,11 @@ class Attention(nn.Module):  # type: ignore[misc]
     )
     _qkv_same_embed_dim = False
 
-    def __init__(  # type: ignore[no-untyped-def]
-        self,
-        q=None,
-        k=None,
-        v=None,
-        out_proj=None,
-        head_dim=1,
-        dropout=0.0,
-        batch_first=False,
-    ):
+    def __init__(self, **parts: Any) -> None:
+        """Take q, k, v, out_proj, head_dim, dropout and batch_first, or let them follow."""
         super().__init__()
-        self.q = q
-        self.k = k
-        self.v = v
-        self.out_proj = out_proj
-        self.head_dim = head_dim
-        self.dropout = dropout
-        self.batch_first = batch_first
+        for name, part in parts.items():
+            setattr(self, name, part)
 
     def forward(  # type: ignore[no-untyped-def]
         self,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from torch import nn
 
-from overt._check import InputError
 from overt.nn.layers.base import NoiseLayer, RatedNoise, UnitNoise
 from overt.nn.layers.masks import MaskCovariance, Shape
 
@@ -30,8 +29,6 @@ def mask_covariance_of(module: nn.Module, shape: Shape) -> MaskCovariance:
     """Return the second moments of the multipliers of a noise on units, for an input's shape."""
     if isinstance(module, UnitNoise):
         return module.mask_covariance(shape)
-    if not module.p < 1:
-        raise InputError(f"the probability of {module} must be below 1")
     shared: Shape = ()
     if type(module) in _CHANNEL_DROPOUT:
         spatial = _CHANNEL_DROPOUT[type(module)]
