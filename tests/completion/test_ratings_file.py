@@ -168,3 +168,42 @@ def test_a_decimal_comma_is_no_number_where_commas_separate(tmp_path):
     assert read.values.tolist() == [1.5, 2.0]
     path.write_text("user;item;rating\na;x;1,5\nb;y;4,5\n")
     assert read_ratings(path).values.tolist() == [1.5, 4.5]
+
+
+GOOD = 'user,item,rating\nann,"Alien\n(cut)",5\nbob,"Alien\n(cut)",4\nann,Heat,2\n'
+TEXT = 'user,item,rating\nann,"Alien\n(cut), part 2",5\nann,Heat,2\n'
+
+
+@pytest.mark.parametrize("text", [GOOD, TEXT])
+@pytest.mark.parametrize("bad", ["cid,Heat,n/a", 'cid,"Heat,3', "cid,,3", "cid"])
+def test_one_bad_line_leaves_quoted_line_breaks_as_they_are(tmp_path, text, bad):
+    """It cut the fields with a line break: entries were lost, and one was invented."""
+    clean = tmp_path / "clean.csv"
+    clean.write_text(text)
+    expected = read_ratings(clean)
+    dirty = tmp_path / "dirty.csv"
+    dirty.write_text(f"{text}{bad}\ndan,Heat,1\n")
+    read = read_ratings(dirty)
+    number = text.count("\n") + 1
+    assert [(line.line, line.content) for line in read.rejected] == [(number, bad)]
+    assert read.col_ids.tolist() == expected.col_ids.tolist()
+    assert read.row_ids.tolist() == [*expected.row_ids, "dan"]
+    assert read.values.tolist() == [*expected.values, 1.0]
+
+
+def test_rejected_lines_are_kept_as_they_are_written(tmp_path):
+    """A quoted comma lost its quotes, so that nobody could mend the line."""
+    bad = ['"u,00",,3.0', 'ann, "a ""b""",x', 'bob,"c\nd",many']
+    path = write(tmp_path / "r.csv", *lines(), *bad)
+    assert [line.content for line in read_ratings(path).rejected] == bad
+
+
+def test_columns_may_be_numbered(tmp_path):
+    """Numbers were refused by "'int' object has no attribute 'lower'"."""
+    path = tmp_path / "r.csv"
+    path.write_text("5,x,1\n3,y,2\n")
+    read = read_ratings(path, row=3, col=2, value=1)
+    assert read.row_ids.tolist() == [1, 2]
+    assert read.values.tolist() == [5.0, 3.0]
+    with pytest.raises(overt.InputError, match="no column 4 for row"):
+        read_ratings(path, row=4)

@@ -22,7 +22,7 @@ import os
 import tempfile
 import warnings
 import zlib
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ DELIMITERS = ("::", "\t", ";", ",", " ")
 
 ORDER = ("row", "col", "value", "time")
 
-Said = Mapping[str, str | None]
+Said = Mapping[str, str | int | None]
 """Names (or numbers, from 1) of the columns that are row, col, value and time, where given."""
 
 Line = tuple[int, list[str]]
@@ -82,8 +82,14 @@ DATABASE_SHARE = 0.5
 ABSENT = "null::varchar"
 """Cell of a column that a file does not have."""
 
+MAX_RECORD_LENGTH = 1 << 16
+"""Characters of a record of several lines."""
+
+OPEN_QUOTE = "end of data"
+"""What the csv module says of a record that ends within quotes."""
+
 LINES = """create table lines (file integer, n bigint, a varchar, b varchar, v varchar, x double,
-t double, reason varchar)"""
+t double, reason varchar, line varchar)"""
 
 NUMBER = "try_cast(trim(v) as double)"
 
@@ -173,7 +179,7 @@ def find_dialect(
             f"{path}: no line has {needed} fields ({fields}) "
             f"separated by comma, tab, semicolon, :: or spaces; the first is {sample[0][1][:60]!r}"
         )
-    known = [*names, *(name for name in said.values() if name)]
+    known = [*names, *(str(name) for name in said.values() if name)]
     header = _find_header(lines, with_values, known)
     width = _usual_width(lines)
     if header is not None:
@@ -248,7 +254,7 @@ def places_of(
         names = [name.strip() for name in header]
     asked = {}
     for role, name in said.items():
-        by_number = name is not None and name not in names and name.isdigit()
+        by_number = str(name).isdigit() and name not in names
         numbered = names[int(name) - 1 : int(name)] if by_number else []  # type: ignore[arg-type]
         asked[role] = numbered[0] if numbered else name
     places, guessed = find_roles(names, asked, what)
@@ -268,11 +274,8 @@ def fields_of(number: int, line: str, dialect: Dialect) -> list[str] | str:
     try:
         fields = _split(line, dialect.delimiter)
     except csv.Error as error:
-        return (
-            "quote not closed"
-            if "end of data" in str(error)
-            else f"misplaced quote: {error}"
-        )
+        is_open = OPEN_QUOTE in str(error)
+        return "quote not closed" if is_open else f"misplaced quote: {error}"
     if dialect.header is not None and fields == dialect.header[1]:
         return [] if number == dialect.header[0] else "header repeated"
     last = max(place for role, place in dialect.places.items() if role != "time")
@@ -298,6 +301,41 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
         with io.TextIOWrapper(raw, encoding, errors="surrogateescape") as text:
             for number, line in enumerate(bounded_lines(path, text), 1):
                 yield number, _printable(line.rstrip("\r\n"))
+
+
+def joined_lines(
+    lines: Iterator[tuple[int, str]], delimiter: str
+) -> Iterator[tuple[int, str]]:
+    """Yield numbered records: the lines of a quoted field are one.
+
+    A quote that is not closed within MAX_RECORD_LENGTH is a fault of its line alone.
+    """
+    ahead: deque[tuple[int, str]] = deque()
+
+    def take() -> tuple[int, str] | None:
+        return ahead.popleft() if ahead else next(lines, None)
+
+    while first := take():
+        number, record = first
+        taken = [first]
+        is_open = _is_open(record, delimiter)
+        while is_open and len(record) < MAX_RECORD_LENGTH and (more := take()):
+            taken.append(more)
+            record += "\n" + more[1]
+            is_open = '"' not in more[1] or _is_open(record, delimiter)
+        if split_or_none(record, delimiter) is None:
+            record = first[1]
+            ahead.extendleft(reversed(taken[1:]))
+        yield number, record
+
+
+def _is_open(record: str, delimiter: str) -> bool:
+    """Return whether a quoted field goes on in the next line."""
+    try:
+        _split(record, delimiter)
+    except csv.Error as error:
+        return OPEN_QUOTE in str(error)
+    return False
 
 
 def _printable(line: str) -> str:
@@ -408,10 +446,10 @@ def read_ratings(
     path: str | os.PathLike[str],
     duplicates: str = "mean",
     *,
-    row: str | None = None,
-    col: str | None = None,
-    value: str | None = None,
-    time: str | None = None,
+    row: str | int | None = None,
+    col: str | int | None = None,
+    value: str | int | None = None,
+    time: str | int | None = None,
     memory_limit: Any = None,
 ) -> RatingsFile:
     """Read row identifier, column identifier and value from each line of a file.
@@ -689,7 +727,7 @@ class Loader:
             cells.append(f'"{name}"::varchar' if role in places else ABSENT)
         a, b, v, t = cells
         self._insert(
-            f"select row_number() over () as n, {a} a, {b} b, {v} v, {t} t "  # noqa: S608
+            f"select row_number() over () as n, {a} a, {b} b, {v} v, {t} t, null line "  # noqa: S608
             "from read_parquet(?)",
             [source],
         )
@@ -711,7 +749,7 @@ class Loader:
         has_header = dialect.header is not None
         try:
             self._insert(
-                f"select row_number() over () as n, {a} a, {b} b, {v} v, {t} t "  # noqa: S608
+                f"select row_number() over () as n, {a} a, {b} b, {v} v, {t} t, null line "  # noqa: S608
                 f"from read_csv(?, delim = ?, header = ?, columns = {{{types}}}, "
                 "auto_detect = false, quote = '\"', escape = '\"', compression = ?)",
                 [_literal(path), dialect.delimiter, has_header, compression(path)],
@@ -735,10 +773,11 @@ class Loader:
             for name, role in zip("abvt", ORDER, strict=True)
             if role in dialect.places
         ]
-        lines = numbered_lines(path)
+        lines = joined_lines(numbered_lines(path), dialect.delimiter)
         while batch := list(islice(lines, BATCH)):
             numbers = []
             fields = []
+            texts = []
             for number, line in batch:
                 found = fields_of(number, line, dialect)
                 if isinstance(found, str):
@@ -747,20 +786,22 @@ class Loader:
                 elif found:
                     numbers.append(number)
                     fields.append(found)
+                    texts.append(line)
             if not fields:
                 continue
             columns = {"n": np.array(numbers, dtype=np.int64)}
+            columns["line"] = np.array(texts, dtype=object)
             for name, column in zip(used, zip(*fields, strict=True), strict=True):
                 columns[name] = np.array(column, dtype=object)
             cells = ", ".join(
                 name if name in used else f"null::varchar {name}" for name in "abvt"
             )
             self._db.register("given", columns)
-            self._insert(f"select n, {cells} from given")  # noqa: S608
+            self._insert(f"select n, {cells}, line from given")  # noqa: S608
             self._db.unregister("given")
 
     def _insert(self, source: str, parameters: Sequence[Any] = ()) -> None:
-        """Add lines (n, a, b, v, t) of a source, each with the reason why it is not used if any."""
+        """Add lines (n, a, b, v, t, line) of a source, and the reasons why some are not used."""
         faults = [
             FAULTS.format("a", "row", MAX_IDENTIFIER_LENGTH),
             FAULTS.format("b", "column", MAX_IDENTIFIER_LENGTH),
@@ -775,8 +816,8 @@ class Loader:
         b = IDENTIFIER.format("b")
         self._db.execute(
             f"insert into lines select {len(self._files)}, n, a, b, v, x, t, "  # noqa: S608
-            f"case {' '.join(faults)} end from (select n, {a} a, {b} b, v, "
-            f"({x})::double x, {TIME} t from ({source}))",
+            f"case {' '.join(faults)} end why, if(why is null, null, line) "
+            f"from (select n, {a} a, {b} b, v, ({x})::double x, {TIME} t, line from ({source}))",
             list(parameters),
         )
 
@@ -818,7 +859,8 @@ class Loader:
 
     def _all_rejected(self, in_folder: bool) -> list[Rejected]:
         found = self._db.execute(
-            "select file, n, reason, concat_ws(',', a, b, v) from lines where reason is not null"
+            "select file, n, reason, coalesce(line, concat_ws(',', a, b, v)) from lines "
+            "where reason is not null"
         ).fetchall()
         rejected = [
             (file, Rejected(n, why, content)) for file, n, why, content in found
