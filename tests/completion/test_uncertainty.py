@@ -158,3 +158,31 @@ def test_averaged_rows_without_features_are_as_uncertain_as_others(side):
         held = np.abs(mean - Y[rows, cols]) < 1.645 * std
         inside += [held[rows == row].mean() for row in range(60)]
     assert np.mean(inside) > 0.8
+
+
+def test_averaging_does_not_fit_noise_with_factors_that_are_not_needed():
+    """Errors grew by a quarter; 90 % intervals of new values at seen entries covered 64 %."""
+    inside = []
+    differences = []
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        truth = rng.standard_normal((60, 2)) @ rng.standard_normal((2, 40))
+        truth += rng.standard_normal((60, 1)) + rng.standard_normal((1, 40))
+        seen = rng.random(truth.shape) < 0.45
+        first, second = truth + 0.3 * rng.standard_normal((2, *truth.shape))
+        table = np.where(seen, first, np.nan)
+        averaged = DropoutCompletion(average=60).fit(table)
+        plain = DropoutCompletion(average=0).fit(table)
+        rows, cols = np.nonzero(seen)
+        mean, std = averaged.predict(rows, cols, return_std=True)
+        held = np.abs(second[seen] - mean) < 1.645 * std
+        inside += [held[rows == row].mean() for row in range(60)]
+        squares = [(model.complete() - truth) ** 2 for model in (averaged, plain)]
+        unseen = ~seen
+        more = np.where(unseen, squares[0] - squares[1], 0)
+        differences += (more.sum(axis=1) / unseen.sum(axis=1)).tolist()
+    # Errors of one row depend on each other: rows count as independent.
+    cover_error = np.std(inside) / np.sqrt(len(inside))
+    assert abs(np.mean(inside) - 0.9) < 5 * cover_error
+    difference_error = np.std(differences) / np.sqrt(len(differences))
+    assert np.mean(differences) < 3 * difference_error

@@ -41,7 +41,13 @@ class SamplingOptions:
     """The prior guess of a factor's variance counts like this share of the rows."""
 
     prior_variance: float = 0.05
-    """That guess, for values of unit variance."""
+    """That guess at most, for values of unit variance."""
+
+    regrowth: float = 10.0
+    """The guess is at most this many times the variance that the fit learned. Where factors shrank
+    to nothing, guesses of .05 let the samples fit the noise with them: simulated matrices of rank 1
+    to 5 lost up to a quarter in RMSE, and 90 % intervals of entries they had seen covered 64 to
+    86 %. On MovieLens 100K factors keep so much variance that this limit does not bind."""
 
     means_weight: float = 12.0
     """The learned means count like this many samples. Between 7 and 25 the errors of MovieLens 100K
@@ -210,12 +216,16 @@ class SampledFit:
         k = learned.problem.columns.n_factors
         self.problem = learned.problem
         self.means = [w.copy() for w in learned.means]
-        for w, basis in zip(self.means, balanced_bases(learned), strict=True):
+        self.expected_variances: list[Floats] = []
+        bases = balanced_bases(learned)
+        for w, basis, prior in zip(self.means, bases, learned.priors, strict=True):
             turned = w[:, :k].astype(np.float64) @ basis
             w[:, :k] = turned
-        self.bias_variances = [
-            float(prior.covariance[-1, -1]) for prior in learned.priors
-        ]
+            covariance = prior.covariance
+            kept = np.diag(basis.T @ covariance[:k, :k] @ basis)
+            factors = np.minimum(OPTIONS.prior_variance, OPTIONS.regrowth * kept)
+            biases = np.diag(covariance)[k:]
+            self.expected_variances.append(np.append(factors, biases))
         self.noise = learned.noise
         self.weights = [noise.weights for noise in learned.noises]
         self.features = [
@@ -252,16 +262,16 @@ class SampledFit:
         """P_ii ~ Gamma((N + nu) / 2, (sum (w_i - g_i - m_i)^2 + nu c_i) / 2), m ~ N(., 1 / (N P)).
 
         nu = `prior_rows` N; c_i is `prior_variance` for factors: it preserves factors that a point
-        estimate would shrink away and whose average over samples still helps; for biases it is the
-        learned variance. The first P is 1 / c: learned means are not samples, and scatter too
+        estimate shrinks and whose average over samples still helps, but at most `regrowth` times
+        the learned variance, so that factors of which nothing was left stay out; for biases it is
+        the learned variance. The first P is 1 / c: learned means are not samples, and scatter too
         little.
         """
-        columns = self.problem.columns
+        free = self.problem.columns.free(side)
         active = self.problem.sides[side].counts > 0
-        W = self.means[side][:, columns.free(side)].astype(np.float64)[active]
+        W = self.means[side][:, free].astype(np.float64)[active]
         N, n = W.shape
-        expected = np.full(n, OPTIONS.prior_variance)
-        expected[columns.n_factors :] = self.bias_variances[side]
+        expected = self.expected_variances[side]
         last = self.priors[side]
         effects = None
         features = self.features[side]
