@@ -47,7 +47,8 @@ class SamplingOptions:
     """The guess is at most this many times the variance that the fit learned. Where factors shrank
     to nothing, guesses of .05 let the samples fit the noise with them: simulated matrices of rank 1
     to 5 lost up to a quarter in RMSE, and 90 % intervals of entries they had seen covered 64 to
-    86 %. On MovieLens 100K factors keep so much variance that this limit does not bind."""
+    86 %. On MovieLens 100K factors keep so much variance that this limit does not bind; parts
+    of it with 40 or 100 users lose .004 (RMSE), their gain by averaging."""
 
     means_weight: float = 12.0
     """The learned means count like this many samples. Between 7 and 25 the errors of MovieLens 100K

@@ -112,8 +112,8 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
     average
         With "learn": number of posterior samples whose predictions are averaged; slower, more
         accurate where many factors matter a little, as with ratings. Where few explain all, errors
-        can be a few per cent larger than with 0. "auto" takes 60 from 1,000 entries to about 100,000, where
-        that takes seconds, and none if max_sweeps is given.
+        can be a few per cent larger than with 0. "auto" takes 60 from 1,000 entries to about
+        100,000, where that takes seconds, and none if max_sweeps is given.
     signals
         With "learn": whether the pattern of observed entries also predicts rows and columns. "auto"
         decides by the evidence.
