@@ -222,12 +222,12 @@ def test_the_page_on_serving_runs_with_its_packages(tmp_path, monkeypatch):
         PAGE.read_text(),
         re.M | re.S,
     )
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     for block in blocks:
         exec(block, names)  # noqa: S102
     client = fastapi.TestClient(names["app"])
     served = client.get("/recommend/7?n=3").json()
     assert served["columns"] == names["served"].recommend(7, 3).cols.tolist()
     assert client.get("/recommend/nobody").status_code == 404
-    exact = np.argsort(-(names["model"].V_ @ names["model"].U_[7]))[:5]
+    exact = np.argsort(-(names["items"] @ names["queries"][7]))[:5]
     assert set(exact) <= set(names["columns"][0].tolist())

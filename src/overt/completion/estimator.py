@@ -430,9 +430,10 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         """Return the `n` columns that suit a row best.
 
         They are ranked by how likely they are chosen (with missing="negative"), or by that and how
-        they are expected to be rated, together: "both"; "value" and "chosen" take one of them. What
-        was chosen comes from a second model of the same entries, see `prepare_ranking`; where
-        that shows no more than how often columns were chosen, these counts alone are taken.
+        they are expected to be rated, together: "both"; "value" and "chosen" take one of them. How
+        likely is (1 - q) u.v + q p sum max(u.v, 0), p the column's share of the entries and q = .2.
+        What was chosen comes from a second model of the same entries, see `prepare_ranking`; where
+        that shows no more than how often columns were chosen, these counts alone are taken (q = 1).
         `exclude` are columns to leave out, or an (n, 2) array of pairs (row, column); `candidates`
         are those to choose among. Those never seen are reported by a warning. `keys` says how rows
         and columns are given and returned, as in `predict`.
