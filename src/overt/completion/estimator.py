@@ -431,7 +431,8 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
 
         They are ranked by how likely they are chosen (with missing="negative"), or by that and how
         they are expected to be rated, together: "both"; "value" and "chosen" take one of them. How
-        likely is (1 - q) u.v + q p sum max(u.v, 0), p the column's share of the entries and q = .2.
+        likely is (1 - q) u.v + q p sum max(u.v, 0): p is the column's share of the entries, and q
+        is .2, or 0 where entries are too few to hide some.
         What was chosen comes from a second model of the same entries, see `prepare_ranking`; where
         that shows no more than how often columns were chosen, these counts alone are taken (q = 1).
         `exclude` are columns to leave out, or an (n, 2) array of pairs (row, column); `candidates`

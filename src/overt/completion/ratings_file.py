@@ -268,7 +268,7 @@ def places_of(
 
 
 def fields_of(number: int, line: str, dialect: Dialect) -> list[str] | str:
-    """Return the fields that count (none for the header), or what is wrong with the line."""
+    """Return row, col, value and time (none for the header), or what is wrong with the line."""
     if not line.strip():
         return "empty line"
     try:
@@ -284,7 +284,8 @@ def fields_of(number: int, line: str, dialect: Dialect) -> list[str] | str:
     if any(fields[dialect.width :]):
         return f"{len(fields)} fields, {dialect.width} expected"
     fields += [""] * (dialect.width - len(fields))
-    return [fields[dialect.places[role]] for role in ORDER if role in dialect.places]
+    fields.append("")  # for what the file does not have
+    return [fields[dialect.places.get(role, -1)] for role in ORDER]
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -679,7 +680,6 @@ class Loader:
         self._with_values = with_values
         self._files: list[Path] = []
         self._dialect = Dialect("", None, {}, [], 0)
-        self._rejected: list[tuple[int, Rejected]] = []
 
     def load(self, path: Path) -> None:
         """Add the lines of one file."""
@@ -727,7 +727,7 @@ class Loader:
             cells.append(f'"{name}"::varchar' if role in places else ABSENT)
         a, b, v, t = cells
         self._insert(
-            f"select row_number() over () as n, {a} a, {b} b, {v} v, {t} t, null line "  # noqa: S608
+            f"select row_number() over () as n, {a} a, {b} b, {v} v, {t} t, null line, '' why "  # noqa: S608
             "from read_parquet(?)",
             [source],
         )
@@ -749,7 +749,7 @@ class Loader:
         has_header = dialect.header is not None
         try:
             self._insert(
-                f"select row_number() over () as n, {a} a, {b} b, {v} v, {t} t, null line "  # noqa: S608
+                f"select row_number() over () as n, {a} a, {b} b, {v} v, {t} t, null line, '' why "  # noqa: S608
                 f"from read_csv(?, delim = ?, header = ?, columns = {{{types}}}, "
                 "auto_detect = false, quote = '\"', escape = '\"', compression = ?)",
                 [_literal(path), dialect.delimiter, has_header, compression(path)],
@@ -768,40 +768,28 @@ class Loader:
 
     def _load_lines(self, path: Path, dialect: Dialect) -> None:
         """Load a text file line by line, and reject lines that do not have the right fields."""
-        used = [
-            name
-            for name, role in zip("abvt", ORDER, strict=True)
-            if role in dialect.places
-        ]
         lines = joined_lines(numbered_lines(path), dialect.delimiter)
+        names = ("n", "a", "b", "v", "t", "line", "why")
         while batch := list(islice(lines, BATCH)):
-            numbers = []
-            fields = []
-            texts = []
+            rows: list[tuple[Any, ...]] = []
             for number, line in batch:
                 found = fields_of(number, line, dialect)
                 if isinstance(found, str):
-                    rejected = Rejected(number, found, line)
-                    self._rejected.append((len(self._files), rejected))
+                    rows.append((number, "", "", "", "", line, found))
                 elif found:
-                    numbers.append(number)
-                    fields.append(found)
-                    texts.append(line)
-            if not fields:
+                    rows.append((number, *found, line, ""))
+            if not rows:
                 continue
-            columns = {"n": np.array(numbers, dtype=np.int64)}
-            columns["line"] = np.array(texts, dtype=object)
-            for name, column in zip(used, zip(*fields, strict=True), strict=True):
-                columns[name] = np.array(column, dtype=object)
-            cells = ", ".join(
-                name if name in used else f"null::varchar {name}" for name in "abvt"
-            )
+            columns = {
+                name: np.array(column, dtype=object)
+                for name, column in zip(names, zip(*rows, strict=True), strict=True)
+            }
             self._db.register("given", columns)
-            self._insert(f"select n, {cells}, line from given")  # noqa: S608
+            self._insert("from given")
             self._db.unregister("given")
 
     def _insert(self, source: str, parameters: Sequence[Any] = ()) -> None:
-        """Add lines (n, a, b, v, t, line) of a source, and the reasons why some are not used."""
+        """Add lines (n, a, b, v, t, line, why) of a source, `why` being what is wrong if known."""
         faults = [
             FAULTS.format("a", "row", MAX_IDENTIFIER_LENGTH),
             FAULTS.format("b", "column", MAX_IDENTIFIER_LENGTH),
@@ -816,8 +804,9 @@ class Loader:
         b = IDENTIFIER.format("b")
         self._db.execute(
             f"insert into lines select {len(self._files)}, n, a, b, v, x, t, "  # noqa: S608
-            f"case {' '.join(faults)} end why, if(why is null, null, line) "
-            f"from (select n, {a} a, {b} b, v, ({x})::double x, {TIME} t, line from ({source}))",
+            f"case when why != '' then why {' '.join(faults)} end reason, "
+            f"if(reason is null, null, line) from (select n, {a} a, {b} b, v, "
+            f"({x})::double x, {TIME} t, line, why from ({source}))",
             list(parameters),
         )
 
@@ -860,18 +849,12 @@ class Loader:
     def _all_rejected(self, in_folder: bool) -> list[Rejected]:
         found = self._db.execute(
             "select file, n, reason, coalesce(line, concat_ws(',', a, b, v)) from lines "
-            "where reason is not null"
+            "where reason is not null order by file, n"
         ).fetchall()
-        rejected = [
-            (file, Rejected(n, why, content)) for file, n, why, content in found
-        ]
-        rejected = sorted(rejected + self._rejected)
-        if not in_folder:
-            return [line for _, line in rejected]
-        names = [path.name for path in self._files]
+        places = [f"{path.name}: " if in_folder else "" for path in self._files]
         return [
-            Rejected(line.line, f"{names[file - 1]}: {line.reason}", line.content)
-            for file, line in rejected
+            Rejected(n, places[file - 1] + reason, content)
+            for file, n, reason, content in found
         ]
 
     def _number(self, side: str) -> Array:
